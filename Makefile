@@ -1,0 +1,34 @@
+# `make quickstart` and `make test` are all a fresh machine with Python and make needs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: quickstart test lint format benchmark clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+quickstart: $(READY)
+	$(BIN)/python tutorials/quickstart.py
+
+test: $(READY)
+	$(BIN)/python -m pytest --numprocesses 2 --quiet
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: $(READY)
+	$(BIN)/python benchmarks/step_time.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,39 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Every test starts from the same seed, an empty parameter store and one thread."""
+
+import os
+from pathlib import Path
+
+import pyro
+import pytest
+import torch
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def clean_start():
+    torch.set_num_threads(1)
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    yield
+    pyro.clear_param_store()
+
+
+@pytest.fixture
+def data_dir():
+    """The folder of real data, or a skip that says so."""
+    folder = Path(os.environ.get("PYRO_RADIAL_DATA", SHARED_DATA))
+    if not (folder / "images" / "mnist.npz").exists():
+        pytest.skip("no folder of real data here; set PYRO_RADIAL_DATA to run this test")
+    return folder
+
+
+def pytest_collection_modifyitems(items):
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "cuda" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
