@@ -4,5 +4,18 @@
 """Radial posteriors for Bayesian neural networks in Pyro."""
 
 from pyro_radial._version import __version__
+from pyro_radial.infer import RadialELBO, diagnose, fit, predict
+from pyro_radial.infer.autoguide import AutoMeanField, AutoRadial
+from pyro_radial.nn import BayesianModule, SupervisedModel
 
-__all__ = ["__version__"]
+__all__ = [
+    "AutoMeanField",
+    "AutoRadial",
+    "BayesianModule",
+    "RadialELBO",
+    "SupervisedModel",
+    "__version__",
+    "diagnose",
+    "fit",
+    "predict",
+]

@@ -1,2 +1,11 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
+
+"""Losses, training, prediction and guides."""
+
+from pyro_radial.infer.diagnose import Diagnosis, diagnose
+from pyro_radial.infer.elbo import LossTerms, RadialELBO
+from pyro_radial.infer.fit import FitResult, fit
+from pyro_radial.infer.predict import Prediction, predict
+
+__all__ = ["Diagnosis", "FitResult", "LossTerms", "Prediction", "RadialELBO", "diagnose", "fit", "predict"]

@@ -1,0 +1,81 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Where guides of networks start: a per-site function from a site to its initial value, as Pyro's own."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from pyro.distributions import constraints
+from pyro.infer.autoguide.initialization import init_to_median
+from torch import Tensor, nn
+
+InitFn = Callable[..., Any]
+
+
+def has_real_support(site: Mapping[str, Any]) -> bool:
+    """Whether a site takes every real value, whatever its shape."""
+    support = site["fn"].support
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real
+
+
+def init_to_fan_in(
+    site: Mapping[str, Any] | None = None, gain: float = math.sqrt(2.0), fallback: InitFn = init_to_median
+) -> Any:
+    r"""Start weight tensors at :math:`N(0, \mathrm{gain}^2 / \mathrm{fan\_in})`, all else at ``fallback``.
+
+    The fan-in of an event of shape [out, in, ...] is the product of all sizes but the first. Pyro's own
+    ``init_to_median`` and ``init_to_feasible`` start every weight at zero, where a network has no gradient to follow.
+
+    :param site: a Pyro site; without one, the function with its settings bound, as Pyro's init functions do.
+    :param float gain: sqrt(2) is He's, for ReLU networks.
+    :param fallback: the init function for sites that are no weight tensors: fewer than two event dimensions or a
+        constrained support.
+    """
+    if site is None:
+        return functools.partial(init_to_fan_in, gain=gain, fallback=fallback)
+    fn = site["fn"]
+    if fn.event_dim < 2 or not has_real_support(site):
+        return fallback(site)
+    fan_in = fn.event_shape[1:].numel()
+    return torch.randn_like(fn.sample()) * (gain / math.sqrt(fan_in))
+
+
+def init_to_network(
+    site: Mapping[str, Any] | None = None, net: nn.Module | None = None, fallback: InitFn = init_to_fan_in
+) -> Any:
+    """Start each site at the network's own parameter of that name, so at the init that suits its architecture.
+
+    :param site: a Pyro site; without one, the function with its settings bound.
+    :param nn.Module net: whose parameters to take; without it, those that a
+        :class:`~pyro_radial.nn.BayesianModule` records at its sites.
+    :param fallback: the init function for sites that are no parameter of the network.
+
+    Example::
+
+        >>> from torch import nn
+        >>> from pyro_radial import AutoRadial, BayesianModule
+        >>> pretrained = nn.Linear(3, 2)
+        >>> guide = AutoRadial(BayesianModule(nn.Linear(3, 2)), init_loc_fn=init_to_network(net=pretrained))
+        >>> guide.setup(torch.zeros(1, 3))
+        >>> torch.equal(guide.median()["weight"], pretrained.weight)
+        True
+    """
+    if site is None:
+        return functools.partial(init_to_network, net=net, fallback=fallback)
+    value = _own_value(site, net)
+    if value is None:
+        return fallback(site)
+    # Expanding covers sites inside plates: every row starts at the same weights.
+    return value.detach().expand(site["fn"].shape()).clone()
+
+
+def _own_value(site: Mapping[str, Any], net: nn.Module | None) -> Tensor | None:
+    if net is None:
+        return site["infer"].get("initial_value")
+    return dict(net.named_parameters()).get(site["name"])

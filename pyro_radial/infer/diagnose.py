@@ -1,0 +1,184 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Why a Bayesian network does not learn: its loss, scales and predictions, in words."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyro.poutine as poutine
+import torch
+from torch import nn
+
+from pyro_radial.infer.autoguide.loc_scale import AutoLocScale
+from pyro_radial.infer.checkpoint import rng_state, set_rng_state
+from pyro_radial.infer.data import Rows, device_of, evaluating, move
+from pyro_radial.infer.elbo import LossTerms, RadialELBO
+from pyro_radial.infer.predict import FUNCTION_SITE
+from pyro_radial.poutine import mean_only
+
+# Scales within this root mean square of log(scale / initial scale) count as never moved.
+UNMOVED = 0.01
+# How many times the other a term must be to dominate.
+DOMINATES = 2.0
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What :func:`diagnose` found; printing it gives a short report."""
+
+    #: The loss in nats for the whole data set.
+    terms: LossTerms
+    #: Sites whose scales are where they started; empty for guides without scales of ours.
+    unmoved_scales: list[str]
+    #: Sites whose KL is estimated from samples.
+    sampled_kl: list[str]
+    #: Standard deviation over inputs of the mean function, and over draws at one input; None without a site "f".
+    signal: float | None
+    noise: float | None
+    #: What stands out and what to try, a sentence or two each.
+    findings: list[str]
+
+    def __str__(self) -> str:
+        terms = self.terms if self.terms.num_data is None else self.terms.per_datum()
+        unit = "nats" if self.terms.num_data is None else "nats per datum"
+        lines = [
+            f"negative log-likelihood {float(terms.negative_log_likelihood):.4g}, "
+            f"KL {float(terms.kl):.4g} (weight {terms.kl_weight:g}), in {unit}"
+        ]
+        largest = sorted(terms.kl_by_site.items(), key=lambda item: -float(item[1]))[:3]
+        lines.append("largest KL: " + ", ".join(f"{name} {float(value):.4g}" for name, value in largest))
+        if self.signal is not None:
+            lines.append(f"function: spread over inputs {self.signal:.3g}, over draws {self.noise:.3g}")
+        return "\n".join(lines + [f"- {finding}" for finding in self.findings or ["nothing stands out"]])
+
+
+@torch.no_grad()
+def diagnose(
+    model: Callable[..., Any], guide: nn.Module, data: Any, *, num_particles: int = 16, kl_weight: float = 1.0
+) -> Diagnosis:
+    """Say which term of the loss dominates, which scales never moved, and what to try.
+
+    For the first complaint of users everywhere, "my BNN predicts a constant". Nothing is trained, and the random
+    number generators are left as they were.
+
+    :param model: a Pyro model ``model(x, y)``.
+    :param guide: its guide, trained or not.
+    :param data: ``(x, y)``, a batch or the whole data set.
+    :param int num_particles: draws to average over.
+    :param float kl_weight: that of the training.
+    :raises ValueError: for NaN in the data.
+
+    Example::
+
+        >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
+        >>> from pyro_radial.nn import likelihoods
+        >>> model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=32))
+        >>> x = torch.randn(32, 2)
+        >>> diagnosis = diagnose(model, AutoRadial(model), (x, 2 * x[:, :1]))
+        >>> diagnosis.unmoved_scales
+        ['weight', 'bias']
+    """
+    device = device_of(guide, model)
+    x, y = (move(part, device) for part in Rows(data, "data").all())
+    state = rng_state(device)
+    with evaluating(model, guide):
+        elbo = RadialELBO(num_particles=num_particles, kl_weight=kl_weight)
+        elbo(model, guide)(x, y)  # type: ignore[arg-type]
+        sampled = _sampled_kl(model, guide, (x, y))
+        signal, noise = _spreads(model, guide, x, num_particles)
+    set_rng_state(state, device)
+    changes = guide.scale_change() if isinstance(guide, AutoLocScale) else {}
+    unmoved = [name for name, change in changes.items() if change < UNMOVED]
+    findings = [
+        *_on_terms(elbo.terms),
+        *_on_scales(unmoved, changes),
+        *_on_function(signal, noise),
+        *_on_sampling(sampled),
+    ]
+    return Diagnosis(elbo.terms, unmoved, sampled, signal, noise, findings)
+
+
+def _sampled_kl(model: Any, guide: Any, args: tuple[Any, Any]) -> list[str]:
+    """The sites that a strict loss would refuse."""
+    elbo = _Listing()
+    elbo(model, guide)(*args)
+    return elbo.sampled
+
+
+class _Listing(RadialELBO):
+    """A loss that lists the sites whose KL it samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampled: list[str] = []
+
+    def _allow_sampling(self, name: str, reason: str) -> None:
+        self.sampled.append(name)
+
+
+def _spreads(model: Any, guide: Any, x: Any, num_draws: int) -> tuple[float | None, float | None]:
+    """Root mean square deviation of the function over inputs, at the means, and over draws."""
+
+    def function(noisy: bool) -> torch.Tensor | None:
+        guide_trace = poutine.trace(guide if noisy else mean_only(guide)).get_trace(x)
+        trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(x)
+        return trace.nodes[FUNCTION_SITE]["value"] if FUNCTION_SITE in trace.nodes else None
+
+    center = function(noisy=False)
+    if center is None:
+        return None, None
+    draws = torch.stack([function(noisy=True) for _ in range(num_draws)])  # type: ignore[misc]
+    signal = center.var(0, unbiased=False).mean().sqrt()
+    return float(signal), float(draws.var(0).mean().sqrt())
+
+
+def _on_terms(terms: LossTerms) -> list[str]:
+    findings = []
+    nll, kl = float(terms.negative_log_likelihood), terms.kl_weight * float(terms.kl)
+    if terms.num_data is None:
+        findings.append(
+            "No observation is inside a plate, so the likelihood of a mini-batch is not scaled to the data set and "
+            "the KL counts too much. Put the observations in pyro.plate('data', N, subsample=...)."
+        )
+    if not (torch.isfinite(terms.negative_log_likelihood) and torch.isfinite(terms.kl)):
+        findings.append(f"Not finite: {', '.join(terms.not_finite())}. Try a smaller init_stddev or learning rate.")
+    elif kl > DOMINATES * abs(nll):
+        findings.append(
+            "The KL dominates, so training shrinks the posterior to the prior before it looks at the data. Check that "
+            "num_data is the size of the training set; then train longer, start at a larger init_stddev (nearer the "
+            "prior's), use a smaller network, or temper with RadialELBO(kl_weight=0.1)."
+        )
+    elif nll > DOMINATES * abs(kl):
+        findings.append("The likelihood dominates: the data have the say, and the prior hardly matters.")
+    return findings
+
+
+def _on_scales(unmoved: list[str], changes: dict[str, float]) -> list[str]:
+    if not unmoved:
+        return []
+    which = "No scale has" if len(unmoved) == len(changes) else f"The scales of {', '.join(unmoved)} have not"
+    return [
+        f"{which} moved from where they started, so their spread is still the initial one and no posterior. "
+        "Train longer or with a larger learning rate."
+    ]
+
+
+def _on_function(signal: float | None, noise: float | None) -> list[str]:
+    if signal is None or noise is None or signal > noise:
+        return []
+    return [
+        "The function varies more over draws of the weights than over inputs, so its average is nearly a constant. "
+        "Start at a smaller init_stddev, pretrain the means (fit(..., pretrain_epochs=1)), or warm up the KL with "
+        "RadialELBO(kl_weight=lambda step: min(1.0, step / 1000))."
+    ]
+
+
+def _on_sampling(sampled: list[str]) -> list[str]:
+    if not sampled:
+        return []
+    return [
+        f"The KL of {', '.join(sampled)} is estimated from samples, which is noisy. A normal prior has a closed form; "
+        "RadialELBO(strict_kl=True) names the first such site and why."
+    ]

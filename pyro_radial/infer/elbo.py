@@ -1,0 +1,284 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The loss: a true ELBO, in its named terms."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro.distributions import Delta
+from pyro.distributions.torch_distribution import MaskedDistribution
+from pyro.distributions.util import scale_and_mask
+from pyro.infer import TraceMeanField_ELBO
+from pyro.infer.util import check_fully_reparametrized, is_validation_enabled
+from pyro.poutine import Trace
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+from torch.distributions import Independent, kl_divergence
+
+from pyro_radial._compat import is_deterministic
+
+PARTICLE_PLATE = "num_particles_vectorized"
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """One loss in its terms: detached tensors in nats, for the whole data set unless taken per datum.
+
+    ``loss = negative_log_likelihood + kl_weight * kl``, and site by site ``kl = cross_entropy - entropy`` wherever
+    the guide's law has an entropy.
+    """
+
+    negative_log_likelihood: Tensor
+    kl: Tensor
+    kl_weight: float
+    nll_by_site: dict[str, Tensor]
+    kl_by_site: dict[str, Tensor]
+    entropy_by_site: dict[str, Tensor]
+    num_data: int | None
+
+    @property
+    def loss(self) -> Tensor:
+        """The value of the loss."""
+        return self.negative_log_likelihood + self.kl_weight * self.kl
+
+    @property
+    def entropy(self) -> Tensor | None:
+        """The guide's entropy, or None where a site's law has none."""
+        if self.kl_by_site.keys() != self.entropy_by_site.keys():
+            return None
+        return torch.as_tensor(sum(self.entropy_by_site.values()))
+
+    @property
+    def cross_entropy(self) -> Tensor | None:
+        """E[-log p(w)] under the guide, or None where a site's law has no entropy."""
+        return None if self.entropy is None else self.kl + self.entropy
+
+    def per_datum(self) -> "LossTerms":
+        """The same terms divided by N, the size of the plates around the observations.
+
+        :raises ValueError: if no observation is in a plate.
+        """
+        if self.num_data is None:
+            raise ValueError("per_datum: the model observes nothing inside a plate, so the number of data is unknown")
+        n = self.num_data
+        return LossTerms(
+            self.negative_log_likelihood / n,
+            self.kl / n,
+            self.kl_weight,
+            {name: value / n for name, value in self.nll_by_site.items()},
+            {name: value / n for name, value in self.kl_by_site.items()},
+            {name: value / n for name, value in self.entropy_by_site.items()},
+            num_data=1,
+        )
+
+    def not_finite(self) -> list[str]:
+        """The terms that are NaN or infinite, in words; waits for the device."""
+        named = [(f"log-likelihood of site '{name}'", value) for name, value in self.nll_by_site.items()]
+        named += [(f"KL of site '{name}'", value) for name, value in self.kl_by_site.items()]
+        return [name for name, value in named if not bool(torch.isfinite(value))]
+
+
+class RadialELBO(TraceMeanField_ELBO):
+    r"""The evidence lower bound with analytic KLs, a weight on them that works, and its terms kept.
+
+    .. math:: -\mathrm{ELBO} = E_q[-\log p(y \mid w)] + \lambda\, KL(q(w) \,\|\, p(w)),
+
+    in nats for the whole data set: the likelihood's plate scales a mini-batch by N / B, and nothing scales the KL
+    but ``kl_weight``. For weight 1 it is a bound on the log evidence, and its expectation is that of
+    :class:`~pyro.infer.Trace_ELBO`, also where :class:`~pyro.infer.TraceMeanField_ELBO` is not: at a ``Delta`` with a
+    log-density (constrained sites of Pyro's autoguides), and where a handler scales or masks the model but not the
+    guide.
+
+    After each evaluation :attr:`terms` holds its :class:`LossTerms`, at no second pass. Works with ``SVI``, and as
+    ``elbo(model, guide)`` with a torch optimiser; an object serves one model and guide.
+
+    :param int num_particles: draws of the guide for one loss.
+    :param kl_weight: :math:`\lambda`, a number of at least 0, or a function of :attr:`step`. It is applied here because
+        ``poutine.scale`` around a model does not reach an analytic KL.
+    :param bool strict_kl: raise where a KL would be estimated from samples, instead of doing so in silence.
+    :param kwargs: ``vectorize_particles``, ``max_plate_nesting`` and the rest of Pyro's.
+    :raises ValueError: for a negative or infinite weight; under ``strict_kl`` naming the site.
+
+    Example::
+
+        >>> import pyro, pyro.distributions as dist
+        >>> from pyro_radial import AutoRadial
+        >>> def model():
+        ...     w = pyro.sample("w", dist.Normal(0., 1.).expand([10]).to_event(1))
+        ...     with pyro.plate("data", 4):
+        ...         pyro.sample("y", dist.Normal(w.sum(), 1.), obs=torch.zeros(4))
+        >>> elbo = RadialELBO(strict_kl=True)
+        >>> loss = elbo(model, AutoRadial(model))()
+        >>> bool(torch.isclose(loss, elbo.terms.loss))
+        True
+        >>> sorted(elbo.terms.kl_by_site), elbo.terms.num_data
+        (['w'], 4)
+    """
+
+    def __init__(
+        self,
+        num_particles: int = 1,
+        *,
+        kl_weight: float | Callable[[int], float] = 1.0,
+        strict_kl: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_particles=num_particles, **kwargs)
+        if not callable(kl_weight):
+            _check_weight(kl_weight)
+        self.kl_weight = kl_weight
+        self.strict_kl = strict_kl
+        #: Losses evaluated with gradients so far, the argument of a ``kl_weight`` schedule.
+        self.step = 0
+        self._current_weight = 1.0
+        self._particles: list[LossTerms] = []
+
+    @property
+    def terms(self) -> LossTerms:
+        """The terms of the latest loss, averaged over its particles.
+
+        :raises RuntimeError: before the first loss.
+        """
+        if not self._particles:
+            raise RuntimeError("RadialELBO.terms: no loss has been evaluated yet")
+        return _average(self._particles, self.num_particles)
+
+    def _get_traces(
+        self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[tuple[Trace, Trace]]:
+        self._particles = []
+        self._current_weight = _check_weight(self.kl_weight(self.step)) if callable(self.kl_weight) else self.kl_weight
+        if torch.is_grad_enabled():
+            self.step += 1
+        yield from super()._get_traces(model, guide, args, kwargs)
+
+    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """The loss as a tensor to differentiate, without waiting for the device."""
+        losses = [
+            self._differentiable_loss_particle(*traces)[1] for traces in self._get_traces(model, guide, args, kwargs)
+        ]
+        return torch.as_tensor(sum(losses) / self.num_particles)
+
+    def _differentiable_loss_particle(self, model_trace: Trace, guide_trace: Trace) -> tuple[Tensor, Tensor]:
+        observed = {
+            name: -site["log_prob_sum"]
+            for name, site in model_trace.nodes.items()
+            if site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
+        }
+        latent = {
+            name: self._site_kl(name, site, model_trace.nodes.get(name))
+            for name, site in guide_trace.nodes.items()
+            if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site)
+        }
+        self._check_covered(model_trace, latent)
+        kl = torch.as_tensor(sum(latent.values()))
+        loss = sum(observed.values()) + self._current_weight * kl
+        self._particles.append(
+            LossTerms(
+                torch.as_tensor(sum(observed.values())).detach(),
+                kl.detach(),
+                self._current_weight,
+                {name: value.detach() for name, value in observed.items()},
+                {name: value.detach() for name, value in latent.items()},
+                _entropies(guide_trace, latent),
+                _num_data(model_trace, observed),
+            )
+        )
+        return loss.detach(), loss
+
+    def _site_kl(self, name: str, guide_site: Any, model_site: Any) -> Tensor:
+        """The scaled and masked KL of one site, summed; for a guide's auxiliary site its log-density."""
+        if is_validation_enabled():
+            check_fully_reparametrized(guide_site)
+        if model_site is None:
+            self._allow_sampling(name, "an auxiliary site of the guide, whose log-density is sampled")
+            return guide_site["score_parts"].entropy_term.sum()
+        if isinstance(_unwrap(guide_site["fn"]), Delta):
+            # Exact given its value; Pyro's own rule forgets the log-density of the Delta.
+            return guide_site["log_prob_sum"] - model_site["log_prob_sum"]
+        if not _same(guide_site["scale"], model_site["scale"]):
+            reason = "scaled differently in the model and the guide"
+        elif not _same(guide_site["mask"], model_site["mask"]):
+            reason = "masked differently in the model and the guide"
+        else:
+            try:
+                kl = kl_divergence(guide_site["fn"], model_site["fn"])
+                kl = scale_and_mask(kl, scale=guide_site["scale"], mask=guide_site["mask"])
+                return kl.expand(guide_site["fn"].batch_shape).sum()
+            except NotImplementedError:
+                q, p = (type(_unwrap(site["fn"])).__name__ for site in (guide_site, model_site))
+                reason = f"without a closed-form KL from {q} to {p}"
+        self._allow_sampling(name, reason)
+        return guide_site["score_parts"].entropy_term.sum() - model_site["log_prob_sum"]
+
+    def _allow_sampling(self, name: str, reason: str) -> None:
+        if self.strict_kl:
+            raise ValueError(f"strict_kl: site '{name}' is {reason}, so its KL would be estimated from samples")
+
+    def _check_covered(self, model_trace: Trace, latent: dict[str, Tensor]) -> None:
+        for name, site in model_trace.iter_stochastic_nodes():
+            if name not in latent and not site_is_subsample(site):
+                raise ValueError(f"RadialELBO: latent site '{name}' of the model is not in the guide")
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two scales or masks are equal, without looking into a tensor's values."""
+    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
+
+
+def _check_weight(weight: float) -> float:
+    if not isinstance(weight, int | float) or not 0.0 <= weight < math.inf:
+        raise ValueError(f"kl_weight must be a non-negative finite number or a function returning one, got {weight!r}")
+    return float(weight)
+
+
+def _unwrap(fn: Any) -> Any:
+    while isinstance(fn, Independent | MaskedDistribution):
+        fn = fn.base_dist
+    return fn
+
+
+@torch.no_grad()
+def _entropies(guide_trace: Trace, latent: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The scaled entropy of each site whose law has one."""
+    result = {}
+    for name in latent:
+        site: Any = guide_trace.nodes[name]
+        try:
+            entropy = scale_and_mask(site["fn"].entropy(), scale=site["scale"], mask=site["mask"])
+            result[name] = entropy.expand(site["fn"].batch_shape).sum()
+        except (NotImplementedError, AttributeError):
+            continue
+    return result
+
+
+def _num_data(model_trace: Trace, observed: dict[str, Tensor]) -> int | None:
+    """The full size of the plates around the observations; sites that share their plates count once."""
+    sizes = {}
+    for name in observed:
+        frames = [f for f in model_trace.nodes[name]["cond_indep_stack"] if f.name != PARTICLE_PLATE]
+        if frames:
+            sizes[frozenset(f.name for f in frames)] = math.prod(f.full_size or f.size for f in frames)
+    return sum(sizes.values()) if sizes else None
+
+
+def _average(particles: list[LossTerms], num_particles: int) -> LossTerms:
+    """The mean over looped particles; a vectorised trace holds the sum over all of them."""
+
+    def mean(dicts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        return {name: torch.as_tensor(sum(d[name] for d in dicts)) / num_particles for name in dicts[0]}
+
+    first = particles[0]
+    return LossTerms(
+        torch.as_tensor(sum(p.negative_log_likelihood for p in particles)) / num_particles,
+        torch.as_tensor(sum(p.kl for p in particles)) / num_particles,
+        first.kl_weight,
+        mean([p.nll_by_site for p in particles]),
+        mean([p.kl_by_site for p in particles]),
+        mean([p.entropy_by_site for p in particles]),
+        first.num_data,
+    )

@@ -1,0 +1,191 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Draws of functions from a trained guide, and what to make of them."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyro.poutine as poutine
+import torch
+from pyro.poutine import Trace
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_radial.infer.data import Inputs, check_inputs, device_of, evaluating, move, num_rows, take
+
+FUNCTION_SITE = "f"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Function draws ``[S, N, ...]`` and the predictions they make.
+
+    Draw s is one function at all N inputs: the same weights throughout.
+    """
+
+    #: Values of the network at site "f", before the link: ``[S, N, *outputs]``.
+    samples: Tensor
+    #: What describes the observations, or None for a model without a ``likelihood``.
+    likelihood: Any = None
+    #: The noise of each draw, by argument of ``likelihood.observation``, ``[S, 1]``.
+    noise: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> Tensor:
+        """The predictive mean, ``[N, *outputs]``: link first, then the mean over draws."""
+        return self._linked().mean(0)
+
+    @property
+    def variance(self) -> Tensor:
+        """The predictive variance, ``[N, ...]``: the mean variance of an observation plus the variance of its mean."""
+        observation = self._require("variance").observation(self.samples, **self.noise)
+        return observation.variance.mean(0) + observation.mean.var(0, unbiased=False)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of the predictive mean in nats, ``[N]``, for discrete observations: the total uncertainty."""
+        return self._require("entropy").predictive_entropy(self.mean)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """What an observation would tell about the weights, in nats, ``[N]``: entropy less the mean entropy of draws.
+
+        Houlsby et al. (2011), eq. 2; zero where all draws agree.
+        """
+        of_draws = self._require("mutual_information").predictive_entropy(self._linked())
+        return (self.entropy - of_draws.mean(0)).clamp_min(0.0)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """The log predictive density of targets, ``[N]``: the log of the mean over draws of the density.
+
+        Probabilities are averaged before the log is taken; its mean over test points is the test log-likelihood.
+        """
+        likelihood = self._require("log_prob")
+        y = likelihood.check_target(self.samples, y.to(self.samples.device))
+        per_draw = likelihood.observation(self.samples, **self.noise).log_prob(y)
+        return per_draw.logsumexp(0) - math.log(len(self.samples))
+
+    def _linked(self) -> Tensor:
+        return self.samples if self.likelihood is None else self.likelihood.inverse_link(self.samples)
+
+    def _require(self, what: str) -> Any:
+        if self.likelihood is None:
+            raise ValueError(f"Prediction.{what} needs a model with an attribute `likelihood`, as SupervisedModel has")
+        return self.likelihood
+
+
+@torch.no_grad()
+def predict(
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    x: Inputs,
+    num_samples: int = 64,
+    chunk_size: int = 1024,
+    *,
+    progress: bool = False,
+) -> Prediction:
+    """Draw functions from the guide and evaluate them at any number of inputs.
+
+    The draws do not depend on ``chunk_size``: a draw's weights are kept while it passes over the inputs. Modules run
+    in evaluation mode and are left in the mode they were in.
+
+    :param model: a Pyro model ``model(x)`` that records the function's values at the deterministic site "f".
+    :param guide: its trained guide.
+    :param x: inputs ``[N, ...]``, or a tuple of tensors of N rows each.
+    :param int num_samples: S, the number of functions.
+    :param int chunk_size: inputs in one pass, which bounds the memory of a pass.
+    :param bool progress: whether to show a progress bar.
+    :returns: a :class:`Prediction` with samples ``[S, N, ...]``.
+    :raises ValueError: for NaN in x, a number below one, a model without site "f", or a guide with sites inside a
+        plate (they belong to their rows) when x needs several chunks.
+    :raises MemoryError: with the estimate, if the draws would not fit into free memory.
+
+    Example::
+
+        >>> import torch
+        >>> from torch import nn
+        >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, predict
+        >>> from pyro_radial.nn import likelihoods
+        >>> model = SupervisedModel(BayesianModule(nn.Linear(4, 3)), likelihoods.Categorical(num_data=100))
+        >>> draws = predict(model, AutoRadial(model), torch.randn(5, 4), num_samples=8)
+        >>> draws.samples.shape, draws.mean.shape, draws.mutual_information.shape
+        (torch.Size([8, 5, 3]), torch.Size([5, 3]), torch.Size([5]))
+    """
+    check_inputs(x, "predict: x")
+    for name, value in (("num_samples", num_samples), ("chunk_size", chunk_size)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"predict: {name} must be a positive integer, got {value!r}")
+    likelihood = getattr(model, "likelihood", None)
+    device = device_of(guide, model)
+    chunks = [slice(start, start + chunk_size) for start in range(0, num_rows(x), chunk_size)]
+    samples: Tensor | None = None
+    noise: dict[str, list[Tensor]] = {}
+    bar = tqdm(total=num_samples * len(chunks), desc="predict", unit="pass", disable=not progress)
+    with evaluating(model, guide), bar:
+        for draw in range(num_samples):
+            guide_trace = None
+            for rows in chunks:
+                inputs = move(take(x, rows), device)
+                if guide_trace is None:
+                    guide_trace = poutine.trace(guide).get_trace(inputs)
+                    _check_global(guide_trace, len(chunks))
+                trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(inputs)
+                values = _function_values(trace)
+                if samples is None:
+                    samples = _allocate(num_samples, num_rows(x), values)
+                samples[draw, rows] = values
+                bar.update()
+            for argument, site in getattr(likelihood, "noise_sites", {}).items():
+                noise.setdefault(argument, []).append(_value(trace, site).reshape(1))
+    assert samples is not None
+    return Prediction(samples, likelihood, {name: torch.stack(values) for name, values in noise.items()})
+
+
+def _function_values(trace: Trace) -> Tensor:
+    if FUNCTION_SITE not in trace.nodes:
+        raise ValueError(
+            f"predict: the model has no site '{FUNCTION_SITE}'; record the function's values with "
+            f'pyro.deterministic("{FUNCTION_SITE}", values)'
+        )
+    return _value(trace, FUNCTION_SITE)
+
+
+def _value(trace: Trace, name: str) -> Tensor:
+    value = trace.nodes[name]["value"]
+    assert isinstance(value, Tensor)
+    return value
+
+
+def _check_global(guide_trace: Trace, num_chunks: int) -> None:
+    """A draw of a site inside a plate belongs to the rows it was made for, so it cannot serve a second chunk."""
+    for name, site in guide_trace.iter_stochastic_nodes():
+        if num_chunks > 1 and site["cond_indep_stack"]:
+            raise ValueError(f"predict: site '{name}' of the guide is inside a plate; use a chunk_size of all rows")
+
+
+def _allocate(num_samples: int, num_points: int, values: Tensor) -> Tensor:
+    """Room for all draws, or a refusal that says how much they would need."""
+    shape = (num_samples, num_points, *values.shape[1:])
+    needed, free = math.prod(shape) * values.element_size(), free_memory(values.device)
+    if free is not None and needed > free:
+        raise MemoryError(
+            f"predict: {num_samples} draws at {num_points} inputs, {list(shape)}, need {needed / 2**30:.1f} GiB on "
+            f"{values.device}, where {free / 2**30:.1f} GiB are free; ask for fewer draws or fewer inputs at a time"
+        )
+    return values.new_empty(shape)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can be allocated on a device, or None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    kibibytes = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return kibibytes[0] * 1024 if kibibytes else None

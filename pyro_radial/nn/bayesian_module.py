@@ -1,0 +1,197 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A plain network as a Pyro model: chosen parameters become sample sites."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.nn.module import pyro_method
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor, nn
+
+from pyro_radial._naming import UniquelyNamed
+from pyro_radial.nn.draws import split_draws, unflatten
+from pyro_radial.nn.functional_net import FunctionalNet
+from pyro_radial.nn.own_tensors import OwnTensors, own_copy
+from pyro_radial.nn.selection import Select, check_net, select_parameters
+from pyro_radial.nn.site_priors import ParameterPrior, SitePriors
+
+__all__ = ["BayesianModule"]
+
+STANDARD_NORMAL = dist.Normal(0.0, 1.0)
+
+
+class BayesianModule(UniquelyNamed):
+    """
+    A Pyro model that calls a network with random parameters.
+
+    Each selected parameter of ``net`` is a sample site of the same name. A call samples all sites first and then
+    runs the network, so ``bnn(x)`` belongs *outside* a plate over data. The network given is read once and never
+    written: what is not random is copied into this module, trained with the rest, and announced to Pyro.
+
+    A site's value may have leading dims: the draws. They come from vectorised particles or
+    ``Predictive(parallel=True)``; dims of size one are dropped. With sites of shape ``[*draws, *parameter.shape]``
+    the output is ``[*draws, *output.shape]``, for each tensor in it, as if the network had been called once per
+    draw. This is one :func:`torch.func.vmap`; networks that it cannot batch (``nn.LSTM``, ``nn.GRU``, ``nn.RNN``)
+    run as a loop (see :attr:`batching`). Dropout differs between draws.
+
+    In train mode a call with a single draw updates running statistics of batch norm layers, in this module's own
+    buffers. A call with several draws leaves them as they are and says so once.
+
+    Example::
+
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> bnn = BayesianModule(net, prior=dist.Normal(0.0, 1.0))
+        >>> bnn.sites
+        ('0.weight', '0.bias', '2.weight', '2.bias')
+        >>> bnn(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
+        >>> with pyro.plate("draws", 4, dim=-1):
+        ...     bnn(torch.zeros(5, 3)).shape
+        torch.Size([4, 5, 2])
+
+    :param nn.Module net: a plain network, materialised (no lazy layer that has not run yet).
+    :param prior: the law of the random parameters, one of
+
+        - an object with ``sample_parameter(name, parameter) -> tensor`` that makes its own sites (see
+          :class:`~pyro_radial.nn.priors.LearnedScale`); a module is registered here and trained;
+        - a distribution: one of shape ``()`` is expanded to each parameter, any other must have the
+          parameter's shape as ``batch_shape + event_shape``; it follows the parameter's dtype and device;
+        - a mapping from site names to such distributions;
+        - a function of (name, parameter) that returns one, called when this module is made, moved or cast.
+    :param select: which parameters are random: a function of (name, parameter) that says so, a regular expression
+        searched in the name, or None for all but frozen ones (``requires_grad=False``) and those of norm layers.
+    :raises ValueError: naming the argument or the site, for a prior or selection that does not fit the network.
+    """
+
+    def __init__(self, net: nn.Module, prior: Any = STANDARD_NORMAL, select: Select = None) -> None:
+        super().__init__()
+        check_net(net)
+        selected = select_parameters(net, select)
+        self._functional = FunctionalNet(net)
+        # Where a guide may start: the network's own values. They follow .to(), and are no part of the state.
+        self._initial = {name: own_copy(parameter) for name, parameter in selected.items()}
+        self._shapes = {name: parameter.shape for name, parameter in selected.items()}
+        self._own = OwnTensors(net, self._shapes)
+        self.net = self._own.root
+        self._site_priors: SitePriors | None = None
+        if isinstance(prior, ParameterPrior):
+            if hasattr(prior, "setup"):
+                prior.setup(self._initial.items())
+        else:
+            self._site_priors = SitePriors(prior, self._initial)
+        # A module becomes a submodule here, so its parameters are trained and known to Pyro.
+        self.prior: Any = prior
+        self.training = net.training
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The names of the random parameters, in the network's order."""
+        return tuple(self._shapes)
+
+    @property
+    def batching(self) -> str:
+        """How several draws are run: ``"vmap"``, or ``"loop"`` where the network cannot be batched."""
+        return self._functional.batching
+
+    @pyro_method
+    def sample_parameters(self) -> dict[str, Tensor]:
+        """
+        Samples every random parameter; each site carries the network's value as ``infer["initial_value"]``.
+
+        :returns: values ``[*draws, *parameter.shape]`` by site name.
+        """
+        return {name: self._sample(name) for name in self._shapes}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        Samples the parameters, then calls the network.
+
+        :returns: the network's output, with the draws as leading dims.
+        :raises ValueError: naming the site, for a value that does not end in the parameter's shape or whose
+            draws are not those of the other sites.
+        """
+        draws, shared, drawn = split_draws(self.sample_parameters(), self._shapes)
+        tensors = {**self._own.trained(), **self._own.fixed(), **shared}
+        if draws:
+            return unflatten(self._functional.many(tensors, drawn, args, kwargs), draws)
+        output = self._functional.single(tensors, args, kwargs)
+        self._own.keep_new_buffers(tensors)
+        return output
+
+    @pyro_method
+    def to_module(self, draw: Mapping[str, Tensor]) -> nn.Module:
+        """
+        A plain network for one draw of the parameters, with copies of everything, in the current mode.
+
+        Example::
+
+            >>> bnn = BayesianModule(nn.Linear(3, 1))
+            >>> plain = bnn.to_module(bnn.sample_parameters())
+            >>> type(plain).__name__, plain.weight.requires_grad
+            ('Linear', True)
+
+        :param Mapping draw: a value for each site, as ``guide()`` or ``guide.median()`` returns; for a prior with
+            sites of its own, values for these. Leading dims of size one are dropped, other entries ignored.
+        :raises ValueError: naming the site that is missing or has several draws as leading dims.
+        """
+        with torch.no_grad(), poutine.block():
+            random = {name: self._value_in(name, draw) for name in self._shapes}
+            trained = {**random, **self._own.trained()}
+            fixed = {name: own_copy(tensor) for name, tensor in self._own.fixed().items()}
+        tensors: dict[str, Tensor] = {name: nn.Parameter(own_copy(t)) for name, t in trained.items()}
+        for name, _ in self._functional.skeleton.named_parameters():
+            if name in fixed:
+                fixed[name] = nn.Parameter(fixed[name], requires_grad=False)
+        net = self._functional.module({**tensors, **fixed})
+        for module in net.modules():
+            if isinstance(module, nn.RNNBase):
+                module.flatten_parameters()
+        return net
+
+    def train(self, mode: bool = True) -> "BayesianModule":
+        """Sets train or eval mode for this module and the network's computation."""
+        super().train(mode)
+        self._functional.train(mode)
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "BayesianModule":
+        super()._apply(fn, recurse)
+        self._initial = {name: fn(value) for name, value in self._initial.items()}
+        if self._site_priors is not None:
+            self._site_priors = SitePriors(self.prior, self._initial)
+        return self
+
+    def _sample(self, name: str) -> Tensor:
+        initial = self._initial[name]
+        if self._site_priors is None:
+            return self.prior.sample_parameter(name, initial)
+        infer: Any = {"initial_value": initial}
+        return pyro.sample(name, self._site_priors[name], infer=infer)
+
+    def _value_in(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
+        value = draw[name] if name in draw else self._value_from_parts(name, draw)
+        shape = self._shapes[name]
+        if value.numel() != shape.numel() or value.shape[value.dim() - len(shape) :] != shape:
+            raise ValueError(
+                f"draw must hold one value of site {name!r}, of shape {tuple(shape)}, "
+                f"but it has shape {tuple(value.shape)}"
+            )
+        return value.reshape(shape)
+
+    def _value_from_parts(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
+        """The value of a parameter that its prior computes from sites of other names."""
+        if self._site_priors is not None:
+            raise ValueError(f"draw has no value for site {name!r}")
+        trace = poutine.trace(poutine.condition(self._sample, data=dict(draw))).get_trace(name)
+        missing = prune_subsample_sites(trace).stochastic_nodes
+        if missing:
+            raise ValueError(f"draw has no value for site {missing[0]!r}, which {name!r} needs")
+        value: Any = trace.nodes["_RETURN"]["value"]
+        return value

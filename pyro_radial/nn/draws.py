@@ -1,0 +1,57 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Draws as leading dims: taken off the parameters, and put back on the outputs."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_radial.nn.functional_net import map_tensors
+
+__all__ = ["split_draws", "unflatten"]
+
+
+def split_draws(
+    values: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
+) -> tuple[tuple[int, ...], dict[str, Tensor], dict[str, Tensor]]:
+    """
+    Sorts the values of sites into those that all draws share and those with one slice per draw.
+
+    Leading dims of size one are dropped, site by site, since a plate leaves them where it does not reach.
+
+    :param Mapping values: ``[*draws, *shape]`` by site.
+    :param Mapping shapes: the shape of each parameter.
+    :returns: the draws' shape; the values without draws; and the others, of shape ``[N, *shape]`` with the N draws
+        flattened.
+    :raises ValueError: naming the site whose shape does not fit.
+    """
+    draws: tuple[int, ...] = ()
+    first = ""
+    shared: dict[str, Tensor] = {}
+    drawn: dict[str, Tensor] = {}
+    for name, value in values.items():
+        shape = shapes[name]
+        cut = value.dim() - len(shape)
+        if cut < 0 or value.shape[cut:] != shape:
+            raise ValueError(
+                f"the value of site {name!r} has shape {tuple(value.shape)}, which does not end in "
+                f"the parameter's shape {tuple(shape)}"
+            )
+        lead = tuple(size for size in value.shape[:cut] if size != 1)
+        if not lead:
+            shared[name] = value.reshape(shape)
+            continue
+        if draws and lead != draws:
+            raise ValueError(f"site {name!r} has draws of shape {lead}, but site {first!r} has draws of shape {draws}")
+        draws, first = lead, first or name
+        drawn[name] = value.reshape(math.prod(lead), *shape)
+    return draws, shared, drawn
+
+
+def unflatten(outputs: Any, draws: tuple[int, ...]) -> Any:
+    """Gives each tensor in ``outputs``, of shape ``[N, ...]``, the shape ``[*draws, ...]``."""
+    return map_tensors(lambda tensor: tensor.reshape(*draws, *tensor.shape[1:]), outputs)

@@ -1,0 +1,243 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A network without tensors of its own, called with given tensors: with one set, or with many sets at once."""
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+__all__ = ["FunctionalNet", "map_tensors"]
+
+logger = logging.getLogger("pyro_radial")
+
+STATISTICS_LAYERS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+
+
+class FunctionalNet:
+    """
+    The computation of a network, with its parameters and buffers taken out.
+
+    :ivar nn.Module skeleton: a copy of the network whose tensors are on the meta device, ties kept.
+    :ivar str batching: ``"vmap"`` or ``"loop"``: how several draws of the tensors are run.
+    :param nn.Module net: the network; it is read, never written.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self.skeleton = _skeleton(net)
+        self.batching = "vmap"
+        self._said_statistics_are_frozen = False
+        if any(isinstance(module, nn.RNNBase) for module in net.modules()):
+            self.batching = "loop"
+            logger.info("%s holds a recurrent layer: draws run one after another", type(net).__name__)
+
+    def train(self, mode: bool) -> None:
+        """Sets train or eval mode, as :meth:`torch.nn.Module.train` does."""
+        self.skeleton.train(mode)
+
+    def single(self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """
+        The output for one set of tensors. What the network does to its buffers is done to ``tensors``.
+
+        :param dict tensors: every parameter and buffer by name; of tied ones, the first name.
+        """
+        return functional_call(self.skeleton, tensors, args, kwargs)
+
+    def many(
+        self,
+        shared: Mapping[str, Tensor],
+        drawn: Mapping[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """
+        The outputs for N sets of tensors, stacked along a new first dim. No buffer is changed.
+
+        :param Mapping shared: tensors common to all sets.
+        :param Mapping drawn: tensors of shape ``[N, *shape]``, one slice for each set.
+        """
+        with _frozen_statistics(self.skeleton) as left_out:
+            if left_out and not self._said_statistics_are_frozen:
+                self._said_statistics_are_frozen = True
+                warnings.warn(
+                    "running statistics are not updated by calls in train mode with several draws; "
+                    "each draw is normalised by the statistics of its own batch",
+                    stacklevel=2,
+                )
+            shared = {name: tensor for name, tensor in shared.items() if name not in left_out}
+            if self.batching == "loop":
+                return self._loop(shared, drawn, args, kwargs)
+            try:
+                return self._vmap(shared, drawn, args, kwargs)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                # A mistake in the call itself raises here again, and then nothing is remembered.
+                outputs = self._loop(shared, drawn, args, kwargs)
+                self.batching = "loop"
+                warnings.warn(
+                    f"torch.vmap cannot batch {type(self.skeleton).__name__} ({_first_line(error)}): "
+                    "from now on its draws run one after another",
+                    stacklevel=2,
+                )
+                return outputs
+
+    def module(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """A plain network around the given tensors, ties kept, in the mode of the skeleton."""
+        twins = [*self.skeleton.named_parameters(), *self.skeleton.named_buffers()]
+        return copy.deepcopy(self.skeleton, {id(twin): tensors[name] for name, twin in twins})
+
+    def _vmap(
+        self,
+        shared: Mapping[str, Tensor],
+        drawn: Mapping[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        template: Any = None
+
+        def one(draw: dict[str, Tensor]) -> tuple[Tensor, ...]:
+            nonlocal template
+            tensors = {**self._with_own_buffers(shared), **draw}
+            template, leaves = _take_apart(self.single(tensors, args, kwargs))
+            return tuple(leaves)
+
+        with _vmap_settings(self.skeleton, drawn):
+            leaves = vmap(one, randomness="different")(dict(drawn))
+        return _put_together(template, leaves)
+
+    def _loop(
+        self,
+        shared: Mapping[str, Tensor],
+        drawn: Mapping[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        names = list(drawn)
+        template: Any = None
+        columns: list[list[Tensor]] = []
+        for draw in zip(*(value.unbind(0) for value in drawn.values()), strict=True):
+            tensors = {**self._with_own_buffers(shared), **dict(zip(names, draw, strict=True))}
+            template, leaves = _take_apart(self.single(tensors, args, kwargs))
+            columns.append(leaves)
+        return _put_together(template, [torch.stack(rows) for rows in zip(*columns, strict=True)])
+
+    def _with_own_buffers(self, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        # What a draw writes to its buffers is dropped with this copy.
+        buffers = {name for name, _ in self.skeleton.named_buffers()}
+        return {name: tensor.clone() if name in buffers else tensor for name, tensor in shared.items()}
+
+
+def _skeleton(net: nn.Module) -> nn.Module:
+    # deepcopy takes a tensor's copy from the memo where there is one: no memory is doubled, and ties stay ties.
+    memo: dict[int, Any] = {}
+    for parameter in net.parameters():
+        twin = torch.empty_like(parameter, device="meta")
+        memo[id(parameter)] = nn.Parameter(twin, requires_grad=parameter.requires_grad)
+    for buffer in net.buffers():
+        memo[id(buffer)] = torch.empty_like(buffer, device="meta")
+    return copy.deepcopy(net, memo)
+
+
+@contextmanager
+def _frozen_statistics(skeleton: nn.Module) -> Iterator[set[str]]:
+    """Lets norm layers in train mode use batch statistics only; gives the names of the buffers to leave out."""
+    left_out: set[str] = set()
+    layers: list[tuple[Any, Tensor, Tensor]] = []
+    for prefix, layer in skeleton.named_modules():
+        if not (isinstance(layer, STATISTICS_LAYERS) and layer.training and layer.track_running_stats):
+            continue
+        if layer.running_mean is None or layer.running_var is None:
+            continue
+        layers.append((layer, layer.running_mean, layer.running_var))
+        start = f"{prefix}." if prefix else ""
+        left_out |= {start + "running_mean", start + "running_var"}
+    try:
+        for layer, _, _ in layers:
+            layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+        yield left_out
+    finally:
+        for layer, mean, var in layers:
+            layer.track_running_stats, layer.running_mean, layer.running_var = True, mean, var
+
+
+@contextmanager
+def _vmap_settings(skeleton: nn.Module, drawn: Mapping[str, Tensor]) -> Iterator[None]:
+    """Turns off, for the time of a vmap, what it has no batching rule for."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    with ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fastpath)
+        torch.backends.mha.set_fastpath_enabled(False)
+        if any(value.device.type == "cpu" for value in drawn.values()):
+            # The fused attention of the CPU has no batching rule; written out, it has.
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if any(isinstance(module, nn.RNNCellBase) for module in skeleton.modules()):
+            # Cells are looped over inside vmap, which is what we should do, and torch warns of it.
+            stack.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The place of one tensor in the output of a network."""
+
+    index: int
+
+
+def _take_apart(output: Any) -> tuple[Any, list[Tensor]]:
+    """The output with a slot for each tensor, and the tensors."""
+    leaves: list[Tensor] = []
+
+    def slot(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            leaves.append(value)
+            return _Slot(len(leaves) - 1)
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise TypeError(
+            f"with several draws, the network may return tensors, and tuples, lists and dicts of them, "
+            f"but not {type(value).__name__}"
+        )
+
+    return _map_leaves(slot, output), leaves
+
+
+def _put_together(template: Any, leaves: list[Tensor] | tuple[Tensor, ...]) -> Any:
+    return _map_leaves(lambda value: leaves[value.index] if isinstance(value, _Slot) else value, template)
+
+
+def _map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, dict):
+        return type(value)((key, _map_leaves(fn, item)) for key, item in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map_leaves(fn, item) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_map_leaves(fn, item) for item in value)
+    return fn(value)
+
+
+def map_tensors(fn: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Applies ``fn`` to each tensor in nested tuples, lists and dicts."""
+    return _map_leaves(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, value)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,135 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What all likelihoods share: the plate over data, the scale N/B and the checks of targets."""
+
+import pyro
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from torch import Tensor
+
+from pyro_radial._naming import UniquelyNamed
+from pyro_radial.nn.validation import positive_count
+
+__all__ = ["Likelihood"]
+
+
+class Likelihood(UniquelyNamed):
+    """
+    Base class: a law of targets ``y`` given a network's output ``f``.
+
+    A subclass defines :meth:`observation` and :meth:`inverse_link`, and where it differs :meth:`noise`,
+    :meth:`target_shape` and :meth:`predictive_entropy`.
+
+    :param int num_data: N, the number of training points; the log-likelihood of B of them is scaled by N/B.
+    :param int event_dim: how many dims of ``f``, from the right, belong to one data point: 1 for a network that
+        returns ``[B, K]``, 0 for one that returns ``[B]``.
+    :raises ValueError: naming the argument that is out of range.
+    """
+
+    #: Whether the targets are discrete, so that :meth:`predictive_entropy` has a closed form.
+    is_discrete: bool = False
+    #: For each argument of :meth:`observation` besides ``f``, the deterministic site that records it.
+    noise_sites: dict[str, str] = {}
+    #: The least number of dims of one output.
+    min_event_dim: int = 0
+
+    def __init__(self, num_data: int | None = None, event_dim: int = 1) -> None:
+        super().__init__()
+        self.num_data = positive_count("num_data", "the number of training points", num_data)
+        if isinstance(event_dim, bool) or not isinstance(event_dim, int) or event_dim < self.min_event_dim:
+            raise ValueError(f"event_dim must be an integer >= {self.min_event_dim}, but is {event_dim!r}")
+        self.event_dim = event_dim
+
+    def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """
+        Records ``f`` and observes or samples ``y``.
+
+        :param torch.Tensor f: the network's output, ``[*draws, B, *outputs]``.
+        :param torch.Tensor y: the targets, ``[B, *target]``, or None to sample them.
+        :returns: the value of the site ``"y"``.
+        :raises ValueError: naming the argument whose shape, dtype or number does not fit.
+        """
+        self.check_output(f)
+        size = f.shape[-1 - self.event_dim]
+        if y is not None:
+            y = self.check_target(f, y)
+            if size > self.num_data:
+                raise ValueError(f"num_data is {self.num_data}, but y holds {size} targets")
+        noise = self.noise(f)
+        index = torch.arange(size, device=f.device)
+        with pyro.plate("data", size if y is None else self.num_data, subsample=index, dim=-1):
+            f = pyro.deterministic("f", f, event_dim=self.event_dim)
+            return pyro.sample("y", self.observation(f, **noise), obs=y)
+
+    def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
+        """
+        The law of the targets.
+
+        :param torch.Tensor f: ``[*draws, B, *outputs]``.
+        :param noise: what :meth:`noise` returns; its shape broadcasts with ``[*draws, B]``.
+        :returns: a distribution of batch shape ``[*draws, B]``.
+        """
+        raise NotImplementedError
+
+    def inverse_link(self, f: Tensor) -> Tensor:
+        """
+        The mean of the targets, as a function of the network's output; for a categorical law its probabilities.
+
+        :param torch.Tensor f: ``[..., B, *outputs]``.
+        :returns: a tensor of the same shape unless a class says otherwise.
+        """
+        raise NotImplementedError
+
+    def noise(self, f: Tensor) -> dict[str, Tensor]:
+        """
+        What the law needs besides ``f``, sampled or learned; nothing by default.
+
+        :param torch.Tensor f: the network's output, for its dtype and device.
+        :returns: keyword arguments of :meth:`observation`.
+        """
+        return {}
+
+    def predictive_entropy(self, mean: Tensor) -> Tensor:
+        r"""
+        The entropy, in nats, of the discrete law with the given mean, summed over the outputs.
+
+        :param torch.Tensor mean: an average of :meth:`inverse_link` over draws, ``[..., N, *outputs]``.
+        :returns: a tensor ``[..., N]``.
+        :raises NotImplementedError: for targets that are not discrete and finite.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no closed-form predictive entropy: "
+            "an average over draws is a mixture, whose entropy is known only for finitely many values"
+        )
+
+    def target_shape(self, f: Tensor) -> torch.Size:
+        """The shape that targets must have, ``[B, *target]``."""
+        return f.shape[f.dim() - 1 - self.event_dim :]
+
+    def check_output(self, f: Tensor) -> None:
+        """Raises a ValueError naming ``f`` if it cannot be the output of a network for this likelihood."""
+        if f.dim() < 1 + self.event_dim:
+            raise ValueError(
+                f"f must have a dim for the data and {self.event_dim} more (event_dim), "
+                f"but the network's output at site 'f' has shape {tuple(f.shape)}"
+            )
+
+    def check_target(self, f: Tensor, y: Tensor) -> Tensor:
+        """The targets in the dtype and shape of this law, or a ValueError that names ``y``."""
+        self.check_target_dtype(y)
+        wanted = self.target_shape(f)
+        if y.shape == wanted[:-1] and wanted[1:] == (1,):
+            # [B] stands for [B, 1]: broadcasting would silently make it [B, B].
+            y = y.unsqueeze(-1)
+        if y.shape != wanted:
+            raise ValueError(
+                f"y must have shape {tuple(wanted)} for site 'y', since the network's output has shape "
+                f"{tuple(f.shape)}, but it has shape {tuple(y.shape)}"
+            )
+        return y.to(f.dtype)
+
+    def check_target_dtype(self, y: Tensor) -> None:
+        """Raises a ValueError naming ``y`` if its dtype is wrong: complex, or bool where numbers are meant."""
+        if y.is_complex() or y.dtype == torch.bool:
+            raise ValueError(f"y must hold real numbers for site 'y', but its dtype is {y.dtype}")

@@ -1,0 +1,254 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+r"""
+Likelihoods: the law of the targets given the output of a network.
+
+Each owns the plate over data, named ``"data"``, at dim -1. With targets of B of the N training points it scales
+their log-likelihood by N/B, so that a loss is that of the whole data set; without targets the plate has the size
+of the output and scale one. The output is recorded at the deterministic site ``"f"``, of shape
+``[*draws, B, *outputs]``, the targets are the site ``"y"``.
+"""
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.nn import PyroParam
+from pyro.nn.module import pyro_method
+from torch import Tensor
+
+from pyro_radial.nn.likelihood import Likelihood
+from pyro_radial.nn.priors import check_positive_scalar_law
+from pyro_radial.nn.site_priors import Following
+from pyro_radial.nn.validation import positive_float
+
+__all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "Poisson"]
+
+
+class Categorical(Likelihood):
+    r"""
+    One of K classes: ``y`` has the probabilities ``softmax(f)``.
+
+    ``f`` is ``[*draws, B, K]`` and ``y`` holds ``B`` integers from 0 to K-1. The classes are the last dim also
+    where a point has many labels: with ``event_dim=3``, ``f`` is ``[B, H, W, K]`` and ``y`` is ``[B, H, W]``.
+
+    Example::
+
+        >>> Categorical(num_data=100).inverse_link(torch.tensor([[0.0, 0.0]]))
+        tensor([[0.5000, 0.5000]])
+
+    :param int num_data: N, the number of training points.
+    :param int event_dim: how many dims of ``f`` belong to one point, the classes included; at least 1.
+    """
+
+    is_discrete = True
+    min_event_dim = 1
+
+    def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
+        """The categorical law with logits ``f``."""
+        return dist.Categorical(logits=f).to_event(self.event_dim - 1)
+
+    def inverse_link(self, f: Tensor) -> Tensor:
+        """The probabilities of the classes."""
+        return f.softmax(-1)
+
+    def predictive_entropy(self, mean: Tensor) -> Tensor:
+        r""":math:`-\sum_k p_k \log p_k`, summed over the labels of a point."""
+        return _sum_last(torch.special.entr(mean), self.event_dim)
+
+    def target_shape(self, f: Tensor) -> torch.Size:
+        """``[B]``, or ``[B, *labels]``."""
+        return super().target_shape(f)[:-1]
+
+    def check_target(self, f: Tensor, y: Tensor) -> Tensor:
+        """The labels, or a ValueError that names ``y``."""
+        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+            raise ValueError(f"y must hold integer labels for site 'y', but its dtype is {y.dtype}")
+        if y.shape != self.target_shape(f):
+            raise ValueError(
+                f"y must have shape {tuple(self.target_shape(f))} for site 'y', since the network's output has "
+                f"shape {tuple(f.shape)} with the classes last, but it has shape {tuple(y.shape)}"
+            )
+        return y
+
+
+class Bernoulli(Likelihood):
+    r"""
+    Zero or one, for each output alone: ``y`` is one with probability ``sigmoid(f)``.
+
+    Example::
+
+        >>> Bernoulli(num_data=100).predictive_entropy(torch.tensor([[0.5], [1.0]]))
+        tensor([0.6931, 0.0000])
+
+    :param int num_data: N, the number of training points.
+    :param int event_dim: how many dims of ``f`` belong to one point.
+    """
+
+    is_discrete = True
+
+    def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
+        """The Bernoulli law with logits ``f``."""
+        return dist.Bernoulli(logits=f).to_event(self.event_dim)
+
+    def inverse_link(self, f: Tensor) -> Tensor:
+        """The probability of a one."""
+        return f.sigmoid()
+
+    def predictive_entropy(self, mean: Tensor) -> Tensor:
+        r""":math:`-p \log p - (1-p) \log (1-p)`, summed over the outputs."""
+        return _sum_last(torch.special.entr(mean) + torch.special.entr(1 - mean), self.event_dim)
+
+    def check_target_dtype(self, y: Tensor) -> None:
+        """Raises a ValueError naming ``y`` if its dtype is complex."""
+        if y.is_complex():
+            raise ValueError(f"y must hold zeros and ones for site 'y', but its dtype is {y.dtype}")
+
+
+class Gaussian(Likelihood):
+    r"""
+    Real numbers with one noise level: :math:`y \sim N(f, \sigma^2)` for each output.
+
+    The noise level is fixed at ``scale``; or, with ``learn_scale``, a parameter that starts there; or, with
+    ``precision_prior``, random: :math:`\sigma = \tau^{-1/2}` with :math:`\tau` the site ``"precision"``, e.g. the
+    ``Gamma(6, 6)`` of Hernández-Lobato and Adams, *Probabilistic Backpropagation* (2015). It is recorded at the
+    deterministic site ``"noise_scale"``, in the units of ``y``.
+
+    Example::
+
+        >>> likelihood = Gaussian(num_data=100, scale=0.1)
+        >>> likelihood.observation(torch.zeros(5, 1), scale=torch.tensor(0.1)).batch_shape
+        torch.Size([5])
+
+    :param int num_data: N, the number of training points.
+    :param int event_dim: how many dims of ``f`` belong to one point.
+    :param float scale: the noise's standard deviation, or its first value; 1 by default.
+    :param bool learn_scale: whether to train it.
+    :param precision_prior: a distribution of shape ``()`` on the positive numbers, for :math:`1/\sigma^2`.
+    :raises ValueError: naming the argument out of range, or given beside ``precision_prior``.
+    """
+
+    noise_sites = {"scale": "noise_scale"}
+
+    def __init__(
+        self,
+        num_data: int | None = None,
+        event_dim: int = 1,
+        *,
+        scale: float | None = None,
+        learn_scale: bool = False,
+        precision_prior: TorchDistributionMixin | None = None,
+    ) -> None:
+        super().__init__(num_data, event_dim)
+        self.precision_prior: Following | None = None
+        if precision_prior is not None:
+            if scale is not None or learn_scale:
+                raise ValueError("precision_prior makes the noise random: give neither scale nor learn_scale")
+            check_positive_scalar_law("precision_prior", precision_prior)
+            self.precision_prior = Following(precision_prior)
+            return
+        self.scale: Any = positive_float("scale", 1.0 if scale is None else scale)
+        if learn_scale:
+            initial = torch.tensor(self.scale)
+            del self.scale
+            self.scale = PyroParam(initial, constraints.softplus_positive)
+
+    def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
+        """The normal law around ``f``; ``scale`` broadcasts with ``[*draws, B]``."""
+        scale = noise["scale"]
+        return dist.Normal(f, scale.reshape(scale.shape + (1,) * self.event_dim)).to_event(self.event_dim)
+
+    def inverse_link(self, f: Tensor) -> Tensor:
+        """``f`` itself."""
+        return f
+
+    @pyro_method
+    def noise(self, f: Tensor) -> dict[str, Tensor]:
+        """The standard deviation as ``scale``, of shape ``()`` or that of the draws."""
+        if self.precision_prior is not None:
+            scale = pyro.sample("precision", self.precision_prior(f)).rsqrt()
+        elif isinstance(self.scale, float):
+            scale = f.new_full((), self.scale)
+        else:
+            scale = self.scale.to(f)
+        return {"scale": pyro.deterministic("noise_scale", scale)}
+
+
+class HeteroscedasticGaussian(Likelihood):
+    r"""
+    Real numbers with a noise level of their own: the network gives location and scale.
+
+    .. math:: y_k \sim N(f_k, \sigma_k^2), \qquad \sigma_k = \mathrm{softplus}(f_{K+k}) + \mathrm{floor}
+
+    The last dim of ``f`` has 2K elements, K locations and then K raw scales; ``y`` is ``[B, K]``. The floor keeps
+    the density bounded at points that the network fits exactly.
+
+    Example::
+
+        >>> HeteroscedasticGaussian(num_data=100).inverse_link(torch.tensor([[1.0, 2.0, 0.0, 0.0]]))
+        tensor([[1., 2.]])
+
+    :param int num_data: N, the number of training points.
+    :param int event_dim: how many dims of ``f`` belong to one point; at least 1.
+    :param float floor: the least standard deviation, in the units of ``y``.
+    """
+
+    min_event_dim = 1
+
+    def __init__(self, num_data: int | None = None, event_dim: int = 1, *, floor: float = 1e-3) -> None:
+        super().__init__(num_data, event_dim)
+        self.floor = positive_float("floor", floor)
+
+    def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
+        """The normal law with the locations and scales in ``f``."""
+        loc, raw = f.chunk(2, -1)
+        scale = torch.nn.functional.softplus(raw) + self.floor
+        return dist.Normal(loc, scale).to_event(self.event_dim)
+
+    def inverse_link(self, f: Tensor) -> Tensor:
+        """The locations, ``[..., K]``."""
+        return f.chunk(2, -1)[0]
+
+    def target_shape(self, f: Tensor) -> torch.Size:
+        """``[B, ..., K]``."""
+        shape = super().target_shape(f)
+        return torch.Size((*shape[:-1], shape[-1] // 2))
+
+    def check_output(self, f: Tensor) -> None:
+        """Raises a ValueError naming ``f`` if its last dim has no even size."""
+        super().check_output(f)
+        if f.shape[-1] % 2:
+            raise ValueError(
+                "f must end in a dim of even size, locations and then raw scales, "
+                f"but the network's output at site 'f' has shape {tuple(f.shape)}"
+            )
+
+
+class Poisson(Likelihood):
+    r"""
+    Counts, for each output alone: :math:`y \sim \mathrm{Poisson}(\exp f)`.
+
+    Example::
+
+        >>> Poisson(num_data=100).inverse_link(torch.zeros(1, 1))
+        tensor([[1.]])
+
+    :param int num_data: N, the number of training points.
+    :param int event_dim: how many dims of ``f`` belong to one point.
+    """
+
+    def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
+        """The Poisson law with log rate ``f``."""
+        return dist.Poisson(f.exp()).to_event(self.event_dim)
+
+    def inverse_link(self, f: Tensor) -> Tensor:
+        """The rate."""
+        return f.exp()
+
+
+def _sum_last(values: Tensor, dims: int) -> Tensor:
+    return values.sum(tuple(range(-dims, 0))) if dims else values

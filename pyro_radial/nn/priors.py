@@ -1,0 +1,214 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Priors on the parameters of a network, to give to :class:`~pyro_radial.nn.BayesianModule`."""
+
+import math
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.nn import PyroModule, PyroParam
+from torch import Tensor
+
+from pyro_radial._compat import deep_setattr
+from pyro_radial.nn.site_priors import Following
+from pyro_radial.nn.validation import positive_float
+
+__all__ = ["FanIn", "HyperScale", "LearnedScale", "ScaleMixture"]
+
+
+class FanIn:
+    r"""
+    A normal prior that keeps the size of a layer's output whatever its width.
+
+    .. math:: W_{ij\ldots} \sim N(0, \mathrm{gain}^2 / \mathrm{fan\_in}), \qquad b_i \sim N(0, \mathrm{bias\_scale}^2)
+
+    for parameters of two or more dims and of fewer. The fan-in is the number of elements in one slice of the first
+    dim: the inputs of one unit of ``nn.Linear`` and ``nn.Conv*d``. For ``nn.Embedding`` this is the embedding
+    width, so that each vector has a squared length of about ``gain**2``. The scaling with the width is that of
+    Neal, *Bayesian Learning for Neural Networks* (1996), chapter 2.
+
+    Example::
+
+        >>> FanIn(gain=2.0)("weight", torch.zeros(10, 16)).scale
+        tensor(0.5000)
+
+    :param float gain: the standard deviation of a unit's sum over inputs of mean square one.
+    :param float bias_scale: the standard deviation of biases and other vectors.
+    :raises ValueError: if an argument is not positive and finite.
+    """
+
+    def __init__(self, gain: float = 1.0, bias_scale: float = 1.0) -> None:
+        self.gain = positive_float("gain", gain)
+        self.bias_scale = positive_float("bias_scale", bias_scale)
+
+    def __call__(self, name: str, parameter: Tensor) -> TorchDistributionMixin:
+        """The prior of one element of ``parameter``, of shape ``()``."""
+        if parameter.dim() < 2:
+            return dist.Normal(0.0, self.bias_scale)
+        return dist.Normal(0.0, self.gain / math.sqrt(math.prod(parameter.shape[1:])))
+
+
+class ScaleMixture:
+    r"""
+    The mixture of a wide and a narrow normal, for each element alone.
+
+    .. math:: p(w) = \pi N(w; 0, \sigma_1^2) + (1 - \pi) N(w; 0, \sigma_2^2)
+
+    (Blundell et al., *Weight Uncertainty in Neural Networks*, 2015, equation 7). It has no closed-form KL to a
+    normal or radial posterior: :class:`~pyro.infer.TraceMeanField_ELBO` estimates it by Monte Carlo.
+
+    Example::
+
+        >>> ScaleMixture()("weight", torch.zeros(3)).log_prob(torch.zeros(())).exp()
+        tensor(80.6719)
+
+    :param float pi: the weight of the first normal, between zero and one.
+    :param float scale1: the standard deviation of the first.
+    :param float scale2: the standard deviation of the second.
+    :raises ValueError: if an argument is out of its range.
+    """
+
+    def __init__(self, pi: float = 0.5, scale1: float = 1.0, scale2: float = math.exp(-6)) -> None:
+        if not 0.0 < pi < 1.0:
+            raise ValueError(f"pi must lie between zero and one, but is {pi}")
+        self.pi = float(pi)
+        self.scale1 = positive_float("scale1", scale1)
+        self.scale2 = positive_float("scale2", scale2)
+
+    def __call__(self, name: str, parameter: Tensor) -> TorchDistributionMixin:
+        """The prior of one element of ``parameter``, of shape ``()``."""
+        weights = dist.Categorical(probs=parameter.new_tensor([self.pi, 1.0 - self.pi]))
+        normals = dist.Normal(parameter.new_zeros(2), parameter.new_tensor([self.scale1, self.scale2]))
+        return _RealMixture(weights, normals)
+
+
+class _RealMixture(dist.MixtureSameFamily):
+    # torch describes the support as that of a mixture, and knows no transform to it, so no autoguide would start.
+    support = constraints.real
+
+
+class LearnedScale(PyroModule):
+    r"""
+    A normal prior whose standard deviation is a parameter, one for each parameter tensor: empirical Bayes.
+
+    .. math:: w_i \sim N(0, \sigma^2), \qquad \sigma \text{ maximises the ELBO}
+
+    The scales are trained with the guide. An object serves one network.
+
+    Example::
+
+        >>> from torch import nn
+        >>> from pyro_radial.nn import BayesianModule
+        >>> prior = LearnedScale(init_scale=0.5)
+        >>> bnn = BayesianModule(nn.Linear(3, 2), prior)
+        >>> prior.scale("weight")
+        tensor(0.5000, grad_fn=<...>)
+
+    :param float init_scale: the first value of every scale.
+    :raises ValueError: if it is not positive and finite.
+    """
+
+    def __init__(self, init_scale: float = 1.0) -> None:
+        super().__init__()
+        self.init_scale = positive_float("init_scale", init_scale)
+        self.scales = PyroModule()
+
+    def setup(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """
+        Makes the scales; :class:`~pyro_radial.nn.BayesianModule` calls this.
+
+        :param named_parameters: pairs of a site's name and the parameter, for its dtype and device.
+        :raises ValueError: if the scales are there already.
+        """
+        if list(self.scales.parameters()):
+            raise ValueError("this LearnedScale is the prior of a network already; make one for each network")
+        for name, parameter in named_parameters:
+            scale = parameter.new_full((), self.init_scale)
+            deep_setattr(self.scales, name, PyroParam(scale, constraints.softplus_positive))
+
+    def scale(self, name: str) -> Tensor:
+        """
+        The standard deviation of one site, a scalar.
+
+        :param str name: the site.
+        :raises ValueError: if there is no scale of this name.
+        """
+        try:
+            return attrgetter(name)(self.scales)
+        except AttributeError as error:
+            raise ValueError(f"LearnedScale has no scale for site {name!r}") from error
+
+    def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
+        """
+        Samples the site ``name``.
+
+        :param str name: the site.
+        :param torch.Tensor parameter: the network's own value.
+        :returns: a value of shape ``[*draws, *parameter.shape]``.
+        """
+        return _sample_normal(name, parameter, self.scale(name))
+
+
+class HyperScale:
+    r"""
+    A normal prior whose standard deviation is itself random, one for each parameter tensor.
+
+    .. math:: \sigma \sim p(\sigma), \qquad w_i \sim N(0, \sigma^2)
+
+    The scale of the parameter ``0.weight`` is the site ``0.weight_prior_scale``. (No dot: Pyro's autoguides nest
+    their own parameters by the dots, where a site cannot be the parent of another.)
+
+    Example::
+
+        >>> from torch import nn
+        >>> from pyro import poutine
+        >>> from pyro_radial.nn import BayesianModule
+        >>> bnn = BayesianModule(nn.Linear(3, 2), HyperScale(dist.HalfNormal(0.5)))
+        >>> list(poutine.trace(bnn).get_trace(torch.zeros(1, 3)).stochastic_nodes)
+        ['weight_prior_scale', 'weight', 'bias_prior_scale', 'bias']
+
+    :param scale_prior: a distribution of shape ``()`` on the positive numbers.
+    :raises ValueError: if it is not.
+    """
+
+    def __init__(self, scale_prior: TorchDistributionMixin | None = None) -> None:
+        scale_prior = dist.HalfNormal(1.0) if scale_prior is None else scale_prior
+        check_positive_scalar_law("scale_prior", scale_prior)
+        self.scale_prior = Following(scale_prior)
+
+    def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
+        """
+        Samples the sites ``name_prior_scale`` and ``name``.
+
+        :param str name: the site.
+        :param torch.Tensor parameter: the network's own value.
+        :returns: a value of shape ``[*draws, *parameter.shape]``.
+        """
+        scale = pyro.sample(f"{name}_prior_scale", self.scale_prior(parameter))
+        return _sample_normal(name, parameter, scale)
+
+
+def _sample_normal(name: str, parameter: Tensor, scale: Tensor) -> Tensor:
+    """Samples N(0, scale^2) for every element; ``scale`` has the shape of the draws."""
+    scale = scale.reshape(scale.shape + (1,) * parameter.dim())
+    normal = dist.Normal(torch.zeros_like(parameter), scale).to_event(parameter.dim())
+    infer: Any = {"initial_value": parameter}
+    return pyro.sample(name, normal, infer=infer)
+
+
+def check_positive_scalar_law(argument: str, law: Any) -> None:
+    """Raises a ValueError that names the argument, unless it is a distribution of one positive number."""
+    if not isinstance(law, TorchDistributionMixin):
+        raise ValueError(f"{argument} must be a distribution, but is {type(law).__name__}")
+    if law.shape() != torch.Size():
+        raise ValueError(f"{argument} must have shape (), but has shape {tuple(law.shape())}")
+    lower = getattr(law.support, "lower_bound", None)
+    if lower is None or lower < 0:
+        raise ValueError(f"{argument} must be a law of positive numbers, but its support is {law.support}")

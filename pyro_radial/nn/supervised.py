@@ -1,0 +1,67 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A network and a likelihood as one Pyro model."""
+
+from typing import Any
+
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+from pyro_radial.nn.likelihoods import Likelihood
+
+__all__ = ["SupervisedModel"]
+
+
+class SupervisedModel(nn.Module):
+    """
+    The Pyro model ``y ~ likelihood(bnn(x))``, for any guide, :class:`~pyro.infer.SVI` and
+    :class:`~pyro.infer.Predictive`.
+
+    It adds nothing to the names of sites: they are those of ``bnn``, with ``"f"`` and ``"y"`` from the likelihood.
+
+    Example::
+
+        >>> import torch
+        >>> from pyro_radial.nn import BayesianModule, likelihoods
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=60_000))
+        >>> model(torch.zeros(7, 4)).shape
+        torch.Size([7])
+
+    :param PyroModule bnn: a :class:`~pyro_radial.nn.BayesianModule`, or another model that returns the output of a
+        network as a tensor ``[*draws, B, *outputs]``.
+    :param Likelihood likelihood: one of :mod:`pyro_radial.nn.likelihoods`.
+    :raises ValueError: naming the argument that is neither.
+    """
+
+    # A plain module on purpose: a PyroModule would put its own name before every site.
+
+    def __init__(self, bnn: PyroModule, likelihood: Likelihood) -> None:
+        super().__init__()
+        if not isinstance(bnn, PyroModule):
+            raise ValueError(
+                f"bnn must be a BayesianModule, but it is {type(bnn).__name__}: wrap a plain network as "
+                "BayesianModule(net)"
+            )
+        if not isinstance(likelihood, Likelihood):
+            raise ValueError(f"likelihood must be a Likelihood, but it is {type(likelihood).__name__}")
+        self.bnn = bnn
+        self.likelihood = likelihood
+
+    def forward(self, x: Any, y: Tensor | None = None) -> Tensor:
+        """
+        Runs the model.
+
+        :param x: the network's input, or a tuple of its inputs.
+        :param torch.Tensor y: the targets, or None to sample them.
+        :returns: the targets, given or sampled.
+        :raises ValueError: if the network's output is not one tensor.
+        """
+        f = self.bnn(*x) if isinstance(x, tuple) else self.bnn(x)
+        if not isinstance(f, Tensor):
+            raise ValueError(
+                f"the network of bnn must return one tensor, but it returned {type(f).__name__}; "
+                "wrap it in a module that picks the output"
+            )
+        return self.likelihood(f, y)

@@ -1,0 +1,61 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Run a guide without noise: every latent site at the centre of its law."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+
+class MeanOnlyMessenger(Messenger):
+    """Replaces each latent site by a ``Delta`` at its law's centre; see :func:`mean_only`."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["done"] or msg["is_observed"] or site_is_subsample(msg):
+            return
+        center = _center(msg["fn"], msg["name"])
+        msg["fn"] = dist.Delta(center, event_dim=msg["fn"].event_dim)
+        msg["value"] = center
+        msg["done"] = True
+
+
+def mean_only(guide: Callable[..., Any] | None = None) -> Any:
+    """Zero noise: every latent site of the guide at its mean (on constrained sites, the mean's image).
+
+    A site becomes a ``Delta`` there, so that a loss is that of a point estimate,
+    ``-log p(y | loc) - log p(loc)``: finite although a radial density has a pole at its mean, and without a gradient
+    for the scales. With ``RadialELBO(kl_weight=0.)`` it is the likelihood alone, the means-first pretraining of
+    Farquhar, Osborne and Gal (2020), appendix D.
+
+    :param guide: a guide to wrap; without one, a context manager for the guides run inside it.
+    :raises ValueError: naming the site, for a discrete law.
+
+    Example::
+
+        >>> import pyro
+        >>> from pyro_radial import AutoRadial
+        >>> guide = AutoRadial(lambda: pyro.sample("w", dist.Normal(0., 1.).expand([3]).to_event(1)))
+        >>> bool((mean_only(guide)()["w"] == guide.median()["w"]).all())
+        True
+    """
+    messenger = MeanOnlyMessenger()
+    return messenger if guide is None else messenger(guide)
+
+
+def _center(fn: Any, name: str) -> Tensor:
+    if isinstance(fn, torch.distributions.TransformedDistribution):
+        value = _center(fn.base_dist, name)
+        for transform in fn.transforms:
+            value = transform(value)
+        return value
+    if isinstance(fn, torch.distributions.Independent | dist.torch_distribution.MaskedDistribution):
+        return _center(fn.base_dist, name)
+    if not fn.has_rsample:
+        raise ValueError(f"mean_only: the law of site '{name}', {type(fn).__name__}, has no mean among its values")
+    return fn.mean

@@ -1,0 +1,49 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Small pieces that the tests of networks share."""
+
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
+
+
+def draws_of(bnn: BayesianModule, *shape: int, scale: float = 0.3) -> dict[str, Tensor]:
+    """Values of every site, with ``shape`` as leading dims."""
+    with torch.no_grad():
+        initial = bnn.sample_parameters()
+    return {name: scale * torch.randn(*shape, *value.shape) for name, value in initial.items()}
+
+
+def at(draws: dict[str, Tensor], *index: int) -> dict[str, Tensor]:
+    return {name: value[index] for name, value in draws.items()}
+
+
+def call_with(bnn: BayesianModule, draws: dict[str, Tensor], *args, **kwargs):
+    """The output of ``bnn`` with the sites at given values, without a check of densities."""
+    return poutine.condition(bnn, data=draws)(*args, **kwargs)
+
+
+def mlp(inputs: int = 3, outputs: int = 2) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 6), nn.Tanh(), nn.Linear(6, outputs))
+
+
+def normed_mlp(inputs: int = 3, outputs: int = 2) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, outputs))
+
+
+def classifier(num_data: int = 40, net: nn.Module | None = None, **kwargs) -> SupervisedModel:
+    return SupervisedModel(BayesianModule(net or normed_mlp(), **kwargs), likelihoods.Categorical(num_data))
+
+
+def data(size: int = 10) -> tuple[Tensor, Tensor]:
+    x = torch.randn(size, 3)
+    return x, (x[:, 0] > 0).long()
+
+
+def parameters_seen(model, *args) -> set[str]:
+    """The names of the param statements of a run."""
+    trace = poutine.trace(model).get_trace(*args)
+    return set(trace.param_nodes)

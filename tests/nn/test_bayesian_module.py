@@ -1,0 +1,316 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a BayesianModule is to Pyro: its sites, its priors and its own tensors."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
+from pyro.nn import PyroModule
+from torch import nn
+
+from pyro_radial.nn import BayesianModule, priors
+from tests.nn.helpers import call_with, classifier, data, draws_of, mlp, normed_mlp, parameters_seen
+
+
+def trace_of(bnn, *args):
+    return poutine.trace(bnn).get_trace(*args)
+
+
+class TestSites:
+    def test_sites_are_the_parameter_names_with_the_parameters_shapes(self):
+        net = mlp()
+        trace = trace_of(BayesianModule(net), torch.randn(5, 3))
+        assert trace.stochastic_nodes == [name for name, _ in net.named_parameters()]
+        for name, parameter in net.named_parameters():
+            fn = trace.nodes[name]["fn"]
+            assert (fn.batch_shape, fn.event_shape) == ((), parameter.shape)
+
+    def test_each_site_carries_the_networks_own_value(self):
+        net = mlp()
+        trace = trace_of(BayesianModule(net), torch.randn(5, 3))
+        for name, parameter in net.named_parameters():
+            value = trace.nodes[name]["infer"]["initial_value"]
+            assert torch.equal(value, parameter)
+            assert not value.requires_grad
+            assert value.data_ptr() != parameter.data_ptr()
+
+    def test_norm_layers_are_deterministic_by_default(self):
+        norms = [nn.BatchNorm2d(4), nn.InstanceNorm2d(4, affine=True), nn.GroupNorm(2, 4)]
+        bnn = BayesianModule(nn.Sequential(nn.Conv2d(2, 4, 1), *norms, nn.LayerNorm(3), nn.RMSNorm(3)))
+        assert bnn.sites == ("0.weight", "0.bias")
+        assert {name.split(".")[0] for name, _ in bnn.net.named_parameters()} == {"1", "2", "3", "4", "5"}
+
+    def test_frozen_parameters_are_neither_random_nor_trained_by_default(self):
+        net = mlp()
+        net[0].requires_grad_(False)
+        bnn = BayesianModule(net)
+        assert bnn.sites == ("2.weight", "2.bias")
+        assert not list(bnn.parameters())
+        assert {name for name, _ in bnn.named_buffers()} == {"net.0.weight", "net.0.bias"}
+        plain = bnn.to_module(draws_of(bnn))
+        assert [p.requires_grad for p in plain.parameters()] == [False, False, True, True]
+        torch.testing.assert_close(plain[0].weight, net[0].weight)
+
+    def test_select_by_function(self):
+        bnn = BayesianModule(mlp(), select=lambda name, parameter: parameter.dim() == 1)
+        assert bnn.sites == ("0.bias", "2.bias")
+        assert {name for name, _ in bnn.named_parameters()} == {"net.0.weight", "net.2.weight"}
+
+    def test_select_by_regular_expression(self):
+        assert BayesianModule(normed_mlp(), select=r"^1\.|2\.").sites == ("1.weight", "1.bias")
+        assert BayesianModule(mlp(), select="weight$").sites == ("0.weight", "2.weight")
+
+    def test_sample_parameters_gives_the_random_ones_by_name(self):
+        bnn = BayesianModule(normed_mlp())
+        values = bnn.sample_parameters()
+        assert tuple(values) == bnn.sites
+        assert values["0.weight"].shape == (6, 3)
+
+    def test_keyword_arguments_reach_the_network(self):
+        class Shifted(nn.Linear):
+            def forward(self, x, *, shift):
+                return super().forward(x) + shift
+
+        bnn, x = BayesianModule(Shifted(3, 2)), torch.randn(5, 3)
+        for lead in ((), (3,)):
+            draws = draws_of(bnn, *lead)
+            difference = call_with(bnn, draws, x, shift=2.0) - call_with(bnn, draws, x=x, shift=0.0)
+            torch.testing.assert_close(difference, torch.full_like(difference, 2.0))
+
+
+class TestPriors:
+    def test_a_scalar_prior_covers_every_parameter(self):
+        trace = trace_of(BayesianModule(mlp(), dist.Normal(1.0, 2.0)), torch.randn(5, 3))
+        value = trace.nodes["0.weight"]["value"]
+        expected = dist.Normal(1.0, 2.0).log_prob(value).sum()
+        torch.testing.assert_close(trace.nodes["0.weight"]["fn"].log_prob(value), expected)
+
+    def test_a_prior_with_events_has_the_rest_reinterpreted(self):
+        rows = dist.MultivariateNormal(torch.zeros(2, 3), torch.eye(3))
+        bnn = BayesianModule(nn.Linear(3, 2, bias=False), rows)
+        fn = trace_of(bnn, torch.randn(5, 3)).nodes["weight"]["fn"]
+        assert (fn.batch_shape, fn.event_shape) == ((), (2, 3))
+
+    def test_a_mapping_gives_each_site_its_prior(self):
+        prior = {"weight": dist.Normal(3.0, 1e-4), "bias": dist.Normal(torch.tensor([5.0, 6.0]), 1e-4)}
+        values = BayesianModule(nn.Linear(3, 2), prior).sample_parameters()
+        torch.testing.assert_close(values["weight"], torch.full((2, 3), 3.0), atol=1e-2, rtol=0)
+        torch.testing.assert_close(values["bias"], torch.tensor([5.0, 6.0]), atol=1e-2, rtol=0)
+
+    def test_a_function_sees_name_and_parameter(self):
+        net, seen = mlp(), {}
+
+        def prior(name, parameter):
+            seen[name] = parameter
+            return dist.Normal(parameter, 1e-4)
+
+        values = BayesianModule(net, prior).sample_parameters()
+        assert list(seen) == [name for name, _ in net.named_parameters()]
+        torch.testing.assert_close(values["0.weight"], net[0].weight.detach(), atol=1e-2, rtol=0)
+
+    def test_a_scalar_parameter_gets_a_scalar_site(self):
+        class Scaled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.factor = nn.Parameter(torch.tensor(2.0))
+
+            def forward(self, x):
+                return self.factor * x
+
+        bnn = BayesianModule(Scaled())
+        # Predictive(parallel=True) gives a scalar site the shape (S, 1).
+        output = call_with(bnn, {"factor": torch.tensor([[1.0], [2.0], [3.0]])}, torch.ones(5, 2))
+        assert output.shape == (3, 5, 2)
+        assert output[:, 0, 0].tolist() == [1.0, 2.0, 3.0]
+
+    def test_a_distribution_whose_expand_works_in_place_stays_as_it_is(self):
+        class Plain(dist.TorchDistribution):
+            arg_constraints = {}
+            support = dist.constraints.real
+            has_rsample = True
+
+            def rsample(self, sample_shape=torch.Size()):
+                return torch.randn(sample_shape)
+
+            def log_prob(self, value):
+                return -0.5 * value**2
+
+        bnn = BayesianModule(nn.Linear(3, 2), Plain())
+        with pyro.plate("draws", 4):
+            assert bnn.sample_parameters()["weight"].shape == (4, 2, 3)
+        assert bnn.sample_parameters()["weight"].shape == (2, 3)
+
+    @pytest.mark.parametrize(
+        "make_prior",
+        [
+            lambda: dist.Normal(0.0, 1.0),
+            lambda: dist.TransformedDistribution(
+                dist.Normal(0.0, 1.0), [dist.transforms.AffineTransform(torch.tensor(1.0), torch.tensor(2.0))]
+            ),
+            priors.ScaleMixture,
+            priors.FanIn,
+            priors.LearnedScale,
+            priors.HyperScale,
+            lambda: {"weight": dist.Normal(0.0, 1.0), "bias": dist.Laplace(torch.zeros(2), 1.0)},
+        ],
+        ids=["normal", "transformed", "mixture", "fan-in", "learned", "hyper", "mapping"],
+    )
+    @pytest.mark.parametrize("cast", ["before", "after"])
+    def test_the_prior_follows_the_networks_dtype(self, make_prior, cast):
+        net, prior = nn.Linear(3, 2), make_prior()
+        bnn = BayesianModule(net.double(), prior) if cast == "before" else BayesianModule(net, prior).double()
+        trace = trace_of(bnn, torch.randn(5, 3, dtype=torch.float64))
+        for name in trace.stochastic_nodes:
+            site = trace.nodes[name]
+            assert site["value"].dtype == torch.float64
+            assert site["fn"].log_prob(site["value"]).dtype == torch.float64
+        assert trace.nodes["weight"]["infer"]["initial_value"].dtype == torch.float64
+        assert trace.nodes["_RETURN"]["value"].dtype == torch.float64
+
+    @pytest.mark.cuda
+    @pytest.mark.parametrize("prior", [dist.Normal(0.0, 1.0), priors.ScaleMixture(), priors.HyperScale()])
+    def test_the_prior_follows_the_networks_device(self, prior):
+        bnn = BayesianModule(normed_mlp(), prior).cuda()
+        trace = trace_of(bnn, torch.randn(5, 3, device="cuda"))
+        assert all(trace.nodes[name]["value"].is_cuda for name in trace.stochastic_nodes)
+        assert trace.nodes["_RETURN"]["value"].is_cuda
+
+
+class TestTraining:
+    @pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO])
+    def test_svi_trains_random_and_deterministic_parts(self, loss):
+        model, (x, y) = classifier(), data(40)
+        guide = AutoNormal(model)
+        guide(x, y)
+        layer_norm = dict(model.bnn.net.named_parameters())
+        before = {name: value.detach().clone() for name, value in layer_norm.items()}
+        locs = {name: value.detach().clone() for name, value in guide.named_parameters()}
+        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), loss())
+        losses = [svi.step(x, y) for _ in range(60)]
+        assert set(before) == {"1.weight", "1.bias"}
+        for name, value in model.bnn.net.named_parameters():
+            assert not torch.equal(value, before[name])
+        assert all(not torch.equal(value, locs[name]) for name, value in guide.named_parameters())
+        assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
+
+    @pytest.mark.parametrize("local", [False, True])
+    def test_the_module_form_of_the_elbo_trains_everything(self, local):
+        with pyro.settings.context(module_local_params=local):
+            model, (x, y) = classifier(), data(40)
+            guide = AutoNormal(model)
+            elbo = TraceMeanField_ELBO()(model, guide)
+            elbo(x, y)
+            names = {name for name, _ in elbo.named_parameters()}
+            assert {"model.bnn.net.1.weight", "model.bnn.net.1.bias"} <= names
+            before = {name: value.detach().clone() for name, value in elbo.named_parameters()}
+            optimiser = torch.optim.Adam(elbo.parameters(), lr=0.05)
+            for _ in range(3):
+                optimiser.zero_grad()
+                elbo(x, y).backward()
+                optimiser.step()
+            for name, value in elbo.named_parameters():
+                assert not torch.equal(value, before[name]), name
+
+    def test_pyro_sees_the_deterministic_parameters(self):
+        bnn = BayesianModule(normed_mlp())
+        seen = parameters_seen(bnn, torch.randn(5, 3))
+        name = bnn._pyro_name
+        assert seen == {f"{name}.net.1.weight", f"{name}.net.1.bias"}
+
+    def test_a_parameter_with_another_memory_layout_is_trained(self):
+        # Pyro's store keeps a copy of a tensor that is not contiguous, and would train that.
+        net = nn.Sequential(nn.Conv2d(3, 2, 2), nn.Conv2d(2, 2, 2)).to(memory_format=torch.channels_last)
+        bnn = BayesianModule(net, select="^1")
+        before = bnn.net.get_submodule("0").weight.detach().clone()
+        svi = SVI(bnn_regression(bnn), lambda x, y: None, pyro.optim.SGD({"lr": 0.1}), Trace_ELBO())
+        svi.step(torch.randn(4, 3, 4, 4), torch.randn(4, 2, 2, 2))
+        assert not torch.equal(bnn.net.get_submodule("0").weight, before)
+
+    def test_values_loaded_into_the_store_are_taken_over_and_trained(self, tmp_path):
+        bnn, x = BayesianModule(normed_mlp()), torch.randn(5, 3)
+        bnn(x)
+        key = f"{bnn._pyro_name}.net.1.weight"
+        state = pyro.get_param_store().get_state()
+        state["params"][key] = torch.full((6,), 3.0, requires_grad=True)
+        pyro.clear_param_store()
+        pyro.get_param_store().set_state(state)
+        trace = trace_of(bnn, x)
+        weight = bnn.net.get_submodule("1").weight
+        assert torch.equal(weight, torch.full((6,), 3.0))
+        assert trace.nodes[key]["value"] is weight
+        trace.nodes["_RETURN"]["value"].sum().backward()
+        assert weight.grad is not None
+
+    def test_two_models_do_not_share_parameters(self):
+        first, second, (x, y) = classifier(), classifier(), data()
+        with torch.no_grad():
+            first.bnn.net.get_submodule("1").weight.fill_(5.0)
+        first(x, y)
+        second(x, y)
+        assert (second.bnn.net.get_submodule("1").weight == 1.0).all()
+
+
+def bnn_regression(bnn):
+    def model(x, y):
+        with poutine.block(hide_types=["sample"]):
+            f = bnn(x)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(f, 1.0).to_event(3), obs=y)
+
+    return model
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("kwargs", "message"),
+        [
+            ({"select": "nothing"}, "select chooses no parameter"),
+            ({"select": lambda name, parameter: False}, "select chooses no parameter"),
+            ({"select": "("}, "select is no valid regular expression"),
+            ({"select": 3}, "select must be"),
+            ({"prior": 3.0}, "prior must be"),
+            ({"prior": {"0.weight": dist.Normal(0.0, 1.0)}}, r"prior has no entry for site '0\.bias'"),
+            ({"prior": torch.distributions.Normal(0.0, 1.0)}, r"'0\.weight' must be a pyro\.distributions"),
+            ({"prior": lambda name, parameter: 1.0}, r"'0\.weight' must be a pyro\.distributions"),
+            (
+                {"prior": dist.Normal(torch.zeros(2, 3), 1.0)},
+                r"'0\.weight' has shape \(2, 3\) .* parameter has shape \(6, 3\)",
+            ),
+            (
+                {"prior": dist.MultivariateNormal(torch.zeros(3), torch.eye(3))},
+                r"'0\.weight' has shape \(3,\) .*event_shape \(3,\).* parameter has shape \(6, 3\)",
+            ),
+        ],
+    )
+    def test_arguments_are_named(self, kwargs, message):
+        with pytest.raises(ValueError, match=message):
+            BayesianModule(mlp(), **kwargs)
+
+    def test_an_unknown_name_in_a_mapping_is_named(self):
+        prior = {"weight": dist.Normal(0.0, 1.0), "bias": dist.Normal(0.0, 1.0), "wieght": dist.Normal(0.0, 1.0)}
+        with pytest.raises(ValueError, match="wieght"):
+            BayesianModule(nn.Linear(3, 2), prior)
+
+    def test_a_network_that_is_a_pyro_model_is_refused(self):
+        with pytest.raises(ValueError, match="net must be a plain network"):
+            BayesianModule(nn.Sequential(PyroModule[nn.Linear](3, 2)))
+
+    def test_a_lazy_network_is_refused(self):
+        with pytest.raises(ValueError, match=r"lazy parameter '0\.weight'"):
+            BayesianModule(nn.Sequential(nn.LazyLinear(2)))
+
+    def test_what_is_no_network_is_refused(self):
+        with pytest.raises(ValueError, match="net must be"):
+            BayesianModule(torch.sin)
+
+    def test_an_integer_parameter_cannot_be_random(self):
+        net = nn.Linear(3, 2)
+        net.index = nn.Parameter(torch.arange(3), requires_grad=False)
+        assert BayesianModule(net).sites == ("weight", "bias")
+        with pytest.raises(ValueError, match="'index', which is not floating"):
+            BayesianModule(net, select=lambda name, parameter: True)

@@ -1,0 +1,109 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Several draws in one call: particles, Predictive, hand-written models."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
+from torch import nn
+
+from pyro_radial.nn import BayesianModule
+from tests.nn.helpers import call_with, classifier, data, draws_of, mlp, normed_mlp
+
+
+def trace_of(bnn, *args):
+    return poutine.trace(bnn).get_trace(*args)
+
+
+class TestDraws:
+    def test_vectorised_particles_have_the_density_of_each_particle_alone(self):
+        model, (x, y) = classifier(), data(10)
+        guide = AutoNormal(model, init_scale=0.3)
+        elbo = TraceMeanField_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
+        together, _ = next(elbo._get_traces(model, guide, (x, y), {}))
+        alone = torch.zeros(())
+        for index in range(3):
+            draw = {site: together.nodes[site]["value"][index, 0] for site in model.bnn.sites}
+            alone = alone + poutine.trace(poutine.condition(model, data=draw)).get_trace(x, y).log_prob_sum()
+        torch.testing.assert_close(together.log_prob_sum(), alone, rtol=1e-5, atol=1e-3)
+
+    def test_vectorised_particles_have_the_particle_dim_first(self):
+        model, (x, y) = classifier(), data(10)
+        guide = AutoNormal(model)
+        elbo = TraceMeanField_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
+        model_trace, guide_trace = next(elbo._get_traces(model, guide, (x, y), {}))
+        assert guide_trace.nodes["0.weight"]["value"].shape == (3, 1, 6, 3)
+        assert model_trace.nodes["f"]["value"].shape == (3, 10, 2)
+        assert model_trace.nodes["y"]["log_prob"].shape == (3, 10)
+        assert model_trace.nodes["0.weight"]["fn"].batch_shape == (3, 1)
+        assert model_trace.nodes["y"]["scale"] == 4.0
+
+    @pytest.mark.parametrize("parallel", [False, True])
+    @pytest.mark.parametrize("num_samples", [1, 6])
+    def test_predictive_gives_draws_of_the_function(self, parallel, num_samples):
+        model, (x, y) = classifier(), data(10)
+        guide = AutoNormal(model, init_scale=0.3)
+        guide(x, y)
+        new = torch.randn(50, 3)
+        predictive = Predictive(model, guide=guide, num_samples=num_samples, parallel=parallel)
+        draws = predictive(new)
+        assert draws["f"].shape == (num_samples, 50, 2)
+        assert draws["y"].shape == (num_samples, 50)
+        for index in range(num_samples):
+            plain = model.bnn.to_module({site: draws[site][index] for site in model.bnn.sites})
+            torch.testing.assert_close(draws["f"][index], plain(new), atol=1e-5, rtol=1e-4)
+
+    def test_predictive_without_a_guide_draws_from_the_prior(self):
+        model = classifier()
+        draws = Predictive(model, num_samples=4, parallel=True)(torch.randn(7, 3))
+        assert draws["f"].shape == (4, 7, 2)
+        assert draws["0.weight"].shape == (4, 1, 6, 3)
+
+    @pytest.mark.parametrize("vectorised", [False, True])
+    def test_a_hand_written_model_is_right(self, vectorised):
+        bnn, (x, y) = BayesianModule(normed_mlp()), data(10)
+
+        def model(x, y=None):
+            logits = bnn(x)
+            with pyro.plate("data", 40, subsample=torch.arange(len(x))):
+                return pyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+        guide = AutoNormal(model)
+        elbo = TraceMeanField_ELBO(num_particles=3, vectorize_particles=vectorised, max_plate_nesting=1)
+        model_trace, _ = next(elbo._get_traces(model, guide, (x, y), {}))
+        assert model_trace.nodes["y"]["log_prob"].shape == ((3, 10) if vectorised else (10,))
+        before = bnn.net.get_submodule("1").weight.detach().clone()
+        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), elbo)
+        svi.step(x, y)
+        assert not torch.equal(bnn.net.get_submodule("1").weight, before)
+
+    def test_the_weights_are_sampled_before_the_network_runs(self):
+        class WithSite(nn.Linear):
+            def forward(self, x):
+                pyro.sample("inside", dist.Normal(0.0, 1.0))
+                return super().forward(x)
+
+        trace = trace_of(BayesianModule(WithSite(3, 2)), torch.randn(5, 3))
+        assert trace.stochastic_nodes == ["weight", "bias", "inside"]
+
+    def test_replay_reproduces_a_run(self):
+        bnn, x = BayesianModule(mlp()), torch.randn(5, 3)
+        trace = trace_of(bnn, x)
+        torch.testing.assert_close(poutine.replay(bnn, trace=trace)(x), trace.nodes["_RETURN"]["value"])
+
+    def test_sites_whose_draws_differ_are_refused(self):
+        bnn = BayesianModule(mlp())
+        draws = {**draws_of(bnn, 3), "2.bias": torch.zeros(4, 2)}
+        with pytest.raises(ValueError, match=r"'2\.bias' has draws of shape \(4,\), but site '0\.weight'"):
+            call_with(bnn, draws, torch.randn(5, 3))
+
+    @pytest.mark.parametrize("shape", [(6, 2), (3,), ()])
+    def test_a_value_of_a_wrong_shape_is_refused(self, shape):
+        bnn = BayesianModule(mlp())
+        with pytest.raises(ValueError, match=r"'0\.weight' has shape"):
+            call_with(bnn, {**draws_of(bnn), "0.weight": torch.zeros(shape)}, torch.randn(5, 3))

@@ -1,0 +1,120 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a likelihood refuses, and the argument it names."""
+
+import math
+
+import numpy as np
+import pyro.distributions as dist
+import pytest
+import torch
+
+from pyro_radial.nn.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Poisson,
+)
+
+N, B = 100, 8
+
+LIKELIHOODS = [Categorical, Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("make", LIKELIHOODS)
+    @pytest.mark.parametrize("num_data", [None, 0, -3, 2.5, True, "many"])
+    def test_num_data_is_named(self, make, num_data):
+        with pytest.raises(ValueError, match="num_data, the number of training points, must be"):
+            make(num_data)
+
+    def test_num_data_missing_is_named(self):
+        with pytest.raises(ValueError, match="num_data"):
+            Categorical()
+
+    def test_numpy_integers_count(self):
+        assert Categorical(np.int64(7)).num_data == 7
+
+    @pytest.mark.parametrize("make", LIKELIHOODS)
+    def test_more_targets_than_num_data_is_named(self, make):
+        f, y = torch.zeros(B, 2), torch.zeros(B, dtype=torch.long)
+        y = y if make is Categorical else y[:, None].expand(B, 1 if make is HeteroscedasticGaussian else 2)
+        with pytest.raises(ValueError, match=f"num_data is {B - 1}, but y holds {B}"):
+            make(B - 1)(f, y)
+        make(B - 1)(f)
+
+    @pytest.mark.parametrize("make", LIKELIHOODS)
+    @pytest.mark.parametrize("event_dim", [-1, 1.0, True])
+    def test_event_dim_is_named(self, make, event_dim):
+        with pytest.raises(ValueError, match="event_dim must be"):
+            make(N, event_dim)
+
+    @pytest.mark.parametrize("make", [Categorical, HeteroscedasticGaussian])
+    def test_laws_that_need_an_output_dim_say_so(self, make):
+        with pytest.raises(ValueError, match="event_dim must be an integer >= 1"):
+            make(N, 0)
+
+    @pytest.mark.parametrize("make", LIKELIHOODS)
+    def test_an_output_of_too_few_dims_is_named(self, make):
+        with pytest.raises(ValueError, match=r"f must have .*event_dim.* site 'f' has shape"):
+            make(N)(torch.zeros(4))
+
+    def test_an_odd_heteroscedastic_output_is_named(self):
+        with pytest.raises(ValueError, match=r"even size.* site 'f'"):
+            HeteroscedasticGaussian(N)(torch.zeros(B, 3))
+
+    @pytest.mark.parametrize(
+        ("likelihood", "f_shape", "y_shape"),
+        [
+            (Gaussian(N), (B, 2), (B,)),
+            (Gaussian(N), (B, 1), (1, B)),
+            (Gaussian(N), (B, 1), (B, 2)),
+            (Gaussian(N, 0), (B,), (B, 1)),
+            (Gaussian(N), (B, 1), (B + 1, 1)),
+            (Bernoulli(N), (B, 2), (B, 3)),
+            (Poisson(N), (3, B, 1), (3, B, 1)),
+            (HeteroscedasticGaussian(N), (B, 2), (B, 2)),
+        ],
+    )
+    def test_targets_of_a_wrong_shape_are_named(self, likelihood, f_shape, y_shape):
+        with pytest.raises(ValueError, match=r"y must have shape .* site 'y'"):
+            likelihood(torch.zeros(f_shape), torch.zeros(y_shape))
+
+    @pytest.mark.parametrize("y_shape", [(B, 1), (B, 3), (B + 1,), ()])
+    def test_labels_of_a_wrong_shape_are_named(self, y_shape):
+        with pytest.raises(ValueError, match=r"y must have shape \(8,\) for site 'y'"):
+            Categorical(N)(torch.zeros(B, 3), torch.zeros(y_shape, dtype=torch.long))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
+    def test_labels_that_are_no_integers_are_named(self, dtype):
+        with pytest.raises(ValueError, match="y must hold integer labels"):
+            Categorical(N)(torch.zeros(B, 3), torch.zeros(B, dtype=dtype))
+
+    @pytest.mark.parametrize("make", [Gaussian, Poisson])
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.complex64])
+    def test_targets_that_are_no_real_numbers_are_named(self, make, dtype):
+        with pytest.raises(ValueError, match="y must hold real numbers"):
+            make(N)(torch.zeros(B, 1), torch.zeros(B, 1, dtype=dtype))
+
+    def test_complex_targets_are_named(self):
+        with pytest.raises(ValueError, match="y must hold zeros and ones"):
+            Bernoulli(N)(torch.zeros(B, 1), torch.zeros(B, 1, dtype=torch.complex64))
+
+    @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
+    def test_noise_out_of_range_is_named(self, scale):
+        with pytest.raises(ValueError, match="scale must be positive and finite"):
+            Gaussian(N, scale=scale)
+        with pytest.raises(ValueError, match="floor must be positive and finite"):
+            HeteroscedasticGaussian(N, floor=scale)
+
+    @pytest.mark.parametrize("beside", [{"scale": 1.0}, {"learn_scale": True}])
+    def test_two_kinds_of_noise_are_refused(self, beside):
+        with pytest.raises(ValueError, match="precision_prior"):
+            Gaussian(N, precision_prior=dist.Gamma(6.0, 6.0), **beside)
+
+    @pytest.mark.parametrize("law", [6.0, dist.Normal(0.0, 1.0), dist.Gamma(torch.ones(2), 1.0)])
+    def test_a_precision_prior_that_is_no_law_of_one_positive_number_is_named(self, law):
+        with pytest.raises(ValueError, match="precision_prior must"):
+            Gaussian(N, precision_prior=law)

@@ -1,0 +1,184 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from pyro_radial.uncertainty import Reliability, plot_images, plot_reliability, plot_training_terms
+
+NAN = float("nan")
+RADIAL = Reliability(
+    confidence=torch.tensor([NAN, 0.3, 0.6, 0.9]),
+    accuracy=torch.tensor([NAN, 0.5, 0.5, 0.7]),
+    count=torch.tensor([0, 4, 16, 20]),
+)
+NORMAL = Reliability(
+    confidence=torch.tensor([0.2, 0.4, 0.7, 1.0]),
+    accuracy=torch.tensor([0.1, 0.2, 0.6, 1.0]),
+    count=torch.tensor([10, 10, 10, 10]),
+)
+HISTORY = [
+    {"epoch": 1, "nll": 2.0, "kl": 0.5},
+    {"epoch": 2, "nll": 1.0, "kl": 0.25, "validation_nll": 1.5},
+    {"epoch": 3, "nll": 0.5, "kl": 0.125},
+]
+
+
+def assert_draws(figure):
+    """The picture can be rendered (warnings are errors) and is not blank."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    assert len(np.unique(canvas.buffer_rgba())) > 2
+
+
+def test_reliability_diagram_has_a_diagonal_and_a_line_per_method():
+    ax = plot_reliability({"radial": RADIAL, "normal": NORMAL})
+    diagonal, radial, radial_few, normal, normal_few = ax.lines
+    assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]]
+    torch.testing.assert_close(torch.tensor(radial.get_xydata()).float(), torch.tensor([[0.6, 0.5], [0.9, 0.7]]))
+    torch.testing.assert_close(torch.tensor(normal.get_xdata()), NORMAL.confidence.double())
+    torch.testing.assert_close(torch.tensor(normal.get_ydata()), NORMAL.accuracy.double())
+    # Four predictions are too few for the line; a bin of ten is not, and empty bins have no point.
+    torch.testing.assert_close(torch.tensor(radial_few.get_xydata()).float(), torch.tensor([[0.3, 0.5]]))
+    assert radial_few.get_linestyle() == "None"
+    assert radial_few.get_fillstyle() == "none"
+    assert len(normal_few.get_xdata()) == 0
+    assert radial.get_color() == radial_few.get_color() != normal.get_color()
+    assert_draws(ax.figure)
+
+
+def test_reliability_diagram_labels():
+    ax = plot_reliability({"radial": RADIAL, "normal": NORMAL})
+    assert ax.get_xlabel() == "Confidence"
+    assert ax.get_ylabel().startswith("Accuracy")
+    assert (ax.get_xlim(), ax.get_ylim()) == ((0, 1), (0, 1))
+    # (4 * 0.2 + 16 * 0.1 + 20 * 0.2) / 40 and (0.1 + 0.2 + 0.1 + 0) / 4.
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert texts == ["radial (ECE 0.160)", "normal (ECE 0.100)"]
+
+
+def test_reliability_bars_are_shares_side_by_side():
+    ax = plot_reliability({"radial": RADIAL, "normal": NORMAL})
+    radial, normal = ax.containers
+    assert [bar.get_height() for bar in radial] == pytest.approx([0, 0.1, 0.4, 0.5])
+    assert [bar.get_height() for bar in normal] == pytest.approx([0.25] * 4)
+    assert [bar.get_x() for bar in radial] == pytest.approx([0, 0.25, 0.5, 0.75])
+    assert [bar.get_x() for bar in normal] == pytest.approx([0.125, 0.375, 0.625, 0.875])
+    assert {bar.get_width() for bar in [*radial, *normal]} == {0.125}
+
+
+def test_images_are_shown_in_order_with_their_pixels():
+    images = torch.rand(5, 3, 4, 6)
+    axes = plot_images(images, list("abcde"), num_columns=3, row_labels=["top", "bottom"])
+    assert [ax.get_title() for ax in axes] == list("abcde")
+    assert [ax.get_ylabel() for ax in axes] == ["top", "", "", "bottom", ""]
+    for image, ax in zip(images, axes, strict=True):
+        (shown,) = ax.images
+        torch.testing.assert_close(torch.tensor(shown.get_array()), image.permute(1, 2, 0))
+    assert [(spec.rowspan.start, spec.colspan.start) for spec in (ax.get_subplotspec() for ax in axes)] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+    ]
+    assert_draws(axes[0].figure)
+
+
+def test_grey_images_share_one_scale():
+    axes = plot_images(torch.stack([torch.full((1, 4, 4), 0.25), torch.full((1, 4, 4), 0.5)]))
+    assert [ax.images[0].get_clim() for ax in axes] == [(0, 1), (0, 1)]
+    assert axes[0].images[0].get_array().shape == (4, 4)
+    assert [ax.get_title() for ax in axes] == ["", ""]
+    assert_draws(axes[0].figure)
+
+
+def test_rows_are_of_eight_unless_told():
+    axes = plot_images(torch.rand(10, 1, 2, 2))
+    assert axes[0].get_subplotspec().get_gridspec().get_geometry() == (2, 8)
+
+
+def test_more_lines_of_title_make_a_taller_figure():
+    images = torch.rand(2, 1, 2, 2)
+    heights = [plot_images(images, t)[0].figure.get_figheight() for t in (None, ["a", "b"], ["a", "b\nc"])]
+    assert heights == sorted(set(heights))
+
+
+@pytest.mark.parametrize(
+    ("images", "options", "message"),
+    [
+        (torch.rand(3, 4, 4), {}, "images must have shape"),
+        (torch.rand(3, 2, 4, 4), {}, "images must have shape"),
+        (torch.rand(0, 1, 4, 4), {}, "images must have shape"),
+        (torch.full((1, 1, 4, 4), 1.1), {}, r"images must be in \[0, 1\]"),
+        (torch.full((1, 1, 4, 4), NAN), {}, r"images must be in \[0, 1\]"),
+        (torch.rand(2, 1, 4, 4), {"titles": ["one"]}, "titles must be 2"),
+        (torch.rand(2, 1, 4, 4), {"num_columns": 0}, "num_columns"),
+        (torch.rand(2, 1, 4, 4), {"row_labels": ["one", "two"]}, "row_labels must be 1"),
+    ],
+)
+def test_bad_images_are_named(images, options, message):
+    with pytest.raises(ValueError, match=message):
+        plot_images(images, **options)
+
+
+def test_training_terms_and_their_sum():
+    ax = plot_training_terms(HISTORY)
+    data = {line.get_label(): line.get_xydata().tolist() for line in ax.lines}
+    assert data == {
+        "NLL": [[1, 2.0], [2, 1.0], [3, 0.5]],
+        "KL": [[1, 0.5], [2, 0.25], [3, 0.125]],
+        "NLL + KL": [[1, 2.5], [2, 1.25], [3, 0.625]],
+        "NLL, validation": [[2, 1.5]],
+    }
+    assert ax.get_xlabel() == "Epoch"
+    assert ax.get_ylabel() == "Nats per datum"
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == list(data)
+    assert all(tick == int(tick) for tick in ax.get_xticks())
+    assert_draws(ax.figure)
+
+
+def test_training_terms_without_validation():
+    ax = plot_training_terms([{"epoch": 1, "nll": 1.0, "kl": 0.5}])
+    assert [line.get_label() for line in ax.lines] == ["NLL", "KL", "NLL + KL"]
+    assert {line.get_marker() for line in ax.lines} == {"o"}
+
+
+def test_bad_histories_are_named():
+    with pytest.raises(ValueError, match="history must hold"):
+        plot_training_terms([])
+    with pytest.raises(ValueError, match="history must have key 'kl'"):
+        plot_training_terms([*HISTORY, {"epoch": 4, "nll": 1.0}])
+    with pytest.raises(ValueError, match="reliabilities"):
+        plot_reliability({})
+
+
+def test_given_axes_and_figures_are_used():
+    first, second = Figure().subplots(1, 2)
+    assert plot_reliability({"radial": RADIAL}, first) is first
+    assert plot_training_terms(HISTORY, second) is second
+    figure = Figure(layout="constrained")
+    assert all(ax.figure is figure for ax in plot_images(torch.rand(2, 1, 4, 4), figure=figure))
+
+
+@pytest.mark.parametrize("draw", [lambda: plot_reliability({"a": RADIAL}), lambda: plot_images(torch.rand(1, 1, 2, 2))])
+def test_without_matplotlib_the_extra_is_named(monkeypatch, draw):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pyro-radial\[plots\]"):
+        draw()
+
+
+def test_pyplot_is_never_imported_and_the_extras_only_when_used():
+    code = (
+        "import sys, pyro_radial.datasets, pyro_radial.uncertainty as u\n"
+        "assert not {'matplotlib', 'sklearn'} & sys.modules.keys()\n"
+        "u.plot_training_terms([{'epoch': 1, 'nll': 1.0, 'kl': 0.5}]).figure.canvas.draw()\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
