@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def make_step(subject: str, batch: int, device: str) -> Any:
     """A function that makes one training step on a fixed batch."""
     pyro.set_rng_seed(0)
     sizes = [784, 200, 200, 200, 200, 10]
-    layers = [layer for i, o in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(i, o), nn.ReLU())]
+    layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.ReLU())]
     model = SupervisedModel(BayesianModule(nn.Sequential(*layers[:-1])), likelihoods.Categorical(60_000)).to(device)
     make_guide, make_loss = SUBJECTS[subject]
     svi = SVI(model, make_guide(model), pyro.optim.Adam({"lr": 1e-3}), make_loss())

@@ -6,10 +6,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
 from pyro.ops.tensor_utils import periodic_repeat
 
-__all__ = ["deep_setattr", "helpful_support_errors", "is_deterministic", "periodic_repeat"]
+__all__ = ["deep_setattr", "helpful_support_errors", "is_deterministic", "periodic_repeat", "prototype_hide_fn"]
 
 
 def is_deterministic(site: Mapping[str, Any]) -> bool:

@@ -3,6 +3,9 @@
 
 """What all likelihoods share: the plate over data, the scale N/B and the checks of targets."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pyro
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
@@ -11,7 +14,14 @@ from torch import Tensor
 from pyro_radial._naming import UniquelyNamed
 from pyro_radial.nn.validation import positive_count
 
-__all__ = ["Likelihood"]
+__all__ = ["Likelihood", "is_target"]
+
+TARGET: Any = {"is_target": True}
+
+
+def is_target(site: Mapping[str, Any]) -> bool:
+    """Whether a site holds the targets of a likelihood, observed or not: guides leave it to the model."""
+    return bool(site["infer"] and site["infer"].get("is_target", False))
 
 
 class Likelihood(UniquelyNamed):
@@ -60,7 +70,7 @@ class Likelihood(UniquelyNamed):
         index = torch.arange(size, device=f.device)
         with pyro.plate("data", size if y is None else self.num_data, subsample=index, dim=-1):
             f = pyro.deterministic("f", f, event_dim=self.event_dim)
-            return pyro.sample("y", self.observation(f, **noise), obs=y)
+            return pyro.sample("y", self.observation(f, **noise), obs=y, infer=TARGET)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """

@@ -45,7 +45,7 @@ class AutoRadial(AutoLocScale):
 
     :param model: a Pyro model with continuous latent sites; constrained ones get the image of a radial normal.
     :param init_loc_fn: a per-site init function. The default starts at the network's own weights where the model is
-        made by :class:`~pyro_radial.nn.BayesianModule`, else at a fan-in init, else at the prior's median.
+        made by :class:`~pyro_radial.nn.BayesianModule`, else at a fan-in init, else at the prior's centre.
     :param float init_scale: the scale every element starts at, the paper's sigma. At most one of this and
         ``init_stddev``.
     :param float init_stddev: the marginal standard deviation, sigma / sqrt(D), every element starts at. The default
@@ -59,7 +59,7 @@ class AutoRadial(AutoLocScale):
 
     Example::
 
-        >>> import pyro
+        >>> import pyro, torch
         >>> import pyro.distributions as dist
         >>> from pyro.infer import SVI, TraceMeanField_ELBO
         >>> def model(x, y):

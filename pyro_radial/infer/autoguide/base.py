@@ -6,6 +6,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pyro
@@ -16,9 +17,10 @@ from pyro.infer.autoguide.initialization import InitMessenger
 from torch import Tensor
 from torch.distributions import Transform, biject_to
 
-from pyro_radial._compat import helpful_support_errors, periodic_repeat
+from pyro_radial._compat import helpful_support_errors, periodic_repeat, prototype_hide_fn
 from pyro_radial._naming import UniquelyNamed
 from pyro_radial.infer.autoguide.initialization import has_real_support
+from pyro_radial.nn.likelihood import is_target
 
 
 class AutoPerSite(UniquelyNamed, AutoGuide):
@@ -44,8 +46,13 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
         self.init_loc_fn = init_loc_fn
-        super().__init__(InitMessenger(init_loc_fn)(model), create_plates=create_plates)
+        super().__init__(InitMessenger(partial(_init_latent, init_loc_fn))(model), create_plates=create_plates)
         self._transforms: dict[str, Transform | None] = {}
+
+    @staticmethod
+    def _prototype_hide_fn(msg: Any) -> bool:
+        # Without targets the model samples them, to predict; they are no latent site even then.
+        return prototype_hide_fn(msg) or is_target(msg)
 
     def _init_site(self, name: str, unconstrained: Tensor, event_dim: int) -> None:
         """Make the parameters of one site from its full-size initial value."""
@@ -198,6 +205,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         # The copy guides the same model; a file cannot hold it, but a copy in memory can.
         object.__setattr__(new, "_model", self._model)
         return new
+
+
+def _init_latent(init_loc_fn: Callable[..., Any], site: Mapping[str, Any]) -> Any:
+    return site["fn"].sample() if is_target(site) else init_loc_fn(site)
 
 
 def _site_transform(site: Mapping[str, Any]) -> Transform:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from pyro.distributions import constraints
-from pyro.infer.autoguide.initialization import init_to_median
+from pyro.infer.autoguide.initialization import init_to_mean, init_to_median
 from torch import Tensor, nn
 
 InitFn = Callable[..., Any]
@@ -24,8 +24,16 @@ def has_real_support(site: Mapping[str, Any]) -> bool:
     return support is constraints.real
 
 
+def init_to_center(site: Mapping[str, Any] | None = None) -> Any:
+    """Start at the prior's mean where every real value is allowed, so biases at zero, and at its median elsewhere."""
+    if site is None:
+        return init_to_center
+    # The mean is exact; Pyro's median is that of a few samples, but finite also where a mean is not.
+    return init_to_mean(site) if has_real_support(site) else init_to_median(site)
+
+
 def init_to_fan_in(
-    site: Mapping[str, Any] | None = None, gain: float = math.sqrt(2.0), fallback: InitFn = init_to_median
+    site: Mapping[str, Any] | None = None, gain: float = math.sqrt(2.0), fallback: InitFn = init_to_center
 ) -> Any:
     r"""Start weight tensors at :math:`N(0, \mathrm{gain}^2 / \mathrm{fan\_in})`, all else at ``fallback``.
 

@@ -1,0 +1,20 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The checks that this library runs on its own classes, to inherit for a class of yours.
+
+Example, in a test file that pytest collects::
+
+    class TestMyLaw(DistributionTests):
+        def make(self, dtype=torch.float64):
+            return MyLaw(torch.zeros(3, dtype=dtype), torch.ones(3, dtype=dtype))
+
+    class TestMyGuide(GuideTests):
+        def make(self, model, **kwargs):
+            return MyGuide(model, **kwargs)
+"""
+
+from pyro_radial.testing.distributions import DistributionTests
+from pyro_radial.testing.guides import GuideTests
+
+__all__ = ["DistributionTests", "GuideTests"]

@@ -1,0 +1,114 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What must hold of every reparameterised distribution on real tensors."""
+
+import copy
+import pickle
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor
+
+NUM_SAMPLES = 40_000
+# Standard errors that a Monte Carlo estimate may be off; with about 50 such comparisons a suite, by chance 1 in 300.
+STANDARD_ERRORS = 4.0
+# Half of the bits of float64 are lost to a central difference.
+DIFFERENCE_STEP = 1e-6
+DIFFERENCE_TOLERANCE = 1e-5
+
+
+class DistributionTests:
+    """Inherit, define :meth:`make`, and let pytest collect the class."""
+
+    def make(self, dtype: torch.dtype = torch.float64) -> Any:
+        """A small example of the distribution with parameters of this dtype, batch and event dimensions at will."""
+        raise NotImplementedError
+
+    def _example(self, dtype: torch.dtype = torch.float64) -> Any:
+        pyro.set_rng_seed(0)
+        return self.make(dtype)
+
+    def test_samples_and_densities_have_the_shapes_pyro_expects(self) -> None:
+        law = self._example()
+        for sample_shape in ((), (2,), (2, 3)):
+            value = law.rsample(torch.Size(sample_shape))
+            assert value.shape == torch.Size(sample_shape) + law.batch_shape + law.event_shape
+            assert law.log_prob(value).shape == torch.Size(sample_shape) + law.batch_shape
+        assert law.entropy().shape == law.batch_shape
+        assert law.mean.shape == law.variance.shape == law.batch_shape + law.event_shape
+        assert law.support.event_dim == law.event_dim
+
+    def test_samples_lie_in_the_support_and_carry_no_gradient(self) -> None:
+        law = self._example()
+        value = law.sample(torch.Size((100,)))
+        assert not value.requires_grad
+        assert bool(law.support.check(value).all())
+
+    def test_a_seed_gives_the_same_sample_twice(self) -> None:
+        law = self._example()
+        pyro.set_rng_seed(1)
+        first = law.sample()
+        pyro.set_rng_seed(1)
+        assert torch.equal(first, law.sample())
+
+    def test_everything_has_the_dtype_of_the_parameters(self) -> None:
+        for dtype in (torch.float32, torch.float64):
+            law = self._example(dtype)
+            value = law.rsample()
+            for tensor in (value, law.log_prob(value), law.entropy(), law.mean, law.variance):
+                assert tensor.dtype == dtype
+
+    def test_moments_match_samples(self) -> None:
+        law = self._example()
+        deviation = law.sample(torch.Size((NUM_SAMPLES,))) - law.mean
+        _assert_mean_is(deviation, torch.zeros_like(law.mean))
+        _assert_mean_is(deviation.square(), law.variance)
+
+    def test_entropy_is_the_mean_of_minus_the_log_density(self) -> None:
+        law = self._example()
+        _assert_mean_is(-law.log_prob(law.sample(torch.Size((NUM_SAMPLES,)))), law.entropy())
+
+    def test_gradient_of_the_log_density_matches_differences(self) -> None:
+        law = self._example()
+        value = law.sample()
+        direction = torch.randn_like(value)
+        at = value.clone().requires_grad_()
+        law.log_prob(at).sum().backward()
+        assert at.grad is not None
+        change = _central_difference(lambda t: law.log_prob(value + t * direction).sum())
+        torch.testing.assert_close(
+            (at.grad * direction).sum(), change, rtol=DIFFERENCE_TOLERANCE, atol=DIFFERENCE_TOLERANCE
+        )
+
+    def test_expanding_repeats_the_law_and_leaves_the_original(self) -> None:
+        law = self._example()
+        before = law.batch_shape
+        larger = law.expand(torch.Size((5, *before)))
+        again = larger.expand(torch.Size((2, 5, *before)))
+        assert law.batch_shape == before
+        assert larger.batch_shape == (5, *before)
+        assert again.batch_shape == (2, 5, *before)
+        assert type(larger) is type(law)
+        value = again.sample()
+        assert value.shape == again.batch_shape + law.event_shape
+        torch.testing.assert_close(again.log_prob(value), law.log_prob(value))
+        # Each copy has its own noise.
+        assert not torch.equal(value[0], value[1])
+
+    def test_copies_and_pickles_are_the_same_law(self) -> None:
+        law = self._example()
+        value = law.sample()
+        for twin in (copy.deepcopy(law), pickle.loads(pickle.dumps(law))):
+            assert torch.equal(twin.log_prob(value), law.log_prob(value))
+
+
+def _assert_mean_is(samples: Tensor, expected: Tensor) -> None:
+    """Every element of the mean over the first dimension within so many standard errors."""
+    error = samples.std(0) / len(samples) ** 0.5
+    assert bool(((samples.mean(0) - expected).abs() <= STANDARD_ERRORS * error).all())
+
+
+def _central_difference(function: Any) -> Tensor:
+    return (function(DIFFERENCE_STEP) - function(-DIFFERENCE_STEP)) / (2 * DIFFERENCE_STEP)

@@ -1,0 +1,304 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What must hold of every automatic guide, on models with weights, constraints, plates and subsampling."""
+
+import copy
+import io
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoGuideList
+from pyro.optim import PyroOptim
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor
+
+from pyro_radial.infer.elbo import RadialELBO
+
+NUM_PARTICLES = 4_000
+STANDARD_ERRORS = 4.0
+
+
+def weights_model(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """A linear model with a matrix, a vector and a constrained scalar; names with dots, as networks have."""
+    weight = pyro.sample("layer.weight", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
+    bias = pyro.sample("layer.bias", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    noise = pyro.sample("noise", dist.LogNormal(0.0, 0.5))
+    with pyro.plate("data", len(x), dim=-1):
+        mean = (x[:, None, :] * _beside_data(weight, 2)).sum(-1) + _beside_data(bias, 1)
+        return pyro.sample("y", dist.Normal(mean, _beside_data(noise, 0)[..., None]).to_event(1), obs=y)
+
+
+def _adam(lr: float) -> PyroOptim:
+    return PyroOptim(torch.optim.Adam, {"lr": lr})
+
+
+def _beside_data(value: Tensor, event_dim: int) -> Tensor:
+    """A value of one draw, or of many with whatever dimensions a vectorising handler left, as [draws, 1, *event]."""
+    event = value.shape[value.dim() - event_dim :]
+    return value.reshape(-1, 1, *event) if value.dim() > event_dim else value.expand(1, *event)
+
+
+def local_model(data: Tensor, batch: int | None = None) -> None:
+    """A latent vector for each row, and mini-batches of rows."""
+    center = pyro.sample("center", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with pyro.plate("rows", len(data), subsample_size=batch) as index:
+        local = pyro.sample("local", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        pyro.sample("obs", dist.Normal(center + local, 1.0).to_event(1), obs=data[index])
+
+
+def constrained_model() -> None:
+    """Sites on the half-line, an interval, a simplex, and below a bound."""
+    pyro.sample("rate", dist.LogNormal(0.5, 0.3).expand([3]).to_event(1))
+    pyro.sample("share", dist.Beta(2.0, 3.0).expand([2]).to_event(1))
+    pyro.sample("mixture", dist.Dirichlet(torch.full((3,), 2.0)))
+
+
+class GuideTests:
+    """Inherit, define :meth:`make`, and let pytest collect the class."""
+
+    def make(self, model: Any, **kwargs: Any) -> Any:
+        """The guide of a model; keyword arguments, such as ``create_plates``, are passed on."""
+        raise NotImplementedError
+
+    @pytest.fixture(autouse=True)
+    def _fresh_start(self) -> Any:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        yield
+        pyro.clear_param_store()
+
+    def _data(self) -> tuple[Tensor, Tensor]:
+        return torch.randn(6, 3), torch.randn(6, 2)
+
+    def test_the_guide_samples_every_latent_site_of_the_model(self) -> None:
+        x, y = self._data()
+        model_trace = prune_subsample_sites(poutine.trace(weights_model).get_trace(x, y))
+        guide_trace = poutine.trace(self.make(weights_model)).get_trace(x, y)
+        for name, site in dict[str, Any](model_trace.nodes).items():
+            if name in model_trace.stochastic_nodes:
+                twin: Any = guide_trace.nodes[name]
+                assert twin["value"].shape == site["value"].shape
+                assert twin["fn"].batch_shape == site["fn"].batch_shape
+
+    def test_replaying_a_draw_gives_the_model_that_draw(self) -> None:
+        x, y = self._data()
+        guide_trace = poutine.trace(self.make(weights_model)).get_trace(x, y)
+        replayed = poutine.trace(poutine.replay(weights_model, trace=guide_trace)).get_trace(x, y)
+        nodes: Any = replayed.nodes
+        assert torch.equal(nodes["layer.weight"]["value"], guide_trace.nodes["layer.weight"]["value"])
+
+    @pytest.mark.parametrize("model", [weights_model, constrained_model], ids=["weights", "constrained"])
+    def test_all_losses_estimate_the_same_elbo(self, model: Any) -> None:
+        args = self._data() if model is weights_model else ()
+        guide = self.make(model)
+        guide(*args)
+        means, errors = [], []
+        for loss in (Trace_ELBO, TraceMeanField_ELBO, RadialELBO):
+            elbo = loss()
+            with torch.no_grad():
+                draws = torch.tensor([float(elbo.loss(model, guide, *args)) for _ in range(NUM_PARTICLES // 10)])
+            means.append(draws.mean())
+            errors.append(draws.std() / len(draws) ** 0.5)
+        for mean, error in zip(means[1:], errors[1:], strict=True):
+            assert abs(mean - means[0]) <= STANDARD_ERRORS * (error**2 + errors[0] ** 2).sqrt()
+
+    def test_a_vectorised_loss_estimates_the_looped_one(self) -> None:
+        x, y = self._data()
+        guide = self.make(weights_model)
+        guide(x, y)
+        vectorised = RadialELBO(num_particles=NUM_PARTICLES, vectorize_particles=True, max_plate_nesting=1)
+        looped = RadialELBO()
+        with torch.no_grad():
+            value = float(vectorised.loss(weights_model, guide, x, y))
+            draws = torch.tensor([float(looped.loss(weights_model, guide, x, y)) for _ in range(400)])
+        # Both are means of the same draws: 400 looped and ten times as many vectorised ones.
+        assert abs(value - draws.mean()) <= STANDARD_ERRORS * draws.std() * (1 / 400 + 1 / NUM_PARTICLES) ** 0.5
+
+    def test_training_lowers_the_loss_by_svi_and_by_torch(self) -> None:
+        x, y = self._data()
+        for local in (False, True):
+            with pyro.settings.context(module_local_params=local):
+                guide = self.make(weights_model)
+                svi = SVI(weights_model, guide, _adam(0.05), TraceMeanField_ELBO(num_particles=4))
+                losses = [svi.step(x, y) for _ in range(60)]
+                assert sum(losses[-10:]) < sum(losses[:10])
+                guide = self.make(weights_model)
+                make_module: Any = RadialELBO(num_particles=4)
+                elbo = make_module(weights_model, guide)
+                elbo(x, y)
+                optimiser = torch.optim.Adam(elbo.parameters(), lr=0.05)
+                values = []
+                for _ in range(60):
+                    optimiser.zero_grad()
+                    loss = elbo(x, y)
+                    loss.backward()
+                    optimiser.step()
+                    values.append(loss.item())
+                assert sum(values[-10:]) < sum(values[:10])
+
+    def test_subsampling_keeps_parameters_for_every_row_and_trains_all(self) -> None:
+        data = torch.randn(7, 2) + 3.0
+        guide = self.make(local_model)
+        draw = guide(data, 3)
+        assert draw["local"].shape == (3, 2)
+        assert guide.median()["local"].shape == (7, 2)
+        before = guide.median()["local"].clone()
+        svi = SVI(local_model, guide, _adam(0.05), TraceMeanField_ELBO())
+        for _ in range(60):
+            svi.step(data, 3)
+        assert bool((guide.median()["local"] != before).any(-1).all())
+
+    def test_create_plates_chooses_the_rows(self) -> None:
+        data = torch.randn(7, 2)
+        rows = torch.tensor([1, 4])
+
+        def plates(data: Tensor, batch: int | None = None) -> Any:
+            return pyro.plate("rows", len(data), subsample=rows)
+
+        guide = self.make(local_model, create_plates=plates)
+        guide(data, 2)
+        with torch.no_grad():
+            guide_trace = poutine.trace(guide).get_trace(data, 2)
+        value = guide_trace.nodes["local"]["value"]
+        assert value.shape == (2, 2)
+        assert torch.equal(guide_trace.nodes["rows"]["value"], rows)
+
+    def test_it_joins_an_autoguidelist(self) -> None:
+        x, y = self._data()
+        guide = AutoGuideList(weights_model)
+        guide.append(self.make(poutine.block(weights_model, hide=["noise"])))
+        guide.append(AutoDelta(poutine.block(weights_model, expose=["noise"])))
+        assert set(guide(x, y)) == {"layer.weight", "layer.bias", "noise"}
+        assert set(guide.median(x, y)) == {"layer.weight", "layer.bias", "noise"}
+        assert SVI(weights_model, guide, _adam(0.01), Trace_ELBO()).step(x, y) > 0
+
+    @pytest.mark.parametrize("parallel", [False, True])
+    def test_predictive_draws_from_the_guide(self, parallel: bool) -> None:
+        x, y = self._data()
+        guide = self.make(weights_model)
+        guide(x, y)
+        draws = Predictive(weights_model, guide=guide, num_samples=5, parallel=parallel)(x)
+        assert draws["y"].shape == (5, 6, 2)
+        latent = Predictive(guide, num_samples=5, parallel=parallel)(x)
+        assert latent["layer.weight"].shape == (5, 2, 3)
+
+    def test_setup_makes_the_parameters_without_training(self) -> None:
+        x, y = self._data()
+        guide = self.make(weights_model)
+        assert not list(guide.parameters())
+        guide.setup(x, y)
+        names = [name for name, _ in guide.named_parameters()]
+        assert names
+        guide.setup(x, y)
+        assert [name for name, _ in guide.named_parameters()] == names
+
+    def test_state_dict_round_trip_is_exact_and_loads_weights_only(self) -> None:
+        x, y = self._data()
+        guide, other = self.make(weights_model), self.make(weights_model)
+        guide.setup(x, y)
+        other.setup(x, y)
+        buffer = io.BytesIO()
+        torch.save(guide.state_dict(), buffer)
+        buffer.seek(0)
+        other.load_state_dict(torch.load(buffer, weights_only=True))
+        pyro.set_rng_seed(3)
+        draw = guide(x, y)
+        pyro.set_rng_seed(3)
+        twin = other(x, y)
+        assert all(torch.equal(draw[name], twin[name]) for name in draw)
+
+    def test_loading_into_a_guide_without_parameters_says_to_set_it_up(self) -> None:
+        x, y = self._data()
+        guide = self.make(weights_model)
+        guide.setup(x, y)
+        with pytest.raises(RuntimeError, match="setup"):
+            self.make(weights_model).load_state_dict(guide.state_dict())
+
+    def test_copying_and_saving_leave_the_original_usable(self) -> None:
+        x, y = self._data()
+        for called_before in (False, True):
+            guide = self.make(weights_model)
+            if called_before:
+                guide(x, y)
+            twin = copy.deepcopy(guide)
+            torch.save(guide, io.BytesIO())
+            assert set(guide(x, y)) == set(twin(x, y))
+
+    def test_a_copy_trains_on_its_own(self) -> None:
+        x, y = self._data()
+        guide = self.make(weights_model)
+        guide(x, y)
+        twin = copy.deepcopy(guide)
+        before = {name: value.clone() for name, value in guide.median().items()}
+        svi = SVI(weights_model, twin, _adam(0.1), TraceMeanField_ELBO())
+        for _ in range(3):
+            svi.step(x, y)
+        guide(x, y)
+        assert all(torch.equal(guide.median()[name], before[name]) for name in before)
+        assert not torch.equal(twin.median()["layer.weight"], before["layer.weight"])
+
+    def test_two_guides_of_one_class_share_nothing(self) -> None:
+        x, y = self._data()
+        first, second = self.make(weights_model), self.make(weights_model)
+        first(x, y)
+        second(x, y)
+        before = second.median()["layer.bias"].clone()
+        svi = SVI(weights_model, first, _adam(0.1), TraceMeanField_ELBO())
+        for _ in range(3):
+            svi.step(x, y)
+        second(x, y)
+        assert torch.equal(second.median()["layer.bias"], before)
+
+    def test_the_posterior_is_detached_and_stays_as_it_was(self) -> None:
+        x, y = self._data()
+        guide = self.make(weights_model)
+        guide(x, y)
+        posterior = guide.posterior()
+        value = posterior["layer.weight"].sample()
+        before = posterior["layer.weight"].log_prob(value)
+        assert not before.requires_grad
+        SVI(weights_model, guide, _adam(0.1), TraceMeanField_ELBO()).step(x, y)
+        assert torch.equal(posterior["layer.weight"].log_prob(value), before)
+        assert bool((posterior["noise"].sample((50,)) > 0).all())
+
+    def test_a_loss_at_the_median_is_finite_and_silent(self) -> None:
+        x, y = self._data()
+        guide = self.make(weights_model)
+        guide(x, y)
+        at_median = poutine.condition(guide, data=guide.median())
+        trace = poutine.trace(at_median).get_trace(x, y)
+        trace.compute_log_prob()
+        assert bool(torch.isfinite(torch.as_tensor(trace.log_prob_sum()).detach()))
+
+    def test_quantiles_are_those_of_draws(self) -> None:
+        x, y = self._data()
+        guide = self.make(weights_model)
+        guide(x, y)
+        levels = [0.1, 0.5, 0.75]
+        quantiles = guide.quantiles(levels)
+        posterior = guide.posterior()
+        for name in ("layer.weight", "noise"):
+            draws = posterior[name].sample((NUM_PARTICLES,))
+            for level, quantile in zip(levels, quantiles[name], strict=True):
+                share = (draws <= quantile).double().mean(0)
+                error = (level * (1 - level) / NUM_PARTICLES) ** 0.5
+                assert bool(((share - level).abs() <= STANDARD_ERRORS * error).all())
+
+    def test_quantiles_of_a_site_that_mixes_elements_are_refused_by_name(self) -> None:
+        guide = self.make(constrained_model)
+        guide()
+        with pytest.raises(ValueError, match="mixture"):
+            guide.quantiles([0.5])
+
+    def test_a_discrete_latent_site_is_refused_by_name(self) -> None:
+        def model() -> None:
+            pyro.sample("coin", dist.Bernoulli(0.5))
+
+        with pytest.raises(ValueError, match="coin"):
+            self.make(model)()

@@ -1,0 +1,159 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import TraceMeanField_ELBO
+from torch.distributions import biject_to, kl_divergence
+
+from pyro_radial.distributions import RadialNormal, kl
+
+NUM_SAMPLES = 40_000
+FULL = (3, 4, 5)
+
+
+def assert_kl_is_that_of_samples(q, p, count=NUM_SAMPLES):
+    exact = kl_divergence(q, p)
+    assert exact.shape == q.batch_shape
+    value = q.sample((count,))
+    draws = q.log_prob(value) - p.log_prob(value)
+    # The last term is for rounding, where both sides are a constant.
+    assert bool(((draws.mean(0) - exact).abs() <= 4 * draws.std(0) / count**0.5 + 1e-9).all())
+
+
+@pytest.fixture
+def q():
+    return RadialNormal(torch.randn(FULL, dtype=torch.double), 0.2 + torch.rand(FULL, dtype=torch.double), 2)
+
+
+@pytest.fixture
+def p():
+    return dist.Normal(torch.randn(FULL, dtype=torch.double), 0.5 + torch.rand(FULL, dtype=torch.double))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5, 50, 200, 36_864])
+def test_kl_to_a_factorised_normal_is_that_of_samples_in_any_dimension(dim):
+    q = RadialNormal(torch.randn(dim, dtype=torch.double), 0.2 + torch.rand(dim, dtype=torch.double))
+    p = dist.Normal(torch.randn(dim, dtype=torch.double), 0.5 + torch.rand(dim, dtype=torch.double)).to_event(1)
+    assert_kl_is_that_of_samples(q, p, 400 if dim > 1000 else NUM_SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("dim", "least", "half_digit"),
+    [(2, 0.216, 5e-4), (10, 4.43, 5e-3), (100, 60.4, 0.05), (1000, 630.9, 0.05), (36_864, 23_409, 0.5)],
+)
+def test_the_least_kl_to_a_standard_normal_is_the_known_floor(dim, least, half_digit):
+    q = RadialNormal(torch.zeros(dim), torch.full((dim,), math.sqrt(dim)))
+    p = dist.Normal(0.0, 1.0).expand([dim]).to_event(1)
+    value = kl_divergence(q, p)
+    assert float(value) == pytest.approx(least, abs=half_digit)
+    # It is the least: any other common scale costs more.
+    for factor in (0.9, 1.1):
+        assert kl_divergence(RadialNormal(q.loc, q.scale * factor), p) > value
+
+
+def test_with_one_element_it_is_the_kl_of_normals():
+    loc, scale = torch.randn(9, 1, dtype=torch.double), 0.2 + torch.rand(9, 1, dtype=torch.double)
+    p = dist.Normal(torch.randn(9, 1, dtype=torch.double), 0.7)
+    radial = kl_divergence(RadialNormal(loc, scale), p.to_event(1))
+    torch.testing.assert_close(radial, kl_divergence(dist.Normal(loc, scale), p).squeeze(-1))
+
+
+MASK = torch.tensor([True, False, True])
+NESTINGS = {
+    "independent": lambda q, p: (q, p.to_event(2)),
+    "independent of independent": lambda q, p: (q, p.to_event(1).to_event(1)),
+    "more reinterpreted on both": lambda q, p: (q.to_event(1), p.to_event(3)),
+    "one radius per row": lambda q, p: (RadialNormal(q.loc, q.scale, 1).to_event(1), p.to_event(2)),
+    "no event": lambda q, p: (RadialNormal(q.loc, q.scale, 0), p),
+    "no event, reinterpreted": lambda q, p: (RadialNormal(q.loc, q.scale, 0).to_event(2), p.to_event(2)),
+    "masked prior": lambda q, p: (q, p.to_event(2).mask(MASK)),
+    "elements masked": lambda q, p: (q, p.mask(torch.arange(60).reshape(FULL) % 3 > 0).to_event(2)),
+    "masked posterior": lambda q, p: (q.mask(MASK), p.to_event(2)),
+    "both masked": lambda q, p: (q.mask(MASK), p.to_event(2).mask(MASK)),
+    "masked with False": lambda q, p: (q, p.to_event(2).mask(False)),
+    "rows masked": lambda q, p: (RadialNormal(q.loc, q.scale, 1).to_event(1), p.to_event(2).mask(MASK)),
+    "expanded prior": lambda q, p: (q, dist.Normal(0.0, 1.0).expand([4, 5]).to_event(2).expand([3])),
+    "masked, expanded prior": lambda q, p: (q, dist.Normal(0.0, 1.0).expand([4, 5]).to_event(2).mask(True).expand([3])),
+    "expanded posterior": lambda q, p: (RadialNormal(q.loc[0], q.scale[0], 2).expand([3]), p.to_event(2)),
+    "normal to masked normal": lambda q, p: (dist.Normal(q.loc, q.scale).to_event(2), p.to_event(2).mask(MASK)),
+}
+
+
+@pytest.mark.parametrize("nesting", NESTINGS.values(), ids=NESTINGS.keys())
+def test_kl_is_exact_under_any_nesting(nesting, q, p):
+    assert_kl_is_that_of_samples(*nesting(q, p))
+
+
+def test_kl_to_a_full_covariance_normal_is_that_of_samples(q):
+    root = torch.randn(5, 5, dtype=torch.double)
+    p = dist.MultivariateNormal(torch.randn(5, dtype=torch.double), root @ root.T + torch.eye(5))
+    assert_kl_is_that_of_samples(RadialNormal(q.loc, q.scale, 1), p)
+
+
+@pytest.mark.parametrize("family", [RadialNormal, dist.Normal])
+def test_kl_to_a_log_normal_is_closed_on_its_support(family, p):
+    prior = dist.LogNormal(p.loc, p.scale).to_event(2)
+    loc, scale = torch.randn(FULL, dtype=torch.double), torch.full(FULL, 0.5, dtype=torch.double)
+    base = RadialNormal(loc, scale, 2) if family is RadialNormal else dist.Normal(loc, scale).to_event(2)
+    # The support that a guide sees is exp followed by a trivial affine map, the prior's own transform is exp alone.
+    q = dist.TransformedDistribution(base, [biject_to(prior.support)])
+    torch.testing.assert_close(kl_divergence(q, prior), kl_divergence(base, p.to_event(2)))
+
+
+def test_kl_of_different_transforms_is_left_to_sampling(p):
+    q = dist.TransformedDistribution(RadialNormal(p.loc, p.scale, 2), [dist.transforms.SigmoidTransform()])
+    with pytest.raises(NotImplementedError):
+        kl_divergence(q, dist.LogNormal(p.loc, p.scale).to_event(2))
+
+
+def test_kl_is_never_negative_and_its_gradients_match_differences(q, p):
+    loc, scale = q.loc.clone().requires_grad_(), q.scale.clone().requires_grad_()
+    assert bool((kl_divergence(q, p.to_event(2)) >= 0).all())
+    torch.autograd.gradcheck(lambda a, b: kl_divergence(RadialNormal(a, b, 2), p.to_event(2)), (loc, scale))
+
+
+def test_in_float32_the_kl_of_a_million_weights_keeps_six_digits():
+    dim = 10**6
+    loc, scale = 0.05 * torch.randn(dim), torch.full((dim,), 3.0)
+    low = kl_divergence(RadialNormal(loc, scale), dist.Normal(0.0, 1.0).expand([dim]).to_event(1))
+    one = torch.tensor(1.0, dtype=torch.double)
+    exact = kl_divergence(
+        RadialNormal(loc.double(), scale.double()), dist.Normal(0 * one, one).expand([dim]).to_event(1)
+    )
+    assert float(low) == pytest.approx(float(exact), rel=1e-6)
+
+
+@pytest.mark.parametrize("event_dim", [1, 2])
+def test_shapes_that_do_not_match_are_left_to_sampling(q, p, event_dim):
+    with pytest.raises(NotImplementedError):
+        kl_divergence(q, p if event_dim == 1 else p.to_event(1))
+
+
+def test_trace_mean_field_elbo_finds_the_rule(monkeypatch):
+    calls = []
+    original = kl._cross_entropy
+    monkeypatch.setattr(kl, "_cross_entropy", lambda *args: calls.append(1) or original(*args))
+
+    def model():
+        with pyro.plate("groups", 3):
+            pyro.sample("w", dist.Normal(0.0, 1.0).expand([4, 5]).to_event(2))
+
+    def guide():
+        with pyro.plate("groups", 3):
+            pyro.sample("w", RadialNormal(torch.zeros(4, 5), torch.ones(4, 5), 2))
+
+    losses = {float(TraceMeanField_ELBO().loss(model, guide)) for _ in range(3)}
+    assert calls
+    assert len(losses) == 1
+
+
+def test_the_table_overrides_no_rule_of_torch_or_pyro():
+    pairs = [(q, p) for q, p, _ in kl.RULES]
+    assert len(pairs) == len(set(pairs))
+    for pair in ((dist.Normal, dist.Normal), (torch.distributions.Independent, torch.distributions.Independent)):
+        assert pair not in pairs

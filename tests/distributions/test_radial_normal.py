@@ -1,0 +1,275 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import math
+
+import hypothesis.strategies as st
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from hypothesis import given, settings
+from pyro.infer import SVI, Trace_ELBO
+from scipy import stats
+from scipy.integrate import dblquad, tplquad
+from torch.distributions import biject_to
+
+from pyro_radial.distributions import RadialNormal
+
+NUM_SAMPLES = 40_000
+
+
+def test_one_element_per_event_is_exactly_normal():
+    loc, scale = torch.randn(50, 1, dtype=torch.double), 0.1 + torch.rand(50, 1, dtype=torch.double)
+    radial, normal = RadialNormal(loc, scale), dist.Normal(loc, scale)
+    value = normal.sample((20,))
+    value[0] = loc
+    torch.testing.assert_close(radial.log_prob(value), normal.log_prob(value).squeeze(-1), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(radial.entropy(), normal.entropy().squeeze(-1), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(radial.variance, normal.variance)
+    pyro.set_rng_seed(7)
+    sample = radial.sample()
+    pyro.set_rng_seed(7)
+    torch.testing.assert_close(sample, normal.sample())
+
+
+def test_one_element_samples_pass_a_test_of_normality():
+    draws = RadialNormal(torch.zeros(1), torch.ones(1)).sample((NUM_SAMPLES,)).squeeze(-1)
+    assert stats.kstest(draws.numpy(), "norm").pvalue > 1e-3
+
+
+def test_the_density_integrates_to_one_in_two_dimensions():
+    law = RadialNormal(torch.tensor([0.3, -0.2], dtype=torch.double), torch.tensor([0.7, 1.9], dtype=torch.double))
+
+    # Polar coordinates about loc: the Jacobian cancels the pole.
+    def integrand(angle, radius):
+        point = law.loc + radius * torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.double)
+        return float(law.log_prob(point).exp()) * radius
+
+    total, error = dblquad(integrand, 1e-9, 16.0, 0.0, 2 * math.pi, epsabs=1e-6)
+    assert total == pytest.approx(1.0, abs=1e-5 + error)
+
+
+def test_the_density_integrates_to_one_in_three_dimensions():
+    law = RadialNormal(torch.zeros(3, dtype=torch.double), torch.tensor([0.5, 1.0, 1.4], dtype=torch.double))
+
+    def integrand(polar, azimuth, radius):
+        direction = [math.sin(polar) * math.cos(azimuth), math.sin(polar) * math.sin(azimuth), math.cos(polar)]
+        point = radius * torch.tensor(direction, dtype=torch.double)
+        return float(law.log_prob(point).exp()) * radius**2 * math.sin(polar)
+
+    # The density is even in each coordinate: one octant suffices.
+    octant, error = tplquad(integrand, 1e-9, 9.0, 0.0, math.pi / 2, 0.0, math.pi / 2, epsabs=1e-4, epsrel=1e-4)
+    assert 8 * octant == pytest.approx(1.0, abs=1e-3 + 8 * error)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 10, 50, 200, 36_864])
+def test_entropy_is_that_of_samples_in_any_dimension(dim):
+    scale = 0.1 + torch.rand(dim, dtype=torch.double)
+    law = RadialNormal(torch.randn(dim, dtype=torch.double), scale)
+    count = 400 if dim > 1000 else NUM_SAMPLES
+    draws = -law.log_prob(law.sample((count,)))
+    assert abs(draws.mean() - law.entropy()) <= 4 * draws.std() / count**0.5
+
+
+@pytest.mark.parametrize("event_dim", [1, 2])
+def test_the_radius_is_half_normal_and_the_direction_uniform(event_dim):
+    law = RadialNormal(torch.randn(4, 5), 0.5 + torch.rand(4, 5), event_dim)
+    unit = (law.sample((4_000,)) - law.loc) / law.scale
+    unit = unit.reshape(-1, law.num_elements)
+    radius = unit.norm(dim=-1)
+    assert stats.kstest(radius.numpy(), "halfnorm").pvalue > 1e-3
+    cosine = (unit / radius[:, None])[:, 0].numpy()
+    n = law.num_elements
+    assert stats.kstest(cosine**2, stats.beta(0.5, (n - 1) / 2).cdf).pvalue > 1e-3
+    # Independent of the radius: the rank correlation of |cosine| and radius is zero up to 1/sqrt(count).
+    assert abs(stats.spearmanr(abs(cosine), radius.numpy()).statistic) < 4 / len(radius) ** 0.5
+
+
+def test_one_radius_per_row_makes_rows_independent():
+    law = RadialNormal(torch.zeros(2, 30), torch.ones(2, 30), event_dim=1).to_event(1)
+    assert law.event_shape == (2, 30)
+    radius = law.sample((NUM_SAMPLES,)).norm(dim=-1)
+    assert abs(torch.corrcoef(radius.T)[0, 1]) < 4 / NUM_SAMPLES**0.5
+    shared = RadialNormal(torch.zeros(2, 30), torch.ones(2, 30), event_dim=2).sample((NUM_SAMPLES,)).norm(dim=-1)
+    assert torch.corrcoef(shared.T)[0, 1] > 0.5
+
+
+def test_at_loc_the_density_is_infinite_and_its_gradient_zero():
+    loc = torch.randn(3, 4, requires_grad=True)
+    scale = (0.5 + torch.rand(3, 4)).requires_grad_()
+    law = RadialNormal(loc, scale)
+    value = loc.detach().clone().requires_grad_()
+    log_prob = law.log_prob(value)
+    assert bool(torch.isposinf(log_prob).all())
+    log_prob.sum().backward()
+    assert bool((value.grad == 0).all())
+    assert bool((loc.grad == 0).all())
+    assert bool(torch.isfinite(scale.grad).all())
+
+
+def test_float32_is_accurate_in_a_million_dimensions():
+    dim = 10**6
+    loc, scale = torch.randn(dim), 0.01 + 0.1 * torch.rand(dim)
+    value = RadialNormal(loc, scale).sample()
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        s = scale.to(dtype).requires_grad_()
+        log_prob = RadialNormal(loc.to(dtype), s).log_prob(value.to(dtype))
+        (grad,) = torch.autograd.grad(log_prob, s)
+        results.append((log_prob.double(), grad.double()))
+    (low, low_grad), (high, high_grad) = results
+    assert abs(low / high - 1) < 1e-5
+    assert (low_grad - high_grad).norm() / high_grad.norm() < 1e-4
+    # Element by element too, against the size of the two terms that the gradient is a difference of.
+    assert ((low_grad - high_grad).abs() * scale).max() < 1e-4 * (high_grad.abs() * scale).max()
+
+
+def test_samples_keep_their_law_in_ten_million_dimensions():
+    # A float32 norm of so many elements is off by 1e-3; the radius must not be.
+    dim = 10**7
+    pyro.set_rng_seed(0)
+    law = RadialNormal(torch.zeros(dim), torch.ones(dim))
+    value = law.sample()
+    rho = value.double().norm()
+    pyro.set_rng_seed(0)
+    torch.randn(dim)
+    assert rho == pytest.approx(float(torch.randn(1, dtype=torch.double).abs()), rel=1e-6)
+    expected = law._log_unit_density(rho)
+    assert law.log_prob(value) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_reparameterised_gradients_are_those_of_the_transformation():
+    loc = torch.randn(6, dtype=torch.double, requires_grad=True)
+    scale = (0.5 + torch.rand(6, dtype=torch.double)).requires_grad_()
+    value = RadialNormal(loc, scale).rsample((3,))
+    noise = ((value - loc) / scale).detach()
+    weights = torch.randn_like(value)
+    (value * weights).sum().backward()
+    torch.testing.assert_close(loc.grad, weights.sum(0))
+    torch.testing.assert_close(scale.grad, (weights * noise).sum(0))
+
+
+def test_the_log_density_of_a_draw_depends_on_the_parameters_through_log_scale_alone():
+    # The entropy's gradient, -1 / scale, with no noise: the distance of a draw from its own loc does not move.
+    loc = torch.randn(50, dtype=torch.double, requires_grad=True)
+    scale = (0.5 + torch.rand(50, dtype=torch.double)).requires_grad_()
+    law = RadialNormal(loc, scale)
+    law.log_prob(law.rsample()).backward()
+    torch.testing.assert_close(loc.grad, torch.zeros_like(loc), atol=1e-10, rtol=0)
+    torch.testing.assert_close(scale.grad, -1 / scale.detach(), rtol=1e-10, atol=0)
+
+
+def test_marginal_quantiles_are_those_of_samples():
+    law = RadialNormal(torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.5, 2.0, 1.0]))
+    draws = law.sample((NUM_SAMPLES,))
+    for level, quantile in zip((0.05, 0.5, 0.8), law.marginal_quantiles([0.05, 0.5, 0.8]), strict=True):
+        share = (draws <= quantile).double().mean(0)
+        assert bool(((share - level).abs() < 4 * (level * (1 - level) / NUM_SAMPLES) ** 0.5).all())
+
+
+def test_infer_shapes_agrees_with_the_distribution():
+    law = RadialNormal(torch.zeros(4, 1, 3), torch.ones(5, 3), 2)
+    shapes = RadialNormal.infer_shapes(loc=torch.Size((4, 1, 3)), scale=torch.Size((5, 3)), event_dim=2)
+    assert shapes == (law.batch_shape, law.event_shape)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=0, max_size=4),
+    scalar_scale=st.booleans(),
+    data=st.data(),
+)
+def test_any_shape_and_event_dim_give_consistent_shapes(shape, scalar_scale, data):
+    event_dim = data.draw(st.integers(0, len(shape)))
+    law = RadialNormal(torch.zeros(shape), torch.tensor(0.5) if scalar_scale else torch.ones(shape), event_dim)
+    assert law.batch_shape + law.event_shape == torch.Size(shape)
+    assert law.event_dim == event_dim
+    value = law.sample((2,))
+    assert value.shape == (2, *shape)
+    assert bool(torch.isfinite(law.log_prob(value)).all())
+
+
+def test_python_numbers_make_a_scalar_law():
+    law = RadialNormal(0.0, 2.0, event_dim=0)
+    assert law.entropy() == pytest.approx(float(dist.Normal(0.0, 2.0).entropy()))
+
+
+def test_half_precision_samples_and_densities_are_finite():
+    for dtype in (torch.float16, torch.bfloat16):
+        law = RadialNormal(torch.zeros(1000, dtype=dtype), torch.ones(1000, dtype=dtype))
+        value = law.sample()
+        assert value.dtype == dtype
+        assert bool(torch.isfinite(law.log_prob(value)))
+
+
+def test_it_works_as_a_latent_site_under_a_plate_without_pyros_default_expand():
+    def model():
+        with pyro.plate("groups", 4):
+            pyro.sample("w", RadialNormal(torch.zeros(3), torch.ones(3)))
+
+    law = pyro.poutine.trace(model).get_trace().nodes["w"]["fn"]
+    assert type(law) is RadialNormal
+    assert law.batch_shape == (4,)
+
+
+def test_it_can_be_the_prior_of_a_model_that_svi_trains():
+    def model():
+        w = pyro.sample("w", RadialNormal(torch.zeros(3), torch.ones(3)))
+        pyro.sample("y", dist.Normal(w.sum(), 0.1), obs=torch.tensor(2.0))
+
+    guide = pyro.infer.autoguide.AutoNormal(model)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
+    losses = [svi.step() for _ in range(200)]
+    assert sum(losses[-20:]) < sum(losses[:20])
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
+def test_a_scale_that_is_not_positive_and_finite_is_refused_by_name(bad):
+    scale = torch.tensor([1.0, bad])
+    with pytest.raises(ValueError, match="scale"):
+        RadialNormal(torch.zeros(2), scale)
+
+
+def test_a_nan_loc_is_refused_by_name():
+    with pytest.raises(ValueError, match="loc"):
+        RadialNormal(torch.tensor([0.0, math.nan]), torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((torch.zeros(3), torch.ones(4)), "broadcast"),
+        ((torch.zeros(3), torch.ones(3), 2), "event_dim=2"),
+        ((torch.zeros(3), torch.ones(3), -1), "event_dim"),
+        ((torch.zeros(3), torch.ones(3), 1.0), "event_dim"),
+        ((torch.zeros(2, 0), torch.ones(2, 0)), "empty"),
+        ((torch.zeros(3, dtype=torch.long), torch.ones(3)), "loc"),
+        ((torch.zeros(3), torch.ones(3, dtype=torch.long)), "scale"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_in_words(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        RadialNormal(*arguments)
+
+
+def test_a_value_outside_the_support_is_refused_under_validation():
+    law = RadialNormal(torch.zeros(2), torch.ones(2), validate_args=True)
+    with pytest.raises(ValueError, match="support"):
+        law.log_prob(torch.tensor([0.0, math.nan]))
+
+
+def test_the_constraint_of_the_scale_has_a_bijection():
+    constraint = RadialNormal.arg_constraints["scale"]
+    transform = biject_to(constraint)
+    assert bool(constraint.check(transform(torch.randn(10))).all())
+
+
+@pytest.mark.cuda
+def test_on_cuda_samples_and_densities_are_those_of_the_cpu():
+    loc, scale = torch.randn(1000), 0.5 + torch.rand(1000)
+    law = RadialNormal(loc.cuda(), scale.cuda())
+    value = law.sample()
+    assert value.is_cuda
+    torch.testing.assert_close(law.log_prob(value).cpu(), RadialNormal(loc, scale).log_prob(value.cpu()))
+    torch.testing.assert_close(law.entropy().cpu(), RadialNormal(loc, scale).entropy())

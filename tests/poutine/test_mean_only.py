@@ -1,0 +1,93 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
+from pyro_radial.distributions import RadialNormal
+from pyro_radial.poutine import mean_only
+
+
+def model():
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+    rate = pyro.sample("rate", dist.LogNormal(0.0, 1.0))
+    with pyro.plate("data", 3):
+        pyro.sample("y", dist.Normal(w.sum(), rate), obs=torch.ones(3))
+
+
+@pytest.mark.parametrize("make", [AutoRadial, AutoMeanField, AutoNormal])
+def test_every_site_is_at_its_median_without_noise(make):
+    guide = make(model)
+    guide()
+    first, second = mean_only(guide)(), mean_only(guide)()
+    for name, median in guide.median().items():
+        assert torch.equal(first[name], second[name])
+        torch.testing.assert_close(first[name].detach(), median)
+    assert not torch.equal(guide()["w"], guide()["w"])
+
+
+@pytest.mark.parametrize("make", [AutoRadial, AutoMeanField])
+@pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO, RadialELBO])
+def test_the_loss_is_that_of_a_point_estimate_under_every_elbo(make, loss):
+    guide = make(model)
+    guide()
+    at_median = poutine.condition(model, data=guide.median())
+    expected = -poutine.trace(at_median).get_trace().log_prob_sum()
+    value = loss().loss(model, mean_only(guide))
+    assert float(value) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_scales_get_no_gradient_and_the_means_do():
+    guide = AutoRadial(model)
+    guide()
+    RadialELBO(kl_weight=0.0)(model, mean_only(guide))().backward()
+    for name, parameter in guide.named_parameters():
+        assert (parameter.grad is None) == name.startswith("scales")
+
+
+def test_as_a_context_it_quietens_the_guide_and_leaves_the_model():
+    guide = AutoRadial(model)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.0}), TraceMeanField_ELBO())
+    with mean_only():
+        first, second = svi.evaluate_loss(), svi.evaluate_loss()
+    assert first == second
+    assert svi.evaluate_loss() != first
+
+
+def test_observed_sites_and_mini_batches_are_left_alone():
+    def local():
+        with pyro.plate("rows", 6, subsample_size=2) as index:
+            pyro.sample("z", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+            pyro.sample("obs", dist.Normal(0.0, 1.0), obs=torch.zeros(6)[index])
+
+    guide = AutoRadial(local)
+    trace = poutine.trace(mean_only(guide)).get_trace()
+    assert trace.nodes["z"]["value"].shape == (2, 2)
+    assert "obs" not in trace.nodes
+
+
+def test_wrapped_laws_are_seen_through():
+    def guide():
+        base = RadialNormal(torch.tensor([1.0, 2.0]), torch.ones(2))
+        pyro.sample("masked", base.mask(True))
+        pyro.sample("exp", dist.TransformedDistribution(base, [dist.transforms.ExpTransform()]))
+        pyro.sample("rows", RadialNormal(torch.ones(2, 3), torch.ones(2, 3)).to_event(1))
+
+    trace = poutine.trace(mean_only(guide)).get_trace()
+    assert torch.equal(trace.nodes["masked"]["value"], torch.tensor([1.0, 2.0]))
+    torch.testing.assert_close(trace.nodes["exp"]["value"], torch.tensor([1.0, 2.0]).exp())
+    assert bool((trace.nodes["rows"]["value"] == 1).all())
+
+
+def test_a_discrete_law_is_refused_by_name():
+    def guide():
+        pyro.sample("coin", dist.Categorical(torch.ones(3)))
+
+    with pytest.raises(ValueError, match="'coin'"):
+        mean_only(guide)()

@@ -1,0 +1,38 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Pyro moves what it does not document; each such name does here what we use it for."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.nn import PyroModule
+
+from pyro_radial import _compat
+
+
+def test_deep_setattr_makes_the_modules_between():
+    module = PyroModule("m")
+    _compat.deep_setattr(module, "0.weight", torch.nn.Parameter(torch.ones(2)))
+    assert dict(module.named_parameters()).keys() == {"0.weight"}
+
+
+def test_helpful_support_errors_names_a_discrete_site():
+    site = {"name": "coin", "fn": dist.Bernoulli(0.5)}
+    with pytest.raises(ValueError, match="coin"), _compat.helpful_support_errors(site):
+        raise NotImplementedError
+
+
+def test_periodic_repeat_cycles_through_rows():
+    assert torch.equal(_compat.periodic_repeat(torch.arange(3), 5, 0), torch.tensor([0, 1, 2, 0, 1]))
+
+
+def test_deterministic_sites_are_told_from_observations():
+    def model():
+        pyro.deterministic("f", torch.zeros(2))
+        pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.tensor(0.0))
+
+    nodes = pyro.poutine.trace(model).get_trace().nodes
+    assert _compat.is_deterministic(nodes["f"])
+    assert not _compat.is_deterministic(nodes["y"])
