@@ -1,0 +1,56 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the experiments share: results that grow row by row, so that a killed script goes on where it was."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyro_radial import datasets
+
+RESULTS = Path(__file__).parent / "results"
+Row = dict[str, Any]
+Images = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Table:
+    """Rows of results in a JSON file; a row whose keys are there already is not computed again."""
+
+    def __init__(self, path: Path, setting: Row) -> None:
+        self.path, self.setting = path, setting
+        saved = json.loads(path.read_text()) if path.exists() else {}
+        # Rows of another setting would not be comparable.
+        self.rows: list[Row] = saved["rows"] if saved.get("setting") == setting else []
+
+    def add(self, keys: Row, compute: Callable[[], Row]) -> Row:
+        """The row with these keys, computed and saved if it is new."""
+        for row in self.rows:
+            if all(row.get(name) == value for name, value in keys.items()):
+                return row
+        row = keys | {k: round(v, 6) if isinstance(v, float) else v for k, v in compute().items()}
+        self.rows.append(row)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(json.dumps({"setting": self.setting, "rows": self.rows}, indent=1) + "\n")
+        os.replace(partial, self.path)
+        print(row, flush=True)
+        return row
+
+
+def flat_mnist(data_dir: str | None) -> Images:
+    """MNIST as standardised vectors of 784: train and test images and labels."""
+    data = datasets.load("mnist", data_dir)
+    mean, stddev = data.train_images.mean(), data.train_images.std()
+    train, test = (((images - mean) / stddev).flatten(1) for images in (data.train_images, data.test_images))
+    return train, data.train_labels, test, data.test_labels
+
+
+def mean_and_error(values: list[float]) -> str:
+    """A mean with its standard error over seeds, for a printed table."""
+    tensor = torch.tensor(values, dtype=torch.double)
+    return f"{tensor.mean():.4f} +- {tensor.std() / len(values) ** 0.5:.4f}"

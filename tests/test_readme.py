@@ -1,0 +1,37 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+
+
+def test_the_first_example_is_short():
+    lines = [line for line in EXAMPLES[0].splitlines() if line.strip()]
+    assert len(lines) < 15
+
+
+def test_the_first_example_learns_what_a_constant_cannot():
+    scope = {}
+    exec(EXAMPLES[0], scope)
+    accuracy = (scope["draws"].mean.argmax(-1) == scope["y"]).double().mean()
+    # The labels are exclusive-or of two signs: no linear function and no constant gets far above one half.
+    assert accuracy > 0.9
+    assert torch.isfinite(scope["draws"].log_prob(scope["y"])).all()
+
+
+@pytest.mark.parametrize("room", re.findall(r"^ {2,4}(\w+(?:/|\.py))", README.read_text(), flags=re.MULTILINE))
+def test_every_room_of_the_floor_plan_exists(room):
+    package = README.parent / "pyro_radial"
+    assert (package / room).exists() or (package / "infer" / room).exists()
+
+
+def test_every_room_of_the_house_is_on_the_floor_plan():
+    package = README.parent / "pyro_radial"
+    rooms = [path.name for path in package.iterdir() if path.is_dir() and (path / "__init__.py").exists()]
+    assert all(f"  {room}/" in README.read_text() for room in rooms)
