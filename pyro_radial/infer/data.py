@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from pyro_radial.nn import BayesianModule
 
 Inputs = Tensor | tuple[Tensor, ...]
 
@@ -19,11 +21,14 @@ class Rows:
 
     :param data: ``(x, y)``, where x is a tensor or a tuple of tensors, or a ``Dataset`` whose items are such pairs.
     :param str name: what errors call the data.
-    :raises ValueError: for NaN in the tensors, lengths that differ, or no rows.
+    :raises ValueError: for NaN in the tensors, lengths that differ, or no rows; of a ``Dataset``, once a row with NaN
+        is taken.
     """
 
     def __init__(self, data: Any, name: str) -> None:
         self.name = name
+        if isinstance(data, IterableDataset):
+            raise ValueError(f"{name} must be a map-style Dataset, with a length and items by index, not an iterable")
         self._dataset = data if isinstance(data, Dataset) else None
         if self._dataset is None:
             if not isinstance(data, tuple | list) or len(data) != 2:
@@ -45,10 +50,14 @@ class Rows:
         """The inputs and targets of these rows."""
         if self._dataset is None:
             return take(self._x, index), take(self._y, index)
-        x, y = default_collate([self._dataset[i] for i in index.tolist()])
-        x = tuple(x) if isinstance(x, list) else x
-        check_inputs(x, f"{self.name}: x")
-        check_inputs(y, f"{self.name}: y")
+        items = [self._dataset[i] for i in index.tolist()]
+        if not isinstance(items[0], tuple | list) or len(items[0]) != 2:
+            raise ValueError(
+                f"{self.name}: an item of the Dataset must be a pair (x, y), got {type(items[0]).__name__}"
+            )
+        x, y = (tuple(part) if isinstance(part, list) else part for part in default_collate(items))
+        check_inputs(x, f"{self.name}: x", index)
+        check_inputs(y, f"{self.name}: y", index)
         return x, y
 
     def all(self) -> tuple[Inputs, Inputs]:
@@ -56,17 +65,28 @@ class Rows:
         return self.take(torch.arange(len(self)))
 
 
-def check_inputs(x: Any, name: str) -> None:
-    """Tensors of one length without NaN, or a ``ValueError`` that names the argument."""
+def check_count(name: str, value: Any) -> None:
+    """A positive integer, or a ``ValueError`` that names the argument."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
+    """Tensors of one length without NaN, or a ``ValueError`` that names the argument and the row.
+
+    :param index: what the rows are called, where they are not all rows of their data.
+    """
     tensors = x if isinstance(x, tuple) else (x,)
+    if not tensors:
+        raise ValueError(f"{name} is an empty tuple")
     for tensor in tensors:
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             raise ValueError(f"{name} must be a tensor of rows or a tuple of such, got {type(tensor).__name__}")
         if tensor.is_floating_point() and bool(tensor.isnan().any()):
             rows = tensor.isnan().flatten(1).any(1) if tensor.dim() > 1 else tensor.isnan()
-            raise ValueError(
-                f"{name} holds NaN in {int(rows.sum())} of {len(tensor)} rows, first in row {int(rows.int().argmax())}"
-            )
+            first = int(rows.int().argmax())
+            row = first if index is None else int(index[first])
+            raise ValueError(f"{name} holds NaN in {int(rows.sum())} of {len(tensor)} rows, first in row {row}")
     if len({len(tensor) for tensor in tensors}) != 1:
         raise ValueError(f"{name}: its tensors have different numbers of rows")
 
@@ -87,18 +107,31 @@ def move(x: Inputs, device: torch.device) -> Any:
 
 
 def device_of(*modules: Any) -> torch.device:
-    """Where the parameters of the first module that has any live."""
+    """The device of the first module that has any parameters."""
     for module in modules:
         if isinstance(module, nn.Module):
             for tensor in [*module.parameters(), *module.buffers()]:
                 return tensor.device
+    for module in _submodules(*modules):
+        # A network whose parameters are all random holds none, but knows where they started.
+        if isinstance(module, BayesianModule):
+            return module.device
     return torch.device("cpu")
+
+
+def _submodules(*modules: Any) -> Iterator[nn.Module]:
+    """The modules and all below them, parents first, and the networks that Bayesian modules keep to themselves."""
+    for module in modules:
+        for submodule in module.modules() if isinstance(module, nn.Module) else ():
+            yield submodule
+            if isinstance(submodule, BayesianModule):
+                yield from submodule.skeleton.modules()
 
 
 @contextmanager
 def evaluating(*modules: Any) -> Iterator[None]:
     """Modules in evaluation mode, each submodule's own mode restored afterwards."""
-    modes = [(m, m.training) for module in modules if isinstance(module, nn.Module) for m in module.modules()]
+    modes = [(module, module.training) for module in _submodules(*modules)]
     for module in modules:
         if isinstance(module, nn.Module):
             module.eval()

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pyro
 import pyro.poutine as poutine
 import torch
 from torch import nn
 
 from pyro_radial.infer.autoguide.loc_scale import AutoLocScale
-from pyro_radial.infer.checkpoint import rng_state, set_rng_state
-from pyro_radial.infer.data import Rows, device_of, evaluating, move
+from pyro_radial.infer.checkpoint import first_not_finite, seeded
+from pyro_radial.infer.data import Rows, check_count, device_of, evaluating, move, num_rows
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.predict import FUNCTION_SITE
 from pyro_radial.poutine import mean_only
@@ -28,29 +29,33 @@ DOMINATES = 2.0
 class Diagnosis:
     """What :func:`diagnose` found; printing it gives a short report."""
 
-    #: The loss in nats for the whole data set.
+    #: The loss in nats for the whole data set, estimated from the rows given.
     terms: LossTerms
+    #: The number of rows given.
+    num_rows: int
     #: Sites whose scales are where they started; empty for guides without scales of ours.
     unmoved_scales: list[str]
     #: Sites whose KL is estimated from samples.
     sampled_kl: list[str]
-    #: Standard deviation over inputs of the mean function, and over draws at one input; None without a site "f".
+    #: Standard deviation over inputs of the mean function, and over draws at one input; None without a site "f" or
+    #: with one row of data.
     signal: float | None
     noise: float | None
     #: What stands out and what to try, a sentence or two each.
     findings: list[str]
 
     def __str__(self) -> str:
-        terms = self.terms if self.terms.num_data is None else self.terms.per_datum()
-        unit = "nats" if self.terms.num_data is None else "nats per datum"
+        known = self.terms.num_data is not None
+        terms = self.terms.per_datum() if known else self.terms
         lines = [
+            f"loss, from {self.num_rows} rows{f' for num_data={self.terms.num_data}' if known else ''}: "
             f"negative log-likelihood {float(terms.negative_log_likelihood):.4g}, "
-            f"KL {float(terms.kl):.4g} (weight {terms.kl_weight:g}), in {unit}"
+            f"KL {float(terms.kl):.4g} (weight {terms.kl_weight:g}), in nats{' per datum' if known else ''}"
         ]
         largest = sorted(terms.kl_by_site.items(), key=lambda item: -float(item[1]))[:3]
         lines.append("largest KL: " + ", ".join(f"{name} {float(value):.4g}" for name, value in largest))
         if self.signal is not None:
-            lines.append(f"function: spread over inputs {self.signal:.3g}, over draws {self.noise:.3g}")
+            lines.append(f"function: varies by {self.signal:.3g} over inputs, by {self.noise:.3g} over draws")
         return "\n".join(lines + [f"- {finding}" for finding in self.findings or ["nothing stands out"]])
 
 
@@ -68,7 +73,7 @@ def diagnose(
     :param data: ``(x, y)``, a batch or the whole data set.
     :param int num_particles: draws to average over.
     :param float kl_weight: that of the training.
-    :raises ValueError: for NaN in the data.
+    :raises ValueError: for NaN in the data, and for a parameter that is not finite, by name.
 
     Example::
 
@@ -80,38 +85,37 @@ def diagnose(
         >>> diagnosis.unmoved_scales
         ['weight', 'bias']
     """
+    check_count("diagnose: num_particles", num_particles)
     device = device_of(guide, model)
     x, y = (move(part, device) for part in Rows(data, "data").all())
-    state = rng_state(device)
-    with evaluating(model, guide):
-        elbo = RadialELBO(num_particles=num_particles, kl_weight=kl_weight)
+    broken = first_not_finite(guide.named_parameters())
+    if broken is not None:
+        raise ValueError(
+            f"diagnose: parameter {broken} of the guide is not finite: training has diverged. Go back to a checkpoint, "
+            "or start anew with a smaller learning rate"
+        )
+    elbo = _ListingELBO(num_particles=num_particles, kl_weight=kl_weight)
+    # Without validation a value that is not finite gets as far as the report.
+    with evaluating(model, guide), seeded(0, device), pyro.validation_enabled(False):
         elbo(model, guide)(x, y)  # type: ignore[arg-type]
-        sampled = _sampled_kl(model, guide, (x, y))
-        signal, noise = _spreads(model, guide, x, num_particles)
-    set_rng_state(state, device)
+        signal, noise = _spreads(model, guide, x, max(2, num_particles))
+    sampled = list(dict.fromkeys(elbo.sampled))
     changes = guide.scale_change() if isinstance(guide, AutoLocScale) else {}
     unmoved = [name for name, change in changes.items() if change < UNMOVED]
     findings = [
-        *_on_terms(elbo.terms),
+        *_on_terms(elbo.terms, follows_inputs=signal is not None and noise is not None and signal > noise),
         *_on_scales(unmoved, changes),
         *_on_function(signal, noise),
         *_on_sampling(sampled),
     ]
-    return Diagnosis(elbo.terms, unmoved, sampled, signal, noise, findings)
+    return Diagnosis(elbo.terms, num_rows(y), unmoved, sampled, signal, noise, findings)
 
 
-def _sampled_kl(model: Any, guide: Any, args: tuple[Any, Any]) -> list[str]:
-    """The sites that a strict loss would refuse."""
-    elbo = _Listing()
-    elbo(model, guide)(*args)
-    return elbo.sampled
+class _ListingELBO(RadialELBO):
+    """A loss that lists the sites whose KL it samples, those that a strict one would refuse."""
 
-
-class _Listing(RadialELBO):
-    """A loss that lists the sites whose KL it samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.sampled: list[str] = []
 
     def _allow_sampling(self, name: str, reason: str) -> None:
@@ -127,14 +131,14 @@ def _spreads(model: Any, guide: Any, x: Any, num_draws: int) -> tuple[float | No
         return trace.nodes[FUNCTION_SITE]["value"] if FUNCTION_SITE in trace.nodes else None
 
     center = function(noisy=False)
-    if center is None:
+    if center is None or len(center) < 2:
         return None, None
     draws = torch.stack([function(noisy=True) for _ in range(num_draws)])  # type: ignore[misc]
     signal = center.var(0, unbiased=False).mean().sqrt()
     return float(signal), float(draws.var(0).mean().sqrt())
 
 
-def _on_terms(terms: LossTerms) -> list[str]:
+def _on_terms(terms: LossTerms, follows_inputs: bool) -> list[str]:
     findings = []
     nll, kl = float(terms.negative_log_likelihood), terms.kl_weight * float(terms.kl)
     if terms.num_data is None:
@@ -144,14 +148,24 @@ def _on_terms(terms: LossTerms) -> list[str]:
         )
     if not (torch.isfinite(terms.negative_log_likelihood) and torch.isfinite(terms.kl)):
         findings.append(f"Not finite: {', '.join(terms.not_finite())}. Try a smaller init_stddev or learning rate.")
+    elif kl > DOMINATES * abs(nll) and follows_inputs:
+        findings.append(
+            "The KL dominates the loss, as it does in most networks with more weights than data, but the function "
+            "follows its inputs more than its noise, so the data are heard. Judge it by the predictive density on "
+            "validation data; if that is poor, compare a tempered RadialELBO(kl_weight=0.1)."
+        )
     elif kl > DOMINATES * abs(nll):
         findings.append(
-            "The KL dominates, so training shrinks the posterior to the prior before it looks at the data. Check that "
-            "num_data is the size of the training set; then train longer, start at a larger init_stddev (nearer the "
-            "prior's), use a smaller network, or temper with RadialELBO(kl_weight=0.1)."
+            "The KL dominates the loss, so training pulls the posterior to the prior and predictions to a constant. "
+            "Check first that num_data is the size of the training set. After a long training, the network has more "
+            "weights than the data can tell: use a smaller one, more data, or a tempered RadialELBO(kl_weight=0.1). "
+            "Before that: train longer, or start at a larger init_stddev, nearer the prior's."
         )
     elif nll > DOMINATES * abs(kl):
-        findings.append("The likelihood dominates: the data have the say, and the prior hardly matters.")
+        findings.append(
+            "The likelihood dominates the loss, so the prior hardly matters. With many data that is as it should be; "
+            "with few, check that num_data is not larger than the training set."
+        )
     return findings
 
 
@@ -160,16 +174,16 @@ def _on_scales(unmoved: list[str], changes: dict[str, float]) -> list[str]:
         return []
     which = "No scale has" if len(unmoved) == len(changes) else f"The scales of {', '.join(unmoved)} have not"
     return [
-        f"{which} moved from where they started, so their spread is still the initial one and no posterior. "
-        "Train longer or with a larger learning rate."
+        f"{which} moved from the start, so the uncertainty is the initial one and tells nothing. Before training that "
+        "is as it should be; after it, train longer or with a larger learning rate."
     ]
 
 
 def _on_function(signal: float | None, noise: float | None) -> list[str]:
-    if signal is None or noise is None or signal > noise:
+    if signal is None or noise is None or not noise > signal:
         return []
     return [
-        "The function varies more over draws of the weights than over inputs, so its average is nearly a constant. "
+        "The function varies more over draws of the weights than over inputs, so predictions are nearly a constant. "
         "Start at a smaller init_stddev, pretrain the means (fit(..., pretrain_epochs=1)), or warm up the KL with "
         "RadialELBO(kl_weight=lambda step: min(1.0, step / 1000))."
     ]

@@ -43,7 +43,7 @@ class LossTerms:
     @property
     def loss(self) -> Tensor:
         """The value of the loss."""
-        return self.negative_log_likelihood + self.kl_weight * self.kl
+        return _weighted(self.negative_log_likelihood, self.kl_weight, self.kl)
 
     @property
     def entropy(self) -> Tensor | None:
@@ -176,7 +176,7 @@ class RadialELBO(TraceMeanField_ELBO):
         }
         self._check_covered(model_trace, latent)
         kl = torch.as_tensor(sum(latent.values()))
-        loss = sum(observed.values()) + self._current_weight * kl
+        loss = _weighted(torch.as_tensor(sum(observed.values())), self._current_weight, kl)
         self._particles.append(
             LossTerms(
                 torch.as_tensor(sum(observed.values())).detach(),
@@ -228,6 +228,11 @@ class RadialELBO(TraceMeanField_ELBO):
 def _same(a: Any, b: Any) -> bool:
     """Whether two scales or masks are equal, without looking into a tensor's values."""
     return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
+
+
+def _weighted(negative_log_likelihood: Tensor, kl_weight: float, kl: Tensor) -> Tensor:
+    # A weight of zero leaves the KL out altogether: at the pole of a radial prior it is infinite.
+    return negative_log_likelihood + kl_weight * kl if kl_weight else negative_log_likelihood
 
 
 def _check_weight(weight: float) -> float:

@@ -12,15 +12,18 @@ from typing import Any
 
 import pyro
 from pyro.infer import ELBO
-from torch import nn
-from torch.optim import Adam
+from pyro.optim import PyroOptim
+from pyro.optim.lr_scheduler import PyroLRScheduler
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
 from tqdm.auto import tqdm
 
 from pyro_radial.infer.checkpoint import load_checkpoint
-from pyro_radial.infer.data import Rows
+from pyro_radial.infer.data import Rows, check_count
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.training_run import Optim, Record, TrainingRun
+from pyro_radial.infer.training_run import Record, TrainingRun
 
+Optim = PyroOptim | Callable[[list[Tensor]], Optimizer]
 
 DEFAULT_OPTIM: Optim = partial(Adam, lr=1e-3)
 
@@ -58,7 +61,12 @@ def fit(
     """Train a guide, and what the model has of its own to train, on mini-batches.
 
     Each epoch passes over the data once in a random order. With ``checkpoint`` the run can be killed at any moment:
-    the same call resumes it and ends, bit for bit on one machine, where an undisturbed run does.
+    the same call resumes it and ends, bit for bit on one machine, where an undisturbed run does. More ``epochs`` and
+    another ``patience`` may be given then.
+
+    Modules are trained in the mode that they are in. What a model *function* makes with ``pyro.param`` is trained too,
+    but buffers and modes of modules that it uses are out of reach: let the model be an ``nn.Module`` to have batch norm
+    or dropout resumed and evaluated right.
 
     :param model: a Pyro model ``model(x, y)`` whose likelihood scales a mini-batch, such as
         :class:`~pyro_radial.nn.SupervisedModel`.
@@ -68,14 +76,17 @@ def fit(
     :param int batch_size: rows in one optimiser step; the last batch of an epoch may be smaller.
     :param optim: a function from parameters to a torch optimiser, or a Pyro optimiser such as
         ``pyro.optim.Adam({"lr": 1e-3})``. The default is Adam at 1e-3.
-    :param loss: a :class:`~pyro_radial.infer.elbo.RadialELBO` or another loss with its ``terms`` and ``step``.
+    :param loss: a :class:`~pyro_radial.infer.elbo.RadialELBO` or another loss with its ``terms`` and ``step``; a
+        schedule of its ``kl_weight`` gets the number of optimiser steps taken so far.
     :param validation: data as above; after each epoch its negative log predictive density per datum is measured
-        with 16 draws, and at the end the guide and model get the parameters of the best epoch.
+        with 16 draws, and at the end the guide and model get the parameters of the best epoch. Needs a model with
+        an attribute ``likelihood``.
     :param int patience: stop after so many epochs without a better validation; needs ``validation``.
     :param int pretrain_epochs: first epochs that train the means on the likelihood alone, without noise (Farquhar,
         Osborne and Gal 2020, appendix D).
     :param int accumulate: parts that each batch is split into, for less memory; all parts see the same draw of the
-        weights, so that their gradients sum to that of the whole batch.
+        weights, so that their gradients sum to that of the whole batch (not through batch norm in train mode or
+        dropout, whose noise is that of each part).
     :param int seed: seeds Pyro and torch at the start of a new run.
     :param checkpoint: a file to write the state to and to resume from if it exists.
     :param int checkpoint_every: optimiser steps between checkpoints; by default one per epoch.
@@ -100,12 +111,13 @@ def fit(
     counts = {"epochs": epochs, "batch_size": batch_size, "accumulate": accumulate}
     optional = {"patience": patience, "checkpoint_every": checkpoint_every, "pretrain_epochs": pretrain_epochs or None}
     for name, value in (counts | {k: v for k, v in optional.items() if v is not None}).items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"fit: {name} must be a positive integer, got {value!r}")
+        check_count(f"fit: {name}", value)
     if not isinstance(guide, nn.Module):
         raise ValueError(f"fit: guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
     if patience is not None and validation is None:
         raise ValueError("fit: patience needs validation data to watch")
+    if validation is not None and getattr(model, "likelihood", None) is None:
+        raise ValueError("fit: validation needs a model with an attribute `likelihood`, as SupervisedModel has")
     loss = RadialELBO() if loss is None else loss
     if not isinstance(loss, ELBO) or not hasattr(type(loss), "terms"):
         raise ValueError(f"fit: loss must keep its terms, as RadialELBO does; got {type(loss).__name__}")
@@ -114,7 +126,17 @@ def fit(
     if seed is not None:
         pyro.set_rng_seed(seed)
     run = TrainingRun(
-        model, guide, loss, rows, batch_size, accumulate, pretrain_epochs, optim, seed, validation_rows, patience
+        model,
+        guide,
+        loss,
+        rows,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        pretrain_epochs=pretrain_epochs,
+        make_optimizer=_constructor(optim),
+        seed=seed,
+        validation=validation_rows,
+        patience=patience,
     )
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and path.exists():
@@ -138,3 +160,21 @@ def fit(
                 run.save(path)
     run.restore_best()
     return FitResult(run.history, run.best_epoch, run.stopped)
+
+
+def _constructor(optim: Any) -> Callable[[list[Tensor]], Optimizer]:
+    """From parameters to one torch optimiser of them all."""
+    if not isinstance(optim, PyroOptim):
+        if isinstance(optim, Optimizer) or not callable(optim):
+            raise ValueError(
+                "fit: optim must be a function from parameters to a torch optimiser, such as partial(torch.optim.Adam, "
+                f"lr=1e-3), or a Pyro optimiser; got {type(optim).__name__}"
+            )
+        return optim
+    if not isinstance(optim.pt_optim_args, dict) or optim.pt_clip_args or isinstance(optim, PyroLRScheduler):
+        raise ValueError(
+            "fit: optim must have one setting for all parameters, no clipping and no learning rate schedule; pass a "
+            "function from parameters to a torch optimiser instead"
+        )
+    constructor: Any = optim.pt_optim_constructor
+    return partial(constructor, **optim.pt_optim_args)

@@ -11,11 +11,15 @@ from typing import Any
 
 import pyro.poutine as poutine
 import torch
+from pyro.infer.autoguide import AutoGuide, AutoGuideList
 from pyro.poutine import Trace
-from torch import Tensor
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor, nn
+from torch.distributions import Categorical, Independent
 from tqdm.auto import tqdm
 
-from pyro_radial.infer.data import Inputs, check_inputs, device_of, evaluating, move, num_rows, take
+from pyro_radial.infer.checkpoint import seeded
+from pyro_radial.infer.data import Inputs, check_count, check_inputs, device_of, evaluating, move, num_rows, take
 
 FUNCTION_SITE = "f"
 
@@ -41,8 +45,15 @@ class Prediction:
 
     @property
     def variance(self) -> Tensor:
-        """The predictive variance, ``[N, ...]``: the mean variance of an observation plus the variance of its mean."""
-        observation = self._require("variance").observation(self.samples, **self.noise)
+        """The predictive variance, ``[N, *target]``: the mean variance of an observation plus that of its mean.
+
+        :raises ValueError: for a categorical likelihood, whose labels are no numbers.
+        """
+        observation = law = self._require("variance").observation(self.samples, **self.noise)
+        while isinstance(law, Independent):
+            law = law.base_dist
+        if isinstance(law, Categorical):
+            raise ValueError("Prediction.variance: labels of classes have no variance; use entropy")
         return observation.variance.mean(0) + observation.mean.var(0, unbiased=False)
 
     @property
@@ -90,8 +101,8 @@ def predict(
 ) -> Prediction:
     """Draw functions from the guide and evaluate them at any number of inputs.
 
-    The draws do not depend on ``chunk_size``: a draw's weights are kept while it passes over the inputs. Modules run
-    in evaluation mode and are left in the mode they were in.
+    The draws do not depend on ``chunk_size``: a draw's weights, also those that the guide leaves to the prior, are
+    kept while it passes over the inputs. Modules run in evaluation mode and are left in the mode they were in.
 
     :param model: a Pyro model ``model(x)`` that records the function's values at the deterministic site "f".
     :param guide: its trained guide.
@@ -100,25 +111,27 @@ def predict(
     :param int chunk_size: inputs in one pass, which bounds the memory of a pass.
     :param bool progress: whether to show a progress bar.
     :returns: a :class:`Prediction` with samples ``[S, N, ...]``.
-    :raises ValueError: for NaN in x, a number below one, a model without site "f", or a guide with sites inside a
-        plate (they belong to their rows) when x needs several chunks.
+    :raises ValueError: for NaN in x, a number below one, an autoguide without parameters, a model without site "f", or
+        a guide with sites inside a plate (they belong to their rows) when x needs several chunks.
     :raises MemoryError: with the estimate, if the draws would not fit into free memory.
 
     Example::
 
-        >>> import torch
-        >>> from torch import nn
         >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, predict
         >>> from pyro_radial.nn import likelihoods
         >>> model = SupervisedModel(BayesianModule(nn.Linear(4, 3)), likelihoods.Categorical(num_data=100))
-        >>> draws = predict(model, AutoRadial(model), torch.randn(5, 4), num_samples=8)
+        >>> guide = AutoRadial(model)
+        >>> guide.setup(torch.randn(2, 4), torch.tensor([0, 2]))
+        >>> draws = predict(model, guide, torch.randn(5, 4), num_samples=8)
         >>> draws.samples.shape, draws.mean.shape, draws.mutual_information.shape
         (torch.Size([8, 5, 3]), torch.Size([5, 3]), torch.Size([5]))
     """
     check_inputs(x, "predict: x")
-    for name, value in (("num_samples", num_samples), ("chunk_size", chunk_size)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"predict: {name} must be a positive integer, got {value!r}")
+    if num_rows(x) == 0:
+        raise ValueError("predict: x has no rows")
+    check_count("predict: num_samples", num_samples)
+    check_count("predict: chunk_size", chunk_size)
+    _check_has_parameters(guide)
     likelihood = getattr(model, "likelihood", None)
     device = device_of(guide, model)
     chunks = [slice(start, start + chunk_size) for start in range(0, num_rows(x), chunk_size)]
@@ -127,31 +140,55 @@ def predict(
     bar = tqdm(total=num_samples * len(chunks), desc="predict", unit="pass", disable=not progress)
     with evaluating(model, guide), bar:
         for draw in range(num_samples):
-            guide_trace = None
-            for rows in chunks:
-                inputs = move(take(x, rows), device)
-                if guide_trace is None:
-                    guide_trace = poutine.trace(guide).get_trace(inputs)
-                    _check_global(guide_trace, len(chunks))
-                trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(inputs)
-                values = _function_values(trace)
-                if samples is None:
-                    samples = _allocate(num_samples, num_rows(x), values)
-                samples[draw, rows] = values
-                bar.update()
+            drawn = poutine.trace(guide).get_trace(move(take(x, chunks[0]), device))
+            _check_global(drawn, len(chunks))
+            # What the model samples, targets too, comes from a seed of its own, so that it moves no draw of the guide.
+            with seeded(int(torch.randint(2**62, ())), device):
+                for rows in chunks:
+                    inputs = move(take(x, rows), device)
+                    trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
+                    values = _function_values(trace, num_rows(inputs))
+                    if samples is None:
+                        samples = _allocate(num_samples, num_rows(x), values)
+                    samples[draw, rows] = values
+                    _keep_global(drawn, trace)
+                    bar.update()
             for argument, site in getattr(likelihood, "noise_sites", {}).items():
                 noise.setdefault(argument, []).append(_value(trace, site).reshape(1))
     assert samples is not None
     return Prediction(samples, likelihood, {name: torch.stack(values) for name, values in noise.items()})
 
 
-def _function_values(trace: Trace) -> Tensor:
+def _check_has_parameters(guide: Any) -> None:
+    """Without targets a new autoguide would take them for latent."""
+    for part in guide.modules() if isinstance(guide, nn.Module) else ():
+        if isinstance(part, AutoGuide) and not isinstance(part, AutoGuideList) and part.prototype_trace is None:
+            raise ValueError(
+                f"predict: the guide ({type(part).__name__}) has no parameters yet; train it, or run it once on "
+                "inputs and targets: guide(x, y)"
+            )
+
+
+def _keep_global(drawn: Trace, trace: Trace) -> None:
+    """Lets a draw keep what the model sampled for it outside of plates, such as weights that the guide leaves out."""
+    for name, site in trace.iter_stochastic_nodes():
+        if name not in drawn and not site["cond_indep_stack"] and not site_is_subsample(site):
+            drawn.add_node(name, **site)
+
+
+def _function_values(trace: Trace, num_points: int) -> Tensor:
     if FUNCTION_SITE not in trace.nodes:
         raise ValueError(
             f"predict: the model has no site '{FUNCTION_SITE}'; record the function's values with "
             f'pyro.deterministic("{FUNCTION_SITE}", values)'
         )
-    return _value(trace, FUNCTION_SITE)
+    values = _value(trace, FUNCTION_SITE)
+    if values.shape[:1] != (num_points,):
+        raise ValueError(
+            f"predict: site '{FUNCTION_SITE}' has shape {tuple(values.shape)}, but must have a row for each of "
+            f"{num_points} inputs"
+        )
+    return values
 
 
 def _value(trace: Trace, name: str) -> Tensor:
@@ -182,7 +219,9 @@ def _allocate(num_samples: int, num_points: int, values: Tensor) -> Tensor:
 def free_memory(device: torch.device) -> int | None:
     """Bytes that can be allocated on a device, or None where the system does not say."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # What torch has reserved and does not use is free for torch, although not for others.
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reserved
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

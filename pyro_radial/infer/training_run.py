@@ -3,25 +3,26 @@
 
 """One training run, step by step, with everything that a checkpoint of it must hold."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyro
+import pyro.poutine as poutine
 import torch
 from pyro.infer import ELBO
-from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pyro_radial.infer.checkpoint import (
     State,
     check_settings,
+    check_shapes,
     first_not_finite,
-    load_module,
     rng_state,
     save_checkpoint,
+    seeded,
     set_rng_state,
 )
 from pyro_radial.infer.data import Inputs, Rows, device_of, evaluating, move, num_rows, take
@@ -29,12 +30,11 @@ from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.predict import predict
 from pyro_radial.poutine import mean_only
 
-Optim = PyroOptim | Callable[[Iterable[nn.Parameter]], Optimizer]
 Record = dict[str, float]
 
 VALIDATION_SEED = 0
 VALIDATION_SAMPLES = 16
-RESUMED = ("epoch", "step_in_epoch", "best_epoch", "sums", "history", "stopped", "best", "shuffle_seed")
+RESUMED = ("epoch", "step_in_epoch", "best_epoch", "sums", "kl_weight", "history", "stopped", "best", "shuffle_seed")
 
 
 class TrainingRun:
@@ -46,10 +46,11 @@ class TrainingRun:
         guide: nn.Module,
         loss: RadialELBO,
         rows: Rows,
+        *,
         batch_size: int,
         accumulate: int,
         pretrain_epochs: int,
-        optim: Optim,
+        make_optimizer: Callable[[list[Tensor]], Optimizer],
         seed: int | None,
         validation: Rows | None,
         patience: int | None,
@@ -60,18 +61,24 @@ class TrainingRun:
         self.device = device_of(guide, model)
         self.steps_per_epoch = -(-len(rows) // batch_size)
         self.shuffle_seed = seed if seed is not None else int(torch.randint(2**31, ()))
-        _make_parameters(model, guide, self._to_device(rows.take(torch.arange(min(2, len(rows))))))
+        self.loose = _make_parameters(model, guide, self._to_device(rows.take(torch.arange(min(2, len(rows))))))
+        self.trained = {**dict(self._module(loss).named_parameters()), **self.loose}
+        self.optimizer = make_optimizer([p for p in self.trained.values() if p.requires_grad])
         self.pretraining_loss = RadialELBO(kl_weight=0.0)
-        parameters = [p for p in self._module(loss).parameters() if p.requires_grad]
-        self.optimizer = _make_optimizer(optim, parameters)
+        kl_weight = getattr(loss, "kl_weight", None)
         self.settings = {
+            "guide": type(guide).__name__,
+            "likelihood": type(getattr(model, "likelihood", None)).__name__,
+            "loss": type(loss).__name__,
+            "kl_weight": "a schedule" if callable(kl_weight) else kl_weight,
+            "num_particles": loss.num_particles,
             "num_data": len(rows),
             "batch_size": batch_size,
             "accumulate": accumulate,
             "pretrain_epochs": pretrain_epochs,
             "seed": seed,
             "validation": validation is not None,
-            "optimizer": type(self.optimizer).__name__,
+            "optimizer": f"{type(self.optimizer).__name__}({self.optimizer.defaults})",
         }
         self.epoch = self.step_in_epoch = self.best_epoch = 0
         self.sums = {"loss": 0.0, "nll": 0.0, "kl": 0.0}
@@ -123,7 +130,7 @@ class TrainingRun:
             share = len(part) / size
             inputs = take(batch[0], part), take(batch[1], part)
             with mean_only() if pretraining else nullcontext():
-                value = self._finite_loss(module, loss, inputs)
+                value = self._finite_loss(module, loss, inputs, state)
             (value * share).backward()
             terms = loss.terms.per_datum()
             for name, term in (("loss", terms.loss), ("nll", terms.negative_log_likelihood), ("kl", terms.kl)):
@@ -131,31 +138,49 @@ class TrainingRun:
         self.kl_weight = loss.terms.kl_weight
         return totals
 
-    def _finite_loss(self, module: nn.Module, loss: RadialELBO, inputs: tuple[Any, Any]) -> Tensor:
-        where = f"in epoch {self.epoch}, step {self.step_in_epoch}"
+    def _finite_loss(self, module: nn.Module, loss: RadialELBO, inputs: tuple[Any, Any], noise: State) -> Tensor:
         try:
             value = module(*inputs)
         except ValueError as error:
             # Validation stops at the first value that is not finite; without it the terms say where that came from.
-            broken = first_not_finite(module.named_parameters())
-            culprits = [f"parameter {broken}"] if broken else _terms_not_finite(module, loss, inputs)
-            if not culprits:
+            self._check_parameters()
+            set_rng_state(noise, self.device)
+            with pyro.validation_enabled(False), torch.no_grad():
+                drawn = poutine.trace(self.guide).get_trace(*inputs).iter_stochastic_nodes()
+                site: Any = first_not_finite((name, node["value"]) for name, node in drawn)  # type: ignore[misc]
+                if site is not None:
+                    raise self._not_finite([f"a draw of site '{site}'"]) from error
+                set_rng_state(noise, self.device)
+                module(*inputs)
+            broken = loss.terms.not_finite()
+            if not broken:
                 raise
-            raise FloatingPointError(f"fit: {', '.join(culprits)} is not finite {where}") from error
+            raise self._not_finite(broken) from error
         if not bool(torch.isfinite(value)):
-            raise FloatingPointError(f"fit: {', '.join(loss.terms.not_finite())} is not finite {where}")
+            self._check_parameters()
+            raise self._not_finite(loss.terms.not_finite() or ["the sum of the loss's terms"])
         return value
+
+    def _check_parameters(self) -> None:
+        broken = first_not_finite(self.trained.items())
+        if broken is not None:
+            raise self._not_finite([f"parameter {broken}"])
+
+    def _not_finite(self, culprits: list[str]) -> FloatingPointError:
+        where = f"in epoch {self.epoch}, step {self.step_in_epoch}"
+        return FloatingPointError(f"fit: not finite {where}: {', '.join(culprits)}; try a smaller learning rate")
 
     def end_epoch(self) -> Record:
         """Close the epoch's record, measure the validation, and say whether patience has run out."""
-        record = {"epoch": float(self.epoch), **self.sums, "kl_weight": float(self.kl_weight)}
-        if self.validation is not None:
-            record["validation_nll"] = self._validate(self.validation)
-        self.history.append(record)
+        self._check_parameters()
+        record = {"epoch": self.epoch, **self.sums, "kl_weight": self.kl_weight}
         if self.validation is None:
             self.best_epoch = self.epoch
-        elif record["validation_nll"] <= min(r["validation_nll"] for r in self.history):
-            self.best_epoch, self.best = self.epoch, self._parameters()
+        else:
+            value = record["validation_nll"] = self._validate(self.validation)
+            if self.best is None or value < self.history[self.best_epoch]["validation_nll"]:
+                self.best_epoch, self.best = self.epoch, self._parameters()
+        self.history.append(record)
         self.stopped = self.patience is not None and self.epoch - self.best_epoch >= self.patience
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         self.sums = dict.fromkeys(self.sums, 0.0)
@@ -164,42 +189,51 @@ class TrainingRun:
     def _validate(self, validation: Rows) -> float:
         """Negative log predictive density per datum, from draws that leave the training's own noise alone."""
         x, y = validation.all()
-        state = rng_state(self.device)
-        torch.manual_seed(VALIDATION_SEED)
-        density = predict(self.model, self.guide, x, num_samples=VALIDATION_SAMPLES).log_prob(y)  # type: ignore[arg-type]
-        set_rng_state(state, self.device)
+        with seeded(VALIDATION_SEED, self.device):
+            density = predict(self.model, self.guide, x, num_samples=VALIDATION_SAMPLES).log_prob(y)  # type: ignore[arg-type]
+        if bool(density.isnan().any()):
+            raise self._not_finite(["the log predictive density of the validation data"])
         return -float(density.mean())
 
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything trained, and buffers: of the guide, of the model and of neither module."""
+        model = self.model.state_dict() if isinstance(self.model, nn.Module) else {}
+        # By position, since names in Pyro's store count the instances made in a process.
+        loose = {str(position): value for position, value in enumerate(self.loose.values())}
+        return {"guide": self.guide.state_dict(), "model": model, "loose": loose}
+
     def _parameters(self) -> State:
-        modules = {"guide": self.guide, "model": self.model}
         return {
-            role: {name: value.detach().clone() for name, value in module.state_dict().items()}
-            for role, module in modules.items()
-            if isinstance(module, nn.Module)
+            role: {name: value.detach().clone() for name, value in tensors.items()}
+            for role, tensors in self._tensors().items()
         }
+
+    @torch.no_grad()
+    def _set_parameters(self, state: State) -> None:
+        self.guide.load_state_dict(state["guide"])
+        if isinstance(self.model, nn.Module):
+            self.model.load_state_dict(state["model"])
+        for name, value in self._tensors()["loose"].items():
+            value.copy_(state["loose"][name])
 
     def restore_best(self) -> None:
         """Give the guide and the model the parameters of the best validation."""
         if self.best is not None:
-            self.guide.load_state_dict(self.best["guide"])
-            if isinstance(self.model, nn.Module):
-                self.model.load_state_dict(self.best["model"])
+            self._set_parameters(self.best)
 
     def save(self, path: Path) -> None:
         """Write everything that the rest of the run depends on; a broken state never replaces a good one."""
-        broken = first_not_finite(self._module(self.loss).named_parameters())
-        if broken is not None:
-            raise FloatingPointError(f"fit: parameter {broken} is not finite in epoch {self.epoch}")
+        self._check_parameters()
         state = {name: getattr(self, name) for name in (*RESUMED, "settings")}
         state |= {"optimizer": self.optimizer.state_dict(), "rng": rng_state(self.device), **self._parameters()}
         save_checkpoint(path, state)
 
     def load(self, path: Path, state: State) -> None:
-        """Go on from a checkpoint of this very run."""
-        load_module(path, "guide", self.guide, state["guide"])
-        if isinstance(self.model, nn.Module):
-            load_module(path, "model", self.model, state["model"])
+        """Go on from a checkpoint of this very run; what is refused has changed nothing."""
+        for role, tensors in self._tensors().items():
+            check_shapes(path, "model" if role == "loose" else role, tensors, state[role])
         check_settings(path, state["settings"], self.settings)
+        self._set_parameters(state)
         self.optimizer.load_state_dict(state["optimizer"])
         for name in RESUMED:
             setattr(self, name, state[name])
@@ -210,24 +244,21 @@ class TrainingRun:
         return {name: f"{self.latest[name]:.4g}" for name in ("nll", "kl")}
 
 
-def _make_parameters(model: Any, guide: nn.Module, batch: tuple[Any, Any]) -> None:
-    """Run a lazy guide once, so that an optimiser finds its parameters; nothing else may change."""
-    with evaluating(model, guide), torch.no_grad(), pyro.poutine.block():
+def _make_parameters(model: Any, guide: nn.Module, batch: tuple[Any, Any]) -> dict[str, Tensor]:
+    """Run everything once, so that an optimiser finds all parameters; returns those that are in neither module."""
+    with evaluating(model, guide), torch.no_grad(), poutine.block():
         getattr(guide, "setup", guide)(*batch)
-
-
-def _make_optimizer(optim: Optim, parameters: list[nn.Parameter]) -> Optimizer:
-    if not isinstance(optim, PyroOptim):
-        return optim(parameters)
-    if not isinstance(optim.pt_optim_args, dict) or optim.pt_clip_args:
-        raise ValueError(
-            "fit: optim must have one setting for all parameters and no clipping; pass a function from parameters "
-            "to a torch optimiser instead"
-        )
-    return optim.pt_optim_constructor(parameters, **optim.pt_optim_args)  # type: ignore[operator]
-
-
-def _terms_not_finite(module: nn.Module, loss: RadialELBO, inputs: tuple[Any, Any]) -> list[str]:
-    with pyro.validation_enabled(False), torch.no_grad():
-        module(*inputs)
-    return loss.terms.not_finite()
+        with seeded(0, device_of(guide, model)), poutine.trace(param_only=True) as capture:
+            drawn = poutine.trace(guide).get_trace(*batch)
+            poutine.replay(model, trace=drawn)(*batch)
+    modules = [module for module in (model, guide) if isinstance(module, nn.Module)]
+    known = {id(parameter) for module in modules for parameter in module.parameters()}
+    loose = {}
+    for name, site in capture.trace.nodes.items():
+        value: Any = site["value"]
+        value = value.unconstrained() if hasattr(value, "unconstrained") else value
+        # Under the name of a module's parameter Pyro's store may hold that of a namesake, which is not used.
+        namesake = isinstance(value, nn.Parameter) and isinstance(model, nn.Module)
+        if id(value) not in known and not namesake:
+            loose[name] = value
+    return loose

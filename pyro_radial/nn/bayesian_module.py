@@ -96,6 +96,16 @@ class BayesianModule(UniquelyNamed):
         return tuple(self._shapes)
 
     @property
+    def skeleton(self) -> nn.Module:
+        """The modules that compute, without tensors of their own; each has its own train or eval mode."""
+        return self._functional.skeleton
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network computes."""
+        return next(iter(self._initial.values())).device
+
+    @property
     def batching(self) -> str:
         """How several draws are run: ``"vmap"``, or ``"loop"`` where the network cannot be batched."""
         return self._functional.batching

@@ -152,12 +152,13 @@ def plot_training_terms(history: Sequence[Mapping[str, float]], ax: Axes | None 
     from matplotlib.ticker import MaxNLocator  # Here matplotlib is known to be installed.
 
     nll, kl = ([record[key] for record in history] for key in ("nll", "kl"))
-    terms = {"NLL": (nll, COLORS[0]), "KL": (kl, COLORS[1])}
-    terms["NLL + KL"] = ([a + b for a, b in zip(nll, kl, strict=True)], "black")
+    total = [a + b for a, b in zip(nll, kl, strict=True)]
     epochs = [record["epoch"] for record in history]
     marker = "o" if len(history) == 1 else ""  # A line of one point would be invisible.
-    for label, (values, color) in terms.items():
-        ax.plot(epochs, values, label=label, color=color, marker=marker, linewidth=1.5)
+    ax.plot(epochs, nll, label="NLL", color=COLORS[0], marker=marker, linewidth=1.5)
+    ax.plot(epochs, kl, label="KL", color=COLORS[1], marker=marker, linewidth=1.5)
+    # Broad and behind: where one term dominates, the sum would hide it.
+    ax.plot(epochs, total, label="NLL + KL", color="0.85", marker=marker, linewidth=5, zorder=1)
     validated = [record for record in history if "validation_nll" in record]
     if validated:
         ax.plot(

@@ -13,6 +13,7 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial.distributions import RadialNormal
 from pyro_radial.nn import likelihoods, priors
 
 X, Y = torch.randn(8, 3), torch.randn(8, 1)
@@ -120,6 +121,22 @@ def test_the_kl_weight_reaches_the_gradient_of_the_scales():
     none, half, full = gradient(0.0), gradient(0.5), gradient(1.0)
     torch.testing.assert_close(half, (none + full) / 2, rtol=1e-4, atol=1e-4)
     assert not torch.allclose(none, full)
+
+
+def test_a_weight_of_zero_leaves_out_a_kl_that_is_infinite():
+    def model():
+        w = pyro.sample("w", RadialNormal(torch.zeros(3), torch.ones(3)))
+        pyro.sample("y", dist.Normal(w.sum(), 1.0), obs=torch.tensor(1.0))
+
+    # The point estimate starts at the pole of the radial prior, as a guide in a chain of posteriors does.
+    guide = AutoDelta(model, init_loc_fn=lambda site: torch.zeros(3))
+    elbo = RadialELBO(kl_weight=0.0)
+    with pyro.validation_enabled(False):
+        loss = elbo(model, guide)()
+    loss.backward()
+    assert bool(torch.isfinite(loss.detach()))
+    torch.testing.assert_close(elbo.terms.loss, loss.detach())
+    assert all(bool(torch.isfinite(p.grad).all()) for p in guide.parameters())
 
 
 def test_a_schedule_is_asked_once_per_training_loss():

@@ -208,7 +208,9 @@ def test_in_one_dimension_it_reaches_the_exact_evidence_and_posterior():
     with pytest.warns(UserWarning, match="mean field"):
         guide.setup()
     optim = pyro.optim.ExponentialLR({"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.05}, "gamma": 0.993})
-    svi = SVI(model, guide, optim, TraceMeanField_ELBO(num_particles=200, vectorize_particles=True, max_plate_nesting=1))
+    svi = SVI(
+        model, guide, optim, TraceMeanField_ELBO(num_particles=200, vectorize_particles=True, max_plate_nesting=1)
+    )
     for _ in range(1000):
         svi.step()
         optim.step()

@@ -1,0 +1,425 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Draws of functions: each is one function, however the inputs are cut, and their summaries are those of the book."""
+
+import math
+import sys
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoDelta, AutoNormal
+from torch import nn
+
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
+from pyro_radial.infer.predict import Prediction, free_memory
+from pyro_radial.nn import likelihoods
+
+# The package's attribute of this name is the function.
+PREDICT_MODULE = sys.modules["pyro_radial.infer.predict"]
+POINTS, CLASSES = 23, 3
+X = torch.randn(POINTS, 2, generator=torch.Generator().manual_seed(1))
+
+
+def problem(likelihood=None, net=None, y=None, guide=AutoRadial, **kwargs):
+    model = SupervisedModel(
+        BayesianModule(net or nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, CLASSES))),
+        likelihood or likelihoods.Categorical(num_data=POINTS),
+    )
+    made = guide(model, **({"init_stddev": 0.5} if guide is AutoRadial else {}), **kwargs)
+    made(X, torch.zeros(POINTS, dtype=torch.long) if y is None else y)
+    return model, made
+
+
+def draws(model, guide, x=X, seed=7, **kwargs):
+    pyro.set_rng_seed(seed)
+    return predict(model, guide, x, **{"num_samples": 6, **kwargs})
+
+
+# --------------------------------------------------------------------------------------------- the draws themselves
+
+GAMMA = dist.Gamma(6.0, 6.0)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 22, 23, 500])
+@pytest.mark.parametrize("kind", ["categorical", "gaussian", "random noise", "hidden site"])
+def test_draws_are_the_same_for_every_chunk_size(kind, chunk_size):
+    y = torch.zeros(POINTS, CLASSES)
+    if kind == "categorical":
+        model, guide = problem()
+    elif kind == "gaussian":
+        model, guide = problem(likelihoods.Gaussian(num_data=POINTS), y=y)
+    elif kind == "random noise":
+        model, guide = problem(likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA), y=y)
+    else:
+        # The guide leaves a weight to the prior: the model draws it.
+        model, guide = problem(guide=lambda model: AutoRadial(poutine.block(model, hide=["2.weight"])))
+    whole = draws(model, guide)
+    chunked = draws(model, guide, chunk_size=chunk_size)
+    # A matrix product rounds differently for other numbers of rows.
+    assert torch.allclose(chunked.samples, whole.samples, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(chunked.noise[name], value) for name, value in whole.noise.items())
+    assert float((whole.samples[0] - whole.samples[1]).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("chunk_size", [2, 100])
+def test_a_draw_is_one_function_so_equal_inputs_have_equal_values(chunk_size):
+    model, guide = problem()
+    samples = draws(model, guide, X[:1].expand(9, 2), chunk_size=chunk_size).samples
+    assert torch.allclose(samples, samples[:, :1].expand_as(samples), rtol=1e-5, atol=1e-5)
+    assert float(samples.std(0).min()) > 0
+
+
+def test_draws_are_those_of_the_network_at_draws_of_the_guide():
+    model, guide = problem()
+    samples = draws(model, guide, num_samples=1).samples
+    pyro.set_rng_seed(7)
+    with torch.no_grad():
+        expected = model.bnn.to_module(guide(X))(X)
+    assert torch.allclose(samples[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_only_the_model_draws_differs_from_draw_to_draw():
+    model, guide = problem(guide=lambda model: AutoDelta(poutine.block(model, hide=["2.weight"])))
+    samples = draws(model, guide, num_samples=4).samples
+    assert all(not torch.allclose(samples[i], samples[j]) for i in range(4) for j in range(i))
+
+
+def test_draws_leave_the_random_numbers_of_the_targets_out():
+    """The guide's draws are those that it makes alone, whatever the model samples in between."""
+    model, guide = problem(likelihoods.Gaussian(num_data=POINTS), y=torch.zeros(POINTS, CLASSES))
+    states = []
+    for rows in (1, POINTS):
+        draws(model, guide, X[:rows])
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+def function_model():
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with pyro.plate("data", len(x)):
+            f = pyro.deterministic("f", x @ w)
+            pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("guide", [AutoNormal, AutoDelta, AutoRadial])
+def test_a_model_function_without_likelihood_gives_draws_and_their_mean(guide, local):
+    with pyro.settings.context(module_local_params=local):
+        model = function_model()
+        made = guide(model)
+        made(X, torch.zeros(POINTS))
+        prediction = draws(model, made, chunk_size=5)
+    assert prediction.samples.shape == (6, POINTS)
+    assert torch.equal(prediction.mean, prediction.samples.mean(0))
+    for name in ("variance", "entropy", "mutual_information"):
+        with pytest.raises(ValueError, match=rf"Prediction.{name} needs a model with an attribute `likelihood`"):
+            getattr(prediction, name)
+    with pytest.raises(ValueError, match="log_prob needs a model"):
+        prediction.log_prob(torch.zeros(POINTS))
+
+
+def test_a_guide_function_serves_too():
+    def guide(x):
+        pyro.sample("w", dist.Normal(1.0, 0.1).expand([2]).to_event(1))
+
+    assert draws(function_model(), guide).samples.shape == (6, POINTS)
+
+
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, CLASSES)
+
+    def forward(self, left, right):
+        return self.linear(left + right)
+
+
+def test_a_tuple_of_inputs_is_cut_into_chunks_together():
+    model = SupervisedModel(BayesianModule(Sum()), likelihoods.Categorical(num_data=POINTS))
+    guide = AutoRadial(model, init_stddev=0.5)
+    guide((X, X), torch.zeros(POINTS, dtype=torch.long))
+    whole = draws(model, guide, (X, X.flip(0)))
+    assert torch.allclose(draws(model, guide, (X, X.flip(0)), chunk_size=4).samples, whole.samples, atol=1e-5)
+    assert torch.allclose(draws(model, guide, (X.flip(0), X)).samples, whole.samples, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------- the summaries
+
+
+def by_hand(law, link, y, samples):
+    """Mean, variance and log density of each point, draw by draw in double precision."""
+    means, variances, densities = [], [], []
+    for s in range(len(samples)):
+        observation = law(s, samples[s].double())
+        means.append(link(s, samples[s].double()))
+        variances.append(observation.variance)
+        densities.append(observation.log_prob(y.double()).reshape(len(y), -1).sum(-1).exp())
+    means, variances = torch.stack(means), torch.stack(variances)
+    spread = (means - means.mean(0)).square().mean(0)
+    return means.mean(0), variances.mean(0) + spread, torch.stack(densities).mean(0).log()
+
+
+COUNTS = (X[:, :1].abs() * 3).floor()
+REALS = X[:, :1].sin()
+REGRESSION = {
+    "bernoulli": (
+        likelihoods.Bernoulli(num_data=POINTS),
+        COUNTS.clamp_max(1.0),
+        lambda s, f, noise: torch.distributions.Bernoulli(1 / (1 + (-f).exp())),
+    ),
+    "poisson": (
+        likelihoods.Poisson(num_data=POINTS),
+        COUNTS,
+        lambda s, f, noise: torch.distributions.Poisson(f.exp()),
+    ),
+    "fixed noise": (
+        likelihoods.Gaussian(num_data=POINTS, scale=0.3),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f, 0.3),
+    ),
+    "learned noise": (
+        likelihoods.Gaussian(num_data=POINTS, scale=0.4, learn_scale=True),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f, 0.4),
+    ),
+    "random noise": (
+        likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f, noise["scale"][s].double()),
+    ),
+    "heteroscedastic": (
+        likelihoods.HeteroscedasticGaussian(num_data=POINTS, floor=0.01),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f[:, :1], (1 + f[:, 1:].exp()).log() + 0.01),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REGRESSION)
+def test_mean_variance_and_log_density_are_those_computed_by_hand(kind):
+    likelihood, y, law = REGRESSION[kind]
+    outputs = 2 if kind == "heteroscedastic" else 1
+    model, guide = problem(likelihood, nn.Linear(2, outputs), y)
+    prediction = draws(model, guide, num_samples=40, chunk_size=10)
+    assert prediction.samples.shape == (40, POINTS, outputs)
+
+    def law_of(s, f):
+        return law(s, f, prediction.noise)
+
+    mean, variance, log_density = by_hand(law_of, lambda s, f: law_of(s, f).mean, y, prediction.samples)
+    assert prediction.mean.shape == prediction.variance.shape == (POINTS, 1)
+    # Single against double precision: a few roundings of 6e-8 each, ten times that where exponents grow the error.
+    assert torch.allclose(prediction.mean.double(), mean, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(prediction.variance.double(), variance, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(prediction.log_prob(y).double(), log_density, rtol=1e-4, atol=1e-5)
+    # [N] stands for [N, 1].
+    assert torch.equal(prediction.log_prob(y.squeeze(-1)), prediction.log_prob(y))
+
+
+def test_the_noise_of_a_draw_is_that_of_its_guide():
+    model, guide = problem(likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA), nn.Linear(2, 1), REALS)
+    noise = draws(model, guide, num_samples=3, chunk_size=4).noise["scale"]
+    assert noise.shape == (3, 1)
+    assert len(noise.unique()) == 3
+    pyro.set_rng_seed(7)
+    assert float(noise[0]) == pytest.approx(float(guide(X)["precision"].detach()) ** -0.5)
+
+
+def test_class_probabilities_entropy_and_information_are_those_computed_by_hand():
+    model, guide = problem()
+    prediction = draws(model, guide, num_samples=40)
+    probabilities = prediction.samples.double().exp()
+    probabilities /= probabilities.sum(-1, keepdim=True)
+    mean = probabilities.mean(0)
+    entropy = -(mean * mean.log()).sum(-1)
+    expected = -(probabilities * probabilities.log()).sum(-1).mean(0)
+    y = torch.arange(POINTS) % CLASSES
+    assert torch.allclose(prediction.mean.double(), mean, atol=1e-6)
+    assert torch.allclose(prediction.entropy.double(), entropy, atol=1e-6)
+    # A difference of two entropies of order one, each rounded.
+    assert torch.allclose(prediction.mutual_information.double(), entropy - expected, atol=2e-6)
+    assert torch.allclose(prediction.log_prob(y).double(), mean[torch.arange(POINTS), y].log(), atol=1e-5)
+    with pytest.raises(ValueError, match="labels of classes have no variance"):
+        _ = prediction.variance
+
+
+def test_the_information_of_a_coin_that_each_draw_knows_is_its_entropy():
+    """Two draws that are sure of opposite answers: all uncertainty is about the weights."""
+    samples = torch.tensor([[[40.0]], [[-40.0]]])
+    prediction = Prediction(samples, likelihoods.Bernoulli(num_data=1))
+    assert prediction.entropy.item() == pytest.approx(math.log(2))
+    assert prediction.mutual_information.item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("kind", ["categorical", "bernoulli"])
+def test_information_is_never_negative_and_zero_for_identical_draws(kind):
+    likelihood = {"categorical": likelihoods.Categorical, "bernoulli": likelihoods.Bernoulli}[kind](num_data=1)
+    samples = 3 * torch.randn(16, 500, 4)
+    assert float(Prediction(samples, likelihood).mutual_information.min()) > 0
+    same = Prediction(samples[:1].expand(16, 500, 4), likelihood).mutual_information
+    assert float(same.min()) >= 0
+    # Four terms of an entropy, rounded to single precision and averaged over 16 draws.
+    assert float(same.max()) < 1e-5
+
+
+def test_no_closed_form_entropy_is_an_error():
+    prediction = Prediction(torch.zeros(2, 3, 1), likelihoods.Poisson(num_data=3))
+    with pytest.raises(NotImplementedError, match="Poisson"):
+        _ = prediction.entropy
+
+
+def test_probabilities_are_averaged_over_draws_before_the_log_and_points_after_it():
+    """At two draws and two points every other order of the three steps gives another number."""
+    p = torch.tensor([[0.9, 0.2], [0.1, 0.6]])  # [draws, points]
+    prediction = Prediction((p / (1 - p)).log().unsqueeze(-1), likelihoods.Bernoulli(num_data=2))
+    log_prob = prediction.log_prob(torch.ones(2, 1))
+    assert log_prob.tolist() == pytest.approx([math.log(0.5), math.log(0.4)], rel=1e-5)
+    swapped = torch.tensor([0.55, 0.35]).log().mean().item()
+    logs = p.log().mean().item()
+    assert abs(log_prob.mean().item() - swapped) > 1e-2
+    assert abs(log_prob.mean().item() - logs) > 1e-2
+
+
+@pytest.mark.parametrize("copies", [2, 5])
+def test_the_mean_log_probability_does_not_depend_on_the_number_of_test_points(copies):
+    model, guide = problem()
+    y = torch.arange(POINTS) % CLASSES
+    once = draws(model, guide).log_prob(y).mean()
+    more = draws(model, guide, X.repeat(copies, 1)).log_prob(y.repeat(copies)).mean()
+    assert float(more) == pytest.approx(float(once), rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------ side effects
+
+
+def normed_net():
+    return nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_modules_predict_in_evaluation_mode_and_come_back_as_they_were(fail):
+    model, guide = problem(net=normed_net())
+    model.likelihood.eval()
+    modes = [module.training for module in [*model.modules(), *guide.modules()]]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = X[:1].expand(5, 2)
+    if fail:
+        with pytest.raises(RuntimeError, match=r"shape|size"):
+            predict(model, guide, torch.zeros(5, 7))
+    else:
+        samples = draws(model, guide, x).samples
+        # With dropout on, or batch statistics of equal rows, this would not hold.
+        assert torch.allclose(samples, samples[:, :1].expand_as(samples), atol=1e-5)
+        assert not torch.allclose(samples, torch.zeros(()), atol=1e-3)
+    assert [module.training for module in [*model.modules(), *guide.modules()]] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_nothing_tracks_gradients_and_the_callers_setting_stays(grad):
+    model, guide = problem()
+    with torch.set_grad_enabled(grad):
+        prediction = draws(model, guide)
+        assert torch.is_grad_enabled() == grad
+    assert not prediction.samples.requires_grad
+    assert all(p.grad is None for p in guide.parameters())
+
+
+def test_progress_counts_passes(capsys):
+    model, guide = problem()
+    draws(model, guide, progress=True, chunk_size=12)
+    assert "12/12" in capsys.readouterr().err
+    draws(model, guide)
+    assert capsys.readouterr().err == ""
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_request_that_cannot_fit_is_refused_with_the_estimate(monkeypatch):
+    model, guide = problem()
+    monkeypatch.setattr(PREDICT_MODULE, "free_memory", lambda device: 2**30)
+    assert draws(model, guide).samples.shape == (6, POINTS, CLASSES)
+    # 2^23 draws x 23 points x 3 classes x 4 bytes = 2.16 GiB.
+    with pytest.raises(MemoryError, match=r"\[8388608, 23, 3\], need 2.2 GiB on cpu, where 1.0 GiB are free"):
+        draws(model, guide, num_samples=2**23)
+    monkeypatch.setattr(PREDICT_MODULE, "free_memory", lambda device: None)
+    assert draws(model, guide).samples.shape == (6, POINTS, CLASSES)
+
+
+def test_free_memory_is_a_number_of_bytes_or_unknown():
+    free = free_memory(torch.device("cpu"))
+    assert free is None or free > 2**20
+
+
+def test_draws_of_sites_in_a_plate_serve_one_chunk_only():
+    def model(x, y=None):
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            f = pyro.deterministic("f", z + x[:, 0])
+            pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    guide = AutoNormal(model)
+    guide(X, torch.zeros(POINTS))
+    assert draws(model, guide).samples.shape == (6, POINTS)
+    with pytest.raises(ValueError, match=r"site 'z.*' of the guide is inside a plate; use a chunk_size of all rows"):
+        draws(model, guide, chunk_size=10)
+
+
+def with_nan():
+    x = X.clone()
+    x[4] = float("nan")
+    return x
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"x": with_nan()}, "predict: x holds NaN in 1 of 23 rows, first in row 4"),
+        ({"x": X[:0]}, "predict: x has no rows"),
+        ({"x": X.tolist()}, "predict: x must be a tensor of rows or a tuple of such, got list"),
+        ({"num_samples": 0}, "predict: num_samples must be a positive integer"),
+        ({"num_samples": True}, "predict: num_samples must be a positive integer"),
+        ({"chunk_size": 2.0}, "predict: chunk_size must be a positive integer"),
+    ],
+)
+def test_bad_input_is_named(settings, message):
+    model, guide = problem()
+    with pytest.raises(ValueError, match=message):
+        draws(model, guide, **settings)
+
+
+@pytest.mark.parametrize("guide", [AutoRadial, AutoMeanField, AutoNormal])
+def test_an_autoguide_without_parameters_is_named_since_it_would_take_targets_for_latent(guide):
+    model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=POINTS))
+    with pytest.raises(ValueError, match=rf"the guide \({guide.__name__}\) has no parameters yet"):
+        predict(model, guide(model), X)
+
+
+def no_function_site(x, y=None):
+    pyro.sample("w", dist.Normal(0.0, 1.0))
+
+
+def scalar_function(x, y=None):
+    pyro.deterministic("f", pyro.sample("w", dist.Normal(0.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (no_function_site, "the model has no site 'f'"),
+        (scalar_function, r"site 'f' has shape \(\), but must have a row"),
+    ],
+)
+def test_a_model_without_a_function_of_its_rows_is_named(model, message):
+    guide = AutoNormal(model)
+    guide(X)
+    with pytest.raises(ValueError, match=message):
+        predict(model, guide, X)

@@ -1,0 +1,117 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The quickstart and the notebooks run, and show what they promise."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from pyro_radial.datasets import load
+
+TUTORIALS = Path(__file__).resolve().parents[1] / "tutorials"
+PICTURES = ("reliability.png", "certainty.png", "training_terms.png")
+
+
+@pytest.fixture(scope="module")
+def quickstart():
+    spec = importlib.util.spec_from_file_location("quickstart", TUTORIALS / "quickstart.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def table_rows(output: str) -> dict[str, list[float]]:
+    """The numbers in the printed table, by method; of a line that starts with a method and goes on."""
+    words = [line.split() for line in output.splitlines()]
+    return {line[0]: [float(cell) for cell in line[1:]] for line in words if len(line) == 6 and "Auto" in line[0]}
+
+
+def test_quickstart_prints_both_methods_and_saves_pictures(quickstart, tmp_path, capsys):
+    quickstart.main(["--epochs", "1", "--threads", "1", "--output-dir", str(tmp_path / "new")])
+    output = capsys.readouterr().out
+    rows = table_rows(output)
+    assert rows.keys() == {"AutoRadial", "AutoMeanField"}
+    for accuracy, nll, *shares in rows.values():
+        # One epoch beats the eighth that guessing gets, and log 8 nats.
+        assert 1 / 8 < accuracy <= 1
+        assert 0 < nll < math.log(8)
+        assert len(shares) == 3
+        assert all(0 <= share <= 1 for share in shares)
+    assert "classes 8 and 9" in output
+    for name in PICTURES:
+        assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
+        assert str(tmp_path / "new" / name) in output
+
+
+def test_quickstart_ends_with_same_scores_for_same_seed(quickstart):
+    task = quickstart.make_task(load("digits"))
+    labels = task.test[1]
+    scores = [quickstart.score(quickstart.run_method(quickstart.AutoRadial, task, 1, seed=3), labels) for _ in range(2)]
+    assert scores[0] == scores[1]
+
+
+def test_quickstart_never_trains_on_classes_of_another_kind(quickstart):
+    task = quickstart.make_task(load("digits"))
+    for _, labels in (task.train, task.validation, task.test):
+        assert set(labels.tolist()) == set(range(8))
+    assert set(task.unseen[1].tolist()) == {8, 9}
+    assert len(task.train[1]) + len(task.validation[1]) == int((load("digits").train_labels < 8).sum())
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "retinamnist"])
+def test_quickstart_network_fits_images_of_every_set(quickstart, data_dir, name):
+    task = quickstart.make_task(load(name, data_dir))
+    images = task.train[0][:3]
+    num_classes = len(task.class_names)
+    assert quickstart.make_net(images, num_classes)(images).shape == (3, num_classes)
+    assert num_classes == int(task.test[1].max()) + 1
+    assert int(task.unseen[1].min()) == num_classes
+
+
+def test_quickstart_says_what_each_image_is_taken_for(quickstart, tmp_path):
+    task = quickstart.make_task(load("digits"))
+    outcome = quickstart.run_method(quickstart.AutoRadial, task, 1, seed=0)
+    titles = [ax.get_title() for ax in quickstart.draw_certainty(outcome, task).axes]
+    assert len(titles) == 3 * quickstart.SHOWN
+    assert titles[0].endswith(f"{outcome.test.entropy.min():.2f} nats")
+    assert titles[quickstart.SHOWN].endswith(f"{outcome.test.entropy.max():.2f} nats")
+    assert f"is {task.unseen[1][0]}\n" in titles[2 * quickstart.SHOWN]
+
+
+def test_quickstart_options_have_their_defaults(quickstart):
+    args = quickstart.parse([])
+    assert (args.dataset, args.data_dir, args.epochs, args.seed, args.threads) == ("digits", None, None, 0, 2)
+    args = quickstart.parse(["--dataset", "mnist", "--data-dir", "here", "--epochs", "3"])
+    assert (args.dataset, args.data_dir, args.epochs) == ("mnist", Path("here"), 3)
+
+
+def test_quickstart_refuses_an_unknown_dataset(quickstart, capsys):
+    with pytest.raises(SystemExit):
+        quickstart.parse(["--dataset", "cats"])
+    assert "invalid choice: 'cats'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted(TUTORIALS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebook_runs_without_errors_or_warnings(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("SMOKE_TEST", "1")
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    client = NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
+    client.execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert [output.text for output in outputs if output.get("name") == "stderr"] == []
+
+
+@pytest.mark.parametrize("path", sorted(TUTORIALS.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebook_is_stored_small_and_executed(path):
+    notebook = nbformat.read(path, as_version=4)
+    assert path.stat().st_size < 400_000
+    assert notebook.metadata.kernelspec.name == "python3"
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
