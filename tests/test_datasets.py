@@ -32,7 +32,7 @@ def npz_bytes(**arrays):
 
 def idx_bytes(array):
     header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    return gzip.compress(header + array.tobytes())
+    return gzip.compress(header + array.tobytes(), mtime=0)
 
 
 class Site:
@@ -176,11 +176,12 @@ def test_a_cut_off_download_leaves_nothing(tiny, site, tmp_path, lost, chunked):
     [
         (idx_bytes(ARRAYS["train_images"])[:-9], "test_images.*gzipped IDX file"),
         (b"<html>moved</html>", "test_images.*gzipped IDX file"),
-        (gzip.compress(b"\0\0\x08"), "test_images.*gzipped IDX file"),
-        (gzip.compress(b"\0\0\x08\x01\0\0\0\x05abcd"), "test_images.*of 5 unsigned bytes, found 4 bytes"),
-        (gzip.compress(b"\0\0\x0d\x01\0\0\0\x04abcd"), "test_images.*of type 13"),
+        (gzip.compress(b"\0\0\x08", mtime=0), "test_images.*gzipped IDX file"),
+        (gzip.compress(b"\0\0\x08\x01\0\0\0\x05abcd", mtime=0), "test_images.*of 5 unsigned bytes, found 4 bytes"),
+        (gzip.compress(b"\0\0\x0d\x01\0\0\0\x04abcd", mtime=0), "test_images.*of type 13"),
         (idx_bytes(ARRAYS["train_images"]), "test_images.*MD5.*expected"),
     ],
+    ids=["truncated", "a page", "a short header", "too few bytes", "another type", "another array"],
 )
 def test_a_damaged_download_leaves_nothing(tiny, site, tmp_path, body, message):
     site.content["/test_images.gz"] = body

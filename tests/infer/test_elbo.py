@@ -16,7 +16,8 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, S
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.nn import likelihoods, priors
 
-X, Y = torch.randn(8, 3), torch.randn(8, 1)
+GENERATOR = torch.Generator().manual_seed(0)
+X, Y = torch.randn(8, 3, generator=GENERATOR), torch.randn(8, 1, generator=GENERATOR)
 
 
 def network(prior=None, num_data=40):

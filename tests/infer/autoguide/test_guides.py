@@ -19,7 +19,7 @@ from pyro_radial.infer.autoguide import init_to_fan_in, init_to_network
 from pyro_radial.infer.autoguide.auto_radial import _GuideRadialNormal
 from pyro_radial.nn import likelihoods, priors
 
-X = torch.randn(6, 4)
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 
 def matrix_model(x=None):
