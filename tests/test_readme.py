@@ -1,6 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -23,6 +24,14 @@ def test_the_first_example_learns_what_a_constant_cannot():
     # The labels are exclusive-or of two signs: no linear function and no constant gets far above one half.
     assert accuracy > 0.9
     assert torch.isfinite(scope["draws"].log_prob(scope["y"])).all()
+
+
+def test_the_figures_are_those_of_the_results():
+    path = README.parent / "benchmarks" / "report.py"
+    spec = importlib.util.spec_from_file_location("report", path)
+    report = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(report)
+    assert report.figures() in README.read_text()
 
 
 @pytest.mark.parametrize("room", re.findall(r"^ {2,4}(\w+(?:/|\.py))", README.read_text(), flags=re.MULTILINE))

@@ -1,0 +1,46 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, TraceMeanField_ELBO
+
+from pyro_radial import AutoMeanField
+from tests.infer.autoguide.models import matrix_model
+
+
+def test_the_mean_field_guide_refuses_a_bad_scale():
+    with pytest.raises(ValueError, match="init_scale"):
+        AutoMeanField(matrix_model, init_scale=0)
+
+
+def test_its_posterior_is_a_factorised_normal_at_the_initial_scale():
+    guide = AutoMeanField(matrix_model, init_scale=0.3)
+    guide.setup()
+    law = guide.posterior()["weight"]
+    assert law.event_shape == (5, 4)
+    assert isinstance(law.base_dist, dist.Normal)
+    torch.testing.assert_close(law.stddev, torch.full((5, 4), 0.3))
+
+
+def test_it_reaches_the_exact_posterior_of_a_conjugate_model():
+    # With one normal observation of variance 1 per weight and prior N(0, 1) the posterior is N(y / 2, 1 / 2).
+    y = torch.tensor([1.0, -2.0, 0.5])
+
+    def model():
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        pyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=y)
+
+    guide = AutoMeanField(model, init_scale=0.3)
+    optim = pyro.optim.ExponentialLR({"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.05}, "gamma": 0.993})
+    svi = SVI(
+        model, guide, optim, TraceMeanField_ELBO(num_particles=100, vectorize_particles=True, max_plate_nesting=0)
+    )
+    for _ in range(800):
+        svi.step()
+        optim.step()
+    law = guide.posterior()["w"]
+    torch.testing.assert_close(law.mean, y / 2, atol=0.02, rtol=0)
+    torch.testing.assert_close(law.stddev, torch.full((3,), 0.5**0.5), atol=0, rtol=0.02)

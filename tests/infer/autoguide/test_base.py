@@ -1,0 +1,108 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+from pyro.distributions import constraints
+from torch import nn
+
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial.nn import likelihoods
+from tests.infer.autoguide.models import matrix_model
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+
+
+class NegativeExponential(dist.Exponential):
+    support = constraints.less_than(0.0)
+
+    def rsample(self, sample_shape=torch.Size()):
+        return -super().rsample(sample_shape)
+
+    def log_prob(self, value):
+        return super().log_prob(-value)
+
+
+def test_an_init_that_is_not_finite_names_the_site():
+    def model():
+        pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+
+    guide = AutoRadial(model, init_loc_fn=lambda site: torch.full((2,), math.inf))
+    with pytest.raises(ValueError, match="'w'"):
+        guide.setup()
+
+
+@pytest.mark.parametrize("likelihood", [likelihoods.Gaussian(10), likelihoods.Bernoulli(10)])
+def test_targets_that_are_not_given_are_no_latent_site(likelihood):
+    model = SupervisedModel(BayesianModule(nn.Linear(4, 2)), likelihood)
+    for guide in (AutoRadial(model), AutoMeanField(model)):
+        guide.setup(X)
+        assert set(guide(X)) == {"weight", "bias"}
+        RadialELBO(strict_kl=True)(model, guide)(X, torch.zeros(6, 2))
+
+
+def test_a_decreasing_transform_keeps_quantiles_in_order():
+    guide = AutoMeanField(lambda: pyro.sample("w", NegativeExponential(1.0)), init_scale=0.5)
+    guide()
+    low, high = guide.quantiles([0.1, 0.9])["w"]
+    assert low < high < 0
+
+
+def test_the_density_of_a_constrained_draw_does_not_suffer_from_inverting_its_transform():
+    # log q of the guide's own draw moves with loc through the Jacobian alone, here exactly 1 per element. Inverting
+    # exp in float32 would move the draw by a good part of so small a scale, and the gradient with it.
+    guide = AutoRadial(
+        lambda: pyro.sample("w", dist.LogNormal(0.0, 1.0).expand([50]).to_event(1)),
+        init_loc_fn=lambda site: torch.full((50,), 150.0),
+        init_scale=1e-5,
+    )
+    poutine.trace(guide).get_trace().log_prob_sum().backward()
+    gradient = guide.locs.w_unconstrained.grad
+    torch.testing.assert_close(gradient, -torch.ones(50))
+
+
+def test_quantiles_outside_the_unit_interval_are_refused():
+    guide = AutoRadial(matrix_model)
+    guide()
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        guide.quantiles([0.0])
+
+
+@pytest.mark.parametrize("method", ["median", "posterior", "scale_change"])
+def test_a_guide_without_parameters_says_to_set_it_up(method):
+    with pytest.raises(RuntimeError, match="setup"):
+        getattr(AutoRadial(matrix_model), method)()
+
+
+def test_a_loaded_guide_without_its_model_still_samples():
+    import io
+
+    guide = AutoRadial(matrix_model)
+    guide()
+    buffer = io.BytesIO()
+    torch.save(guide, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    assert loaded()["weight"].shape == (5, 4)
+    assert guide.model is not None
+
+
+def test_names_in_the_store_do_not_repeat():
+    first, second = AutoRadial(matrix_model), AutoRadial(matrix_model)
+    first()
+    second()
+    assert len(pyro.get_param_store().keys()) == 8
+
+
+def test_no_memory_of_the_store_survives_clearing_it():
+    guide = AutoRadial(matrix_model)
+    guide()
+    before = guide.median()["weight"].clone()
+    pyro.clear_param_store()
+    guide()
+    assert torch.equal(guide.median()["weight"], before)

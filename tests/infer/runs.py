@@ -1,0 +1,100 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Small training problems, and ways to kill a run, that the tests of training share."""
+
+import re
+from contextlib import contextmanager
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.distributions import constraints
+from torch import nn
+
+from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, fit
+from pyro_radial.infer.training_run import TrainingRun
+from pyro_radial.nn import likelihoods
+
+ROWS = 20
+FIT = {"epochs": 3, "batch_size": 6, "seed": 5, "progress": False}
+STEPS_PER_EPOCH = 4
+
+NETS = {
+    "plain": lambda: nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)),
+    "dropout": lambda: nn.Sequential(nn.Linear(3, 6), nn.Dropout(0.5), nn.Tanh(), nn.Linear(6, 2)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)),
+}
+
+
+def data(rows=ROWS, seed=3):
+    x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(seed))
+    return x, (x.sum(-1) > 0).long()
+
+
+def problem(net="plain", guide=AutoRadial, likelihood=None):
+    """The same model and guide at every call."""
+    torch.manual_seed(1)
+    model = SupervisedModel(BayesianModule(NETS[net]()), likelihood or likelihoods.Categorical(num_data=ROWS))
+    return model, guide(model)
+
+
+def function_problem():
+    """A model that is a plain function, with a parameter of its own and another one in a closure."""
+    pyro.clear_param_store()
+    torch.manual_seed(1)
+    bnn = BayesianModule(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1)))
+
+    def model(x, y=None):
+        f = bnn(x).squeeze(-1)
+        scale = pyro.param("noise", lambda: torch.tensor(0.7), constraint=constraints.positive)
+        with pyro.plate("data", ROWS if y is not None else len(x), subsample=torch.arange(len(x))):
+            f = pyro.deterministic("f", f)
+            pyro.sample("y", dist.Normal(f, scale), obs=None if y is None else y.to(f.dtype))
+
+    return model, AutoRadial(model)
+
+
+def state_of(model, guide):
+    state = {f"guide.{name}": value for name, value in guide.state_dict().items()}
+    if isinstance(model, nn.Module):
+        state |= {f"model.{name}": value for name, value in model.state_dict().items()}
+    else:
+        store = pyro.get_param_store()
+        # A guide's name in the store differs from instance to instance, and its values are in its state.
+        state |= {name: store[name].detach() for name in store if not name.startswith("Auto")}
+        state = {re.sub("BayesianModule[_0-9]*", "bnn", name): value for name, value in state.items()}
+    return {name: value.detach().clone() for name, value in state.items()}
+
+
+def assert_same(one, other):
+    assert list(one) == list(other)
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+def trained(model, guide, **kwargs):
+    result = fit(model, guide, kwargs.pop("data", data()), **{**FIT, **kwargs})
+    return state_of(model, guide), result
+
+
+@contextmanager
+def killed(monkeypatch, method, at, when):
+    """Interrupts the ``at``-th call of a method of the run, before or after it has done its work."""
+    original, calls = getattr(TrainingRun, method), 0
+
+    def interrupted(self, *args):
+        nonlocal calls
+        calls += 1
+        if calls == at and when == "before":
+            raise KeyboardInterrupt
+        value = original(self, *args)
+        if calls == at:
+            raise KeyboardInterrupt
+        return value
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingRun, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            yield
