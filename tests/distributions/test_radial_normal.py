@@ -265,6 +265,25 @@ def test_the_constraint_of_the_scale_has_a_bijection():
     assert bool(constraint.check(transform(torch.randn(10))).all())
 
 
+def _draw_and_densities(loc, scale):
+    law = RadialNormal(loc, scale, validate_args=False)
+    value = law.rsample()
+    return value, law.log_prob(value), law.entropy()
+
+
+def test_it_compiles_to_one_graph_and_batches_under_vmap():
+    loc, scale = torch.randn(4, 5), 0.1 + torch.rand(4, 5)
+    compiled = torch.compile(_draw_and_densities, backend="eager", fullgraph=True)
+    pyro.set_rng_seed(0)
+    expected = _draw_and_densities(loc, scale)
+    pyro.set_rng_seed(0)
+    for ours, theirs in zip(compiled(loc, scale), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    value, log_prob, entropy = torch.func.vmap(_draw_and_densities, randomness="different")(loc, scale)
+    torch.testing.assert_close(log_prob, RadialNormal(loc, scale).log_prob(value))
+    torch.testing.assert_close(entropy, RadialNormal(loc, scale).entropy())
+
+
 @pytest.mark.cuda
 def test_on_cuda_samples_and_densities_are_those_of_the_cpu():
     loc, scale = torch.randn(1000), 0.5 + torch.rand(1000)
