@@ -4,7 +4,7 @@
 """One ``SVI.step`` with AutoRadial against Pyro's AutoNormal: time and peak memory.
 
 The same model (784-200-200-200-200-10), optimiser and loss; steps of the two guides alternate in one run, so that the
-ratio of medians is free of the machine's drift. Peak memory is that of a fresh process for each guide.
+ratio of medians is free of the machine's drift. Peak memory is that of the tensors alive at once.
 
     python benchmarks/step_time.py            # on the CPU, two threads
     python benchmarks/step_time.py --device cuda
@@ -13,10 +13,9 @@ ratio of medians is free of the machine's drift. Peak memory is that of a fresh 
 import argparse
 import json
 import statistics
-import subprocess
-import sys
+import tempfile
 import time
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,31 +73,27 @@ def interleaved_times(batch: int, device: str, rounds: int) -> dict[str, list[fl
 
 
 def peak_memory(subject: str, batch: int, device: str) -> float:
-    """Peak memory in MiB of ten steps in a fresh process, above what it held before the first step."""
-    command = [sys.executable, __file__, "--measure-memory", subject, "--batch", str(batch), "--device", device]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-
-
-def measure_memory(subject: str, batch: int, device: str) -> float:
-    """Peak memory in MiB of ten steps, in this process."""
-    step = make_step(subject, batch, device)
+    """Peak in MiB of all tensors alive, from making the model to the end of the third step."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-        for _ in range(10):
-            step()
-        return torch.cuda.max_memory_allocated() / 2**20
-    # Linux: 5 resets the peak to what the process holds now, so that the imports' own peak does not hide the steps'.
-    Path("/proc/self/clear_refs").write_text("5")
-    before = resident_mib("VmRSS")
-    for _ in range(10):
+        before = torch.cuda.memory_allocated()
+        run_three_steps(subject, batch, device)
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    # On the CPU torch keeps no such statistic, but its profiler sees each allocation and release.
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run_three_steps(subject, batch, device)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]")
+    return max(accumulate(change for _, change in changes)) / 2**20
+
+
+def run_three_steps(subject: str, batch: int, device: str) -> None:
+    step = make_step(subject, batch, device)
+    for _ in range(3):
         step()
-    return resident_mib("VmHWM") - before
-
-
-def resident_mib(field: str) -> float:
-    """A memory field of this process, VmRSS (now) or VmHWM (peak)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def main() -> None:
@@ -106,19 +101,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--measure-memory", choices=list(SUBJECTS))
-    parser.add_argument("--batch", type=int)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    if args.measure_memory:
-        print(measure_memory(args.measure_memory, args.batch, args.device))
-        return
     rows = []
     for batch in BATCHES:
         times = interleaved_times(batch, args.device, args.rounds)
         medians = {name: statistics.median(values) for name, values in times.items()}
-        memory = {name: statistics.median(peak_memory(name, batch, args.device) for _ in range(3)) for name in SUBJECTS}
+        memory = {name: peak_memory(name, batch, args.device) for name in SUBJECTS}
         for name in SUBJECTS:
             row = {
                 "batch": batch,

@@ -106,9 +106,15 @@ def _cross_entropy(mean: Tensor, variance: Tensor, p: Distribution) -> Tensor:
         # The moments carry the full shape already, and everything below broadcasts.
         return _cross_entropy(mean, variance, p.base_dist)
     if isinstance(p, Normal):
-        quadratic = (variance + (mean - p.loc).square()) / (2.0 * p.scale.square())
-        return quadratic + (p.scale.log() + 0.5 * math.log(2.0 * math.pi))
+        loc, scale = _unexpanded(p.loc), _unexpanded(p.scale)
+        quadratic = (variance + (mean - loc).square()) * (0.5 / scale.square())
+        return quadratic + (scale.log() + 0.5 * math.log(2.0 * math.pi))
     raise NotImplementedError
+
+
+def _unexpanded(tensor: Tensor) -> Tensor:
+    """The tensor with its repeated dimensions at size one: the scale of N(0, 1) on a million weights is one number."""
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
 def _elementary(transforms: list[Transform]) -> list[Transform]:

@@ -108,6 +108,19 @@ def test_at_loc_the_density_is_infinite_and_its_gradient_zero():
     assert bool(torch.isfinite(scale.grad).all())
 
 
+@pytest.mark.parametrize(("event_dim", "samples"), [(0, ()), (1, (2,)), (2, (3, 2))])
+def test_first_and_second_gradients_of_the_density_match_differences(event_dim, samples):
+    value = torch.randn(*samples, 2, 3, dtype=torch.double, requires_grad=True)
+    loc = torch.randn(3, dtype=torch.double, requires_grad=True)
+    scale = (0.5 + torch.rand(2, 1, dtype=torch.double)).requires_grad_()
+
+    def log_prob(value, loc, scale):
+        return RadialNormal(loc, scale, event_dim).log_prob(value)
+
+    assert torch.autograd.gradcheck(log_prob, (value, loc, scale))
+    assert torch.autograd.gradgradcheck(log_prob, (value, loc, scale))
+
+
 def test_float32_is_accurate_in_a_million_dimensions():
     dim = 10**6
     loc, scale = torch.randn(dim), 0.01 + 0.1 * torch.rand(dim)
@@ -271,6 +284,8 @@ def _draw_and_densities(loc, scale):
     return value, law.log_prob(value), law.entropy()
 
 
+# The compiler itself makes an instance of autograd.Function, of which torch warns.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_it_compiles_to_one_graph_and_batches_under_vmap():
     loc, scale = torch.randn(4, 5), 0.1 + torch.rand(4, 5)
     compiled = torch.compile(_draw_and_densities, backend="eager", fullgraph=True)

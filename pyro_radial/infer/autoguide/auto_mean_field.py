@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pyro_radial.infer.autoguide.initialization import init_to_network
-from pyro_radial.infer.autoguide.loc_scale import AutoLocScale, check_init_scale
+from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV, AutoLocScale, check_init_scale
 
 
 class AutoMeanField(AutoLocScale):
@@ -23,7 +23,8 @@ class AutoMeanField(AutoLocScale):
     :param model: a Pyro model with continuous latent sites.
     :param init_loc_fn: a per-site init function; the default is that of
         :class:`~pyro_radial.infer.autoguide.AutoRadial`.
-    :param float init_scale: the standard deviation every element starts at, in unconstrained space.
+    :param float init_scale: the standard deviation every element starts at, in unconstrained space; 0.003 by default,
+        chosen by ``benchmarks/init_scale.py``.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
     :raises ValueError: for an ``init_scale`` that is not a positive finite number, and, naming the site, for a
         discrete latent site.
@@ -42,7 +43,7 @@ class AutoMeanField(AutoLocScale):
         model: Callable[..., Any],
         *,
         init_loc_fn: Callable[..., Any] = init_to_network,
-        init_scale: float = 0.01,
+        init_scale: float = DEFAULT_INIT_STDDEV,
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(model, init_loc_fn=init_loc_fn, create_plates=create_plates)

@@ -14,10 +14,7 @@ from torch import Tensor
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area
 from pyro_radial.infer.autoguide.initialization import init_to_network
-from pyro_radial.infer.autoguide.loc_scale import AutoLocScale, check_init_scale
-
-# Measured by benchmarks/init_scale.py.
-DEFAULT_INIT_STDDEV = 0.01
+from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV, AutoLocScale, check_init_scale
 
 
 class _GuideRadialNormal(RadialNormal):
@@ -49,7 +46,7 @@ class AutoRadial(AutoLocScale):
     :param float init_scale: the scale every element starts at, the paper's sigma. At most one of this and
         ``init_stddev``.
     :param float init_stddev: the marginal standard deviation, sigma / sqrt(D), every element starts at. The default
-        is 0.01, chosen by ``benchmarks/init_scale.py``.
+        is 0.003, chosen by ``benchmarks/init_scale.py``.
     :param event_dim: narrows the radius: how many of a site's last dimensions share one, as a number for all sites
         (those with fewer dimensions keep theirs) or a mapping by site. ``event_dim=1`` is one radius for each row of
         a matrix. The default is one radius for the whole event.

@@ -101,6 +101,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             # A transform may change the number of event dimensions, as the one of a covariance does.
             event_dim = site["fn"].event_dim + unconstrained.dim() - site["value"].dim()
             self._init_site(name, _repeat_to_full_size(unconstrained, site, event_dim), event_dim)
+            # Only the shape is of use from here on, and a copy of a network's weights is worth saving.
+            site["value"] = site["value"].detach().to("meta")
 
     def _sites(self) -> Iterator[tuple[str, Any]]:
         assert self.prototype_trace is not None

@@ -17,6 +17,10 @@ from pyro_radial._compat import deep_setattr
 from pyro_radial.infer.autoguide.base import AutoPerSite
 
 
+# The best on average of benchmarks/init_scale.py, for the radial family and for mean field.
+DEFAULT_INIT_STDDEV = 0.003
+
+
 class MissingMeans(NamedTuple):
     """What :meth:`AutoLocScale.load_means` did not find."""
 
@@ -45,7 +49,7 @@ class AutoLocScale(AutoPerSite):
         self._initial_scales[name] = initial
         scale = torch.full_like(unconstrained, initial)
         # The event_dim of a parameter is what lets a plate select the rows of a mini-batch.
-        deep_setattr(self.locs, name, PyroParam(unconstrained.clone(), constraints.real, event_dim))
+        deep_setattr(self.locs, name, PyroParam(unconstrained, constraints.real, event_dim))
         deep_setattr(self.scales, name, PyroParam(scale, self.scale_constraint, event_dim))
 
     def _site_parameters(self, name: str) -> tuple[Tensor, Tensor]:
