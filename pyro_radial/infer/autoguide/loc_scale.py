@@ -16,7 +16,6 @@ from torch import Tensor
 from pyro_radial._compat import deep_setattr
 from pyro_radial.infer.autoguide.base import AutoPerSite
 
-
 # The best on average of benchmarks/init_scale.py, for the radial family and for mean field.
 DEFAULT_INIT_STDDEV = 0.003
 

@@ -8,10 +8,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from torch import nn
 
-from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel, predict
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.infer.autoguide.auto_radial import _GuideRadialNormal
 from pyro_radial.nn import likelihoods
@@ -144,6 +144,22 @@ def test_in_many_dimensions_it_reaches_the_optimum_known_in_closed_form():
         loss = svi.step()
     torch.testing.assert_close(guide.posterior()["w"].scale, torch.full((dim,), 2 * dim**0.5), rtol=1e-3, atol=0)
     assert loss == pytest.approx(4.43, abs=5e-3)
+
+
+@pytest.mark.parametrize("event_dim", [None, 1])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_predictive_of_a_network_has_a_draw_per_sample_both_ways(parallel, event_dim):
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(10))
+    guide = AutoRadial(model, init_stddev=0.3, event_dim=event_dim)
+    guide.setup(X)
+    draws = Predictive(model, guide=guide, num_samples=300, parallel=parallel, return_sites=("f", "y"))(X)
+    assert draws["f"].shape == (300, 6, 2)
+    assert draws["y"].shape == (300, 6)
+    # Its function draws have the law of ours: their means agree within the noise of the two samples.
+    ours = predict(model, guide, X, num_samples=300).samples
+    error = (draws["f"].var(0) / 300 + ours.var(0) / 300).sqrt()
+    assert bool(((draws["f"].mean(0) - ours.mean(0)).abs() <= 4.5 * error).all())
 
 
 @pytest.mark.cuda
