@@ -16,19 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pyro_radial.nn.selection import STATISTICS_LAYERS
+
 __all__ = ["FunctionalNet", "map_tensors"]
 
 logger = logging.getLogger("pyro_radial")
-
-STATISTICS_LAYERS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
 
 
 class FunctionalNet:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pyro.nn import PyroModule
 from torch import nn
 
-__all__ = ["NORM_LAYERS", "Select", "check_net", "select_parameters"]
+__all__ = ["NORM_LAYERS", "STATISTICS_LAYERS", "Select", "check_net", "select_parameters"]
 
-NORM_LAYERS = (
+# Norm layers that keep running statistics.
+STATISTICS_LAYERS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
     nn.BatchNorm3d,
@@ -19,10 +20,8 @@ NORM_LAYERS = (
     nn.InstanceNorm1d,
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.RMSNorm,
 )
+NORM_LAYERS = (*STATISTICS_LAYERS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 Select = Callable[[str, nn.Parameter], bool] | str | None
 
