@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checks that this library runs on its own classes, to inherit for a class of yours.
+"""The checks that this library runs on its own classes, to inherit for a class of yours; they need pytest.
 
 Example, in a test file that pytest collects::
 

@@ -23,7 +23,7 @@ class AutoMeanField(AutoLocScale):
     :param model: a Pyro model with continuous latent sites.
     :param init_loc_fn: a per-site init function; the default is that of
         :class:`~pyro_radial.infer.autoguide.AutoRadial`.
-    :param float init_scale: the standard deviation every element starts at, in unconstrained space; 0.003 by default,
+    :param float init_scale: the standard deviation every element starts at, in unconstrained space; 0.01 by default,
         chosen by ``benchmarks/init_scale.py``.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
     :raises ValueError: for an ``init_scale`` that is not a positive finite number, and, naming the site, for a

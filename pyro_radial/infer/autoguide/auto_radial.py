@@ -46,7 +46,7 @@ class AutoRadial(AutoLocScale):
     :param float init_scale: the scale every element starts at, the paper's sigma. At most one of this and
         ``init_stddev``.
     :param float init_stddev: the marginal standard deviation, sigma / sqrt(D), every element starts at. The default
-        is 0.003, chosen by ``benchmarks/init_scale.py``.
+        is 0.01, chosen by ``benchmarks/init_scale.py``.
     :param event_dim: narrows the radius: how many of a site's last dimensions share one, as a number for all sites
         (those with fewer dimensions keep theirs) or a mapping by site. ``event_dim=1`` is one radius for each row of
         a matrix. The default is one radius for the whole event.
