@@ -36,3 +36,15 @@ def test_deterministic_sites_are_told_from_observations():
     nodes = pyro.poutine.trace(model).get_trace().nodes
     assert _compat.is_deterministic(nodes["f"])
     assert not _compat.is_deterministic(nodes["y"])
+
+
+def test_the_hide_function_keeps_latent_sites_alone():
+    def model():
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.tensor(0.0))
+        with pyro.plate("rows", 5, subsample_size=2):
+            pass
+
+    nodes = pyro.poutine.trace(model).get_trace().nodes
+    hidden = {name: _compat.prototype_hide_fn(nodes[name]) for name in ("w", "y", "rows")}
+    assert hidden == {"w": False, "y": True, "rows": True}
