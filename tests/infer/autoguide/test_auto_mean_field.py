@@ -5,10 +5,9 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, TraceMeanField_ELBO
 
 from pyro_radial import AutoMeanField
-from tests.infer.autoguide.models import matrix_model
+from tests.infer.autoguide.models import matrix_model, train_to_convergence
 
 
 def test_the_mean_field_guide_refuses_a_bad_scale():
@@ -34,13 +33,7 @@ def test_it_reaches_the_exact_posterior_of_a_conjugate_model():
         pyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=y)
 
     guide = AutoMeanField(model, init_scale=0.3)
-    optim = pyro.optim.ExponentialLR({"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.05}, "gamma": 0.993})
-    svi = SVI(
-        model, guide, optim, TraceMeanField_ELBO(num_particles=100, vectorize_particles=True, max_plate_nesting=0)
-    )
-    for _ in range(800):
-        svi.step()
-        optim.step()
+    train_to_convergence(model, guide, num_steps=800, num_particles=100, max_plate_nesting=0)
     law = guide.posterior()["w"]
     torch.testing.assert_close(law.mean, y / 2, atol=0.02, rtol=0)
     torch.testing.assert_close(law.stddev, torch.full((3,), 0.5**0.5), atol=0, rtol=0.02)

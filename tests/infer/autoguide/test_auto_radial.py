@@ -15,7 +15,7 @@ from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel,
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.infer.autoguide.auto_radial import _GuideRadialNormal
 from pyro_radial.nn import likelihoods
-from tests.infer.autoguide.models import matrix_model
+from tests.infer.autoguide.models import matrix_model, train_to_convergence
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -112,13 +112,7 @@ def test_in_one_dimension_it_reaches_the_exact_evidence_and_posterior():
     guide = AutoRadial(model, init_scale=0.2)
     with pytest.warns(UserWarning, match="mean field"):
         guide.setup()
-    optim = pyro.optim.ExponentialLR({"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.05}, "gamma": 0.993})
-    svi = SVI(
-        model, guide, optim, TraceMeanField_ELBO(num_particles=200, vectorize_particles=True, max_plate_nesting=1)
-    )
-    for _ in range(1000):
-        svi.step()
-        optim.step()
+    train_to_convergence(model, guide, num_steps=1000, num_particles=200, max_plate_nesting=1)
     posterior = guide.posterior()["w"]
     # Within one per cent of the posterior's standard deviation: the noise of 200 particles at the last step sizes.
     assert float(posterior.loc) == pytest.approx(float(y.sum() / 21), abs=0.01 * 21**-0.5)
