@@ -11,6 +11,7 @@ torch's ``Independent``, so a rule on Pyro's subclass would be missed, silently.
 import math
 from collections.abc import Callable
 
+import torch
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from pyro.distributions.util import scale_and_mask, sum_rightmost
 from torch import Tensor
@@ -44,7 +45,8 @@ def kl_to_factorised_normal(q: Distribution, p: Distribution) -> Tensor:
         raise NotImplementedError
     mean, variance = _moments(q)
     kl = _cross_entropy(mean, variance, p) - _entropy(q)
-    return kl.to(mean.dtype)
+    # Where q has no batch of its own, p's may have been folded to size one.
+    return kl.to(mean.dtype).expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_radial_to_multivariate_normal(q: RadialNormal, p: MultivariateNormal) -> Tensor:

@@ -89,6 +89,16 @@ def test_kl_is_exact_under_any_nesting(nesting, q, p):
     assert_kl_is_that_of_samples(*nesting(q, p))
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_the_batch_of_a_prior_that_repeats_one_law_is_kept(copied):
+    q = RadialNormal(torch.zeros(5), torch.ones(5))
+    p = dist.Normal(0.0, 1.0).expand([3, 5])
+    p = dist.Normal(p.loc.clone(), p.scale.clone()) if copied else p
+    value = kl_divergence(q, p.to_event(1))
+    assert value.shape == (3,)
+    torch.testing.assert_close(value, kl_divergence(q, dist.Normal(0.0, 1.0).expand([5]).to_event(1)).expand(3))
+
+
 def test_kl_to_a_full_covariance_normal_is_that_of_samples(q):
     root = torch.randn(5, 5, dtype=torch.double)
     p = dist.MultivariateNormal(torch.randn(5, dtype=torch.double), root @ root.T + torch.eye(5))
