@@ -27,8 +27,7 @@ from torch.distributions import (
 from torch.distributions.transforms import AffineTransform, ComposeTransform, IndependentTransform, Transform
 
 from pyro_radial.distributions.radial_normal import RadialNormal, accumulation_dtype
-
-_WRAPPERS = (Independent, MaskedDistribution, ExpandedDistribution)
+from pyro_radial.distributions.wrappers import WRAPPERS, leaf
 
 
 def kl_to_factorised_normal(q: Distribution, p: Distribution) -> Tensor:
@@ -41,7 +40,7 @@ def kl_to_factorised_normal(q: Distribution, p: Distribution) -> Tensor:
     of a radial law does not matter. A mask on either side masks that side's log-density, as it does in a sampled
     ELBO: the rule is the exact expectation of ``q.log_prob(w) - p.log_prob(w)``.
     """
-    if not isinstance(_leaf(q), RadialNormal | Normal) or q.event_shape != p.event_shape:
+    if not isinstance(leaf(q), RadialNormal | Normal) or q.event_shape != p.event_shape:
         raise NotImplementedError
     mean, variance = _moments(q)
     kl = _cross_entropy(mean, variance, p) - _entropy(q)
@@ -66,18 +65,12 @@ def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
     return kl_divergence(q.base_dist, _pull_back(p, _elementary(q.transforms)))
 
 
-def _leaf(distribution: Distribution) -> Distribution:
-    while isinstance(distribution, _WRAPPERS):
-        distribution = distribution.base_dist
-    return distribution
-
-
 def _moments(q: Distribution) -> tuple[Tensor, Tensor]:
     if isinstance(q, ExpandedDistribution):
         shape = q.batch_shape + q.event_shape
         mean, variance = _moments(q.base_dist)
         return mean.expand(shape), variance.expand(shape)
-    if isinstance(q, _WRAPPERS):
+    if isinstance(q, WRAPPERS):
         return _moments(q.base_dist)
     return q.mean, q.variance
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 from pyro.distributions import Delta
-from pyro.distributions.torch_distribution import MaskedDistribution
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import TraceMeanField_ELBO
 from pyro.infer.util import check_fully_reparametrized, is_validation_enabled
 from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
-from torch.distributions import Independent, kl_divergence
+from torch.distributions import kl_divergence
 
 from pyro_radial._compat import is_deterministic
+from pyro_radial.distributions.wrappers import leaf
 
 PARTICLE_PLATE = "num_particles_vectorized"
 
@@ -32,13 +32,21 @@ class LossTerms:
     the guide's law has an entropy.
     """
 
-    negative_log_likelihood: Tensor
-    kl: Tensor
     kl_weight: float
     nll_by_site: dict[str, Tensor]
     kl_by_site: dict[str, Tensor]
     entropy_by_site: dict[str, Tensor]
     num_data: int | None
+
+    @property
+    def negative_log_likelihood(self) -> Tensor:
+        """Of all observations."""
+        return _total(self.nll_by_site)
+
+    @property
+    def kl(self) -> Tensor:
+        """Of all latent sites, without its weight."""
+        return _total(self.kl_by_site)
 
     @property
     def loss(self) -> Tensor:
@@ -50,7 +58,7 @@ class LossTerms:
         """The guide's entropy, or None where a site's law has none."""
         if self.kl_by_site.keys() != self.entropy_by_site.keys():
             return None
-        return torch.as_tensor(sum(self.entropy_by_site.values()))
+        return _total(self.entropy_by_site)
 
     @property
     def cross_entropy(self) -> Tensor | None:
@@ -64,14 +72,11 @@ class LossTerms:
         """
         if self.num_data is None:
             raise ValueError("per_datum: the model observes nothing inside a plate, so the number of data is unknown")
-        n = self.num_data
         return LossTerms(
-            self.negative_log_likelihood / n,
-            self.kl / n,
             self.kl_weight,
-            {name: value / n for name, value in self.nll_by_site.items()},
-            {name: value / n for name, value in self.kl_by_site.items()},
-            {name: value / n for name, value in self.entropy_by_site.items()},
+            _divided([self.nll_by_site], self.num_data),
+            _divided([self.kl_by_site], self.num_data),
+            _divided([self.entropy_by_site], self.num_data),
             num_data=1,
         )
 
@@ -175,12 +180,9 @@ class RadialELBO(TraceMeanField_ELBO):
             if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site)
         }
         self._check_covered(model_trace, latent)
-        kl = torch.as_tensor(sum(latent.values()))
-        loss = _weighted(torch.as_tensor(sum(observed.values())), self._current_weight, kl)
+        loss = _weighted(_total(observed), self._current_weight, _total(latent))
         self._particles.append(
             LossTerms(
-                torch.as_tensor(sum(observed.values())).detach(),
-                kl.detach(),
                 self._current_weight,
                 {name: value.detach() for name, value in observed.items()},
                 {name: value.detach() for name, value in latent.items()},
@@ -197,7 +199,7 @@ class RadialELBO(TraceMeanField_ELBO):
         if model_site is None:
             self._allow_sampling(name, "an auxiliary site of the guide, whose log-density is sampled")
             return guide_site["score_parts"].entropy_term.sum()
-        if isinstance(_unwrap(guide_site["fn"]), Delta):
+        if isinstance(leaf(guide_site["fn"]), Delta):
             # Exact given its value; Pyro's own rule forgets the log-density of the Delta.
             return guide_site["log_prob_sum"] - model_site["log_prob_sum"]
         if not _same(guide_site["scale"], model_site["scale"]):
@@ -210,7 +212,7 @@ class RadialELBO(TraceMeanField_ELBO):
                 kl = scale_and_mask(kl, scale=guide_site["scale"], mask=guide_site["mask"])
                 return kl.expand(guide_site["fn"].batch_shape).sum()
             except NotImplementedError:
-                q, p = (type(_unwrap(site["fn"])).__name__ for site in (guide_site, model_site))
+                q, p = (type(leaf(site["fn"])).__name__ for site in (guide_site, model_site))
                 reason = f"without a closed-form KL from {q} to {p}"
         self._allow_sampling(name, reason)
         return guide_site["score_parts"].entropy_term.sum() - model_site["log_prob_sum"]
@@ -241,12 +243,6 @@ def _check_weight(weight: float) -> float:
     return float(weight)
 
 
-def _unwrap(fn: Any) -> Any:
-    while isinstance(fn, Independent | MaskedDistribution):
-        fn = fn.base_dist
-    return fn
-
-
 @torch.no_grad()
 def _entropies(guide_trace: Trace, latent: dict[str, Tensor]) -> dict[str, Tensor]:
     """The scaled entropy of each site whose law has one."""
@@ -271,19 +267,21 @@ def _num_data(model_trace: Trace, observed: dict[str, Tensor]) -> int | None:
     return sum(sizes.values()) if sizes else None
 
 
+def _total(by_site: dict[str, Tensor]) -> Tensor:
+    return torch.as_tensor(sum(by_site.values()))
+
+
+def _divided(by_site: list[dict[str, Tensor]], number: int) -> dict[str, Tensor]:
+    """The sum over the mappings, site by site, divided by a number."""
+    return {name: torch.as_tensor(sum(d[name] for d in by_site)) / number for name in by_site[0]}
+
+
 def _average(particles: list[LossTerms], num_particles: int) -> LossTerms:
     """The mean over looped particles; a vectorised trace holds the sum over all of them."""
-
-    def mean(dicts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        return {name: torch.as_tensor(sum(d[name] for d in dicts)) / num_particles for name in dicts[0]}
-
-    first = particles[0]
     return LossTerms(
-        torch.as_tensor(sum(p.negative_log_likelihood for p in particles)) / num_particles,
-        torch.as_tensor(sum(p.kl for p in particles)) / num_particles,
-        first.kl_weight,
-        mean([p.nll_by_site for p in particles]),
-        mean([p.kl_by_site for p in particles]),
-        mean([p.entropy_by_site for p in particles]),
-        first.num_data,
+        particles[0].kl_weight,
+        _divided([p.nll_by_site for p in particles], num_particles),
+        _divided([p.kl_by_site for p in particles], num_particles),
+        _divided([p.entropy_by_site for p in particles], num_particles),
+        particles[0].num_data,
     )

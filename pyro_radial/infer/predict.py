@@ -15,9 +15,10 @@ from pyro.infer.autoguide import AutoGuide, AutoGuideList
 from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
-from torch.distributions import Categorical, Independent
+from torch.distributions import Categorical
 from tqdm.auto import tqdm
 
+from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.checkpoint import seeded
 from pyro_radial.infer.data import Inputs, check_count, check_inputs, device_of, evaluating, move, num_rows, take
 
@@ -49,10 +50,8 @@ class Prediction:
 
         :raises ValueError: for a categorical likelihood, whose labels are no numbers.
         """
-        observation = law = self._require("variance").observation(self.samples, **self.noise)
-        while isinstance(law, Independent):
-            law = law.base_dist
-        if isinstance(law, Categorical):
+        observation = self._require("variance").observation(self.samples, **self.noise)
+        if isinstance(leaf(observation), Categorical):
             raise ValueError("Prediction.variance: labels of classes have no variance; use entropy")
         return observation.variance.mean(0) + observation.mean.var(0, unbiased=False)
 

@@ -22,6 +22,9 @@ __all__ = ["FunctionalNet", "map_tensors"]
 
 logger = logging.getLogger("pyro_radial")
 
+# The network for one draw of its parameters.
+Run = Callable[[Mapping[str, Tensor]], Any]
+
 
 class FunctionalNet:
     """
@@ -74,15 +77,23 @@ class FunctionalNet:
                     stacklevel=2,
                 )
             shared = {name: tensor for name, tensor in shared.items() if name not in left_out}
+            buffers = {name for name, _ in self.skeleton.named_buffers()}
+
+            def run(draw: Mapping[str, Tensor]) -> Any:
+                # What a draw writes to its buffers is dropped with these copies.
+                own = {name: tensor.clone() if name in buffers else tensor for name, tensor in shared.items()}
+                return self.single({**own, **draw}, args, kwargs)
+
             if self.batching == "loop":
-                return self._loop(shared, drawn, args, kwargs)
+                return _loop(run, drawn)
             try:
-                return self._vmap(shared, drawn, args, kwargs)
+                with _vmap_settings(self.skeleton, drawn):
+                    return _vmap(run, drawn)
             except torch.cuda.OutOfMemoryError:
                 raise
             except RuntimeError as error:
                 # A mistake in the call itself raises here again, and then nothing is remembered.
-                outputs = self._loop(shared, drawn, args, kwargs)
+                outputs = _loop(run, drawn)
                 self.batching = "loop"
                 warnings.warn(
                     f"torch.vmap cannot batch {type(self.skeleton).__name__} ({_first_line(error)}): "
@@ -96,45 +107,26 @@ class FunctionalNet:
         twins = [*self.skeleton.named_parameters(), *self.skeleton.named_buffers()]
         return copy.deepcopy(self.skeleton, {id(twin): tensors[name] for name, twin in twins})
 
-    def _vmap(
-        self,
-        shared: Mapping[str, Tensor],
-        drawn: Mapping[str, Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        template: Any = None
 
-        def one(draw: dict[str, Tensor]) -> tuple[Tensor, ...]:
-            nonlocal template
-            tensors = {**self._with_own_buffers(shared), **draw}
-            template, leaves = _take_apart(self.single(tensors, args, kwargs))
-            return tuple(leaves)
+def _vmap(run: Run, drawn: Mapping[str, Tensor]) -> Any:
+    template: Any = None
 
-        with _vmap_settings(self.skeleton, drawn):
-            leaves = vmap(one, randomness="different")(dict(drawn))
-        return _put_together(template, leaves)
+    def one(draw: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        nonlocal template
+        template, leaves = _take_apart(run(draw))
+        return tuple(leaves)
 
-    def _loop(
-        self,
-        shared: Mapping[str, Tensor],
-        drawn: Mapping[str, Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        names = list(drawn)
-        template: Any = None
-        columns: list[list[Tensor]] = []
-        for draw in zip(*(value.unbind(0) for value in drawn.values()), strict=True):
-            tensors = {**self._with_own_buffers(shared), **dict(zip(names, draw, strict=True))}
-            template, leaves = _take_apart(self.single(tensors, args, kwargs))
-            columns.append(leaves)
-        return _put_together(template, [torch.stack(rows) for rows in zip(*columns, strict=True)])
+    leaves = vmap(one, randomness="different")(dict(drawn))
+    return _put_together(template, leaves)
 
-    def _with_own_buffers(self, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        # What a draw writes to its buffers is dropped with this copy.
-        buffers = {name for name, _ in self.skeleton.named_buffers()}
-        return {name: tensor.clone() if name in buffers else tensor for name, tensor in shared.items()}
+
+def _loop(run: Run, drawn: Mapping[str, Tensor]) -> Any:
+    template: Any = None
+    columns: list[list[Tensor]] = []
+    for draw in zip(*(value.unbind(0) for value in drawn.values()), strict=True):
+        template, leaves = _take_apart(run(dict(zip(drawn, draw, strict=True))))
+        columns.append(leaves)
+    return _put_together(template, [torch.stack(rows) for rows in zip(*columns, strict=True)])
 
 
 def _skeleton(net: nn.Module) -> nn.Module:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area
+from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV, AutoLocScale, check_init_scale
 
@@ -87,13 +88,12 @@ class AutoRadial(AutoLocScale):
         self._init_scale = None if init_scale is None else check_init_scale("init_scale", init_scale)
         self._init_stddev = check_init_scale("init_stddev", DEFAULT_INIT_STDDEV if init_stddev is None else init_stddev)
         self._event_dim = event_dim if event_dim is None or isinstance(event_dim, int) else dict(event_dim)
-        self._radius_dims: dict[str, int] = {}
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
         _check_event_dim(self._event_dim, self._event_dims)
         laws = [self._site_posterior(name, *self._site_parameters(name)) for name in self._event_dims]
-        if laws and all(_num_elements_per_radius(law) == 1 for law in laws):
+        if laws and all(leaf(law).num_elements == 1 for law in laws):
             warnings.warn(
                 f"AutoRadial: every site ({', '.join(self._event_dims)}) has one element per event, so this is plain "
                 "mean field; did the model forget .to_event(...) on its weights?",
@@ -101,11 +101,17 @@ class AutoRadial(AutoLocScale):
             )
 
     def _initial_scale(self, name: str, unconstrained: Tensor, event_dim: int) -> float:
-        self._radius_dims[name] = _radius_dim(self._event_dim, name, event_dim)
         if self._init_scale is not None:
             return self._init_scale
-        split = unconstrained.dim() - self._radius_dims[name]
+        split = unconstrained.dim() - self._radius_dim(name)
         return self._init_stddev * math.sqrt(unconstrained.shape[split:].numel())
+
+    def _radius_dim(self, name: str) -> int:
+        """How many of a site's event dimensions share one radius."""
+        site, wanted = self._event_dims[name], self._event_dim
+        if isinstance(wanted, dict):
+            wanted = wanted.get(name)
+        return site if wanted is None else min(wanted, site)
 
     def _site_posterior(self, name: str, *parameters: Tensor) -> Distribution:
         return self._make(RadialNormal, name, *parameters)
@@ -114,22 +120,13 @@ class AutoRadial(AutoLocScale):
         return self._make(_GuideRadialNormal, name, *parameters)
 
     def _make(self, family: type[RadialNormal], name: str, loc: Tensor, scale: Tensor) -> Distribution:
-        radius_dim = self._radius_dims[name]
+        radius_dim = self._radius_dim(name)
         # The softplus keeps scales positive, so that checking each element at every step would find nothing.
         law = family(loc, scale, radius_dim, validate_args=False)
         return law.to_event(self._event_dims[name] - radius_dim)
 
     def _unconstrained_quantiles(self, name: str, levels: list[float]) -> Tensor:
-        return RadialNormal(*self._site_parameters(name), self._radius_dims[name]).marginal_quantiles(levels)
-
-
-def _radius_dim(event_dim: int | dict[str, int] | None, name: str, site_event_dim: int) -> int:
-    """How many of a site's event dimensions share one radius."""
-    if event_dim is None:
-        return site_event_dim
-    if isinstance(event_dim, dict):
-        return min(event_dim.get(name, site_event_dim), site_event_dim)
-    return min(event_dim, site_event_dim)
+        return RadialNormal(*self._site_parameters(name), self._radius_dim(name)).marginal_quantiles(levels)
 
 
 def _check_event_dim(event_dim: int | dict[str, int] | None, site_event_dims: dict[str, int]) -> None:
@@ -149,7 +146,3 @@ def _check_event_dim(event_dim: int | dict[str, int] | None, site_event_dims: di
             raise ValueError(
                 f"AutoRadial: event_dim={dims} for site '{name}', which has {site_event_dims[name]} event dimensions"
             )
-
-
-def _num_elements_per_radius(law: Any) -> int:
-    return law.num_elements if isinstance(law, RadialNormal) else _num_elements_per_radius(law.base_dist)
