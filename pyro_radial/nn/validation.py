@@ -18,8 +18,12 @@ def positive_float(argument: str, value: Any) -> float:
     :param value: a number.
     :raises ValueError: if it is not positive and finite.
     """
-    if not 0.0 < value < math.inf:
-        raise ValueError(f"{argument} must be positive and finite, but is {value}")
+    try:
+        fits = 0.0 < value < math.inf
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{argument} must be positive and finite, but is {value!r}")
     return float(value)
 
 
