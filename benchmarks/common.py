@@ -4,8 +4,12 @@
 """What the experiments share: results that grow row by row, so that a killed script goes on where it was."""
 
 import json
+import multiprocessing
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +31,15 @@ class Table:
         # Rows of another setting would not be comparable.
         self.rows: list[Row] = saved["rows"] if saved.get("setting") == setting else []
 
+    def find(self, keys: Row) -> Row | None:
+        """The row with these keys, if it is there."""
+        return next((row for row in self.rows if keys.items() <= row.items()), None)
+
     def add(self, keys: Row, compute: Callable[[], Row]) -> Row:
         """The row with these keys, computed and saved if it is new."""
-        for row in self.rows:
-            if all(row.get(name) == value for name, value in keys.items()):
-                return row
+        found = self.find(keys)
+        if found is not None:
+            return found
         row = keys | {k: round(v, 6) if isinstance(v, float) else v for k, v in compute().items()}
         self.rows.append(row)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,3 +62,34 @@ def mean_and_error(values: list[float]) -> str:
     """A mean with its standard error over seeds, for a printed table."""
     tensor = torch.tensor(values, dtype=torch.double)
     return f"{tensor.mean():.4f} +- {tensor.std() / len(values) ** 0.5:.4f}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A row to compute: its keys, and a function (of the top level of a module, with its arguments) that does it."""
+
+    keys: Row
+    compute: Callable[..., Row]
+    arguments: tuple[Any, ...]
+
+
+def compute_all(table: Table, jobs: Sequence[Job], workers: int, threads: int) -> list[Row]:
+    """The rows of all jobs, those that are new computed by this many processes and saved in the order of the jobs."""
+    new = [job for job in jobs if table.find(job.keys) is None]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start_worker, (threads,)) as pool:
+        futures = {id(job): pool.submit(job.compute, *job.arguments) for job in new}
+        return [table.add(job.keys, lambda job=job: futures[id(job)].result()) for job in jobs]
+
+
+def _start_worker(threads: int) -> None:
+    torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose script was killed would go on, and write the same checkpoints as the script started anew."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -4,6 +4,7 @@
 """Radial posteriors for Bayesian neural networks in Pyro."""
 
 from pyro_radial._version import __version__
+from pyro_radial.continual import PriorChain
 from pyro_radial.infer import RadialELBO, diagnose, fit, predict
 from pyro_radial.infer.autoguide import AutoMeanField, AutoRadial
 from pyro_radial.nn import BayesianModule, SupervisedModel
@@ -12,6 +13,7 @@ __all__ = [
     "AutoMeanField",
     "AutoRadial",
     "BayesianModule",
+    "PriorChain",
     "RadialELBO",
     "SupervisedModel",
     "__version__",

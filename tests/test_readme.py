@@ -17,9 +17,19 @@ def test_the_first_example_is_short():
     assert len(lines) < 15
 
 
-def test_the_first_example_learns_what_a_constant_cannot():
+@pytest.fixture(scope="module")
+def scope():
     scope = {}
     exec(EXAMPLES[0], scope)
+    return scope
+
+
+def test_the_second_example_chains_what_the_first_made(scope):
+    exec(EXAMPLES[1], scope)
+    assert scope["chain"].prior.keys() == scope["guide"].posterior().keys()
+
+
+def test_the_first_example_learns_what_a_constant_cannot(scope):
     accuracy = (scope["draws"].mean.argmax(-1) == scope["y"]).double().mean()
     # The labels are exclusive-or of two signs: no linear function and no constant gets far above one half.
     assert accuracy > 0.9

@@ -41,7 +41,7 @@ def load_checkpoint(path: Path, device: torch.device) -> State:
     content = io.BytesIO(path.read_bytes())
     try:
         state = torch.load(content, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError, BadZipFile) as error:
+    except (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.UnpicklingError, BadZipFile) as error:
         raise ValueError(f"checkpoint {path} is damaged or no checkpoint: {error}") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"checkpoint {path} is not one that fit wrote")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from pyro_radial.nn import BayesianModule
+from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 
 Inputs = Tensor | tuple[Tensor, ...]
 
@@ -112,26 +112,17 @@ def device_of(*modules: Any) -> torch.device:
         if isinstance(module, nn.Module):
             for tensor in [*module.parameters(), *module.buffers()]:
                 return tensor.device
-    for module in _submodules(*modules):
+    for module in submodules(*modules):
         # A network whose parameters are all random holds none, but knows where they started.
         if isinstance(module, BayesianModule):
             return module.device
     return torch.device("cpu")
 
 
-def _submodules(*modules: Any) -> Iterator[nn.Module]:
-    """The modules and all below them, parents first, and the networks that Bayesian modules keep to themselves."""
-    for module in modules:
-        for submodule in module.modules() if isinstance(module, nn.Module) else ():
-            yield submodule
-            if isinstance(submodule, BayesianModule):
-                yield from submodule.skeleton.modules()
-
-
 @contextmanager
 def evaluating(*modules: Any) -> Iterator[None]:
     """Modules in evaluation mode, each submodule's own mode restored afterwards."""
-    modes = [(module, module.training) for module in _submodules(*modules)]
+    modes = [(module, module.training) for module in submodules(*modules)]
     for module in modules:
         if isinstance(module, nn.Module):
             module.eval()

@@ -89,7 +89,7 @@ def fit(
         dropout, whose noise is that of each part).
     :param int seed: seeds Pyro and torch at the start of a new run.
     :param checkpoint: a file to write the state to and to resume from if it exists.
-    :param int checkpoint_every: optimiser steps between checkpoints; by default one per epoch.
+    :param int checkpoint_every: optimiser steps between checkpoints, with one at the end; by default one per epoch.
     :param callback: called with the record of each epoch; a true return value ends the training.
     :param bool progress: whether to show a progress bar.
     :raises ValueError: naming the argument, for values out of range, NaN in the data, or a checkpoint that is
@@ -156,7 +156,7 @@ def fit(
             record = run.end_epoch()
             if callback is not None and callback(dict(record)):
                 run.stopped = True
-            if path is not None:
+            if path is not None and (not checkpoint_every or run.stopped or run.epoch == epochs):
                 run.save(path)
     run.restore_best()
     return FitResult(run.history, run.best_epoch, run.stopped)

@@ -3,7 +3,7 @@
 
 """A plain network as a Pyro model: chosen parameters become sample sites."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyro
@@ -21,7 +21,7 @@ from pyro_radial.nn.own_tensors import OwnTensors, own_copy
 from pyro_radial.nn.selection import Select, check_net, select_parameters
 from pyro_radial.nn.site_priors import ParameterPrior, SitePriors
 
-__all__ = ["BayesianModule"]
+__all__ = ["BayesianModule", "submodules"]
 
 STANDARD_NORMAL = dist.Normal(0.0, 1.0)
 
@@ -42,6 +42,10 @@ class BayesianModule(UniquelyNamed):
 
     In train mode a call with a single draw updates running statistics of batch norm layers, in this module's own
     buffers. A call with several draws leaves them as they are and says so once.
+
+    A network that leaves some parameters idle may say so by a method ``uses_parameter(name) -> bool``. Where it
+    returns False the parameter makes no site in a call, and the network gets its first value, without gradient (see
+    :class:`~pyro_radial.nn.MultiHead`).
 
     Example::
 
@@ -96,6 +100,11 @@ class BayesianModule(UniquelyNamed):
         return tuple(self._shapes)
 
     @property
+    def sites_in_use(self) -> tuple[str, ...]:
+        """The names of the random parameters that a call samples now: all that the network does not leave idle."""
+        return tuple(name for name in self._shapes if self._in_use(name))
+
+    @property
     def skeleton(self) -> nn.Module:
         """The modules that compute, without tensors of their own; each has its own train or eval mode."""
         return self._functional.skeleton
@@ -113,11 +122,12 @@ class BayesianModule(UniquelyNamed):
     @pyro_method
     def sample_parameters(self) -> dict[str, Tensor]:
         """
-        Samples every random parameter; each site carries the network's value as ``infer["initial_value"]``.
+        Samples the random parameters; each site carries the network's value as ``infer["initial_value"]``.
 
-        :returns: values ``[*draws, *parameter.shape]`` by site name.
+        :returns: values ``[*draws, *parameter.shape]`` of all :attr:`sites` by name; where the network leaves a
+            parameter idle, its first value.
         """
-        return {name: self._sample(name) for name in self._shapes}
+        return {name: self._sample(name) if self._in_use(name) else initial for name, initial in self._initial.items()}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """
@@ -147,8 +157,9 @@ class BayesianModule(UniquelyNamed):
             >>> type(plain).__name__, plain.weight.requires_grad
             ('Linear', True)
 
-        :param Mapping draw: a value for each site, as ``guide()`` or ``guide.median()`` returns; for a prior with
-            sites of its own, values for these. Leading dims of size one are dropped, other entries ignored.
+        :param Mapping draw: a value for each site in use, as ``guide()`` or ``guide.median()`` returns; for a prior
+            with sites of its own, values for these. Leading dims of size one are dropped, other entries ignored.
+            A parameter that the network leaves idle has its first value, unless there is one for it.
         :raises ValueError: naming the site that is missing or has several draws as leading dims.
         """
         with torch.no_grad(), poutine.block():
@@ -178,6 +189,10 @@ class BayesianModule(UniquelyNamed):
             self._site_priors = SitePriors(self.prior, self._initial)
         return self
 
+    def _in_use(self, name: str) -> bool:
+        uses_parameter = getattr(self.skeleton, "uses_parameter", None)
+        return uses_parameter is None or bool(uses_parameter(name))
+
     def _sample(self, name: str) -> Tensor:
         initial = self._initial[name]
         if self._site_priors is None:
@@ -186,7 +201,12 @@ class BayesianModule(UniquelyNamed):
         return pyro.sample(name, self._site_priors[name], infer=infer)
 
     def _value_in(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
-        value = draw[name] if name in draw else self._value_from_parts(name, draw)
+        if name in draw:
+            value = draw[name]
+        elif self._in_use(name):
+            value = self._value_from_parts(name, draw)
+        else:
+            value = self._initial[name]
         shape = self._shapes[name]
         if value.numel() != shape.numel() or value.shape[value.dim() - len(shape) :] != shape:
             raise ValueError(
@@ -205,3 +225,12 @@ class BayesianModule(UniquelyNamed):
             raise ValueError(f"draw has no value for site {missing[0]!r}, which {name!r} needs")
         value: Any = trace.nodes["_RETURN"]["value"]
         return value
+
+
+def submodules(*modules: Any) -> Iterator[nn.Module]:
+    """The modules and all below them, parents first, and the networks that Bayesian modules keep to themselves."""
+    for module in modules:
+        for submodule in module.modules() if isinstance(module, nn.Module) else ():
+            yield submodule
+            if isinstance(submodule, BayesianModule):
+                yield from submodule.skeleton.modules()

@@ -4,5 +4,6 @@
 """Effect handlers."""
 
 from pyro_radial.poutine.mean_only import mean_only
+from pyro_radial.poutine.swap_prior import swap_prior
 
-__all__ = ["mean_only"]
+__all__ = ["mean_only", "swap_prior"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.distributions.wrappers import expanded, is_real, leaf
 
 BASES = {"radial": RadialNormal(torch.zeros(3, 2), torch.ones(3, 2)), "normal": dist.Normal(torch.zeros(3), 1.0)}
 
@@ -23,3 +23,65 @@ def test_every_nesting_is_seen_through(base):
 def test_a_transformed_law_is_a_leaf_of_its_own():
     law = dist.TransformedDistribution(dist.Normal(0.0, 1.0), [dist.transforms.SigmoidTransform()])
     assert leaf(law) is law
+
+
+class Halves(dist.TorchDistribution):
+    """A law without an ``expand`` of its own: Pyro's general one changes in place when it is done again."""
+
+    arg_constraints = {}
+    support = dist.constraints.real
+    has_rsample = True
+
+    def __init__(self):
+        super().__init__(validate_args=False)
+
+    def rsample(self, sample_shape=torch.Size()):
+        return torch.full(sample_shape, 0.5)
+
+
+EXPANDED = {
+    "base": dist.Normal(torch.zeros(3), 1.0),
+    "general": Halves().expand([3]),
+    "inside an event": Halves().expand([3, 2]).to_event(1),
+    "masked": Halves().expand([3]).mask(torch.tensor([True, False, True])),
+    "transformed": dist.TransformedDistribution(Halves().expand([3]), [dist.transforms.ExpTransform()]),
+    "transformed event": dist.TransformedDistribution(
+        Halves().expand([3, 2]).to_event(1), [dist.transforms.ExpTransform()]
+    ),
+    "radial": RadialNormal(torch.zeros(3, 2), torch.ones(3, 2)).mask(True),
+}
+
+
+@pytest.mark.parametrize("law", EXPANDED.values(), ids=EXPANDED.keys())
+def test_expanded_never_changes_the_law_that_it_is_given(law):
+    before = structure(law)
+    larger, largest = expanded(law, [4, 3]), expanded(law, [5, 1, 3])
+    assert larger.batch_shape == torch.Size([4, 3])
+    assert largest.batch_shape == torch.Size([5, 1, 3])
+    assert larger.event_shape == law.event_shape
+    assert larger.sample().shape == (4, 3, *law.event_shape)
+    expanded(larger, [2, 4, 3])
+    assert larger.batch_shape == torch.Size([4, 3])
+    assert structure(law) == before
+    assert law.sample().shape == law.shape()
+
+
+def structure(law):
+    """The classes and shapes of a law and of those inside it."""
+    inside = structure(law.base_dist) if hasattr(law, "base_dist") else []
+    return [(type(law), tuple(law.batch_shape), tuple(law.event_shape)), *inside]
+
+
+def test_what_does_not_expand_is_an_error_and_changes_nothing():
+    for law in EXPANDED.values():
+        before = structure(law)
+        with pytest.raises((RuntimeError, ValueError)):
+            expanded(law, [4])
+        assert structure(law) == before
+
+
+def test_is_real_sees_through_events():
+    assert is_real(BASES["radial"].to_event(1).support)
+    assert is_real(BASES["normal"].support)
+    assert not is_real(dist.Uniform(0.0, 1.0).expand([2]).to_event(1).support)
+    assert not is_real(dist.Dirichlet(torch.ones(3)).support)

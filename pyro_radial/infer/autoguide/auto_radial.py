@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
@@ -103,8 +104,10 @@ class AutoRadial(AutoLocScale):
     def _initial_scale(self, name: str, unconstrained: Tensor, event_dim: int) -> float:
         if self._init_scale is not None:
             return self._init_scale
-        split = unconstrained.dim() - self._radius_dim(name)
-        return self._init_stddev * math.sqrt(unconstrained.shape[split:].numel())
+        return self._init_stddev * math.sqrt(self._elements_per_radius(name, unconstrained.shape))
+
+    def _elements_per_radius(self, name: str, shape: torch.Size) -> int:
+        return shape[len(shape) - self._radius_dim(name) :].numel()
 
     def _radius_dim(self, name: str) -> int:
         """How many of a site's event dimensions share one radius."""

@@ -12,8 +12,10 @@ import torch
 from pyro.distributions import constraints
 from pyro.nn.module import PyroModule, PyroParam
 from torch import Tensor
+from torch.distributions import Distribution, Transform
 
 from pyro_radial._compat import deep_setattr
+from pyro_radial.distributions.kl import elementary, pull_back
 from pyro_radial.infer.autoguide.base import AutoPerSite
 
 # From benchmarks/init_scale.py: with 0.003 the best in the mean, and ahead of it on two of its three data sets.
@@ -34,19 +36,53 @@ class AutoLocScale(AutoPerSite):
     def __init__(self, model: Any, **kwargs: Any) -> None:
         super().__init__(model, **kwargs)
         self._event_dims: dict[str, int] = {}
-        self._initial_scales: dict[str, float] = {}
+        self._initial_scales: dict[str, Tensor | float] = {}
+        self._start: dict[str, Distribution] = {}
+        self._start_scales = False
         self.locs = PyroModule()
         self.scales = PyroModule()
 
+    def start_at(self, laws: Mapping[str, Distribution], *, scales: bool = True) -> None:
+        """Start these sites at the mean and, element by element, the standard deviation of a law on their support.
+
+        Both are taken in unconstrained space, where the law is the image of one there; of any other law with a finite
+        mean, the mean alone. :class:`~pyro_radial.PriorChain` starts a guide so at the chained prior.
+
+        :param laws: distributions by site name; sites without one start as they would.
+        :param bool scales: whether the scales start at the laws too.
+        :raises RuntimeError: if the guide has its parameters already.
+        :raises ValueError: once it gets them, naming the site, for a law of another shape.
+        """
+        if self.prototype_trace is not None:
+            raise RuntimeError(f"{type(self).__name__}.start_at: the guide has its parameters already")
+        self._start, self._start_scales = dict(laws), scales
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        # Not before all sites are made: a setup that failed is repeated from the same start.
+        self._start = {}
+
     def _initial_scale(self, name: str, unconstrained: Tensor, event_dim: int) -> float:
-        """The scale that every element of a site starts at."""
+        """The scale that every element of a site starts at by default."""
         raise NotImplementedError
+
+    def _elements_per_radius(self, name: str, shape: torch.Size) -> int:
+        """By how much a marginal variance is smaller than the squared scale."""
+        return 1
 
     def _init_site(self, name: str, unconstrained: Tensor, event_dim: int) -> None:
         self._event_dims[name] = event_dim
-        initial = self._initial_scale(name, unconstrained, event_dim)
+        initial: Tensor | float = self._initial_scale(name, unconstrained, event_dim)
+        mean, stddev = unconstrained_moments(self._start.get(name), self._transforms[name])
+        if mean is not None:
+            _check_expands(name, mean, unconstrained)
+            # A copy: the parameter is trained in place, and the law's own tensors must not move with it.
+            unconstrained = torch.empty_like(unconstrained).copy_(mean)
+        if stddev is not None and self._start_scales:
+            elements = self._elements_per_radius(name, unconstrained.shape)
+            initial = (stddev * math.sqrt(elements)).to(unconstrained).expand_as(unconstrained)
         self._initial_scales[name] = initial
-        scale = torch.full_like(unconstrained, initial)
+        scale = torch.ones_like(unconstrained) * initial
         # The event_dim of a parameter is what lets a plate select the rows of a mini-batch.
         deep_setattr(self.locs, name, PyroParam(unconstrained, constraints.real, event_dim))
         deep_setattr(self.scales, name, PyroParam(scale, self.scale_constraint, event_dim))
@@ -83,14 +119,60 @@ class AutoLocScale(AutoPerSite):
                 target.copy_(value)
         return MissingMeans(missing)
 
+    def scales_start_at_law(self, name: str) -> bool:
+        """Whether a site's scales started at a law given to :meth:`start_at`."""
+        return isinstance(self._initial_scales[name], Tensor)
+
     @torch.no_grad()
     def scale_change(self) -> dict[str, float]:
         """How far each site's scales have moved: the root mean square of log(scale / initial scale)."""
         self._require_setup("scale_change")
-        return {
-            name: float((self._site_parameters(name)[1] / initial).log().square().mean().sqrt())
-            for name, initial in self._initial_scales.items()
-        }
+        result = {}
+        for name, initial in self._initial_scales.items():
+            scale = self._site_parameters(name)[1]
+            relative = scale / (initial.to(scale.device) if isinstance(initial, Tensor) else initial)
+            result[name] = float(relative.log().square().mean().sqrt())
+        return result
+
+
+def unconstrained_moments(law: Distribution | None, transform: Transform | None) -> tuple[Tensor | None, Tensor | None]:
+    """Mean and standard deviation of the law whose image under the transform is the one given, each where it has one.
+
+    Of a law that is no such image, the mean's preimage alone.
+    """
+    if law is None:
+        return None, None
+    try:
+        base = law if transform is None else pull_back(law, elementary([transform]))
+    except NotImplementedError:
+        assert transform is not None
+        mean = _moment(law, "mean")
+        return (None if mean is None else _finite(transform.inv(mean))), None
+    mean, variance = _moment(base, "mean"), _moment(base, "variance")
+    if mean is None or variance is None or not bool((variance > 0).all()):
+        return mean, None
+    return mean, variance.sqrt()
+
+
+def _moment(law: Distribution, name: str) -> Tensor | None:
+    try:
+        return _finite(getattr(law, name))
+    except NotImplementedError:
+        return None
+
+
+def _finite(tensor: Tensor) -> Tensor | None:
+    return tensor if bool(torch.isfinite(tensor).all()) else None
+
+
+def _check_expands(name: str, mean: Tensor, value: Tensor) -> None:
+    try:
+        mean.expand_as(value)
+    except RuntimeError:
+        raise ValueError(
+            f"start_at: the law of site '{name}' has shape {tuple(mean.shape)}, which does not expand to the site's "
+            f"{tuple(value.shape)} in unconstrained space"
+        ) from None
 
 
 def check_init_scale(argument: str, value: float) -> float:

@@ -1,6 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+import copy
 import math
 
 import pyro
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
+from pyro_radial.distributions import RadialNormal
+from pyro_radial.infer.autoguide import AutoMeanField
 from pyro_radial.nn import likelihoods, priors
 from tests.infer.autoguide.models import matrix_model
 
@@ -58,3 +61,167 @@ def test_subsampled_rows_are_selected_not_averaged():
         guide.locs.local_unconstrained.copy_(torch.arange(5.0)[:, None].expand(5, 3))
     law = poutine.trace(guide).get_trace(torch.tensor([3, 1])).nodes["local"]["fn"]
     assert torch.equal(law.loc.detach(), torch.tensor([[3.0] * 3, [1.0] * 3]))
+
+
+# start_at
+
+START = {
+    "weight": RadialNormal(torch.rand(5, 4), 0.1 + torch.rand(5, 4), 2),
+    "bias": dist.Normal(torch.rand(5), 0.1 + torch.rand(5)).to_event(1),
+}
+FAMILIES = {
+    "radial": (AutoRadial, {"weight": 20, "bias": 5}),
+    "radial rows": (lambda model: AutoRadial(model, event_dim=1), {"weight": 4, "bias": 5}),
+    "mean field": (AutoMeanField, {"weight": 1, "bias": 1}),
+}
+
+
+def started(family=AutoRadial, laws=START, model=matrix_model, **kwargs):
+    guide = family(model)
+    guide.start_at(laws, **kwargs)
+    guide.setup()
+    return guide
+
+
+@pytest.mark.parametrize(("family", "elements"), FAMILIES.values(), ids=FAMILIES.keys())
+def test_a_guide_starts_at_the_mean_and_the_variance_of_each_element(family, elements):
+    guide = started(family)
+    for name, law in START.items():
+        posterior = guide.posterior()[name]
+        assert torch.equal(guide.median()[name], law.mean)
+        torch.testing.assert_close(posterior.variance, law.variance)
+        scale = getattr(guide.scales, name)
+        # A scale is the standard deviation times the root of how many elements share a radius.
+        torch.testing.assert_close(scale, law.stddev * math.sqrt(elements[name]))
+    # The map that keeps scales positive rounds.
+    assert max(guide.scale_change().values()) < 1e-5
+
+
+def test_scales_may_stay_where_the_family_starts_them_and_sites_without_a_law_too():
+    guide = started(lambda model: AutoRadial(model, init_stddev=0.3), scales=False)
+    assert torch.equal(guide.median()["weight"], START["weight"].mean)
+    torch.testing.assert_close(guide.scales.weight, torch.full((5, 4), 0.3 * math.sqrt(20)))
+    guide = started(laws={"bias": START["bias"], "unknown": START["bias"]})
+    torch.testing.assert_close(guide.scales.weight, torch.full((5, 4), 0.01 * math.sqrt(20)))
+    torch.testing.assert_close(guide.posterior()["bias"].stddev, START["bias"].stddev)
+
+
+def test_the_start_is_a_copy():
+    """Training moved the law that a guide had started at."""
+    laws = {
+        name: dist.Normal(law.mean.clone(), law.stddev.clone()).to_event(law.event_dim) for name, law in START.items()
+    }
+    before = {name: (law.mean.clone(), law.stddev.clone()) for name, law in laws.items()}
+    guide = started(AutoMeanField, laws)
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter.add_(1.0)
+    for name, law in laws.items():
+        assert torch.equal(law.mean, before[name][0])
+        assert torch.equal(law.stddev, before[name][1])
+
+
+def test_a_start_takes_the_dtype_of_the_site():
+    guide = started(
+        laws={name: dist.Normal(law.mean.double(), 1.0).to_event(law.event_dim) for name, law in START.items()}
+    )
+    assert {p.dtype for p in guide.parameters()} == {torch.float32}
+
+
+def test_a_law_of_one_row_starts_all_rows_of_a_plate():
+    def model():
+        with pyro.plate("rows", 6):
+            pyro.sample("z", dist.Normal(0.0, 1.0).expand([5]).to_event(1))
+
+    guide = started(model=model, laws={"z": START["bias"]})
+    assert torch.equal(guide.median()["z"], START["bias"].mean.expand(6, 5))
+    torch.testing.assert_close(guide.posterior()["z"].variance, START["bias"].variance.expand(6, 5))
+
+
+def test_a_constrained_site_starts_in_unconstrained_space():
+    base = START["bias"]
+
+    def rates():
+        pyro.sample("rate", dist.Gamma(2.0, 1.0).expand([5]).to_event(1))
+
+    image = dist.TransformedDistribution(base, [dist.transforms.ExpTransform()])
+    for law in (image, dist.LogNormal(base.mean, base.stddev).to_event(1)):
+        guide = started(model=rates, laws={"rate": law})
+        torch.testing.assert_close(guide.locs.rate, base.mean)
+        torch.testing.assert_close(guide.posterior()["rate"].base_dist.variance, base.variance)
+    # Any other law has a mean alone.
+    guide = started(model=rates, laws={"rate": dist.Gamma(torch.full((5,), 6.0), 2.0).to_event(1)})
+    torch.testing.assert_close(guide.median()["rate"], torch.full((5,), 3.0))
+    torch.testing.assert_close(guide.scales.rate, torch.full((5,), 0.01 * math.sqrt(5)))
+
+
+def test_a_law_without_moments_leaves_the_start_as_it_would_be():
+    zero = torch.zeros(5)
+    affine = dist.TransformedDistribution(START["bias"], [dist.transforms.AffineTransform(1.0, 2.0)])
+    for law, mean in (
+        (dist.Cauchy(zero, 1.0).to_event(1), zero),
+        (affine, zero),
+        (dist.Delta(zero + 3.0).to_event(1), zero + 3.0),
+        (dist.StudentT(1.5, zero + 2.0, 1.0).to_event(1), zero + 2.0),
+    ):
+        guide = started(laws={"bias": law})
+        assert torch.equal(guide.median()["bias"], mean)
+        torch.testing.assert_close(guide.scales.bias, torch.full((5,), 0.01 * math.sqrt(5)))
+
+
+def test_a_start_is_refused_too_late_and_in_the_wrong_shape():
+    guide = AutoRadial(matrix_model)
+    guide.start_at({"bias": dist.Normal(torch.zeros(4), 1.0).to_event(1)})
+    with pytest.raises(ValueError, match=r"site 'bias' has shape \(4,\).*\(5,\)"):
+        guide.setup()
+    guide = started()
+    with pytest.raises(RuntimeError, match=r"AutoRadial.start_at: the guide has its parameters"):
+        guide.start_at(START)
+
+
+def test_a_setup_that_failed_is_repeated_from_the_same_start():
+    broken = True
+
+    def init(site):
+        return torch.full((5,), math.nan) if broken and site["name"] == "bias" else site["fn"].mean
+
+    guide = AutoRadial(matrix_model, init_loc_fn=init)
+    guide.start_at({"weight": START["weight"]})
+    with pytest.raises(ValueError, match="'bias' is not finite"):
+        guide.setup()
+    broken = False
+    guide.setup()
+    assert torch.equal(guide.median()["weight"], START["weight"].mean)
+    assert guide._start == {}
+
+
+def test_scale_change_is_relative_to_a_start_of_many_scales():
+    guide = started()
+    with torch.no_grad():
+        raw = guide.scales.bias_unconstrained
+        raw.copy_((3 * nn.functional.softplus(raw)).expm1().log())
+    change = guide.scale_change()
+    assert change["bias"] == pytest.approx(math.log(3.0), rel=1e-4)
+    assert change["weight"] == pytest.approx(0.0, abs=1e-5)
+    guide.double()
+    assert guide.scale_change()["bias"] == pytest.approx(math.log(3.0), rel=1e-4)
+
+
+def test_copies_and_states_of_a_guide_that_was_started_at_laws():
+    guide = started()
+    copied, loaded = copy.deepcopy(guide), started()
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter.add_(0.5)
+    assert torch.equal(copied.median()["weight"], START["weight"].mean)
+    assert max(copied.scale_change().values()) < 1e-5
+    loaded.load_state_dict(guide.state_dict())
+    assert loaded.scale_change() == guide.scale_change()
+    assert min(guide.scale_change().values()) > 0.1
+    assert torch.equal(loaded.median()["weight"], guide.median()["weight"])
+    # A copy made before the parameters are keeps the start.
+    early = AutoRadial(matrix_model)
+    early.start_at(START)
+    early = copy.deepcopy(early)
+    early.setup()
+    assert torch.equal(early.median()["weight"], START["weight"].mean)

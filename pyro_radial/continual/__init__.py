@@ -1,0 +1,28 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Learning one task after another: the posterior as the next prior."""
+
+from pyro_radial.continual.coresets import k_center_coreset, random_coreset, separate
+from pyro_radial.continual.learning import Coreset, learn_stream
+from pyro_radial.continual.measures import AccuracyMatrix
+from pyro_radial.continual.plots import plot_accuracy_matrix, plot_average_accuracy, plot_final_accuracy
+from pyro_radial.continual.prior_chain import PriorChain
+from pyro_radial.continual.streams import Task, TaskStream, permuted, split_by_class
+
+__all__ = [
+    "AccuracyMatrix",
+    "Coreset",
+    "PriorChain",
+    "Task",
+    "TaskStream",
+    "k_center_coreset",
+    "learn_stream",
+    "permuted",
+    "plot_accuracy_matrix",
+    "plot_average_accuracy",
+    "plot_final_accuracy",
+    "random_coreset",
+    "separate",
+    "split_by_class",
+]

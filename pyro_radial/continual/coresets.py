@@ -1,0 +1,131 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A few rows that stand for all: what to keep of a task for later.
+
+Source: Nguyen et al. (2018), *Variational Continual Learning*, which learns from all rows but these, and from these
+only before it predicts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pyro_radial.infer.data import Rows, check_inputs
+
+__all__ = ["k_center_coreset", "random_coreset", "separate"]
+
+Pair = tuple[Tensor, Tensor]
+
+
+def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
+    """Rows drawn at random without replacement.
+
+    :param x: inputs ``[N, ...]``.
+    :param size: number of rows to draw, from 1 to N - 1.
+    :param seed: seed of the draw.
+    :returns: the indices of the rows in ascending order, int64, on the CPU.
+    :raises ValueError: if an argument does not fit; the message names it.
+
+    Example::
+
+        >>> random_coreset(torch.rand(10, 2), 3)
+        tensor([1, 4, 7])
+    """
+    _check(x, size)
+    return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:size].sort().values
+
+
+def k_center_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
+    r"""Rows that are spread out: each next one is the farthest from those already chosen.
+
+    The first row is drawn at random. The largest distance of any row to its nearest centre,
+
+    .. math:: \max_n \min_{c \in C} \lVert x_n - x_c \rVert_2,
+
+    is then at most twice the smallest that any choice of as many rows has. Of rows equally far the first is taken,
+    and a copy of a chosen row only after all rows that differ. The work is ``size`` passes over ``x``, and memory
+    beyond ``x`` is a few numbers per row.
+
+    Source: Gonzalez (1985), *Clustering to minimize the maximum intercluster distance*.
+
+    :param x: inputs ``[N, ...]``, whose distance is Euclidean over all elements of a row, in float32 at least.
+    :param size: number of rows to choose, from 1 to N - 1.
+    :param seed: seed of the first row.
+    :returns: the indices of the rows in ascending order, int64, on the CPU.
+    :raises ValueError: if an argument does not fit; the message names it.
+
+    Example::
+
+        >>> k_center_coreset(torch.tensor([[0.0], [0.1], [5.0], [5.1], [9.0]]), 3)
+        tensor([0, 2, 4])
+    """
+    _check(x, size)
+    rows = x.detach().reshape(len(x), -1).to(torch.promote_types(x.dtype, torch.float32))
+    if not rows.isfinite().all():
+        raise ValueError("x must be finite")
+    latest = int(torch.randint(len(x), (), generator=torch.Generator().manual_seed(seed)))
+    chosen = [latest]
+    nearest = torch.full_like(rows[:, 0], torch.inf)
+    while len(chosen) < size:
+        nearest = torch.minimum(nearest, _distance(rows, latest))
+        nearest[latest] = -1.0  # Below a copy of it, which is at distance zero.
+        latest = int(nearest.argmax())
+        chosen.append(latest)
+    return torch.tensor(chosen).sort().values
+
+
+def separate(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
+    """Split data in a coreset and the rest.
+
+    :param data: inputs ``[N, ...]`` and targets ``[N, ...]``.
+    :param index: which rows are the coreset, as integers.
+    :returns: the rows of ``index`` in its order, and the others in theirs.
+    :raises ValueError: if an argument does not fit; the message names it.
+
+    Example::
+
+        >>> x, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([5, 6, 7])
+        >>> coreset, rest = separate((x, y), torch.tensor([1]))
+        >>> coreset[1], rest[1]
+        (tensor([6]), tensor([5, 7]))
+    """
+    Rows(data, "data")
+    size = len(data[0])
+    if index.ndim != 1 or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
+        raise ValueError(f"index must be integers of shape [M], got {index.dtype} {list(index.shape)}")
+    if not 0 < len(index) < size:
+        raise ValueError(f"index must hold from 1 to {size - 1} of {size} rows, got {len(index)}")
+    if int(index.min()) < 0 or int(index.max()) >= size:
+        raise ValueError(f"index must be from 0 to {size - 1}")
+    if len(index.unique()) != len(index):
+        raise ValueError("index must not hold a row twice")
+    index = index.long().cpu()
+    others = torch.ones(size, dtype=torch.bool)
+    others[index] = False
+    return _take(data, index), _take(data, others.nonzero()[:, 0])
+
+
+def _distance(rows: Tensor, center: int) -> Tensor:
+    """The distance of every row from one of them."""
+    # The faster way by matrix products rounds: it places copies of a row at a distance above zero.
+    return torch.cdist(rows, rows[center : center + 1], compute_mode="donot_use_mm_for_euclid_dist")[:, 0]
+
+
+def _take(data: Pair, index: Tensor) -> Pair:
+    x, y = data
+    return x[index.to(x.device)], y[index.to(y.device)]
+
+
+def _check(x: Tensor, size: int) -> None:
+    """A tensor of more rows than the size asks for, or a ValueError that names the argument."""
+    if not isinstance(x, Tensor):
+        raise ValueError(f"x must be a tensor, got {type(x).__name__}")
+    check_inputs(x, "x")
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise ValueError(f"size must be an integer, got {size!r}")
+    if size < 1:
+        raise ValueError(f"size must be at least 1, got {size}: the coreset is empty")
+    if size >= len(x):
+        raise ValueError(f"size must be less than the {len(x)} rows of x, got {size}")

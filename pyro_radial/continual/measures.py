@@ -1,0 +1,192 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""How well a sequence of tasks was learned, remembered and carried over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["AccuracyMatrix"]
+
+
+@dataclass(frozen=True, eq=False)
+class AccuracyMatrix:
+    r"""Test accuracy on each task after learning each task, and the measures that follow from it.
+
+    In the formulas :math:`R_{i,j}` is ``values[i, j]``, :math:`b_j` is ``baseline[j]``, and :math:`T` is the number of
+    tasks; tasks count from zero.
+
+    Source: Lopez-Paz and Ranzato (2017), *Gradient Episodic Memory for Continual Learning*, section 2.
+
+    :param values: accuracy on task j after learning tasks 0 to i as entry ``[i, j]``, shape ``[T, T]``; kept in
+        float64. A row is all NaN as long as its task is not learned; else its entries up to the diagonal are numbers,
+        and those beyond may be NaN.
+    :param names: one name per task.
+    :param baseline: accuracy on each task before learning any, shape ``[T]``; NaN where it is not measured.
+    :raises ValueError: if an argument does not fit; the message names it.
+
+    Example::
+
+        >>> nan = float("nan")
+        >>> matrix = AccuracyMatrix(torch.tensor([[0.9, nan], [0.6, 0.8]]), ("first", "second"))
+        >>> f"{matrix.average_accuracy:.2f} {matrix.backward_transfer:.2f} {matrix.forgetting:.2f}"
+        '0.70 -0.30 0.30'
+    """
+
+    values: Tensor
+    names: tuple[str, ...]
+    baseline: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        size = len(self.names)
+        if size == 0:
+            raise ValueError("names must hold at least one task")
+        object.__setattr__(self, "names", tuple(self.names))
+        object.__setattr__(self, "values", _check(self.values, "values", [size, size]))
+        if self.baseline is not None:
+            object.__setattr__(self, "baseline", _check(self.baseline, "baseline", [size]))
+        for i, row in enumerate(self.values):
+            if not row.isnan().all() and (missing := row[: i + 1].isnan()).any():
+                j = int(missing.int().argmax())
+                raise ValueError(f"values: row {i} lacks the accuracy on task {j}, {self.names[j]!r}")
+
+    @classmethod
+    def empty(cls, names: Sequence[str], baseline: Tensor | None = None) -> AccuracyMatrix:
+        """The matrix before any task is learned.
+
+        :param names: one name per task.
+        :param baseline: accuracy on each task before learning any, shape ``[T]``.
+
+        Example::
+
+            >>> matrix = AccuracyMatrix.empty(["first", "second"]).with_row(0, [0.9]).with_row(1, [0.6, 0.8])
+            >>> matrix.learned
+            tensor([0.9000, 0.8000], dtype=torch.float64)
+        """
+        values = torch.full((len(names), len(names)), math.nan, dtype=torch.float64)
+        return cls(values, tuple(names), baseline)
+
+    def with_row(self, i: int, accuracies: Sequence[float] | Tensor) -> AccuracyMatrix:
+        """A matrix that has also the accuracies after learning tasks 0 to ``i``.
+
+        :param i: number of the task learned last, from zero.
+        :param accuracies: accuracy on task 0, 1 and so on, at least up to task ``i``.
+        :raises ValueError: if an argument does not fit; the message names it.
+        """
+        size = len(self.names)
+        if not 0 <= i < size:
+            raise ValueError(f"i must be from 0 to {size - 1}, got {i}")
+        row = torch.as_tensor(accuracies, dtype=torch.float64)
+        if row.ndim != 1 or not i < len(row) <= size:
+            raise ValueError(f"accuracies must be from {i + 1} to {size} numbers, got shape {list(row.shape)}")
+        values = self.values.clone()
+        values[i] = math.nan
+        values[i, : len(row)] = row
+        return replace(self, values=values)
+
+    @property
+    def learned(self) -> Tensor:
+        """Accuracy on each task just after learning it, :math:`R_{j,j}`, shape ``[T]``; NaN where not yet learned."""
+        return self.values.diagonal().clone()
+
+    @property
+    def average_by_task(self) -> Tensor:
+        r"""Average accuracy on the tasks learned so far, after each task, shape ``[T]``; NaN where not yet learned.
+
+        .. math:: A_i = \frac{1}{i + 1} \sum_{j=0}^{i} R_{i,j}
+        """
+        # Not a product with a mask: NaN beyond the diagonal would spread.
+        return torch.stack([row[: i + 1].mean() for i, row in enumerate(self.values)])
+
+    @property
+    def average_accuracy(self) -> float:
+        r"""Average accuracy on all tasks after the last one, from 0 to 1.
+
+        .. math:: \mathrm{ACC} = \frac{1}{T} \sum_{j=0}^{T-1} R_{T-1,j}
+
+        Source: Lopez-Paz and Ranzato (2017), equation 2.
+
+        :raises ValueError: if the last task is not learned.
+        """
+        self._need_rows(len(self.names) - 1)
+        return float(self.values[-1].mean())
+
+    @property
+    def backward_transfer(self) -> float:
+        r"""What later tasks add to the accuracy on earlier ones; negative where they are forgotten.
+
+        .. math:: \mathrm{BWT} = \frac{1}{T - 1} \sum_{j=0}^{T-2} R_{T-1,j} - R_{j,j}
+
+        Source: Lopez-Paz and Ranzato (2017), equation 3.
+
+        :raises ValueError: with one task only, or if a task is not learned.
+        """
+        self._need_two_tasks("backward_transfer")
+        self._need_rows(0)
+        return float((self.values[-1] - self.learned)[:-1].mean())
+
+    @property
+    def forgetting(self) -> float:
+        r"""What is lost of the best accuracy that each task had since it was learned; negative for a gain.
+
+        .. math:: F = \frac{1}{T - 1} \sum_{j=0}^{T-2} \max_{j \le i < T-1} R_{i,j} - R_{T-1,j}
+
+        Source: Chaudhry et al. (2018), *Riemannian Walk for Incremental Learning: Understanding Forgetting and
+        Intransigence*. The maximum here leaves out the time before a task is learned.
+
+        :raises ValueError: with one task only, or if a task is not learned.
+        """
+        self._need_two_tasks("forgetting")
+        self._need_rows(0)
+        before = torch.ones_like(self.values, dtype=torch.bool).triu(1)
+        best = self.values.masked_fill(before, -math.inf)[:-1].max(0).values
+        return float((best - self.values[-1])[:-1].mean())
+
+    @property
+    def forward_transfer(self) -> float:
+        r"""What earlier tasks add to the accuracy on later ones before these are learned.
+
+        .. math:: \mathrm{FWT} = \frac{1}{T - 1} \sum_{j=1}^{T-1} R_{j-1,j} - b_j
+
+        Source: Lopez-Paz and Ranzato (2017), equation 4.
+
+        :raises ValueError: with one task only, if a task is not learned, without ``baseline``, or without the
+            accuracy on each task just before it is learned.
+        """
+        self._need_two_tasks("forward_transfer")
+        self._need_rows(0)
+        if self.baseline is None:
+            raise ValueError("forward_transfer needs the baseline, the accuracies before learning any task")
+        ahead = self.values.diagonal(1)
+        for j, (accuracy, baseline) in enumerate(zip(ahead, self.baseline[1:], strict=True), start=1):
+            if accuracy.isnan():
+                raise ValueError(f"forward_transfer needs values[{j - 1}, {j}], above the diagonal")
+            if baseline.isnan():
+                raise ValueError(f"forward_transfer needs baseline[{j}]")
+        return float((ahead - self.baseline[1:]).mean())
+
+    def _need_two_tasks(self, measure: str) -> None:
+        if len(self.names) < 2:
+            raise ValueError(f"{measure} needs at least two tasks")
+
+    def _need_rows(self, first: int) -> None:
+        """A ValueError if this row or a later one is not measured."""
+        for i in range(first, len(self.names)):
+            if self.values[i].isnan().all():
+                raise ValueError(f"values: row {i} is not measured yet, after learning {self.names[i]!r}")
+
+
+def _check(values: Tensor, name: str, shape: list[int]) -> Tensor:
+    """Accuracies or NaN as a float64 copy on the CPU, or a ValueError that names the argument."""
+    if list(values.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape} to fit names, got {list(values.shape)}")
+    values = values.detach().to("cpu", torch.float64, copy=True)
+    if not ((values >= 0) & (values <= 1) | values.isnan()).all():
+        raise ValueError(f"{name} must be in [0, 1] or NaN")
+    return values

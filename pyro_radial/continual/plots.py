@@ -1,0 +1,166 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Pictures of learning one task after another.
+
+Every function draws into the axes it is given, or into a new figure as those of :mod:`pyro_radial.uncertainty` do.
+Of a method with several matrices, one per seed, the mean is drawn, and how far the seeds reach from the lowest to the
+highest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pyro_radial.continual.measures import AccuracyMatrix
+from pyro_radial.uncertainty.plots import COLORS, MARKERS, _new_axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["plot_accuracy_matrix", "plot_average_accuracy", "plot_final_accuracy"]
+
+Runs = Mapping[str, AccuracyMatrix | Sequence[AccuracyMatrix]]
+
+DODGE = 0.1  # between methods, in tasks, so that their bars do not hide each other
+
+
+def plot_accuracy_matrix(matrix: AccuracyMatrix, ax: Axes | None = None) -> Axes:
+    """Draw the accuracy on each task after learning each task, with the figures.
+
+    Colours run from 0 to 1 in every picture, so that pictures can be compared; what is not measured is blank.
+
+    :param matrix: the accuracies.
+    :param ax: axes to draw into; default a new figure.
+    :returns: the axes.
+    :raises ImportError: without matplotlib.
+
+    Example::
+
+        >>> matrix = AccuracyMatrix.empty(["first", "second"]).with_row(0, [0.9]).with_row(1, [0.6, 0.8])
+        >>> [text.get_text() for text in plot_accuracy_matrix(matrix).texts]
+        ['0.900', '0.600', '0.800']
+    """
+    size = len(matrix.names)
+    side = 1.6 + 0.5 * size
+    ax = _new_axes((side, side)) if ax is None else ax
+    image = ax.imshow(matrix.values.numpy(), cmap="Blues", vmin=0, vmax=1)
+    for i, j in (~matrix.values.isnan()).nonzero().tolist():
+        accuracy = float(matrix.values[i, j])
+        red, green, blue, _ = image.cmap(accuracy)
+        dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.415  # There black and white contrast alike.
+        color = "white" if dark else "black"
+        ax.text(j, i, f"{accuracy:.3f}", ha="center", va="center", fontsize=8, color=color)
+    ax.spines[:].set_visible(False)
+    ax.set_xticks(range(size), matrix.names, rotation=45, ha="right", rotation_mode="anchor")
+    ax.set_yticks(range(size), matrix.names)
+    ax.tick_params(length=0)
+    ax.set(xlabel="Accuracy on", ylabel="After learning")
+    return ax
+
+
+def plot_average_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
+    """Draw the average accuracy on the tasks learned so far, after each task, one line per method.
+
+    :param runs: a matrix, or one matrix per seed, by the name of the method.
+    :param ax: axes to draw into; default a new figure.
+    :returns: the axes.
+    :raises ValueError: if there is no method, a method has no matrix, or the matrices are not of the same tasks.
+    :raises ImportError: without matplotlib.
+
+    Example::
+
+        >>> matrix = AccuracyMatrix.empty(["first", "second"]).with_row(0, [0.9]).with_row(1, [0.6, 0.8])
+        >>> ax = plot_average_accuracy({"radial": matrix})
+        >>> ax.lines[0].get_ydata()
+        array([0.9, 0.7])
+    """
+    matrices = _by_method(runs)
+    ax = _new_axes((5.0, 3.2)) if ax is None else ax
+    from matplotlib.ticker import MaxNLocator  # Here matplotlib is known to be installed.
+
+    for index, (method, seeds) in enumerate(matrices.items()):
+        averages = torch.stack([matrix.average_by_task for matrix in seeds])
+        learned = range(1, averages.shape[1] + 1)
+        color, marker = _style(index)
+        ax.plot(learned, averages.mean(0), color=color, marker=marker, markersize=4.5, linewidth=1.5, label=method)
+        if len(seeds) > 1:
+            ax.fill_between(learned, *_reach(averages), color=color, alpha=0.2, linewidth=0)
+    ax.set(xlabel="Tasks learned", ylabel="Average accuracy")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.legend(frameon=False)
+    return ax
+
+
+def plot_final_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
+    """Draw the accuracy on each task after learning the last one, one line per method.
+
+    :param runs: a matrix, or one matrix per seed, by the name of the method.
+    :param ax: axes to draw into; default a new figure.
+    :returns: the axes.
+    :raises ValueError: if there is no method, a method has no matrix, the matrices are not of the same tasks, or the
+        last task of one is not learned.
+    :raises ImportError: without matplotlib.
+
+    Example::
+
+        >>> matrix = AccuracyMatrix.empty(["first", "second"]).with_row(0, [0.9]).with_row(1, [0.6, 0.8])
+        >>> ax = plot_final_accuracy({"radial": matrix})
+        >>> ax.lines[0].get_ydata()
+        array([0.6, 0.8])
+    """
+    matrices = _by_method(runs)
+    ax = _new_axes((5.0, 3.2)) if ax is None else ax
+    for index, (method, seeds) in enumerate(matrices.items()):
+        last = torch.stack([matrix.values[-1] for matrix in seeds])
+        if last.isnan().any():
+            raise ValueError(f"runs: {method!r} holds a matrix whose last task is not learned")
+        mean = last.mean(0)
+        low, high = _reach(last)
+        shift = DODGE * (index - (len(matrices) - 1) / 2)
+        color, marker = _style(index)
+        ax.errorbar(
+            (torch.arange(len(mean)) + shift).numpy(),
+            mean.numpy(),
+            yerr=torch.stack([mean - low, high - mean]).clamp_min(0).numpy() if len(seeds) > 1 else None,
+            color=color,
+            marker=marker,
+            markersize=4.5,
+            linewidth=1.5,
+            elinewidth=1,
+            capsize=2,
+            label=method,
+        )
+    names = next(iter(matrices.values()))[0].names
+    ax.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
+    ax.set_ylabel("Accuracy after the last task")
+    ax.legend(frameon=False)
+    return ax
+
+
+def _by_method(runs: Runs) -> dict[str, list[AccuracyMatrix]]:
+    """The matrices of each method, all of the same tasks, or a ValueError."""
+    if not runs:
+        raise ValueError("runs must hold at least one method")
+    matrices = {method: [run] if isinstance(run, AccuracyMatrix) else list(run) for method, run in runs.items()}
+    for method, seeds in matrices.items():
+        if not seeds:
+            raise ValueError(f"runs: {method!r} holds no matrix")
+    names = [matrix.names for seeds in matrices.values() for matrix in seeds]
+    for other in names:
+        if other != names[0]:
+            raise ValueError(f"runs must be of the same tasks, got {names[0]} and {other}")
+    return matrices
+
+
+def _reach(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The lowest and the highest of the seeds, ``[S, T]``, for each task."""
+    return values.amin(0), values.amax(0)
+
+
+def _style(index: int) -> tuple[str, str]:
+    return COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]

@@ -1,0 +1,244 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The posterior as the next prior."""
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, Literal
+
+from pyro.distributions import Delta
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.infer.autoguide import AutoGuide, AutoGuideList
+from pyro.nn import PyroModule
+from torch import nn
+from torch.distributions import biject_to
+
+from pyro_radial._naming import UniquelyNamed, rename_tree, unique_name
+from pyro_radial.continual.moment_matching import moment_matched
+from pyro_radial.continual.stored_laws import StoredLaw, StoredLaws
+from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.infer.autoguide.initialization import has_real_support, init_to_network
+from pyro_radial.infer.autoguide.loc_scale import AutoLocScale, unconstrained_moments
+from pyro_radial.infer.diagnose import UNMOVED
+from pyro_radial.poutine.swap_prior import SwapPriorMessenger, check_prior, is_guide
+
+FORMS = ("exact", "normal")
+
+# Below it, a change of the scales is the rounding of the map that keeps them positive.
+ROUNDING = 1e-5
+
+Exclude = str | Collection[str] | Callable[[str], bool] | None
+
+
+class PriorChain(nn.Module):
+    """A model whose prior becomes the posterior of what it learned last: variational continual learning.
+
+    It runs the model with the priors of :attr:`prior` in the place of the model's own; before the first
+    :meth:`advance` there are none, and it is the model itself. For N tasks this is Bayes' rule in N steps, each
+    approximate only as far as its guide is (Nguyen et al. 2018, "Variational Continual Learning", eq. 3). A chain of
+    radial posteriors uses the exact radial density as prior, with the term of its KL that Farquhar, Osborne
+    and Gal (2020), appendix C, leave out; ``RadialELBO(strict_kl=True)`` accepts it.
+
+    A plain module: parameters of the model's own stay visible to optimisers, site names are the model's, and a chain of
+    a chain works, the outer one's priors holding. The priors are buffers; ``state_dict()`` holds tensors alone,
+    which ``torch.load(weights_only=True)`` reads and a fresh chain around the same model loads.
+
+    :param model: a Pyro model, a function or a module.
+    :param str form: "exact" for the posterior itself, or "normal" for the normal of its mean and variance, element by
+        element (in unconstrained space): without the radial prior's cone, so that means move more freely.
+    :raises ValueError: for a guide as model, or another form.
+
+    Example::
+
+        >>> import pyro, torch, pyro.distributions as dist
+        >>> from pyro_radial import AutoRadial, RadialELBO
+        >>> def model(x, y):
+        ...     w = pyro.sample("w", dist.Normal(0., 1.).expand([2]).to_event(1))
+        ...     with pyro.plate("data", len(x)):
+        ...         pyro.sample("y", dist.Normal(x @ w, 0.1), obs=y)
+        >>> chain = PriorChain(model)
+        >>> for task in range(2):
+        ...     x = torch.randn(20, 2)
+        ...     guide = chain.guide(AutoRadial)
+        ...     svi = pyro.infer.SVI(chain, guide, pyro.optim.Adam({"lr": 0.01}), RadialELBO(strict_kl=True))
+        ...     losses = [svi.step(x, x.sum(-1)) for _ in range(100)]
+        ...     chain.advance(guide)
+        >>> chain.prior["w"].mean.shape
+        torch.Size([2])
+    """
+
+    def __init__(self, model: Callable[..., Any], form: Literal["exact", "normal"] = "exact") -> None:
+        super().__init__()
+        if not callable(model) or is_guide(model):
+            raise ValueError(f"PriorChain: model must be a Pyro model and no guide, got {type(model).__name__}")
+        if form not in FORMS:
+            raise ValueError(f"PriorChain: form must be one of {FORMS}, got {form!r}")
+        self.model = model
+        self.form = form
+        self.laws = StoredLaws()
+        self._compared: set[str] = set()
+
+    @property
+    def prior(self) -> dict[str, Any]:
+        """The priors in the place of the model's own, ``{site: distribution}``."""
+        return self.laws.as_dict()
+
+    @property
+    def likelihood(self) -> Any:
+        """The model's own, for prediction."""
+        return self.model.likelihood  # type: ignore[attr-defined]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model under the chained priors.
+
+        :raises ValueError: naming the site, for a prior whose shape or support is not the site's.
+        """
+        messenger = SwapPriorMessenger(self.prior)
+        messenger.swapped = self._compared
+        with messenger:
+            return self.model(*args, **kwargs)
+
+    def guide(self, family: Callable[..., AutoGuide], *, reset_scales: bool = False, **kwargs: Any) -> Any:
+        """A guide of this chain that starts at the chained prior.
+
+        :param family: a guide class such as :class:`~pyro_radial.AutoRadial` or another function of a model.
+        :param bool reset_scales: start the scales where the family starts them, and only the means at the prior.
+            A posterior whose scales have become small leaves little noise to learn from; resetting costs KL at first.
+        :param kwargs: what else the family takes.
+        :returns: ``family(chain, **kwargs)``.
+        """
+        start = self.prior
+        takes_init = isinstance(family, type) and "init_loc_fn" in inspect.signature(family).parameters
+        if start and takes_init and not issubclass(family, AutoLocScale):  # type: ignore[arg-type]
+            kwargs.setdefault("init_loc_fn", partial(_init_to_laws, start, init_to_network))
+        guide = family(self, **kwargs)
+        if isinstance(guide, PyroModule) and not isinstance(guide, UniquelyNamed):
+            # Under its own name it would take over what the guide of an earlier task left in Pyro's store.
+            rename_tree(guide, f"{unique_name(type(self))}.{type(guide).__name__}")
+        for part in _parts(guide):
+            if isinstance(part, AutoLocScale):
+                part.start_at(start, scales=not reset_scales)
+        return guide
+
+    def advance(self, guide: Any, exclude: Exclude = None) -> None:
+        """Make a guide's posterior the prior from now on.
+
+        The posterior is copied and frozen; sites that the guide does not have keep the prior they had. Nothing
+        changes if any site is refused. Warns of scales that hardly moved from where the guide's family starts them.
+
+        :param guide: a trained guide with ``posterior()``, an ``AutoGuideList`` of such, or distributions by site name.
+        :param exclude: sites that keep their prior: a regular expression searched in the name, names, or a function of
+            the name.
+        :raises ValueError: naming the site, for a guide that was never trained, a posterior that is a point, is not
+            finite, cannot be stored or does not fit the site.
+        :raises RuntimeError: for a guide without parameters.
+        """
+        _check_trained(guide)
+        leaves_out = _matcher(exclude)
+        posterior = {name: law for name, law in _posterior(guide).items() if not leaves_out(name)}
+        if not posterior:
+            raise ValueError("PriorChain.advance: the guide has no site that is not excluded")
+        stored = {name: self._store(name, law, _site(guide, name)) for name, law in posterior.items()}
+        self.laws.update(stored)
+        self._compared.clear()
+
+    def _store(self, name: str, law: Any, site: Any) -> StoredLaw:
+        if not isinstance(law, TorchDistributionMixin):
+            raise ValueError(f"PriorChain.advance: site '{name}' has no Pyro distribution but {type(law).__name__}")
+        if isinstance(leaf(law), Delta):
+            raise ValueError(
+                f"PriorChain.advance: the posterior of site '{name}' is a point, which as a prior gives zero density "
+                "to everything else; exclude the site or use a guide with a density"
+            )
+        try:
+            stored = StoredLaw.of(moment_matched(law) if self.form == "normal" else law)
+        except (ValueError, NotImplementedError) as error:
+            raise ValueError(f"PriorChain.advance: site '{name}': {error}") from error
+        if site is not None:
+            check_prior(name, stored.law, site["fn"])
+        return stored
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        # What is loaded has not been compared with its sites yet.
+        self._compared.clear()
+        super()._load_from_state_dict(*args, **kwargs)
+
+
+def _init_to_laws(laws: Mapping[str, Any], fallback: Callable[..., Any], site: Mapping[str, Any] | None = None) -> Any:
+    """A Pyro init function: the mean of a site's law in unconstrained space, where it has one."""
+    if site is None:
+        return partial(_init_to_laws, laws, fallback)
+    transform = None if has_real_support(site) else biject_to(site["fn"].support)
+    mean, _ = unconstrained_moments(laws.get(site["name"]), transform)
+    if mean is None:
+        return fallback(site)
+    value = mean if transform is None else transform(mean)
+    return value.expand(site["fn"].shape()).clone()
+
+
+def _parts(guide: Any) -> list[Any]:
+    """The guides in a list of guides, or the one that is none."""
+    return [p for part in guide for p in _parts(part)] if isinstance(guide, AutoGuideList) else [guide]
+
+
+def _posterior(guide: Any) -> dict[str, Any]:
+    """``{site: distribution}`` of a guide, of the parts of a list of guides, or as given."""
+    if isinstance(guide, Mapping):
+        return dict(guide)
+    if isinstance(guide, AutoGuideList):
+        return {name: law for part in guide for name, law in _posterior(part).items()}
+    if not hasattr(guide, "posterior"):
+        raise ValueError(
+            f"PriorChain.advance: guide must have a method posterior(), as AutoRadial has, but {type(guide).__name__} "
+            "has none; give its distributions by site name instead"
+        )
+    return dict(guide.posterior())
+
+
+def _site(guide: Any, name: str) -> Any:
+    """The site of the model that a guide was made for, where the guide knows it."""
+    for part in _parts(guide):
+        trace = getattr(part, "prototype_trace", None)
+        if trace is not None and name in trace.nodes:
+            return trace.nodes[name]
+    return None
+
+
+def _check_trained(guide: Any) -> None:
+    """Refuse scales that were never trained, and warn of those that hardly moved."""
+    for part in _parts(guide):
+        if not isinstance(part, AutoLocScale):
+            continue
+        change = part.scale_change()
+        if change and all(moved < ROUNDING for moved in change.values()):
+            raise ValueError(
+                f"PriorChain.advance: {type(part).__name__} was never trained: the scales of all its sites, "
+                f"{sorted(change)}, are where they started"
+            )
+        # Where a site started at the chained prior, what it says if it stays is what the earlier tasks taught.
+        unmoved = [name for name, moved in change.items() if moved < UNMOVED and not part.scales_start_at_law(name)]
+        if unmoved:
+            warnings.warn(
+                f"PriorChain.advance: the scales of {unmoved} never moved from their start. As a prior they say how "
+                "the guide was initialised, not what the data taught; train longer or with a larger learning rate",
+                stacklevel=3,
+            )
+
+
+def _matcher(exclude: Exclude) -> Callable[[str], bool]:
+    if exclude is None:
+        return lambda name: False
+    if callable(exclude):
+        return exclude
+    if isinstance(exclude, str):
+        try:
+            pattern = re.compile(exclude)
+        except re.error as error:
+            raise ValueError(f"exclude is no valid regular expression: {exclude!r} ({error})") from error
+        return lambda name: pattern.search(name) is not None
+    names = frozenset(exclude)
+    return lambda name: name in names

@@ -1,0 +1,211 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Any distribution as plain tensors and a description of what to make of them.
+
+A law is taken apart, and put together again, along the signatures of its class and of the classes inside it.
+"""
+
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import chain, count
+from typing import Any
+
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from torch import Tensor, nn
+from torch.distributions import Distribution, Transform
+from torch.distributions.utils import lazy_property
+
+__all__ = ["describe", "rebuild"]
+
+LAWS = (Distribution, TorchDistributionMixin)
+SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "size": torch.Size}
+
+# Arguments that torch keeps under a name which is neither their own nor their own with an underscore.
+KEPT_AS = {"base_distribution": "base_dist", "transform": "_inv", "tseq": "transforms"}
+
+# A module has these already, so they can name none of its buffers.
+RESERVED = frozenset(dir(nn.Module()))
+
+_MISSING = object()
+
+
+def describe(law: Any) -> tuple[str, dict[str, Tensor]]:
+    """
+    Takes a distribution apart, and makes sure that :func:`rebuild` gives it back.
+
+    :param law: the distribution: with any nesting of wrappers and transforms, of any class that keeps the arguments
+        of its constructor as attributes.
+    :returns: its structure as JSON; and copies of its tensors, under names that suit the buffers of a module. What
+        is repeated along a dimension is stored once.
+    :raises ValueError: naming the class, with the reason why such a law cannot be stored.
+
+    Example::
+
+        >>> import pyro.distributions as dist
+        >>> description, tensors = describe(dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        >>> tensors
+        {'loc': tensor([0., 0., 0.]), 'scale': tensor([1.])}
+    """
+    tensors: dict[str, Tensor] = {}
+    try:
+        if not isinstance(law, LAWS):
+            raise ValueError("it is no distribution")
+        description = json.dumps(_write(law, (), tensors))
+        _check_same(law, rebuild(description, tensors), tensors)
+    # The constructors and densities of others may raise anything.
+    except Exception as error:
+        raise ValueError(f"a law of class {type(law).__name__} cannot be stored: {error}") from error
+    return description, tensors
+
+
+def rebuild(description: str, tensors: Mapping[str, Tensor], validate_args: bool | None = False) -> Any:
+    """
+    The distribution that :func:`describe` took apart. No code is imported for it.
+
+    :param str description: the structure.
+    :param Mapping tensors: the tensors, which may have moved to another device or dtype. They are not copied.
+    :param validate_args: whether the distribution, and those inside it, check their arguments and values.
+    :raises ValueError: naming the class that is not imported, or the tensor that is missing.
+
+    Example::
+
+        >>> import pyro.distributions as dist
+        >>> description, tensors = describe(dist.Gamma(2.0, torch.ones(3)))
+        >>> rebuild(description, {name: tensor.double() for name, tensor in tensors.items()})
+        Gamma(concentration: torch.Size([3]), rate: torch.Size([3]))
+    """
+    return _read(json.loads(description), tensors, validate_args)
+
+
+def _write(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
+    """The value in terms of JSON, its tensors added to ``tensors``."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        return _write_tensor(value, path, tensors)
+    for kind, sequence in SEQUENCES.items():
+        if type(value) is sequence:
+            *outer, name = path
+            return {kind: [_write(item, (*outer, f"{name}_{i}"), tensors) for i, item in enumerate(value)]}
+    if isinstance(value, (*LAWS, Transform)):
+        cls = type(value)
+        arguments = {name: _write(part, (*path, name), tensors) for name, part in _arguments(value)}
+        return {"class": [cls.__module__, cls.__qualname__], "arguments": arguments}
+    raise ValueError(f"its argument {'.'.join(path)!r} is of class {type(value).__name__}")
+
+
+def _write_tensor(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    tensor = tensor.detach()
+    if not bool(tensor.isfinite().all()):
+        raise ValueError(f"its tensor {'.'.join(path)!r} is not finite")
+    once = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+    key = next(key for key in _keys(path) if key not in tensors and key not in RESERVED)
+    tensors[key] = once.clone(memory_format=torch.contiguous_format)
+    return {"tensor": key} if once.shape == tensor.shape else {"tensor": key, "shape": list(tensor.shape)}
+
+
+def _keys(path: tuple[str, ...]) -> Iterator[str]:
+    """Names for a tensor, the shortest first."""
+    whole = "_".join(path)
+    return chain(("_".join(path[start:]) for start in reversed(range(len(path)))), (f"{whole}_{n}" for n in count(2)))
+
+
+def _arguments(value: Any) -> Iterator[tuple[str, Any]]:
+    """The arguments that make this distribution or transform."""
+    parameters = _parameters(type(value))
+    given = _given(value, [name for name, parameter in parameters.items() if parameter.default is None])
+    for name, parameter in parameters.items():
+        if name == "validate_args" or (parameter.default is None and name not in given):
+            continue
+        argument = _attribute(value, name)
+        if argument is not _MISSING:
+            yield name, argument
+        elif parameter.default is parameter.empty:
+            raise ValueError(f"{type(value).__name__} has no attribute for its argument {name!r}")
+
+
+def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
+    _, *parameters = inspect.signature(cls.__init__).parameters.values()
+    return {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def _attribute(value: Any, name: str) -> Any:
+    # The object's own first: the mask of a masked law is ``_mask``, and ``mask`` is a method.
+    for attribute in (name, f"_{name}", KEPT_AS.get(name)):
+        if attribute in vars(value):
+            return vars(value)[attribute]
+    return getattr(value, name, _MISSING)
+
+
+def _given(value: Any, optional: list[str]) -> set[str]:
+    """Those of the arguments that may be None which the object was given."""
+    own = vars(value)
+    held = [name for name in optional if own.get(name, own.get(f"_{name}")) is not None]
+    # Alternatives, such as probs and logits: once used, an object also holds what it computed from the one given.
+    either = [name for name in own if name in held and _is_on_class(value, name, lazy_property)]
+    if not held:
+        either = [name for name in optional if _is_on_class(value, name, property)]
+    first = sorted(either, key=lambda name: not _is_the_parameter(value, name))[:1]
+    return set(held) - set(either) | set(first)
+
+
+def _is_on_class(value: Any, name: str, kind: type) -> bool:
+    return isinstance(inspect.getattr_static(type(value), name, None), kind)
+
+
+def _is_the_parameter(value: Any, name: str) -> bool:
+    """Whether this is what torch's laws over categories keep as ``_param``: the one of probs and logits given."""
+    argument, parameter = getattr(value, name), getattr(value, "_param", None)
+    return isinstance(argument, Tensor) and isinstance(parameter, Tensor) and torch.equal(argument, parameter)
+
+
+def _read(value: Any, tensors: Mapping[str, Tensor], validate_args: bool | None) -> Any:
+    """The value that :func:`_write` wrote."""
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        if value["tensor"] not in tensors:
+            raise ValueError(f"the tensor {value['tensor']!r} of the description is missing")
+        tensor = tensors[value["tensor"]]
+        return tensor.expand(value["shape"]) if "shape" in value else tensor
+    if "class" in value:
+        cls = _find_class(*value["class"])
+        arguments = {name: _read(part, tensors, validate_args) for name, part in value["arguments"].items()}
+        if "validate_args" in _parameters(cls):
+            arguments["validate_args"] = validate_args
+        return cls(**arguments)
+    ((kind, items),) = value.items()
+    return SEQUENCES[kind](_read(item, tensors, validate_args) for item in items)
+
+
+def _find_class(module: str, qualname: str) -> type:
+    """A class that is imported already, and that a description may name."""
+    # By ``vars``, since ``getattr`` on a module may import.
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    if found is None:
+        raise ValueError(f"there is no class {qualname} in module {module}: import it before loading")
+    if not (isinstance(found, type) and issubclass(found, (*LAWS, Transform))):
+        raise ValueError(f"{qualname} of module {module} is neither a distribution nor a transform")
+    return found
+
+
+@torch.no_grad()
+def _check_same(law: Any, rebuilt: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Raises an error unless both laws have the same shapes and the same density at a sample."""
+    devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
+    with torch.random.fork_rng(devices=devices):
+        # A copy, since transforms remember what they sampled and would not invert it.
+        sample = law.sample().clone()
+    shapes, rebuilt_shapes = ((p.batch_shape, p.event_shape) for p in (law, rebuilt))
+    if shapes != rebuilt_shapes:
+        raise ValueError(f"rebuilt, its shapes are {rebuilt_shapes}, not {shapes}")
+    log_prob, rebuilt_log_prob = law.log_prob(sample), rebuilt.log_prob(sample)
+    if bool(log_prob.isnan().any()):
+        raise ValueError("its log-density at a sample is NaN")
+    torch.testing.assert_close(rebuilt_log_prob, log_prob, msg="rebuilt, its log-density at a sample differs")

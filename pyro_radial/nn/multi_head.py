@@ -1,0 +1,104 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""One trunk with several heads, of which one is in use."""
+
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any
+
+from torch import nn
+
+from pyro_radial.nn.bayesian_module import submodules
+
+__all__ = ["MultiHead", "use_head"]
+
+
+class MultiHead(nn.Module):
+    """
+    A network with a head for each task, ``heads[head](trunk(x))``.
+
+    In ``BayesianModule(MultiHead(...))`` the random parameters of the other heads make no sites: a guide set up now
+    has the trunk and this head, and the loss no KL for the others. Only as the whole network, not as a part of one,
+    does it say so. The choice of the head is no part of the state.
+
+    Example::
+
+        >>> import torch
+        >>> from pyro_radial.nn import BayesianModule
+        >>> bnn = BayesianModule(MultiHead(nn.Linear(3, 8), [nn.Linear(8, 2), nn.Linear(8, 5)]))
+        >>> use_head(bnn, 1)
+        >>> bnn.sites_in_use
+        ('trunk.weight', 'trunk.bias', 'heads.1.weight', 'heads.1.bias')
+        >>> bnn(torch.zeros(7, 3)).shape
+        torch.Size([7, 5])
+
+    :param nn.Module trunk: what the heads share.
+    :param heads: the modules that take the trunk's output, one for each task.
+    :raises ValueError: if the trunk or a head is no module, or there is no head.
+    """
+
+    def __init__(self, trunk: nn.Module, heads: Iterable[nn.Module]) -> None:
+        super().__init__()
+        heads = list(heads)
+        if not heads:
+            raise ValueError("heads must hold at least one module")
+        for name, module in [("trunk", trunk), *((f"heads[{i}]", head) for i, head in enumerate(heads))]:
+            if not isinstance(module, nn.Module):
+                raise ValueError(f"{name} must be a torch.nn.Module, but it is {type(module).__name__}")
+        self.trunk = trunk
+        self.heads = nn.ModuleList(heads)
+        self._head = 0
+
+    @property
+    def head(self) -> int:
+        """
+        The index of the head in use.
+
+        :raises ValueError: when set to what is no index of a head.
+        """
+        return self._head
+
+    @head.setter
+    def head(self, head: int) -> None:
+        self._check_head(head)
+        self._head = head
+
+    def _check_head(self, head: int) -> None:
+        """Raises a ValueError unless this is the index of a head."""
+        if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < len(self.heads):
+            raise ValueError(f"head must be an index of one of {len(self.heads)} heads, got {head!r}")
+
+    def uses_parameter(self, name: str) -> bool:
+        """
+        Whether a call uses a parameter: one of the trunk, or one of the head in use.
+
+        :param str name: the name of the parameter in this network.
+        """
+        if not name.startswith("heads."):
+            return True
+        # By identity: what several heads share has the name that it has in the first of them.
+        parameter = attrgetter(name)(self)
+        return any(parameter is own for own in self.heads[self.head].parameters())
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the head in use for the trunk's output."""
+        return self.heads[self.head](self.trunk(*args, **kwargs))
+
+
+def use_head(model: nn.Module, head: int) -> None:
+    """
+    Sets the head of every :class:`MultiHead` in a model.
+
+    :param nn.Module model: a :class:`~pyro_radial.nn.BayesianModule`, a :class:`~pyro_radial.nn.SupervisedModel` or
+        any other module.
+    :param int head: the index of the head.
+    :raises ValueError: if there is no MultiHead, or one of them has no such head; then none is changed.
+    """
+    found = [module for module in submodules(model) if isinstance(module, MultiHead)]
+    if not found:
+        raise ValueError(f"model holds no MultiHead whose head could be set: it is {type(model).__name__}")
+    for module in found:
+        module._check_head(head)
+    for module in found:
+        module.head = head

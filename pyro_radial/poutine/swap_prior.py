@@ -1,0 +1,219 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Give latent sites of a model other priors."""
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from pyro.distributions import TransformedDistribution, constraints
+from pyro.distributions.torch_distribution import MaskedDistribution, TorchDistributionMixin
+from pyro.infer.autoguide import AutoGuide
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch import nn
+from torch.distributions import Distribution, Independent, register_kl
+
+from pyro_radial.distributions.kl import kl_of_transformed
+from pyro_radial.distributions.wrappers import WRAPPERS, expanded
+
+# Elements drawn at most to find out whether two laws live in the same place.
+_NUM_CHECKED = 100_000
+
+
+class SwapPriorMessenger(Messenger):
+    """Replaces the distribution of latent sites; see :func:`swap_prior`, which is how to use it.
+
+    :param Mapping priors: distributions by site name.
+    """
+
+    def __init__(self, priors: Mapping[str, Distribution]) -> None:
+        super().__init__()
+        self.priors = dict(priors)
+        #: The sites that have been given their new prior, and so compared with their old one.
+        self.swapped: set[str] = set()
+
+    def _pyro_sample(self, msg: Any) -> None:
+        name = msg["name"]
+        if name not in self.priors or msg["is_observed"] or site_is_subsample(msg):
+            return
+        if name not in self.swapped:
+            check_prior(name, self.priors[name], msg["fn"])
+            self.swapped.add(name)
+        msg["fn"] = replaced(name, self.priors[name], msg["fn"])
+
+
+class _Swapped(nn.Module):
+    """A model under new priors, of which all must have found their site by the end of a run."""
+
+    def __init__(self, model: Callable[..., Any], priors: Mapping[str, Distribution]) -> None:
+        super().__init__()
+        self.model = model
+        self.messenger = SwapPriorMessenger(priors)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self.messenger:
+            result = self.model(*args, **kwargs)
+        unused = sorted(self.messenger.priors.keys() - self.messenger.swapped)
+        if unused:
+            raise ValueError(f"swap_prior: priors names {unused}, but the model has no latent site of that name")
+        return result
+
+    @property
+    def likelihood(self) -> Any:
+        """The model's own, for prediction."""
+        return self.model.likelihood  # type: ignore[attr-defined]
+
+
+def swap_prior(model: Callable[..., Any], priors: Mapping[str, Any]) -> nn.Module:
+    """The model with other priors at some latent sites; everything else, masks and scales too, stays.
+
+    It wraps the model only: around a guide, or around a whole step of ``SVI``, the handler would replace the posterior.
+    The result is a plain ``nn.Module``, so that parameters of the model's own stay visible; handlers nest, and the
+    outermost prior holds. Each prior is compared with the one it replaces when it is first used.
+
+    :param model: a Pyro model, a function or an ``nn.Module``.
+    :param Mapping priors: distributions by site name, each with the site's ``event_shape`` and a ``batch_shape`` that
+        expands to the site's.
+    :returns: the model under its new priors.
+    :raises ValueError: naming the argument, if ``model`` is a guide or a value of ``priors`` no distribution; when it
+        runs, naming the site, for a shape or support that differs, a prior without density where the old one
+        has its mass, or a name that is no latent site of the model.
+
+    Example::
+
+        >>> import pyro, pyro.distributions as dist
+        >>> def model():
+        ...     return pyro.sample("w", dist.Normal(0., 1.).expand([3]).to_event(1))
+        >>> elsewhere = swap_prior(model, {"w": dist.Normal(torch.full((3,), 100.), 1.).to_event(1)})
+        >>> bool((elsewhere() > 50).all())
+        True
+    """
+    if not callable(model):
+        raise ValueError(f"swap_prior: model must be a Pyro model, got {type(model).__name__}")
+    if is_guide(model):
+        raise ValueError(
+            "swap_prior: model is a guide, whose distributions are the posterior; wrap the model and make the guide "
+            "of the result"
+        )
+    for name, prior in priors.items():
+        if not isinstance(prior, TorchDistributionMixin):
+            raise ValueError(
+                f"swap_prior: the prior of site '{name}' is no Pyro distribution but {type(prior).__name__}"
+            )
+    return _Swapped(model, priors)
+
+
+def is_guide(model: Any) -> bool:
+    """Whether this is an autoguide, or a handler or module around one."""
+    if isinstance(model, partial):
+        return any(is_guide(part) for part in (model.func, *model.args))
+    return isinstance(model, nn.Module) and any(isinstance(part, AutoGuide) for part in model.modules())
+
+
+def replaced(name: str, prior: Any, old: Any) -> Any:
+    """The new prior in the batch shape and under the mask of the old one."""
+    new = _on_support(_expanded(name, prior, old), old.support)
+    mask = _mask(name, old)
+    return new if mask is None else new.mask(mask)
+
+
+def _expanded(name: str, prior: Any, old: Any) -> Any:
+    try:
+        return expanded(prior, old.batch_shape)
+    except (RuntimeError, ValueError):
+        raise ValueError(
+            f"the new prior of site '{name}' has batch shape {tuple(prior.batch_shape)}, which does not expand to "
+            f"the site's {tuple(old.batch_shape)}; a site in a plate over data belongs to its rows and has none"
+        ) from None
+
+
+class _Image(TransformedDistribution):
+    """A transformed law that knows its support: torch takes the image of an affine map for the whole line."""
+
+    _support: Any
+
+    @property
+    def support(self) -> Any:
+        return self._support
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        return _on_support(super().expand(batch_shape, _instance), self._support)
+
+
+# Both sides are the same bijection of simpler laws, although torch takes two equal bijections for different ones.
+register_kl(TransformedDistribution, _Image)(kl_of_transformed)
+
+
+def _on_support(law: Any, support: Any) -> Any:
+    """The law, and where it is an image of another, with this as its support."""
+    new = copy.copy(law)
+    if type(law) in (TransformedDistribution, _Image):
+        new.__class__ = _Image
+        new._support = support
+    elif isinstance(law, Independent) and isinstance(support, constraints.independent):
+        rest = support.reinterpreted_batch_ndims - law.reinterpreted_batch_ndims
+        if rest >= 0:
+            inner = support.base_constraint
+            new.base_dist = _on_support(law.base_dist, constraints.independent(inner, rest) if rest else inner)
+    return new
+
+
+def _mask(name: str, old: Any) -> Any:
+    """The mask over a site's batch, if its prior carries one."""
+    mask = None
+    event_dim = 0
+    while isinstance(old, WRAPPERS):
+        if isinstance(old, MaskedDistribution):
+            if event_dim:
+                raise ValueError(
+                    f"the prior of site '{name}' masks single elements of its event; a new prior cannot take that over"
+                )
+            mask = old._mask if mask is None else mask & old._mask
+        if isinstance(old, Independent):
+            event_dim += old.reinterpreted_batch_ndims
+        old = old.base_dist
+    return mask
+
+
+@torch.no_grad()
+def check_prior(name: str, prior: Any, old: Any) -> None:
+    """Refuse a prior for values of another shape or support, by samples, without moving torch's random state.
+
+    :raises ValueError: naming the site.
+    """
+    if prior.event_shape != old.event_shape:
+        raise ValueError(
+            f"the new prior of site '{name}' has event shape {tuple(prior.event_shape)}, the site's is "
+            f"{tuple(old.event_shape)}"
+        )
+    law = _expanded(name, prior, old)
+    cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(cuda):
+        # Of the processor alone: a seed for all would be one for devices that are not in use yet.
+        torch.default_generator.manual_seed(0)
+        number = torch.Size([max(1, min(64, _NUM_CHECKED // max(1, old.shape().numel())))])
+        if not bool(old.support.check(law.sample(number)).all()):
+            raise ValueError(f"the new prior of site '{name}' has values outside of the site's support, {old.support}")
+        try:
+            typical = old.sample(number)
+        except NotImplementedError:
+            # An improper prior, whose only claim is its support.
+            return
+        if not bool(law.support.check(typical).all()) or _has_zero_density(law, typical):
+            raise ValueError(
+                f"the new prior of site '{name}', {type(prior).__name__}, gives zero density to values that the site "
+                "can take: no data could ever lead there"
+            )
+
+
+def _has_zero_density(law: Any, values: Any) -> bool:
+    """Whether any value has density zero, and not because rounding took its preimage to infinity."""
+    while isinstance(law, torch.distributions.TransformedDistribution):
+        for transform in reversed(law.transforms):
+            values = transform.inv(values)
+        law = law.base_dist
+    return bool((law.log_prob(values.nan_to_num(0.0, 0.0, 0.0)) == -torch.inf).any())

@@ -1,0 +1,173 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyro_radial.continual.measures import AccuracyMatrix
+
+NAN = float("nan")
+NAMES = ("a", "b", "c")
+LOWER = [[0.9, NAN, NAN], [0.95, 0.8, NAN], [0.5, 0.6, 0.7]]
+FULL = [[0.9, 0.3, 0.2], [0.95, 0.8, 0.4], [0.5, 0.6, 0.7]]
+BASELINE = [0.1, 0.2, 0.45]
+
+
+def matrix(values, names=NAMES, baseline=None):
+    baseline = None if baseline is None else torch.tensor(baseline, dtype=torch.float64)
+    return AccuracyMatrix(torch.tensor(values, dtype=torch.float64), names, baseline)
+
+
+def test_measures_worked_by_hand():
+    done = matrix(LOWER)
+    assert done.average_accuracy == pytest.approx((0.5 + 0.6 + 0.7) / 3)
+    assert done.learned.tolist() == pytest.approx([0.9, 0.8, 0.7])
+    assert done.average_by_task.tolist() == pytest.approx([0.9, (0.95 + 0.8) / 2, 0.6])
+    assert done.backward_transfer == pytest.approx(((0.5 - 0.9) + (0.6 - 0.8)) / 2)
+    # Task a was at its best after task b.
+    assert done.forgetting == pytest.approx(((0.95 - 0.5) + (0.8 - 0.6)) / 2)
+    assert all(isinstance(m, float) for m in (done.average_accuracy, done.backward_transfer, done.forgetting))
+
+
+def test_what_is_above_the_diagonal_counts_for_forward_transfer_alone():
+    done, lower = matrix(FULL, baseline=BASELINE), matrix(LOWER)
+    assert done.forward_transfer == pytest.approx(((0.3 - 0.2) + (0.4 - 0.45)) / 2)
+    for measure in ("average_accuracy", "backward_transfer", "forgetting"):
+        assert getattr(done, measure) == getattr(lower, measure)
+    assert done.average_by_task.equal(lower.average_by_task)
+    # Not even an accuracy before learning that is above all later ones.
+    above = matrix([[0.9, 1.0], [0.5, 0.7]], names=("a", "b"), baseline=[0.0, 0.25])
+    assert above.forgetting == pytest.approx(0.4)
+    assert above.forward_transfer == pytest.approx(0.75)
+
+
+def test_forgetting_looks_at_no_time_before_a_task_is_learned():
+    values = [[0.9, 1.0, NAN], [0.9, 0.8, NAN], [0.9, 0.8, 0.7]]
+    assert matrix(values).forgetting == pytest.approx(0)
+
+
+def test_gains_are_negative_forgetting():
+    values = [[0.5, NAN], [0.75, 0.5]]
+    done = matrix(values, names=("a", "b"))
+    assert done.forgetting == pytest.approx(-0.25)
+    assert done.backward_transfer == pytest.approx(0.25)
+
+
+def squares(size):
+    numbers = st.lists(st.floats(0, 1), min_size=size, max_size=size)
+    return st.lists(numbers, min_size=size, max_size=size)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.integers(2, 5).flatmap(squares))
+def test_forgetting_is_at_least_what_is_lost_since_learning(values):
+    size = len(values)
+    done = AccuracyMatrix(torch.tensor(values, dtype=torch.float64), tuple("abcde"[:size]))
+    assert done.forgetting >= -done.backward_transfer - 1e-12
+    assert done.average_by_task[-1].item() == pytest.approx(done.average_accuracy)
+    losses = [max(values[i][j] for i in range(j, size - 1)) - values[-1][j] for j in range(size - 1)]
+    assert done.forgetting == pytest.approx(sum(losses) / (size - 1))
+
+
+def test_rows_are_added_one_by_one():
+    start = AccuracyMatrix.empty(list(NAMES), torch.tensor(BASELINE))
+    assert start.values.isnan().all()
+    assert start.names == NAMES
+    first = start.with_row(0, [0.9])
+    assert start.values.isnan().all()
+    assert first.values[0].isnan().tolist() == [False, True, True]
+    assert first.average_by_task[0] == 0.9
+    assert first.average_by_task.isnan().tolist() == first.learned.isnan().tolist() == [False, True, True]
+    done = first.with_row(1, torch.tensor([0.95, 0.8, 0.4])).with_row(2, [0.5, 0.6, 0.7])
+    torch.testing.assert_close(done.values[1], torch.tensor([0.95, 0.8, 0.4], dtype=torch.float64), atol=1e-7, rtol=0)
+    assert done.average_accuracy == pytest.approx(0.6)
+    assert done.baseline.tolist() == pytest.approx(BASELINE)
+    # A row that is measured again leaves nothing of the old one.
+    assert done.with_row(1, [0.5, 0.5]).values[1].isnan().tolist() == [False, False, True]
+
+
+def test_a_matrix_is_its_own_copy_in_double_precision():
+    values, baseline = torch.tensor([[0.5]], requires_grad=True), torch.tensor([0.25], dtype=torch.float64)
+    kept = AccuracyMatrix(values, ["only"], baseline)
+    baseline.fill_(0.75)
+    kept.learned.fill_(0.0)
+    assert kept.values.tolist() == [[0.5]]
+    assert kept.baseline.tolist() == [0.25]
+    assert kept.values.dtype == torch.float64
+    assert not kept.values.requires_grad
+    assert kept.names == ("only",)
+
+
+def test_one_task_has_an_accuracy_but_no_transfer():
+    one = AccuracyMatrix(torch.tensor([[0.5]]), ("only",), torch.tensor([0.25]))
+    assert one.average_accuracy == 0.5
+    for measure in ("backward_transfer", "forgetting", "forward_transfer"):
+        with pytest.raises(ValueError, match=f"{measure} needs at least two tasks"):
+            getattr(one, measure)
+
+
+def test_measures_of_the_end_need_the_end():
+    unfinished = AccuracyMatrix.empty(NAMES, torch.tensor(BASELINE)).with_row(0, FULL[0]).with_row(1, FULL[1])
+    for measure in ("average_accuracy", "backward_transfer", "forgetting", "forward_transfer"):
+        with pytest.raises(ValueError, match="row 2 is not measured yet, after learning 'c'"):
+            getattr(unfinished, measure)
+
+
+def test_tasks_learned_together_have_the_last_row_alone():
+    together = AccuracyMatrix.empty(NAMES).with_row(2, [0.5, 0.6, 0.7])
+    assert together.average_accuracy == pytest.approx(0.6)
+    for measure in ("backward_transfer", "forgetting"):
+        with pytest.raises(ValueError, match="row 0 is not measured yet, after learning 'a'"):
+            getattr(together, measure)
+
+
+def test_forward_transfer_says_what_is_missing():
+    with pytest.raises(ValueError, match="needs the baseline"):
+        _ = matrix(FULL).forward_transfer
+    with pytest.raises(ValueError, match=r"needs values\[0, 1\], above the diagonal"):
+        _ = matrix(LOWER, baseline=BASELINE).forward_transfer
+    with pytest.raises(ValueError, match=r"needs baseline\[2\]"):
+        _ = matrix(FULL, baseline=[0.1, 0.2, NAN]).forward_transfer
+    # What the formula does not look at may be missing.
+    enough = matrix([[0.9, 0.3, NAN], *FULL[1:]], baseline=[NAN, *BASELINE[1:]])
+    assert enough.forward_transfer == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize(
+    ("values", "names", "baseline", "message"),
+    [
+        ([[0.5, 0.5]], ("a",), None, r"values must have shape \[1, 1\] to fit names, got \[1, 2\]"),
+        ([[0.5]], ("a", "b"), None, r"values must have shape \[2, 2\]"),
+        ([0.5], ("a",), None, "values must have shape"),
+        ([[1.1]], ("a",), None, r"values must be in \[0, 1\] or NaN"),
+        ([[-0.1]], ("a",), None, r"values must be in \[0, 1\] or NaN"),
+        ([[0.5, NAN], [NAN, 0.5]], ("a", "b"), None, "values: row 1 lacks the accuracy on task 0, 'a'"),
+        ([[NAN, 0.5], [0.5, 0.5]], ("a", "b"), None, "values: row 0 lacks the accuracy on task 0"),
+        ([[0.5, NAN], [0.5, NAN]], ("a", "b"), None, "values: row 1 lacks the accuracy on task 1, 'b'"),
+        ([[0.5]], ("a",), [0.5, 0.5], r"baseline must have shape \[1\]"),
+        ([[0.5]], ("a",), [2.0], r"baseline must be in \[0, 1\]"),
+        ([], (), None, "names must hold at least one task"),
+    ],
+)
+def test_bad_matrices_are_named(values, names, baseline, message):
+    with pytest.raises(ValueError, match=message):
+        matrix(values, names, baseline)
+
+
+@pytest.mark.parametrize(
+    ("i", "accuracies", "message"),
+    [
+        (3, [0.5] * 3, "i must be from 0 to 2, got 3"),
+        (-1, [0.5] * 3, "i must be from 0 to 2"),
+        (1, [0.5], "accuracies must be from 2 to 3 numbers"),
+        (1, [0.5] * 4, "accuracies must be from 2 to 3 numbers"),
+        (0, torch.zeros(1, 3), "accuracies must be from 1 to 3 numbers"),
+        (0, [1.5], r"values must be in \[0, 1\]"),
+        (1, [0.5, NAN], "row 1 lacks the accuracy on task 1, 'b'"),
+    ],
+)
+def test_bad_rows_are_named(i, accuracies, message):
+    with pytest.raises(ValueError, match=message):
+        AccuracyMatrix.empty(NAMES).with_row(i, accuracies)

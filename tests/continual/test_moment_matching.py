@@ -1,0 +1,80 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch.distributions import kl_divergence
+
+from pyro_radial.continual.moment_matching import moment_matched
+from pyro_radial.distributions import RadialNormal
+from pyro_radial.distributions.wrappers import leaf
+
+LOC, SCALE = torch.tensor([[0.5, -1.0, 2.0], [0.0, 3.0, 1.0]]), torch.tensor([[0.1, 1.0, 2.0], [0.3, 0.2, 1.0]])
+COVARIANCE = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
+REAL = {
+    "radial": RadialNormal(LOC, SCALE, 2),
+    "radial rows": RadialNormal(LOC, SCALE, 1).to_event(1),
+    "a batch of radials": RadialNormal(LOC, SCALE, 1),
+    "expanded": RadialNormal(LOC[0], SCALE[0], 1).expand([4]),
+    "multivariate": dist.MultivariateNormal(torch.ones(2), COVARIANCE),
+    "student": dist.StudentT(5.0, LOC, SCALE).to_event(2),
+    "laplace": dist.Laplace(LOC, SCALE).to_event(1),
+}
+
+
+@pytest.mark.parametrize("law", REAL.values(), ids=REAL.keys())
+def test_a_real_law_keeps_shape_mean_and_variance(law):
+    normal = moment_matched(law)
+    assert type(leaf(normal)) is dist.Normal
+    assert (normal.batch_shape, normal.event_shape) == (law.batch_shape, law.event_shape)
+    torch.testing.assert_close(normal.mean, law.mean)
+    torch.testing.assert_close(normal.variance, law.variance)
+
+
+def test_the_standard_deviation_of_a_radial_is_its_scale_over_the_root_of_its_elements():
+    torch.testing.assert_close(moment_matched(REAL["radial"]).stddev, SCALE / 6**0.5)
+    torch.testing.assert_close(moment_matched(REAL["radial rows"]).stddev, SCALE / 3**0.5)
+
+
+def test_normals_and_log_normals_are_themselves():
+    for law in (dist.Normal(LOC, SCALE).to_event(2), dist.LogNormal(LOC, SCALE).to_event(1), dist.LogNormal(0.0, 1.0)):
+        assert moment_matched(law) is law
+
+
+def test_the_image_of_a_law_becomes_the_image_of_its_normal():
+    transforms = [dist.transforms.ExpTransform()]
+    for law in (
+        dist.TransformedDistribution(RadialNormal(LOC[0], SCALE[0]), transforms),
+        dist.TransformedDistribution(dist.Laplace(LOC[0], SCALE[0]), transforms).to_event(1),
+    ):
+        image = moment_matched(law)
+        assert image.event_shape == law.event_shape
+        inner = leaf(image)
+        assert inner.transforms == transforms
+        assert type(leaf(inner.base_dist)) is dist.Normal
+        torch.testing.assert_close(inner.base_dist.mean, LOC[0])
+        torch.testing.assert_close(inner.base_dist.variance, leaf(law).base_dist.variance)
+
+
+def test_no_other_factorised_normal_is_nearer():
+    law = REAL["multivariate"]
+    best = moment_matched(law)
+    least = kl_divergence(law, dense(best))
+    for factor in (0.9, 1.1):
+        for shift in (0.0, 0.05):
+            other = dist.Normal(best.mean + shift, best.stddev * factor).to_event(1)
+            assert kl_divergence(law, dense(other)) > least
+
+
+def dense(normal):
+    return dist.MultivariateNormal(normal.mean, normal.variance.diag_embed())
+
+
+def test_what_has_no_such_normal_is_refused():
+    for law in (dist.Gamma(2.0, 1.0), dist.Dirichlet(torch.ones(3)), dist.Uniform(LOC, LOC + 1).to_event(1)):
+        with pytest.raises(ValueError, match=f"{type(leaf(law)).__name__} has no normal of its moments"):
+            moment_matched(law)
+    for law in (dist.Cauchy(0.0, 1.0), dist.StudentT(2.0, LOC, SCALE).to_event(2)):
+        with pytest.raises(ValueError, match=f"{type(leaf(law)).__name__} has no finite mean and variance"):
+            moment_matched(law)

@@ -1,0 +1,672 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import copy
+import io
+import math
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+from pyro.infer import SVI, Predictive
+from pyro.infer.autoguide import AutoGuideList, AutoNormal, AutoNormalizingFlow
+from torch import nn
+
+from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit, predict
+from pyro_radial.continual import PriorChain
+from pyro_radial.distributions import RadialNormal
+from pyro_radial.infer.autoguide import AutoMeanField
+from pyro_radial.nn import likelihoods
+from tests.infer.autoguide.models import train_to_convergence
+from tests.infer.runs import FIT, data, problem
+
+NOISE = 0.5
+EULER = 0.5772156649015329
+
+CONSTRAINED = {
+    "log normal": dist.LogNormal(0.0, 1.0).expand([3]).to_event(1),
+    "gamma": dist.Gamma(2.0, 1.0).expand([3]).to_event(1),
+    "beta": dist.Beta(2.0, 3.0).expand([3]).to_event(1),
+    "uniform": dist.Uniform(2.0, 3.0).expand([3]).to_event(1),
+    "bounds of tensors": dist.Uniform(torch.full((3,), 2.0), torch.full((3,), 3.0)).to_event(1),
+    "dirichlet": dist.Dirichlet(torch.ones(4)),
+    "rows of dirichlets": dist.Dirichlet(torch.ones(2, 4)).to_event(1),
+}
+SITES = CONSTRAINED | {
+    "normal": dist.Normal(0.0, 1.0).expand([3]).to_event(1),
+    "matrix": dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2),
+    "multivariate": dist.MultivariateNormal(torch.zeros(3), torch.eye(3)),
+}
+
+
+def summed(prior, name="w"):
+    """A model of one latent site whose elements' sum is observed a few times, at a place away from the prior's."""
+
+    def model():
+        w = pyro.sample(name, prior)
+        with pyro.plate("data", 5):
+            total = w.square().sum(tuple(range(-prior.event_dim, 0)))
+            pyro.sample("y", dist.Normal(total, 1.0), obs=torch.full((5,), 4.0))
+
+    return model
+
+
+W = SITES["normal"]
+
+
+def train(chain, guide, *args, steps=25, lr=0.05):
+    svi = SVI(chain, guide, pyro.optim.Adam({"lr": lr}), RadialELBO())
+    for _ in range(steps):
+        svi.step(*args)
+    return guide
+
+
+def learned(model, family=AutoRadial, *args, form="exact", **kwargs):
+    """A chain that has learned one task."""
+    chain = PriorChain(model, form)
+    chain.advance(train(chain, chain.guide(family, **kwargs), *args))
+    return chain
+
+
+def first_terms(chain, guide, *args, strict=True):
+    elbo = RadialELBO(strict_kl=strict)
+    elbo.differentiable_loss(chain, guide, *args)
+    return elbo.terms
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def buffers_of(chain):
+    return {name: buffer.clone() for name, buffer in chain.named_buffers()}
+
+
+def assert_unchanged(chain, before):
+    after = dict(chain.named_buffers())
+    assert list(after) == list(before)
+    for name, buffer in before.items():
+        assert torch.equal(after[name], buffer), name
+
+
+# Bayes' rule in steps
+
+
+def regression(x, y):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal((x * w).sum(-1), NOISE), obs=y)
+
+
+def regression_batches():
+    """Two batches whose designs are orthogonal, so that the exact posteriors are products."""
+    x = torch.tensor([[1.0, 1.0], [1.0, -1.0], [2.0, 2.0], [-2.0, 2.0]])
+    y = x @ torch.tensor([0.7, -1.2]) + NOISE * torch.randn(4)
+    return [(x[:2], y[:2]), (x[2:], y[2:])], (x, y)
+
+
+def exact_posterior(x, y):
+    precision = 1.0 + x.square().sum(0) / NOISE**2
+    return dist.Normal(x.T @ y / NOISE**2 / precision, precision.rsqrt()).to_event(1)
+
+
+def test_two_exact_steps_are_bayes_rule_for_all_data():
+    """Prior times likelihood of the second batch is, up to the evidence of the first, that of both batches."""
+    (first, second), both = regression_batches()
+    chain = PriorChain(regression)
+    chain.advance({"w": exact_posterior(*first)})
+
+    def log_joint(model, data, w):
+        return poutine.trace(poutine.condition(model, {"w": w})).get_trace(*data).log_prob_sum()
+
+    w = torch.randn(6, 2)
+    evidence = [log_joint(regression, both, one) - log_joint(chain, second, one) for one in w]
+    # Differences of numbers near 30 in float32.
+    assert max(evidence) - min(evidence) < 1e-4
+    prior = exact_posterior(*first)
+    again = dist.Normal(0.0, 1.0).expand([2]).to_event(1)
+    evidence_of_first = log_joint(regression, first, w[0]) - prior.log_prob(w[0])
+    assert evidence[0] == pytest.approx(float(evidence_of_first), abs=1e-4)
+    assert chain.prior["w"].mean.ne(again.mean).all()
+
+
+@pytest.mark.parametrize("form", ["exact", "normal"])
+def test_a_trained_chain_of_normals_ends_at_the_posterior_of_all_data(form):
+    batches, both = regression_batches()
+    chain = PriorChain(regression, form)
+    for batch in batches:
+        guide = chain.guide(AutoMeanField)
+        train_to_convergence(
+            partial(chain, *batch), guide_of(guide, batch), num_steps=350, num_particles=16, max_plate_nesting=1
+        )
+        chain.advance(guide)
+    exact, chained = exact_posterior(*both), chain.prior["w"]
+    # In units of the posterior; the last steps of Adam leave a noise of about a hundredth.
+    assert ((chained.mean - exact.mean) / exact.stddev).abs().max() < 0.1
+    assert (chained.stddev / exact.stddev - 1).abs().max() < 0.1
+
+
+def guide_of(guide, batch):
+    return lambda: guide(*batch)
+
+
+# The prior is the posterior
+
+
+@pytest.mark.parametrize("family", [AutoRadial, AutoMeanField])
+@pytest.mark.parametrize("prior", SITES.values(), ids=SITES.keys())
+def test_the_exact_prior_is_the_posterior_and_the_next_guide_starts_there(prior, family):
+    model = summed(prior)
+    chain = PriorChain(model)
+    guide = train(chain, chain.guide(family))
+    posterior = guide.posterior()["w"]
+    chain.advance(guide)
+    trace = poutine.trace(chain).get_trace()
+    trace.compute_log_prob()
+    value = trace.nodes["w"]["value"].clone()
+    # The inverse of an affine map of float32 rounds.
+    torch.testing.assert_close(trace.nodes["w"]["log_prob_sum"], posterior.log_prob(value).sum(), rtol=1e-4, atol=1e-4)
+    assert prior.support.check(value).all()
+    after = chain.guide(family)
+    # Closed, also on constrained sites, and zero up to rounding.
+    assert abs(first_terms(chain, after).kl) < 1e-3
+    assert type(after.posterior()["w"]) is type(posterior)
+    chain.advance(train(chain, after, steps=5))
+
+
+@pytest.mark.parametrize("prior", SITES.values(), ids=SITES.keys())
+def test_the_normal_prior_is_the_nearest_and_its_first_kl_closed(prior):
+    chain = learned(summed(prior), form="normal")
+    # One radius for the whole site of D elements: -H(q) + D/2 (1 + log 2 pi) + sum(log(scale / sqrt(D))).
+    elements = chain.guide(AutoRadial)
+    elements.setup()
+    size = elements.locs.w.numel()
+    log_area = math.log(2) + size / 2 * math.log(math.pi) - math.lgamma(size / 2)
+    entropy = 0.5 * math.log(math.pi / 2) + 0.5 - (size - 1) * (EULER + math.log(2)) / 2 + log_area
+    closed = size / 2 * (1 + math.log(2 * math.pi) - math.log(size)) - entropy
+    assert closed > 0.0
+    assert float(first_terms(chain, elements).kl) == pytest.approx(closed, abs=1e-3)
+    mean_field = learned(summed(prior), AutoMeanField, form="normal")
+    assert abs(first_terms(mean_field, mean_field.guide(AutoMeanField)).kl) < 1e-3
+
+
+def test_laws_that_are_no_guide_s_can_be_chained():
+    laws = {
+        "gamma": (dist.Gamma(2.0, 1.0), dist.Gamma(torch.tensor(7.0), torch.tensor(3.0))),
+        "beta": (dist.Beta(1.0, 1.0), dist.Beta(torch.tensor(2.0), torch.tensor(5.0))),
+        "simplex": (dist.Dirichlet(torch.ones(3)), dist.Dirichlet(torch.tensor([4.0, 2.0, 3.0]))),
+        "rate": (dist.LogNormal(0.0, 1.0), dist.LogNormal(torch.tensor(1.0), torch.tensor(0.2))),
+        "vector": (
+            dist.MultivariateNormal(torch.zeros(2), torch.eye(2)),
+            dist.MultivariateNormal(torch.ones(2), torch.tensor([[2.0, 0.5], [0.5, 1.0]])),
+        ),
+    }
+
+    def model():
+        for name, (prior, _) in laws.items():
+            pyro.sample(name, prior)
+
+    chain = PriorChain(model)
+    chain.advance({name: law for name, (_, law) in laws.items()})
+    fresh = PriorChain(model)
+    fresh.load_state_dict(through_a_file(chain.state_dict()))
+    for one in (chain, fresh):
+        trace = poutine.trace(one).get_trace()
+        trace.compute_log_prob()
+        for name, (_, law) in laws.items():
+            value = trace.nodes[name]["value"]
+            torch.testing.assert_close(trace.nodes[name]["log_prob_sum"], law.log_prob(value))
+    for family in (AutoRadial, AutoMeanField, AutoNormal):
+        guide = fresh.guide(family)
+        guide()
+        medians = guide.median()
+        torch.testing.assert_close(medians["gamma"], laws["gamma"][1].mean)
+        torch.testing.assert_close(medians["simplex"], laws["simplex"][1].mean)
+        torch.testing.assert_close(medians["rate"], torch.tensor(1.0).exp())
+        torch.testing.assert_close(medians["vector"], torch.ones(2))
+        assert math.isfinite(first_terms(fresh, guide, strict=False).loss)
+    with pytest.raises(ValueError, match=r"'gamma'.*no normal of its moments"):
+        PriorChain(model, "normal").advance({"gamma": laws["gamma"][1]})
+
+
+def plated():
+    with pyro.plate("rows", 4, dim=-1):
+        z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("data", 4, dim=-1):
+        pyro.sample("y", dist.Normal(z.sum(-1), 1.0), obs=torch.arange(4.0))
+
+
+def test_a_plated_site_is_chained_at_full_size():
+    chain = learned(plated)
+    assert chain.prior["z"].batch_shape == (4,)
+    guide = chain.guide(AutoRadial)
+    assert abs(first_terms(chain, guide).kl) < 1e-3
+    torch.testing.assert_close(guide.median()["z"], chain.prior["z"].mean)
+
+
+@pytest.mark.parametrize("model", [plated, summed(W), summed(CONSTRAINED["dirichlet"])], ids=["plate", "line", "other"])
+def test_vectorised_particles_are_the_loop(model):
+    chain = learned(model)
+    guide = train(chain, chain.guide(AutoRadial), steps=10)
+    losses = []
+    for vectorize in (False, True):
+        elbo = RadialELBO(120, vectorize_particles=vectorize, max_plate_nesting=1)
+        with torch.no_grad():
+            elbo.differentiable_loss(chain, guide)
+        losses.append(elbo.terms)
+    # The KL is closed; of the likelihood's draws the mean of 120 remains.
+    torch.testing.assert_close(losses[0].kl, losses[1].kl, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(losses[0].loss, losses[1].loss, rtol=0.1, atol=0.1)
+
+
+def local(rows):
+    with pyro.plate("rows", 20, subsample=rows):
+        pyro.sample("z", W)
+
+
+def test_a_site_of_a_subsampled_plate_is_refused_and_may_be_excluded():
+    chain = PriorChain(local)
+    rows = torch.arange(5)
+    guide = chain.guide(AutoRadial, create_plates=lambda rows: pyro.plate("rows", 20, subsample=rows))
+    train(chain, guide, rows)
+    with pytest.raises(ValueError, match=r"'z'.*belongs to its rows"):
+        chain.advance(guide)
+    with pytest.raises(ValueError, match="no site that is not excluded"):
+        chain.advance(guide, exclude=["z"])
+    assert chain.prior == {}
+    chain.advance({"z": dist.Normal(torch.zeros(20, 3), 1.0).to_event(1)})
+    with pytest.raises(ValueError, match=r"'z'.*belongs to its rows"):
+        chain(rows)
+
+
+# Guides
+
+
+def test_the_guide_s_parameters_are_copies():
+    """Training a guide once moved the prior that it started at."""
+    for prior in (W, CONSTRAINED["gamma"]):
+        for family in (AutoRadial, AutoMeanField, AutoNormal):
+            chain = learned(summed(prior), AutoRadial)
+            before = buffers_of(chain)
+            guide = train(chain, chain.guide(family), lr=0.2)
+            assert_unchanged(chain, before)
+            if family is not AutoNormal:
+                assert min(guide.scale_change().values()) > 0.01
+
+
+def test_scales_start_at_the_prior_or_where_the_family_starts_them():
+    chain = learned(summed(W))
+    kept, reset = chain.guide(AutoRadial), chain.guide(AutoRadial, reset_scales=True, init_stddev=0.3)
+    for guide in (kept, reset):
+        guide.setup()
+        torch.testing.assert_close(guide.locs.w, chain.prior["w"].mean)
+    torch.testing.assert_close(kept.scales.w, chain.prior["w"].scale)
+    torch.testing.assert_close(reset.scales.w, torch.full((3,), 0.3 * 3**0.5))
+
+
+def test_families_may_share_a_radius_differently():
+    model = summed(SITES["matrix"])
+    chain = learned(model, AutoRadial, event_dim=1)
+    guide = chain.guide(AutoRadial, event_dim=1)
+    assert abs(first_terms(chain, guide).kl) < 1e-3
+    whole, normal = chain.guide(AutoRadial), chain.guide(AutoMeanField)
+    whole.setup()
+    normal.setup()
+    for other in (whole, normal):
+        posterior = other.posterior()["w"]
+        torch.testing.assert_close(posterior.variance, chain.prior["w"].variance)
+
+
+def test_a_family_may_be_any_function_of_a_model():
+    chain = learned(summed(W))
+
+    def parts(model):
+        guide = AutoGuideList(model)
+        guide.append(AutoRadial(poutine.block(model, expose=["w"])))
+        return guide
+
+    for family in (partial(AutoRadial, init_stddev=0.5), lambda model: AutoRadial(model), parts):
+        guide = chain.guide(family)
+        guide()
+        part = guide[0] if isinstance(guide, AutoGuideList) else guide
+        torch.testing.assert_close(part.scales.w, chain.prior["w"].scale)
+    # A class without an init function is left to start where it does.
+    chain.guide(AutoNormalizingFlow, init_transform_fn=lambda size: dist.transforms.planar(size))
+
+
+def test_a_list_of_guides_is_chained_part_by_part():
+    def model():
+        a = pyro.sample("a", W)
+        b = pyro.sample("b", dist.LogNormal(0.0, 1.0).expand([2]).to_event(1))
+        with pyro.plate("data", 3):
+            pyro.sample("y", dist.Normal(a.sum() + b.sum(), 1.0), obs=torch.ones(3))
+
+    def nested(model):
+        outer, inner = AutoGuideList(model), AutoGuideList(poutine.block(model, expose=["b"]))
+        inner.append(AutoMeanField(poutine.block(model, expose=["b"])))
+        outer.append(AutoRadial(poutine.block(model, expose=["a"])))
+        outer.append(inner)
+        return outer
+
+    chain = PriorChain(model)
+    untrained = chain.guide(nested)
+    untrained()
+    with pytest.raises(ValueError, match="never trained"):
+        chain.advance(untrained)
+    chain.advance(train(chain, chain.guide(nested)))
+    assert sorted(chain.prior) == ["a", "b"]
+    assert isinstance(chain.prior["a"], RadialNormal)
+    again = chain.guide(nested)
+    assert abs(first_terms(chain, again).kl) < 1e-3
+    torch.testing.assert_close(again[0].locs.a, chain.prior["a"].mean)
+    torch.testing.assert_close(again[1][0].locs.b, chain.prior["b"].base_dist.mean)
+
+
+def test_a_foreign_guide_starts_at_the_prior_s_mean_and_its_laws_are_given_by_name():
+    for prior in (W, CONSTRAINED["log normal"], CONSTRAINED["dirichlet"]):
+        chain = learned(summed(prior))
+        ours, foreign = chain.guide(AutoRadial), chain.guide(AutoNormal)
+        ours()
+        foreign()
+        torch.testing.assert_close(foreign.median()["w"], ours.median()["w"])
+    chain = learned(summed(W))
+    guide = train(chain, chain.guide(AutoNormal))
+    # Pyro's own guides share their parameters by name, so a new one would start at what the last one learned.
+    fresh = chain.guide(AutoNormal)
+    fresh()
+    torch.testing.assert_close(fresh.median()["w"], chain.prior["w"].mean)
+    with pytest.raises(ValueError, match=r"posterior\(\).*AutoNormal"):
+        chain.advance(guide)
+    chain.advance({"w": dist.Normal(guide.locs.w, guide.scales.w).to_event(1)})
+    torch.testing.assert_close(chain.prior["w"].mean, guide.locs.w.detach())
+
+
+def test_a_real_law_without_a_known_mean_leaves_the_start_to_the_family():
+    chain = PriorChain(summed(W))
+    shifted = dist.TransformedDistribution(
+        dist.Normal(torch.zeros(3), 1.0).to_event(1), [dist.transforms.AffineTransform(1.0, 2.0)]
+    )
+    chain.advance({"w": shifted})
+    for family in (AutoRadial, AutoNormal):
+        guide = chain.guide(family)
+        assert math.isfinite(first_terms(chain, guide, strict=False).loss)
+
+
+# Models with parameters of their own, optimisers, prediction
+
+
+def own_parameters():
+    torch.manual_seed(1)
+    bnn = BayesianModule(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2)))
+    return SupervisedModel(bnn, likelihoods.Categorical(num_data=20))
+
+
+def test_the_model_s_own_parameters_are_trained_through_the_chain_and_saved():
+    x, y = data()
+    chain = PriorChain(own_parameters())
+    guide = chain.guide(AutoRadial)
+    guide.setup(x, y)
+    module = RadialELBO()(chain, guide)
+    own = {name: p.detach().clone() for name, p in chain.model.named_parameters()}
+    assert sorted(own) == ["bnn.net.1.bias", "bnn.net.1.weight"]
+    assert {id(p) for p in chain.model.parameters()} < {id(p) for p in module.parameters()}
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
+    for _ in range(5):
+        optimizer.zero_grad()
+        module(x, y).backward()
+        optimizer.step()
+    chain.advance(guide)
+    for name, parameter in chain.model.named_parameters():
+        assert not torch.equal(parameter, own[name])
+    fresh = PriorChain(own_parameters())
+    fresh.load_state_dict(through_a_file(chain.state_dict()))
+    assert list(fresh.state_dict()) == list(chain.state_dict())
+    for one, other in zip(chain.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(one, other)
+    for name, law in fresh.prior.items():
+        assert torch.equal(law.mean, guide.posterior()[name].mean)
+    # Buffers are not trained.
+    laws = {id(buffer) for buffer in chain.buffers()}
+    assert laws.isdisjoint({id(p) for p in RadialELBO()(chain, chain.guide(AutoRadial)).parameters()})
+
+
+def test_fit_and_predict_take_a_chain():
+    model, _ = problem()
+    chain = PriorChain(model)
+    x, y = data()
+    for _ in range(2):
+        guide = chain.guide(AutoRadial)
+        result = fit(chain, guide, (x, y), validation=(x, y), optim=partial(torch.optim.Adam, lr=0.05), **FIT)
+        chain.advance(guide)
+    assert len(result.history) == 3
+    assert predict(chain, guide, x, num_samples=4).mean.shape == (20, 2)
+    # The chain's prior is the guide's posterior, so a guide without sites predicts the same in the mean.
+    torch.manual_seed(0)
+    by_guide = predict(chain, guide, x, num_samples=150).mean
+    by_prior = predict(chain, lambda x: None, x, num_samples=150).mean
+    # Probabilities averaged over 150 draws.
+    torch.testing.assert_close(by_guide, by_prior, rtol=0.0, atol=0.05)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_predictive_samples_the_chained_prior(parallel):
+    model = SupervisedModel(BayesianModule(nn.Linear(3, 1)), likelihoods.Gaussian(num_data=3))
+    chain = PriorChain(model)
+    weight = torch.tensor([[3.0, -2.0, 1.0]])
+    chain.advance({"weight": dist.Normal(weight, 0.01).to_event(2), "bias": RadialNormal(torch.ones(1), 0.01)})
+    x = torch.eye(3)
+    guide = chain.guide(AutoRadial)
+    guide.setup(x, torch.zeros(3, 1))
+    for options in ({"num_samples": 50}, {"num_samples": 50, "guide": guide}):
+        draws = Predictive(chain, parallel=parallel, return_sites=["f"], **options)(x)["f"]
+        assert draws.shape == (50, 3, 1)
+        # A standard deviation of 0.01 for the weight and for the bias.
+        assert (draws[..., 0] - (weight + 1.0)).abs().max() < 0.08
+        assert draws.std(0).min() > 1e-3
+
+
+# Chains, copies, states
+
+
+def test_the_outer_chain_s_priors_hold():
+    inner = PriorChain(summed(W))
+    inner.advance({"w": dist.Normal(torch.full((3,), 5.0), 2.0).to_event(1)})
+    outer = PriorChain(inner)
+    assert poutine.trace(outer).get_trace().nodes["w"]["fn"].mean.tolist() == [5.0, 5.0, 5.0]
+    outer.advance(train(outer, outer.guide(AutoRadial)))
+    trace = poutine.trace(outer).get_trace()
+    assert torch.equal(trace.nodes["w"]["fn"].mean, outer.prior["w"].mean)
+    assert list(trace.nodes)[:3] == ["_INPUT", "w", "data"]
+    fresh = PriorChain(PriorChain(summed(W)))
+    fresh.load_state_dict(through_a_file(outer.state_dict()))
+    assert torch.equal(fresh.prior["w"].mean, outer.prior["w"].mean)
+    assert torch.equal(fresh.model.prior["w"].mean, inner.prior["w"].mean)
+
+
+def test_copies_are_independent_also_after_use():
+    for prior in (W, CONSTRAINED["log normal"]):
+        chain = learned(summed(prior))
+        train(chain, chain.guide(AutoRadial), steps=2)
+        before = buffers_of(chain)
+        other = copy.deepcopy(chain)
+        train(other, guide := other.guide(AutoRadial))
+        other.advance(guide)
+        assert_unchanged(chain, before)
+        assert not torch.equal(leaf_mean(other), leaf_mean(chain))
+        file = io.BytesIO()
+        torch.save(chain.laws, file)
+        file.seek(0)
+        assert torch.equal(leaf_mean(chain), leaf_mean_of(torch.load(file, weights_only=False)["w"]))
+        assert_unchanged(chain, before)
+
+
+def leaf_mean_of(law):
+    return getattr(law, "base_dist", law).mean
+
+
+def leaf_mean(chain):
+    return leaf_mean_of(chain.prior["w"])
+
+
+def test_a_cast_moves_the_laws_and_they_stay_on_the_buffers():
+    model, _ = problem()
+    chain = learned(model, AutoRadial, *data())
+    x, y = data()
+    chain.double()
+    assert {law.mean.dtype for law in chain.prior.values()} == {torch.float64}
+    guide = chain.guide(AutoRadial)
+    assert first_terms(chain, guide, x.double(), y).loss.dtype == torch.float64
+    assert abs(first_terms(chain, guide, x.double(), y).kl) < 1e-6
+    buffers = {id(buffer) for buffer in chain.buffers()}
+    assert {id(law.loc) for law in chain.prior.values()} <= buffers
+    meta = copy.deepcopy(chain).to("meta")
+    assert all(buffer.is_meta for buffer in meta.laws.buffers())
+
+
+def test_a_state_brings_its_own_sites_and_they_are_compared_anew():
+    def model():
+        return {name: pyro.sample(name, W) for name in ("a", "b.c", "d/e", "f%2F")}
+
+    law = dist.Normal(torch.ones(3), 2.0).to_event(1)
+    one, two, three = PriorChain(model), PriorChain(model), PriorChain(model)
+    one.advance({"a": law, "f%2F": law})
+    two.advance({"b.c": law, "d/e": law})
+    three.advance({"a": dist.LogNormal(torch.zeros(3), 1.0).to_event(1)})
+    one()
+    one.load_state_dict(two.state_dict())
+    assert sorted(one.prior) == ["b.c", "d/e"]
+    one()
+    one.load_state_dict(PriorChain(model).state_dict())
+    assert one.prior == {}
+    two.advance({"a": law})
+    two()
+    two.load_state_dict(three.state_dict())
+    with pytest.raises(ValueError, match=r"'a'.*zero density"):
+        two()
+
+
+# Bad input
+
+
+def test_arguments_are_checked():
+    guide = AutoRadial(summed(W))
+    for wrong in (guide, poutine.block(guide, hide=["x"]), 3):
+        with pytest.raises(ValueError, match="model must be a Pyro model and no guide"):
+            PriorChain(wrong)
+    with pytest.raises(ValueError, match=r"form must be one of .*'moments'"):
+        PriorChain(summed(W), form="moments")
+    with pytest.raises(ValueError, match="regular expression"):
+        PriorChain(summed(W)).advance({"w": W}, exclude="(")
+    with pytest.raises(ValueError, match="posterior"):
+        PriorChain(summed(W)).advance(3)
+    with pytest.raises(AttributeError, match="likelihood"):
+        PriorChain(summed(W)).likelihood  # noqa: B018
+
+
+def test_a_guide_that_was_never_trained_is_refused():
+    chain = PriorChain(summed(W))
+    with pytest.raises(RuntimeError, match="no parameters yet"):
+        chain.advance(chain.guide(AutoRadial))
+    # The map that keeps scales positive rounds, to one side or the other.
+    for stddev in (0.001, 0.0123, 0.1, 0.77, 3.0):
+        for family in (AutoRadial, AutoMeanField):
+            guide = chain.guide(family, **{"init_stddev" if family is AutoRadial else "init_scale": stddev})
+            guide.setup()
+            with pytest.raises(ValueError, match=r"was never trained.*\['w'\]"):
+                chain.advance(guide)
+    chain = learned(summed(W))
+    guide = chain.guide(AutoRadial)
+    guide.setup()
+    with pytest.raises(ValueError, match="never trained"):
+        chain.advance(guide)
+
+
+def test_scales_that_hardly_moved_are_warned_of_by_name():
+    def model():
+        summed(W)()
+        pyro.sample("stuck", W)
+
+    chain = PriorChain(model)
+    guide = chain.guide(AutoRadial)
+    guide.setup()
+    with torch.no_grad():
+        guide.scales.w_unconstrained += 1.0
+        guide.scales.stuck_unconstrained += 1e-3
+    with pytest.warns(UserWarning, match=r"scales of \['stuck'\] never moved") as caught:
+        chain.advance(guide)
+    assert caught[0].filename == __file__
+
+
+REFUSED = {
+    "a point": (dist.Delta(torch.zeros(3)).to_event(1), "'w' is a point"),
+    "no distribution": (torch.zeros(3), "'w' has no Pyro distribution but Tensor"),
+    "torch's own": (torch.distributions.Normal(0.0, 1.0), "'w' has no Pyro distribution but Normal"),
+    "not finite": (dist.Normal(torch.full((3,), torch.nan), 1.0, validate_args=False).to_event(1), "'w'.*not finite"),
+}
+
+
+@pytest.mark.parametrize(("law", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_posterior_that_cannot_be_a_prior_is_refused_and_nothing_changes(law, message):
+    def model():
+        pyro.sample("a", W)
+        pyro.sample("w", W)
+
+    chain = PriorChain(model)
+    chain.advance({"a": W})
+    before = buffers_of(chain)
+    with pytest.raises(ValueError, match=message):
+        chain.advance({"a": dist.Normal(torch.ones(3), 1.0).to_event(1), "w": law})
+    assert_unchanged(chain, before)
+
+
+WRONG_PLACE = {
+    "shape": (dist.Normal(torch.zeros(4), 1.0).to_event(1), r"'w' has event shape \(4,\)"),
+    "interval": (dist.Uniform(-torch.ones(3), 1.0).to_event(1), "'w'.*zero density"),
+    "half": (dist.LogNormal(torch.zeros(3), 1.0).to_event(1), "'w'.*zero density"),
+}
+
+
+@pytest.mark.parametrize(("law", "message"), WRONG_PLACE.values(), ids=WRONG_PLACE.keys())
+def test_a_posterior_of_another_place_is_refused_by_the_first_run_or_at_once(law, message):
+    chain = PriorChain(summed(W))
+    chain.advance({"w": W})
+    chain()  # What was compared before is compared again.
+    chain.advance({"w": law})
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            chain()
+    # A guide knows its site.
+    chain = PriorChain(summed(W))
+    guide = train(chain, chain.guide(AutoRadial))
+    guide.posterior = lambda: {"w": law}
+    with pytest.raises(ValueError, match=message):
+        chain.advance(guide)
+    assert chain.prior == {}
+
+
+def test_sites_may_keep_their_prior():
+    def model():
+        for name in ("net.weight", "net.bias", "other"):
+            pyro.sample(name, W)
+
+    laws = {name: dist.Normal(torch.ones(3), 2.0).to_event(1) for name in ("net.weight", "net.bias", "other")}
+    excludes = {
+        "pattern": r"^net\.",
+        "names": ["net.weight", "net.bias"],
+        "set": {"net.weight", "net.bias"},
+        "function": lambda name: name != "other",
+    }
+    for exclude in excludes.values():
+        chain = PriorChain(model)
+        chain.advance(laws, exclude=exclude)
+        assert list(chain.prior) == ["other"]
+    chain.advance({"net.bias": laws["net.bias"]})
+    assert sorted(chain.prior) == ["net.bias", "other"]
+    with pytest.raises(ValueError, match="no site that is not excluded"):
+        chain.advance(laws, exclude="")

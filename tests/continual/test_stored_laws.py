@@ -1,0 +1,151 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import copy
+import io
+import pickle
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+from pyro_radial.continual.stored_laws import DESCRIPTION, StoredLaw, StoredLaws
+from pyro_radial.distributions import RadialNormal
+
+EXP = dist.transforms.ExpTransform
+LAWS = {
+    "normal": dist.Normal(torch.rand(3), 1.0).to_event(1),
+    "radial": RadialNormal(torch.rand(2, 3), torch.rand(2, 3) + 0.1, 2),
+    "log radial": dist.TransformedDistribution(RadialNormal(torch.rand(3), torch.ones(3)), [EXP(cache_size=1)]),
+    "gamma": dist.Gamma(torch.tensor(2.0), 1.0),
+    "beta": dist.Beta(torch.rand(3) + 1, 2.0).to_event(1),
+    "dirichlet": dist.Dirichlet(torch.ones(4)),
+    "multivariate": dist.MultivariateNormal(torch.zeros(2), torch.eye(2)),
+    "log normal": dist.LogNormal(torch.zeros(3), 1.0).to_event(1),
+}
+NAMES = ["w", "a.b.c", "a/b", "100%", "%2F", "a%2Fb.c/d", "[x]", "laws", "training", "_place", " "]
+
+
+def stored(laws):
+    module = StoredLaws()
+    module.update({name: StoredLaw.of(law) for name, law in laws.items()})
+    return module
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def tensors_of(law):
+    while hasattr(law, "base_dist"):
+        law = law.base_dist
+    return {id(value) for value in vars(law).values() if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS.keys())
+def test_a_law_comes_back_from_a_file_of_tensors(law):
+    module, fresh = stored({"w": law}), StoredLaws()
+    fresh.load_state_dict(through_a_file(module.state_dict()))
+    value = law.sample().clone()
+    for other in (module["w"], fresh["w"], copy.deepcopy(module)["w"], pickle.loads(pickle.dumps(module))["w"]):
+        assert (other.batch_shape, other.event_shape) == (law.batch_shape, law.event_shape)
+        torch.testing.assert_close(other.log_prob(value), law.log_prob(value))
+
+
+def test_the_copy_is_frozen():
+    loc = torch.zeros(3, requires_grad=True)
+    module = stored({"w": dist.Normal(loc, 1.0).to_event(1)})
+    with torch.no_grad():
+        loc.fill_(9.0)
+    assert module["w"].mean.tolist() == [0.0, 0.0, 0.0]
+    assert not module["w"].mean.requires_grad
+    assert list(module.parameters()) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_of_a_site_survives(name):
+    module = stored({name: LAWS["normal"], "other": LAWS["gamma"]})
+    fresh = StoredLaws()
+    fresh.load_state_dict(through_a_file(module.state_dict()))
+    assert list(fresh) == list(module) == [name, "other"]
+    assert torch.equal(fresh[name].mean, LAWS["normal"].mean)
+
+
+def test_names_that_look_alike_stay_apart():
+    names = ["a.b", "a/b", "a%2Fb", "a%b", "a%25b"]
+    module = stored({name: dist.Normal(float(i), 1.0) for i, name in enumerate(names)})
+    assert [float(module[name].mean) for name in names] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_the_laws_are_on_the_buffers_and_follow_them():
+    module = stored(LAWS)
+    for name, law in module.as_dict().items():
+        assert law is module[name]
+        if name == "radial":
+            assert tensors_of(law) <= {id(buffer) for buffer in module.buffers()}
+    module.double()
+    for name, law in module.as_dict().items():
+        assert law.sample().dtype == torch.float64, name
+    module.float()
+    assert module["radial"].loc.dtype == torch.float32
+    meta = copy.deepcopy(module).to("meta")
+    assert all(buffer.is_meta for buffer in meta.buffers())
+    # From the meta device a state with its values brings it back.
+    meta.load_state_dict(module.state_dict(), assign=True)
+    assert torch.equal(meta["radial"].loc, LAWS["radial"].loc)
+
+
+def test_loading_replaces_the_sites_that_were_there():
+    one = stored({"a": LAWS["normal"], "b": LAWS["gamma"], "same": dist.Normal(torch.zeros(2), 1.0).to_event(1)})
+    two = stored({"b": LAWS["radial"], "c": LAWS["beta"], "same": dist.Normal(torch.ones(2), 1.0).to_event(1)})
+    assert one["same"].mean.sum() == 0.0
+    holder, other = nn.ModuleDict({"laws": one}), nn.ModuleDict({"laws": two})
+    holder.load_state_dict(other.state_dict())
+    assert sorted(one) == ["b", "c", "same"]
+    assert one["b"].event_shape == (2, 3)
+    assert one["same"].mean.sum() == 2.0
+    holder.load_state_dict(nn.ModuleDict({"laws": StoredLaws()}).state_dict())
+    assert len(one) == 0
+    assert sorted(two) == ["b", "c", "same"]
+
+
+def test_a_law_in_use_can_be_copied_and_pickled():
+    """Its transforms keep the last value, which may belong to a graph; that is no part of a copy."""
+    module = stored({"w": LAWS["log radial"]})
+    value = torch.ones(3, requires_grad=True).exp()
+    module["w"].log_prob(value)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        with torch.no_grad():
+            other["w"].base_dist.loc.fill_(7.0)
+        assert module["w"].base_dist.loc.max() < 1.0
+
+
+def test_a_description_that_cannot_be_read_names_the_site():
+    module = stored({"a.b": LAWS["normal"]})
+    state = module.state_dict()
+    text = bytes(state[f"[a/b].{DESCRIPTION}"].tolist()).decode().replace('"Normal"', '"Gauss9"')
+    assert "Gauss9" in text
+    state[f"[a/b].{DESCRIPTION}"] = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    module.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"site 'a\.b'.*Gauss9"):
+        module.as_dict()
+
+
+def test_what_cannot_be_stored_is_refused():
+    with pytest.raises(ValueError, match="Independent cannot be stored"):
+        StoredLaw.of(dist.Normal(torch.full((2,), torch.nan), 1.0, validate_args=False).to_event(1))
+
+
+def test_what_is_loaded_in_place_is_another_law():
+    """Both descriptions have the same length and the tensors the same shapes, so the buffers stay."""
+    normal, cauchy = (stored({"w": family(torch.zeros(3), 1.0).to_event(1)}) for family in (dist.Normal, dist.Cauchy))
+    assert type(normal["w"].base_dist) is dist.Normal
+    normal.load_state_dict(cauchy.state_dict())
+    assert type(normal["w"].base_dist) is dist.Cauchy
+    other = stored({"w": dist.Cauchy(torch.ones(3), 1.0).to_event(1)})
+    normal.load_state_dict(other.state_dict(), assign=True)
+    assert normal["w"].base_dist.loc.tolist() == [1.0, 1.0, 1.0]

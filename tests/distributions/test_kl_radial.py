@@ -1,0 +1,485 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The KL to a radial law, against references that share no code with it."""
+
+import json
+import math
+from itertools import accumulate
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.distributions.torch_distribution import ExpandedDistribution
+from scipy.special import digamma, gammaln
+from torch.distributions import kl_divergence
+from torch.func import jacrev, vmap
+
+from pyro_radial import RadialELBO
+from pyro_radial.distributions import RadialNormal, kl, log_distance
+from pyro_radial.distributions.log_distance import num_directions
+
+FAMILIES = ["radial", "normal"]
+STEP = 0.2
+
+
+def law(family, loc, scale):
+    return RadialNormal(loc, scale) if family == "radial" else dist.Normal(loc, scale).to_event(1)
+
+
+def kl_of(family, loc, scale, center, unit):
+    return kl_divergence(law(family, loc, scale), RadialNormal(center, unit))
+
+
+def standard(dim, dtype=torch.double):
+    return torch.zeros(dim, dtype=dtype), torch.ones(dim, dtype=dtype)
+
+
+def spread_ratios(dim, decades=1.0):
+    return 10.0 ** (decades * (2.0 * torch.rand(dim, dtype=torch.double) - 1.0))
+
+
+def shift_of_length(length, dim):
+    vector = torch.randn(dim, dtype=torch.double)
+    return length * vector / vector.norm()
+
+
+def mean_log(log_transform):
+    """The mean over columns of E log X from the logarithm of its Laplace transform, by the trapezoid rule in log s."""
+    s = np.exp(np.arange(-60.0, 90.0, STEP))[:, None]
+    return STEP * (np.exp(-s) - np.exp(log_transform(s))).sum(0).mean()
+
+
+def kl_by_quadrature(family, ratio, shift):
+    """The exact KL to a standard radial law: for normal q, for radial q at equal means, and for radial q at D = 2."""
+    ratio, shift = np.asarray(ratio), np.asarray(shift)
+    a, dim = ratio**2, len(ratio)
+    radial = family == "radial"
+
+    def quadratic_form(s):
+        return -(0.5 * np.log1p(2.0 * a * s) + s * shift**2 / (1.0 + 2.0 * a * s)).sum(-1, keepdims=True)
+
+    if radial and (shift != 0.0).any():
+        assert dim == 2
+        # A cusp where u points along the shift leaves an error near 1e-7.
+        angles = (np.arange(2000) + 0.5) * math.pi / 2000
+        u = np.stack([np.cos(angles), np.sin(angles)], -1)
+        big_a, c = u**2 @ a, (shift**2).sum()
+        gap = np.maximum(big_a * c - (u @ (ratio * shift)) ** 2, 0.0)
+        mean_log_square = mean_log(
+            lambda s: -0.5 * np.log1p(2.0 * big_a * s) - s * (c + 2.0 * s * gap) / (1.0 + 2.0 * big_a * s)
+        )
+    else:
+        mean_log_square = mean_log(quadratic_form)
+        if radial:
+            mean_log_square += -digamma(dim / 2) - np.euler_gamma - 2.0 * math.log(2.0)
+    area = math.log(2.0) + 0.5 * dim * math.log(math.pi) - gammaln(dim / 2)
+    if radial:
+        constants = 0.5 * (dim - 1) * (np.euler_gamma + math.log(2.0)) - 0.5
+    else:
+        constants = area + 0.5 * math.log(math.pi / 2) - 0.5 * dim * math.log(2.0 * math.pi * math.e)
+    mean_square = a.sum() / (dim if radial else 1) + (shift**2).sum()
+    return float(constants - np.log(ratio).sum() + 0.5 * mean_square + 0.5 * (dim - 1) * mean_log_square)
+
+
+def independent_calls(family, ratio, shift, count):
+    """As many calls with directions of their own, as rows of one batch."""
+    dim = len(ratio)
+    # In a batch, as many directions as a call for one law alone takes.
+    with pyro.settings.context(radial_kl_directions=num_directions(dim)):
+        return kl_of(family, shift.repeat(count, 1), ratio.repeat(count, 1), *standard(dim, ratio.dtype))
+
+
+def assert_mean_is(values, expected, rounding=1e-9):
+    # 4.5 standard errors: one in 10^5 for each of some dozens of comparisons.
+    error = values.std(0) / len(values) ** 0.5
+    assert bool(((values.mean(0) - expected).abs() <= 4.5 * error + rounding).all())
+
+
+# --- where the KL is exact
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("shape", "event_dim"), [((1,), 1), ((2,), 1), ((7,), 1), ((3, 40, 5), 2), ((20_000,), 1)])
+def test_it_is_zero_with_zero_gradients_at_the_prior(shape, event_dim, dtype):
+    start = [torch.randn(shape, dtype=dtype), 0.1 + torch.rand(shape, dtype=dtype)]
+    loc, scale, center, unit = (tensor.clone().requires_grad_() for tensor in start + start)
+    value = kl_divergence(RadialNormal(loc, scale, event_dim), RadialNormal(center, unit, event_dim))
+    dim = math.prod(shape[len(shape) - event_dim :])
+    # 1 / D is rounded to the dtype, the mean logarithm is good to some 1e-14, and there are D - 1 of it.
+    tolerance = torch.finfo(dtype).eps + 3e-14 * (dim + 1)
+    torch.testing.assert_close(value, torch.zeros_like(value), rtol=0, atol=tolerance)
+    by_loc, by_scale, by_center, by_unit = torch.autograd.grad(value.sum(), (loc, scale, center, unit))
+    assert not by_loc.any()
+    assert not by_center.any()
+    # The control variates' slopes are differences, good to some 1e-9 and multiplied by D times the square of u_i.
+    for gradient in (by_scale * scale, by_unit * unit):
+        torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("dim", [2, 5, 200, 157_000])
+@pytest.mark.parametrize("factor", [0.1, 1.0, 10.0])
+def test_at_equal_means_and_proportional_scales_it_is_that_of_half_normals(dim, factor):
+    loc, unit = torch.randn(dim, dtype=torch.double), 0.5 + torch.rand(dim, dtype=torch.double)
+    value = float(kl_of("radial", loc, factor * unit, loc, unit))
+    exact = 0.5 * (factor**2 - 1.0) - math.log(factor)
+    # A factor times a number is rounded; sums of D such numbers.
+    assert value == pytest.approx(exact, rel=1e-12, abs=2e-14 * dim)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_one_element_it_is_the_kl_of_normals(family):
+    loc, scale, center, unit = torch.rand(4, 9, 1, dtype=torch.double) + 0.2
+    exact = kl_divergence(dist.Normal(loc, scale), dist.Normal(center, unit)).squeeze(-1)
+    torch.testing.assert_close(kl_of(family, loc, scale, center, unit), exact, rtol=1e-13, atol=1e-14)
+    element = dist.Normal(loc[:, 0], scale[:, 0])
+    q = element if family == "normal" else RadialNormal(loc[:, 0], scale[:, 0], 0)
+    torch.testing.assert_close(kl_divergence(q, RadialNormal(center[:, 0], unit[:, 0], 0)), exact)
+
+
+# --- the estimate: unbiased, quiet, of the right slope
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 20, 200])
+def test_at_equal_means_its_mean_is_the_integral(dim):
+    ratio = spread_ratios(dim)
+    values = independent_calls("radial", ratio, torch.zeros_like(ratio), 100)
+    assert_mean_is(values, kl_by_quadrature("radial", ratio, torch.zeros_like(ratio)))
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 20, 200])
+@pytest.mark.parametrize("length", [0.0, 0.3, 10.0])
+def test_from_a_normal_law_its_mean_is_the_integral(dim, length):
+    ratio, shift = spread_ratios(dim), shift_of_length(length, dim)
+    assert_mean_is(independent_calls("normal", ratio, shift, 100), kl_by_quadrature("normal", ratio, shift))
+
+
+@pytest.mark.parametrize("length", [0.01, 1.0, 10.0])
+def test_in_two_dimensions_its_mean_is_the_integral_over_angles(length):
+    ratio, shift = spread_ratios(2), shift_of_length(length, 2)
+    values = independent_calls("radial", ratio, shift, 100)
+    assert_mean_is(values, kl_by_quadrature("radial", ratio, shift), rounding=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dim", [3, 8])
+def test_its_mean_is_that_of_samples(family, dim):
+    ratio, shift = spread_ratios(dim), shift_of_length(1.5, dim)
+    center, unit = torch.randn(dim, dtype=torch.double), 0.5 + torch.rand(dim, dtype=torch.double)
+    q, p = law(family, center + unit * shift, unit * ratio), RadialNormal(center, unit)
+    value = q.sample((200_000,))
+    draws = q.log_prob(value) - p.log_prob(value)
+    with pyro.settings.context(radial_kl_directions=20_000):
+        assert_mean_is(draws, kl_divergence(q, p))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dim", [2, 5, 20, 200, 2000])
+@pytest.mark.parametrize("length", [0.0, 0.1, 1.0, 10.0])
+def test_one_call_is_within_a_percent(family, dim, length):
+    for ratio in (torch.full((dim,), 0.1).double(), torch.ones(dim).double(), spread_ratios(dim)):
+        values = independent_calls(family, ratio, shift_of_length(length, dim), 40)
+        # Over 40 calls a standard deviation is known to 11 %; none of these is close to the limit.
+        assert float(values.std()) <= 0.01 * max(100.0, float(values.mean()))
+
+
+def test_nearly_proportional_scales_leave_noise_of_third_order():
+    ratio = spread_ratios(200, 0.05)
+    values = independent_calls("radial", ratio, torch.zeros_like(ratio), 100)
+    # 1e-4 nats; the second order is 5e-3, the first 0.5.
+    assert float(values.std()) < 5e-4
+
+
+def test_one_dominant_element_does_not_disturb_the_estimate_of_a_normal_law():
+    ratio = torch.full((200,), 0.1, dtype=torch.double)
+    ratio[7] = 10.0
+    values = independent_calls("normal", ratio, torch.zeros_like(ratio), 100)
+    # Noise across any direction but that of the ratios would leave 10 %.
+    assert float(values.std()) <= 0.01 * max(100.0, float(values.mean()))
+
+
+@pytest.mark.parametrize(("family", "dim"), [("radial", 50), ("normal", 20)])
+def test_a_shrunk_parabola_is_quieter_than_a_whole_one(family, dim, monkeypatch):
+    laws = [(spread_ratios(dim), shift_of_length(float(i % 2), dim)) for i in range(20)]
+
+    def noise():
+        deviations = [independent_calls(family, *law, 40).std() for law in laws]
+        return float(torch.stack(deviations).square().mean().sqrt())
+
+    shrunk = noise()
+    monkeypatch.setattr(log_distance, "_shrinkage", lambda _: 1.0)
+    # The ratio of the two is near 0.55 in the mean over many laws.
+    assert shrunk < 0.8 * noise()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_large_events_the_noise_is_far_below_a_percent(family):
+    ratio, shift = spread_ratios(10_000), shift_of_length(1.0, 10_000)
+    values = independent_calls(family, ratio, shift, 20)
+    # First-order control variates leave a noise that does not grow with D; without them it is some 100 nats.
+    assert float(values.std()) < 3.0
+
+
+@pytest.mark.parametrize("dim", [2, 5, 20, 200, 2000])
+def test_close_to_the_prior_it_does_not_fall_below_zero_by_more_than_a_nat(dim):
+    for length in (0.0, 1e-4, 1e-2):
+        values = independent_calls("radial", spread_ratios(dim, 0.05), shift_of_length(length, dim), 100)
+        assert float(values.min()) > -1.0
+
+
+@pytest.mark.parametrize("length", [1e-4, 1e-5])
+def test_it_has_a_cone_in_the_means(length):
+    dim = 2000
+    shift = shift_of_length(length, dim).requires_grad_()
+    center, unit = standard(dim)
+    value = kl_of("radial", shift, unit, center, unit)
+    # E sqrt(1 - u_1^2), with u_1^2 from Beta(1/2, (D - 1) / 2).
+    mean_sine = math.exp(2 * gammaln(dim / 2) - gammaln((dim - 1) / 2) - gammaln((dim + 1) / 2))
+    slope = math.sqrt(math.pi / 2) * (dim - 1) * mean_sine
+    # The next order is smaller by the length; a direction's own sine differs from its mean by 1 / D.
+    assert float(value.detach()) / length == pytest.approx(slope, rel=2 * length + 2 / dim)
+    (gradient,) = torch.autograd.grad(value, shift)
+    along = float(gradient @ shift.detach()) / length
+    assert along == pytest.approx(slope, rel=5 * length + 2 / dim)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_it_is_invariant_under_a_joint_affine_map(family):
+    loc, center = torch.randn(2, 30, dtype=torch.double)
+    scale, unit, factor = 0.2 + torch.rand(3, 30, dtype=torch.double)
+    offset = 5.0 * torch.randn(30, dtype=torch.double)
+    moved = kl_of(family, offset + factor * loc, factor * scale, offset + factor * center, factor * unit)
+    torch.testing.assert_close(moved, kl_of(family, loc, scale, center, unit), rtol=1e-11, atol=1e-10)
+
+
+def differences(function, point, step=1e-4):
+    """Central differences of a function of one vector."""
+    steps = step * np.eye(len(point))
+    return np.array([(function(point + s) - function(point - s)) / (2.0 * step) for s in steps])
+
+
+@pytest.mark.parametrize(
+    ("family", "dim", "length"), [("normal", 6, 0.0), ("normal", 6, 2.0), ("radial", 6, 0.0), ("radial", 2, 1.0)]
+)
+def test_the_mean_of_its_gradients_is_that_of_the_exact_kl(family, dim, length):
+    # Not the derivative of the estimate at fixed directions: the control variates' coefficients are constants there.
+    ratio, shift = spread_ratios(dim, 0.5), shift_of_length(length, dim)
+    center, unit = torch.randn(dim, dtype=torch.double), 0.5 + torch.rand(dim, dtype=torch.double)
+    parameters = [center + unit * shift, unit * ratio, center, unit]
+    rows = [tensor.repeat(200, 1).requires_grad_() for tensor in parameters]
+    gradients = torch.autograd.grad(kl_of(family, *rows).sum(), rows)
+    by_shift = differences(lambda d: kl_by_quadrature(family, ratio, d), shift.numpy()) if length else np.zeros(dim)
+    by_ratio = differences(lambda s: kl_by_quadrature(family, s, shift), ratio.numpy())
+    by_shift, by_ratio = torch.tensor(by_shift), torch.tensor(by_ratio)
+    expected = [by_shift / unit, by_ratio / unit, -by_shift / unit, -(by_shift * shift + by_ratio * ratio) / unit]
+    for gradient, exact in zip(gradients, expected, strict=True):
+        # Differences are good to 1e-6 here, over angles with a cusp to 1e-3.
+        assert_mean_is(gradient, exact, rounding=2e-3 if family == "radial" and length else 1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_its_gradients_are_near_the_differences_of_an_average_over_many_directions(family):
+    dim = 4
+    parameters = [torch.randn(dim), 0.5 + torch.rand(dim), torch.randn(dim), 0.5 + torch.rand(dim)]
+    parameters = [tensor.double().requires_grad_() for tensor in parameters]
+    with pyro.settings.context(radial_kl_directions=40_000):
+        gradients = torch.autograd.grad(kl_of(family, *parameters), parameters)
+        for index, gradient in enumerate(gradients):
+
+            def of_one(value, index=index):
+                arguments = [tensor.detach() for tensor in parameters]
+                arguments[index] = torch.as_tensor(value)
+                return float(kl_of(family, *arguments))
+
+            by_differences = torch.tensor(differences(of_one, parameters[index].detach().numpy()))
+            # The two differ by the mean of the controls, about 1 / 200 of their spread, which is below one.
+            torch.testing.assert_close(gradient, by_differences, rtol=0.01, atol=0.02)
+
+
+# --- shapes and wrappers
+
+FULL = (3, 4, 5)
+MASK = torch.tensor([True, False, True])
+ROWS = torch.arange(12).reshape(3, 4) % 3 > 0
+
+
+def leaves(shape=FULL):
+    return torch.randn(shape, dtype=torch.double), 0.3 + torch.rand(shape, dtype=torch.double)
+
+
+def radial(event_dim, shape=FULL):
+    return RadialNormal(*leaves(shape), event_dim)
+
+
+def normal(event_dim, shape=FULL):
+    return dist.Normal(*leaves(shape)).to_event(event_dim)
+
+
+def expanded(law, batch_shape):
+    return ExpandedDistribution(law, torch.Size(batch_shape))
+
+
+NESTINGS = {
+    "batch of matrices": lambda: (radial(2), radial(2)),
+    "normal matrices": lambda: (normal(2), radial(2)),
+    "normal in two steps": lambda: (normal(1).to_event(1), radial(2)),
+    "a radius per row": lambda: (radial(1).to_event(1), radial(1).to_event(1)),
+    "normal to a radius per row": lambda: (normal(2), radial(1).to_event(1)),
+    "rows in the batch": lambda: (radial(1), radial(1)),
+    "no shared radius": lambda: (radial(0).to_event(2), radial(0).to_event(2)),
+    "a prior with fewer batch dims": lambda: (radial(1), radial(1, (5,))),
+    "a guide with fewer batch dims": lambda: (radial(1, (5,)), radial(1, (4, 5))),
+    "normal with fewer batch dims": lambda: (normal(1, (5,)), radial(1, (4, 5))),
+    "an expanded prior": lambda: (radial(2), radial(2, (4, 5)).expand([3])),
+    "an expanded guide": lambda: (radial(2, (4, 5)).expand([3]), radial(2)),
+    "both expanded": lambda: (radial(1, (5,)).expand([4]), radial(1, (5,)).expand([4])),
+    "one number for all elements": lambda: tuple(
+        RadialNormal(*(torch.tensor(number, dtype=torch.double).expand(5) for number in numbers))
+        for numbers in ((0.0, 1.0), (1.0, 2.0))
+    ),
+    "a lazily expanded guide": lambda: (expanded(radial(1, (5,)), [3]), radial(1, (3, 5))),
+    "particles": lambda: (radial(1, (5,)).expand([6, 1]), radial(1, (5,)).expand([6, 1])),
+    "particles over a plate": lambda: (radial(1, (4, 5)).expand([6, 4]), radial(1, (5,)).expand([6, 4])),
+    "particles of a normal": lambda: (dist.Normal(*leaves((5,))).expand([6, 1, 5]).to_event(1), radial(1, (5,))),
+    "rows of one law": lambda: (radial(1, (5,)).expand([4]).to_event(1), radial(1, (5,)).expand([4]).to_event(1)),
+    "rows of one law, masked": lambda: (
+        radial(1, (5,)).expand([4]).to_event(1).mask(True),
+        radial(1, (5,)).expand([4]).to_event(1),
+    ),
+    "rows of one law, expanded": lambda: (
+        expanded(radial(1, (5,)).expand([4]).to_event(1), [2]),
+        expanded(radial(1, (5,)).expand([4]).to_event(1), [2]),
+    ),
+    "rows of one normal, masked": lambda: (
+        dist.Normal(*leaves((5,))).expand([4, 5]).to_event(2),
+        radial(1, (5,)).expand([4]).to_event(1).mask(torch.tensor(True)),
+    ),
+    "a masked prior": lambda: (radial(2), radial(2).mask(MASK)),
+    "a prior masked as a whole": lambda: (radial(2), radial(2).mask(False)),
+    "a masked guide": lambda: (radial(2).mask(MASK), radial(2)),
+    "both masked": lambda: (normal(2).mask(MASK), radial(2).mask(MASK)),
+    "masked rows": lambda: (radial(1).to_event(1), radial(1).mask(ROWS).to_event(1)),
+    "masked rows of one law": lambda: (radial(1).to_event(1), radial(1, (5,)).expand([3, 4]).mask(ROWS).to_event(1)),
+}
+
+
+@pytest.mark.parametrize("make", NESTINGS.values(), ids=NESTINGS.keys())
+def test_it_is_that_of_samples_under_any_nesting(make):
+    q, p = make()
+    with pyro.settings.context(radial_kl_directions=1000):
+        value = kl_divergence(q, p)
+    batch_shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
+    assert value.shape == batch_shape
+    draws = q.expand(batch_shape).sample((10_000,))
+    draws = q.log_prob(draws) - p.log_prob(draws)
+    # The noise of 1000 directions is much less than that of the samples.
+    assert_mean_is(draws, value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_its_dtype_is_that_of_the_means_also_where_the_scales_have_another(dtype):
+    other = torch.float64 if dtype == torch.float32 else torch.float32
+    loc, scale, center, unit = torch.randn(5), torch.rand(5) + 0.2, torch.randn(5), torch.rand(5) + 0.2
+    exact = float(kl_of("radial", *(tensor.double() for tensor in (loc, scale, center, unit))))
+    for family in FAMILIES:
+        value = kl_of(family, loc.to(dtype), scale.to(other), center.to(dtype), unit)
+        assert value.dtype == dtype
+        if family == "radial":
+            # Noise of another dtype is other noise.
+            assert float(value) == pytest.approx(exact, abs=1.0)
+
+
+def test_radii_shared_differently_are_left_to_sampling():
+    for q, p in (
+        (radial(2), radial(1).to_event(1)),
+        (radial(1).to_event(1), radial(2)),
+        (radial(1), radial(1).to_event(1)),
+        (normal(1), radial(2)),
+    ):
+        with pytest.raises(NotImplementedError):
+            kl_divergence(q, p)
+
+
+def test_the_same_transform_of_both_leaves_it_as_it_is():
+    base, prior = radial(1), radial(1)
+    q, p = (dist.TransformedDistribution(d, [dist.transforms.ExpTransform()]) for d in (base, prior))
+    torch.testing.assert_close(kl_divergence(q, p), kl_divergence(base, prior))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_a_strict_elbo_takes_a_radial_prior(family, vectorize):
+    prior, guide_law = radial(1, (4,)), law(family, *leaves((4,)))
+
+    def model():
+        w = pyro.sample("w", prior)
+        pyro.sample("y", dist.Normal(w.sum(-1), 1.0), obs=torch.zeros((), dtype=torch.double))
+
+    elbo = RadialELBO(2, strict_kl=True, vectorize_particles=vectorize, max_plate_nesting=0)
+    elbo.loss(model, lambda: pyro.sample("w", guide_law))
+    torch.testing.assert_close(elbo.terms.kl_by_site["w"], kl_divergence(guide_law, prior))
+
+
+# --- numerics
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dim", [2, 50])
+@pytest.mark.parametrize("ratio", [1e-6, 1.0, 1e6, None])
+def test_in_float32_extreme_laws_have_finite_values_and_gradients(family, dim, ratio):
+    scale = torch.logspace(-6, 6, dim) if ratio is None else torch.full((dim,), ratio)
+    lengths = torch.tensor([0.0, 1e-30, 1e-20, 1e-10, 1e-3, 1.0, 1e3, 1e6])
+    for vector in (torch.randn(dim), torch.eye(dim)[0], torch.eye(dim)[-1], 1.0 / scale):
+        # The last of these is a direction of the noise for which the line through the other centre is hit.
+        shift = lengths[:, None] * vector / vector.norm()
+        rows = [shift, scale.repeat(len(shift), 1), torch.zeros_like(shift), torch.ones_like(shift)]
+        rows = [tensor.requires_grad_() for tensor in rows]
+        value = kl_of(family, *rows)
+        assert bool((torch.isfinite(value) & (value > -1.0)).all())
+        assert all(bool(torch.isfinite(g).all()) for g in torch.autograd.grad(value.sum(), rows))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_sums_in_float32_it_stays_within_a_percent(family, monkeypatch):
+    cases = [(dim, length) for dim in (2, 200, 20_000) for length in (0.0, 1e-3, 1.0, 10.0)]
+    laws = [(spread_ratios(dim).float(), shift_of_length(length, dim).float()) for dim, length in cases]
+    exact = [float(kl_of(family, shift, ratio, *standard(len(ratio), torch.float32))) for ratio, shift in laws]
+    for module in (log_distance, kl):
+        monkeypatch.setattr(module, "accumulation_dtype", lambda _: torch.float32)
+    for (ratio, shift), value in zip(laws, exact, strict=True):
+        parameters = [tensor.requires_grad_() for tensor in (shift, ratio)]
+        low = kl_of(family, *parameters, *standard(len(ratio), torch.float32))
+        assert float(low.detach()) == pytest.approx(value, rel=0.01, abs=1.0)
+        assert all(bool(torch.isfinite(g).all()) for g in torch.autograd.grad(low, parameters))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_function_transforms_and_second_derivatives_work(family):
+    parameters = [*leaves((3, 4)), *leaves((3, 4))]
+    with pyro.settings.context(radial_kl_directions=2000):
+        batched = kl_of(family, *parameters)
+        mapped = vmap(lambda *row: kl_of(family, *row), randomness="different")(*parameters)
+    torch.testing.assert_close(mapped, batched, rtol=0.01, atol=0.1)
+    jacobian = jacrev(lambda loc: kl_of(family, loc, *parameters[1:]))(parameters[0])
+    rows = parameters[0].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(kl_of(family, rows, *parameters[1:]).sum(), rows, create_graph=True)
+    torch.testing.assert_close(jacobian.sum(0), gradient)
+    (second,) = torch.autograd.grad(gradient.square().sum(), rows)
+    assert bool(torch.isfinite(second).all())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_its_memory_is_linear_in_the_dimension(family, tmp_path):
+    dim = 200_000
+    rows = [torch.randn(dim), 0.5 + torch.rand(dim), torch.randn(dim), 0.5 + torch.rand(dim)]
+    rows = [tensor.requires_grad_() for tensor in rows]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        torch.autograd.grad(kl_of(family, *rows), rows)
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]")
+    peak = max(accumulate(change for _, change in changes)) / (4 * dim)
+    # Two directions with their squares and projections, and some ten vectors; none of it grows with D^2 or in float64.
+    assert peak < 40

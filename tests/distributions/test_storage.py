@@ -1,0 +1,358 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Any law as tensors and a description, and back."""
+
+import copy
+import io
+import json
+import math
+import sys
+
+import pyro
+import pyro.distributions as dist
+import pyro.distributions.transforms as T
+import pytest
+import torch
+from pyro.distributions import constraints
+from torch import nn
+from torch.distributions import biject_to
+
+from pyro_radial.distributions import RadialNormal
+from pyro_radial.distributions.storage import describe, rebuild
+
+
+class Shifted(dist.TorchDistribution):
+    """A law of a user: no expand of its own, private attributes, one optional argument."""
+
+    arg_constraints = {}
+    support = constraints.real
+
+    def __init__(self, shift, width=None, *, sign=1.0, validate_args=None):
+        self._shift = shift
+        self._width = width
+        self.sign = sign
+        super().__init__(shift.shape, validate_args=validate_args)
+
+    def _normal(self):
+        return dist.Normal(self.sign * self._shift, 1.0 if self._width is None else self._width)
+
+    def sample(self, sample_shape=torch.Size()):
+        return self._normal().sample(sample_shape)
+
+    def log_prob(self, value):
+        return self._normal().log_prob(value)
+
+
+class Typed(Shifted):
+    """The name of its argument is also that of a method of every module."""
+
+    def __init__(self, type):
+        self.type = type
+        super().__init__(type)
+
+
+class Forgetful(dist.Normal):
+    """Does not keep its argument."""
+
+    def __init__(self, precision):
+        super().__init__(0.0, precision**-0.5)
+
+
+class Misleading(dist.Normal):
+    """Keeps something else under the name of its argument."""
+
+    def __init__(self, scale):
+        super().__init__(0.0, 2.0 * scale)
+
+
+class Wider(dist.Normal):
+    """Has another shape than its arguments say."""
+
+    def __init__(self, loc, scale):
+        super().__init__(loc.expand(2, *loc.shape), scale)
+
+
+class Holder(dist.Normal):
+    def __init__(self, loc, scale, extra):
+        self.extra = extra
+        super().__init__(loc, scale)
+
+
+class Undefined(dist.Normal):
+    def log_prob(self, value):
+        return super().log_prob(value) * math.nan
+
+
+def positive(*shape):
+    return torch.rand(shape) + 0.5
+
+
+def covariance(size=3):
+    root = torch.randn(2, size, size)
+    return root @ root.mT + torch.eye(size)
+
+
+def radial(event_dim=1):
+    return RadialNormal(torch.randn(2, 3), positive(2, 3), event_dim)
+
+
+def mixture():
+    return dist.MixtureSameFamily(dist.Categorical(positive(4)), dist.Normal(torch.randn(4), positive(4)))
+
+
+def used(law):
+    """Laws keep what they compute when they are used."""
+    for name in ("probs", "logits", "covariance_matrix", "precision_matrix", "scale_tril"):
+        getattr(law, name, None)
+    law.log_prob(law.sample())
+    return law
+
+
+LAWS = {
+    "normal": lambda: dist.Normal(torch.randn(3), 2.0),
+    "torch's normal": lambda: torch.distributions.Normal(torch.randn(3), 2.0),
+    "normal expanded": lambda: dist.Normal(0.0, 1.0).expand([3, 2]).to_event(1),
+    "radial 0": lambda: radial(0),
+    "radial 1": lambda: radial(1),
+    "radial 2": lambda: radial(2),
+    "radial of rows": lambda: radial(1).to_event(1),
+    "log-normal": lambda: dist.LogNormal(torch.randn(3), positive(3)).to_event(1),
+    "half-normal": lambda: dist.HalfNormal(positive(3)),
+    "half-Cauchy": lambda: dist.HalfCauchy(positive(3)),
+    "gamma": lambda: dist.Gamma(positive(3), positive(3)),
+    "inverse gamma": lambda: dist.InverseGamma(positive(3) + 1, positive(3)),
+    "beta": lambda: dist.Beta(positive(3), positive(3)),
+    "Dirichlet": lambda: dist.Dirichlet(positive(2, 3)),
+    "uniform": lambda: dist.Uniform(torch.randn(3), torch.randn(3) + 9.0),
+    "Student t": lambda: dist.StudentT(3.0, torch.randn(3), positive(3)),
+    "Laplace": lambda: dist.Laplace(torch.randn(3), positive(3)),
+    "Weibull": lambda: dist.Weibull(positive(3), positive(3)),
+    "von Mises": lambda: dist.VonMises(torch.randn(3), positive(3)),
+    "LKJ factor": lambda: dist.LKJCholesky(3, positive(2)),
+    "MVN covariance": lambda: dist.MultivariateNormal(torch.randn(3), covariance()),
+    "MVN precision": lambda: dist.MultivariateNormal(torch.randn(3), precision_matrix=covariance()),
+    "MVN factor": lambda: dist.MultivariateNormal(torch.randn(3), scale_tril=torch.linalg.cholesky(covariance())),
+    "MVN used": lambda: used(dist.MultivariateNormal(torch.randn(3), precision_matrix=covariance())),
+    "MVN low rank": lambda: dist.LowRankMultivariateNormal(torch.randn(3), torch.randn(3, 2), positive(3)),
+    "categorical probs": lambda: dist.Categorical(positive(2, 3)),
+    "categorical logits": lambda: dist.Categorical(logits=torch.randn(2, 3)),
+    "categorical used": lambda: used(dist.Categorical(logits=torch.randn(2, 3))).expand([4, 2]),
+    "one-hot": lambda: dist.OneHotCategorical(logits=torch.randn(2, 3)),
+    "Bernoulli": lambda: dist.Bernoulli(torch.rand(3)),
+    "Bernoulli used": lambda: used(dist.Bernoulli(logits=torch.tensor([-90.0, 0.3, 90.0]))),
+    "Poisson": lambda: dist.Poisson(positive(3), is_sparse=True),
+    "mixture": mixture,
+    "radial through positive": lambda: dist.TransformedDistribution(radial(1), [biject_to(constraints.positive)]),
+    "radial through simplex": lambda: dist.TransformedDistribution(radial(1), [biject_to(constraints.simplex)]),
+    "radial through interval": lambda: dist.TransformedDistribution(
+        radial(1), [biject_to(constraints.interval(torch.tensor([1.0, 2.0, 3.0]), 7.0))]
+    ),
+    "two affine maps": lambda: dist.TransformedDistribution(
+        dist.Normal(torch.randn(3), 1.0),
+        [T.AffineTransform(torch.randn(3), positive(3)), T.AffineTransform(1.0, torch.tensor(2.0)).with_cache()],
+    ),
+    "inverse of a composition": lambda: dist.TransformedDistribution(
+        dist.Gamma(positive(3), 1.0), [T.ComposeTransform([T.ExpTransform(), T.AffineTransform(0.0, 2.0)]).inv]
+    ),
+    "independent transform": lambda: dist.TransformedDistribution(
+        radial(1), [T.IndependentTransform(T.ExpTransform(), 2)]
+    ),
+    "reshaped": lambda: dist.TransformedDistribution(radial(2), [T.ReshapeTransform((2, 3), (3, 2))]),
+    "stacked": lambda: dist.TransformedDistribution(
+        dist.Normal(torch.zeros(3, 2), 1.0).to_event(2), [T.StackTransform([T.ExpTransform(), T.TanhTransform()], 1)]
+    ),
+    "masked by False": lambda: dist.Normal(torch.randn(3), 1.0).mask(False),
+    "masked by True": lambda: dist.Normal(torch.randn(3), 1.0).mask(True).to_event(1),
+    "masked by a tensor": lambda: dist.Normal(torch.randn(3), 1.0).mask(torch.tensor([True, False, True])).to_event(1),
+    "delta": lambda: dist.Delta(torch.randn(2, 3), log_density=torch.randn(2), event_dim=1),
+    "user's": lambda: Shifted(torch.randn(3), positive(3), sign=-1.0),
+    "user's without the option": lambda: Shifted(torch.randn(3)),
+    "user's expanded": lambda: Shifted(torch.randn(3, 1)).expand([2, 3, 4]).to_event(1),
+}
+
+
+def saved_and_loaded(tensors):
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def sample_of(law):
+    pyro.set_rng_seed(1)
+    return law.sample()
+
+
+@pytest.fixture(params=LAWS.values(), ids=LAWS.keys())
+def law(request):
+    return request.param()
+
+
+class TestRoundTrip:
+    def test_the_law_is_the_same(self, law):
+        description, tensors = describe(law)
+        twin = rebuild(str(description), saved_and_loaded(tensors))
+        assert type(twin) is type(law)
+        assert (twin.batch_shape, twin.event_shape) == (law.batch_shape, law.event_shape)
+        assert repr(twin.support) == repr(law.support)
+        sample = sample_of(law)
+        torch.testing.assert_close(sample_of(twin), sample)
+        torch.testing.assert_close(twin.log_prob(sample), law.log_prob(sample))
+
+    def test_the_parts_are_plain(self, law):
+        description, tensors = describe(law)
+        assert type(description) is str
+        assert isinstance(json.loads(description), dict)
+        module = nn.Module()
+        for name, tensor in tensors.items():
+            assert type(tensor) is torch.Tensor
+            assert tensor.is_contiguous()
+            assert not tensor.requires_grad
+            module.register_buffer(name, tensor)
+        assert module.state_dict().keys() == tensors.keys()
+
+    def test_describing_it_leaves_the_random_state_alone(self, law):
+        state = torch.get_rng_state()
+        describe(law)
+        assert torch.equal(torch.get_rng_state(), state)
+
+    def test_tensors_cast_to_float64_give_a_law_in_float64(self, law):
+        description, tensors = describe(law)
+        cast = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+        twin = rebuild(description, cast)
+        sample = sample_of(law)
+        value = sample
+        if sample.is_floating_point() and any(tensor.is_floating_point() for tensor in tensors.values()):
+            assert twin.sample().dtype == torch.float64
+            value = sample.double()
+        torch.testing.assert_close(twin.log_prob(value).float(), law.log_prob(sample), rtol=1e-3, atol=1e-3)
+
+
+class TestTensors:
+    @pytest.mark.parametrize(
+        ("make", "names"),
+        [
+            (lambda: dist.Normal(torch.randn(3), positive(3)).to_event(1), ["loc", "scale"]),
+            (LAWS["radial of rows"], ["loc", "scale"]),
+            (LAWS["masked by a tensor"], ["loc", "scale", "mask"]),
+            (mixture, ["probs", "loc", "scale"]),
+            (LAWS["MVN used"], ["loc", "precision_matrix"]),
+            (LAWS["categorical used"], ["logits"]),
+            (LAWS["one-hot"], ["logits"]),
+            (LAWS["two affine maps"], ["loc", "scale", "transforms_0_loc", "transforms_0_scale", "transforms_1_scale"]),
+        ],
+    )
+    def test_their_names_are_as_short_as_can_be(self, make, names):
+        assert list(describe(make())[1]) == names
+
+    def test_a_name_that_every_module_has_is_not_used(self):
+        assert list(describe(Typed(torch.zeros(3)))[1]) == ["type_2"]
+
+    def test_what_is_repeated_is_stored_once(self):
+        description, tensors = describe(dist.Normal(0.0, 1.0).expand([1000, 1000]).to_event(2))
+        assert {name: tensor.numel() for name, tensor in tensors.items()} == {"loc": 1, "scale": 1}
+        assert rebuild(description, tensors).event_shape == (1000, 1000)
+
+    def test_they_are_copies_of_the_laws(self):
+        law = dist.Normal(torch.zeros(3), torch.ones(3))
+        _, tensors = describe(law)
+        law.loc.fill_(7.0)
+        assert tensors["loc"].tolist() == [0.0, 0.0, 0.0]
+
+    def test_the_rebuilt_law_uses_the_given_ones(self):
+        description, tensors = describe(radial(1).to_event(1))
+        tensors["loc"].requires_grad_()
+        twin = rebuild(description, tensors)
+        assert twin.base_dist.loc.data_ptr() == tensors["loc"].data_ptr()
+        twin.sample().sub(twin.mean).sum().backward()
+        assert tensors["loc"].grad is not None
+
+    @pytest.mark.cuda
+    def test_a_law_on_the_device_stays_there_and_leaves_its_random_state_alone(self):
+        law = RadialNormal(torch.zeros(3, device="cuda"), 1.0).to_event(0)
+        state = torch.cuda.get_rng_state()
+        description, tensors = describe(law)
+        assert torch.equal(torch.cuda.get_rng_state(), state)
+        assert rebuild(description, tensors).sample().is_cuda
+        assert not rebuild(description, {name: t.cpu() for name, t in tensors.items()}).sample().is_cuda
+
+
+class TestRebuild:
+    @pytest.mark.parametrize("validate_args", [True, False])
+    def test_validation_reaches_the_law_and_those_inside(self, validate_args):
+        description, tensors = describe(dist.LogNormal(torch.zeros(3), 1.0).to_event(1))
+        twin = rebuild(description, tensors, validate_args=validate_args)
+        assert twin._validate_args == twin.base_dist._validate_args == validate_args
+
+    def test_the_cache_of_a_transform_is_kept(self):
+        twin = rebuild(*describe(LAWS["two affine maps"]()))
+        assert [transform._cache_size for transform in twin.transforms] == [0, 1]
+
+    @pytest.mark.parametrize(
+        ("module", "name"), [("antigravity", "Law"), (__name__, "Gone"), (__name__, "Shifted.Gone")]
+    )
+    def test_nothing_is_imported(self, module, name):
+        description, tensors = describe(Shifted(torch.zeros(3)))
+        structure = json.loads(description)
+        structure["class"] = [module, name]
+        with pytest.raises(ValueError, match=rf"no class {name} in module .*: import it before loading"):
+            rebuild(json.dumps(structure), tensors)
+        assert "antigravity" not in sys.modules
+
+    @pytest.mark.parametrize(("module", "name"), [("os", "system"), ("subprocess", "Popen"), ("torch.nn", "Linear")])
+    def test_only_laws_and_transforms_are_made(self, module, name):
+        description = json.dumps({"class": [module, name], "arguments": {}})
+        with pytest.raises(ValueError, match="neither a distribution nor a transform"):
+            rebuild(description, {})
+
+    def test_a_missing_tensor_is_named(self):
+        description, tensors = describe(dist.Normal(torch.zeros(3), 1.0))
+        del tensors["scale"]
+        with pytest.raises(ValueError, match="tensor 'scale' of the description is missing"):
+            rebuild(description, tensors)
+
+
+def planar():
+    return dist.TransformedDistribution(dist.Normal(torch.zeros(3), 1.0).to_event(1), [T.Planar(3)])
+
+
+def local():
+    class Local(Shifted):
+        pass
+
+    return Local(torch.zeros(3))
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (lambda: Forgetful(positive(3)), "Forgetful cannot be stored: Forgetful has no attribute .* 'precision'"),
+            (lambda: Misleading(positive(3)), "Misleading cannot be stored: rebuilt, its log-density .* differs"),
+            (lambda: Wider(torch.zeros(3), 1.0), "Wider cannot be stored: rebuilt, its shapes are"),
+            (lambda: Undefined(torch.zeros(3), 1.0), "Undefined cannot be stored: its log-density .* is NaN"),
+            (lambda: Holder(0.0, 1.0, object()), "Holder cannot be stored: its argument 'extra' is of class object"),
+            (lambda: Holder(0.0, 1.0, [{}]).mask(True), "its argument 'base_dist.extra_0' is of class dict"),
+            (planar, "TransformedDistribution cannot be stored"),
+            (local, "Local cannot be stored: there is no class local.<locals>.Local"),
+            (lambda: torch.zeros(3), "Tensor cannot be stored: it is no distribution"),
+            (lambda: T.ExpTransform(), "ExpTransform cannot be stored: it is no distribution"),
+        ],
+    )
+    def test_the_class_and_the_reason_are_named(self, make, message):
+        with pytest.raises(ValueError, match=message):
+            describe(make())
+
+    def test_a_tensor_that_is_not_finite_is_named(self):
+        law = dist.Normal(torch.zeros(3), torch.tensor([1.0, math.inf, 1.0]), validate_args=False).to_event(1)
+        with pytest.raises(ValueError, match=r"tensor 'base_distribution\.scale' is not finite"):
+            describe(law)
+
+    def test_a_refused_law_is_left_as_it_was(self):
+        law, state = dist.Uniform(0.0, math.inf, validate_args=False), torch.get_rng_state()
+        before = copy.copy(vars(law))
+        with pytest.raises(ValueError, match="'high' is not finite"):
+            describe(law)
+        assert vars(law) == before
+        assert torch.equal(torch.get_rng_state(), state)
