@@ -3,8 +3,8 @@
 
 """Learning one task after another: the posterior as the next prior."""
 
-from pyro_radial.continual.coresets import k_center_coreset, random_coreset, separate
-from pyro_radial.continual.learning import Coreset, learn_stream
+from pyro_radial.continual.coresets import Coreset, k_center_coreset, random_coreset, separate
+from pyro_radial.continual.learning import learn_stream
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.plots import plot_accuracy_matrix, plot_average_accuracy, plot_final_accuracy
 from pyro_radial.continual.prior_chain import PriorChain

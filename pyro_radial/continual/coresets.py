@@ -9,12 +9,16 @@ only before it predicts.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from pyro_radial.infer.data import Rows, check_inputs
+from pyro_radial.infer.data import Rows, check_count, check_inputs
 
-__all__ = ["k_center_coreset", "random_coreset", "separate"]
+__all__ = ["Coreset", "k_center_coreset", "random_coreset", "separate"]
 
 Pair = tuple[Tensor, Tensor]
 
@@ -129,3 +133,25 @@ def _check(x: Tensor, size: int) -> None:
         raise ValueError(f"size must be at least 1, got {size}: the coreset is empty")
     if size >= len(x):
         raise ValueError(f"size must be less than the {len(x)} rows of x, got {size}")
+
+
+@dataclass(frozen=True)
+class Coreset:
+    """Rows of each task that are kept from its training, and learned just before each prediction.
+
+    Nguyen et al. (2018), "Variational Continual Learning", section 3 and algorithm 1: the chain learns the rest of each
+    task's rows; to predict, a copy of the posterior and of the model's own parameters is trained on the kept rows,
+    used and thrown away.
+
+    :param int size: rows of each task.
+    :param choose: a function of (x, size, seed=...) that returns their indices, such as
+        :func:`~pyro_radial.continual.k_center_coreset`.
+    :param Mapping fit_options: of the training on them, where they differ from those of a task.
+    """
+
+    size: int
+    choose: Callable[..., Tensor] = random_coreset
+    fit_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_count("Coreset: size", self.size)

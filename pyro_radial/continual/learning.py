@@ -3,61 +3,24 @@
 
 """Learning a stream of tasks, one posterior after the other."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyro
 import torch
-from pyro.optim import PyroOptim
-from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_radial.continual.coresets import random_coreset, separate
+from pyro_radial.continual.coresets import Coreset
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
-from pyro_radial.continual.streams import Pair, Task, TaskStream
+from pyro_radial.continual.stream_run import StreamRun
+from pyro_radial.continual.streams import TaskStream
 from pyro_radial.infer.autoguide import AutoRadial
-from pyro_radial.infer.checkpoint import check_settings, check_shapes, load_checkpoint, save_checkpoint
-from pyro_radial.infer.data import check_count, device_of, num_rows
-from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.fit import fit
-from pyro_radial.infer.predict import predict
-from pyro_radial.nn.bayesian_module import submodules
-from pyro_radial.nn.multi_head import MultiHead, use_head
-from pyro_radial.uncertainty.metrics import accuracy
+from pyro_radial.infer.data import check_count
 
 PARTS = ("test", "validation")
-# Of the stages of one task, so that each has its own random numbers and can be run again alone.
-TRAINING, CORESET, PREDICTION = 0, 1, 2
 # What the loop sets itself, or what would be the same for all tasks.
 RESERVED = ("seed", "checkpoint", "progress", "validation")
-
-
-@dataclass(frozen=True)
-class Coreset:
-    """Rows of each task that are kept from its training, and learned just before each prediction.
-
-    Nguyen et al. (2018), "Variational Continual Learning", section 3 and algorithm 1: the chain learns the rest of each
-    task's rows; to predict, a copy of the posterior and of the model's own parameters is trained on the kept rows,
-    used and thrown away.
-
-    :param int size: rows of each task.
-    :param choose: a function of (x, size, seed=...) that returns their indices, such as
-        :func:`~pyro_radial.continual.k_center_coreset`.
-    :param Mapping fit_options: of the training on them, where they differ from those of a task.
-    """
-
-    size: int
-    choose: Callable[..., Tensor] = random_coreset
-    fit_options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_count("Coreset: size", self.size)
 
 
 def learn_stream(
@@ -101,6 +64,8 @@ def learn_stream(
 
     Example::
 
+        >>> from functools import partial
+        >>> import torch
         >>> from pyro_radial import BayesianModule, SupervisedModel
         >>> from pyro_radial.nn import likelihoods
         >>> from pyro_radial.continual import split_by_class
@@ -122,7 +87,7 @@ def learn_stream(
     for what, options in (("", fit_options), (" of the coreset", {} if coreset is None else coreset.fit_options)):
         if held := [name for name in RESERVED if name in options]:
             raise ValueError(f"learn_stream: fit_options{what} must not hold {held}, which the stream decides")
-    run = _StreamRun(chain, stream, guide or _radial, coreset, measure_on, num_samples, seed, fit_options)
+    run = StreamRun(chain, stream, guide or _radial, coreset, measure_on, num_samples, seed, fit_options)
     path = None if checkpoint is None else Path(checkpoint)
     settings = run.settings() | {"measure_all": measure_all}
     done, matrix = 0, AccuracyMatrix.empty(stream.names)
@@ -148,176 +113,3 @@ def learn_stream(
 
 def _radial(chain: PriorChain) -> Any:
     return chain.guide(AutoRadial)
-
-
-@dataclass(frozen=True, eq=False)
-class _StreamRun:
-    """One run over a stream; what is learned is in the chain."""
-
-    chain: PriorChain
-    stream: TaskStream
-    guide: Callable[[PriorChain], Any]
-    coreset: Coreset | None
-    measure_on: str
-    num_samples: int
-    seed: int
-    fit_options: Mapping[str, Any]
-    #: The kept rows of each task, since a task may be costly to build and its rows to choose.
-    kept: dict[int, Pair] = field(default_factory=dict)
-
-    def learn(self, number: int, checkpoint: Path | None) -> None:
-        """Train on one task; its posterior is the prior from then on."""
-        task = self.stream[number]
-        rest = task.train if self.coreset is None else self._separate(number)
-        self._measured(task)
-        guide = self._train(task, rest, number, TRAINING, {**self.fit_options, "checkpoint": checkpoint})
-        self.chain.advance(guide)
-
-    def measure(self, learned: int, numbers: range) -> list[float]:
-        """The accuracies on these tasks after learning the task of number ``learned`` (-1: none)."""
-        if self.coreset is not None and learned >= 0 and self.stream.num_heads == 1:
-            kept = [self._kept(number) for number in range(learned + 1)]
-            union = torch.cat([x for x, _ in kept]), torch.cat([y for _, y in kept])
-            with self._refined(union, learned, learned) as guide:
-                return [self._accuracy(guide, learned, number) for number in numbers]
-        result = []
-        for number in numbers:
-            refines = self.coreset is not None and number <= learned
-            with self._refined(self._kept(number), learned, number) if refines else nullcontext(_nothing) as g:
-                result.append(self._accuracy(g, learned, number))
-        return result
-
-    def _accuracy(self, guide: Callable[..., Any], learned: int, number: int) -> float:
-        task = self.stream[number]
-        x, y = self._measured(task)
-        self._use(task)
-        self._seed(learned, PREDICTION, number)
-        # What the guide leaves out is drawn from the model's prior, which is the chain's posterior.
-        mean = predict(self.chain, guide, x, self.num_samples).mean
-        return float(accuracy(mean, y.to(mean.device)))
-
-    def _measured(self, task: Task) -> Pair:
-        data = getattr(task, self.measure_on)
-        if data is None:
-            raise ValueError(f"learn_stream: task {task.name!r} has no {self.measure_on} data to measure on")
-        return data
-
-    @contextmanager
-    def _refined(self, kept: Pair, learned: int, number: int) -> Iterator[Any]:
-        """A guide trained on kept rows with the head of this task; then the chain is as it was."""
-        assert self.coreset is not None
-        before = {name: value.detach().clone() for name, value in self.chain.state_dict().items()}
-        num_data = self.chain.likelihood.num_data
-        options = {**self.fit_options, **self.coreset.fit_options}
-        try:
-            yield self._train(self.stream[number], kept, learned, CORESET, options, number)
-        finally:
-            self.chain.load_state_dict(before)
-            self.chain.likelihood.num_data = num_data
-
-    def _train(self, task: Task, data: Pair, number: int, stage: int, options: Mapping[str, Any], part: int = 0) -> Any:
-        self._use(task)
-        self.chain.likelihood.num_data = num_rows(data[0])
-        seed = self._seed(number, stage, part)
-        guide = self.guide(self.chain)
-        fit(self.chain, guide, data, seed=seed, progress=False, **options)
-        return guide
-
-    def _use(self, task: Task) -> None:
-        if task.head or any(isinstance(module, MultiHead) for module in submodules(self.chain)):
-            try:
-                use_head(self.chain, task.head)
-            except ValueError as error:
-                raise ValueError(f"learn_stream: task {task.name!r} uses head {task.head}, but {error}") from error
-
-    def _kept(self, number: int) -> Pair:
-        if number not in self.kept:
-            self._separate(number)
-        return self.kept[number]
-
-    def _separate(self, number: int) -> Pair:
-        """Choose the rows of a task to keep; returns the others."""
-        assert self.coreset is not None
-        task = self.stream[number]
-        if self.coreset.size >= num_rows(task.train[0]):
-            raise ValueError(
-                f"learn_stream: a coreset of {self.coreset.size} rows leaves nothing of task {task.name!r}, "
-                f"which has {num_rows(task.train[0])}"
-            )
-        index = self.coreset.choose(task.train[0], self.coreset.size, seed=self.seed)
-        self.kept[number], rest = separate(task.train, index)
-        return rest
-
-    def _seed(self, number: int, stage: int, part: int) -> int:
-        """Seed the random numbers of one stage of one task, whatever was done before it."""
-        seed = int(np.random.SeedSequence([self.seed, number + 1, stage, part]).generate_state(1)[0])
-        pyro.set_rng_seed(seed)
-        return seed
-
-    def settings(self) -> dict[str, Any]:
-        """What a checkpoint must have been made with."""
-        coreset = self.coreset
-        return {
-            "form": self.chain.form,
-            "tasks": list(self.stream.names),
-            "guide": _described(self.guide),
-            "coreset": None if coreset is None else [coreset.size, _described(coreset.choose)],
-            "coreset_fit_options": None if coreset is None else _described_all(coreset.fit_options),
-            "measure_on": self.measure_on,
-            "num_samples": self.num_samples,
-            "seed": self.seed,
-            "fit_options": _described_all(self.fit_options),
-        }
-
-    def save(self, path: Path, settings: dict[str, Any], done: int, matrix: AccuracyMatrix) -> None:
-        state = {"values": matrix.values, "baseline": matrix.baseline, "chain": self.chain.state_dict()}
-        save_checkpoint(path / "stream.pt", {"settings": settings, "done": done, **state})
-        # Of the task just learned, and in a new run of one that is not to be resumed.
-        self._remove_tasks(path, len(self.stream))
-
-    def load(self, path: Path, settings: dict[str, Any]) -> tuple[int, AccuracyMatrix]:
-        file = path / "stream.pt"
-        state = load_checkpoint(file, device_of(self.chain))
-        check_settings(file, state.get("settings", {}), settings)
-        check_shapes(file, "model", _own(self.chain.state_dict()), _own(state["chain"]))
-        self.chain.load_state_dict(state["chain"])
-        # A kill just after the last save may have left one.
-        self._remove_tasks(path, state["done"])
-        baseline = state["baseline"]
-        return state["done"], AccuracyMatrix(
-            state["values"].cpu(), self.stream.names, None if baseline is None else baseline.cpu()
-        )
-
-    def _remove_tasks(self, path: Path, number_of_tasks: int) -> None:
-        for number in range(number_of_tasks):
-            (path / f"task-{number}.pt").unlink(missing_ok=True)
-
-
-def _own(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What of a chain's state is its model's own, and so the same after each task."""
-    return {name: value for name, value in state.items() if "laws.[" not in name}
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """A guide without sites."""
-
-
-def _described_all(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _described(value) for name, value in sorted(options.items())}
-
-
-def _described(value: Any) -> Any:
-    """A setting in a form that can be saved and compared."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return _described_all(value)
-    if isinstance(value, tuple | list):
-        return [_described(item) for item in value]
-    if isinstance(value, partial):
-        return _described([value.func, value.args, value.keywords])
-    if isinstance(value, PyroOptim):
-        return _described([value.pt_optim_constructor, value.pt_optim_args])
-    if isinstance(value, RadialELBO):
-        return _described([type(value), value.num_particles, value.kl_weight])
-    return getattr(value, "__qualname__", type(value).__qualname__)

@@ -31,7 +31,7 @@ from torch.distributions.transforms import AffineTransform, ComposeTransform, In
 from pyro_radial.distributions.log_distance import mean_log_distance_of_normal, mean_log_distance_of_radial
 from pyro_radial.distributions.radial_normal import RadialNormal, accumulation_dtype
 from pyro_radial.distributions.special import log_sphere_area
-from pyro_radial.distributions.wrappers import WRAPPERS, leaf
+from pyro_radial.distributions.wrappers import WRAPPERS, Image, leaf
 
 
 class _Noise(NamedTuple):
@@ -241,6 +241,8 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor]]
     (ExpandedDistribution, Independent, kl_by_cross_entropy),
     (ExpandedDistribution, MaskedDistribution, kl_by_cross_entropy),
     (ExpandedDistribution, ExpandedDistribution, kl_by_cross_entropy),
+    # Torch takes two equal bijections for different ones, if they are made of several.
+    (TransformedDistribution, Image, kl_of_transformed),
     (TransformedDistribution, LogNormal, kl_of_transformed),
     (TransformedDistribution, Independent, kl_of_transformed),
     (TransformedDistribution, ExpandedDistribution, kl_of_transformed),

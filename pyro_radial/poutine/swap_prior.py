@@ -3,22 +3,19 @@
 
 """Give latent sites of a model other priors."""
 
-import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from pyro.distributions import TransformedDistribution, constraints
 from pyro.distributions.torch_distribution import MaskedDistribution, TorchDistributionMixin
 from pyro.infer.autoguide import AutoGuide
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import nn
-from torch.distributions import Distribution, Independent, register_kl
+from torch.distributions import Distribution, Independent
 
-from pyro_radial.distributions.kl import kl_of_transformed
-from pyro_radial.distributions.wrappers import WRAPPERS, expanded
+from pyro_radial.distributions.wrappers import WRAPPERS, expanded, on_support
 
 # Elements drawn at most to find out whether two laws live in the same place.
 _NUM_CHECKED = 100_000
@@ -116,7 +113,7 @@ def is_guide(model: Any) -> bool:
 
 def replaced(name: str, prior: Any, old: Any) -> Any:
     """The new prior in the batch shape and under the mask of the old one."""
-    new = _on_support(_expanded(name, prior, old), old.support)
+    new = on_support(_expanded(name, prior, old), old.support)
     mask = _mask(name, old)
     return new if mask is None else new.mask(mask)
 
@@ -129,37 +126,6 @@ def _expanded(name: str, prior: Any, old: Any) -> Any:
             f"the new prior of site '{name}' has batch shape {tuple(prior.batch_shape)}, which does not expand to "
             f"the site's {tuple(old.batch_shape)}; a site in a plate over data belongs to its rows and has none"
         ) from None
-
-
-class _Image(TransformedDistribution):
-    """A transformed law that knows its support: torch takes the image of an affine map for the whole line."""
-
-    _support: Any
-
-    @property
-    def support(self) -> Any:
-        return self._support
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        return _on_support(super().expand(batch_shape, _instance), self._support)
-
-
-# Both sides are the same bijection of simpler laws, although torch takes two equal bijections for different ones.
-register_kl(TransformedDistribution, _Image)(kl_of_transformed)
-
-
-def _on_support(law: Any, support: Any) -> Any:
-    """The law, and where it is an image of another, with this as its support."""
-    new = copy.copy(law)
-    if type(law) in (TransformedDistribution, _Image):
-        new.__class__ = _Image
-        new._support = support
-    elif isinstance(law, Independent) and isinstance(support, constraints.independent):
-        rest = support.reinterpreted_batch_ndims - law.reinterpreted_batch_ndims
-        if rest >= 0:
-            inner = support.base_constraint
-            new.base_dist = _on_support(law.base_dist, constraints.independent(inner, rest) if rest else inner)
-    return new
 
 
 def _mask(name: str, old: Any) -> Any:

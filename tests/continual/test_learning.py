@@ -22,9 +22,9 @@ from pyro_radial.continual import (
     TaskStream,
     k_center_coreset,
     learn_stream,
-    learning,
     permuted,
     split_by_class,
+    stream_run,
 )
 from pyro_radial.infer.autoguide import AutoMeanField
 from pyro_radial.infer.training_run import TrainingRun
@@ -99,8 +99,8 @@ def fits(monkeypatch):
         )
         return result
 
-    fit = learning.fit
-    monkeypatch.setattr(learning, "fit", recorded)
+    fit = stream_run.fit
+    monkeypatch.setattr(stream_run, "fit", recorded)
     return calls
 
 
@@ -139,7 +139,8 @@ def test_several_heads_learn_their_tasks_and_the_others_are_left_alone(fits, mon
     laws = []
     monkeypatch.setattr(PriorChain, "advance", partial_after(PriorChain.advance, lambda c, *_: laws.append(c.prior)))
     heads = []
-    monkeypatch.setattr(learning, "predict", partial_after(learning.predict, lambda c, *_: heads.append(head_of(c))))
+    recorded = partial_after(stream_run.predict, lambda c, *_: heads.append(head_of(c)))
+    monkeypatch.setattr(stream_run, "predict", recorded)
     one = chain()
     matrix, _ = learn(one, epochs=8)
     # Each task is measured with its own, also when another was learned last.
@@ -216,7 +217,7 @@ def test_the_seed_decides_and_nothing_else_does():
 @pytest.mark.parametrize("seed", [0, 20_240_101, 2**40])
 def test_every_stage_has_a_seed_of_its_own(fits, seed, monkeypatch):
     seeds = []
-    monkeypatch.setattr(learning.pyro, "set_rng_seed", partial_after(pyro.set_rng_seed, seeds.append))
+    monkeypatch.setattr(stream_run.pyro, "set_rng_seed", partial_after(pyro.set_rng_seed, seeds.append))
     learn_stream(chain(), stream(), coreset=CORESET, measure_all=True, **{**OPTIONS, "seed": seed})
     # Two baselines; a task, its coreset and two predictions; a task, two coresets and two predictions.
     own = seeds[:2] + list(dict.fromkeys(seeds[2:]))
@@ -277,12 +278,12 @@ def test_the_coreset_is_used_for_the_prediction():
 
 STAGES = [
     # Of a fit: the first task, its coreset, the second task, the two coresets.
-    *[(learning, "fit", at, "after") for at in (1, 2, 3, 5)],
+    *[(stream_run, "fit", at, "after") for at in (1, 2, 3, 5)],
     *[(TrainingRun, "step", at, "before") for at in (1, 4, 5, 8, 11)],
     *[(PriorChain, "advance", at, "after") for at in (1, 2)],
-    *[(learning, "predict", at, "after") for at in (1, 3)],
+    *[(stream_run, "predict", at, "after") for at in (1, 3)],
     # Before the first task, between the two, and after the last.
-    *[(learning, "save_checkpoint", at, when) for at in (1, 2, 3) for when in ("before", "after")],
+    *[(stream_run, "save_checkpoint", at, when) for at in (1, 2, 3) for when in ("before", "after")],
 ]
 
 
@@ -309,8 +310,8 @@ def test_a_killed_run_ends_as_an_undisturbed_one(where, undisturbed, monkeypatch
 def test_a_finished_run_only_reads(undisturbed, monkeypatch, tmp_path):
     options = {"coreset": CORESET, "measure_all": True, "checkpoint": tmp_path}
     learn(**options)
-    monkeypatch.setattr(learning, "fit", None)
-    monkeypatch.setattr(learning, "predict", None)
+    monkeypatch.setattr(stream_run, "fit", None)
+    monkeypatch.setattr(stream_run, "predict", None)
     assert_same(learn(**options), undisturbed)
 
 
@@ -373,7 +374,7 @@ def other_settings():
 def test_other_settings_are_refused_in_the_first_task_and_after_it(setting, monkeypatch, tmp_path):
     tasks = stream(validation_fraction=0.25)
     options = {"tasks": tasks, "loss": RadialELBO(kl_weight=1.0), "checkpoint": tmp_path}
-    killed(monkeypatch, None, learning, "fit", 1, "after", **options)
+    killed(monkeypatch, None, stream_run, "fit", 1, "after", **options)
     changed = {**options, **other_settings()[setting]}
     one = changed.pop("one", None) or chain()
     before = {name: value.clone() for name, value in one.state_dict().items()}
@@ -414,7 +415,7 @@ def test_files_that_are_none_of_a_run(tmp_path):
 
 
 def test_a_new_run_starts_anew_where_only_a_task_was_left(monkeypatch, tmp_path):
-    killed(monkeypatch, None, learning, "fit", 1, "after", seed=9, checkpoint=tmp_path)
+    killed(monkeypatch, None, stream_run, "fit", 1, "after", seed=9, checkpoint=tmp_path)
     (tmp_path / "stream.pt").unlink()
     assert (tmp_path / "task-0.pt").exists()
     assert_same(learn(checkpoint=tmp_path), learn())
