@@ -53,7 +53,8 @@ class FunctionalNet:
 
         :param dict tensors: every parameter and buffer by name; of tied ones, the first name.
         """
-        return functional_call(self.skeleton, tensors, args, kwargs)
+        with _restored(self.skeleton):
+            return functional_call(self.skeleton, tensors, args, kwargs)
 
     def many(
         self,
@@ -138,6 +139,18 @@ def _skeleton(net: nn.Module) -> nn.Module:
     for buffer in net.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     return copy.deepcopy(net, memo)
+
+
+@contextmanager
+def _restored(skeleton: nn.Module) -> Iterator[None]:
+    """Puts the skeleton's own tensors back: where a module has two names, functional_call leaves those of the call."""
+    own = [(module, dict(module._parameters), dict(module._buffers)) for module in skeleton.modules()]
+    try:
+        yield
+    finally:
+        for module, parameters, buffers in own:
+            module._parameters.update(parameters)
+            module._buffers.update(buffers)
 
 
 @contextmanager

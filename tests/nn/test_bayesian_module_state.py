@@ -167,3 +167,14 @@ class TestState:
         bnn = BayesianModule(mlp())
         assert all(p.is_meta for p in bnn._functional.skeleton.parameters())
         assert not list(bnn.parameters())
+
+
+@pytest.mark.parametrize("draws", [(), (3,)], ids=["one draw", "three draws"])
+def test_a_module_with_two_names_leaves_nothing_of_a_call_behind(draws):
+    shared = nn.Linear(3, 3)
+    bnn = BayesianModule(nn.Sequential(shared, nn.Tanh(), shared))
+    before = dict(bnn.skeleton.named_parameters())
+    with pyro.plate_stack("draws", draws):
+        bnn(torch.zeros(2, 3))
+    assert all(parameter is before[name] for name, parameter in bnn.skeleton.named_parameters())
+    copy.deepcopy(bnn)
