@@ -60,6 +60,8 @@ def flat_mnist(data_dir: str | None) -> Images:
 
 def mean_and_error(values: list[float]) -> str:
     """A mean with its standard error over seeds, for a printed table."""
+    if len(values) == 1:
+        return f"{values[0]:.4f}"
     tensor = torch.tensor(values, dtype=torch.double)
     return f"{tensor.mean():.4f} +- {tensor.std() / len(values) ** 0.5:.4f}"
 
@@ -75,11 +77,11 @@ class Job:
 
 def compute_all(table: Table, jobs: Sequence[Job], workers: int, threads: int) -> list[Row]:
     """The rows of all jobs, those that are new computed by this many processes and saved in the order of the jobs."""
-    new = [job for job in jobs if table.find(job.keys) is None]
+    new = {str(job.keys): job for job in jobs if table.find(job.keys) is None}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _start_worker, (threads,)) as pool:
-        futures = {id(job): pool.submit(job.compute, *job.arguments) for job in new}
-        return [table.add(job.keys, lambda job=job: futures[id(job)].result()) for job in jobs]
+        futures = {keys: pool.submit(job.compute, *job.arguments) for keys, job in new.items()}
+        return [table.add(job.keys, lambda job=job: futures[str(job.keys)].result()) for job in jobs]
 
 
 def _start_worker(threads: int) -> None:

@@ -49,7 +49,7 @@ def score(args: argparse.Namespace, method: str, setting: Setting, seed: int, pa
     name = checkpoint_name(args.output.stem, method, *keys_of(setting).values(), seed, part, coreset)
     kept = CORESET if coreset else None
     return run(
-        tasks, SIZES, method, setting, seed, name, coreset=kept, measure_on=part, num_samples=4 if args.small else 32
+        tasks, SIZES, method, setting, seed, name, coreset=kept, measure_on=part, num_samples=4 if args.small else 10
     )
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir")
     parser.add_argument("--small", action="store_true", help="1,800 images, 1 epoch, one seed")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="of each worker")

@@ -116,7 +116,7 @@ def main() -> None:
             ratios = torch.tensor([row["stddev_ratio"] for row in own]).mean(0)
             ax.plot(range(1, NUM_BATCHES + 1), errors.tolist(), marker="o", label=method)
             print(f"{design:12s} {method:18s} error {errors[-1]:.3f}  ratio of deviations {ratios[-1]:.3f}")
-        ax.set(title=f"{design} features", xlabel="batches learned", yscale="log")
+        ax.set(title=f"{design} features", xlabel="batches learned", xticks=range(1, NUM_BATCHES + 1), yscale="log")
         ax.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("error of the mean, in exact posterior deviations")
     figure.axes[1].legend(frameon=False)

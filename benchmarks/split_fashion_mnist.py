@@ -37,8 +37,7 @@ GRID = {
         *(Setting(60, init_stddev=stddev, event_dim=1) for stddev in (0.007, 0.01, 0.014)),
         Setting(120, init_stddev=0.01, event_dim=1),
         Setting(60, init_stddev=0.014, event_dim=1, reset_scales=True),
-        Setting(60, init_stddev=0.01, event_dim=1, decay_over=60 * STEPS),
-        Setting(60, init_stddev=0.014, event_dim=1, decay_over=60 * STEPS),
+        *(Setting(60, init_stddev=stddev, event_dim=1, decay_over=60 * STEPS) for stddev in (0.01, 0.014, 0.018)),
         Setting(90, init_stddev=0.01, event_dim=1, decay_over=90 * STEPS),
     ],
     "radial published": [
@@ -88,15 +87,18 @@ def job(args: argparse.Namespace, method: str, setting: Setting, seed: int, part
     return Job(keys, score, (args, method, setting, seed, part, coreset))
 
 
-def chosen(table: Table, grid: dict[str, list[Setting]]) -> dict[str, Setting]:
-    """Each method's setting with the best average accuracy on the validation tenth."""
+def ranked(table: Table, grid: dict[str, list[Setting]]) -> dict[str, list[Setting]]:
+    """Each method's settings, those with the best average accuracy on the validation tenth first."""
 
     def accuracy(method: str, setting: Setting) -> float:
         row = table.find({"method": method, **keys_of(setting), "measured_on": "validation", "coreset": 0})
         assert row is not None
         return row["average_accuracy"]
 
-    return {method: max(settings, key=lambda s, m=method: accuracy(m, s)) for method, settings in grid.items()}
+    return {
+        method: sorted(settings, key=lambda s, m=method: accuracy(m, s), reverse=True)
+        for method, settings in grid.items()
+    }
 
 
 def draw(path: Path, runs: dict[str, list[Row]], names: tuple[str, ...], title: str) -> None:
@@ -125,23 +127,25 @@ def main() -> None:
     grid, paper, seeds = (SINGLE_GRID if args.single_head else GRID), PAPER, range(args.seeds)
     if args.small:
         paper = {method: Setting(3, init_stddev=0.01, event_dim=1) for method in METHODS}
-        grid, seeds = {method: [setting] for method, setting in paper.items()}, range(1)
+        grid, seeds = {method: [setting, setting] for method, setting in paper.items()}, range(1)
     table = Table(args.output, {"torch": torch.__version__, "workers": args.workers, "threads": args.threads})
 
     def compute(jobs: list[Job]) -> list[Row]:
         return compute_all(table, jobs, args.workers, args.threads)
 
     compute([job(args, method, setting, 0, "validation") for method in METHODS for setting in grid[method]])
-    best = chosen(table, grid)
+    best = ranked(table, grid)
     if args.single_head:
         wanted = {
-            f"{method}{', coreset' if coreset else ''}": (method, best[method], coreset)
+            f"{method}{', coreset' if coreset else ''}": (method, best[method][0], coreset)
             for coreset in (0, CORESET.size)
             for method in METHODS
         }
     else:
         wanted = {f"{method}, the paper's setting": (method, paper[method], 0) for method in METHODS}
-        wanted |= {f"{method}, its own": (method, best[method], 0) for method in METHODS}
+        wanted |= {f"{method}, its own": (method, best[method][0], 0) for method in METHODS}
+        # Within the standard error of 6,000 validation images, 0.13 percent, of the first.
+        wanted |= {"radial exact, runner-up": ("radial exact", best["radial exact"][1], 0)}
     labelled = [
         (label, job(args, method, setting, seed, "test", coreset))
         for seed in seeds
