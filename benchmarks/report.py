@@ -142,8 +142,8 @@ def split_multi_head() -> str:
         "and, for each method, the best of a small grid by the validation tenth; 'from' is where the marginal standard "
         "deviations start (`benchmarks/split_fashion_mnist.py`). A run of five tasks at 20 epochs took at most "
         f"{slowest:.0f} s on one thread. One seed chose, and 6,000 images cannot tell settings 0.1 points apart; the "
-        "last row is the runner-up of the exact chain. The rows with a constant rate were measured some commits before the "
-        "others, with other random numbers than a run of today would draw:\n\n"
+        "last row is the runner-up of the exact chain. The rows with a constant rate were measured some commits before "
+        "the others, with other random numbers than a run of today would draw:\n\n"
         + streams("split_fashion_mnist_multi_head")
     )
 
