@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial.infer.data import Rows, check_count, check_inputs
+from pyro_radial.continual.streams import Pair
+from pyro_radial.infer.data import Rows, check_count, check_inputs, take
 
 __all__ = ["Coreset", "k_center_coreset", "random_coreset", "separate"]
-
-Pair = tuple[Tensor, Tensor]
 
 
 def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
@@ -95,8 +94,7 @@ def separate(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
         >>> coreset[1], rest[1]
         (tensor([6]), tensor([5, 7]))
     """
-    Rows(data, "data")
-    size = len(data[0])
+    size = len(Rows(data, "data"))
     if index.ndim != 1 or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise ValueError(f"index must be integers of shape [M], got {index.dtype} {list(index.shape)}")
     if not 0 < len(index) < size:
@@ -108,18 +106,15 @@ def separate(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
     index = index.long().cpu()
     others = torch.ones(size, dtype=torch.bool)
     others[index] = False
-    return _take(data, index), _take(data, others.nonzero()[:, 0])
+    x, y = data
+    rest = others.nonzero()[:, 0]
+    return (take(x, index), take(y, index)), (take(x, rest), take(y, rest))
 
 
 def _distance(rows: Tensor, center: int) -> Tensor:
     """The distance of every row from one of them."""
     # The faster way by matrix products rounds: it places copies of a row at a distance above zero.
     return torch.cdist(rows, rows[center : center + 1], compute_mode="donot_use_mm_for_euclid_dist")[:, 0]
-
-
-def _take(data: Pair, index: Tensor) -> Pair:
-    x, y = data
-    return x[index.to(x.device)], y[index.to(y.device)]
 
 
 def _check(x: Tensor, size: int) -> None:

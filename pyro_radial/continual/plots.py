@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyro_radial.continual.measures import AccuracyMatrix
-from pyro_radial.uncertainty.plots import COLORS, MARKERS, _new_axes
+from pyro_radial.uncertainty.plots import COLORS, MARKERS, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,7 @@ def plot_accuracy_matrix(matrix: AccuracyMatrix, ax: Axes | None = None) -> Axes
     """
     size = len(matrix.names)
     side = 1.6 + 0.5 * size
-    ax = _new_axes((side, side)) if ax is None else ax
+    ax = new_axes((side, side)) if ax is None else ax
     image = ax.imshow(matrix.values.numpy(), cmap="Blues", vmin=0, vmax=1)
     for i, j in (~matrix.values.isnan()).nonzero().tolist():
         accuracy = float(matrix.values[i, j])
@@ -80,7 +80,7 @@ def plot_average_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
         array([0.9, 0.7])
     """
     matrices = _by_method(runs)
-    ax = _new_axes((5.0, 3.2)) if ax is None else ax
+    ax = new_axes((5.0, 3.2)) if ax is None else ax
     from matplotlib.ticker import MaxNLocator  # Here matplotlib is known to be installed.
 
     for index, (method, seeds) in enumerate(matrices.items()):
@@ -114,7 +114,7 @@ def plot_final_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
         array([0.6, 0.8])
     """
     matrices = _by_method(runs)
-    ax = _new_axes((5.0, 3.2)) if ax is None else ax
+    ax = new_axes((5.0, 3.2)) if ax is None else ax
     for index, (method, seeds) in enumerate(matrices.items()):
         last = torch.stack([matrix.values[-1] for matrix in seeds])
         if last.isnan().any():

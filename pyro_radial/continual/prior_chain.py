@@ -189,14 +189,15 @@ def _posterior(guide: Any) -> dict[str, Any]:
     """``{site: distribution}`` of a guide, of the parts of a list of guides, or as given."""
     if isinstance(guide, Mapping):
         return dict(guide)
-    if isinstance(guide, AutoGuideList):
-        return {name: law for part in guide for name, law in _posterior(part).items()}
-    if not hasattr(guide, "posterior"):
-        raise ValueError(
-            f"PriorChain.advance: guide must have a method posterior(), as AutoRadial has, but {type(guide).__name__} "
-            "has none; give its distributions by site name instead"
-        )
-    return dict(guide.posterior())
+    posterior: dict[str, Any] = {}
+    for part in _parts(guide):
+        if not hasattr(part, "posterior"):
+            raise ValueError(
+                f"PriorChain.advance: guide must have a method posterior(), as AutoRadial has, but "
+                f"{type(part).__name__} has none; give its distributions by site name instead"
+            )
+        posterior |= part.posterior()
+    return posterior
 
 
 def _site(guide: Any, name: str) -> Any:

@@ -31,7 +31,7 @@ from torch.distributions.transforms import AffineTransform, ComposeTransform, In
 from pyro_radial.distributions.log_distance import mean_log_distance_of_normal, mean_log_distance_of_radial
 from pyro_radial.distributions.radial_normal import RadialNormal, accumulation_dtype
 from pyro_radial.distributions.special import log_sphere_area
-from pyro_radial.distributions.wrappers import WRAPPERS, Image, leaf
+from pyro_radial.distributions.wrappers import WRAPPERS, Image, leaf, unexpanded
 
 
 class _Noise(NamedTuple):
@@ -148,7 +148,7 @@ def _cross_entropy(q: _Noise, p: Distribution) -> Tensor:
     if isinstance(p, RadialNormal):
         return _cross_entropy_to_radial(q, p)
     assert isinstance(p, Normal)
-    loc, scale = _unexpanded(p.loc), _unexpanded(p.scale)
+    loc, scale = unexpanded(p.loc), unexpanded(p.scale)
     quadratic = (q.variance + (q.loc - loc).square()) * (0.5 / scale.square())
     return quadratic + (scale.log() + 0.5 * math.log(2.0 * math.pi))
 
@@ -159,7 +159,7 @@ def _cross_entropy_to_radial(q: _Noise, p: RadialNormal) -> Tensor:
         raise NotImplementedError
     dim, sums = p.num_elements, accumulation_dtype(q.loc)
     # Repeated batch dimensions, such as those of particles, repeat one value.
-    tensors = torch.broadcast_tensors(*(_unexpanded(t, p.event_dim) for t in (q.loc, q.scale, p.loc, p.scale)))
+    tensors = torch.broadcast_tensors(*(unexpanded(t, p.event_dim) for t in (q.loc, q.scale, p.loc, p.scale)))
     loc, scale, center, unit = (t.flatten(t.dim() - p.event_dim) if p.event_dim else t.unsqueeze(-1) for t in tensors)
     ratio, shift = scale / unit, (loc - center) / unit
     dtype = torch.promote_types(ratio.dtype, shift.dtype)
@@ -173,15 +173,6 @@ def _cross_entropy_to_radial(q: _Noise, p: RadialNormal) -> Tensor:
     # Each repeat counts where a wrapper sums over its dimension.
     shape = torch.broadcast_shapes(q.loc.shape, p.loc.shape)
     return cross_entropy.expand(shape[: len(shape) - p.event_dim])
-
-
-def _unexpanded(tensor: Tensor, keep: int = 0) -> Tensor:
-    """The tensor with its repeated dimensions at size one: the scale of N(0, 1) on a million weights is one number.
-
-    :param int keep: how many of the last dimensions stay as they are.
-    """
-    strides = tensor.stride()[: tensor.dim() - keep]
-    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
 
 
 def elementary(transforms: list[Transform]) -> list[Transform]:

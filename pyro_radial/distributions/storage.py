@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Transform
 from torch.distributions.utils import lazy_property
 
+from pyro_radial.distributions.wrappers import unexpanded
+
 __all__ = ["describe", "rebuild"]
 
 LAWS = (Distribution, TorchDistributionMixin)
@@ -102,7 +104,7 @@ def _write_tensor(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tens
     tensor = tensor.detach()
     if not bool(tensor.isfinite().all()):
         raise ValueError(f"its tensor {'.'.join(path)!r} is not finite")
-    once = tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+    once = unexpanded(tensor)
     key = next(key for key in _keys(path) if key not in tensors and key not in RESERVED)
     tensors[key] = once.clone(memory_format=torch.contiguous_format)
     return {"tensor": key} if once.shape == tensor.shape else {"tensor": key, "shape": list(tensor.shape)}

@@ -11,6 +11,7 @@ import pyro
 import torch
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
+from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution
 
 WRAPPERS = (Independent, MaskedDistribution, ExpandedDistribution)
@@ -38,6 +39,15 @@ def is_real(support: Any) -> bool:
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return support is constraints.real
+
+
+def unexpanded(tensor: Tensor, keep: int = 0) -> Tensor:
+    """The tensor with its repeated dimensions at size one: the scale of N(0, 1) on a million weights is one number.
+
+    :param int keep: how many of the last dimensions stay as they are.
+    """
+    strides = tensor.stride()[: tensor.dim() - keep]
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
 
 
 def expanded(distribution: Any, batch_shape: Sequence[int]) -> Any:

@@ -54,7 +54,7 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
     """
     if not reliabilities:
         raise ValueError("reliabilities must hold at least one method")
-    ax = _new_axes((4.2, 4.2)) if ax is None else ax
+    ax = new_axes((4.2, 4.2)) if ax is None else ax
     ax.plot([0, 1], [0, 1], color="0.55", linestyle="--", linewidth=1, label="_perfect calibration", zorder=1)
     for index, (name, bins) in enumerate(reliabilities.items()):
         color = COLORS[index % len(COLORS)]
@@ -148,7 +148,7 @@ def plot_training_terms(history: Sequence[Mapping[str, float]], ax: Axes | None 
     for record in history:
         if missing := {"epoch", "nll", "kl"} - record.keys():
             raise ValueError(f"history must have key {sorted(missing)[0]!r} in every epoch, got {dict(record)}")
-    ax = _new_axes((5.0, 3.2)) if ax is None else ax
+    ax = new_axes((5.0, 3.2)) if ax is None else ax
     from matplotlib.ticker import MaxNLocator  # Here matplotlib is known to be installed.
 
     nll, kl = ([record[key] for record in history] for key in ("nll", "kl"))
@@ -199,7 +199,7 @@ def _new_figure(size: tuple[float, float]) -> Figure:
     return Figure(figsize=size, layout="constrained", dpi=150)
 
 
-def _new_axes(size: tuple[float, float]) -> Axes:
+def new_axes(size: tuple[float, float]) -> Axes:
     ax = _new_figure(size).add_subplot()
     ax.spines[["top", "right"]].set_visible(False)
     return ax

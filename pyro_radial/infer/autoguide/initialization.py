@@ -9,19 +9,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from pyro.distributions import constraints
 from pyro.infer.autoguide.initialization import init_to_mean, init_to_median
 from torch import Tensor, nn
+
+from pyro_radial.distributions.wrappers import is_real
 
 InitFn = Callable[..., Any]
 
 
 def has_real_support(site: Mapping[str, Any]) -> bool:
     """Whether a site takes every real value, whatever its shape."""
-    support = site["fn"].support
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraints.real
+    return is_real(site["fn"].support)
 
 
 def init_to_center(site: Mapping[str, Any] | None = None) -> Any:
