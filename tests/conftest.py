@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every test starts from the same seed, an empty parameter store and one thread."""
+"""Every test starts from the same seed, an empty parameter store, one thread, and with validation."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,7 @@ from pathlib import Path
 import pyro
 import pytest
 import torch
+from torch.distributions import Distribution
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -16,6 +17,8 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 @pytest.fixture(autouse=True)
 def clean_start():
     torch.set_num_threads(1)
+    # torch's compiler turns it off for the whole process.
+    Distribution.set_default_validate_args(__debug__)
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     yield

@@ -18,7 +18,9 @@ from pyro.distributions.util import scale_and_mask, sum_rightmost
 from torch import Tensor
 from torch.distributions import (
     Distribution,
+    Gamma,
     Independent,
+    InverseGamma,
     LogNormal,
     MultivariateNormal,
     Normal,
@@ -26,11 +28,27 @@ from torch.distributions import (
     kl_divergence,
     register_kl,
 )
-from torch.distributions.transforms import AffineTransform, ComposeTransform, IndependentTransform, Transform
+from torch.distributions.transforms import (
+    AffineTransform,
+    ComposeTransform,
+    ExpTransform,
+    IndependentTransform,
+    Transform,
+)
 
+from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma, log_of
 from pyro_radial.distributions.log_distance import mean_log_distance_of_normal, mean_log_distance_of_radial
+from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal, accumulation_dtype
 from pyro_radial.distributions.special import log_sphere_area
+from pyro_radial.distributions.von_mises_fisher import (
+    HypersphericalUniform,
+    VonMisesFisherStable,
+    kl_uniform,
+    kl_uniform_to_von_mises_fisher,
+    kl_von_mises_fisher,
+    kl_von_mises_fisher_to_uniform,
+)
 from pyro_radial.distributions.wrappers import WRAPPERS, Image, leaf, unexpanded
 
 
@@ -201,6 +219,8 @@ def pull_back(p: Distribution, transforms: list[Transform]) -> Distribution:
         return Independent(pull_back(p.base_dist, transforms), p.reinterpreted_batch_ndims, validate_args=False)
     if isinstance(p, ExpandedDistribution):
         return pull_back(p.base_dist, transforms).expand(p.batch_shape)
+    if isinstance(p, Gamma | InverseGamma) and transforms == [ExpTransform()]:
+        return log_of(p)
     if isinstance(p, TransformedDistribution) and elementary(p.transforms) == transforms:
         return p.base_dist
     raise NotImplementedError
@@ -237,6 +257,14 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor]]
     (TransformedDistribution, LogNormal, kl_of_transformed),
     (TransformedDistribution, Independent, kl_of_transformed),
     (TransformedDistribution, ExpandedDistribution, kl_of_transformed),
+    (TransformedDistribution, Gamma, kl_of_transformed),
+    (TransformedDistribution, InverseGamma, kl_of_transformed),
+    (Normal, TransformedDistribution, kl_normal_to_log_gamma),
+    (RadialDirectional, RadialDirectional, kl_radial_directional),
+    (VonMisesFisherStable, VonMisesFisherStable, kl_von_mises_fisher),
+    (VonMisesFisherStable, HypersphericalUniform, kl_von_mises_fisher_to_uniform),
+    (HypersphericalUniform, VonMisesFisherStable, kl_uniform_to_von_mises_fisher),
+    (HypersphericalUniform, HypersphericalUniform, kl_uniform),
 ]
 
 for _q, _p, _rule in RULES:

@@ -14,11 +14,8 @@ from torch import Tensor
 from torch.distributions import biject_to, transform_to
 from torch.distributions.utils import broadcast_all
 
-from pyro_radial.distributions.special import (
-    MEAN_LOG_HALF_NORMAL,
-    log_sphere_area,
-    radial_marginal_quantile,
-)
+from pyro_radial.distributions.radial_marginal import radial_marginal_quantile
+from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area
 
 
 class _FinitePositive(constraints.Constraint):

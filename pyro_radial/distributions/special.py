@@ -1,20 +1,29 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Special functions of the radial family: plain numbers that depend on the dimension alone."""
+r"""Special functions of the laws on a sphere: its area, and the scalars of the von Mises-Fisher law.
+
+A direction x on the unit sphere of :math:`R^m` with density :math:`C_m(\kappa)\, e^{\kappa \mu \cdot x}` has one
+special function, :math:`L(\kappa) = \log E\, e^{\kappa u_1}` with u uniform on the sphere. The mean of the cosine
+:math:`w = \mu \cdot x` is :math:`A = L'`, its variance :math:`A'`. Where L, :math:`\kappa A` and :math:`\kappa` would
+cancel against each other, there is a function for the difference.
+
+They take concentrations of any shape, at least 0 (the uniform law); for m from 2 to 100,000 and concentrations up to
+1e6 they are good to the last digit of float32, and to 1e-14 in float64. The work is done in float64 where the device
+has it, and nothing branches on data. Derivatives are these functions again, not derivatives of an approximation.
+"""
 
 import math
-from functools import lru_cache
+from typing import Any
 
-from scipy.integrate import quad
-from scipy.optimize import brentq
-from scipy.special import betainc, erf
+import torch
+from torch import Tensor
+
+from pyro_radial.distributions import vmf_formulas as formulas
+from pyro_radial.distributions.bessel_expansion import bessel_plan
 
 # E log|r| for r ~ N(0, 1): -(Euler's constant + log 2) / 2.
 MEAN_LOG_HALF_NORMAL = -0.5 * (0.57721566490153286061 + math.log(2.0))
-
-# Beyond this the half-normal has no mass left in float64.
-_FAR = 40.0
 
 
 def log_sphere_area(dim: int) -> float:
@@ -29,43 +38,205 @@ def log_sphere_area(dim: int) -> float:
     return math.log(2.0) + 0.5 * dim * math.log(math.pi) - math.lgamma(0.5 * dim)
 
 
-def radial_marginal_mass(half_width: float, dim: int) -> float:
-    r"""P(\|u_1 r\| <= half_width) for u uniform on the unit sphere of R^n and r standard half-normal.
+def log_mean_exp_cosine(concentration: Tensor, dim: int) -> Tensor:
+    r"""The cumulant generating function of one coordinate of a uniform direction, L.
 
-    Given r, u_1^2 is Beta(1/2, (n-1)/2), so the mass is one integral over the radius.
+    .. math:: L(\kappa) = \log E\, e^{\kappa u_1} = \log {}_0F_1(; \tfrac m2; \tfrac{\kappa^2}4)
+        = \log \Gamma(\nu + 1) + \log I_\nu(\kappa) - \nu \log \tfrac\kappa2, \qquad \nu = \tfrac m2 - 1.
+
+    :param Tensor concentration: :math:`\kappa`, at least 0, of any shape.
+    :param int dim: m, the dimension of the surrounding space, at least 2.
+    :raises ValueError: if ``concentration`` is not floating point, or ``dim`` not an integer of at least 2.
+
+    >>> concentration = torch.tensor([0.0, 2.0])
+    >>> torch.allclose(log_mean_exp_cosine(concentration, 3), torch.tensor([1.0, math.sinh(2.0) / 2.0]).log())
+    True
     """
-    if dim == 1:
-        return float(erf(half_width / math.sqrt(2.0)))
-
-    def integrand(log_radius: float) -> float:
-        radius = math.exp(log_radius)
-        density = math.sqrt(2.0 / math.pi) * math.exp(-0.5 * radius * radius) * radius
-        return density * float(betainc(0.5, 0.5 * (dim - 1), (half_width / radius) ** 2))
-
-    low, high = math.log(half_width), math.log(_FAR)
-    # The integrand turns where the Beta law's bulk, r ~ half_width sqrt(n), or the half-normal's, r ~ 1, lies.
-    turns = sorted({min(max(low + 0.5 * math.log(dim), low), high), min(max(0.0, low), high)})
-    outside = quad(integrand, low, high, points=turns, limit=400, epsabs=1e-13, epsrel=1e-11)[0]
-    return float(erf(half_width / math.sqrt(2.0))) + outside
+    return _scalar("log_mean_exp", concentration, dim).to(concentration.dtype)
 
 
-@lru_cache(maxsize=4096)
-def radial_marginal_quantile(probability: float, dim: int) -> float:
-    r"""Quantile of one coordinate u_1 r of the standard radial law in :math:`R^n`.
+def mean_cosine(concentration: Tensor, dim: int) -> Tensor:
+    r"""The mean of :math:`\mu \cdot x`: :math:`A = I_{m/2}(\kappa) / I_{m/2-1}(\kappa)`, the length of E x.
 
-    :param float probability: in (0, 1).
-    :param int dim: n, the number of elements of one event.
+    Exact, where Oh, Adamczewski and Park (2019) take the middle of two bounds (theorem 3 of their supplement), which
+    is off by up to 7 % for m = 2 and 0.17 % for m = 10.
 
-    For n = 1 this is the normal quantile; for larger n the marginal is narrower (variance 1/n) and heavier
-    tailed (kurtosis 9n/(n+2)).
+    Arguments and errors as for :func:`log_mean_exp_cosine`.
 
-    >>> round(radial_marginal_quantile(0.975, 1), 4)
-    1.96
+    >>> torch.allclose(mean_cosine(torch.tensor(2.0), 3), torch.tensor(1.0 / math.tanh(2.0) - 0.5))
+    True
     """
-    mass = abs(2.0 * probability - 1.0)
-    if mass == 0.0:
-        return 0.0
-    log_half_width = brentq(
-        lambda s: radial_marginal_mass(math.exp(s), dim) - mass, math.log(1e-150), math.log(0.99 * _FAR), xtol=1e-12
+    return _scalar("mean", concentration, dim).to(concentration.dtype)
+
+
+def cosine_variance(concentration: Tensor, dim: int) -> Tensor:
+    r"""The variance of :math:`\mu \cdot x`: :math:`A' = 1 - A^2 - (m-1) A / \kappa`, without that difference.
+
+    Arguments and errors as for :func:`log_mean_exp_cosine`.
+
+    >>> cosine_variance(torch.tensor(0.0), 10)
+    tensor(0.1000)
+    """
+    return _scalar("variance", concentration, dim).to(concentration.dtype)
+
+
+def mean_cosine_gap(concentration: Tensor, dim: int) -> Tensor:
+    r""":math:`\kappa (1 - A)`, which is :math:`\tfrac\kappa2 E \|x - \mu\|^2`: from 0 up to about (m-1)/2.
+
+    Arguments and errors as for :func:`log_mean_exp_cosine`.
+
+    >>> mean_cosine_gap(torch.tensor(1e6), 3)
+    tensor(1.)
+    """
+    return (concentration * _scalar("complement", concentration, dim)).to(concentration.dtype)
+
+
+def log_vmf_constant(concentration: Tensor, dim: int) -> Tensor:
+    r"""The log of the constant of the von Mises-Fisher density.
+
+    .. math:: \log C_m(\kappa) = \log \frac{\kappa^{m/2-1}}{(2\pi)^{m/2} I_{m/2-1}(\kappa)}
+        = \log\Gamma(\tfrac m2) - \tfrac m2 \log\pi - \log 2 - L(\kappa).
+
+    For a density use :func:`log_vmf_peak`: here :math:`\kappa \mu \cdot x` would have to cancel L.
+
+    Arguments and errors as for :func:`log_mean_exp_cosine`.
+
+    >>> torch.allclose(log_vmf_constant(torch.tensor(0.0), 3), torch.tensor(-math.log(4.0 * math.pi)))
+    True
+    """
+    return (-_scalar("log_mean_exp", concentration, dim) - log_sphere_area(bessel_plan(dim).dim)).to(
+        concentration.dtype
     )
-    return math.copysign(math.exp(log_half_width), probability - 0.5)
+
+
+def log_vmf_peak(concentration: Tensor, dim: int) -> Tensor:
+    r"""The von Mises-Fisher log-density at its mode less that of the uniform law: :math:`M = \kappa - L`.
+
+    With :math:`\|x - \mu\|^2 = 2 (1 - \mu \cdot x)` the log-density is a sum without cancellation:
+
+    .. math:: \log p(x) = \log C_m(0) + M(\kappa) - \tfrac\kappa2 \|x - \mu\|^2.
+
+    Arguments and errors as for :func:`log_mean_exp_cosine`.
+
+    >>> log_vmf_peak(torch.tensor(1e6), 3)
+    tensor(14.5087)
+    """
+    return _scalar("peak", concentration, dim).to(concentration.dtype)
+
+
+def vmf_kl_to_uniform(concentration: Tensor, dim: int) -> Tensor:
+    r"""The KL divergence from a von Mises-Fisher law to the uniform law: :math:`U = \kappa A - L`, at least 0.
+
+    Arguments and errors as for :func:`log_mean_exp_cosine`.
+
+    >>> vmf_kl_to_uniform(torch.tensor([0.0, 1e-3, 10.0]), 3)
+    tensor([0.0000e+00, 1.6667e-07, 1.9957e+00])
+    """
+    return _scalar("kl_to_uniform", concentration, dim).to(concentration.dtype)
+
+
+def vmf_kl(concentration_q: Tensor, concentration_p: Tensor, one_minus_cosine: Tensor, dim: int) -> Tensor:
+    r"""The KL divergence from one von Mises-Fisher law to another, never negative.
+
+    .. math:: KL(q \| p) = \kappa_p A(\kappa_q) (1 - \mu_q \cdot \mu_p)
+        + L(\kappa_p) - L(\kappa_q) - A(\kappa_q) (\kappa_p - \kappa_q).
+
+    The second line is the KL at equal means, computed as a whole: it keeps its digits when the concentrations are
+    nearly equal. Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural
+    Networks", eq. 46, rearranged.
+
+    :param Tensor concentration_q: at least 0; the three tensors broadcast.
+    :param Tensor concentration_p: at least 0.
+    :param Tensor one_minus_cosine: :math:`1 - \mu_q \cdot \mu_p = \tfrac12 \|\mu_q - \mu_p\|^2`, from 0 to 2; best
+        computed as that square.
+    :param int dim: m, at least 2.
+    :raises ValueError: if a tensor is not floating point, or ``dim`` not an integer of at least 2.
+
+    >>> q, p = torch.tensor(100.0), torch.tensor([100.0, 101.0, 200.0])
+    >>> vmf_kl(q, p, torch.tensor(0.0), 3)
+    tensor([0.0000e+00, 4.9669e-05, 3.0685e-01])
+    """
+    named = {
+        "concentration_q": concentration_q,
+        "concentration_p": concentration_p,
+        "one_minus_cosine": one_minus_cosine,
+    }
+    q, p, gap = torch.broadcast_tensors(*(_to_working_dtype(name, tensor) for name, tensor in named.items()))
+    dtype = torch.promote_types(
+        torch.promote_types(concentration_q.dtype, concentration_p.dtype), one_minus_cosine.dtype
+    )
+    return (p * gap * _Scalar.apply(q, dim, "mean") + _SameMeanKL.apply(q, p, dim)).to(dtype)
+
+
+class _Scalar(torch.autograd.Function):
+    """A formula of one concentration, whose derivative is another formula."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(concentration: Tensor, dim: int, name: str) -> Tensor:
+        return _FORMULAS[name](concentration, bessel_plan(dim))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        concentration, ctx.dim, ctx.name = inputs
+        ctx.save_for_backward(concentration)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (concentration,) = ctx.saved_tensors
+        return grad * _DERIVATIVES[ctx.name](concentration, ctx.dim), None, None
+
+
+_FORMULAS = {
+    "log_mean_exp": formulas.log_mean_exp,
+    "mean": formulas.mean,
+    "complement": formulas.complement,
+    "variance": formulas.variance,
+    "peak": formulas.peak,
+    "kl_to_uniform": formulas.kl_to_uniform,
+}
+_DERIVATIVES = {
+    "log_mean_exp": lambda kappa, dim: _Scalar.apply(kappa, dim, "mean"),
+    "mean": lambda kappa, dim: _Scalar.apply(kappa, dim, "variance"),
+    "complement": lambda kappa, dim: -_Scalar.apply(kappa, dim, "variance"),
+    "variance": lambda kappa, dim: formulas.variance_slope(kappa, bessel_plan(dim)),
+    "peak": lambda kappa, dim: _Scalar.apply(kappa, dim, "complement"),
+    "kl_to_uniform": lambda kappa, dim: kappa * _Scalar.apply(kappa, dim, "variance"),
+}
+
+
+class _SameMeanKL(torch.autograd.Function):
+    """The KL divergence between two laws with one mean direction, of concentrations q and p of one shape."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q: Tensor, p: Tensor, dim: int) -> Tensor:
+        return formulas.same_mean_kl(q, p, bessel_plan(dim))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        q, p, ctx.dim = inputs
+        ctx.save_for_backward(q, p)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        q, p = ctx.saved_tensors
+        by_q = (q - p) * _Scalar.apply(q, ctx.dim, "variance")
+        # A(p) - A(q), or where both are near 1 the difference of what they lack.
+        rise = _Scalar.apply(p, ctx.dim, "mean") - _Scalar.apply(q, ctx.dim, "mean")
+        fall = _Scalar.apply(q, ctx.dim, "complement") - _Scalar.apply(p, ctx.dim, "complement")
+        by_p = torch.where((q > 0.5 * ctx.dim) & (p > 0.5 * ctx.dim), fall, rise)
+        return grad * by_q, grad * by_p, None
+
+
+def _scalar(name: str, concentration: Tensor, dim: int) -> Tensor:
+    return _Scalar.apply(_to_working_dtype("concentration", concentration), dim, name)
+
+
+def _to_working_dtype(name: str, tensor: Tensor) -> Tensor:
+    """In float64, where the device has it: these are numbers of whole events, too few for that to cost."""
+    if not tensor.is_floating_point():
+        raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
+    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)

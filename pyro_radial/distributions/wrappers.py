@@ -36,9 +36,23 @@ def is_real(support: Any) -> bool:
     >>> is_real(dist.Normal(0.0, 1.0).expand([3]).to_event(1).support), is_real(dist.LogNormal(0.0, 1.0).support)
     (True, False)
     """
+    return _innermost(support) is constraints.real
+
+
+def is_on_sphere(support: Any) -> bool:
+    """Whether a constraint lets unit vectors pass, whatever the shape.
+
+    >>> import pyro.distributions as dist
+    >>> is_on_sphere(dist.ProjectedNormal(torch.ones(2, 3)).to_event(1).support), is_on_sphere(constraints.real)
+    (True, False)
+    """
+    return _innermost(support) is constraints.sphere
+
+
+def _innermost(support: Any) -> Any:
     while isinstance(support, constraints.independent):
         support = support.base_constraint
-    return support is constraints.real
+    return support
 
 
 def unexpanded(tensor: Tensor, keep: int = 0) -> Tensor:

@@ -7,5 +7,16 @@ from pyro_radial.infer.diagnose import Diagnosis, diagnose
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.fit import FitResult, fit
 from pyro_radial.infer.predict import Prediction, predict
+from pyro_radial.infer.reparam import HalfCauchyReparam
 
-__all__ = ["Diagnosis", "FitResult", "LossTerms", "Prediction", "RadialELBO", "diagnose", "fit", "predict"]
+__all__ = [
+    "Diagnosis",
+    "FitResult",
+    "HalfCauchyReparam",
+    "LossTerms",
+    "Prediction",
+    "RadialELBO",
+    "diagnose",
+    "fit",
+    "predict",
+]

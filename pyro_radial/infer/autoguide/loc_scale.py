@@ -138,17 +138,18 @@ class AutoLocScale(AutoPerSite):
 def unconstrained_moments(law: Distribution | None, transform: Transform | None) -> tuple[Tensor | None, Tensor | None]:
     """Mean and standard deviation of the law whose image under the transform is the one given, each where it has one.
 
-    Of a law that is no such image, the mean's preimage alone.
+    Of a law that is no such image, or of one without moments there, the mean's preimage alone.
     """
     if law is None:
         return None, None
     try:
         base = law if transform is None else pull_back(law, elementary([transform]))
+        mean, variance = _moment(base, "mean"), _moment(base, "variance")
     except NotImplementedError:
-        assert transform is not None
+        mean = variance = None
+    if mean is None and transform is not None:
         mean = _moment(law, "mean")
-        return (None if mean is None else _finite(transform.inv(mean))), None
-    mean, variance = _moment(base, "mean"), _moment(base, "variance")
+        mean = None if mean is None else _finite(transform.inv(mean))
     if mean is None or variance is None or not bool((variance > 0).all()):
         return mean, None
     return mean, variance.sqrt()

@@ -1,0 +1,174 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A random radius times a random direction, as one law of a vector."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from pyro.distributions import constraints
+from pyro.distributions.torch_distribution import TorchDistribution
+from torch import Tensor
+from torch.distributions import (
+    Distribution,
+    Gamma,
+    HalfCauchy,
+    HalfNormal,
+    InverseGamma,
+    LogNormal,
+    kl_divergence,
+)
+
+from pyro_radial.distributions.radial_normal import accumulation_dtype
+from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL
+from pyro_radial.distributions.wrappers import expanded, is_on_sphere, is_real
+
+
+class RadialDirectional(TorchDistribution):
+    r"""A radius times an independent direction: a law of vectors in :math:`R^n`.
+
+    .. math:: w = r u, \qquad
+        \log p(w) = \log p_\mathrm{rad}(\|w\|) + \log p_\mathrm{dir}(w / \|w\|) - (n - 1) \log \|w\|.
+
+    With ``HalfNormal(1)`` and a uniform direction this is exactly ``RadialNormal(zeros(n), ones(n))``. At zero, a point
+    without mass, the density is defined as +inf if the radius may be zero and as 0 if its support excludes it, and
+    the gradient there as zero.
+
+    Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks", eq. 3.
+    Theirs lacks the last term, the Jacobian of polar coordinates, so it is no density on :math:`R^n`.
+
+    :param radius: a positive univariate law, batch shape ``[*batch]``.
+    :param direction: a law on the unit sphere, event shape ``[n]`` with n >= 2, whose batch shape broadcasts with the
+        radius': for example :class:`~pyro_radial.distributions.VonMisesFisherStable`.
+    :raises ValueError: naming the argument whose shape or support does not fit.
+
+    Example::
+
+        >>> import pyro.distributions as dist
+        >>> from pyro_radial.distributions import HypersphericalUniform
+        >>> rows = RadialDirectional(dist.LogNormal(torch.zeros(200), 0.1), HypersphericalUniform(784))
+        >>> rows.batch_shape, rows.event_shape
+        (torch.Size([200]), torch.Size([784]))
+    """
+
+    arg_constraints: dict[str, Any] = {}
+    support = constraints.real_vector
+
+    def __init__(self, radius: Any, direction: Any, *, validate_args: bool | None = None) -> None:
+        _check(radius, direction)
+        try:
+            batch_shape = torch.broadcast_shapes(radius.batch_shape, direction.batch_shape)
+        except RuntimeError:
+            raise ValueError(
+                f"RadialDirectional: the batch shapes of radius, {tuple(radius.batch_shape)}, and direction, "
+                f"{tuple(direction.batch_shape)}, do not broadcast"
+            ) from None
+        # At the full batch, so that each element has draws of its own.
+        self.radius, self.direction = expanded(radius, batch_shape), expanded(direction, batch_shape)
+        super().__init__(batch_shape, direction.event_shape, validate_args=validate_args)
+
+    @property
+    def has_rsample(self) -> bool:  # type: ignore[override]
+        """Whether both laws have reparameterised draws."""
+        return bool(self.radius.has_rsample and self.direction.has_rsample)
+
+    def expand(self, batch_shape: Sequence[int], _instance: "RadialDirectional | None" = None) -> "RadialDirectional":
+        """The same distribution with a larger batch shape; shares memory."""
+        new = self._get_checked_instance(RadialDirectional, _instance)
+        batch_shape = torch.Size(batch_shape)
+        new.radius, new.direction = expanded(self.radius, batch_shape), expanded(self.direction, batch_shape)
+        super(RadialDirectional, new).__init__(batch_shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @property
+    def mean(self) -> Tensor:
+        """E[r] E[u], where both laws have a mean."""
+        return self.radius.mean.unsqueeze(-1) * self.direction.mean
+
+    @property
+    def variance(self) -> Tensor:
+        """Of each element; the elements are not independent."""
+        mean, variance = self.radius.mean.unsqueeze(-1), self.radius.variance.unsqueeze(-1)
+        mean_square = self.direction.variance + self.direction.mean.square()
+        # E[r^2] E[u^2] - E[r]^2 E[u]^2, without the difference of large numbers.
+        return variance * mean_square + mean.square() * self.direction.variance
+
+    def sample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
+        """A draw without gradient, ``[*sample_shape, *batch, n]``."""
+        shape = torch.Size(sample_shape)
+        return self.radius.sample(shape).unsqueeze(-1) * self.direction.sample(shape)
+
+    def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
+        """A draw through which gradients flow to both laws, ``[*sample_shape, *batch, n]``."""
+        shape = torch.Size(sample_shape)
+        return self.radius.rsample(shape).unsqueeze(-1) * self.direction.rsample(shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """The normalised log-density on :math:`R^n`, shape ``[*sample, *batch]``."""
+        if self._validate_args:
+            self._validate_sample(value)
+        norm = torch.linalg.vector_norm(value, dim=-1, dtype=accumulation_dtype(value))
+        away = norm > 0
+        # At the pole any radius and direction will do: its density is set below, and no gradient passes.
+        rho = torch.where(away, norm, 1.0)
+        unit = torch.where(away.unsqueeze(-1), value / rho.to(value.dtype).unsqueeze(-1), self._dim**-0.5)
+        log_direction = self.direction.log_prob(unit)
+        density = self.radius.log_prob(rho) + log_direction - (self._dim - 1) * rho.log()
+        at_pole = torch.where(self.radius.support.check(torch.zeros_like(rho)), math.inf, -math.inf)
+        return torch.where(away, density, at_pole).to(torch.promote_types(value.dtype, log_direction.dtype))
+
+    def entropy(self) -> Tensor:
+        r"""Differential entropy in nats, :math:`H_\mathrm{rad} + H_\mathrm{dir} + (n - 1) E[\log r]`, ``[*batch]``.
+
+        :raises NotImplementedError: for a law of the radius whose E[log r] is not known here; known are
+            ``LogNormal``, ``HalfNormal``, ``Gamma``, ``InverseGamma`` and ``HalfCauchy``.
+        """
+        entropy: Tensor = self.radius.entropy() + self.direction.entropy()
+        return entropy + (self._dim - 1) * mean_log(self.radius)
+
+    @property
+    def _dim(self) -> int:
+        return self.event_shape[0]
+
+
+MEAN_LOGS: dict[type[Distribution], Callable[[Any], Tensor]] = {
+    LogNormal: lambda law: law.loc,
+    HalfNormal: lambda law: law.scale.log() + MEAN_LOG_HALF_NORMAL,
+    HalfCauchy: lambda law: law.scale.log(),
+    Gamma: lambda law: law.concentration.digamma() - law.rate.log(),
+    InverseGamma: lambda law: law.rate.log() - law.concentration.digamma(),
+}
+
+
+def mean_log(law: Distribution) -> Tensor:
+    """E[log r] of a positive law, in closed form."""
+    for cls, formula in MEAN_LOGS.items():
+        if isinstance(law, cls):
+            return formula(law)
+    raise NotImplementedError(f"E[log r] of {type(law).__name__} is not known in closed form")
+
+
+def kl_radial_directional(q: RadialDirectional, p: RadialDirectional) -> Tensor:
+    """The KL of the radii plus that of the directions: the Jacobian is the same on both sides."""
+    if q.event_shape != p.event_shape:
+        raise NotImplementedError
+    return kl_divergence(q.radius, p.radius) + kl_divergence(q.direction, p.direction)
+
+
+def _check(radius: Any, direction: Any) -> None:
+    """An error that names the argument, for a shape or support that does not fit."""
+    if len(radius.event_shape) != 0 or radius.support.is_discrete or is_real(radius.support):
+        raise ValueError(
+            f"RadialDirectional: radius must be a positive univariate law, but it is a {type(radius).__name__} of "
+            f"event shape {tuple(radius.event_shape)} on {radius.support}"
+        )
+    if len(direction.event_shape) != 1 or not is_on_sphere(direction.support):
+        raise ValueError(
+            f"RadialDirectional: direction must be a law of unit vectors, but it is a {type(direction).__name__} of "
+            f"event shape {tuple(direction.event_shape)} on {direction.support}"
+        )
+    if direction.event_shape[0] < 2:
+        raise ValueError("RadialDirectional: direction must be on a sphere of two dimensions at least")

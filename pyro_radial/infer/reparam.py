@@ -1,0 +1,83 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Reparameterisers for Pyro's ``poutine.reparam``."""
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
+from pyro.infer.reparam.reparam import Reparam
+from torch.distributions import Independent
+
+from pyro_radial.distributions.half_cauchy import half_cauchy_factors
+from pyro_radial.distributions.wrappers import leaf
+
+__all__ = ["HalfCauchyReparam"]
+
+
+class HalfCauchyReparam(Reparam):
+    r"""A half-Cauchy site as the root of a product of two, to which a log-normal posterior has a closed-form KL.
+
+    The site x becomes two positive latent sites of its shape, and a deterministic value:
+
+    .. math:: \mathtt{x\_gamma} \sim \mathrm{Gamma}(\tfrac12, \mathrm{rate} = 1 / \gamma^2), \quad
+        \mathtt{x\_inverse\_gamma} \sim \mathrm{InverseGamma}(\tfrac12, 1), \quad
+        \mathtt{x} = \sqrt{\mathtt{x\_gamma} \cdot \mathtt{x\_inverse\_gamma}}.
+
+    The law of x does not change. A log-normal has no closed-form KL to a half-Cauchy law, but one to each factor; the
+    posterior of x that two of them make is :func:`~pyro_radial.distributions.sqrt_product`. See
+    :func:`~pyro_radial.distributions.half_cauchy_factors` for the source.
+
+    The distribution of the site is ``HalfCauchy`` under any nesting of ``expand``, ``to_event`` and ``mask``.
+
+    :raises ValueError: naming the site, if it is observed or has another distribution.
+
+    Example::
+
+        >>> import pyro.poutine as poutine
+        >>> from pyro_radial import AutoMeanField, RadialELBO
+        >>> @poutine.reparam(config={"radius": HalfCauchyReparam()})
+        ... def model():
+        ...     return pyro.sample("radius", dist.HalfCauchy(1.0).expand([3]).to_event(1))
+        >>> guide = AutoMeanField(model)
+        >>> loss = RadialELBO(strict_kl=True)(model, guide)()
+        >>> sorted(guide.posterior())
+        ['radius_gamma', 'radius_inverse_gamma']
+    """
+
+    def apply(self, msg: Any) -> Any:
+        """Makes the two sites and the value; called by ``poutine.reparam``."""
+        name, fn, value = msg["name"], msg["fn"], msg["value"]
+        half_cauchy = leaf(fn)
+        if not isinstance(half_cauchy, torch.distributions.HalfCauchy):
+            raise ValueError(
+                f"HalfCauchyReparam: the distribution of site '{name}' must be HalfCauchy, "
+                f"but it is {type(half_cauchy).__name__}"
+            )
+        if msg["is_observed"]:
+            raise ValueError(f"HalfCauchyReparam: site '{name}' is observed, but only a latent site has two factors")
+        scale = half_cauchy.scale
+        # An initial value is split so that both factors, each in units of its own law's scale, are the same.
+        initial = (None, None) if value is None else (value * scale, value / scale)
+        factors = [
+            pyro.sample(f"{name}_{factor}", _with_leaf(fn, law), obs=start, infer={"is_observed": False})
+            for factor, law, start in zip(("gamma", "inverse_gamma"), half_cauchy_factors(scale), initial, strict=True)
+        ]
+        if value is None:
+            # Roots first: the product itself may overflow.
+            value = factors[0].sqrt() * factors[1].sqrt()
+        return {"fn": dist.Delta(value, event_dim=fn.event_dim).mask(False), "value": value, "is_observed": True}
+
+
+def _with_leaf(law: Any, new: Any) -> Any:
+    """The new law under the same nesting of wrappers."""
+    if isinstance(law, Independent):
+        return _with_leaf(law.base_dist, new).to_event(law.reinterpreted_batch_ndims)
+    if isinstance(law, MaskedDistribution):
+        return _with_leaf(law.base_dist, new).mask(law._mask)
+    if isinstance(law, ExpandedDistribution):
+        return _with_leaf(law.base_dist, new).expand(law.batch_shape)
+    return new

@@ -1,0 +1,457 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, TraceMeanField_ELBO
+from scipy import stats
+from torch.distributions import biject_to, kl_divergence
+from torch.nn.functional import normalize
+
+from pyro_radial.distributions import HypersphericalUniform, VonMisesFisherStable
+from pyro_radial.distributions.special import cosine_variance, log_vmf_peak, mean_cosine
+from pyro_radial.distributions.storage import describe, rebuild
+from pyro_radial.nn.site_priors import follow
+
+NUM_SAMPLES = 40_000
+DIMS = [2, 3, 10, 500, 4608]
+CONCENTRATIONS = [0.0, 1e-30, 1e-6, 1e-3, 1.0, 30.0, 1e4, 1e6]
+
+
+def unit(*shape, dtype=torch.double):
+    return normalize(torch.randn(shape, dtype=dtype), dim=-1)
+
+
+def von_mises_fisher(*shape, concentration=5.0, dtype=torch.double):
+    return VonMisesFisherStable(unit(*shape, dtype=dtype), torch.tensor(concentration, dtype=dtype))
+
+
+def sphere_points(dim):
+    """Points and weights of a quadrature over the circle or the sphere, exact for smooth functions."""
+    angle = np.arange(128) * (2 * math.pi / 128)
+    if dim == 2:
+        points, weights = np.stack([np.cos(angle), np.sin(angle)], -1), np.full(128, 2 * math.pi / 128)
+    else:
+        height, share = np.polynomial.legendre.leggauss(128)
+        ring = np.sqrt(1.0 - height**2)[:, None]
+        points = np.stack(
+            [ring * np.cos(angle), ring * np.sin(angle), np.broadcast_to(height[:, None], (128, 128))], -1
+        ).reshape(-1, 3)
+        weights = (share[:, None] * np.full(128, 2 * math.pi / 128)).reshape(-1)
+    return torch.tensor(points), torch.tensor(weights)
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize("concentration", [0.0, 0.5, 30.0])
+def test_density_moments_and_entropy_are_their_integrals_over_the_sphere(dim, concentration):
+    law = von_mises_fisher(dim, concentration=concentration)
+    points, weights = sphere_points(dim)
+    log_prob = law.log_prob(points)
+    mass = weights * log_prob.exp()
+    assert float(mass.sum()) == pytest.approx(1.0, abs=1e-12)
+    mean = mass @ points
+    torch.testing.assert_close(law.mean, mean, rtol=0, atol=1e-12)
+    torch.testing.assert_close(law.variance, mass @ (points - mean).square(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(law.entropy(), -(mass * log_prob).sum(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(law.mode, law.loc)
+
+
+@pytest.mark.parametrize(("dim", "concentration"), [(3, 2.0), (10, 50.0), (50, 200.0)])
+def test_the_density_is_that_of_scipy(dim, concentration):
+    law = von_mises_fisher(dim, concentration=concentration)
+    value = law.sample((20,))
+    reference = stats.vonmises_fisher(law.loc.numpy(), concentration)
+    torch.testing.assert_close(
+        law.log_prob(value), torch.tensor(reference.logpdf(value.numpy())), rtol=1e-11, atol=1e-11
+    )
+    assert float(law.entropy()) == pytest.approx(float(reference.entropy()), rel=1e-11)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_variances_of_all_coordinates_add_up(dim):
+    law = VonMisesFisherStable(unit(6, dim), torch.tensor([0.0, 1e-3, 1.0, 30.0, 1e4, 1e6], dtype=torch.double))
+    total = 1.0 - law.mean.square().sum(-1)
+    torch.testing.assert_close(law.variance.sum(-1), total, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize(("dim", "concentration"), [(3, 1e6), (500, 5e3), (500, 1e6), (4608, 5e4)])
+def test_in_float32_the_density_at_draws_is_good_to_rounding(dim, concentration):
+    law = von_mises_fisher(100, dim, concentration=concentration, dtype=torch.float)
+    value = law.sample()
+    exact = VonMisesFisherStable(law.loc.double(), law.concentration.double(), validate_args=False)
+    peak = float(log_vmf_peak(exact.concentration[0], dim)) + abs(float(exact.entropy()[0]))
+    error = (law.log_prob(value).double() - exact.log_prob(value.double())).abs().max()
+    assert float(error) < 4 * torch.finfo(torch.float).eps * peak
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.double])
+@pytest.mark.parametrize("dim", [2, 3, 10, 500])
+def test_nothing_is_nan_or_infinite_at_any_concentration(dim, dtype):
+    raw = torch.randn(len(CONCENTRATIONS), dim, dtype=dtype, requires_grad=True)
+    kappa = torch.tensor(CONCENTRATIONS, dtype=dtype, requires_grad=True)
+    law = VonMisesFisherStable(normalize(raw, dim=-1), kappa)
+    other = von_mises_fisher(len(CONCENTRATIONS), dim, dtype=dtype)
+    uniform = HypersphericalUniform(dim, like=raw)
+    value = law.rsample()
+    scalars = [law.log_prob(value), law.log_prob(other.sample()), law.entropy(), law.variance, law.mean]
+    scalars += [kl_divergence(law, other), kl_divergence(other, law), kl_divergence(law, law)]
+    scalars += [kl_divergence(law, uniform), kl_divergence(uniform, law), value * torch.randn_like(value)]
+    for scalar in scalars:
+        assert bool(scalar.isfinite().all())
+        first = torch.autograd.grad(scalar.sum(), (raw, kappa), create_graph=True, allow_unused=True)
+        for gradient in first:
+            assert gradient is None or bool(gradient.isfinite().all())
+        again = [g.sum() for g in first if g is not None and g.requires_grad]
+        for gradient in (
+            torch.autograd.grad(sum(again), (raw, kappa), allow_unused=True, retain_graph=True) if again else ()
+        ):
+            assert gradient is None or bool(gradient.isfinite().all())
+
+
+def test_concentration_zero_is_the_uniform_law():
+    law, uniform = (
+        von_mises_fisher(4, 7, concentration=0.0),
+        HypersphericalUniform(7, (4,), like=torch.zeros(()).double()),
+    )
+    value = uniform.sample()
+    for ours, theirs in ((law.log_prob(value), uniform.log_prob(value)), (law.entropy(), uniform.entropy())):
+        torch.testing.assert_close(ours, theirs, rtol=1e-15, atol=0)
+    torch.testing.assert_close(law.mean, uniform.mean)
+    torch.testing.assert_close(law.variance, uniform.variance)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 10, 41, 500])
+def test_gradients_of_density_and_entropy_match_differences(dim):
+    value, raw = unit(3, dim), torch.randn(3, dim, dtype=torch.double, requires_grad=True)
+    kappa = torch.tensor([0.3, 5.0, 200.0], dtype=torch.double, requires_grad=True)
+
+    def scalars(raw, kappa):
+        law = VonMisesFisherStable(normalize(raw, dim=-1), kappa, validate_args=False)
+        return law.log_prob(value), law.entropy()
+
+    assert torch.autograd.gradcheck(scalars, (raw, kappa), fast_mode=dim > 10)
+    assert torch.autograd.gradgradcheck(scalars, (raw, kappa), fast_mode=dim > 10)
+
+
+@pytest.mark.parametrize(("dim", "concentration"), [(2, 1.5), (3, 4.0), (5, 2.0), (30, 40.0)])
+def test_the_gradient_of_an_expectation_over_draws_is_unbiased(dim, concentration):
+    # E (a . x)^2 has the closed form below, from the moments of the law.
+    a, raw = torch.randn(dim, dtype=torch.double), torch.randn(dim, dtype=torch.double)
+    kappa = torch.full((NUM_SAMPLES,), concentration, dtype=torch.double, requires_grad=True)
+    rows = raw.repeat(NUM_SAMPLES, 1).requires_grad_()
+    value = VonMisesFisherStable(normalize(rows, dim=-1), kappa).rsample()
+    draws = torch.autograd.grad((value @ a).square().sum(), (rows, kappa))
+    raw.requires_grad_()
+    one = torch.tensor(concentration, dtype=torch.double, requires_grad=True)
+    loc, mean = normalize(raw, dim=-1), mean_cosine(one, dim)
+    across, square = mean / one, 1.0 - (dim - 1) * mean / one
+    exact = across * a @ a + (square - across) * (a @ loc).square()
+    for draw, gradient in zip(draws, torch.autograd.grad(exact, (raw, one)), strict=True):
+        assert bool(((draw.mean(0) - gradient).abs() <= 4 * draw.std(0) / NUM_SAMPLES**0.5).all())
+
+
+def test_the_mean_of_draws_is_differentiable_in_the_direction_too():
+    rows = unit(1, 4).repeat(NUM_SAMPLES, 1).requires_grad_()
+    law = VonMisesFisherStable(normalize(rows, dim=-1), torch.tensor(3.0, dtype=torch.double))
+    a = torch.randn(4, dtype=torch.double)
+    (draws,) = torch.autograd.grad((law.rsample() @ a).sum(), rows)
+    loc = law.loc[0].detach()
+    exact = mean_cosine(law.concentration[0], 4) * (a - (a @ loc) * loc)
+    assert bool(((draws.mean(0) - exact).abs() <= 4 * draws.std(0) / NUM_SAMPLES**0.5).all())
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_kl_is_its_integral_over_the_sphere(dim):
+    q, p = von_mises_fisher(dim, concentration=4.0), von_mises_fisher(dim, concentration=1.5)
+    uniform = HypersphericalUniform(dim, like=q.loc)
+    points, weights = sphere_points(dim)
+    for first, second in ((q, p), (p, q), (q, uniform), (uniform, q)):
+        log_ratio = first.log_prob(points) - second.log_prob(points)
+        exact = (weights * first.log_prob(points).exp() * log_ratio).sum()
+        torch.testing.assert_close(kl_divergence(first, second), exact, rtol=1e-11, atol=0)
+    assert float(kl_divergence(uniform, uniform)) == 0.0
+
+
+@pytest.mark.parametrize(("dim", "concentration"), [(10, 3.0), (500, 400.0)])
+def test_kl_is_that_of_samples(dim, concentration):
+    q, p = von_mises_fisher(3, dim, concentration=concentration), von_mises_fisher(3, dim, concentration=20.0)
+    for first, second in ((q, p), (q, HypersphericalUniform(dim, (3,), like=q.loc))):
+        value = first.sample((4000,))
+        draws = first.log_prob(value) - second.log_prob(value)
+        exact = kl_divergence(first, second)
+        assert exact.shape == (3,)
+        assert bool(((draws.mean(0) - exact).abs() <= 4 * draws.std(0) / 4000**0.5).all())
+
+
+@pytest.mark.parametrize("dim", [2, 3, 50, 500, 10**5])
+def test_in_float32_kl_is_never_negative_and_zero_with_zero_gradient_at_equality(dim):
+    kappa = torch.tensor([0.0, *np.geomspace(1e-6, 1e6, 40)], dtype=torch.float)
+    loc = unit(1, dim, dtype=torch.float)
+    for factor in (0.5, 0.9, 0.99, 0.9999, 1.0, 1.0 + 1e-6, 2.0, 100.0):
+        q = VonMisesFisherStable(loc, kappa)
+        kl = kl_divergence(q, VonMisesFisherStable(loc, kappa * factor))
+        assert bool((kl >= 0).all())
+        assert bool((kl_divergence(q, VonMisesFisherStable(-loc, kappa * factor)) >= kl).all())
+    raw = loc.expand(len(kappa), dim).clone().requires_grad_()
+    kappa_q, kappa_p = kappa.clone().requires_grad_(), kappa.clone().requires_grad_()
+    kl = kl_divergence(VonMisesFisherStable(raw, kappa_q), VonMisesFisherStable(raw.detach(), kappa_p))
+    assert bool((kl == 0).all())
+    kl.sum().backward()
+    for leaf in (raw, kappa_q, kappa_p):
+        assert bool((leaf.grad == 0).all())
+
+
+def test_kl_shapes_broadcast_and_spheres_of_other_dimensions_are_left_to_sampling():
+    q, p = von_mises_fisher(3, 1, 5), von_mises_fisher(2, 5)
+    uniform = HypersphericalUniform(5, (4, 1, 1), like=q.loc)
+    assert kl_divergence(q, p).shape == (3, 2)
+    assert kl_divergence(q, uniform).shape == (4, 3, 1)
+    assert kl_divergence(uniform, p).shape == (4, 1, 2)
+    assert kl_divergence(uniform, HypersphericalUniform(5, (2,))).shape == (4, 1, 2)
+    other, plane = von_mises_fisher(6), HypersphericalUniform(2)
+    for first, second in ((q, other), (q, plane), (plane, q), (plane, uniform)):
+        with pytest.raises(NotImplementedError):
+            kl_divergence(first, second)
+
+
+def test_kl_reaches_through_reinterpreted_batches():
+    q, p = von_mises_fisher(3, 5), HypersphericalUniform(5, (3,)).to_event(1)
+    torch.testing.assert_close(kl_divergence(q.to_event(1), p), kl_divergence(q, HypersphericalUniform(5)).sum())
+
+
+def test_a_uniform_prior_pulls_a_guide_to_the_data():
+    data = VonMisesFisherStable(torch.tensor([0.0, 0.6, 0.8]), 4.0).sample((5,))
+
+    def model():
+        direction = pyro.sample("direction", HypersphericalUniform(3))
+        with pyro.plate("data", 5):
+            pyro.sample("x", VonMisesFisherStable(direction, 4.0), obs=data)
+
+    def guide():
+        raw = pyro.param("raw", torch.tensor([1.0, 0.1, 0.0]))
+        kappa = pyro.param("kappa", torch.tensor(5.0), constraint=dist.constraints.positive)
+        pyro.sample("direction", VonMisesFisherStable(normalize(raw, dim=-1), kappa))
+
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.03}), TraceMeanField_ELBO())
+    losses = [svi.step() for _ in range(300)]
+    assert sum(losses[-20:]) < sum(losses[:20])
+    # The exact posterior is of this family, around the sum of the data.
+    total = 4.0 * data.sum(0)
+    raw, kappa = (pyro.param(name).detach() for name in ("raw", "kappa"))
+    assert float(normalize(raw, dim=-1) @ normalize(total, dim=-1)) > 0.99
+    assert float(kappa) == pytest.approx(float(total.norm()), rel=0.2)
+
+
+def test_a_plate_expands_the_laws_without_pyros_default_expand():
+    for law in (von_mises_fisher(3), HypersphericalUniform(3)):
+        with pyro.plate("groups", 4):
+            site = pyro.poutine.trace(lambda law=law: pyro.sample("x", law)).get_trace().nodes["x"]
+        assert type(site["fn"]) is type(law)
+        assert site["fn"].batch_shape == (4,)
+
+
+def test_infer_shapes_agrees_with_the_distribution():
+    law = VonMisesFisherStable(unit(4, 1, 3), torch.ones(5, dtype=torch.double))
+    shapes = VonMisesFisherStable.infer_shapes(loc=torch.Size((4, 1, 3)), concentration=torch.Size((5,)))
+    assert shapes == (law.batch_shape, law.event_shape) == ((4, 5), (3,))
+
+
+LAWS = {
+    "von Mises-Fisher": lambda: von_mises_fisher(2, 3),
+    "shared concentration, expanded": lambda: von_mises_fisher(3).expand([4, 2]),
+    "uniform": lambda: HypersphericalUniform(3, like=torch.zeros((), dtype=torch.double)),
+    "uniform, expanded": lambda: HypersphericalUniform(3, (2,), like=torch.zeros((), dtype=torch.double)).expand(
+        [4, 2]
+    ),
+}
+
+
+@pytest.mark.parametrize("make", LAWS.values(), ids=LAWS.keys())
+def test_the_laws_can_be_stored_and_rebuilt_in_another_dtype(make):
+    law = make()
+    description, tensors = describe(law)
+    twin = rebuild(description, tensors)
+    assert (twin.batch_shape, twin.event_shape) == (law.batch_shape, law.event_shape)
+    value = law.sample()
+    assert torch.equal(twin.log_prob(value), law.log_prob(value))
+    single = rebuild(description, {name: tensor.float() for name, tensor in tensors.items()})
+    assert single.sample().dtype == torch.float
+
+
+@pytest.mark.parametrize("make", LAWS.values(), ids=LAWS.keys())
+def test_the_laws_follow_a_parameter_to_another_dtype(make):
+    law = make()
+    moved = follow(law, torch.zeros((), dtype=torch.float))
+    assert moved.sample().dtype == moved.log_prob(moved.sample()).dtype == moved.mean.dtype == torch.float
+    assert moved.batch_shape == law.batch_shape
+    assert law.sample().dtype == torch.double
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_a_concentration_that_is_negative_or_not_finite_is_refused_by_name(bad):
+    with pytest.raises(ValueError, match="concentration"):
+        VonMisesFisherStable(torch.eye(3), torch.tensor([1.0, bad, 2.0]))
+    VonMisesFisherStable(torch.eye(3), torch.tensor([1.0, bad, 2.0]), validate_args=False)
+
+
+@pytest.mark.parametrize("bad", [[0.0, 0.0], [1.0, 1.0], [math.nan, 1.0], [0.0, 1.0001]])
+def test_a_loc_that_is_not_of_length_one_is_refused_by_name(bad):
+    with pytest.raises(ValueError, match="loc"):
+        VonMisesFisherStable(torch.tensor(bad), 1.0)
+    VonMisesFisherStable(torch.tensor(bad), 1.0, validate_args=False)
+
+
+def test_what_normalize_gives_in_float32_is_accepted_in_any_dimension():
+    for dim in (2, 3, 500, 10**5):
+        law = VonMisesFisherStable(unit(50, dim, dtype=torch.float), torch.tensor(10.0))
+        assert bool(law.support.check(law.sample()).all())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((torch.ones(4, 1), 1.0), "last dimension of loc must be at least 2, got 1.*sign"),
+        ((torch.ones(4, 0), 1.0), "last dimension of loc must be at least 2, got 0"),
+        ((torch.tensor(1.0), 1.0), "loc must be a tensor"),
+        (([0.6, 0.8], 1.0), "loc must be a tensor"),
+        ((torch.eye(2, dtype=torch.long), 1.0), "loc must be a floating-point"),
+        ((torch.eye(2), torch.tensor(1)), "concentration must be a floating-point"),
+        ((torch.eye(2), torch.ones(3)), "broadcast"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_in_words(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        VonMisesFisherStable(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"dim": 1}, "dim must be at least 2, got 1.*sign"),
+        ({"dim": 3.0}, "dim must be an integer"),
+        ({"dim": True}, "dim must be an integer"),
+        ({"dim": 3, "like": torch.zeros(2, dtype=torch.long)}, "like"),
+    ],
+)
+def test_the_uniform_law_refuses_what_does_not_fit_in_words(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        HypersphericalUniform(**arguments)
+
+
+@pytest.mark.parametrize("law", [VonMisesFisherStable(torch.eye(2), 1.0), HypersphericalUniform(2)])
+def test_a_value_off_the_sphere_is_refused_under_validation(law):
+    with pytest.raises(ValueError, match="support"):
+        law.log_prob(torch.tensor([1.0, 1.0]))
+
+
+def test_the_constraint_of_the_concentration_has_a_bijection():
+    constraint = VonMisesFisherStable.arg_constraints["concentration"]
+    assert bool(constraint.check(biject_to(constraint)(torch.randn(10))).all())
+
+
+def test_half_precision_draws_and_densities_are_finite():
+    for dtype in (torch.float16, torch.bfloat16):
+        law = VonMisesFisherStable(unit(5, 100).to(dtype), torch.tensor(50.0, dtype=dtype), validate_args=False)
+        value = law.rsample()
+        assert value.dtype == dtype
+        assert bool(value.isfinite().all())
+        assert bool(law.log_prob(value).isfinite().all())
+
+
+def _draw_and_densities(raw, kappa):
+    law = VonMisesFisherStable(normalize(raw, dim=-1), kappa, validate_args=False)
+    value = law.rsample((2,))
+    return value, law.log_prob(value), law.entropy()
+
+
+# The compiler itself makes an instance of autograd.Function, of which torch warns.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("dim", [41, 64])
+def test_it_compiles_to_one_graph_with_its_gradients(dim):
+    raw, kappa = torch.randn(4, dim, requires_grad=True), torch.tensor([0.0, 1.0, 5.0, 30.0], requires_grad=True)
+    compiled = torch.compile(_draw_and_densities, backend="aot_eager", fullgraph=True)
+    results = []
+    for function in (_draw_and_densities, compiled):
+        pyro.set_rng_seed(0)
+        outputs = function(raw, kappa)
+        weights = torch.linspace(-1.0, 1.0, dim)
+        total = (outputs[0] * weights).sum() + sum(output.sum() for output in outputs[1:])
+        results.append([*outputs, *torch.autograd.grad(total, (raw, kappa))])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 40])
+def test_it_batches_under_vmap_with_draws_and_gradients_of_its_own_for_each(dim):
+    raw, kappa = torch.randn(1, dim).repeat(5, 1), torch.full((5,), 4.0)
+    value, log_prob, entropy = torch.func.vmap(_draw_and_densities, randomness="different")(raw, kappa)
+    law = VonMisesFisherStable(normalize(raw, dim=-1), kappa)
+    assert value.shape == (5, 2, dim)
+    assert not torch.equal(value[0], value[1])
+    torch.testing.assert_close(log_prob.T, law.log_prob(value.transpose(0, 1)))
+    torch.testing.assert_close(entropy, law.entropy())
+
+    def total(raw, kappa):
+        return _draw_and_densities(raw, kappa)[0][..., 0].sum()
+
+    gradients = torch.func.vmap(torch.func.grad(total, argnums=(0, 1)), randomness="different")(raw, kappa)
+    for gradient in gradients:
+        assert bool(gradient.isfinite().all())
+        assert not torch.equal(gradient[0], gradient[1])
+
+
+def _step_on_cuda(dim):
+    """A draw with its density, entropy, KLs and gradients, as a function without arguments."""
+    raw = torch.randn(256, dim, device="cuda", requires_grad=True)
+    kappa = torch.full((256,), float(dim), device="cuda", requires_grad=True)
+    prior = VonMisesFisherStable(normalize(torch.randn(256, dim, device="cuda"), dim=-1), kappa.detach())
+
+    def step():
+        law = VonMisesFisherStable(normalize(raw, dim=-1), kappa, validate_args=False)
+        value = law.rsample()
+        uniform = HypersphericalUniform(dim, like=raw, validate_args=False)
+        terms = [law.log_prob(value), law.entropy(), kl_divergence(law, prior), kl_divergence(law, uniform)]
+        return torch.autograd.grad(value[..., 0].sum() + sum(term.sum() for term in terms), (raw, kappa))
+
+    return step
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dim", [2, 3, 500])
+def test_on_cuda_nothing_waits_for_the_device(dim):
+    step = _step_on_cuda(dim)
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.cuda
+def test_on_cuda_a_draw_takes_at_most_a_hundred_kernels():
+    law = VonMisesFisherStable(normalize(torch.randn(256, 4608, device="cuda"), dim=-1), 4608.0)
+    law.rsample()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        law.rsample()
+        torch.cuda.synchronize()
+    kernels = [event for event in profile.events() if "mem" not in event.name.lower()]
+    assert 0 < len(kernels) <= 100
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dim", [2, 3, 500])
+def test_on_cuda_draws_have_the_moments_of_the_law(dim):
+    law = VonMisesFisherStable(normalize(torch.randn(dim, device="cuda"), dim=-1), float(dim))
+    cosine = law.sample((NUM_SAMPLES,)).double() @ law.loc.double()
+    one = torch.tensor(float(dim), dtype=torch.double)
+    for draws, exact in (
+        (cosine, mean_cosine(one, dim)),
+        ((cosine - cosine.mean()).square(), cosine_variance(one, dim)),
+    ):
+        assert abs(float(draws.mean()) - float(exact)) < 4 * float(draws.std()) / NUM_SAMPLES**0.5
