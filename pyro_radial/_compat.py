@@ -6,13 +6,29 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pyro.distributions.torch_distribution import MaskedDistribution
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
+from pyro.infer.trace_mean_field_elbo import _check_mean_field_requirement as check_mean_field_requirement
 from pyro.ops.tensor_utils import periodic_repeat
+from pyro.util import check_model_guide_match, check_site_shape
 
-__all__ = ["deep_setattr", "helpful_support_errors", "is_deterministic", "periodic_repeat", "prototype_hide_fn"]
+__all__ = [
+    "check_mean_field_requirement",
+    "check_model_guide_match",
+    "check_site_shape",
+    "deep_setattr",
+    "helpful_support_errors",
+    "is_deterministic",
+    "periodic_repeat",
+    "prototype_hide_fn",
+]
 
 
 def is_deterministic(site: Mapping[str, Any]) -> bool:
-    """Whether a site was made by ``pyro.deterministic``: observed in Pyro's bookkeeping, but no observation."""
-    return bool(site["infer"].get("_deterministic", False))
+    """Whether a site holds a computed value: observed in Pyro's bookkeeping, but no observation.
+
+    ``pyro.deterministic`` marks its sites; a ``Reparam`` leaves one with its density masked out.
+    """
+    masked_out = isinstance(site["fn"], MaskedDistribution) and site["fn"]._mask is False
+    return bool(site["infer"].get("_deterministic", False)) or masked_out

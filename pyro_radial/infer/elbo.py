@@ -6,19 +6,26 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import pyro.poutine as poutine
 import torch
 from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import TraceMeanField_ELBO
-from pyro.infer.util import check_fully_reparametrized, is_validation_enabled
+from pyro.infer.util import is_validation_enabled
 from pyro.poutine import Trace
-from pyro.poutine.util import site_is_subsample
+from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from pyro_radial._compat import is_deterministic
+from pyro_radial._compat import (
+    check_mean_field_requirement,
+    check_model_guide_match,
+    check_site_shape,
+    is_deterministic,
+)
 from pyro_radial.distributions.wrappers import leaf
 
 PARTICLE_PLATE = "num_particles_vectorized"
@@ -35,8 +42,14 @@ class LossTerms:
     kl_weight: float
     nll_by_site: dict[str, Tensor]
     kl_by_site: dict[str, Tensor]
-    entropy_by_site: dict[str, Tensor]
+    #: Makes :attr:`entropy_by_site`, which few ask for.
+    entropies: Callable[[], dict[str, Tensor]]
     num_data: int | None
+
+    @property
+    def entropy_by_site(self) -> dict[str, Tensor]:
+        """The entropy of each latent site whose law in the guide has one."""
+        return self.entropies()
 
     @property
     def negative_log_likelihood(self) -> Tensor:
@@ -56,27 +69,28 @@ class LossTerms:
     @property
     def entropy(self) -> Tensor | None:
         """The guide's entropy, or None where a site's law has none."""
-        if self.kl_by_site.keys() != self.entropy_by_site.keys():
-            return None
-        return _total(self.entropy_by_site)
+        by_site = self.entropy_by_site
+        return _total(by_site) if by_site.keys() == self.kl_by_site.keys() else None
 
     @property
     def cross_entropy(self) -> Tensor | None:
         """E[-log p(w)] under the guide, or None where a site's law has no entropy."""
-        return None if self.entropy is None else self.kl + self.entropy
+        entropy = self.entropy
+        return None if entropy is None else self.kl + entropy
 
     def per_datum(self) -> "LossTerms":
         """The same terms divided by N, the size of the plates around the observations.
 
         :raises ValueError: if no observation is in a plate.
         """
-        if self.num_data is None:
+        number = self.num_data
+        if number is None:
             raise ValueError("per_datum: the model observes nothing inside a plate, so the number of data is unknown")
         return LossTerms(
             self.kl_weight,
-            _divided([self.nll_by_site], self.num_data),
-            _divided([self.kl_by_site], self.num_data),
-            _divided([self.entropy_by_site], self.num_data),
+            _divided([self.nll_by_site], number),
+            _divided([self.kl_by_site], number),
+            lambda: _divided([self.entropy_by_site], number),
             num_data=1,
         )
 
@@ -161,6 +175,24 @@ class RadialELBO(TraceMeanField_ELBO):
             self.step += 1
         yield from super()._get_traces(model, guide, args, kwargs)
 
+    def _get_trace(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Trace]:
+        """One run of the guide and the model on it, with the log-densities of observations alone.
+
+        Pyro computes those of all latent sites as well; where the KL is analytic nothing asks for them.
+        """
+        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+        model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
+        if is_validation_enabled():
+            check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting)
+        model_trace, guide_trace = prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
+        model_trace.compute_log_prob(lambda _, site: site["is_observed"])
+        if is_validation_enabled():
+            for site in (*model_trace.nodes.values(), *guide_trace.nodes.values()):
+                if site["type"] == "sample":
+                    check_site_shape(_with_density_shape(site), self.max_plate_nesting)
+            check_mean_field_requirement(model_trace, guide_trace)
+        return model_trace, guide_trace
+
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """The loss as a tensor to differentiate, without waiting for the device."""
         losses = [
@@ -175,7 +207,7 @@ class RadialELBO(TraceMeanField_ELBO):
             if site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
         }
         latent = {
-            name: self._site_kl(name, site, model_trace.nodes.get(name))
+            name: self._site_kl(name, site, model_trace, guide_trace)
             for name, site in guide_trace.nodes.items()
             if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site)
         }
@@ -186,22 +218,23 @@ class RadialELBO(TraceMeanField_ELBO):
                 self._current_weight,
                 {name: value.detach() for name, value in observed.items()},
                 {name: value.detach() for name, value in latent.items()},
-                _entropies(guide_trace, latent),
+                partial(_entropies, {name: _law(guide_trace.nodes[name]) for name in latent}),
                 _num_data(model_trace, observed),
             )
         )
         return loss.detach(), loss
 
-    def _site_kl(self, name: str, guide_site: Any, model_site: Any) -> Tensor:
+    def _site_kl(self, name: str, guide_site: Any, model_trace: Trace, guide_trace: Trace) -> Tensor:
         """The scaled and masked KL of one site, summed; for a guide's auxiliary site its log-density."""
-        if is_validation_enabled():
-            check_fully_reparametrized(guide_site)
+        model_site: Any = model_trace.nodes.get(name)
+        if is_validation_enabled() and not guide_site["fn"].has_rsample:
+            raise NotImplementedError(f"RadialELBO: the guide's law of site '{name}' has no reparameterised sampler")
         if model_site is None:
             self._allow_sampling(name, "an auxiliary site of the guide, whose log-density is sampled")
-            return guide_site["score_parts"].entropy_term.sum()
+            return _sampled_entropy_term(name, guide_trace)
         if isinstance(leaf(guide_site["fn"]), Delta):
             # Exact given its value; Pyro's own rule forgets the log-density of the Delta.
-            return guide_site["log_prob_sum"] - model_site["log_prob_sum"]
+            return _log_prob_sum(name, guide_trace) - _log_prob_sum(name, model_trace)
         if not _same(guide_site["scale"], model_site["scale"]):
             reason = "scaled differently in the model and the guide"
         elif not _same(guide_site["mask"], model_site["mask"]):
@@ -215,7 +248,7 @@ class RadialELBO(TraceMeanField_ELBO):
                 q, p = (type(leaf(site["fn"])).__name__ for site in (guide_site, model_site))
                 reason = f"without a closed-form KL from {q} to {p}"
         self._allow_sampling(name, reason)
-        return guide_site["score_parts"].entropy_term.sum() - model_site["log_prob_sum"]
+        return _sampled_entropy_term(name, guide_trace) - _log_prob_sum(name, model_trace)
 
     def _allow_sampling(self, name: str, reason: str) -> None:
         if self.strict_kl:
@@ -225,6 +258,24 @@ class RadialELBO(TraceMeanField_ELBO):
         for name, site in model_trace.iter_stochastic_nodes():
             if name not in latent and not site_is_subsample(site):
                 raise ValueError(f"RadialELBO: latent site '{name}' of the model is not in the guide")
+
+
+def _with_density_shape(site: Any) -> Any:
+    """The site with a stand-in of its log-density's shape, for Pyro's check of plates."""
+    return site if "log_prob" in site else {**site, "log_prob": torch.empty(site["fn"].batch_shape, device="meta")}
+
+
+def _log_prob_sum(name: str, trace: Trace) -> Tensor:
+    trace.compute_log_prob(lambda site_name, _: site_name == name)
+    log_prob: Tensor = trace.nodes[name]["log_prob_sum"]
+    return log_prob
+
+
+def _sampled_entropy_term(name: str, guide_trace: Trace) -> Tensor:
+    site: Any = guide_trace.nodes[name]
+    score_parts = site["fn"].score_parts(site["value"], *site["args"], **site["kwargs"])
+    term: Tensor = score_parts.scale_and_mask(site["scale"], site["mask"]).entropy_term
+    return term.sum()
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -243,12 +294,16 @@ def _check_weight(weight: float) -> float:
     return float(weight)
 
 
+def _law(site: Any) -> dict[str, Any]:
+    """What an entropy needs of a site; its value, a copy of all weights, is let go."""
+    return {key: site[key] for key in ("fn", "scale", "mask")}
+
+
 @torch.no_grad()
-def _entropies(guide_trace: Trace, latent: dict[str, Tensor]) -> dict[str, Tensor]:
+def _entropies(sites: dict[str, Any]) -> dict[str, Tensor]:
     """The scaled entropy of each site whose law has one."""
     result = {}
-    for name in latent:
-        site: Any = guide_trace.nodes[name]
+    for name, site in sites.items():
         try:
             entropy = scale_and_mask(site["fn"].entropy(), scale=site["scale"], mask=site["mask"])
             result[name] = entropy.expand(site["fn"].batch_shape).sum()
@@ -282,6 +337,6 @@ def _average(particles: list[LossTerms], num_particles: int) -> LossTerms:
         particles[0].kl_weight,
         _divided([p.nll_by_site for p in particles], num_particles),
         _divided([p.kl_by_site for p in particles], num_particles),
-        _divided([p.entropy_by_site for p in particles], num_particles),
+        lambda: _divided([p.entropy_by_site for p in particles], num_particles),
         particles[0].num_data,
     )

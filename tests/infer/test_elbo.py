@@ -14,6 +14,7 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel
 from pyro_radial.distributions import RadialNormal
+from pyro_radial.infer import HalfCauchyReparam
 from pyro_radial.nn import likelihoods, priors
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -233,6 +234,65 @@ def test_scaling_model_and_guide_alike_scales_the_analytic_kl():
     plain(inner, guide)(X, Y)
     scaled(poutine.scale(inner, scale=0.1), poutine.scale(guide, scale=0.1))(X, Y)
     torch.testing.assert_close(scaled.terms.kl, 0.1 * plain.terms.kl)
+
+
+def test_log_densities_of_latent_sites_are_left_alone_where_the_kl_is_analytic(monkeypatch):
+    model = network()
+    guide = AutoRadial(model)
+    guide.setup(X, Y)
+    evaluated = []
+    for law in (RadialNormal, dist.Normal):
+        monkeypatch.setattr(law, "log_prob", _recording(evaluated, law.log_prob))
+    RadialELBO(strict_kl=True)(model, guide)(X, Y)
+    # The observation's alone.
+    assert evaluated == ["Normal"]
+
+
+def _recording(evaluated, log_prob):
+    def recorded(law, value):
+        evaluated.append(type(law).__name__)
+        return log_prob(law, value)
+
+    return recorded
+
+
+def test_a_guide_that_cannot_be_reparameterised_is_named():
+    def model():
+        pyro.sample("k", dist.Poisson(3.0))
+
+    def guide():
+        pyro.sample("k", dist.Poisson(pyro.param("rate", torch.tensor(2.0))))
+
+    with pytest.raises(NotImplementedError, match="'k'"):
+        RadialELBO()(model, guide)()
+
+
+def test_a_latent_site_with_dims_of_no_plate_is_found_without_its_log_density():
+    def model():
+        pyro.sample("w", dist.Normal(torch.zeros(2), 1.0))
+        with pyro.plate("rows", 2):
+            pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.zeros(2))
+
+    def guide():
+        pyro.sample("w", dist.Normal(torch.zeros(2), pyro.param("scale", torch.ones(2))))
+
+    with pytest.raises(ValueError, match=r'at site "w"'):
+        RadialELBO()(model, guide)()
+
+
+@poutine.reparam(config={"scale": HalfCauchyReparam()})
+def reparameterised_model():
+    with pyro.plate("groups", 4):
+        pyro.sample("scale", dist.HalfCauchy(1.0))
+    with pyro.plate("data", 10):
+        pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.zeros(10))
+
+
+def test_a_reparameterised_site_is_no_observation():
+    elbo = RadialELBO(strict_kl=True)
+    elbo(reparameterised_model, AutoMeanField(reparameterised_model))()
+    assert elbo.terms.num_data == 10
+    assert set(elbo.terms.nll_by_site) == {"y"}
 
 
 def test_local_sites_of_a_mini_batch_are_scaled_to_the_data_set():
