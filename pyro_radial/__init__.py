@@ -6,12 +6,13 @@
 from pyro_radial._version import __version__
 from pyro_radial.continual import PriorChain
 from pyro_radial.infer import RadialELBO, diagnose, fit, predict
-from pyro_radial.infer.autoguide import AutoMeanField, AutoRadial
+from pyro_radial.infer.autoguide import AutoMeanField, AutoRadial, AutoRadialDirectional
 from pyro_radial.nn import BayesianModule, SupervisedModel
 
 __all__ = [
     "AutoMeanField",
     "AutoRadial",
+    "AutoRadialDirectional",
     "BayesianModule",
     "PriorChain",
     "RadialELBO",

@@ -22,7 +22,7 @@ from pyro.nn.module import pyro_method
 from torch import Tensor
 
 from pyro_radial.nn.likelihood import Likelihood
-from pyro_radial.nn.priors import check_positive_scalar_law
+from pyro_radial.nn.priors.normal import check_positive_scalar_law
 from pyro_radial.nn.site_priors import Following
 from pyro_radial.nn.validation import positive_float
 

@@ -19,7 +19,7 @@ from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV, AutoLocScale, check_init_scale
 
 
-class _GuideRadialNormal(RadialNormal):
+class GuideRadialNormal(RadialNormal):
     """A radial normal that reports, exactly at its pole, the mean of its log-density instead of infinity.
 
     A guide's density is evaluated wherever a handler puts a site, so also at ``guide.median()``; an infinite value
@@ -120,7 +120,7 @@ class AutoRadial(AutoLocScale):
         return self._make(RadialNormal, name, *parameters)
 
     def _guide_law(self, name: str, *parameters: Tensor) -> Distribution:
-        return self._make(_GuideRadialNormal, name, *parameters)
+        return self._make(GuideRadialNormal, name, *parameters)
 
     def _make(self, family: type[RadialNormal], name: str, loc: Tensor, scale: Tensor) -> Distribution:
         radius_dim = self._radius_dim(name)

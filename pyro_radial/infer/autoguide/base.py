@@ -91,7 +91,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
         for name, site in self._sites():
-            self._transforms[name] = None if has_real_support(site) else _site_transform(site)
+            self._transforms[name] = self._transform_of(site)
             unconstrained = site["value"].detach()
             transform = self._transforms[name]
             if transform is not None:
@@ -103,6 +103,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             self._init_site(name, _repeat_to_full_size(unconstrained, site, event_dim), event_dim)
             # Only the shape is of use from here on, and a copy of a network's weights is worth saving.
             site["value"] = site["value"].detach().to("meta")
+
+    def _transform_of(self, site: Mapping[str, Any]) -> Transform | None:
+        """The map from where a site's law is made to the site's support, or None where that is the support."""
+        return None if has_real_support(site) else _site_transform(site)
 
     def _sites(self) -> Iterator[tuple[str, Any]]:
         assert self.prototype_trace is not None

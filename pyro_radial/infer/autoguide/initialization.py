@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from pyro.infer.autoguide.initialization import init_to_mean, init_to_median
+from pyro.infer.autoguide.initialization import init_to_mean, init_to_median, init_to_sample
 from torch import Tensor, nn
 
-from pyro_radial.distributions.wrappers import is_real
+from pyro_radial.distributions.wrappers import is_on_sphere, is_real
 
 InitFn = Callable[..., Any]
 
@@ -23,9 +23,14 @@ def has_real_support(site: Mapping[str, Any]) -> bool:
 
 
 def init_to_center(site: Mapping[str, Any] | None = None) -> Any:
-    """Start at the prior's mean where every real value is allowed, so biases at zero, and at its median elsewhere."""
+    """Start at the prior's mean where every real value is allowed, so biases at zero, and at its median elsewhere.
+
+    Directions start at a draw: a uniform law on the sphere has neither.
+    """
     if site is None:
         return init_to_center
+    if is_on_sphere(site["fn"].support):
+        return init_to_sample(site)
     # The mean is exact; Pyro's median is that of a few samples, but finite also where a mean is not.
     return init_to_mean(site) if has_real_support(site) else init_to_median(site)
 

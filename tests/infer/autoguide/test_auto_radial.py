@@ -13,7 +13,7 @@ from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel, predict
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.infer.autoguide.auto_radial import _GuideRadialNormal
+from pyro_radial.infer.autoguide.auto_radial import GuideRadialNormal
 from pyro_radial.nn import likelihoods
 from tests.infer.autoguide.models import matrix_model, train_to_convergence
 
@@ -93,7 +93,7 @@ def test_sites_of_one_element_warn_that_this_is_mean_field():
 
 def test_the_guides_density_is_the_posteriors_away_from_the_pole_and_its_mean_at_it():
     loc, scale = torch.randn(7, dtype=torch.double), 0.3 + torch.rand(7, dtype=torch.double)
-    exact, guides = RadialNormal(loc, scale), _GuideRadialNormal(loc, scale)
+    exact, guides = RadialNormal(loc, scale), GuideRadialNormal(loc, scale)
     value = exact.sample((5,))
     assert torch.equal(exact.log_prob(value), guides.log_prob(value))
     torch.testing.assert_close(guides.log_prob(loc), -exact.entropy())

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Priors on the parameters of a network, to give to :class:`~pyro_radial.nn.BayesianModule`."""
+"""Normal priors, and the scale mixture of two, with scales that are fixed, learned or random."""
 
 import math
 from collections.abc import Iterable

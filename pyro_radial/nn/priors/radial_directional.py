@@ -1,0 +1,249 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A prior that gives each row or column of a weight tensor a direction on the sphere and a sparse radius."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from torch import Tensor
+
+from pyro_radial.distributions.half_cauchy import half_cauchy_factors
+from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform
+from pyro_radial.nn.priors.normal import FanIn
+from pyro_radial.nn.site_priors import follow
+from pyro_radial.nn.validation import positive_float
+
+__all__ = ["RadialDirectionalPrior"]
+
+SIDES = {"row": ("row",), "column": ("column",), "double": ("row", "column")}
+
+Grouping = Literal["row", "column", "double"]
+DirectionPrior = Literal["uniform"] | Callable[[str, Tensor], TorchDistributionMixin]
+
+
+@dataclass(frozen=True)
+class _Site:
+    """The name, the law and the first value of a site."""
+
+    name: str
+    law: Any
+    first: Tensor
+
+    def sample(self) -> Tensor:
+        """The site's value, with the first one for a guide to start at."""
+        infer: Any = {"initial_value": self.first}
+        return pyro.sample(self.name, self.law, infer=infer)
+
+
+@dataclass(frozen=True)
+class _Radius:
+    """A half-Cauchy radius: its name as a deterministic site, and the two factors of its square."""
+
+    name: str
+    factors: tuple[_Site, _Site]
+
+    def sample(self) -> Tensor:
+        """The radius as the root of the product of its two sites."""
+        gamma, inverse_gamma = (factor.sample() for factor in self.factors)
+        # Roots first: the product of the two may overflow where the radius does not.
+        return pyro.deterministic(self.name, gamma.sqrt() * inverse_gamma.sqrt(), event_dim=self.factors[0].first.dim())
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The rows or the columns of a weight tensor."""
+
+    is_column: bool
+    direction: _Site
+    radius: _Radius
+
+    def sample(self, shape: torch.Size) -> Tensor:
+        """Directions times radii of all groups, in the layout of the parameter."""
+        groups = self.direction.sample() * self.radius.sample().unsqueeze(-1)
+        draws = groups.shape[:-2]
+        if not self.is_column:
+            return groups.reshape(draws + shape)
+        return groups.reshape(*draws, shape[1], shape[0], *shape[2:]).transpose(len(draws), len(draws) + 1)
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """The sites of one weight tensor, made once."""
+
+    parameter: Tensor
+    radius: _Radius
+    sides: tuple[_Side, ...]
+
+    def sample(self) -> Tensor:
+        """The weights, ``[*draws, *parameter.shape]``."""
+        radius = self.radius.sample()
+        weight = radius.reshape(radius.shape + (1,) * self.parameter.dim())
+        for side in self.sides:
+            weight = weight * side.sample(self.parameter.shape)
+        return weight
+
+
+class RadialDirectionalPrior:
+    r"""
+    A direction and a sparse radius for each row or column of every weight tensor, and a radius for the tensor.
+
+    .. math:: w_r = s\, z_r\, u_r, \qquad s \sim C^+(\gamma), \quad z_r \sim C^+(1), \quad u_r \sim p(u)
+        \text{ on the unit sphere,}
+
+    with the half-Cauchy law :math:`C^+`, whose mass near zero and heavy tail let a few groups be large and the rest
+    vanish. Each radius is the square root of a gamma times an inverse-gamma variable, which are the sites; so a
+    :class:`~pyro_radial.AutoRadialDirectional` guide has every KL in closed form. A scale for z too would only
+    multiply :math:`\gamma`.
+
+    A row is the weights of one output, flattened over inputs and kernel positions; a column those of one input, over
+    outputs and kernel positions. ``"double"`` multiplies one part of each kind element by element,
+    :math:`W_{ij} = s\, z_i u_{ij}\, c_j v_{ji}`, with laws of its own for either. Groups of one element have a standard
+    normal in place of a direction, which in one dimension is only a sign. Parameters of one dim, such as biases, are
+    normal, and so are those that a mapping of groupings leaves out, as under :class:`FanIn`.
+
+    Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks", eq. 7
+    and 14 to 18. The radius is :math:`\sqrt{\alpha\beta}` (they print its square as their product), and for two
+    groupings the product of two densities of the same matrix, as printed, is no density: the product of two parts,
+    here and in their code, is a model. The uniform law of directions is their prior's honest form: theirs takes the
+    posterior's own mean as its mean, which no prior can.
+
+    The sites of the tensor ``0.weight`` are ``0.weight.direction``, ``0.weight.local_radius_gamma``,
+    ``0.weight.local_radius_inverse_gamma``, those of columns ``0.weight.column_direction`` and so on, and the two of
+    ``0.weight.global_radius``. The radii themselves are deterministic sites.
+
+    Example::
+
+        >>> from torch import nn
+        >>> from pyro_radial.nn import BayesianModule
+        >>> bnn = BayesianModule(nn.Linear(3, 2), RadialDirectionalPrior("row"))
+        >>> trace = pyro.poutine.trace(bnn).get_trace(torch.zeros(1, 3))
+        >>> trace.nodes["weight.direction"]["value"].shape, trace.nodes["weight.local_radius"]["value"].shape
+        (torch.Size([2, 3]), torch.Size([2]))
+
+    :param grouping: "row", "column" or "double" for all weight tensors, or a mapping from their names to these.
+    :param float global_scale: :math:`\gamma`, the median of a tensor's radius; smaller is sparser.
+    :param direction: "uniform", or a function of (site, ``[groups, n]`` directions of the network's own weights) that
+        returns a law of shape ``[groups, n]`` or ``[n]`` on the sphere, such as a ``VonMisesFisherStable`` around them.
+    :param float bias_scale: the standard deviation of parameters of one dim.
+    :raises ValueError: for another grouping or direction, a scale that is not positive and finite; once it meets the
+        network, naming the parameter, for one without dims, or naming the site, for a direction's law of another shape.
+    """
+
+    def __init__(
+        self,
+        grouping: Grouping | Mapping[str, Grouping] = "row",
+        global_scale: float = 1.0,
+        direction: DirectionPrior = "uniform",
+        bias_scale: float = 1.0,
+    ) -> None:
+        for one in grouping.values() if isinstance(grouping, Mapping) else (grouping,):
+            if one not in SIDES:
+                raise ValueError(f"grouping must be one of {tuple(SIDES)} or a mapping to these, but is {one!r}")
+        if direction != "uniform" and not callable(direction):
+            raise ValueError(f'direction must be "uniform" or a function of (site, directions), but is {direction!r}')
+        self.grouping = grouping
+        self.global_scale = positive_float("global_scale", global_scale)
+        self.direction = direction
+        self._normal = FanIn(bias_scale=bias_scale)
+        self._tensors: dict[str, _Tensor] = {}
+
+    def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
+        """
+        Samples the sites of one parameter; each starts a guide at the network's own weights.
+
+        :param str name: the parameter.
+        :param torch.Tensor parameter: the network's own value.
+        :returns: a value of shape ``[*draws, *parameter.shape]``.
+        :raises ValueError: naming the parameter, if it has no dims.
+        """
+        grouping = self._grouping_of(name, parameter)
+        if grouping is None:
+            law = follow(self._normal(name, parameter), parameter).expand(parameter.shape).to_event(parameter.dim())
+            return _Site(name, law, parameter).sample()
+        made = self._tensors.get(name)
+        # A network that was moved or cast has new tensors.
+        if made is None or made.parameter is not parameter:
+            made = self._tensors[name] = self._make(name, parameter, grouping)
+        return made.sample()
+
+    def _grouping_of(self, name: str, parameter: Tensor) -> Grouping | None:
+        asked_for = isinstance(self.grouping, Mapping) and name in self.grouping
+        if parameter.dim() == 0 or (parameter.dim() == 1 and asked_for):
+            raise ValueError(
+                f"RadialDirectionalPrior: parameter {name!r} has shape {tuple(parameter.shape)}, no rows and columns; "
+                "leave it out by a mapping of groupings or by select"
+            )
+        if isinstance(self.grouping, Mapping):
+            return self.grouping.get(name)
+        return self.grouping if parameter.dim() > 1 else None
+
+    @torch.no_grad()
+    def _make(self, name: str, parameter: Tensor, grouping: Grouping) -> _Tensor:
+        sides, global_radius = [], parameter.new_ones(())
+        for side, part in zip(SIDES[grouping], _split(parameter, len(SIDES[grouping])), strict=True):
+            norm, first = _polar(_groups(part, side == "column"))
+            typical = norm.log().mean().exp()
+            global_radius = global_radius * typical
+            prefix = f"{name}.column_" if side == "column" else f"{name}."
+            direction = _Site(f"{prefix}direction", self._direction_law(f"{prefix}direction", first), first)
+            sides.append(_Side(side == "column", direction, _radius(f"{prefix}local_radius", 1.0, norm / typical)))
+        return _Tensor(parameter, _radius(f"{name}.global_radius", self.global_scale, global_radius), tuple(sides))
+
+    def _direction_law(self, site: str, first: Tensor) -> TorchDistributionMixin:
+        groups, size = first.shape
+        if size == 1:
+            given: Any = dist.Normal(0.0, 1.0).expand(first.shape).to_event(1)
+        elif callable(self.direction):
+            given = self.direction(site, first)
+        else:
+            given = HypersphericalUniform(size)
+        law: Any = follow(given, first)
+        if law.event_shape != (size,) or law.batch_shape not in ((), (groups,)):
+            raise ValueError(
+                f"direction: the law of site {site!r} has batch_shape {tuple(law.batch_shape)} and event_shape "
+                f"{tuple(law.event_shape)}, but it must be of {groups} vectors of size {size}"
+            )
+        return law.expand((groups,)).to_event(1)
+
+
+def _radius(name: str, scale: float, first: Tensor) -> _Radius:
+    laws: tuple[Any, Any] = half_cauchy_factors(first.new_tensor(scale))
+    gamma, inverse_gamma = (
+        _Site(f"{name}_{kind}", law.expand(first.shape).to_event(first.dim()), value)
+        for kind, law, value in zip(("gamma", "inverse_gamma"), laws, _most_probable(first, scale), strict=True)
+    )
+    return _Radius(name, (gamma, inverse_gamma))
+
+
+def _most_probable(radius: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Of all gamma and inverse-gamma factors whose product is the squared radius, the likeliest in log space."""
+    inverse = 1.0 + (radius / scale).square()
+    return radius.square() / inverse, inverse
+
+
+def _groups(tensor: Tensor, column: bool) -> Tensor:
+    """Each row, or each column, of a weight tensor as one vector: ``[groups, n]``."""
+    return (tensor.transpose(0, 1) if column else tensor).flatten(1)
+
+
+def _split(parameter: Tensor, number: int) -> tuple[Tensor, ...]:
+    """Tensors whose product, element by element, is the parameter, in equal shares."""
+    if number == 1:
+        return (parameter,)
+    root = parameter.abs().sqrt()
+    return parameter.sign() * root, root
+
+
+def _polar(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Norms and directions; a group of zeros has a small norm and points the same way in all elements."""
+    norm = torch.linalg.vector_norm(groups, dim=-1)
+    least = 1e-6 * torch.where(norm.max() > 0, norm.max(), 1.0)
+    anywhere = torch.full_like(groups, groups.shape[-1] ** -0.5)
+    direction = torch.where((norm > least).unsqueeze(-1), groups / norm.clamp(min=least).unsqueeze(-1), anywhere)
+    return norm.clamp(min=least), direction

@@ -1,0 +1,210 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Directions and radii as the prior of weight tensors."""
+
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from pyro_radial import AutoRadialDirectional, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial.distributions import HypersphericalUniform, VonMisesFisherStable
+from pyro_radial.nn import likelihoods
+from pyro_radial.nn.priors import RadialDirectionalPrior
+
+GROUPINGS = ("row", "column", "double")
+
+
+def conv_net():
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 2)
+    )
+
+
+def model_of(net, prior):
+    return SupervisedModel(BayesianModule(net, prior), likelihoods.Categorical(num_data=20))
+
+
+def images(number=4):
+    return torch.randn(number, 2, 6, 6), torch.randint(0, 2, (number,))
+
+
+class TestSites:
+    def test_a_row_is_an_output_and_a_column_an_input_with_all_kernel_positions(self):
+        weight = torch.randn(3, 2, 5, 5)
+        for grouping, site, shape in (("row", "w.direction", (3, 50)), ("column", "w.column_direction", (2, 75))):
+            trace = poutine.trace(RadialDirectionalPrior(grouping).sample_parameter).get_trace("w", weight)
+            assert trace.nodes[site]["value"].shape == shape
+            assert trace.nodes["_RETURN"]["value"].shape == weight.shape
+
+    @pytest.mark.parametrize("grouping", ["row", "column"])
+    def test_the_norm_of_a_group_is_the_local_times_the_global_radius(self, grouping):
+        weight = torch.randn(3, 2, 5, 5)
+        trace = poutine.trace(RadialDirectionalPrior(grouping).sample_parameter).get_trace("w", weight)
+        local = "w.local_radius" if grouping == "row" else "w.column_local_radius"
+        value = trace.nodes["_RETURN"]["value"]
+        groups = (value if grouping == "row" else value.transpose(0, 1)).flatten(1)
+        radius = trace.nodes[local]["value"] * trace.nodes["w.global_radius"]["value"]
+        torch.testing.assert_close(groups.norm(dim=1), radius)
+
+    def test_a_double_grouping_is_the_product_of_its_two_parts(self):
+        trace = poutine.trace(RadialDirectionalPrior("double").sample_parameter).get_trace("w", torch.randn(4, 3))
+        value = {name: site["value"] for name, site in trace.nodes.items() if "value" in site}
+        row = value["w.local_radius"][:, None] * value["w.direction"]
+        column = value["w.column_local_radius"][:, None] * value["w.column_direction"]
+        torch.testing.assert_close(value["_RETURN"], value["w.global_radius"] * row * column.T)
+
+    def test_radii_are_half_cauchy_and_directions_uniform(self):
+        weight = torch.randn(20_000, 3)
+        prior = RadialDirectionalPrior("row", global_scale=0.01)
+        trace = poutine.trace(prior.sample_parameter).get_trace("w", weight)
+        radius, direction = (trace.nodes[f"w.{part}"]["value"] for part in ("local_radius", "direction"))
+        assert stats.kstest(radius.numpy(), "halfcauchy").pvalue > 0.001
+        assert stats.kstest(direction[:, 0].numpy(), stats.uniform(-1, 2).cdf).pvalue > 0.001
+        draws = [
+            poutine.trace(prior.sample_parameter).get_trace("v", weight[:1]).nodes["v.global_radius"]["value"]
+            for _ in range(2_000)
+        ]
+        assert stats.kstest(torch.stack(draws).numpy() / 0.01, "halfcauchy").pvalue > 0.001
+
+    def test_a_group_of_one_element_has_a_normal_in_place_of_a_direction(self):
+        trace = poutine.trace(RadialDirectionalPrior("row").sample_parameter).get_trace("w", torch.randn(4, 1))
+        assert isinstance(trace.nodes["w.direction"]["fn"].base_dist, dist.Normal)
+        assert trace.nodes["_RETURN"]["value"].shape == (4, 1)
+
+    def test_vectors_are_normal_and_so_is_what_a_mapping_leaves_out(self):
+        net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+        bnn = BayesianModule(net, RadialDirectionalPrior({"0.weight": "row"}, bias_scale=0.3))
+        nodes = poutine.trace(bnn).get_trace(torch.zeros(1, 3)).nodes
+        assert nodes["0.bias"]["fn"].base_dist.scale.unique() == torch.tensor(0.3)
+        assert nodes["1.weight"]["fn"].base_dist.scale.unique() == torch.tensor(0.5)
+        assert "1.weight.direction" not in nodes
+
+    def test_a_direction_may_have_a_prior_around_the_networks_own_weights(self):
+        net = nn.Linear(3, 4)
+        prior = RadialDirectionalPrior(direction=lambda site, loc: VonMisesFisherStable(loc, torch.full((4,), 50.0)))
+        law = poutine.trace(BayesianModule(net, prior)).get_trace(torch.zeros(1, 3)).nodes["weight.direction"]["fn"]
+        own = nn.functional.normalize(net.weight.detach(), dim=1)
+        torch.testing.assert_close(law.base_dist.loc, own)
+
+    @pytest.mark.parametrize("grouping", GROUPINGS)
+    def test_a_network_that_was_cast_has_sites_of_the_new_dtype(self, grouping):
+        bnn = BayesianModule(conv_net(), RadialDirectionalPrior(grouping))
+        bnn(images()[0])
+        output = bnn.double()(images()[0].double())
+        assert output.dtype == torch.float64
+
+
+class TestUnderAGuide:
+    @pytest.mark.parametrize("grouping", GROUPINGS)
+    def test_the_guide_starts_at_the_networks_own_weights(self, grouping):
+        net = conv_net()
+        model = model_of(net, RadialDirectionalPrior(grouping, global_scale=1e-3))
+        guide = AutoRadialDirectional(model)
+        guide.setup(*images())
+        plain = model.bnn.to_module(guide.median())
+        for name, parameter in net.named_parameters():
+            torch.testing.assert_close(plain.get_parameter(name), parameter, rtol=2e-5, atol=1e-7)
+
+    def test_the_guide_starts_at_finite_values_where_the_network_has_rows_of_zeros(self):
+        net = nn.Linear(3, 4)
+        nn.init.zeros_(net.weight)
+        model = model_of(net, RadialDirectionalPrior("double"))
+        guide = AutoRadialDirectional(model)
+        guide.setup(torch.zeros(2, 3), torch.tensor([0, 1]))
+        assert all(bool(value.isfinite().all()) for value in guide.median().values())
+
+    @pytest.mark.parametrize("grouping", GROUPINGS)
+    @pytest.mark.parametrize("shared", [True, False])
+    def test_every_kl_is_analytic_and_never_negative(self, grouping, shared):
+        model = model_of(conv_net(), RadialDirectionalPrior(grouping, global_scale=1e-2))
+        guide = AutoRadialDirectional(model, shared_concentration=shared)
+        elbo = RadialELBO(strict_kl=True)
+        elbo(model, guide)(*images()).backward()
+        assert all(float(kl) >= 0 for kl in elbo.terms.kl_by_site.values())
+        gradients = [parameter.grad for parameter in guide.parameters()]
+        assert all(g is not None and bool(g.isfinite().all()) for g in gradients)
+
+    def test_the_global_radius_of_a_tensor_counts_once(self):
+        model = model_of(nn.Linear(3, 4), RadialDirectionalPrior("double", global_scale=0.2))
+        guide = AutoRadialDirectional(model)
+        elbo = RadialELBO(strict_kl=True)
+        elbo(model, guide)(torch.zeros(2, 3), torch.tensor([0, 1]))
+        law = guide.posterior()["weight.global_radius_gamma"]
+        loc, scale = law.base_dist.mean, law.base_dist.stddev
+        rate, alpha = 1 / 0.2**2, 0.5
+        # The corrected form: eq. 51 of the paper has the sign of the mean wrong and lacks pi.
+        expected = (
+            -alpha * torch.tensor(rate).log()
+            + torch.lgamma(torch.tensor(alpha))
+            - alpha * loc
+            + rate * (loc + scale**2 / 2).exp()
+            - 0.5 * ((2 * torch.pi * scale**2).log() + 1)
+        )
+        torch.testing.assert_close(elbo.terms.kl_by_site["weight.global_radius_gamma"], expected, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("grouping", GROUPINGS)
+    def test_vectorised_particles_estimate_the_same_loss(self, grouping):
+        model = model_of(conv_net(), RadialDirectionalPrior(grouping))
+        guide = AutoRadialDirectional(model, init_mean_cosine=0.99)
+        data = images()
+        guide.setup(*data)
+        number = 200
+        many = RadialELBO(num_particles=number, vectorize_particles=True, max_plate_nesting=1)
+        one = RadialELBO()
+        with torch.no_grad():
+            together = float(many.loss(model, guide, *data))
+            alone = torch.tensor([float(one.loss(model, guide, *data)) for _ in range(number)])
+        assert abs(together - alone.mean()) < 4 * alone.std() * (2 / number) ** 0.5
+
+
+class TestBadInput:
+    def test_an_unknown_grouping_is_named(self):
+        with pytest.raises(ValueError, match="grouping must be one of"):
+            RadialDirectionalPrior("rows")
+        with pytest.raises(ValueError, match="grouping must be one of"):
+            RadialDirectionalPrior({"0.weight": "rows"})
+
+    def test_a_direction_that_is_no_law_of_directions_is_refused(self):
+        with pytest.raises(ValueError, match="direction must be"):
+            RadialDirectionalPrior(direction="vmf")
+        bnn = BayesianModule(nn.Linear(3, 4), RadialDirectionalPrior(direction=lambda *_: HypersphericalUniform(5)))
+        with pytest.raises(ValueError, match=r"weight\.direction"):
+            bnn(torch.zeros(1, 3))
+
+    @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf")])
+    def test_a_scale_that_is_not_positive_is_named(self, scale):
+        with pytest.raises(ValueError, match="global_scale"):
+            RadialDirectionalPrior(global_scale=scale)
+
+    def test_a_scalar_parameter_has_no_groups(self):
+        class Scaled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.gain = nn.Parameter(torch.ones(()))
+
+            def forward(self, x):
+                return self.gain * x
+
+        with pytest.raises(ValueError, match=r"'gain'.*no rows and columns"):
+            BayesianModule(Scaled(), RadialDirectionalPrior())(torch.zeros(1))
+
+    def test_a_bias_cannot_be_grouped_by_name(self):
+        bnn = BayesianModule(nn.Linear(3, 4), RadialDirectionalPrior({"bias": "row"}))
+        with pytest.raises(ValueError, match=r"'bias'.*no rows and columns"):
+            bnn(torch.zeros(1, 3))
+
+
+def test_to_module_takes_a_draw_of_the_sites():
+    pyro.set_rng_seed(1)
+    bnn = BayesianModule(nn.Linear(3, 4), RadialDirectionalPrior("double"))
+    guide = AutoRadialDirectional(bnn)
+    x = torch.randn(2, 3)
+    draw = guide(x)
+    plain = bnn.to_module(draw)
+    replayed = poutine.condition(bnn, data=draw)(x)
+    torch.testing.assert_close(plain(x), replayed)
