@@ -1,0 +1,226 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A network read as a chain of layers: which input of a layer comes from which unit of the layer before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["IndexSelect", "Layer", "is_sequential", "leaves", "read_chain"]
+
+WeightLayer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+# Over features, not channels with positions, they run across units.
+POOLS = (
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
+    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
+    *(nn.LPPool1d, nn.LPPool2d, nn.LPPool3d, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d),
+)
+ELEMENTWISE = (
+    *(nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.RReLU, nn.PReLU),
+    *(nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink),
+    *(nn.Hardsigmoid, nn.Hardtanh, nn.Hardswish, nn.Threshold, nn.Identity, nn.Dropout, nn.AlphaDropout),
+    *(nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout),
+)
+# They mix units, which is harmless only where none is cut: before the first layer and after the last.
+AT_THE_ENDS = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d, nn.Unflatten)
+
+
+class IndexSelect(nn.Module):
+    """Keep some of the inputs of a layer, in the order of ``index``.
+
+    :func:`~pyro_radial.compression.cut_network` puts it before a layer that uses only some of what reaches it.
+
+    :param index: positions to keep, integers of shape ``[num_kept]``; a buffer.
+    :param size: number of positions to choose from.
+    :param dim: the dimension they lie along, counted from the end.
+    :raises ValueError: if ``index`` does not fit.
+
+    Example::
+
+        >>> import torch
+        >>> select = IndexSelect(torch.tensor([0, 2]), size=3)
+        >>> select, select(torch.tensor([[5.0, 6.0, 7.0]]))
+        (IndexSelect(2 of 3, dim=-1), tensor([[5., 7.]]))
+    """
+
+    index: Tensor
+
+    def __init__(self, index: Tensor, size: int, dim: int = -1) -> None:
+        super().__init__()
+        if index.dtype != torch.long or index.ndim != 1 or index.numel() == 0:
+            raise ValueError(f"index must be a vector of int64, got {index.dtype} of shape {[*index.shape]}")
+        if not index.is_meta and not (int(index.min()) >= 0 and int(index.max()) < size):
+            raise ValueError(f"index must be in [0, {size})")
+        self.size, self.dim = size, dim
+        self.register_buffer("index", index)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The inputs at ``index``."""
+        return x.index_select(self.dim, self.index)
+
+    def extra_repr(self) -> str:
+        """How many of how many, and along which dimension."""
+        return f"{len(self.index)} of {self.size}, dim={self.dim}"
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A linear layer or convolution of a chain.
+
+    Its input ``i`` is position ``sources[i]`` of what reaches it, and that belongs to unit ``sources[i] // positions``
+    of the layer before.
+    """
+
+    name: str
+    module: WeightLayer
+    before: Layer | None
+    num_before: int  # units of the layer before; for the first layer the network's own inputs
+    positions: int  # of each of these units in what reaches the layer; above one only after a flatten
+    sources: Tensor
+    carried: tuple[tuple[str, nn.Module, int], ...]  # what is cut along with these units: name, module, positions
+
+    @property
+    def owners(self) -> Tensor:
+        """The unit before that each input belongs to."""
+        return self.sources // self.positions
+
+    @property
+    def dim(self) -> int:
+        """The dimension of the inputs, counted from the end."""
+        return 1 - self.module.weight.ndim
+
+
+def read_chain(net: nn.Module) -> list[Layer]:
+    """The layers of a network, in order.
+
+    :raises ValueError: if the network is not a chain of known modules; the message names the module.
+    """
+    layers: list[Layer] = []
+    between: list[tuple[str, nn.Module]] = []  # since the last layer
+    names: dict[int, str] = {}
+    for name, module in leaves(net):
+        for tensor in (*module.parameters(), *module.buffers()):
+            if names.setdefault(id(tensor), name) != name:
+                raise ValueError(f"net: {names[id(tensor)]!r} and {name!r} share a tensor and cannot be cut apart")
+        if isinstance(module, LAYERS):
+            layers.append(_read_layer(name, module, layers[-1] if layers else None, between))
+            between = []
+        else:
+            between.append((name, module))
+    if not layers:
+        raise ValueError("net holds no linear layer or convolution")
+    _refuse_selects(between)
+    return layers
+
+
+def leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules of nested Sequentials in the order they run, with their names; a ValueError if one is unknown."""
+    # A module without tensors, such as an activation, may stand in several places.
+    for name, module in net.named_modules(remove_duplicate=False):
+        if is_sequential(module):
+            continue
+        if not name:
+            _refuse("net", module)
+        if type(module) not in (*LAYERS, *NORMS, *POOLS, *ELEMENTWISE, *AT_THE_ENDS, nn.Flatten, IndexSelect):
+            _refuse(f"net: {name!r}", module)
+        _check_options(name, module)
+        yield name, module
+
+
+def is_sequential(module: nn.Module) -> bool:
+    """Whether a module does nothing but run its children in turn."""
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _refuse(name: str, module: nn.Module) -> NoReturn:
+    raise ValueError(
+        f"{name} is a {type(module).__name__}; only a plain nn.Sequential of linear layers, convolutions, batch norms, "
+        "pools, flattens, dropouts and elementwise activations can be cut. For networks with branches or skip "
+        "connections there is the library Torch-Pruning"
+    )
+
+
+def _check_options(name: str, module: nn.Module) -> None:
+    """Options of known modules that would make them something else."""
+    if getattr(module, "groups", 1) != 1:
+        raise ValueError(f"net: {name!r} is a {type(module).__name__} with groups={module.groups}, which must be 1")
+    if getattr(module, "return_indices", False):
+        raise ValueError(f"net: {name!r} is a {type(module).__name__} with return_indices, and returns two tensors")
+    # Weight norms and masks of torch.nn.utils make the weight anew from others, so cutting it would do nothing.
+    odd = {key for key, _ in module.named_parameters()} - {"weight", "bias"}
+    if isinstance(module, LAYERS) and odd:
+        raise ValueError(f"net: the weight of {name!r} is made of {sorted(odd)}; make it a plain parameter first")
+
+
+def _read_layer(name: str, module: WeightLayer, before: Layer | None, between: list[tuple[str, nn.Module]]) -> Layer:
+    num_inputs = module.weight.shape[1]
+    size, sources = num_inputs, torch.arange(num_inputs)
+    if between and isinstance(select := between[-1][1], IndexSelect):
+        size, sources = select.size, select.index
+        if len(sources) != num_inputs or select.dim != 1 - module.weight.ndim:
+            raise ValueError(f"net: {between[-1][0]!r}, {select}, does not fit {name!r}, {module}")
+        between = between[:-1]
+    _refuse_selects(between)
+    if before is None:
+        return Layer(name, module, None, size, 1, sources, ())
+    return _link(name, module, before, size, sources, between)
+
+
+def _link(
+    name: str,
+    module: WeightLayer,
+    before: Layer,
+    size: int,
+    sources: Tensor,
+    between: list[tuple[str, nn.Module]],
+) -> Layer:
+    """Follow the units of ``before`` through the modules between to the inputs of ``module``."""
+    num_units = before.module.weight.shape[0]
+    maps = not isinstance(before.module, nn.Linear)  # whether the units are channels with positions
+    flattened = False
+    norms = []
+    for inner, other in between:
+        if isinstance(other, AT_THE_ENDS) or (isinstance(other, POOLS) and not maps):
+            raise ValueError(f"net: {inner!r}, {other}, mixes the units of {before.name!r}")
+        if isinstance(other, nn.Flatten):
+            if (other.start_dim, other.end_dim) != (1, -1):
+                raise ValueError(f"net: {inner!r}, {other}, must be of start_dim=1 and end_dim=-1")
+            flattened, maps = flattened or maps, False
+        elif width := _width(other):
+            norms.append((inner, other, width, flattened))
+    if isinstance(module, nn.Linear) == maps:
+        needed = "an nn.Flatten" if maps else "channels with positions, not features,"
+        raise ValueError(f"net: {needed} must stand between {before.name!r} and {name!r}")
+    positions = size // num_units
+    if size % num_units or (positions > 1 and not flattened):
+        raise ValueError(f"net: {name!r} has {size} inputs, which do not fit the {num_units} units of {before.name!r}")
+    carried = []
+    for inner, other, width, after_flatten in norms:
+        carried.append((inner, other, positions if after_flatten else 1))
+        if width != num_units * carried[-1][2]:
+            raise ValueError(f"net: {inner!r}, {other}, does not fit the {num_units} units of {before.name!r}")
+    return Layer(name, module, before, num_units, positions, sources, tuple(carried))
+
+
+def _width(module: nn.Module) -> int:
+    """The number of units a module holds tensors for, zero if none."""
+    if isinstance(module, NORMS):
+        return module.num_features
+    if isinstance(module, nn.PReLU) and module.num_parameters > 1:
+        return module.num_parameters
+    return 0
+
+
+def _refuse_selects(between: list[tuple[str, nn.Module]]) -> None:
+    for name, module in between:
+        if isinstance(module, IndexSelect):
+            raise ValueError(f"net: {name!r}, {module}, must stand directly before a linear layer or convolution")

@@ -1,0 +1,147 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Pictures of what a cut keeps and what it costs.
+
+Every function draws into the axes or the figure it is given, or into a new figure as those of
+:mod:`pyro_radial.uncertainty` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, cast
+
+import torch
+from torch import Tensor
+
+from pyro_radial.compression.cuts import CutRecord, best_on_path
+from pyro_radial.compression.units import Cut, Scores
+from pyro_radial.uncertainty.plots import COLORS, MARKERS, new_axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+__all__ = ["plot_frontier", "plot_scores"]
+
+KEPT, CUT = COLORS[0], COLORS[1]
+
+
+def plot_scores(scores: Scores, cut: Cut, *, figure: Figure | SubFigure | None = None) -> list[Axes]:
+    """Draw the sorted scores of each layer, and which of its units are kept.
+
+    The dashed line lies between the lowest score that is kept and the highest that is cut; where other things than
+    the layer's scores decided, so that these overlap, there is none. Scores of minus infinity have no point. Outputs
+    are in the upper row, inputs in the lower.
+
+    Source: figure 7 of Oh, Adamczewski and Park (2019), *Radial and Directional Posteriors for Bayesian Neural
+    Networks*, which has histograms.
+
+    :param scores: how much the units matter.
+    :param cut: the units to keep; with :func:`~pyro_radial.compression.complete_cut` those that really are.
+    :param figure: an empty figure to draw into; default a new one that fits.
+    :returns: one axes per layer with scores, those of outputs first; the figure is ``axes[0].figure``.
+    :raises ValueError: if the cut does not fit the scores; the message names the layer.
+    :raises ImportError: without matplotlib.
+
+    Example::
+
+        >>> scores = Scores(outputs={"0": torch.tensor([-1.0, -9.0, 0.0])})
+        >>> plot_scores(scores, scores.at_least(-5))[0].get_title()
+        'Layer 0, outputs: 2 of 3 kept'
+    """
+    masks = {"outputs": cut.outputs, "inputs": cut.inputs}
+    rows = [(side, values, masks[side]) for side, values in scores.sides() if values]
+    for side, values, kept in rows:
+        for layer in values:
+            if layer in kept and len(kept[layer]) != len(values[layer]):
+                raise ValueError(f"cut.{side}[{layer!r}] must be of {len(values[layer])} units, got {len(kept[layer])}")
+    columns = max(len(values) for _, values, _ in rows)
+    if figure is None:
+        figure = cast("Figure", new_axes((2.7 * columns + 0.3, 2.4 * len(rows) + 0.3)).figure)
+        figure.clear()
+    axes = []
+    for row, (side, values, kept) in enumerate(rows):
+        for column, (layer, of_layer) in enumerate(values.items()):
+            ax = figure.add_subplot(len(rows), columns, row * columns + column + 1)
+            mask = kept.get(layer, torch.ones(len(of_layer), dtype=torch.bool))
+            _draw_scores(ax, of_layer.detach().cpu(), mask.detach().cpu())
+            ax.set_title(f"Layer {layer}, {side}: {int(mask.sum())} of {len(mask)} kept", fontsize=9)
+            if column == 0:
+                ax.set_ylabel("Score (log scale)", fontsize=9)
+            axes.append(ax)
+    axes[0].legend(handles=axes[0].lines[:2], loc="upper right", frameon=False, fontsize=8)
+    return axes
+
+
+def plot_frontier(
+    runs: Mapping[str, Sequence[CutRecord]],
+    *,
+    against: Literal["weights", "flops"] = "weights",
+    tolerance: float | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the loss of the cut networks against their size, one line per method.
+
+    :param runs: the records of :func:`~pyro_radial.compression.evaluate_path` by the name of the method.
+    :param against: the size, "weights" or "flops"; its axis is logarithmic.
+    :param tolerance: if given, a ring marks for each method what
+        :func:`~pyro_radial.compression.best_on_path` picks, and the legend gives its size.
+    :param ax: axes to draw into; default a new figure.
+    :returns: the axes.
+    :raises ValueError: if there is no method, a method has no records, or ``against`` is of no size.
+    :raises ImportError: without matplotlib.
+
+    Example::
+
+        >>> records = [CutRecord(Cut(), 0.10, 90, 130), CutRecord(Cut(), 0.11, 60, 90), CutRecord(Cut(), 0.30, 30, 50)]
+        >>> ax = plot_frontier({"radial": records}, tolerance=0.02)
+        >>> ax.get_legend().get_texts()[0].get_text()
+        'radial (60)'
+    """
+    if not runs or not all(runs.values()):
+        raise ValueError("runs must hold at least one method, and each at least one record")
+    if against not in ("weights", "flops"):
+        raise ValueError(f"against must be 'weights' or 'flops', got {against!r}")
+    ax = new_axes((5.0, 3.2)) if ax is None else ax
+    for index, (method, records) in enumerate(runs.items()):
+        ordered = sorted(records, key=lambda record: getattr(record, against))
+        sizes, losses = [getattr(record, against) for record in ordered], [record.loss for record in ordered]
+        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
+        (line,) = ax.plot(sizes, losses, color=color, marker=marker, markersize=3, linewidth=1.2, label=method)
+        if tolerance is not None:
+            best = best_on_path(records, tolerance)
+            size = getattr(best, against)
+            line.set_label(f"{method} ({size:,})")
+            ax.plot(size, best.loss, color=color, marker="o", markersize=10, fillstyle="none", linestyle="")
+    ax.set_xscale("log")
+    ax.set(xlabel={"weights": "Weights", "flops": "FLOPs"}[against], ylabel="Validation loss")
+    ax.legend(frameon=False)
+    return ax
+
+
+def _draw_scores(ax: Axes, scores: Tensor, kept: Tensor) -> None:
+    from matplotlib.ticker import MaxNLocator  # Here matplotlib is known to be installed.
+
+    order = scores.argsort(descending=True)
+    scores, kept = scores[order], kept[order]
+    ranks = torch.arange(1, len(scores) + 1)
+    for mask, color, label in ((kept, KEPT, "kept"), (~kept, CUT, "cut")):
+        finite = mask & scores.isfinite()
+        ax.plot(
+            ranks[finite].numpy(),
+            scores[finite].numpy(),
+            color=color,
+            marker="o",
+            markersize=3,
+            linestyle="",
+            label=label,
+        )
+    if kept.any() and not kept.all() and bool(scores[kept].min() > scores[~kept].max() > -torch.inf):
+        middle = float(scores[kept].min() + scores[~kept].max()) / 2
+        ax.axhline(middle, color="0.4", linestyle="--", linewidth=1, zorder=1)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.set_xlabel("Unit, by score", fontsize=9)
+    ax.tick_params(labelsize=8)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))

@@ -1,0 +1,100 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""How much each unit of a network matters under a posterior."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyro_radial.compression.units import Scores
+from pyro_radial.distributions.half_cauchy import log_mode, sqrt_product
+from pyro_radial.distributions.wrappers import is_real
+from pyro_radial.infer.autoguide.base import AutoPerSite
+
+__all__ = ["unit_scores"]
+
+# A tensor under a RadialDirectionalPrior has this site, and for its rows and columns a direction and a local radius.
+_GLOBAL = ".global_radius_gamma"
+_SIDES = {"outputs": "", "inputs": "column_"}
+
+
+@torch.no_grad()
+def unit_scores(guide: AutoPerSite) -> Scores:
+    r"""The log of how much each row and column of every weight tensor matters under the guide's posterior.
+
+    Where a tensor has the sites of a :class:`~pyro_radial.nn.priors.RadialDirectionalPrior` it is the log-mode of
+    the group's local radius,
+
+    .. math:: \tfrac12 (\mu_a + \mu_b) - \tfrac14 (\sigma_a^2 + \sigma_b^2)
+
+    for log-normal factors a and b of its square, plus the log of E[mu . x], the length of the mean direction, which
+    tells groups apart where each has a concentration of its own. Elsewhere, for a row or column with mean
+    :math:`\mu` and standard deviation :math:`\sigma`, it is the signal-to-noise ratio
+
+    .. math:: \tfrac12 \log \frac{\sum_i \mu_i^2}{\sum_i \sigma_i^2}.
+
+    Scores of one tensor compare with each other, not with those of another: a global radius scales all groups alike.
+
+    Source: Oh, Adamczewski and Park (2019), section 3.3: local radii alone, since the global one scales every group.
+    Their code takes the mode of one factor twice, and no root.
+
+    :param guide: a trained guide of the library, with sites named as the parameters of a network.
+    :returns: scores of outputs (rows) and inputs (columns) by layer. The last tensor's rows are left out: they are
+        the network's own outputs.
+    :raises ValueError: if no site is a weight tensor.
+
+    Example::
+
+        >>> from torch import nn
+        >>> from pyro_radial import AutoRadial, BayesianModule
+        >>> guide = AutoRadial(BayesianModule(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))))
+        >>> guide.setup(torch.zeros(1, 3))
+        >>> unit_scores(guide).outputs.keys(), unit_scores(guide).inputs.keys()
+        (dict_keys(['0']), dict_keys(['0', '2']))
+    """
+    posterior = guide.posterior()
+    scores: dict[str, dict[str, Tensor]] = {side: {} for side in _SIDES}
+    names = list(_weight_tensors(posterior))
+    if not names:
+        raise ValueError(f"unit_scores: none of the sites {list(posterior)} is a weight tensor")
+    for name in names:
+        for side in _SIDES:
+            values = (
+                _directional(posterior, name, side) if name + _GLOBAL in posterior else _ratio(posterior[name], side)
+            )
+            if values is not None:
+                scores[side][name.removesuffix(".weight")] = values
+    scores["outputs"].pop(names[-1].removesuffix(".weight"), None)
+    return Scores(**scores)
+
+
+def _weight_tensors(posterior: dict[str, Any]) -> Iterator[str]:
+    """Names of parameters of two or more dims, in the order of the network."""
+    for site, law in posterior.items():
+        if site.endswith(_GLOBAL):
+            yield site.removesuffix(_GLOBAL)
+        elif len(law.event_shape) >= 2 and is_real(law.support):
+            yield site
+
+
+def _directional(posterior: dict[str, Any], name: str, side: str) -> Tensor | None:
+    prefix = f"{name}.{_SIDES[side]}"
+    if f"{prefix}direction" not in posterior:
+        return None
+    factors = (_log_normal(posterior[f"{prefix}local_radius_{factor}"]) for factor in ("gamma", "inverse_gamma"))
+    length = torch.linalg.vector_norm(posterior[f"{prefix}direction"].mean, dim=-1)
+    return log_mode(sqrt_product(*factors)) + length.log()
+
+
+def _log_normal(law: Any) -> dist.LogNormal:
+    """The posterior of a positive site as the log-normal law that it is."""
+    return dist.LogNormal(law.base_dist.mean, law.base_dist.stddev)
+
+
+def _ratio(law: Any, side: str) -> Tensor:
+    mean, variance = (t if side == "outputs" else t.transpose(0, 1) for t in (law.mean, law.variance))
+    return 0.5 * (mean.square().flatten(1).sum(-1) / variance.flatten(1).sum(-1)).log()

@@ -1,0 +1,221 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Cutting a network down to the units that are kept, exactly."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pyro_radial.compression.graph import IndexSelect, Layer, WeightLayer, is_sequential, read_chain
+from pyro_radial.compression.units import Cut, Scores
+
+__all__ = ["complete_cut", "cut_network", "mask_network"]
+
+
+def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> Cut:
+    """A cut with all that follows from it, as masks over the outputs and inputs of every layer.
+
+    A unit whose every use is cut goes, and so does every use of a unit that is cut. A layer that would be left with
+    no unit keeps one, with a warning: the one with the highest score, that of an input being the lower of its own and
+    its unit's, or without scores the one with the largest product of the norms of its incoming and outgoing weights.
+    So does the network with its own inputs.
+
+    :param net: a chain, as for :func:`cut_network`; not changed.
+    :param cut: the units to keep.
+    :param scores: how much the units matter.
+    :returns: masks on the CPU.
+    :raises ValueError: if the network is not such a chain, or an argument does not fit it; the message names what.
+
+    Example::
+
+        >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> complete_cut(net, Cut(inputs={"2": torch.tensor([True, False, True])}))
+        Cut(outputs={'0': 2 of 3, '2': 2 of 2}, inputs={'0': 4 of 4, '2': 2 of 3})
+    """
+    layers = read_chain(net)
+    _check_fit(layers, cut, scores)
+    outputs = {layer.name: _mask(cut.outputs, layer, 0) for layer in layers}
+    inputs = {layer.name: _mask(cut.inputs, layer, 1) for layer in layers}
+    if not outputs[layers[-1].name].all():
+        raise ValueError(f"cut.outputs[{layers[-1].name!r}] cuts outputs of the network, which are all kept")
+    for layer in layers:
+        owners = layer.owners.cpu()
+        units = outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool)
+        used = inputs[layer.name] & units[owners]
+        if not used.any():
+            used = _rescue(layer, owners, inputs[layer.name], scores)
+        inputs[layer.name] = used
+        if layer.before:
+            outputs[layer.before.name] = torch.zeros_like(units).index_fill_(0, owners[used], True)
+    return Cut(outputs, inputs)
+
+
+def mask_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> nn.Sequential:
+    """A copy of a network where no weight of a unit that is cut, incoming or outgoing, and no bias of it, is left.
+
+    Its architecture is the network's. What it computes is what :func:`cut_network` computes with less; the arguments
+    and errors are the same.
+
+    Example::
+
+        >>> net = nn.Sequential(nn.Linear(4, 2), nn.Sigmoid(), nn.Linear(2, 1))
+        >>> masked = mask_network(net, Cut(outputs={"0": torch.tensor([True, False])}))
+        >>> masked[0].weight[1].tolist(), masked[2].weight[0, 1].item()
+        ([0.0, 0.0, 0.0, 0.0], 0.0)
+    """
+    whole = complete_cut(net, cut, scores)
+    masked = copy.deepcopy(net)
+    for layer in read_chain(masked):
+        weight, bias = layer.module.weight, layer.module.bias
+        rows, columns = (masks[layer.name].to(weight.device) for masks in (whole.outputs, whole.inputs))
+        kept = (rows[:, None] & columns).reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))
+        layer.module.weight = nn.Parameter(torch.where(kept, weight.detach(), 0), weight.requires_grad)
+        if bias is not None:
+            layer.module.bias = nn.Parameter(torch.where(rows, bias.detach(), 0), bias.requires_grad)
+    return masked
+
+
+def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> nn.Sequential:
+    """A smaller network that computes what the network does without the units that are cut.
+
+    Its outputs are those of :func:`mask_network` to rounding, while training too, except for the random numbers of
+    dropouts and fractional pools. Modules keep their names and all their settings, and share nothing with the
+    original. Where a layer uses only some of what reaches it, an :class:`IndexSelect` before it picks them, named as
+    the layer with ``_inputs``. :func:`complete_cut` tells what goes.
+
+    :param net: a :class:`~torch.nn.Sequential`, nested or not, of linear layers, convolutions without groups, pools,
+        flattens from dimension 1, elementwise activations and dropouts, and batch norms after a layer, whose tensors
+        are cut along with the units, as are those of a :class:`~torch.nn.PReLU`. Before the first layer and after the
+        last also of softmaxes, any flattens and :class:`~torch.nn.Unflatten`. Not changed.
+    :param cut: the units to keep.
+    :param scores: how much the units matter, to choose which one is kept by a layer that would be cut to nothing.
+    :raises ValueError: if the network is not such a chain, or an argument does not fit it; the message names what.
+
+    Example::
+
+        >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> cut_network(net, Cut(outputs={"0": torch.tensor([True, False, True])}))
+        Sequential(
+          (0): Linear(in_features=4, out_features=2, bias=True)
+          (1): ReLU()
+          (2): Linear(in_features=2, out_features=2, bias=True)
+        )
+    """
+    whole = complete_cut(net, cut, scores)
+    smaller: dict[str, nn.Module] = {}
+    selects: dict[str, IndexSelect] = {}
+    for layer in read_chain(net):
+        smaller[layer.name] = _cut_layer(layer.module, whole.outputs[layer.name], whole.inputs[layer.name])
+        # The network's own inputs arrive whether they are used or not.
+        units = whole.outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool)
+        for name, module, positions in layer.carried:
+            smaller[name] = _cut_along(module, units.repeat_interleave(positions))
+        reaching = units.repeat_interleave(layer.positions)
+        index = (reaching.cumsum(0) - 1)[layer.sources.cpu()[whole.inputs[layer.name]]]
+        size = int(reaching.sum())
+        if not torch.equal(index, torch.arange(size)):
+            select = IndexSelect(index.to(layer.module.weight.device), size, layer.dim)
+            selects[layer.name] = select.train(layer.module.training)
+    return _rebuild(net, "", smaller, selects)
+
+
+def _check_fit(layers: list[Layer], cut: Cut, scores: Scores | None) -> None:
+    """Every mask and score must be of a layer, and one per unit of it."""
+    sizes = {layer.name: layer.module.weight.shape[:2] for layer in layers}
+    named = {"cut.outputs": (cut.outputs, 0), "cut.inputs": (cut.inputs, 1)}
+    if scores is not None:
+        named |= {"scores.outputs": (scores.outputs, 0), "scores.inputs": (scores.inputs, 1)}
+    for argument, (values, side) in named.items():
+        for name, value in values.items():
+            if name not in sizes:
+                raise ValueError(f"{argument}[{name!r}] is of no layer; the layers are {[*sizes]}")
+            if len(value) != sizes[name][side]:
+                raise ValueError(f"{argument}[{name!r}] must be of {sizes[name][side]} units, got {len(value)}")
+
+
+def _mask(masks: Mapping[str, Tensor], layer: Layer, side: int) -> Tensor:
+    if layer.name in masks:
+        return masks[layer.name].detach().cpu()
+    return torch.ones(layer.module.weight.shape[side], dtype=torch.bool)
+
+
+def _rescue(layer: Layer, owners: Tensor, kept: Tensor, scores: Scores | None) -> Tensor:
+    """Inputs of one unit, for a layer that has none left: the best one and those that the cut keeps."""
+    best = int(_strengths(layer, owners, scores).argmax())
+    unit = int(owners[best])
+    if layer.before:
+        message = f"layer {layer.before.name!r} would be cut to nothing; its unit {unit} is kept"
+    else:
+        message = f"all inputs of the network would be cut; input {unit} is kept"
+    warnings.warn(message, UserWarning, stacklevel=4)
+    used = kept & (owners == unit)
+    used[best] = True
+    return used
+
+
+def _strengths(layer: Layer, owners: Tensor, scores: Scores | None) -> Tensor:
+    """How much each input of a layer matters."""
+    known = []
+    if scores is not None and layer.before and layer.before.name in scores.outputs:
+        known.append(scores.outputs[layer.before.name].detach().cpu()[owners])
+    if scores is not None and layer.name in scores.inputs:
+        known.append(scores.inputs[layer.name].detach().cpu())
+    if known:
+        return known[0] if len(known) == 1 else torch.minimum(*known)
+    norms = layer.module.weight.detach().transpose(0, 1).flatten(1).norm(dim=1).cpu()
+    if layer.before:
+        norms = norms * layer.before.module.weight.detach().flatten(1).norm(dim=1).cpu()[owners]
+    return norms
+
+
+def _cut_layer(module: WeightLayer, rows: Tensor, columns: Tensor) -> WeightLayer:
+    # The copy keeps every setting; only its tensors and their sizes are replaced.
+    small = copy.deepcopy(module)
+    small.weight = _part(_part(module.weight, 0, rows), 1, columns)
+    if module.bias is not None:
+        small.bias = _part(module.bias, 0, rows)
+    sizes = ("out_features", "in_features") if isinstance(module, nn.Linear) else ("out_channels", "in_channels")
+    for name, kept in zip(sizes, (rows, columns), strict=True):
+        setattr(small, name, int(kept.sum()))
+    return small
+
+
+def _cut_along(module: nn.Module, kept: Tensor) -> nn.Module:
+    """A batch norm or PReLU of fewer units."""
+    small = copy.deepcopy(module)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.ndim == 1:  # The number of batches seen is a scalar.
+            setattr(small, name, _part(tensor, 0, kept))
+    setattr(small, "num_parameters" if isinstance(module, nn.PReLU) else "num_features", int(kept.sum()))
+    return small
+
+
+def _part(tensor: Tensor, dim: int, kept: Tensor) -> Tensor:
+    part = tensor.detach().index_select(dim, kept.nonzero().squeeze(1).to(tensor.device))
+    return nn.Parameter(part, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else part
+
+
+def _rebuild(
+    net: nn.Module, prefix: str, smaller: Mapping[str, nn.Module], selects: Mapping[str, IndexSelect]
+) -> nn.Sequential:
+    children: OrderedDict[str, nn.Module] = OrderedDict()
+    for name, child in net.named_modules(remove_duplicate=False):
+        path = prefix + name
+        if not name or "." in name or isinstance(child, IndexSelect):
+            continue
+        if is_sequential(child):
+            children[name] = _rebuild(child, f"{path}.", smaller, selects)
+            continue
+        if path in selects:
+            children[f"{name}_inputs"] = selects[path]
+        children[name] = smaller[path] if path in smaller else copy.deepcopy(child)
+    rebuilt = nn.Sequential(children)
+    rebuilt.training = net.training
+    return rebuilt

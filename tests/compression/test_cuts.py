@@ -1,0 +1,228 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from pyro_radial.compression import (
+    Cut,
+    CutRecord,
+    Scores,
+    best_on_path,
+    count_flops,
+    count_weights,
+    cut_network,
+    cut_path,
+    evaluate_path,
+    gap_cut,
+    largest_gap,
+)
+
+INF = math.inf
+NAN = math.nan
+
+
+def kept(cut):
+    """What is kept, as a set."""
+    sides = {"outputs": cut.outputs, "inputs": cut.inputs}
+    return {
+        (s, layer, i) for s, side in sides.items() for layer, m in side.items() for i in m.nonzero().flatten().tolist()
+    }
+
+
+@pytest.mark.parametrize(
+    ("scores", "threshold"),
+    [
+        ([0.0, -1.0, -8.0, -9.0], -4.5),
+        ([-9.0], -9.0),
+        ([2.0, 2.0, 2.0], 2.0),
+        # A straggler below many: a gap of 0.2 of the range.
+        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, -2.0], -2.0),
+        # Equal gaps: the lowest.
+        ([0.0, 4.0, 8.0], 2.0),
+        ([-INF, -INF, -5.0, 1.0], -5.0),
+        ([-INF, -INF], -INF),
+        ([-INF, 3.0], 3.0),
+    ],
+)
+def test_largest_gap(scores, threshold):
+    assert largest_gap(torch.tensor(scores)) == threshold
+
+
+def test_plain_largest_gap_takes_every_gap():
+    scores = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, -2.0])
+    assert largest_gap(scores, min_share=0) == -1
+    assert largest_gap(torch.ones(3), min_share=0) == 1
+
+
+def test_rounding_is_no_gap():
+    one = torch.tensor(1.0)
+    scores = torch.stack([one, torch.nextafter(one, one + 1)])
+    assert largest_gap(scores) == 1.0
+    assert largest_gap(scores.double()) > 1.0
+
+
+@given(st.integers(2, 40), st.integers(1, 40), st.floats(-50, 50), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=50)
+def test_two_clusters_are_told_apart_wherever_they_lie(high, low, shift, seed):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.cat([torch.rand(high, generator=generator) + 3, torch.rand(low, generator=generator)]) + shift
+    threshold = largest_gap(values)
+    assert (values >= threshold).tolist() == [True] * high + [False] * low
+
+
+@pytest.mark.parametrize(("size", "share_whole"), [(50, 0.94), (500, 0.998)])
+def test_one_cluster_is_kept_whole_and_two_are_told_apart(size, share_whole):
+    whole = lone = apart = 0
+    for _ in range(200):
+        values = torch.randn(size)
+        whole += largest_gap(values) == values.min()
+        lone += int((values >= largest_gap(values, min_share=0)).sum()) == 1
+        values[: size // 4] += 12
+        apart += (values >= largest_gap(values)).tolist() == [True] * (size // 4) + [False] * (size - size // 4)
+    # Four standard errors of a share among 200 draws.
+    assert abs(whole / 200 - share_whole) < 4 * (share_whole * (1 - share_whole) / 200) ** 0.5
+    assert abs(lone / 200 - 0.29) < 4 * (0.29 * 0.71 / 200) ** 0.5
+    assert apart >= 197
+
+
+def test_layers_are_cut_apart():
+    cut = gap_cut(Scores(outputs={"0": torch.tensor([0.0, 9.0])}, inputs={"0": torch.tensor([100.0, 190.0, 191.0])}))
+    assert cut.outputs["0"].tolist() == [False, True]
+    assert cut.inputs["0"].tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("min_share", [-0.1, 1.1, NAN])
+def test_share_outside_the_unit_interval_is_refused(min_share):
+    with pytest.raises(ValueError, match="min_share must be in"):
+        largest_gap(torch.zeros(2), min_share)
+
+
+def test_path_over_all_layers_takes_away_the_lowest_scores_of_all():
+    scores = Scores(outputs={"0": torch.tensor([5.0, 1.0, 3.0])}, inputs={"0": torch.tensor([2.0, 4.0])})
+    path = cut_path(scores)
+    assert [cut.outputs["0"].int().tolist() for cut in path] == [[1, 1, 1], [1, 0, 1], [1, 0, 1], [1, 0, 0]]
+    # The input with score 4 is the best of its layer, and is kept.
+    assert [cut.inputs["0"].int().tolist() for cut in path] == [[1, 1], [1, 1], [0, 1], [0, 1]]
+
+
+def test_path_per_layer_takes_away_the_same_share_of_each():
+    scores = Scores(outputs={"0": torch.arange(8.0), "1": -100 * torch.arange(4.0)})
+    for cut in cut_path(scores, per_layer=True):
+        shares = [float(mask.float().mean()) for mask in cut.outputs.values()]
+        assert abs(shares[0] - shares[1]) <= 1 / 4
+    assert [len(kept(cut)) for cut in cut_path(scores, per_layer=True)] == [12, 10, 9, 7, 6, 4, 3, 2]
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([-INF, -3.0, -1.0, 0.0, 0.5, 2.0]), min_size=1, max_size=6), min_size=1, max_size=4
+    ),
+    st.integers(2, 12),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=100)
+def test_path_is_nested_from_everything_to_one_unit_of_each_layer(layers, num_cuts, per_layer):
+    values = [torch.tensor(layer) for layer in layers]
+    outputs, inputs = ({str(i): layer for i, layer in enumerate(values) if i % 2 == side} for side in (0, 1))
+    path = cut_path(Scores(outputs, inputs), num_cuts=num_cuts, per_layer=per_layer)
+    assert 1 <= len(path) <= num_cuts
+    sets = [kept(cut) for cut in path]
+    assert len(sets[0]) == sum(map(len, layers))
+    assert all(later < earlier for earlier, later in pairwise(sets))
+    last = [*path[-1].outputs.values(), *path[-1].inputs.values()]
+    assert all(mask.sum() == 1 for mask in last)
+    for layer, mask in [*path[-1].outputs.items(), *path[-1].inputs.items()]:
+        assert values[int(layer)][mask] == max(layers[int(layer)])
+
+
+def test_cuts_are_spread_evenly():
+    path = cut_path(Scores(outputs={"0": torch.randn(101)}), num_cuts=11)
+    assert [len(kept(cut)) for cut in path] == [101, 91, 81, 71, 61, 51, 41, 31, 21, 11, 1]
+    assert len(cut_path(Scores(outputs={"0": torch.zeros(4)}))) == 2
+
+
+def test_path_of_one_cut_is_refused():
+    with pytest.raises(ValueError, match="num_cuts must be at least 2, got 1"):
+        cut_path(Scores(outputs={"0": torch.zeros(2)}), num_cuts=1)
+
+
+def test_each_cut_of_a_path_is_evaluated_once_with_the_sizes_of_the_cut_network(capsys):
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    path = cut_path(Scores(outputs={"0": torch.randn(6)}, inputs={"0": torch.randn(4)}))
+    seen = []
+
+    def loss(small):
+        seen.append(small)
+        return torch.tensor(float(len(seen)))
+
+    records = evaluate_path(net, path, loss, (4,))
+    assert "cuts: 100%" in capsys.readouterr().err
+    for record, cut in zip(records, path, strict=True):
+        assert record.cut.outputs["0"].tolist() == record.cut.inputs["2"].tolist() == cut.outputs["0"].tolist()
+    assert [record.loss for record in records] == list(range(1, len(path) + 1))
+    for record, small in zip(records, seen, strict=True):
+        assert repr(small) == repr(cut_network(net, record.cut))
+        assert (record.weights, record.flops) == (count_weights(small).total, count_flops(small, (4,)).total)
+    assert all(type(record.loss) is float for record in records)
+    evaluate_path(net, path, loss, (4,), progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_end_of_a_path_keeps_the_best_pair_by_the_scores():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    net[0].weight.data[2] = 100  # Its norm would speak for unit 2.
+    scores = Scores(outputs={"0": torch.tensor([9.0, 1.0, 3.0])}, inputs={"1": torch.tensor([0.0, 2.0, 1.0])})
+    with pytest.warns(UserWarning, match="layer '0' would be cut to nothing; its unit 1 is kept"):
+        last = evaluate_path(net, cut_path(scores), lambda small: 0.0, (2,), scores, progress=False)[-1]
+    assert last.cut.outputs["0"].tolist() == [False, True, False]
+    assert torch.equal(cut_network(net, last.cut)[0].weight, net[0].weight[[1]])
+
+
+def records_of(*rows):
+    return [CutRecord(Cut(), *row) for row in rows]
+
+
+def test_best_is_the_smallest_within_the_tolerance():
+    records = records_of((0.10, 90, 9), (0.09, 80, 8), (0.12, 70, 7), (0.105, 60, 6), (0.5, 50, 5), (NAN, 10, 1))
+    assert best_on_path(records, 0).weights == 80
+    assert best_on_path(records, 0.016).weights == 60
+    assert best_on_path(records, 1).weights == 50
+    assert best_on_path(records[::-1], 0.016).weights == 60
+
+
+def test_fewer_operations_decide_between_equal_weights():
+    assert best_on_path(records_of((0.1, 5, 9), (0.1, 5, 8), (0.1, 6, 7)), 0).flops == 8
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, NAN, INF])
+def test_bad_tolerance_is_refused(tolerance):
+    with pytest.raises(ValueError, match="tolerance must be finite and at least 0"):
+        best_on_path(records_of((0.1, 5, 9)), tolerance)
+
+
+@pytest.mark.parametrize("records", [[], records_of((NAN, 5, 9), (INF, 4, 8))])
+def test_records_without_a_loss_are_refused(records):
+    with pytest.raises(ValueError, match="records must hold a finite loss"):
+        best_on_path(records, 0.1)
+
+
+def test_a_path_finds_the_units_that_matter():
+    # Only two of the eight hidden units do anything; the scores know, with noise.
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+    with torch.no_grad():
+        net[2].weight[:, 2:] *= 1e-4
+    scores = Scores(outputs={"0": net[2].weight[0].abs().log() + 0.1 * torch.randn(8)})
+    x = torch.randn(200, 3)
+    y = net(x).detach()
+    records = evaluate_path(
+        net, cut_path(scores), lambda small: (small(x) - y).square().mean().item(), (3,), progress=False
+    )
+    best = best_on_path(records, tolerance=1e-5)
+    assert best.cut.outputs["0"].tolist() == gap_cut(scores).outputs["0"].tolist() == [True] * 2 + [False] * 6

@@ -1,0 +1,146 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from pyro_radial.compression import Cut, IndexSelect, complete_cut, count_weights, cut_network
+
+
+class Skip(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+class Doubled(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class OddLinear(nn.Linear):
+    pass
+
+
+def tied():
+    net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    net[2].weight = net[0].weight
+    return net
+
+
+def twice():
+    layer = nn.Linear(3, 3)
+    return nn.Sequential(layer, nn.ReLU(), layer)
+
+
+def pruned():
+    net = nn.Sequential(nn.Linear(3, 3))
+    prune.identity(net[0], "weight")
+    return net
+
+
+def between(*modules, first=None, last=None):
+    return nn.Sequential(first or nn.Conv2d(1, 2, 3), *modules, last or nn.Linear(8, 3))
+
+
+SELECT = IndexSelect(torch.tensor([0, 2]), size=3)
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (nn.Linear(3, 3), "net is a Linear; only a plain nn.Sequential .* Torch-Pruning"),
+        (Skip(), "net is a Skip; .* skip connections there is the library Torch-Pruning"),
+        (Doubled(nn.Linear(3, 3)), "net is a Doubled;"),
+        (nn.Sequential(nn.Linear(3, 3), nn.Sequential(Skip())), "'1.0' is a Skip; .* Torch-Pruning"),
+        (nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 3)), "'1' is a LSTM;"),
+        (nn.Sequential(nn.MultiheadAttention(4, 2)), "'0' is a MultiheadAttention;"),
+        (nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), "'1' is a LayerNorm;"),
+        (nn.Sequential(OddLinear(3, 3)), "'0' is a OddLinear;"),
+        (nn.Sequential(nn.LazyLinear(3)), "'0' is a LazyLinear;"),
+        (nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3))), "'0' is a ParametrizedLinear;"),
+        (nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), "'0' is a Conv2d with groups=2, which must be 1"),
+        (nn.Sequential(nn.Conv2d(1, 1, 1), nn.MaxPool2d(2, return_indices=True)), "'1' is a MaxPool2d with return_ind"),
+        (pruned(), r"the weight of '0' is made of \['weight_orig'\]"),
+        (tied(), "'0' and '2' share a tensor"),
+        (twice(), "'0' and '2' share a tensor"),
+        (nn.Sequential(nn.ReLU()), "net holds no linear layer or convolution"),
+        (between(), "an nn.Flatten must stand between '0' and '1'"),
+        (between(nn.Flatten(), last=nn.Conv2d(2, 2, 3)), "channels with positions, not features, must stand between"),
+        (between(nn.Flatten(), last=nn.Linear(9, 3)), "'2' has 9 inputs, which do not fit the 2 units of '0'"),
+        (between(first=nn.Linear(2, 4)), "'1' has 8 inputs, which do not fit the 4 units of '0'"),
+        (between(nn.Flatten(), first=nn.Linear(2, 4)), "'2' has 8 inputs, which do not fit the 4 units of '0'"),
+        (between(last=nn.Conv2d(4, 2, 3)), "'1' has 4 inputs, which do not fit the 2 units of '0'"),
+        (between(nn.Flatten(2)), r"'1', Flatten\(start_dim=2, end_dim=-1\), must be of start_dim=1"),
+        (between(nn.Flatten(1, 2)), r"'1', Flatten\(start_dim=1, end_dim=2\), must be of start_dim=1"),
+        (between(nn.Flatten(), nn.MaxPool1d(2)), "'2', MaxPool1d.* mixes the units of '0'"),
+        (between(nn.AvgPool1d(2), first=nn.Linear(2, 16)), "'1', AvgPool1d.* mixes the units of '0'"),
+        (between(nn.Softmax(1), nn.Flatten()), r"'1', Softmax\(dim=1\), mixes the units of '0'"),
+        (between(nn.BatchNorm2d(3), nn.Flatten()), "'1', BatchNorm2d.* does not fit the 2 units of '0'"),
+        (between(nn.Flatten(), nn.BatchNorm1d(2)), "'2', BatchNorm1d.* does not fit the 2 units of '0'"),
+        (nn.Sequential(SELECT, nn.ReLU(), nn.Linear(2, 1)), r"'0', IndexSelect\(2 of 3, dim=-1\), must stand directly"),
+        (nn.Sequential(nn.Linear(2, 3), SELECT), "'1', IndexSelect.* must stand directly"),
+        (nn.Sequential(SELECT, nn.Linear(3, 1)), "'0', IndexSelect.* does not fit '1'"),
+        (nn.Sequential(SELECT, nn.Conv1d(2, 1, 1)), "'0', IndexSelect.* does not fit '1'"),
+    ],
+)
+def test_what_is_no_chain_is_refused_by_name(net, message):
+    for function in (count_weights, lambda net: complete_cut(net, Cut()), lambda net: cut_network(net, Cut())):
+        with pytest.raises(ValueError, match=message):
+            function(net)
+
+
+def test_anything_known_may_stand_at_the_ends():
+    net = nn.Sequential(
+        nn.Flatten(),
+        nn.Unflatten(1, (1, 4, 4)),
+        nn.BatchNorm2d(1),
+        nn.Conv2d(1, 3, 3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(0, 1),
+        nn.Softmax(0),
+    )
+    x = torch.randn(2, 16)
+    torch.testing.assert_close(cut_network(net, Cut())(x), net(x))
+
+
+def test_flatten_of_features_changes_nothing():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Flatten(), nn.Linear(3, 1))
+    whole = complete_cut(net, Cut(outputs={"0": torch.tensor([True, False, True])}))
+    assert whole.inputs["2"].tolist() == [True, False, True]
+
+
+def test_select_of_the_users_own_is_cut_through():
+    net = nn.Sequential(nn.Linear(2, 3), IndexSelect(torch.tensor([2, 0, 2]), size=3), nn.Linear(3, 1))
+    cut = Cut(outputs={"0": torch.tensor([True, True, False])})
+    small = cut_network(net, cut)
+    # Unit 2 is cut, unit 1 was never used, and what is left needs no choice.
+    assert [type(module) for module in small] == [nn.Linear, nn.Linear]
+    assert torch.equal(small[0].weight, net[0].weight[[0]])
+    assert torch.equal(small[1].weight, net[2].weight[:, [1]])
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (torch.tensor([0.0]), "index must be a vector of int64, got torch.float32"),
+        (torch.tensor([[0]]), r"index must be a vector of int64, got torch.int64 of shape \[1, 1\]"),
+        (torch.tensor([], dtype=torch.long), "index must be a vector of int64"),
+        (torch.tensor([0, 3]), r"index must be in \[0, 3\)"),
+        (torch.tensor([-1, 2]), r"index must be in \[0, 3\)"),
+    ],
+)
+def test_select_of_what_is_not_there_is_refused(index, message):
+    with pytest.raises(ValueError, match=message):
+        IndexSelect(index, size=3)
+
+
+def test_select_picks_along_its_dimension():
+    x = torch.randn(2, 3, 4, 5)
+    assert torch.equal(IndexSelect(torch.tensor([2, 0]), size=3, dim=-3)(x), x[:, [2, 0]])
+    assert torch.equal(IndexSelect(torch.tensor([2, 0]), size=3, dim=-3)(x[0]), x[0, [2, 0]])

@@ -1,0 +1,81 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Scores of units under a posterior."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule
+from pyro_radial.compression import unit_scores
+from pyro_radial.nn.priors import RadialDirectionalPrior
+
+
+def guided(prior, family, net=None, **kwargs):
+    net = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(12, 2)) if net is None else net
+    guide = family(BayesianModule(net, prior), **kwargs)
+    guide.setup(torch.zeros(1, 2, 3, 3))
+    return guide
+
+
+def randomised(guide):
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return guide
+
+
+class TestRadiiAndDirections:
+    @pytest.mark.parametrize(
+        ("grouping", "outputs", "inputs"),
+        [("row", {"0": 3}, {}), ("column", {}, {"0": 2, "2": 12}), ("double", {"0": 3}, {"0": 2, "2": 12})],
+    )
+    def test_rows_score_outputs_and_columns_inputs_but_never_the_networks_outputs(self, grouping, outputs, inputs):
+        if grouping == "row":
+            scores = unit_scores(guided(RadialDirectionalPrior("row"), AutoRadialDirectional))
+        else:
+            scores = unit_scores(guided(RadialDirectionalPrior(grouping), AutoRadialDirectional))
+        assert {layer: len(values) for layer, values in scores.outputs.items()} == outputs
+        assert {layer: len(values) for layer, values in scores.inputs.items()} == inputs
+
+    @pytest.mark.parametrize("shared", [True, False])
+    def test_the_score_is_the_log_mode_of_the_radius_plus_the_log_length_of_the_mean_direction(self, shared):
+        guide = randomised(guided(RadialDirectionalPrior("row"), AutoRadialDirectional, shared_concentration=shared))
+        posterior = guide.posterior()
+        # The mode by search, so that no formula of the library's is on both sides.
+        a, b = (posterior[f"0.weight.local_radius_{kind}"].base_dist for kind in ("gamma", "inverse_gamma"))
+        root = dist.LogNormal(0.5 * (a.mean + b.mean), 0.5 * (a.variance + b.variance).sqrt())
+        grid = torch.linspace(-6.0, 4.0, 200_001, dtype=torch.float64)
+        mode = grid[root.log_prob(grid.exp()[:, None]).argmax(0)]
+        length = posterior["0.weight.direction"].mean.norm(dim=-1).log()
+        torch.testing.assert_close(unit_scores(guide).outputs["0"].double(), mode + length, atol=2e-4, rtol=0)
+
+
+class TestSignalToNoise:
+    @pytest.mark.parametrize("family", [AutoRadial, AutoMeanField])
+    def test_it_is_that_of_a_row_and_of_a_column(self, family):
+        guide = randomised(guided(dist.Normal(0.0, 1.0), family))
+        draws = torch.stack([guide()["0.weight"] for _ in range(4_000)])
+        mean = guide.median()["0.weight"]
+        noise = (draws - mean).square().mean(0)
+        scores = unit_scores(guide)
+        for found, dims in ((scores.outputs["0"], (1, 2, 3)), (scores.inputs["0"], (0, 2, 3))):
+            expected = 0.5 * (mean.square().sum(dims) / noise.sum(dims)).log()
+            # The noise of a radial law is a mean of squares of one normal radius: a relative error of sqrt(2 / 4000).
+            torch.testing.assert_close(found, expected, atol=4 * 0.5 * (2 / 4_000) ** 0.5, rtol=0)
+
+    def test_a_tensor_beside_radii_and_directions_is_scored_by_it(self):
+        prior = RadialDirectionalPrior({"0.weight": "row"})
+        scores = unit_scores(guided(prior, AutoRadialDirectional))
+        assert set(scores.outputs) == {"0"}
+        assert set(scores.inputs) == {"2"}
+
+
+def test_a_guide_without_weight_tensors_is_refused():
+    guide = AutoMeanField(lambda: pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1)))
+    guide.setup()
+    with pytest.raises(ValueError, match="weight tensor"):
+        unit_scores(guide)

@@ -1,0 +1,354 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from pyro_radial.compression import Cut, IndexSelect, Scores, complete_cut, cut_network, mask_network
+from tests.compression.chains import keep, lenet, random_chain, random_cut, weight_layers
+
+CHAINS = range(60)
+
+
+def parts(net, kind):
+    return {name: module for name, module in net.named_modules() if isinstance(module, kind)}
+
+
+def without_cut_units(net, x, cut):
+    """The outputs of a network whose layers see zeros from the units that are cut, by hooks of the test's own."""
+    hooks = []
+    before = None
+    for name, module in weight_layers(net):
+
+        def zero(module, inputs, name=name, before=before):
+            (x,) = inputs
+            x = x.clone()
+            if name in cut.inputs:
+                x[:, ~cut.inputs[name]] = 0
+            if before in cut.outputs:
+                mask = cut.outputs[before]
+                x.view(len(x), len(mask), -1)[:, ~mask] = 0
+            return x
+
+        hooks.append(module.register_forward_pre_hook(zero))
+        before = name
+    with torch.no_grad():
+        y = net(x)
+    for hook in hooks:
+        hook.remove()
+    return y
+
+
+def cut_quietly(net, cut):
+    """The masked and the cut network; small chains are often cut to nothing, which is another test's matter."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        return mask_network(net, cut), cut_network(net, cut), bool(caught)
+
+
+@pytest.mark.parametrize("seed", CHAINS)
+def test_cut_network_computes_what_the_network_does_without_the_units(seed):
+    net, x = random_chain(seed)
+    cut = random_cut(net, seed)
+    masked, small, rescued = cut_quietly(net, cut)
+    expected = masked(x)
+    torch.testing.assert_close(small(x), expected, rtol=1e-10, atol=1e-10)
+    if not rescued:
+        torch.testing.assert_close(expected, without_cut_units(net, x, cut), rtol=1e-10, atol=1e-10)
+
+
+def test_random_chains_are_cut_in_every_way():
+    kinds, rescued, shrunk = set(), 0, 0
+    for seed in CHAINS:
+        net, _ = random_chain(seed)
+        _, small, warned = cut_quietly(net, random_cut(net, seed))
+        kinds |= {type(module) for module in small.modules()}
+        rescued += warned
+        shrunk += sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in net.parameters())
+    assert {IndexSelect, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.PReLU} <= kinds
+    assert 0 < rescued < 30
+    assert shrunk > 50
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cut_of_a_cut_is_exact(seed):
+    net, x = random_chain(seed)
+    _, small, _ = cut_quietly(net, random_cut(net, seed, share=0.8))
+    masked, smaller, _ = cut_quietly(small, random_cut(small, seed + 1, share=0.8))
+    torch.testing.assert_close(smaller(x), masked(x), rtol=1e-10, atol=1e-10)
+    assert len(parts(smaller, IndexSelect)) <= len(weight_layers(net))
+
+
+def test_cutting_twice_is_cutting_once():
+    net, x = lenet(), torch.randn(2, 1, 28, 28)
+    positions = torch.rand(800) < 0.8
+    first = Cut(outputs={"0": keep(20, range(8)), "2": keep(50, range(10))}, inputs={"5": positions})
+    second = Cut(outputs={"0": keep(8, [1, 5]), "5": keep(500, range(40))})
+    both = Cut(
+        outputs={"0": keep(20, [1, 5]), "2": keep(50, range(10)), "5": keep(500, range(40))}, inputs={"5": positions}
+    )
+    once, twice = cut_network(net, both), cut_network(cut_network(net, first), second)
+    assert repr(once) == repr(twice)
+    assert once.state_dict().keys() == twice.state_dict().keys()
+    for key, tensor in once.state_dict().items():
+        torch.testing.assert_close(twice.state_dict()[key], tensor)
+    torch.testing.assert_close(once(x), twice(x))
+
+
+def test_nothing_cut_is_a_deep_copy():
+    net, x = random_chain(3)
+    small = cut_network(net, Cut())
+    assert repr(small) == repr(net)
+    torch.testing.assert_close(small(x), net(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("surgery", [cut_network, mask_network])
+def test_original_is_neither_written_nor_shared(surgery):
+    net, _ = random_chain(5)
+    before, text = copy.deepcopy(net.state_dict()), repr(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        small = surgery(net, random_cut(net, 5))
+    for tensor in (*small.parameters(), *small.buffers()):
+        tensor.data.fill_(7)
+    assert repr(net) == text
+    for key, tensor in net.state_dict().items():
+        torch.testing.assert_close(tensor, before[key], rtol=0, atol=0)
+
+
+def test_masks_and_scores_are_not_written():
+    mask = keep(4, [])
+    scores = torch.tensor([1.0, 3.0, 2.0, 0.0])
+    with pytest.warns(UserWarning, match="cut to nothing"):
+        complete_cut(
+            nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)), Cut(outputs={"0": mask}), Scores(outputs={"0": scores})
+        )
+    assert not mask.any()
+    assert scores.tolist() == [1, 3, 2, 0]
+
+
+def test_masked_network_has_zeros_where_units_are_cut_and_the_weights_elsewhere():
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Softplus(), nn.Conv2d(3, 2, 1))
+    masked = mask_network(net, Cut(outputs={"0": keep(3, [0, 2])}, inputs={"0": keep(2, [1])}))
+    assert repr(masked) == repr(net)
+    expected = net[0].weight.detach().clone()
+    expected[1], expected[:, 0] = 0, 0
+    torch.testing.assert_close(masked[0].weight.detach(), expected, rtol=0, atol=0)
+    assert masked[0].bias[1] == 0
+    assert masked[2].weight[:, 1].abs().sum() == 0
+    torch.testing.assert_close(masked[2].bias, net[2].bias)
+
+
+def test_frozen_parameters_stay_frozen_under_a_mask():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    net[0].weight.requires_grad_(False)
+    net[1].bias.requires_grad_(False)
+    masked = mask_network(net, Cut(outputs={"0": keep(2, [0])}))
+    assert [tensor.requires_grad for tensor in masked.parameters()] == [False, True, True, False]
+
+
+def test_a_mask_hides_weights_that_are_not_numbers():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    net[0].weight.data[1] = torch.nan
+    cut = Cut(outputs={"0": keep(2, [0])})
+    for without in (mask_network(net, cut), cut_network(net, cut)):
+        assert without(torch.randn(3, 2)).isfinite().all()
+
+
+def test_unit_without_a_use_goes():
+    net = nn.Sequential(nn.Conv1d(2, 3, 1), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(12, 2))
+    # No position of channel 1 is used, and only two of channel 2.
+    whole = complete_cut(net, Cut(inputs={"3": keep(12, [0, 1, 2, 3, 8, 10])}))
+    assert whole.outputs["0"].tolist() == [True, False, True]
+    small = cut_network(net, Cut(inputs={"3": keep(12, [0, 1, 2, 3, 8, 10])}))
+    assert small[0].weight.shape == (2, 2, 1)
+    assert small[1].num_features == 2
+    (select,) = parts(small, IndexSelect).values()
+    assert (select.index.tolist(), select.size, select.dim) == ([0, 1, 2, 3, 4, 6], 8, -1)
+
+
+def test_use_of_a_cut_unit_goes():
+    net = nn.Sequential(nn.Conv1d(2, 3, 1), nn.Flatten(), nn.Linear(12, 2))
+    whole = complete_cut(net, Cut(outputs={"0": keep(3, [0, 2])}))
+    assert whole.inputs["2"].tolist() == [True] * 4 + [False] * 4 + [True] * 4
+    assert complete_cut(net, whole).inputs["2"].tolist() == whole.inputs["2"].tolist()
+
+
+def test_no_select_where_all_that_arrives_is_used():
+    small = cut_network(lenet(), Cut(outputs={"0": keep(20, range(4)), "2": keep(50, range(7))}))
+    assert not parts(small, IndexSelect)
+    assert [module.weight.shape[:2] for _, module in weight_layers(small)] == [(4, 1), (7, 4), (500, 112), (10, 500)]
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "dim"),
+    [
+        (nn.Sequential(nn.Linear(3, 2)), (5, 3), -1),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), (5, 3, 1), -1),
+        (nn.Sequential(nn.Conv1d(3, 2, 1)), (5, 3, 4), -2),
+        (nn.Sequential(nn.Conv2d(3, 2, 1)), (5, 3, 4, 4), -3),
+        (nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(3, 2, 1)), (5, 3, 4, 4), -3),
+    ],
+)
+def test_inputs_of_the_network_are_cut(net, shape, dim):
+    x = torch.randn(shape)
+    name = weight_layers(net)[0][0]
+    cut = Cut(inputs={name: keep(3, [0, 2])})
+    small = cut_network(net, cut)
+    (select,) = parts(small, IndexSelect).values()
+    assert (select.index.tolist(), select.size, select.dim) == ([0, 2], 3, dim)
+    torch.testing.assert_close(small(x), mask_network(net, cut)(x))
+    y = x.clone()
+    y[:, 1] = torch.nan
+    assert small(y).isfinite().all()
+
+
+def test_settings_of_layers_are_kept():
+    conv = nn.Conv2d(2, 4, (3, 1), stride=2, padding=(2, 0), dilation=2, padding_mode="circular", bias=False)
+    net = nn.Sequential(conv, nn.BatchNorm2d(4, eps=0.1, momentum=0.3), nn.Conv2d(4, 3, 1, padding="same")).double()
+    net[0].weight.requires_grad_(False)
+    net[1].eval()
+    small = cut_network(net, Cut(outputs={"0": keep(4, [1, 2])}))
+    assert repr(small[0]) == repr(conv).replace("Conv2d(2, 4", "Conv2d(2, 2")
+    assert repr(small[2]) == repr(net[2]).replace("Conv2d(4,", "Conv2d(2,")
+    assert (small[1].eps, small[1].momentum, small[1].num_features) == (0.1, 0.3, 2)
+    assert {tensor.dtype for tensor in small.parameters()} == {torch.float64}
+    assert not small[0].weight.requires_grad
+    assert small[2].weight.requires_grad
+    assert [module.training for module in small] == [True, False, True]
+    assert small.training
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_training_and_evaluation_are_kept(training):
+    net = nn.Sequential(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), nn.Dropout(), nn.Linear(3, 2)).train(training)
+    small = cut_network(net, Cut(outputs={"0.0": keep(3, [1])}, inputs={"0.0": keep(4, [1, 3])}))
+    assert isinstance(small[0][0], IndexSelect)
+    assert {module.training for module in small.modules()} == {training}
+
+
+def test_batch_norm_is_exact_while_training():
+    net = nn.Sequential(nn.Conv1d(2, 4, 2), nn.BatchNorm1d(4), nn.Sigmoid(), nn.Flatten(), nn.Linear(12, 2)).double()
+    x = torch.randn(6, 2, 4, dtype=torch.float64)
+    cut = Cut(outputs={"0": keep(4, [0, 3])})
+    masked, small = mask_network(net, cut), cut_network(net, cut)
+    torch.testing.assert_close(small(x), masked(x), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(small[1].running_var, masked[1].running_var[[0, 3]])
+    assert small[1].num_batches_tracked == 1
+    small(x).sum().backward()
+    assert small[1].weight.grad.shape == (2,)
+
+
+def test_names_of_layers_stay():
+    net = nn.Sequential()
+    net.add_module("body", nn.Sequential(nn.Conv1d(1, 3, 1), nn.ReLU()))
+    net.add_module("flat", nn.Flatten())
+    net.add_module("head", nn.Linear(6, 2))
+    small = cut_network(net, Cut(inputs={"head": keep(6, [0, 1, 3])}))
+    assert [name for name, _ in small.named_children()] == ["body", "flat", "head_inputs", "head"]
+    assert [name for name, _ in weight_layers(small)] == ["body.0", "head"]
+
+
+def test_an_activation_may_stand_in_several_places():
+    relu = nn.ReLU()
+    net = nn.Sequential(nn.Linear(2, 3), relu, nn.Linear(3, 3), relu, nn.Linear(3, 1))
+    assert len(cut_network(net, Cut(outputs={"0": keep(3, [0])}))) == 5
+
+
+def test_subclass_that_only_names_its_modules_is_a_chain():
+    class Net(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Linear(2, 3), nn.Linear(3, 1))
+
+    assert type(cut_network(Net(), Cut(outputs={"0": keep(3, [0])}))) is nn.Sequential
+
+
+def test_cut_network_can_be_traced_saved_and_compiled_to_a_graph():
+    net = nn.Sequential(nn.Conv1d(1, 2, 1), nn.Flatten(), nn.Linear(6, 2))
+    small = cut_network(net, Cut(inputs={"2": keep(6, [0, 4, 5])}))
+    x = torch.randn(2, 1, 3)
+    torch.testing.assert_close(torch.fx.symbolic_trace(small)(x), small(x))
+    torch.testing.assert_close(torch.jit.trace(small, x)(x), small(x))
+    torch.testing.assert_close(torch.export.export(small, (x,)).module()(x), small(x))
+    stream = io.BytesIO()
+    torch.save(small, stream)
+    stream.seek(0)
+    torch.testing.assert_close(torch.load(stream, weights_only=False)(x), small(x))
+    other = cut_network(net, Cut(inputs={"2": keep(6, [1, 3, 5])}))
+    other.load_state_dict(small.state_dict())
+    torch.testing.assert_close(other(x), small(x))
+
+
+@pytest.mark.parametrize("scores", [None, Scores(outputs={"0": torch.tensor([0.0, 1.0, 5.0, 2.0])})])
+def test_layer_cut_to_nothing_keeps_its_best_unit(scores):
+    net = nn.Sequential(nn.Conv1d(2, 4, 1), nn.Flatten(), nn.Linear(12, 2))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([1.0, 2.0, 1.0, 1.0]).reshape(4, 1, 1).expand_as(net[0].weight))
+        net[2].weight.fill_(1)
+    cut = Cut(outputs={"0": keep(4, [])})
+    best = 1 if scores is None else 2
+    with pytest.warns(UserWarning, match=f"layer '0' would be cut to nothing; its unit {best} is kept") as caught:
+        small = cut_network(net, cut, scores)
+    assert caught[0].filename == __file__
+    assert torch.equal(small[0].weight[0], net[0].weight[best])
+    assert small[2].in_features == 3
+    with pytest.warns(UserWarning, match="cut to nothing"):
+        masked = mask_network(net, cut, scores)
+    x = torch.randn(3, 2, 3)
+    torch.testing.assert_close(masked(x), small(x))
+
+
+def test_kept_units_without_kept_uses_leave_the_best_pair():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    cut = Cut(outputs={"0": keep(3, [0])}, inputs={"1": keep(3, [1, 2])})
+    # Of each unit the lower of its two scores counts: 0, 1 and 2.
+    scores = Scores(outputs={"0": torch.tensor([0.0, 9.0, 2.0])}, inputs={"1": torch.tensor([9.0, 1.0, 3.0])})
+    with pytest.warns(UserWarning, match="its unit 2 is kept"):
+        whole = complete_cut(net, cut, scores)
+    assert whole.outputs["0"].tolist() == whole.inputs["1"].tolist() == [False, False, True]
+
+
+def test_inputs_of_the_network_cut_to_nothing_keep_the_best():
+    net = nn.Sequential(nn.Linear(3, 2))
+    scores = Scores(inputs={"0": torch.tensor([0.0, 1.0, -1.0])})
+    with pytest.warns(UserWarning, match="all inputs of the network would be cut; input 1 is kept"):
+        small = cut_network(net, Cut(inputs={"0": keep(3, [])}), scores)
+    assert torch.equal(small[-1].weight, net[0].weight[:, [1]])
+
+
+@pytest.mark.parametrize(
+    ("cut", "scores", "message"),
+    [
+        (Cut(outputs={"1": keep(3, [0])}), None, r"cut.outputs\['1'\] is of no layer; the layers are \['0', '2'\]"),
+        (Cut(inputs={"2": keep(4, [0])}), None, r"cut.inputs\['2'\] must be of 3 units, got 4"),
+        (Cut(outputs={"2": keep(2, [0])}), None, r"cut.outputs\['2'\] cuts outputs of the network"),
+        (Cut(), Scores(outputs={"0": torch.zeros(2)}), r"scores.outputs\['0'\] must be of 3 units, got 2"),
+        (Cut(), Scores(inputs={"5": torch.zeros(2)}), r"scores.inputs\['5'\] is of no layer"),
+    ],
+)
+@pytest.mark.parametrize("surgery", [cut_network, mask_network, complete_cut])
+def test_bad_input(surgery, cut, scores, message):
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match=message):
+        surgery(net, cut, scores)
+
+
+def test_a_mask_that_keeps_all_outputs_of_the_network_is_fine():
+    net = nn.Sequential(nn.Linear(4, 2))
+    assert repr(cut_network(net, Cut(outputs={"0": keep(2, [0, 1])}))) == repr(net)
+
+
+@pytest.mark.cuda
+def test_a_network_is_cut_where_it_lies():
+    net, x = random_chain(1)
+    cut = random_cut(net, 1)
+    expected = cut_quietly(net, cut)[1](x)
+    masked, small, _ = cut_quietly(net.cuda(), cut)
+    assert {tensor.device.type for tensor in (*small.parameters(), *small.buffers())} == {"cuda"}
+    torch.testing.assert_close(small(x.cuda()).cpu(), expected)
+    torch.testing.assert_close(masked(x.cuda()).cpu(), expected)
