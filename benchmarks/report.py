@@ -1,10 +1,10 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The measured figures of the README, from the results beside this script.
+"""The measured figures of the page README.md, from the results beside this script.
 
 python benchmarks/report.py            # prints them
-python benchmarks/report.py --write    # puts them into the README
+python benchmarks/report.py --write    # puts them into the page
 """
 
 import argparse
@@ -14,7 +14,7 @@ from statistics import mean, stdev
 from typing import Any
 
 HERE = Path(__file__).parent
-README = HERE.parent / "README.md"
+PAGE = HERE / "README.md"
 BEGIN, END = "<!-- figures: benchmarks/report.py --write -->", "<!-- end of figures -->"
 
 
@@ -158,7 +158,7 @@ def split_single_head() -> str:
 def permuted() -> str:
     return (
         "Permuted MNIST, ten tasks, one head, 784-100-100 (`benchmarks/permuted_mnist.py`). The strongest published "
-        "figures are those of S-FSVI, 95.8 with a coreset of 200 and 84.1 without:\n\n" + streams("permuted_mnist")
+        "figures are those of S-FSVI, 95.8 with a coreset of 200 and 84.1 without; two seeds (`--seeds 2`):\n\n" + streams("permuted_mnist")
     )
 
 
@@ -186,13 +186,12 @@ def figures() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="replace the figures in the README")
+    parser.add_argument("--write", action="store_true", help="replace the figures on the page")
     if not parser.parse_args().write:
         print(figures())
         return
-    text = README.read_text()
-    before, rest = text.split(BEGIN)
-    README.write_text(before + figures() + rest.split(END)[1])
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(before + figures() + rest.split(END)[1])
 
 
 if __name__ == "__main__":

@@ -36,12 +36,19 @@ def test_the_first_example_learns_what_a_constant_cannot(scope):
     assert torch.isfinite(scope["draws"].log_prob(scope["y"])).all()
 
 
+def test_the_third_example_leaves_a_smaller_network_that_is_nearly_as_good(scope):
+    exec(EXAMPLES[2], scope)
+    assert scope["small"][0].out_features < 40
+    errors = (scope["small"](scope["x"]).argmax(-1) != scope["y"]).double().mean()
+    assert errors <= min(record.loss for record in scope["records"]) + 0.02
+
+
 def test_the_figures_are_those_of_the_results():
     path = README.parent / "benchmarks" / "report.py"
     spec = importlib.util.spec_from_file_location("report", path)
     report = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(report)
-    assert report.figures() in README.read_text()
+    assert report.figures() in report.PAGE.read_text()
 
 
 @pytest.mark.parametrize("room", re.findall(r"^ {2,4}(\w+(?:/|\.py))", README.read_text(), flags=re.MULTILINE))
