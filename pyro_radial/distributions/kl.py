@@ -39,8 +39,8 @@ from torch.distributions.transforms import (
 from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma, log_of
 from pyro_radial.distributions.log_distance import mean_log_distance_of_normal, mean_log_distance_of_radial
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
-from pyro_radial.distributions.radial_normal import RadialNormal, accumulation_dtype
-from pyro_radial.distributions.special import log_sphere_area
+from pyro_radial.distributions.radial_normal import RadialNormal
+from pyro_radial.distributions.special import accumulation_dtype, log_sphere_area
 from pyro_radial.distributions.von_mises_fisher import (
     HypersphericalUniform,
     VonMisesFisherStable,

@@ -18,7 +18,7 @@ import torch
 from pyro import settings
 from torch import Tensor
 
-from pyro_radial.distributions.radial_normal import accumulation_dtype
+from pyro_radial.distributions.special import accumulation_dtype
 
 # Directions, and how many numbers to draw at least: a small event is noisier, and cheap; in a batch of them the noise
 # averages out. By benchmarks/radial_kl.py it is then below 1 % of max(KL, 100 nats) in every case measured there.

@@ -21,8 +21,7 @@ from torch.distributions import (
     kl_divergence,
 )
 
-from pyro_radial.distributions.radial_normal import accumulation_dtype
-from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL
+from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype
 from pyro_radial.distributions.wrappers import expanded, is_on_sphere, is_real
 
 

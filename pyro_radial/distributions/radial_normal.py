@@ -15,7 +15,7 @@ from torch.distributions import biject_to, transform_to
 from torch.distributions.utils import broadcast_all
 
 from pyro_radial.distributions.radial_marginal import radial_marginal_quantile
-from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area
+from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype, log_sphere_area
 
 
 class _FinitePositive(constraints.Constraint):
@@ -32,11 +32,6 @@ finite_positive = _FinitePositive()
 @transform_to.register(_FinitePositive)
 def _transform_to_finite_positive(_: _FinitePositive) -> torch.distributions.Transform:
     return biject_to(constraints.positive)
-
-
-def accumulation_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype of sums over an event: float64, where the device has it."""
-    return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 class RadialNormal(TorchDistribution):

@@ -26,6 +26,11 @@ from pyro_radial.distributions.bessel_expansion import bessel_plan
 MEAN_LOG_HALF_NORMAL = -0.5 * (0.57721566490153286061 + math.log(2.0))
 
 
+def accumulation_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype of sums over an event: float64, where the device has it."""
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
 def log_sphere_area(dim: int) -> float:
     r"""Log surface area of the unit sphere in :math:`R^n`: :math:`\log 2 + \frac n2 \log\pi - \log\Gamma(n/2)`.
 
@@ -239,4 +244,4 @@ def _to_working_dtype(name: str, tensor: Tensor) -> Tensor:
     """In float64, where the device has it: these are numbers of whole events, too few for that to cost."""
     if not tensor.is_floating_point():
         raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
-    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+    return tensor.to(accumulation_dtype(tensor))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_radial.distributions.cosine_gradient import implicit_slope
-from pyro_radial.distributions.radial_normal import accumulation_dtype
+from pyro_radial.distributions.special import accumulation_dtype
 from pyro_radial.distributions.vmf_formulas import uniform_variables
 
 # The probability that a proposal is refused is at most this, so that for all of them it is below 1e-11.

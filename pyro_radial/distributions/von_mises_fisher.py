@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributions import biject_to, transform_to
 
 from pyro_radial.distributions import special
-from pyro_radial.distributions.radial_normal import accumulation_dtype
 from pyro_radial.distributions.sphere_sampling import (
     sample_direction,
     sample_one_minus_cosine,
@@ -276,7 +275,7 @@ def _check_same_sphere(q: TorchDistribution, p: TorchDistribution) -> None:
 
 def _rows(law: VonMisesFisherStable) -> Tensor:
     """The concentration in the dtype of sums, so that results are rounded once."""
-    return law.concentration.to(accumulation_dtype(law.concentration))
+    return law.concentration.to(special.accumulation_dtype(law.concentration))
 
 
 def _checked(loc: Any, concentration: Any) -> tuple[Tensor, Tensor]:
