@@ -3,6 +3,7 @@
 
 """What the experiments share: results that grow row by row, so that a killed script goes on where it was."""
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -19,16 +20,16 @@ from pyro_radial import datasets
 
 RESULTS = Path(__file__).parent / "results"
 Row = dict[str, Any]
-Images = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Table:
-    """Rows of results in a JSON file; a row whose keys are there already is not computed again."""
+    """Pair of results in a JSON file; a row whose keys are there already is not computed again."""
 
     def __init__(self, path: Path, setting: Row) -> None:
         self.path, self.setting = path, setting
         saved = json.loads(path.read_text()) if path.exists() else {}
-        # Rows of another setting would not be comparable.
+        # Pair of another setting would not be comparable.
         self.rows: list[Row] = saved["rows"] if saved.get("setting") == setting else []
 
     def find(self, keys: Row) -> Row | None:
@@ -50,12 +51,30 @@ class Table:
         return row
 
 
-def flat_mnist(data_dir: str | None) -> Images:
-    """MNIST as standardised vectors of 784: train and test images and labels."""
-    data = datasets.load("mnist", data_dir)
+def flat_images(name: str, data_dir: str | None) -> tuple[Pair, Pair]:
+    """Training and test images as vectors, standardised by mean and deviation of all training pixels, and labels."""
+    data = datasets.load(name, data_dir)
     mean, stddev = data.train_images.mean(), data.train_images.std()
     train, test = (((images - mean) / stddev).flatten(1) for images in (data.train_images, data.test_images))
-    return train, data.train_labels, test, data.test_labels
+    return (train, data.train_labels), (test, data.test_labels)
+
+
+def sized_parser(doc: str | None) -> argparse.ArgumentParser:
+    """The options of an experiment with a small form and one of the paper's size; see :func:`form_of`."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--workers", type=int, default=2)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--small", action="store_true")
+    size.add_argument("--paper", action="store_true")
+    parser.add_argument("--output", type=Path)
+    return parser
+
+
+def form_of(args: argparse.Namespace, name: str) -> tuple[str, Path]:
+    """Which size is asked for, "default", "small" or "paper", and the file of its results."""
+    form = "small" if args.small else "paper" if args.paper else "default"
+    return form, args.output or RESULTS / f"{name}{'' if form == 'default' else '_' + form}.json"
 
 
 def mean_and_error(values: list[float]) -> str:

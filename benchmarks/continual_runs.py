@@ -19,7 +19,7 @@ from common import RESULTS, Row, mean_and_error
 from torch import Tensor, nn
 from torch.distributions import Independent, register_kl
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel, datasets
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel
 from pyro_radial.continual import AccuracyMatrix, Coreset, TaskStream, learn_stream
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.nn import MultiHead, likelihoods
@@ -47,6 +47,7 @@ class PublishedChain(PriorChain):
     """A chain whose priors carry the published objective."""
 
     def advance(self, guide: Any, exclude: Any = None) -> None:
+        """As in the library."""
         posterior = guide if isinstance(guide, Mapping) else guide.posterior()
         super().advance({name: published(law) for name, law in posterior.items()}, exclude)
 
@@ -110,12 +111,7 @@ def _guide(family: Any, reset_scales: bool, options: dict[str, Any], chain: Prio
     return chain.guide(family, reset_scales=reset_scales, **options)
 
 
-def make_chain(method: str, net: nn.Module) -> PriorChain:
-    # The number of data is set for each task.
-    return make_chain_of(method, SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=1)))
-
-
-def make_chain_of(method: str, model: nn.Module) -> PriorChain:
+def make_chain(method: str, model: nn.Module) -> PriorChain:
     if method == "radial published":
         return PublishedChain(model)
     return PriorChain(model, "normal" if method == "radial normal" else "exact")
@@ -134,14 +130,6 @@ def make_net(sizes: Sequence[int], num_heads: int, num_outputs: int) -> nn.Modul
     return MultiHead(nn.Sequential(*layers), heads) if num_heads > 1 else nn.Sequential(*layers, *heads)
 
 
-def flat_images(name: str, data_dir: str | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training and test pairs, standardised by the mean and deviation of all training pixels."""
-    data = datasets.load(name, data_dir)
-    mean, stddev = data.train_images.mean(), data.train_images.std()
-    train, test = (((images - mean) / stddev).flatten(1) for images in (data.train_images, data.test_images))
-    return (train, data.train_labels), (test, data.test_labels)
-
-
 def run(
     stream: TaskStream,
     sizes: Sequence[int],
@@ -157,7 +145,8 @@ def run(
     """Learn the stream; a killed run goes on from ``checkpoints/name``, which is removed at the end."""
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
-    chain = make_chain(method, make_net(sizes, stream.num_heads, stream.num_outputs))
+    net = make_net(sizes, stream.num_heads, stream.num_outputs)
+    chain = make_chain(method, SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=1)))
     began = perf_counter()
     matrix = learn_stream(
         chain,
@@ -200,8 +189,9 @@ def as_matrix(row: Row, names: Sequence[str]) -> AccuracyMatrix:
     return matrix
 
 
-def keys_of(setting: Setting) -> Row:
-    return asdict(setting)
+def row_keys(method: str, setting: Setting, seed: int, part: str, coreset: int) -> Row:
+    """What a row of results is of."""
+    return {"method": method, **asdict(setting), "seed": seed, "measured_on": part, "coreset": coreset}
 
 
 def summary(rows: Sequence[Row], label: str) -> str:
@@ -214,16 +204,3 @@ def summary(rows: Sequence[Row], label: str) -> str:
 
 def checkpoint_name(*parts: Any) -> Path:
     return Path("-".join(str(part).replace(" ", "_") for part in parts))
-
-
-__all__ = [
-    "METHODS",
-    "Setting",
-    "as_matrix",
-    "checkpoint_name",
-    "flat_images",
-    "keys_of",
-    "make_chain_of",
-    "run",
-    "summary",
-]

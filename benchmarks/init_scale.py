@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, Row, Table, flat_mnist
+from common import RESULTS, Row, Table, flat_images
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, fit, predict
@@ -34,7 +34,7 @@ def make_guide(name: str, model: nn.Module, stddev: float) -> nn.Module:
 
 
 def mnist(data_dir: str) -> Split:
-    x, y, _, _ = flat_mnist(data_dir)
+    (x, y), _ = flat_images("mnist", data_dir)
     return x[:54_000], y[:54_000], x[54_000:], y[54_000:]
 
 

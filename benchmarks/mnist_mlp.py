@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from common import RESULTS, Images, Row, Table, flat_mnist, mean_and_error
+from common import RESULTS, Pair, Row, Table, flat_images, mean_and_error
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, fit, predict
@@ -34,9 +34,9 @@ def make_net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
 
 
-def point_estimate(data: Images, seed: int) -> torch.Tensor:
+def point_estimate(data: tuple[Pair, Pair], seed: int) -> torch.Tensor:
     """Test probabilities of the plain network, on the batches that ``fit`` takes with this seed."""
-    x, y, x_test, _ = data
+    (x, y), (x_test, _) = data
     net = make_net()
     optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
     for epoch in range(EPOCHS):
@@ -49,19 +49,19 @@ def point_estimate(data: Images, seed: int) -> torch.Tensor:
         return net(x_test).softmax(-1)
 
 
-def posterior_mean(data: Images, guide_name: str, seed: int) -> torch.Tensor:
+def posterior_mean(data: tuple[Pair, Pair], guide_name: str, seed: int) -> torch.Tensor:
     """Test probabilities averaged over draws of the guide."""
-    x, y, x_test, _ = data
+    (x, y), (x_test, _) = data
     model = SupervisedModel(BayesianModule(make_net()), likelihoods.Categorical(len(x)))
     guide = GUIDES[guide_name](model)
     fit(model, guide, (x, y), epochs=EPOCHS, batch_size=BATCH_SIZE, seed=seed)
     return predict(model, guide, x_test, num_samples=NUM_SAMPLES).mean
 
 
-def score(data: Images, method: str, seed: int) -> Row:
+def score(data: tuple[Pair, Pair], method: str, seed: int) -> Row:
     torch.manual_seed(seed)
     probabilities = posterior_mean(data, method, seed) if method in GUIDES else point_estimate(data, seed)
-    labels = data[3]
+    labels = data[1][1]
     return {
         "accuracy": float(accuracy(probabilities, labels)),
         "nll": float(negative_log_likelihood(probabilities, labels)),
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS / "mnist_mlp.json")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    data = flat_mnist(args.data_dir)
+    data = flat_images("mnist", args.data_dir)
     table = Table(args.output, {"torch": torch.__version__, "threads": args.threads, "num_samples": NUM_SAMPLES})
     methods = [*GUIDES, "no posterior"]
     for seed, method in itertools.product(range(args.seeds), methods):

@@ -12,12 +12,13 @@ three tasks with one seed.
 """
 
 import argparse
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from common import RESULTS, Job, Row, Table, compute_all
-from continual_runs import Setting, as_matrix, checkpoint_name, flat_images, keys_of, run, summary
+from common import RESULTS, Job, Row, Table, compute_all, flat_images
+from continual_runs import Setting, as_matrix, checkpoint_name, row_keys, run, summary
 from matplotlib.figure import Figure
 
 from pyro_radial.continual import Coreset, TaskStream, permuted, plot_average_accuracy
@@ -46,7 +47,7 @@ def score(args: argparse.Namespace, method: str, setting: Setting, seed: int, pa
     tasks = stream(args.data_dir, args.small)
     if part == "validation":
         tasks = tasks[:NUM_CHOOSING]
-    name = checkpoint_name(args.output.stem, method, *keys_of(setting).values(), seed, part, coreset)
+    name = checkpoint_name(args.output.stem, method, *asdict(setting).values(), seed, part, coreset)
     kept = CORESET if coreset else None
     return run(
         tasks, SIZES, method, setting, seed, name, coreset=kept, measure_on=part, num_samples=4 if args.small else 10
@@ -54,8 +55,7 @@ def score(args: argparse.Namespace, method: str, setting: Setting, seed: int, pa
 
 
 def job(args: argparse.Namespace, method: str, setting: Setting, seed: int, part: str, coreset: int = 0) -> Job:
-    keys = {"method": method, **keys_of(setting), "seed": seed, "measured_on": part, "coreset": coreset}
-    return Job(keys, score, (args, method, setting, seed, part, coreset))
+    return Job(row_keys(method, setting, seed, part, coreset), score, (args, method, setting, seed, part, coreset))
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyro
 import torch
 from common import RESULTS, Job, Row, Table, compute_all
-from continual_runs import METHODS, make_chain_of
+from continual_runs import METHODS, make_chain
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
@@ -53,7 +53,7 @@ def chained(method: str, x: Tensor, y: Tensor) -> list[Row]:
     """How far the chain is from the exact posterior after each batch."""
     net = nn.Linear(NUM_WEIGHTS, 1, bias=False)
     model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(ROWS, scale=NOISE))
-    chain = make_chain_of(method, model)
+    chain = make_chain(method, model)
     rows = []
     for number in range(len(x)):
         model.likelihood.num_data = len(x[number])

@@ -13,12 +13,13 @@ grid, with one seed. Unlike the paper, an epoch keeps its last, smaller batch.
 """
 
 import argparse
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from common import RESULTS, Job, Row, Table, compute_all
-from continual_runs import METHODS, Setting, as_matrix, checkpoint_name, flat_images, keys_of, run, summary
+from common import RESULTS, Job, Row, Table, compute_all, flat_images
+from continual_runs import METHODS, Setting, as_matrix, checkpoint_name, row_keys, run, summary
 from matplotlib.figure import Figure
 
 from pyro_radial.continual import Coreset, TaskStream, plot_average_accuracy, plot_final_accuracy, split_by_class
@@ -76,22 +77,21 @@ def stream(data_dir: str | None, multi_head: bool, small: bool) -> TaskStream:
 
 def score(args: argparse.Namespace, method: str, setting: Setting, seed: int, part: str, coreset: int) -> Row:
     tasks = stream(args.data_dir, not args.single_head, args.small)
-    name = checkpoint_name(args.output.stem, method, *keys_of(setting).values(), seed, part, coreset)
+    name = checkpoint_name(args.output.stem, method, *asdict(setting).values(), seed, part, coreset)
     kept = CORESET if coreset else None
     num_samples = 4 if args.small else 32
     return run(tasks, SIZES, method, setting, seed, name, coreset=kept, measure_on=part, num_samples=num_samples)
 
 
 def job(args: argparse.Namespace, method: str, setting: Setting, seed: int, part: str, coreset: int = 0) -> Job:
-    keys = {"method": method, **keys_of(setting), "seed": seed, "measured_on": part, "coreset": coreset}
-    return Job(keys, score, (args, method, setting, seed, part, coreset))
+    return Job(row_keys(method, setting, seed, part, coreset), score, (args, method, setting, seed, part, coreset))
 
 
 def ranked(table: Table, grid: dict[str, list[Setting]]) -> dict[str, list[Setting]]:
     """Each method's settings, those with the best average accuracy on the validation tenth first."""
 
     def accuracy(method: str, setting: Setting) -> float:
-        row = table.find({"method": method, **keys_of(setting), "measured_on": "validation", "coreset": 0})
+        row = table.find({"method": method, **asdict(setting), "measured_on": "validation", "coreset": 0})
         assert row is not None
         return row["average_accuracy"]
 
