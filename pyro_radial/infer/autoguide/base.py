@@ -19,6 +19,7 @@ from torch.distributions import Transform, biject_to
 
 from pyro_radial._compat import helpful_support_errors, periodic_repeat, prototype_hide_fn
 from pyro_radial._naming import UniquelyNamed
+from pyro_radial.distributions.wrappers import is_on_sphere
 from pyro_radial.infer.autoguide.initialization import has_real_support
 from pyro_radial.nn.likelihood import is_target
 
@@ -106,6 +107,11 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def _transform_of(self, site: Mapping[str, Any]) -> Transform | None:
         """The map from where a site's law is made to the site's support, or None where that is the support."""
+        if is_on_sphere(site["fn"].support):
+            raise ValueError(
+                f"{type(self).__name__}: site '{site['name']}' is a direction, which no transform leads to; "
+                "AutoRadialDirectional has a law for it"
+            )
         return None if has_real_support(site) else _site_transform(site)
 
     def _sites(self) -> Iterator[tuple[str, Any]]:

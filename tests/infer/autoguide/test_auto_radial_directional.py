@@ -13,7 +13,7 @@ from pyro.infer import SVI
 from torch import nn
 from torch.distributions import kl_divergence
 
-from pyro_radial import AutoRadialDirectional, BayesianModule, PriorChain, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule, PriorChain, RadialELBO
 from pyro_radial.distributions import HypersphericalUniform, RadialNormal, VonMisesFisherStable
 from pyro_radial.nn.priors import RadialDirectionalPrior
 
@@ -135,6 +135,11 @@ class TestBadInput:
     def test_an_unknown_law_for_the_rest_is_named(self):
         with pytest.raises(ValueError, match="rest must be"):
             AutoRadialDirectional(mixed_model, rest="gamma")
+
+    @pytest.mark.parametrize("family", [AutoRadial, AutoMeanField])
+    def test_guides_of_free_values_name_the_direction_and_the_guide_for_it(self, family):
+        with pytest.raises(ValueError, match=r"'direction'.*AutoRadialDirectional"):
+            family(mixed_model).setup()
 
     def test_a_direction_has_no_quantiles(self):
         guide = AutoRadialDirectional(mixed_model)
