@@ -37,7 +37,8 @@ def unit_scores(guide: AutoPerSite) -> Scores:
 
     .. math:: \tfrac12 \log \frac{\sum_i \mu_i^2}{\sum_i \sigma_i^2}.
 
-    Scores of one tensor compare with each other, not with those of another: a global radius scales all groups alike.
+    Scores of one tensor compare with each other. Those of different tensors do so as far as all local radii have the
+    same prior, about their own tensor's global radius; signal-to-noise ratios as far as all tensors are as noisy.
 
     Source: Oh, Adamczewski and Park (2019), section 3.3: local radii alone, since the global one scales every group.
     Their code takes the mode of one factor twice, and no root.
