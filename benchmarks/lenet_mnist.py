@@ -73,7 +73,7 @@ class Setting:
     adaptation_steps: int = 40
     #: Of the whole network, the teacher, and of cut ones with at most so many weights, the students.
     teacher_epochs: int = 5
-    student_epochs: int = 10
+    student_epochs: int = 30
     student_weights: int = 40_000
     temperature: float = 4.0
     label_share: float = 0.1
@@ -246,7 +246,7 @@ def run(data_dir: str, setting: Setting, seed: int, folder: Path) -> Row:
             point |= errors("tuned_", tuned, data)
         points.append(point)
         print(seed, point, flush=True)
-        cut = next_cut(net, scores, data, setting)
+        cut = next_cut(net, scores, data, setting, folder / f"cut_{stage}.pt")
         if not first:
             rounded = {layer: [round(float(score), 3) for score in values] for layer, values in scores.items()}
             first = {"first_scores": rounded, "first_cut": {layer: cut.outputs[layer].tolist() for layer in scores}}
@@ -254,14 +254,17 @@ def run(data_dir: str, setting: Setting, seed: int, folder: Path) -> Row:
     return {"points": points, **first}
 
 
-def next_cut(net: nn.Sequential, scores: dict[str, Tensor], data: Split, setting: Setting) -> Cut:
-    """The end of the cheapest path; a tolerance that allows no cut at all is doubled."""
+def next_cut(net: nn.Sequential, scores: dict[str, Tensor], data: Split, setting: Setting, saved: Path) -> Cut:
+    """The end of the cheapest path, read from its file where there is one; a tolerance that allows none is doubled."""
+    if saved.exists():
+        return Cut(torch.load(saved, weights_only=True))
     path, tolerance = list[CutRecord](), setting.tolerance
     while len(path) < 2:
-        loss = partial(adapted_loss, data, setting)
-        path = cheapest_path(net, scores, loss, tolerance, setting.flops_weight)
+        path = cheapest_path(net, scores, partial(adapted_loss, data, setting), tolerance, setting.flops_weight)
         tolerance *= 2.0
-    return path[-1].cut
+    outputs = {layer: path[-1].cut.outputs[layer] for layer in scores}
+    torch.save(outputs, saved)
+    return Cut(outputs)
 
 
 def adapted_loss(data: Split, setting: Setting, net: nn.Module) -> float:

@@ -6,12 +6,14 @@
 from pyro_radial.infer.diagnose import Diagnosis, diagnose
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.fit import FitResult, fit
+from pyro_radial.infer.functional_elbo import FunctionalELBO
 from pyro_radial.infer.predict import Prediction, predict
 from pyro_radial.infer.reparam import HalfCauchyReparam
 
 __all__ = [
     "Diagnosis",
     "FitResult",
+    "FunctionalELBO",
     "HalfCauchyReparam",
     "LossTerms",
     "Prediction",

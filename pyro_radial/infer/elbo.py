@@ -206,23 +206,26 @@ class RadialELBO(TraceMeanField_ELBO):
             for name, site in model_trace.nodes.items()
             if site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
         }
-        latent = {
-            name: self._site_kl(name, site, model_trace, guide_trace)
-            for name, site in guide_trace.nodes.items()
-            if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site)
-        }
-        self._check_covered(model_trace, latent)
+        self._check_covered(model_trace, guide_trace)
+        latent = self._kl_by_site(model_trace, guide_trace)
         loss = _weighted(_total(observed), self._current_weight, _total(latent))
         self._particles.append(
             LossTerms(
                 self._current_weight,
                 {name: value.detach() for name, value in observed.items()},
                 {name: value.detach() for name, value in latent.items()},
-                partial(_entropies, {name: _law(guide_trace.nodes[name]) for name in latent}),
+                partial(_entropies, {name: _law(site) for name, site in guide_trace.nodes.items() if name in latent}),
                 _num_data(model_trace, observed),
             )
         )
         return loss.detach(), loss
+
+    def _kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
+        return {
+            name: self._site_kl(name, site, model_trace, guide_trace)
+            for name, site in guide_trace.nodes.items()
+            if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site)
+        }
 
     def _site_kl(self, name: str, guide_site: Any, model_trace: Trace, guide_trace: Trace) -> Tensor:
         """The scaled and masked KL of one site, summed; for a guide's auxiliary site its log-density."""
@@ -254,10 +257,10 @@ class RadialELBO(TraceMeanField_ELBO):
         if self.strict_kl:
             raise ValueError(f"strict_kl: site '{name}' is {reason}, so its KL would be estimated from samples")
 
-    def _check_covered(self, model_trace: Trace, latent: dict[str, Tensor]) -> None:
+    def _check_covered(self, model_trace: Trace, guide_trace: Trace) -> None:
         for name, site in model_trace.iter_stochastic_nodes():
-            if name not in latent and not site_is_subsample(site):
-                raise ValueError(f"RadialELBO: latent site '{name}' of the model is not in the guide")
+            if name not in guide_trace and not site_is_subsample(site):
+                raise ValueError(f"{type(self).__name__}: latent site '{name}' of the model is not in the guide")
 
 
 def _with_density_shape(site: Any) -> Any:

@@ -1,0 +1,41 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Priors on functions instead of weights, how far functions are from them, and where to compare."""
+
+from pyro_radial.functional.adversarial import AdversarialPoints
+from pyro_radial.functional.contexts import FromData, FromSampler, Together, UniformBox
+from pyro_radial.functional.divergences import DivergenceEstimate, GaussianKL, RegularisedKL, SteinKL
+from pyro_radial.functional.implicit_priors import (
+    ImplicitProcess,
+    Mixture,
+    PiecewiseConstant,
+    PiecewiseLinear,
+    RadialBNNPrior,
+    Sum,
+)
+from pyro_radial.functional.priors import FunctionPrior, GaussianProcess
+from pyro_radial.functional.scores import GaussianMoments, SpectralStein, Stein
+
+__all__ = [
+    "AdversarialPoints",
+    "DivergenceEstimate",
+    "FromData",
+    "FromSampler",
+    "FunctionPrior",
+    "GaussianKL",
+    "GaussianMoments",
+    "GaussianProcess",
+    "ImplicitProcess",
+    "Mixture",
+    "PiecewiseConstant",
+    "PiecewiseLinear",
+    "RadialBNNPrior",
+    "RegularisedKL",
+    "SpectralStein",
+    "Stein",
+    "SteinKL",
+    "Sum",
+    "Together",
+    "UniformBox",
+]

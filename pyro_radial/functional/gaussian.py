@@ -1,0 +1,68 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Draws, densities and scores of normal vectors whose covariance may be close to singular."""
+
+import math
+
+import torch
+from pyro.infer.util import is_validation_enabled
+from torch import Tensor
+
+JITTER = 1e-8
+# What the jitter is multiplied by, in turn, until a covariance has a Cholesky factor.
+JITTER_LADDER = (1.0, 1e2, 1e4)
+
+
+def cholesky(covariance: Tensor, jitter: float = JITTER) -> Tensor:
+    """The Cholesky factor of covariances ``[..., N, N]`` with as little jitter as it takes.
+
+    Whether a factor exists is read on the host, as :func:`torch.linalg.cholesky` does too.
+
+    :raises ValueError: naming ``kernel``, if there is none, or (under Pyro's validation) if they are not symmetric.
+    """
+    scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
+    if is_validation_enabled():
+        asymmetry = (covariance - covariance.mT).abs().amax((-2, -1))
+        if bool((asymmetry > 1e-6 * scale.abs()).any()):
+            raise ValueError("kernel must be symmetric, but its covariances of a set of points are not")
+    for rung in JITTER_LADDER:
+        factor, info = torch.linalg.cholesky_ex(with_diagonal(covariance, (jitter * rung * scale)[..., None]))
+        if not bool(info.any() | factor.isnan().any()):
+            return factor
+    if not bool(covariance.isfinite().all()):
+        raise ValueError("kernel gives covariances that are NaN or infinite")
+    least = float(torch.linalg.eigvalsh(covariance.detach()).min())
+    raise ValueError(
+        f"kernel is not positive definite: its covariances of {covariance.shape[-1]} points have an eigenvalue of "
+        f"{least:.3g}, and jitter up to {jitter * JITTER_LADDER[-1]:.0e} times their mean diagonal does not help"
+    )
+
+
+def gaussian_sample(mean: Tensor, covariance: Tensor, num_samples: int, jitter: float = JITTER) -> Tensor:
+    """Draws ``[S, N, O]`` of independent outputs with mean ``[N, O]`` and covariances ``[1 or O, N, N]``."""
+    num_points, num_outputs = mean.shape
+    noise = torch.randn(num_outputs, num_points, num_samples, dtype=mean.dtype, device=mean.device)
+    return mean + (cholesky(covariance, jitter) @ noise).permute(2, 1, 0)
+
+
+def gaussian_score(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = JITTER) -> Tensor:
+    """The gradient of the log-density of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
+    residual = (f.double() - mean).permute(2, 1, 0)
+    return -torch.cholesky_solve(residual, cholesky(covariance, jitter)).permute(2, 1, 0).to(f.dtype)
+
+
+def gaussian_log_prob(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = JITTER) -> Tensor:
+    """The log-density ``[S]`` of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
+    factor = cholesky(covariance, jitter)
+    residual = (f.double() - mean).permute(2, 1, 0)
+    white = torch.linalg.solve_triangular(factor, residual, upper=False)
+    half_log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).expand(mean.shape[-1]).sum()
+    constant = 0.5 * mean.numel() * math.log(2.0 * math.pi)
+    return (-0.5 * white.square().sum((0, 1)) - half_log_det - constant).to(f.dtype)
+
+
+def with_diagonal(covariance: Tensor, addend: Tensor | float) -> Tensor:
+    """Covariances ``[..., N, N]`` with a number, or a tensor ``[...]``, added on their diagonals."""
+    eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    return covariance + (addend[..., None] if isinstance(addend, Tensor) else addend) * eye

@@ -1,0 +1,48 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Hyper-parameters by marginal likelihood, on random subsets of the data."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_radial.nn.validation import positive_count, positive_float
+
+
+def maximise_marginal_likelihood(
+    log_marginal_likelihood: Callable[[Tensor, Tensor], Tensor],
+    parameters: Sequence[Tensor],
+    data: tuple[Tensor, Tensor],
+    *,
+    num_points: int,
+    steps: int,
+    lr: float,
+    progress: bool,
+) -> Tensor:
+    """Climbs with Adam, each step on a random subset of at most ``num_points`` data.
+
+    A subset's marginal likelihood is that of a smaller data set, no unbiased estimate of the whole one's: it is
+    maximised per datum, so that its size does not change the step.
+
+    :returns: the objective per datum and output before each step, ``[steps]``.
+    :raises ValueError: naming the number that does not fit.
+    """
+    positive_count("num_points", "the number of data in a step", num_points)
+    positive_count("steps", "the number of steps", steps)
+    x, y = data
+    optimizer = torch.optim.Adam(parameters, lr=positive_float("lr", lr), maximize=True)
+    history = y.new_empty(steps)
+    bar = tqdm(range(steps), desc="fit prior", unit="step", disable=not progress)
+    for step in bar:
+        rows = torch.randperm(len(x), device=x.device)[:num_points] if num_points < len(x) else slice(None)
+        optimizer.zero_grad()
+        objective = log_marginal_likelihood(x[rows], y[rows]) / y[rows].numel()
+        objective.backward()
+        optimizer.step()
+        history[step] = objective.detach()
+        if progress:
+            bar.set_postfix(log_likelihood=f"{float(objective):.4f}", refresh=False)
+    return history

@@ -1,0 +1,68 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Kernels of any origin as one: the covariances of points among themselves, in float64."""
+
+import copy
+from typing import Any
+
+from pyro.contrib.gp.kernels import Kernel as PyroKernel
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+
+
+class Covariance(nn.Module):
+    """The covariances of points among themselves, by whatever kind of kernel."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        if not callable(function):
+            raise ValueError(f"kernel must be a function of two sets of points, but is {function!r}")
+        self.function = own_copy(function)
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Covariances ``[N, N]`` in float64 of points ``[N, D]``, or a ValueError that names ``kernel``."""
+        try:
+            value = self._call(points)
+        except RuntimeError as error:
+            raise ValueError(f"kernel fails at points of shape {tuple(points.shape)}: {error}") from error
+        # A strided tensor is its own dense form; gpytorch returns an operator.
+        if hasattr(value, "to_dense"):
+            value = value.to_dense()
+        size = len(points)
+        if not isinstance(value, Tensor) or value.shape != (size, size):
+            what = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                f"kernel must return [{size}, {size}] for {size} points and themselves, but it gave {what}"
+            )
+        return value.double()
+
+    def _call(self, points: Tensor) -> Any:
+        # The white noise among Pyro's kernels is zero where two sets of points are given.
+        return self.function(points) if isinstance(self.function, PyroKernel) else self.function(points, points)
+
+
+class _OwnParameters:
+    """A context of a Pyro module that is never active, so that its parameters are its own.
+
+    Pyro's modules otherwise take them from a global store by name, where two kernels of a kind share theirs.
+    """
+
+    active, used = 0, False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def own_copy(function: Any) -> Any:
+    """A copy in float64 of a module, or the function itself."""
+    if not isinstance(function, nn.Module):
+        return function
+    function = copy.deepcopy(function).double()
+    for module in function.modules():
+        if isinstance(module, PyroModule):
+            module._pyro_context = _OwnParameters()  # type: ignore[assignment]
+    return function

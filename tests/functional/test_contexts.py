@@ -1,0 +1,150 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from pyro_radial.functional import FromData, FromSampler, Together, UniformBox
+
+
+def test_points_are_uniform_in_the_box():
+    context = UniformBox([-1.0, 10.0], [0.0, 14.0], num_points=5000)
+    points = context(torch.zeros(3, 2, dtype=torch.double))
+    assert stats.kstest(points[:, 0].numpy(), "uniform", args=(-1, 1)).pvalue > 1e-3
+    assert stats.kstest(points[:, 1].numpy(), "uniform", args=(10, 4)).pvalue > 1e-3
+    assert abs(float(torch.corrcoef(points.T)[0, 1])) < 5 / math.sqrt(5000)
+
+
+def test_points_differ_from_call_to_call():
+    context, x = UniformBox(0.0, 1.0, num_points=4), torch.zeros(3, 2)
+    assert not torch.equal(context(x), context(x))
+
+
+def test_the_box_around_training_inputs_widens_each_side_by_half_its_own_width_at_both_ends():
+    x_train = torch.tensor([[0.0, 100.0, 7.0], [2.0, 110.0, 7.0], [1.0, 104.0, 7.0]])
+    box = UniformBox.around(x_train, num_points=3)
+    torch.testing.assert_close(box.low, torch.tensor([-1.0, 95.0, 7.0], dtype=torch.double))
+    torch.testing.assert_close(box.high, torch.tensor([3.0, 115.0, 7.0], dtype=torch.double))
+    tight = UniformBox.around(x_train, num_points=3, margin=0.0)
+    torch.testing.assert_close(tight.high, x_train.amax(0).double())
+    # A feature that never varies stays where it is.
+    assert bool((box(x_train)[:, 2] == 7.0).all())
+
+
+def test_a_box_may_be_of_images():
+    x_train = torch.rand(10, 1, 4, 4)
+    assert UniformBox.around(x_train, num_points=3)(x_train).shape == (3, 1, 4, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.double])
+def test_points_have_the_dtype_of_the_batch_and_stay_in_the_box(dtype):
+    x = torch.zeros(3, 2, dtype=dtype)
+    data = torch.rand(50, 2, dtype=torch.double)
+    contexts = [
+        UniformBox(-1.0, 0.3, num_points=4000),
+        FromData(data, num_points=5),
+        FromSampler(lambda n: torch.rand(n, 2), num_points=5),
+    ]
+    for context in [*contexts, Together(contexts)]:
+        assert context(x).dtype == dtype
+    points = contexts[0](x)
+    assert bool((points <= torch.tensor(0.3, dtype=dtype)).all() and (points >= -1).all())
+
+
+def test_rows_of_data_are_drawn_without_repeats_and_each_as_often():
+    data = torch.arange(10.0).unsqueeze(-1)
+    context = FromData(data, num_points=4)
+    drawn = torch.stack([context(torch.zeros(2, 1)) for _ in range(3000)]).squeeze(-1)
+    assert all(len(set(choice.tolist())) == 4 for choice in drawn)
+    counts = torch.bincount(drawn.flatten().long(), minlength=10)
+    # Each row is in a choice with probability 0.4.
+    assert float((counts - 1200).abs().max()) < 5 * math.sqrt(3000 * 0.4 * 0.6)
+
+
+def test_contexts_together_give_their_points_in_order():
+    first, second = FromSampler(torch.ones, 2), FromSampler(torch.zeros, 3)
+    first.function, second.function = (lambda n: torch.ones(n, 1)), (lambda n: torch.zeros(n, 1))
+    points = Together([first, second])(torch.zeros(5, 1))
+    assert points.flatten().tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_together_lets_those_ascend_that_can():
+    class Climbing:
+        def __init__(self):
+            self.objectives = []
+
+        def __call__(self, x):
+            return x
+
+        def ascend(self, objective):
+            self.objectives.append(objective)
+
+    climbing = Climbing()
+    Together([UniformBox(0.0, 1.0, 2), climbing]).ascend(torch.sum)
+    assert climbing.objectives == [torch.sum]
+
+
+def test_contexts_show_what_they_are():
+    box = UniformBox(0.0, [1.0, 2.0], num_points=3)
+    assert repr(box) == "UniformBox(low=0.0, high=[1.0, 2.0], num_points=3)"
+    assert repr(UniformBox.around(torch.rand(5, 28, 28), 2)).startswith("UniformBox(low=<[28, 28]>")
+    assert repr(FromData(torch.zeros(9, 2), 3)) == "FromData([9, 2], num_points=3)"
+    assert repr(FromSampler(torch.rand, 3)) == "FromSampler(rand, num_points=3)"
+    assert repr(Together([box])) == f"Together([{box}])"
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: UniformBox(1.0, 0.0, 3), "low must not be above high"),
+        (lambda: UniformBox([0.0, 0.0], [1.0, 1.0, 1.0], 3), "low has shape"),
+        (lambda: UniformBox(-math.inf, 0.0, 3), "low must be finite"),
+        (lambda: UniformBox(0.0, math.nan, 3), "high must be finite"),
+        (lambda: UniformBox(0.0, 1.0, 0), "num_points"),
+        (lambda: UniformBox.around(torch.zeros(3), 3), "x_train"),
+        (lambda: UniformBox.around(torch.zeros(3, 2, dtype=torch.long), 3), "x_train"),
+        (lambda: UniformBox.around(torch.full((3, 2), math.nan), 3), "x_train must be finite"),
+        (lambda: UniformBox.around(torch.zeros(3, 2), 3, margin=-0.1), "margin"),
+        (lambda: FromData(torch.zeros(3, 2), 4), "num_points is 4, but points has only 3"),
+        (lambda: FromData(torch.zeros(3, 2, dtype=torch.uint8), 2), "points"),
+        (lambda: FromSampler(3, 2), "function"),
+        (lambda: Together([]), "contexts"),
+        (lambda: Together([3]), "contexts"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_by_name(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("context", "words"),
+    [
+        (UniformBox([0.0, 0.0], [1.0, 1.0], 3), r"low has shape \[2\].*shape \[3\]"),
+        (UniformBox(0.0, [1.0, 1.0], 3), r"high has shape \[2\].*shape \[3\]"),
+        (FromData(torch.zeros(9, 2), 3), r"points gives points of shape \[2\].*shape \[3\]"),
+        (FromSampler(lambda n: torch.zeros(n, 2), 3), r"function gives points of shape \[2\].*shape \[3\]"),
+        (FromSampler(lambda n: torch.zeros(n + 1, 3), 3), "function must return a tensor of 3 points"),
+        (FromSampler(lambda n: [0.0] * n, 3), "function must return a tensor"),
+    ],
+)
+def test_points_of_another_width_than_the_batch_are_refused_by_name(context, words):
+    with pytest.raises(ValueError, match=words):
+        context(torch.zeros(5, 3))
+
+
+@pytest.mark.parametrize("x", [torch.zeros(5), torch.zeros(5, 2, dtype=torch.long)])
+def test_a_batch_that_is_none_is_refused_by_name(x):
+    for context in (UniformBox(0.0, 1.0, 3), FromData(torch.zeros(9, 2), 3)):
+        with pytest.raises(ValueError, match="x must be a batch"):
+            context(x)
+
+
+@pytest.mark.cuda
+def test_on_cuda_points_are_where_the_batch_is():
+    x = torch.zeros(5, 2, device="cuda")
+    for context in (UniformBox(0.0, 1.0, 3), FromData(torch.zeros(9, 2), 3)):
+        assert context(x).is_cuda

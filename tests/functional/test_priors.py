@@ -1,0 +1,386 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import copy
+import math
+import pickle
+
+import numpy as np
+import pyro
+import pyro.contrib.gp.kernels as gp_kernels
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF as SklearnRBF
+from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
+from torch import nn
+
+from pyro_radial.functional import FunctionPrior, GaussianProcess
+
+NUM_SAMPLES = 20_000
+
+
+def squared_exponential(x1, x2):
+    return 1.7 * (-0.5 * torch.cdist(x1, x2, compute_mode="donot_use_mm_for_euclid_dist").square() / 0.6**2).exp()
+
+
+def rbf(lengthscale=0.6, variance=1.7, input_dim=2):
+    return gp_kernels.RBF(input_dim, variance=torch.tensor(variance), lengthscale=torch.tensor(lengthscale))
+
+
+def points(number=6, dtype=torch.double):
+    return torch.randn(number, 2, dtype=dtype)
+
+
+def test_moments_are_those_of_the_kernel_and_the_mean_with_the_noise():
+    x = points()
+    prior = GaussianProcess(squared_exponential, mean=lambda x: x[:, 0], noise=0.3)
+    mean, covariance = prior.moments(x, num_outputs=2)
+    torch.testing.assert_close(mean, x[:, :1].expand(-1, 2))
+    expected = squared_exponential(x, x) + 0.09 * torch.eye(6, dtype=torch.double)
+    torch.testing.assert_close(covariance, expected.expand(2, -1, -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.double])
+def test_draws_have_the_moments_with_errors_as_large_as_their_number_allows(dtype):
+    x = points(dtype=dtype)
+    prior = GaussianProcess(squared_exponential, mean=0.7, noise=0.2)
+    f = prior.sample(x, NUM_SAMPLES, num_outputs=2)
+    assert f.shape == (NUM_SAMPLES, 6, 2)
+    assert f.dtype == dtype
+    mean, covariance = prior.moments(x, num_outputs=2)
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    assert bool(((f.double().mean(0) - mean).abs() < 5 * (variance.mT / NUM_SAMPLES).sqrt()).all())
+    joint = torch.cov(f.double().permute(2, 1, 0).reshape(12, -1))
+    # Outputs are independent: the blocks between them are zero.
+    expected = torch.block_diag(*covariance)
+    spread = expected.diagonal()
+    deviation = ((spread[:, None] * spread + expected.square()) / NUM_SAMPLES).sqrt()
+    assert bool(((joint - expected).abs() < 5 * deviation).all())
+
+
+def test_the_density_is_that_of_a_multivariate_normal_jointly_over_outputs():
+    x, f = points(), torch.randn(4, 6, 3, dtype=torch.double)
+    prior = GaussianProcess(squared_exponential, mean=0.4, noise=0.5)
+    mean, covariance = prior.moments(x)
+    law = dist.MultivariateNormal(mean[:, 0], covariance[0])
+    torch.testing.assert_close(prior.log_prob(f, x), law.log_prob(f.mT).sum(-1), rtol=1e-6, atol=1e-6)
+
+
+def test_a_list_of_kernels_gives_each_output_its_own_law():
+    x, f = points(), torch.randn(4, 6, 2, dtype=torch.double)
+    wide, narrow = rbf(lengthscale=2.0), rbf(lengthscale=0.2)
+    both = GaussianProcess([wide, narrow], noise=0.1)
+    alone = [GaussianProcess(kernel, noise=0.1) for kernel in (wide, narrow)]
+    for o, prior in enumerate(alone):
+        torch.testing.assert_close(both.moments(x, 2)[1][o], prior.moments(x)[1][0])
+        torch.testing.assert_close(both.score(f, x)[..., o : o + 1], prior.score(f[..., o : o + 1], x))
+    total = sum(prior.log_prob(f[..., o : o + 1], x) for o, prior in enumerate(alone))
+    torch.testing.assert_close(both.log_prob(f, x), total)
+    assert both.sample(x, 3, num_outputs=2).shape == (3, 6, 2)
+    with pytest.raises(ValueError, match="num_outputs is 1"):
+        both.moments(x)
+
+
+@pytest.mark.parametrize("kernel", [rbf(), [rbf(), rbf(lengthscale=0.2)]], ids=["shared", "per output"])
+def test_the_score_is_the_gradient_of_the_density(kernel):
+    x = points()
+    f = torch.randn(5, 6, 2, dtype=torch.double, requires_grad=True)
+    prior = GaussianProcess(kernel, mean=lambda x: torch.stack([x[:, 0], x[:, 1]], -1), noise=0.1)
+    (gradient,) = torch.autograd.grad(prior.log_prob(f, x).sum(), f)
+    torch.testing.assert_close(prior.score(f, x), gradient, rtol=1e-9, atol=1e-9)
+
+
+def test_the_score_of_a_nearly_singular_law_is_accurate_in_single_precision():
+    # Forty points of a smooth kernel: the covariance has a condition number of about 1e10 before the noise.
+    x = torch.linspace(-1, 1, 40).unsqueeze(-1)
+    prior = GaussianProcess(rbf(input_dim=1), noise=0.01)
+    f = prior.sample(x.double(), 8)
+    exact = prior.score(f, x)
+    rounded = prior.score(f.float(), x)
+    assert rounded.dtype == torch.float32
+    # Stein's identity, E[f score(f)] = -1, is the scale to measure against.
+    assert float((rounded - exact).abs().max()) < 1e-3 * float(exact.abs().max())
+
+
+def test_points_of_more_dims_count_as_vectors():
+    images = torch.rand(5, 1, 3, 3, dtype=torch.double)
+    prior = GaussianProcess(squared_exponential)
+    torch.testing.assert_close(prior.moments(images), prior.moments(images.flatten(1)))
+    assert prior.sample(images, 2, num_outputs=3).shape == (2, 5, 3)
+
+
+def test_moments_are_differentiable_in_the_points_and_draws_are_not():
+    x = points().requires_grad_()
+    prior = GaussianProcess(rbf(), noise=0.1)
+    assert torch.autograd.gradcheck(lambda x: prior.moments(x)[1], (x,))
+    assert not prior.sample(x, 2).requires_grad
+
+
+def test_repeated_points_cost_jitter_and_not_an_error():
+    x = points(3).repeat(2, 1)
+    f = GaussianProcess(squared_exponential).sample(x, 50)
+    assert float((f[:, :3] - f[:, 3:]).abs().max()) < 1e-3 * 10
+
+
+def test_white_noise_among_pyros_kernels_is_on_the_diagonal():
+    kernel = gp_kernels.Sum(rbf(), gp_kernels.WhiteNoise(2, variance=torch.tensor(0.25)))
+    _, covariance = GaussianProcess(kernel).moments(points())
+    torch.testing.assert_close(covariance[0].diagonal(), torch.full((6,), 1.95, dtype=torch.double))
+
+
+def test_two_kernels_of_a_kind_do_not_share_parameters_and_leave_none_in_the_store():
+    first, second = GaussianProcess(rbf(variance=2.0)), GaussianProcess(rbf(variance=5.0))
+    x = points(2)
+    assert float(first.moments(x)[1][0, 0, 0]) == pytest.approx(2.0)
+    assert float(second.moments(x)[1][0, 0, 0]) == pytest.approx(5.0)
+    assert len(pyro.get_param_store()) == 0
+
+
+def test_the_kernel_given_is_never_written():
+    kernel = rbf()
+    before = copy.deepcopy(kernel.state_dict())
+    prior = GaussianProcess(kernel)
+    prior.fit(points(20), torch.randn(20), steps=3, progress=False)
+    assert all(bool((kernel.state_dict()[name] == value).all()) for name, value in before.items())
+    assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in kernel.parameters())
+    assert prior.kernel is not kernel
+
+
+def test_svi_with_the_prior_in_its_loss_trains_the_guide_and_not_the_prior():
+    x = points(4, torch.float32)
+    prior = GaussianProcess(rbf(), noise=0.5)
+    before = copy.deepcopy(prior.state_dict())
+    pyro.param("loc", torch.ones(1, 4, 1))
+
+    def loss(model, guide):
+        f = guide()
+        prior.sample(x, 2)
+        return -prior.log_prob(f, x).sum() - (prior.score(f, x).detach() * f).sum()
+
+    svi = SVI(lambda: None, lambda: pyro.param("loc"), pyro.optim.Adam({"lr": 0.2}), loss)
+    for _ in range(60):
+        svi.step()
+    assert float(pyro.param("loc").detach().abs().max()) < 0.05
+    assert list(pyro.get_param_store().keys()) == ["loc"]
+    assert all(torch.equal(prior.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_copy_is_independent_and_pickles_and_state_dicts_restore_a_fitted_prior():
+    x, y = points(20), torch.randn(20)
+    prior = GaussianProcess(rbf())
+    other = copy.deepcopy(prior)
+    prior.fit(x, y, steps=5, progress=False)
+    assert float(other.observation_noise) == 0.0
+    assert not torch.equal(other.moments(x)[1], prior.moments(x)[1])
+    other.load_state_dict(prior.state_dict())
+    unpickled = pickle.loads(pickle.dumps(prior))
+    for restored in (other, unpickled):
+        assert torch.equal(restored.log_marginal_likelihood(x, y), prior.log_marginal_likelihood(x, y))
+
+
+def test_the_marginal_likelihood_is_that_of_scikit_learn():
+    x, y = np.random.default_rng(0).normal(size=(30, 2)), np.random.default_rng(1).normal(size=30)
+    reference = ConstantKernel(1.7) * SklearnRBF(0.6) + WhiteKernel(0.2**2)
+    expected = GaussianProcessRegressor(reference, optimizer=None, alpha=0.0).fit(x, y).log_marginal_likelihood_value_
+    prior = GaussianProcess(squared_exponential)
+    prior.observation_noise.fill_(0.2)
+    value = prior.log_marginal_likelihood(torch.from_numpy(x), torch.from_numpy(y))
+    assert float(value) == pytest.approx(expected, rel=1e-6)
+
+
+def test_fit_finds_the_maximum_that_scikit_learn_finds():
+    x = torch.linspace(-4, 4, 80, dtype=torch.double).unsqueeze(-1)
+    truth = GaussianProcess(rbf(lengthscale=0.7, variance=2.0, input_dim=1))
+    y = truth.sample(x, 1)[0, :, 0] + 0.3 * torch.randn(80, dtype=torch.double)
+    reference = GaussianProcessRegressor(ConstantKernel() * SklearnRBF() + WhiteKernel(), alpha=0.0).fit(x, y)
+    prior = GaussianProcess(gp_kernels.RBF(1))
+    history = prior.fit(x, y, steps=300, lr=0.05, progress=False)
+    best = reference.log_marginal_likelihood_value_ / 80
+    assert history.shape == (300,)
+    assert float(history[0]) < best - 0.05
+    assert float(history[-1]) == pytest.approx(best, abs=1e-4)
+    variance, lengthscale, noise = np.exp(reference.kernel_.theta)
+    assert float(prior.kernel.variance) == pytest.approx(variance, rel=0.02)
+    assert float(prior.kernel.lengthscale) == pytest.approx(lengthscale, rel=0.02)
+    assert float(prior.observation_noise) == pytest.approx(math.sqrt(noise), rel=0.02)
+    # And the maximum is near the truth, as far as eighty points tell.
+    assert float(prior.kernel.lengthscale) == pytest.approx(0.7, rel=0.3)
+    assert float(prior.observation_noise) == pytest.approx(0.3, rel=0.3)
+
+
+def test_fit_on_random_subsets_finds_the_hyper_parameters_of_many_data():
+    x = 10 * torch.rand(400, 1, dtype=torch.double)
+    truth = GaussianProcess(rbf(lengthscale=0.7, variance=2.0, input_dim=1))
+    y = truth.sample(x, 1)[0] + 0.3 * torch.randn(400, 1, dtype=torch.double)
+    sizes = []
+
+    def mean(x):
+        sizes.append(len(x))
+        return x.new_zeros(len(x))
+
+    prior = GaussianProcess(gp_kernels.RBF(1), mean=mean)
+    prior.fit(x, y, num_points=60, steps=200, lr=0.05, progress=False)
+    assert set(sizes) == {60}
+    assert float(prior.kernel.lengthscale) == pytest.approx(0.7, rel=0.3)
+    assert float(prior.observation_noise) == pytest.approx(0.3, rel=0.3)
+
+
+def test_fit_sums_over_outputs_and_trains_a_mean_and_keeps_what_is_frozen():
+    x = torch.linspace(-3, 3, 40, dtype=torch.double).unsqueeze(-1)
+    y = torch.stack([2 * x[:, 0] + 1, 2 * x[:, 0] + 1], -1) + 0.1 * torch.randn(40, 2, dtype=torch.double)
+    kernel = gp_kernels.RBF(1)
+    kernel.lengthscale_unconstrained.requires_grad_(False)
+    line = nn.Linear(1, 1)
+    prior = GaussianProcess(kernel, mean=line)
+    prior.fit(x, y, steps=150, lr=0.1, progress=False)
+    assert float(prior.kernel.lengthscale) == 1.0
+    assert float(prior.mean.weight) == pytest.approx(2.0, abs=0.1)
+    assert not any(parameter.requires_grad for parameter in prior.parameters())
+    assert line.weight.requires_grad
+
+
+def test_observation_noise_is_in_no_draw():
+    x, y = points(20), torch.randn(20)
+    prior = GaussianProcess(rbf())
+    before = prior.moments(x)[1]
+    prior.observation_noise.fill_(3.0)
+    torch.testing.assert_close(prior.moments(x)[1], before)
+    assert float(prior.log_marginal_likelihood(x, y)) == pytest.approx(
+        float(dist.MultivariateNormal(torch.zeros(20).double(), before[0] + 9 * torch.eye(20)).log_prob(y)), rel=1e-6
+    )
+
+
+def test_gpytorch_kernels_serve_with_their_hyper_parameters_fitted():
+    gpytorch = pytest.importorskip("gpytorch")
+    kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=2))
+    kernel.base_kernel.lengthscale, kernel.outputscale = torch.tensor([[0.6, 0.6]]), 1.7
+    x, f = points(), torch.randn(3, 6, 1, dtype=torch.double)
+    prior, same = GaussianProcess(kernel, noise=0.1), GaussianProcess(squared_exponential, noise=0.1)
+    torch.testing.assert_close(prior.moments(x), same.moments(x), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(prior.score(f, x), same.score(f, x), rtol=1e-5, atol=1e-5)
+    history = prior.fit(points(30), torch.randn(30), steps=20, progress=False)
+    assert float(history[-1]) > float(history[0])
+    assert float(kernel.outputscale.detach()) == pytest.approx(1.7)
+
+
+def test_sums_and_periodic_kernels_of_both_libraries_serve_in_single_precision_points():
+    gpytorch = pytest.importorskip("gpytorch")
+    x = torch.linspace(-2, 2, 15).unsqueeze(-1)
+    for kernel in (
+        gpytorch.kernels.PeriodicKernel() + gpytorch.kernels.LinearKernel(),
+        gpytorch.kernels.SpectralMixtureKernel(num_mixtures=2),
+        gpytorch.kernels.MaternKernel(nu=1.5),
+        gp_kernels.Sum(gp_kernels.Periodic(1), gp_kernels.Linear(1)),
+        gp_kernels.Matern32(1),
+    ):
+        prior = GaussianProcess(kernel, noise=0.1)
+        f = prior.sample(x, 4)
+        assert f.dtype == torch.float32
+        assert bool(prior.score(f, x).isfinite().all())
+
+
+def test_a_prior_moves_with_its_hyper_parameters():
+    prior = GaussianProcess(rbf(), mean=nn.Linear(2, 1)).to(torch.float32)
+    x = points(dtype=torch.float32)
+    assert prior.kernel.variance.dtype == torch.float32
+    prior.to(torch.double)
+    assert prior.moments(x)[1].dtype == torch.double
+
+
+def indefinite(x1, x2):
+    return -squared_exponential(x1, x2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (indefinite, "kernel is not positive definite"),
+        (lambda x1, x2: squared_exponential(x1, x2) * math.nan, "kernel gives covariances that are NaN"),
+        (lambda x1, x2: x1[:, :1] + 2 * x2[:, 0], "kernel must be symmetric"),
+        (lambda x1, x2: x1.sum(-1), r"kernel must return \[6, 6\]"),
+        (lambda x1, x2: 1.0, r"kernel must return \[6, 6\]"),
+        (lambda x1, x2: x1 @ x2, "kernel fails at points"),
+    ],
+)
+def test_a_kernel_that_is_none_is_refused_by_name(kernel, words):
+    prior = GaussianProcess(kernel)
+    with pytest.raises(ValueError, match=words):
+        prior.sample(points(), 2)
+    with pytest.raises(ValueError, match=words):
+        prior.score(torch.zeros(2, 6, 1), points())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"kernel": 3}, "kernel"),
+        ({"kernel": []}, "kernel"),
+        ({"mean": math.nan}, "mean"),
+        ({"mean": "zero"}, "mean"),
+        ({"jitter": 0.0}, "jitter"),
+        ({"noise": -1.0}, "noise"),
+        ({"noise": math.inf}, "noise"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_by_name(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        GaussianProcess(**{"kernel": squared_exponential} | arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda prior: prior.sample(torch.zeros(3), 2), r"x must be points of shape \[N, D\]"),
+        (lambda prior: prior.sample(torch.zeros(3, 2, dtype=torch.long), 2), "x must be a tensor of floating"),
+        (lambda prior: prior.sample(torch.zeros(3, 2, dtype=torch.cfloat), 2), "x must be a tensor of floating"),
+        (lambda prior: prior.sample(torch.zeros(3, 2), 0), "num_samples"),
+        (lambda prior: prior.sample(torch.zeros(3, 2), 2, 0), "num_outputs"),
+        (lambda prior: prior.score(torch.zeros(2, 4, 1), torch.zeros(3, 2)), r"f must be .* \[S, 3, O\]"),
+        (lambda prior: prior.score(torch.zeros(3, 1), torch.zeros(3, 2)), "f must be"),
+        (lambda prior: prior.log_prob(torch.zeros(2, 3, 1, dtype=torch.long), torch.zeros(3, 2)), "f must be"),
+        (lambda prior: prior.fit(torch.zeros(3, 2), torch.zeros(4)), "y must have shape"),
+        (lambda prior: prior.fit(torch.zeros(3, 2), torch.tensor([0.0, math.nan, 1.0])), "y must be finite"),
+        (lambda prior: prior.fit(torch.zeros(3, 2), torch.zeros(3)), "kernel has no parameters"),
+    ],
+)
+def test_points_and_values_that_do_not_fit_are_refused_by_name(call, words):
+    with pytest.raises(ValueError, match=words):
+        call(GaussianProcess(squared_exponential))
+
+
+@pytest.mark.parametrize("bad", [{"num_points": 0}, {"steps": 0}, {"lr": -1.0}])
+def test_settings_of_fit_that_do_not_fit_are_refused_by_name(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        GaussianProcess(rbf()).fit(points(), torch.zeros(6), progress=False, **bad)
+
+
+def test_a_mean_of_another_shape_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"mean must return \[6\] or \[6, 1\]"):
+        GaussianProcess(squared_exponential, mean=lambda x: x).moments(points())
+
+
+def test_a_prior_says_which_of_its_laws_are_not_known():
+    class Unknown(FunctionPrior):
+        pass
+
+    for call in (
+        lambda prior: prior.moments(points()),
+        lambda prior: prior.score(torch.zeros(2, 6, 1), points()),
+        lambda prior: prior.log_prob(torch.zeros(2, 6, 1), points()),
+        lambda prior: prior.sample(points(), 2),
+    ):
+        with pytest.raises(NotImplementedError, match="Unknown"):
+            call(Unknown())
+
+
+@pytest.mark.cuda
+def test_on_cuda_moments_and_scores_are_those_of_the_cpu():
+    x, f = points(), torch.randn(3, 6, 1, dtype=torch.double)
+    prior = GaussianProcess(rbf(), noise=0.1)
+    expected = prior.score(f, x)
+    prior.cuda()
+    assert prior.sample(x.cuda(), 2).is_cuda
+    torch.testing.assert_close(prior.score(f.cuda(), x.cuda()).cpu(), expected)

@@ -1,0 +1,328 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import pyro
+import pytest
+import torch
+
+from pyro_radial.functional.scores import GaussianMoments, SpectralStein, Stein
+
+ESTIMATORS = {"moments": GaussianMoments(), "stein": Stein(), "spectral": SpectralStein()}
+each_estimator = pytest.mark.parametrize("estimator", ESTIMATORS.values(), ids=ESTIMATORS.keys())
+
+
+def smooth_covariance(dim):
+    x = torch.linspace(-1, 1, dim, dtype=torch.double)
+    return (-2.0 * (x[:, None] - x).square()).exp() + 0.01 * torch.eye(dim, dtype=torch.double)
+
+
+def normal(count, covariance):
+    return torch.randn(count, len(covariance), dtype=torch.double) @ torch.linalg.cholesky(covariance).mT
+
+
+def error_and_slope(estimate, truth):
+    return float((estimate - truth).norm() / truth.norm()), float((estimate * truth).sum() / truth.square().sum())
+
+
+def white(count, dim):
+    """Draws whose mean is zero and covariance one, exactly."""
+    draws = torch.randn(count, dim, dtype=torch.double)
+    draws -= draws.mean(0)
+    return draws @ torch.linalg.inv(torch.linalg.cholesky(torch.cov(draws.mT).reshape(dim, dim))).mT
+
+
+def kernel_and_slope(z, draws):
+    """The kernel of median width, and its gradient in the draws by autograd, summed over draws."""
+    width = torch.pdist(draws).median()
+    at = draws.clone().requires_grad_()
+    kernel = (-0.5 * (z[:, None] - at).square().sum(-1) / width**2).exp()
+    slope = torch.stack([torch.autograd.grad(row, at, retain_graph=True)[0].sum(0) for row in kernel.sum(1)])
+    return kernel.detach(), slope
+
+
+# Normal draws, whose score is known.
+
+
+def test_moments_at_the_draws_satisfy_steins_identity_exactly():
+    draws = normal(40, smooth_covariance(12)) + 3.0
+    score = GaussianMoments()(draws)
+    identity = score.mT @ (draws - draws.mean(0)) / 40
+    torch.testing.assert_close(identity, -torch.eye(12, dtype=torch.double), atol=1e-4, rtol=0)
+
+
+def test_moments_at_the_draws_are_the_gradient_of_the_normal_entropy():
+    draws = normal(40, smooth_covariance(12)).requires_grad_()
+    (0.5 * torch.cov(draws.mT).logdet()).backward()
+    torch.testing.assert_close(-GaussianMoments()(draws) / 40, draws.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_moments_elsewhere_are_unbiased():
+    covariance = smooth_covariance(6)
+    at = normal(3, covariance)
+    estimates = torch.stack([GaussianMoments()(normal(12, covariance) - 1.0, at - 1.0) for _ in range(1500)])
+    truth = -at @ torch.linalg.inv(covariance)
+    deviation = (estimates.mean(0) - truth).abs() / (estimates.std(0) / 1500**0.5)
+    assert float(deviation.max()) < 4.0
+
+
+# The largest error and the least and largest slope among at the draws and elsewhere, from the benchmark.
+@pytest.mark.parametrize(
+    ("name", "dim", "count", "largest_error", "slopes"),
+    [
+        ("moments", 25, 500, 0.3, (0.96, 1.04)),
+        ("moments", 60, 500, 0.45, (0.96, 1.04)),
+        ("stein", 10, 100, 0.45, (0.9, 1.15)),
+        ("stein", 25, 500, 0.3, (0.95, 1.05)),
+        ("stein", 60, 500, 0.45, (0.94, 1.06)),
+        ("spectral", 10, 100, 0.5, (0.8, 1.15)),
+        ("spectral", 25, 500, 0.35, (0.78, 0.95)),
+    ],
+)
+@pytest.mark.parametrize("smooth", [False, True])
+def test_error_on_normal_laws_is_as_small_as_measured(name, dim, count, largest_error, slopes, smooth):
+    covariance = smooth_covariance(dim) if smooth else torch.eye(dim, dtype=torch.double)
+    precision = torch.linalg.inv(covariance)
+    draws, others = normal(count, covariance), normal(count, covariance)
+    for at in (None, others):
+        estimate = ESTIMATORS[name](draws, at)
+        error, slope = error_and_slope(estimate, -(draws if at is None else at) @ precision)
+        assert error < largest_error
+        assert slopes[0] < slope < slopes[1]
+
+
+def test_shrinkage_helps_where_draws_are_fewer_than_values():
+    draws, others = (normal(40, torch.eye(60, dtype=torch.double)) for _ in range(2))
+    for at in (None, others):
+        error, slope = error_and_slope(GaussianMoments("oas")(draws, at), -(draws if at is None else at))
+        assert error < 0.3
+        assert 0.9 < slope < 1.1
+
+
+def test_shrunk_covariance_is_that_of_the_formula():
+    draws = normal(30, smooth_covariance(8))
+    sample = torch.cov(draws.mT)
+    trace, squares = sample.trace(), (sample @ sample).trace()
+    # Chen et al., eq. 23, with n - 1 in place of n since the mean is not known.
+    share = ((1 - 2 / 8) * squares + trace**2) / ((29 + 1 - 2 / 8) * (squares - trace**2 / 8))
+    assert 0.01 < float(share) < 0.5
+    expected = (1 - share) * sample + share * trace / 8 * torch.eye(8, dtype=torch.double)
+    at = normal(5, smooth_covariance(8))
+    score = GaussianMoments("oas")(draws, at)
+    torch.testing.assert_close(-score @ expected, at - draws.mean(0), rtol=1e-6, atol=1e-6)
+    # At the draws the trace of Stein's identity holds.
+    score = GaussianMoments("oas")(draws)
+    assert float((score * (draws - draws.mean(0))).sum(-1).mean()) == pytest.approx(-8.0)
+
+
+@each_estimator
+def test_one_value_needs_no_shrinkage(estimator):
+    draws = torch.randn(50, 1, dtype=torch.double)
+    shrunk = type(estimator)(shrinkage="oas")(draws)
+    torch.testing.assert_close(shrunk, estimator(draws), rtol=1e-6, atol=1e-6)
+
+
+# Other laws.
+
+
+def two_modes(count, mode):
+    return torch.randn(count, len(mode), dtype=torch.double) + mode * torch.randn(count, 1, dtype=torch.double).sign()
+
+
+def test_stein_sees_two_modes_where_two_moments_do_not():
+    mode = torch.tensor([2.0], dtype=torch.double)
+    draws, others = two_modes(400, mode), two_modes(400, mode)
+    for at in (None, others):
+        values = draws if at is None else at
+        truth = mode * (values @ mode).tanh()[:, None] - values
+        by_stein, _ = error_and_slope(Stein()(draws, at), truth)
+        by_moments, _ = error_and_slope(GaussianMoments()(draws, at), truth)
+        assert by_stein < 0.6
+        assert by_moments > 0.75
+
+
+@each_estimator
+def test_scores_do_not_depend_on_units_or_mixing(estimator):
+    draws, at = torch.randn(60, 4, dtype=torch.double), torch.randn(7, 4, dtype=torch.double)
+    mixing = torch.randn(4, 4, dtype=torch.double) + 3.0 * torch.eye(4, dtype=torch.double)
+    inverse = torch.linalg.inv(mixing)
+    for place in (None, at):
+        moved = estimator(draws @ mixing + 10.0, None if place is None else place @ mixing + 10.0)
+        torch.testing.assert_close(moved, estimator(draws, place) @ inverse.mT, rtol=1e-4, atol=1e-4)
+
+
+def test_stein_solves_its_regression():
+    draws = white(50, 3)
+    kernel, slope = kernel_and_slope(draws, draws)
+    score, eta = Stein(ridge=0.02)(draws), 0.02 * 50
+    base = GaussianMoments()(draws)
+    torch.testing.assert_close(kernel @ score + eta * (score - base), -slope, rtol=1e-6, atol=1e-6)
+    # Elsewhere the same equation holds with the kernel to the draws.
+    at = torch.randn(9, 3, dtype=torch.double)
+    kernel, slope = kernel_and_slope(at, draws)
+    elsewhere = Stein(ridge=0.02)(draws, at)
+    base = GaussianMoments()(draws, at)
+    torch.testing.assert_close(kernel @ score + eta * (elsewhere - base), -slope, rtol=1e-6, atol=1e-6)
+
+
+def test_stein_with_a_large_ridge_is_the_normal_law():
+    draws, at = torch.randn(50, 3), torch.randn(9, 3)
+    for place in (None, at):
+        torch.testing.assert_close(
+            Stein(ridge=1e9)(draws, place), GaussianMoments()(draws, place), rtol=1e-4, atol=1e-4
+        )
+
+
+# The spectral estimator.
+
+
+def test_spectral_with_all_eigenfunctions_and_no_ridge_is_steins_estimator_without_one():
+    draws = white(12, 3)
+    kernel, slope = kernel_and_slope(draws, draws)
+    score = SpectralStein(num_eigenfunctions=12, ridge=0.0)(draws)
+    torch.testing.assert_close(score, -torch.linalg.solve(kernel, slope), rtol=1e-4, atol=1e-4)
+
+
+def test_spectral_is_the_expansion_in_eigenfunctions():
+    draws, at = white(30, 2), torch.randn(5, 2, dtype=torch.double)
+    width, eta = torch.pdist(draws).median(), 0.01 * 30
+    kernel, _ = kernel_and_slope(draws, draws)
+    eigenvalues, vectors = torch.linalg.eigh(kernel)
+    expected = torch.zeros(5, 2, dtype=torch.double)
+    for j in range(1, 5):
+
+        def function(z, j=j):
+            kernel = (-0.5 * (z[:, None] - draws).square().sum(-1) / width**2).exp()
+            return 30**0.5 / (eigenvalues[-j] + eta) * kernel @ vectors[:, -j]
+
+        x = draws.clone().requires_grad_()
+        coefficient = -torch.autograd.grad(function(x).mean(), x)[0].sum(0)
+        expected += function(at)[:, None] * coefficient
+    score = SpectralStein(num_eigenfunctions=4, ridge=0.01)(draws, at)
+    torch.testing.assert_close(score, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_spectral_at_the_draws_is_spectral_anywhere():
+    draws = torch.randn(40, 3, dtype=torch.double)
+    torch.testing.assert_close(SpectralStein()(draws), SpectralStein()(draws, draws.clone()))
+
+
+def test_spectral_keeps_the_eigenvalue_that_crosses_the_threshold():
+    draws = white(30, 2)
+    eigenvalues = torch.linalg.eigvalsh(kernel_and_slope(draws, draws)[0]).flip(0)
+    share = eigenvalues.cumsum(0) / eigenvalues.sum()
+    for count in (1, 4, 9):
+        below = 0.0 if count == 1 else float(share[count - 2])
+        threshold = 0.5 * (below + float(share[count - 1]))
+        by_threshold = SpectralStein(threshold=threshold)(draws)
+        torch.testing.assert_close(by_threshold, SpectralStein(num_eigenfunctions=count)(draws))
+
+
+def test_spectral_uses_at_least_one_eigenfunction():
+    draws = torch.randn(30, 2)
+    least = SpectralStein(threshold=1e-12)(draws)
+    torch.testing.assert_close(least, SpectralStein(num_eigenfunctions=1)(draws))
+    assert float(least.abs().max()) > 0.0
+
+
+def test_spectral_width_is_that_of_white_draws():
+    draws = 10.0 * white(40, 3)
+    width = float(torch.pdist(draws / 10.0).median())
+    torch.testing.assert_close(SpectralStein(width=width)(draws), SpectralStein()(draws), rtol=1e-5, atol=1e-7)
+    assert not torch.allclose(SpectralStein(width=2.0 * width)(draws), SpectralStein()(draws), rtol=0.05)
+
+
+# What holds for all.
+
+
+@each_estimator
+def test_nothing_is_kept_between_calls(estimator):
+    draws = torch.randn(50, 3)
+    before = estimator(draws)
+    state = dict(vars(estimator))
+    estimator(torch.randn(20, 2), torch.randn(5, 2))
+    assert vars(estimator) == state
+    assert torch.equal(estimator(draws), before)
+
+
+@each_estimator
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_have_the_dtype_of_the_draws_and_no_gradient(estimator, dtype):
+    draws = torch.randn(50, 3, dtype=dtype, requires_grad=True)
+    for at in (None, torch.randn(4, 3, dtype=dtype)):
+        score = estimator(draws, at)
+        assert score.dtype == dtype
+        assert score.shape == (50 if at is None else 4, 3)
+        assert not score.requires_grad
+    torch.testing.assert_close(estimator(draws), estimator(draws.double()).to(dtype), rtol=1e-4, atol=1e-4)
+
+
+@each_estimator
+@pytest.mark.parametrize("shrinkage", [None, "oas"])
+def test_draws_of_few_degrees_of_freedom_have_finite_scores_along_them(estimator, shrinkage):
+    estimator = type(estimator)(shrinkage=shrinkage)
+    line = torch.randn(50, 1, dtype=torch.double)
+    score = estimator(line * torch.ones(3, dtype=torch.double))
+    assert bool(score.isfinite().all())
+    if shrinkage is None:
+        # By the chain rule, the score in the line's one parameter.
+        torch.testing.assert_close(score.sum(-1, keepdim=True), estimator(line), rtol=1e-4, atol=1e-4)
+
+
+@each_estimator
+def test_mostly_equal_draws_have_finite_scores(estimator):
+    draws = torch.zeros(40, 2)
+    draws[:9] = torch.randn(9, 2)
+    assert bool(estimator(draws).isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda e: e(torch.randn(5, 3)), "samples must be at least 6 draws of 3 values"),
+        (lambda e: type(e)(shrinkage="oas")(torch.randn(1, 3)), "samples must be at least 2 draws"),
+        (lambda e: e(torch.ones(50, 3)), "samples must be finite and not all equal"),
+        (lambda e: e(torch.full((50, 3), torch.nan)), "samples must be finite"),
+        (lambda e: e(torch.ones(50, 3, dtype=torch.long)), "samples must be a tensor of floating-point numbers"),
+        (lambda e: e(torch.ones(50, 3, dtype=torch.cfloat)), "samples must be a tensor of floating-point numbers"),
+        (lambda e: e([1.0]), "samples must be a tensor"),
+        (lambda e: e(torch.randn(50)), r"samples must be values of shape \[S, K\]"),
+        (lambda e: e(torch.randn(50, 0)), r"samples must be values of shape \[S, K\]"),
+        (lambda e: e(torch.randn(50, 3), torch.randn(5, 2)), "at must be values of shape"),
+        (lambda e: e(torch.randn(50, 3), torch.ones(5, 3, dtype=torch.long)), "at must be a tensor of floating"),
+        (lambda e: type(e)(shrinkage="ledoit"), "shrinkage must be None or 'oas'"),
+    ],
+)
+@each_estimator
+def test_bad_input_is_named(estimator, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(estimator)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Stein(ridge=0.0), "ridge"),
+        (lambda: SpectralStein(ridge=-1.0), "ridge"),
+        (lambda: SpectralStein(threshold=0.0), "threshold"),
+        (lambda: SpectralStein(threshold=1.1), "threshold"),
+        (lambda: SpectralStein(num_eigenfunctions=0), "num_eigenfunctions"),
+        (lambda: SpectralStein(width=0.0), "width"),
+        (lambda: SpectralStein(num_eigenfunctions=20)(torch.randn(10, 2)), "num_eigenfunctions = 20"),
+    ],
+)
+def test_bad_settings_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@each_estimator
+def test_without_validation_no_number_is_read_on_the_host(estimator, monkeypatch):
+    def read(*args):
+        raise AssertionError("a number was read")
+
+    draws, at = torch.randn(50, 3), torch.randn(4, 3)
+    with pyro.validation_enabled(False):
+        for name in ("item", "__bool__", "__float__", "__int__", "tolist"):
+            monkeypatch.setattr(torch.Tensor, name, read)
+        estimator(draws)
+        estimator(draws, at)

@@ -1,0 +1,227 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The ELBO of functions, on a model whose functions are a Gaussian process."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI
+from torch import nn
+
+from pyro_radial import (
+    AutoMeanField,
+    AutoRadial,
+    BayesianModule,
+    SupervisedModel,
+    fit,
+)
+from pyro_radial.functional import AdversarialPoints, GaussianKL, GaussianProcess, SteinKL, UniformBox
+from pyro_radial.infer import FunctionalELBO
+from pyro_radial.nn import likelihoods
+
+NUM_FEATURES, NOISE = 40, 0.3
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.rand(12, 1, generator=GENERATOR, dtype=torch.float64) * 4 - 2
+Y = torch.sin(2 * X[:, 0]) + NOISE * torch.randn(12, generator=GENERATOR, dtype=torch.float64)
+FREQUENCY = 8 * torch.randn(NUM_FEATURES, generator=GENERATOR, dtype=torch.float64)
+PHASE = 2 * math.pi * torch.rand(NUM_FEATURES, generator=GENERATOR, dtype=torch.float64)
+
+
+def features(x):
+    return (x * FREQUENCY + PHASE).cos() * (2 / NUM_FEATURES) ** 0.5
+
+
+def kernel(a, b):
+    """That of the functions below: they are linear in standard normal weights."""
+    return features(a) @ features(b).T
+
+
+def linear_model(x, y=None):
+    weight = pyro.sample("weight", dist.Normal(x.new_zeros(NUM_FEATURES), 1.0).to_event(1))
+    f = weight.reshape(-1, NUM_FEATURES) @ features(x).T
+    f = f[0] if weight.dim() == 1 else f
+    with pyro.plate("data", len(x), dim=-1):
+        pyro.deterministic("f", f)
+        pyro.sample("y", dist.Normal(f, NOISE), obs=y)
+
+
+def exact_posterior():
+    phi = features(X)
+    precision = phi.T @ phi / NOISE**2 + torch.eye(NUM_FEATURES, dtype=torch.float64)
+    covariance = precision.inverse()
+    return covariance @ phi.T @ Y / NOISE**2, covariance
+
+
+def exact_guide(x, y=None):
+    mean, covariance = exact_posterior()
+    pyro.sample("weight", dist.MultivariateNormal(mean, covariance))
+
+
+def log_evidence():
+    covariance = kernel(X, X) + NOISE**2 * torch.eye(len(X), dtype=torch.float64)
+    return dist.MultivariateNormal(torch.zeros(len(X), dtype=torch.float64), covariance).log_prob(Y)
+
+
+class FullNormal(nn.Module):
+    """A normal over all weights, in terms of a factor of its covariance."""
+
+    def __init__(self):
+        super().__init__()
+        self.loc = nn.Parameter(0.3 * torch.randn(NUM_FEATURES, dtype=torch.float64))
+        self.factor = nn.Parameter(0.5 * torch.eye(NUM_FEATURES, dtype=torch.float64))
+
+    def forward(self, x, y=None):
+        noise = pyro.sample(
+            "noise", dist.Normal(torch.zeros_like(self.loc), 1.0).to_event(1), infer={"is_auxiliary": True}
+        )
+        weight = self.loc + noise @ self.factor.T
+        pyro.sample("weight", dist.Delta(weight, event_dim=1))
+
+
+def test_with_all_training_inputs_and_the_exact_posterior_it_is_the_log_evidence():
+    elbo = FunctionalELBO(GaussianProcess(kernel), divergence=GaussianKL(), num_functions=50_000)
+    pyro.set_rng_seed(0)
+    with torch.no_grad():
+        loss = elbo(linear_model, exact_guide)(X, Y)
+    assert abs(float(loss) + float(log_evidence())) < 0.01
+
+
+def test_it_bounds_the_log_evidence_for_any_guide():
+    guide = AutoMeanField(linear_model, init_scale=0.3)
+    elbo = FunctionalELBO(GaussianProcess(kernel), divergence=GaussianKL(), num_functions=2_000)
+    with torch.no_grad():
+        loss = elbo(linear_model, guide)(X, Y)
+    assert float(loss) > -float(log_evidence()) + 1.0
+
+
+def trained(divergence, steps, **kwargs):
+    pyro.set_rng_seed(1)
+    guide = FullNormal()
+    elbo = FunctionalELBO(GaussianProcess(kernel), divergence=divergence, num_functions=200, **kwargs)
+    loss = elbo(linear_model, guide)
+    for rate in (2e-2, 5e-3, 1e-3):
+        optimizer = torch.optim.Adam(loss.parameters(), lr=rate)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss(X, Y).backward()
+            optimizer.step()
+    return guide
+
+
+@pytest.mark.parametrize(
+    ("divergence", "of_mean", "of_stddev"),
+    [(GaussianKL(), 0.05, 0.05), (SteinKL(), 0.15, 0.25)],
+    ids=["normal", "stein"],
+)
+def test_training_reaches_the_posterior_of_the_gaussian_process(divergence, of_mean, of_stddev):
+    guide = trained(divergence, 300)
+    mean, covariance = exact_posterior()
+    phi = features(X)
+    stddev = (phi @ covariance @ phi.T).diagonal().sqrt()
+    found_mean, factor = guide.loc.detach(), guide.factor.detach()
+    found = (phi @ factor).norm(dim=1)
+    assert ((phi @ (found_mean - mean)) / stddev).square().mean().sqrt() < of_mean
+    assert (found / stddev - 1).square().mean().sqrt() < of_stddev
+
+
+def regression(prior=None):
+    net = nn.Sequential(nn.Linear(2, 10), nn.Tanh(), nn.Linear(10, 2))
+    bnn = BayesianModule(net, *([] if prior is None else [prior]))
+    return SupervisedModel(bnn, likelihoods.Gaussian(num_data=20, precision_prior=dist.Gamma(6.0, 6.0)))
+
+
+def smooth(a, b):
+    return torch.exp(-0.5 * torch.cdist(a, b).square())
+
+
+class TestUse:
+    data = (torch.randn(8, 2, generator=GENERATOR), torch.randn(8, 2, generator=GENERATOR))
+
+    def elbo(self, **kwargs):
+        box = UniformBox([-1.0, -1.0], [1.0, 1.0], num_points=4)
+        options = {"context": box, "num_functions": 40, **kwargs}
+        return FunctionalELBO(GaussianProcess(smooth), **options)
+
+    @pytest.mark.parametrize("family", [AutoRadial, AutoMeanField])
+    def test_it_trains_any_guide_with_svi(self, family):
+        model = regression()
+        guide = family(model)
+        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), self.elbo())
+        assert all(math.isfinite(svi.step(*self.data)) for _ in range(3))
+
+    def test_it_never_evaluates_weight_densities_and_keeps_the_kl_of_the_noise(self, monkeypatch):
+        class Silent(dist.Normal):
+            def log_prob(self, value):
+                raise AssertionError("a weight's density was evaluated")
+
+        model = regression(Silent(0.0, 1.0))
+        elbo = self.elbo()
+        elbo(model, AutoMeanField(model))(*self.data).backward()
+        assert set(elbo.terms.kl_by_site) == {"f", "precision"}
+
+    def test_fit_takes_it(self):
+        model = regression()
+        result = fit(model, AutoMeanField(model), self.data, epochs=2, loss=self.elbo(), progress=False)
+        assert math.isfinite(result.history[-1]["loss"])
+
+    def test_adversarial_points_move_to_where_the_divergence_is_larger(self):
+        model = regression()
+        guide = AutoMeanField(model)
+        box = UniformBox([-2.0, -2.0], [2.0, 2.0], num_points=3)
+        context = AdversarialPoints(box, lr=0.05)
+        elbo = self.elbo(context=context, divergence=GaussianKL(), num_functions=400)
+        divergences = []
+        for _ in range(30):
+            pyro.set_rng_seed(0)
+            elbo(model, guide)(*self.data)
+            divergences.append(float(elbo.terms.kl_by_site["f"]))
+        # The guide is not trained, and the draws are the same.
+        assert divergences[-1] > divergences[0] + 1.0
+
+    def test_adversarial_points_need_a_divergence_with_a_value(self):
+        model = regression()
+        context = AdversarialPoints(UniformBox([-2.0, -2.0], [2.0, 2.0], num_points=3))
+        elbo = self.elbo(context=context, divergence=SteinKL())
+        with pytest.raises(ValueError, match="SteinKL estimates no value"):
+            elbo(model, AutoMeanField(model))(*self.data)
+
+    def test_the_weight_of_the_divergence_is_a_schedule(self):
+        model = regression()
+        guide = AutoMeanField(model)
+        elbo = self.elbo(kl_weight=lambda step: 0.0 if step == 0 else 1.0, divergence=GaussianKL())
+        losses = []
+        for _ in range(2):
+            pyro.set_rng_seed(0)
+            losses.append(float(elbo(model, guide)(*self.data).detach()))
+        terms = elbo.terms
+        assert losses[1] - losses[0] == pytest.approx(float(terms.kl), rel=1e-3)
+
+
+class TestBadInput:
+    def test_a_model_without_the_site_is_told_what_to_record(self):
+        def model(x, y=None):
+            w = pyro.sample("w", dist.Normal(0.0, 1.0))
+            with pyro.plate("data", len(x)):
+                pyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+        elbo = FunctionalELBO(GaussianProcess(smooth), num_functions=10)
+        with pytest.raises(ValueError, match="no site 'f'"):
+            elbo(model, AutoMeanField(model))(torch.randn(3, 1), torch.randn(3))
+
+    def test_a_model_without_inputs_is_refused(self):
+        elbo = FunctionalELBO(GaussianProcess(smooth), num_functions=10)
+        with pytest.raises(ValueError, match="first argument"):
+            elbo(lambda: None, lambda: None)()
+
+    def test_values_that_are_not_real_are_refused(self):
+        def model(x, y=None):
+            pyro.sample("w", dist.Normal(0.0, 1.0))
+            pyro.deterministic("f", torch.ones(len(x), dtype=torch.long))
+
+        elbo = FunctionalELBO(GaussianProcess(smooth), num_functions=1)
+        with pytest.raises(ValueError, match="real-valued"):
+            elbo(model, AutoMeanField(model))(torch.randn(3, 1))
