@@ -56,8 +56,8 @@ class Setting:
     """One way to train and cut."""
 
     first_epochs: int = 5
-    epochs: int = 3
-    num_stages: int = 12
+    epochs: int = 5
+    num_stages: int = 8
     num_train: int = 55_000
     batch_size: int = 200
     learning_rate: float = 2e-3
@@ -66,21 +66,21 @@ class Setting:
     global_scale: float = 1e-2
     init_mean_cosine: float = 0.98
     #: Nats of validation loss that the cuts after a stage may cost.
-    tolerance: float = 0.05
+    tolerance: float = 0.03
     #: What a saving of operations counts beside one of weights.
     flops_weight: float = 5.0
     #: Steps of plain training in which a candidate may adapt before its loss is taken.
     adaptation_steps: int = 40
     #: Of the whole network, the teacher, and of cut ones with at most so many weights, the students.
     teacher_epochs: int = 5
-    student_epochs: int = 30
+    student_epochs: int = 15
     student_weights: int = 40_000
     temperature: float = 4.0
     label_share: float = 0.1
 
 
 SMALL = Setting(2, 1, 3, num_train=2_000, teacher_epochs=1, student_epochs=1, tolerance=0.5, adaptation_steps=5)
-PAPER = Setting(first_epochs=90, epochs=10, batch_size=100, learning_rate=1e-3, teacher_epochs=40, student_epochs=40)
+PAPER = Setting(first_epochs=60, epochs=20, batch_size=100, learning_rate=1e-3, teacher_epochs=40, student_epochs=40)
 
 
 def make_net() -> nn.Sequential:
