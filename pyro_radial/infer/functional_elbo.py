@@ -34,7 +34,9 @@ class FunctionalELBO(RadialELBO):
     (Burt et al. 2020, "Understanding variational inference in function-space"); on a mini-batch the likelihood is
     scaled to all N data and D is that on X, unscaled. As X grows D grows to the KL between the processes, which is
     infinite for a finite network under most Gaussian process priors: on few points it is finite, and
-    :class:`~pyro_radial.functional.RegularisedKL` is on all.
+    :class:`~pyro_radial.functional.RegularisedKL` is on all. Under a smooth kernel a few points are enough for a
+    divergence of no use; a prior with ``noise`` is compared with the network's values with as much noise, as in the
+    paper's code.
 
     Source: Sun, Zhang, Shi and Grosse (2019), "Functional variational Bayesian neural networks", eq. 3 to 9; they weigh
     the divergence by one over the size of the measurement set, which is ``kl_weight`` here.
@@ -129,7 +131,7 @@ class FunctionalELBO(RadialELBO):
 
         def divergence_at(points: Tensor) -> Tensor:
             both = torch.cat([values.detach(), self._values_at(points, model, fixed)], 1)
-            estimate = self.divergence(both, torch.cat([x, points]), self.prior)
+            estimate = self._divergence(both, torch.cat([x, points]))
             if estimate.value is None:
                 raise ValueError(
                     f"FunctionalELBO: {type(self.divergence).__name__} estimates no value that the context could "
@@ -159,6 +161,13 @@ class FunctionalELBO(RadialELBO):
             )
         return value.reshape(self.num_particles, num_points, -1)
 
+    def _divergence(self, functions: Tensor, points: Tensor) -> DivergenceEstimate:
+        """The divergence, with the noise that the prior's function values carry on the network's as well."""
+        noise = getattr(self.prior, "noise", 0.0)
+        if noise:
+            functions = functions + noise * torch.randn_like(functions)
+        return self.divergence(functions, points, self.prior)
+
     def _sites_of_the_function(self, model: Any, guide_trace: Trace, x: Tensor) -> frozenset[str]:
         """The latent sites that the function values depend on, found by a gradient once."""
         trace = guide_trace.copy()
@@ -179,7 +188,7 @@ class FunctionalELBO(RadialELBO):
         assert self._function_sites is not None
         functions, points = self._functions, self._points
         self._functions = self._points = None
-        estimate = self.divergence(functions, points, self.prior)
+        estimate = self._divergence(functions, points)
         value = 0.0 if estimate.value is None else estimate.value
         # The value of one, the gradient of the other; summed over the particles as all terms are.
         divergence = value + estimate.surrogate - estimate.surrogate.detach()

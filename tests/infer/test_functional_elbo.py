@@ -90,6 +90,17 @@ def test_with_all_training_inputs_and_the_exact_posterior_it_is_the_log_evidence
     assert abs(float(loss) + float(log_evidence())) < 0.01
 
 
+def test_the_noise_of_a_prior_is_added_to_the_functions_as_well():
+    def guide(x, y=None):
+        pyro.sample("weight", dist.Normal(x.new_zeros(NUM_FEATURES), 1.0).to_event(1))
+
+    elbo = FunctionalELBO(GaussianProcess(kernel, noise=0.5), divergence=GaussianKL(), num_functions=20_000)
+    with torch.no_grad():
+        elbo(linear_model, guide)(X, Y)
+    # The guide draws functions of the prior, and their divergence from it is zero but for its own sampling error.
+    assert abs(float(elbo.terms.kl_by_site["f"])) < 0.02
+
+
 def test_it_bounds_the_log_evidence_for_any_guide():
     guide = AutoMeanField(linear_model, init_scale=0.3)
     elbo = FunctionalELBO(GaussianProcess(kernel), divergence=GaussianKL(), num_functions=2_000)
