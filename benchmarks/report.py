@@ -27,7 +27,6 @@ VMG = {
     "wine": (0.63, -0.95),
     "yacht": (0.71, -1.30),
 }
-LENET = "TODO"
 
 
 def results(name: str) -> dict[str, Any]:
@@ -204,7 +203,7 @@ def vmf_error() -> str:
                 of_terms["library"],
                 row["percent_of_kappa_with_finite_ive"],
             ]
-            lines.append([f"{row['dim']:,}", *(f"{value:.2g}" for value in found)])
+            lines.append([f"{row['dim']:,}", *(f"{value:.3g}" for value in found)])
     headings = ["m", "gap of theorem 1", "error of its mean", "error here", "piecewise log C, nats"]
     return (
         "The ratio A of Bessel functions and the log normaliser of the von Mises-Fisher law against 40 digits, the "
@@ -235,7 +234,7 @@ def vmf_cost() -> str:
         "Time of drawing von Mises-Fisher directions as multiples of `torch.randn` of the same shape, one thread, "
         f"medians of {found['setting']['rounds']} interleaved rounds on a machine with other work; beside it a sampler "
         "as in Davidson et al. (2018), and a normal. A and L together for 262,144 rows of m = 500 cost "
-        f"{scalars}; L at m = 4,608 a {ratio(subject='log-ratio series')}th of the paper's series "
+        f"{scalars}; the paper's series for L at m = 4,608 costs {ratio(subject='log-ratio series')} times L "
         "(`benchmarks/vmf_cost.py`):\n\n" + table(["rows x m", *subjects], lines)
     )
 
@@ -243,18 +242,6 @@ def vmf_cost() -> str:
 def with_error(values: list[float], digits: int) -> str:
     error = f" ± {stdev(values) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
     return f"{mean(values):.{digits}f}{error}"
-
-
-def lenet() -> str:
-    rows = results("lenet_mnist")["rows"]
-    lines = []
-    for row in rows:
-        for point in row["points"]:
-            errors = [point[key] for key in ("test_error", "tuned_validation_error", "tuned_test_error")]
-            size = [f"{point['flops']:,}", f"{point['weights']:,}"]
-            lines.append([str(row["seed"]), point["architecture"], *size, *(f"{error:.2f}" for error in errors)])
-    headings = ["seed", "units", "FLOPs", "weights", "test error", "validation, tuned", "test, tuned"]
-    return LENET + table(headings, lines)
 
 
 def uci() -> str:
@@ -287,7 +274,7 @@ def uci() -> str:
 def figures() -> str:
     first = [mnist(), step_time(), init_scale()]
     chains = [radial_kl(), split_multi_head(), split_single_head(), permuted(), sequential_regression()]
-    directions = [vmf_error(), vmf_cost(), lenet(), uci()]
+    directions = [vmf_error(), vmf_cost(), uci()]
     return "\n\n".join([BEGIN, *first, *chains, *directions, END])
 
 
