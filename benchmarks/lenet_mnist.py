@@ -57,7 +57,7 @@ class Setting:
 
     first_epochs: int = 5
     epochs: int = 5
-    num_stages: int = 8
+    num_stages: int = 6
     num_train: int = 55_000
     batch_size: int = 200
     learning_rate: float = 2e-3
@@ -80,7 +80,7 @@ class Setting:
 
 
 SMALL = Setting(2, 1, 3, num_train=2_000, teacher_epochs=1, student_epochs=1, tolerance=0.5, adaptation_steps=5)
-PAPER = Setting(first_epochs=60, epochs=20, batch_size=100, learning_rate=1e-3, teacher_epochs=40, student_epochs=40)
+PAPER = Setting(first_epochs=100, epochs=20, batch_size=100, learning_rate=1e-3, teacher_epochs=40, student_epochs=40)
 
 
 def make_net() -> nn.Sequential:
@@ -246,6 +246,8 @@ def run(data_dir: str, setting: Setting, seed: int, folder: Path) -> Row:
             point |= errors("tuned_", tuned, data)
         points.append(point)
         print(seed, point, flush=True)
+        if stage == setting.num_stages - 1:
+            break
         cut = next_cut(net, scores, data, setting, folder / f"cut_{stage}.pt")
         if not first:
             rounded = {layer: [round(float(score), 3) for score in values] for layer, values in scores.items()}
