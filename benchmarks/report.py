@@ -232,7 +232,7 @@ def vmf_cost() -> str:
     )
     return (
         "Time of drawing von Mises-Fisher directions as multiples of `torch.randn` of the same shape, one thread, "
-        f"medians of {found['setting']['rounds']} interleaved rounds on a machine with other work; beside it a sampler "
+        f"medians of {found['setting']['rounds']} interleaved rounds; beside it a sampler "
         "as in Davidson et al. (2018), and a normal. A and L together for 262,144 rows of m = 500 cost "
         f"{scalars}; the paper's series for L at m = 4,608 costs {ratio(subject='log-ratio series')} times L "
         "(`benchmarks/vmf_cost.py`):\n\n" + table(["rows x m", *subjects], lines)
