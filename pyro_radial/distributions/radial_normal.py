@@ -11,27 +11,11 @@ import torch
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
-from torch.distributions import biject_to, transform_to
 from torch.distributions.utils import broadcast_all
 
+from pyro_radial.distributions.constraints import finite_positive
 from pyro_radial.distributions.radial_marginal import radial_marginal_quantile
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype, log_sphere_area
-
-
-class _FinitePositive(constraints.Constraint):
-    """Positive and finite: ``constraints.positive`` lets infinity pass."""
-
-    def check(self, value: Tensor) -> Tensor:
-        return (value > 0) & (value < math.inf)
-
-
-finite_positive = _FinitePositive()
-
-
-@biject_to.register(_FinitePositive)
-@transform_to.register(_FinitePositive)
-def _transform_to_finite_positive(_: _FinitePositive) -> torch.distributions.Transform:
-    return biject_to(constraints.positive)
 
 
 class RadialNormal(TorchDistribution):

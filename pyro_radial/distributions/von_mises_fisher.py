@@ -3,7 +3,6 @@
 
 """Laws of a direction: von Mises-Fisher and uniform, on the unit sphere of any dimension."""
 
-import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -12,30 +11,14 @@ import torch
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
-from torch.distributions import biject_to, transform_to
 
 from pyro_radial.distributions import special
+from pyro_radial.distributions.constraints import finite_nonnegative
 from pyro_radial.distributions.sphere_sampling import (
     sample_direction,
     sample_one_minus_cosine,
     sample_uniform_direction,
 )
-
-
-class _FiniteNonnegative(constraints.Constraint):
-    """At least 0 and finite: ``constraints.nonnegative`` lets infinity pass."""
-
-    def check(self, value: Tensor) -> Tensor:
-        return (value >= 0) & (value < math.inf)
-
-
-finite_nonnegative = _FiniteNonnegative()
-
-
-@biject_to.register(_FiniteNonnegative)
-@transform_to.register(_FiniteNonnegative)
-def _transform_to_finite_nonnegative(_: _FiniteNonnegative) -> torch.distributions.Transform:
-    return biject_to(constraints.nonnegative)
 
 
 class VonMisesFisherStable(TorchDistribution):
