@@ -4,6 +4,7 @@
 """Priors on functions that are known by their draws: random pieces, networks, and what other priors make together."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -222,6 +223,7 @@ class Sum(FunctionPrior):
     def __init__(self, priors: Sequence[FunctionPrior]) -> None:
         super().__init__()
         self.priors: Any = _members(priors)
+        self.noise = math.hypot(*(float(prior.noise) for prior in list[Any](self.priors)))
 
     def moments(self, x: Tensor, num_outputs: int = 1) -> tuple[Tensor, Tensor]:
         """Mean ``[N, O]`` and covariances ``[O, N, N]``, in float64.
@@ -284,8 +286,9 @@ class RadialBNNPrior(FunctionPrior):
         self.guide: Any = guide
         if isinstance(guide, PyroModule):
             self.guide = copy.deepcopy(guide)
-            # By its old name it would read the original's parameters from the store.
-            rename_tree(self.guide, unique_name(type(guide)))
+            # By its old name it would read the original's parameters from the store; the guide's class, which may be
+            # Pyro's, is that name.
+            rename_tree(self.guide, unique_name(type(self)))
         self.requires_grad_(False)
         self.eval()
 

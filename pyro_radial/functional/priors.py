@@ -30,6 +30,10 @@ class FunctionPrior(nn.Module):
     with O outputs.
     """
 
+    #: The standard deviation of independent noise that is part of the function values, which functions must carry too
+    #: where they are compared with this prior.
+    noise: float = 0.0
+
     @torch.no_grad()
     def sample(self, x: Tensor, num_samples: int, num_outputs: int = 1) -> Tensor:
         """Function values ``[S, N, O]`` of S independent draws, in the dtype of ``x`` and without gradient.

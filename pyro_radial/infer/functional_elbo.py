@@ -163,9 +163,8 @@ class FunctionalELBO(RadialELBO):
 
     def _divergence(self, functions: Tensor, points: Tensor) -> DivergenceEstimate:
         """The divergence, with the noise that the prior's function values carry on the network's as well."""
-        noise = getattr(self.prior, "noise", 0.0)
-        if noise:
-            functions = functions + noise * torch.randn_like(functions)
+        if self.prior.noise:
+            functions = functions + self.prior.noise * torch.randn_like(functions)
         return self.divergence(functions, points, self.prior)
 
     def _sites_of_the_function(self, model: Any, guide_trace: Trace, x: Tensor) -> frozenset[str]:

@@ -220,6 +220,13 @@ def test_a_sum_of_gaussian_processes_is_the_process_of_the_summed_kernel():
     assert bool(((drawn.T.cov() - covariance[0]).abs() < 5 * deviation).all())
 
 
+def test_a_sum_carries_the_noise_of_all_its_parts():
+    kernel = gp_kernels.RBF(1)
+    assert Sum([GaussianProcess(kernel, noise=0.3), GaussianProcess(kernel, noise=0.4)]).noise == pytest.approx(0.5)
+    assert Sum([GaussianProcess(kernel, noise=0.3), PiecewiseConstant()]).noise == pytest.approx(0.3)
+    assert PiecewiseConstant().noise == 0.0
+
+
 def test_a_sum_with_a_part_that_is_not_gaussian_draws_and_names_that_part():
     prior = Sum([gaussian_process(), PiecewiseConstant()])
     f = prior.sample(column(0.2, 0.7), NUM_SAMPLES)[..., 0]
