@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from pyro_radial import datasets
@@ -57,6 +58,17 @@ def flat_images(name: str, data_dir: str | None) -> tuple[Pair, Pair]:
     mean, stddev = data.train_images.mean(), data.train_images.std()
     train, test = (((images - mean) / stddev).flatten(1) for images in (data.train_images, data.test_images))
     return (train, data.train_labels), (test, data.test_labels)
+
+
+def uci_split(data_dir: str, name: str, split: int) -> dict[str, Any]:
+    """One standard split, standardised by its training rows, with the target's standard deviation as its unit."""
+    file = np.load(Path(data_dir) / "uci" / f"{name}.npz")
+    rows, train, test = file["data"], file[f"train_indices_{split}"], file[f"test_indices_{split}"]
+    scale = rows[train].std(0)
+    standard = torch.tensor((rows - rows[train].mean(0)) / np.where(scale > 0, scale, 1.0), dtype=torch.float32)
+    target = int(file["target_column"])
+    x, y = standard[:, file["feature_columns"]], standard[:, [target]]
+    return {"train": (x[train], y[train]), "test": (x[test], y[test]), "unit": float(scale[target])}
 
 
 def sized_parser(doc: str | None) -> argparse.ArgumentParser:

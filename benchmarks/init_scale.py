@@ -14,9 +14,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from common import RESULTS, Row, Table, flat_images
+from common import RESULTS, Row, Table, flat_images, uci_split
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, fit, predict
@@ -40,10 +39,7 @@ def mnist(data_dir: str) -> Split:
 
 def regression(data_dir: str, name: str) -> Split:
     """The training part of the first split, standardised; its last tenth is held out."""
-    file = np.load(Path(data_dir) / "uci" / f"{name}.npz")
-    rows = file["data"][file["train_indices_0"]]
-    standard = torch.tensor((rows - rows.mean(0)) / rows.std(0), dtype=torch.float32)
-    x, y = standard[:, file["feature_columns"]], standard[:, [int(file["target_column"])]]
+    x, y = uci_split(data_dir, name, 0)["train"]
     cut = len(x) - len(x) // 10
     return x[:cut], y[:cut], x[cut:], y[cut:]
 

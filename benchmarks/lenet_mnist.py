@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 from common import Job, Pair, Row, Table, compute_all, flat_images, form_of, mean_and_error, sized_parser
+from report import best_within_budgets
 from torch import Tensor, nn
 
 from pyro_radial import AutoRadialDirectional, BayesianModule, RadialELBO, SupervisedModel, fit
@@ -307,13 +308,6 @@ PUBLISHED = {
     "FDOO (100K)": (111_600, 58_700),
     "GD": (254_800, 5_900),
 }
-BUDGETS = {"as the paper's": (113_148, 8_720), "the aim": (100_000, 4_100)}
-
-
-def best_within(points: list[Row], flops: int, weights: int) -> Row | None:
-    """Of the points inside a budget, the one with the fewest errors on the validation images."""
-    fitting = [p for p in points if p["flops"] <= flops and p["weights"] <= weights]
-    return min(fitting, key=lambda p: p["tuned_validation_error"], default=None)
 
 
 def draw(rows: list[Row], output: Path) -> None:
@@ -363,11 +357,10 @@ def main() -> None:
     ]
     rows = compute_all(table, jobs, args.workers, threads=1)
     draw(rows, output)
-    for name, budget in BUDGETS.items():
-        best = [point for row in rows if (point := best_within(row["points"], *budget))]
-        print(name, f"{budget[0]:,} FLOPs, {budget[1]:,} weights:", [point["architecture"] for point in best])
-        if best:
-            print("  test error, %:", mean_and_error([point["tuned_test_error"] for point in best]))
+    for name, chosen in best_within_budgets(rows).items():
+        print(name, [point["architecture"] for point in chosen])
+        if chosen:
+            print("  test error, %:", mean_and_error([point["tuned_test_error"] for point in chosen]))
 
 
 if __name__ == "__main__":

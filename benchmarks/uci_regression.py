@@ -18,12 +18,10 @@ had learned far less in as many steps.
 
 import math
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from common import Job, Row, Table, compute_all, form_of, mean_and_error, sized_parser
+from common import Job, Row, Table, compute_all, form_of, mean_and_error, sized_parser, uci_split
 from torch import Tensor, nn
 
 from pyro_radial import (
@@ -70,18 +68,6 @@ PAPER: dict[str, Any] = {
 }
 
 
-def split_of(data_dir: str, name: str, split: int) -> dict[str, Any]:
-    """One standard split, standardised by its training rows, with the target's standard deviation."""
-    file = np.load(Path(data_dir) / "uci" / f"{SETS[name]}.npz")
-    rows, train = file["data"], file[f"train_indices_{split}"]
-    scale = rows[train].std(0)
-    standard = torch.tensor((rows - rows[train].mean(0)) / np.where(scale > 0, scale, 1.0), dtype=torch.float32)
-    target = int(file["target_column"])
-    x, y = standard[:, file["feature_columns"]], standard[:, [target]]
-    test = file[f"test_indices_{split}"]
-    return {"train": (x[train], y[train]), "test": (x[test], y[test]), "unit": float(scale[target])}
-
-
 def make(method: str, x: Tensor, setting: Row) -> tuple[SupervisedModel, nn.Module]:
     hidden = setting["hidden"]
     net = nn.Sequential(nn.Linear(x.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
@@ -96,7 +82,7 @@ def make(method: str, x: Tensor, setting: Row) -> tuple[SupervisedModel, nn.Modu
 
 
 def score(data_dir: str, name: str, split: int, method: str, setting: Row) -> Row:
-    data = split_of(data_dir, name, split)
+    data = uci_split(data_dir, SETS[name], split)
     x, y = data["train"]
     torch.manual_seed(split)
     model, guide = make(method, x, setting)

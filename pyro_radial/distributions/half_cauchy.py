@@ -40,6 +40,15 @@ def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
     return dist.Gamma(half, scale.reciprocal().square()), dist.InverseGamma(half, torch.ones_like(scale))
 
 
+def half_cauchy_value(gamma: Tensor, inverse_gamma: Tensor) -> Tensor:
+    """The half-Cauchy value that two factors make: roots first, since their product may overflow where it does not.
+
+    >>> half_cauchy_value(torch.tensor(4.0), torch.tensor(9.0))
+    tensor(6.)
+    """
+    return gamma.sqrt() * inverse_gamma.sqrt()
+
+
 def sqrt_product(first: LogNormal, second: LogNormal) -> dist.LogNormal:
     r"""The law of the root of the product of independent log-normal a and b, which is log-normal itself.
 

@@ -12,7 +12,7 @@ from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDi
 from pyro.infer.reparam.reparam import Reparam
 from torch.distributions import Independent
 
-from pyro_radial.distributions.half_cauchy import half_cauchy_factors
+from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
 from pyro_radial.distributions.wrappers import leaf
 
 __all__ = ["HalfCauchyReparam"]
@@ -67,8 +67,7 @@ class HalfCauchyReparam(Reparam):
             for factor, law, start in zip(("gamma", "inverse_gamma"), half_cauchy_factors(scale), initial, strict=True)
         ]
         if value is None:
-            # Roots first: the product itself may overflow.
-            value = factors[0].sqrt() * factors[1].sqrt()
+            value = half_cauchy_value(*factors)
         return {"fn": dist.Delta(value, event_dim=fn.event_dim).mask(False), "value": value, "is_observed": True}
 
 

@@ -13,7 +13,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyro_radial.distributions.half_cauchy import half_cauchy_factors
+from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform
 from pyro_radial.nn.priors.normal import FanIn
 from pyro_radial.nn.site_priors import follow
@@ -50,9 +50,9 @@ class _Radius:
 
     def sample(self) -> Tensor:
         """The radius as the root of the product of its two sites."""
-        gamma, inverse_gamma = (factor.sample() for factor in self.factors)
-        # Roots first: the product of the two may overflow where the radius does not.
-        return pyro.deterministic(self.name, gamma.sqrt() * inverse_gamma.sqrt(), event_dim=self.factors[0].first.dim())
+        gamma, inverse_gamma = self.factors
+        radius = half_cauchy_value(gamma.sample(), inverse_gamma.sample())
+        return pyro.deterministic(self.name, radius, event_dim=gamma.first.dim())
 
 
 @dataclass(frozen=True)
