@@ -150,6 +150,7 @@ class HypersphericalUniform(TorchDistribution):
 
     Example::
 
+        >>> import math
         >>> law = HypersphericalUniform(3, batch_shape=(4,), like=torch.zeros((), dtype=torch.float64))
         >>> law.sample().shape, law.sample().dtype
         (torch.Size([4, 3]), torch.float64)
