@@ -12,7 +12,14 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
-from pyro_radial.functional.gaussian import JITTER, gaussian_log_prob, gaussian_sample, gaussian_score, with_diagonal
+from pyro_radial.functional.gaussian import (
+    JITTER,
+    cholesky,
+    gaussian_log_prob,
+    gaussian_sample,
+    gaussian_score,
+    with_diagonal,
+)
 from pyro_radial.functional.gp_fit import maximise_marginal_likelihood
 from pyro_radial.functional.kernels import Covariance, own_copy
 from pyro_radial.nn.validation import positive_count, positive_float
@@ -183,6 +190,43 @@ class GaussianProcess(FunctionPrior):
         :raises ValueError: naming the argument that does not fit.
         """
         return self._log_marginal_likelihood(x, check_targets(y, x), self.observation_noise)
+
+    def posterior(self, x: Tensor, y: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        r"""The exact law of the function at points, given observations: what a network's posterior should be near to.
+
+        .. math:: m_* + K_{*x} (K_{xx} + \mathrm{noise}_{obs}^2 I)^{-1} (y - m_x), \qquad
+            K_{**} - K_{*x} (K_{xx} + \mathrm{noise}_{obs}^2 I)^{-1} K_{x*},
+
+        without the noise of function values, which is independent from point to point. The noise of observations is
+        that of :meth:`fit`, or what ``observation_noise.fill_(...)`` sets. N data cost :math:`N^3`.
+
+        Source: Rasmussen and Williams (2006), "Gaussian Processes for Machine Learning", eq. 2.23 and 2.24.
+
+        Example::
+
+            >>> from pyro.contrib.gp.kernels import RBF
+            >>> x = torch.linspace(-1, 1, 9).unsqueeze(-1)
+            >>> mean, covariance = GaussianProcess(RBF(input_dim=1)).posterior(x, x.sin(), torch.tensor([[0.1]]))
+            >>> torch.allclose(mean, torch.tensor(0.1).sin().double(), atol=1e-3)
+            True
+
+        :param Tensor x: points ``[N, D]``.
+        :param Tensor y: what was observed there, ``[N]`` or ``[N, O]``.
+        :param Tensor at: points ``[M, D]``.
+        :returns: mean ``[M, O]`` and covariances ``[O, M, M]`` in float64; outputs are independent.
+        :raises ValueError: naming the argument that does not fit.
+        """
+        y = check_targets(y, x)
+        check_points(at)
+        if at.shape[1:] != x.shape[1:]:
+            raise ValueError(f"at must be points as wide as x, {list(x.shape[1:])}, but its shape is {list(at.shape)}")
+        size, outputs = len(x), y.shape[-1]
+        mean, covariance = self._prior_moments(torch.cat([x, at.to(x)]), outputs)
+        factor = cholesky(with_diagonal(covariance[:, :size, :size], self.observation_noise.square()), self.jitter)
+        half = torch.linalg.solve_triangular(factor, covariance[:, :size, size:], upper=False)
+        residual = torch.linalg.solve_triangular(factor, (y - mean[:size]).mT.unsqueeze(-1), upper=False)
+        change = (half.mT @ residual).squeeze(-1).mT
+        return mean[size:] + change, (covariance[:, size:, size:] - half.mT @ half).expand(outputs, -1, -1)
 
     def fit(
         self,

@@ -191,6 +191,33 @@ def test_the_marginal_likelihood_is_that_of_scikit_learn():
     assert float(value) == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_posterior_is_that_of_scikit_learn():
+    x, y, at = torch.rand(15, 2).double(), torch.randn(15, 2).double(), torch.rand(6, 2).double()
+    prior = GaussianProcess(gp_kernels.RBF(2, variance=torch.tensor(1.7), lengthscale=torch.tensor(0.6)), noise=0.5)
+    prior.observation_noise.fill_(0.3)
+    kernel = ConstantKernel(float(prior.kernel.variance)) * SklearnRBF(float(prior.kernel.lengthscale))
+    reference = GaussianProcessRegressor(kernel, alpha=0.09, optimizer=None).fit(x, y)
+    mean, covariance = reference.predict(at, return_cov=True)
+    found = prior.posterior(x, y, at)
+    np.testing.assert_allclose(found[0], mean, atol=1e-6)
+    # The last dim of the reference's is the output's.
+    np.testing.assert_allclose(found[1].permute(1, 2, 0), covariance, atol=1e-6)
+
+
+def test_the_posterior_knows_the_mean_of_the_prior_and_each_outputs_own_kernel():
+    kernels = [gp_kernels.RBF(1, lengthscale=torch.tensor(length)) for length in (0.3, 2.0)]
+    x, y, at = torch.rand(9, 1), torch.randn(9, 2), torch.rand(4, 1)
+    together = GaussianProcess(kernels, mean=lambda points: 3.0 + points.sum(-1))
+    together.observation_noise.fill_(0.2)
+    mean, covariance = together.posterior(x, y, at)
+    for output, kernel in enumerate(kernels):
+        alone = GaussianProcess(kernel)
+        alone.observation_noise.fill_(0.2)
+        own = alone.posterior(x, y[:, output].double() - 3.0 - x.sum(-1), at)
+        torch.testing.assert_close(mean[:, output], own[0][:, 0] + 3.0 + at.sum(-1))
+        torch.testing.assert_close(covariance[output], own[1][0])
+
+
 def test_fit_finds_the_maximum_that_scikit_learn_finds():
     x = torch.linspace(-4, 4, 80, dtype=torch.double).unsqueeze(-1)
     truth = GaussianProcess(rbf(lengthscale=0.7, variance=2.0, input_dim=1))
@@ -342,6 +369,10 @@ def test_arguments_that_do_not_fit_are_refused_by_name(arguments, words):
         (lambda prior: prior.score(torch.zeros(3, 1), torch.zeros(3, 2)), "f must be"),
         (lambda prior: prior.log_prob(torch.zeros(2, 3, 1, dtype=torch.long), torch.zeros(3, 2)), "f must be"),
         (lambda prior: prior.fit(torch.zeros(3, 2), torch.zeros(4)), "y must have shape"),
+        (
+            lambda prior: prior.posterior(torch.zeros(4, 2), torch.zeros(4), torch.zeros(3, 1)),
+            r"at must be points as wide as x, \[2\], but its shape is \[3, 1\]",
+        ),
         (lambda prior: prior.fit(torch.zeros(3, 2), torch.tensor([0.0, math.nan, 1.0])), "y must be finite"),
         (lambda prior: prior.fit(torch.zeros(3, 2), torch.zeros(3)), "kernel has no parameters"),
     ],
