@@ -16,6 +16,7 @@ from pyro.distributions.util import scale_and_mask
 from pyro.infer import TraceMeanField_ELBO
 from pyro.infer.util import is_validation_enabled
 from pyro.poutine import Trace
+from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 from torch.distributions import kl_divergence
@@ -227,6 +228,10 @@ class RadialELBO(TraceMeanField_ELBO):
             if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site)
         }
 
+    def _vectorized_num_particles(self, fn: Any) -> Any:
+        """As Pyro's, but sites remember what law they had before."""
+        return _Record("repeated_law")(super()._vectorized_num_particles(_Record("own_law")(fn)))
+
     def _site_kl(self, name: str, guide_site: Any, model_trace: Trace, guide_trace: Trace) -> Tensor:
         """The scaled and masked KL of one site, summed; for a guide's auxiliary site its log-density."""
         model_site: Any = model_trace.nodes.get(name)
@@ -244,7 +249,7 @@ class RadialELBO(TraceMeanField_ELBO):
             reason = "masked differently in the model and the guide"
         else:
             try:
-                kl = kl_divergence(guide_site["fn"], model_site["fn"])
+                kl = kl_divergence(_own_law(guide_site), _own_law(model_site))
                 kl = scale_and_mask(kl, scale=guide_site["scale"], mask=guide_site["mask"])
                 return kl.expand(guide_site["fn"].batch_shape).sum()
             except NotImplementedError:
@@ -261,6 +266,25 @@ class RadialELBO(TraceMeanField_ELBO):
         for name, site in model_trace.iter_stochastic_nodes():
             if name not in guide_trace and not site_is_subsample(site):
                 raise ValueError(f"{type(self).__name__}: latent site '{name}' of the model is not in the guide")
+
+
+class _Record(Messenger):
+    """Keeps the law that a sample statement has at this place among the handlers."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
+
+    def _pyro_sample(self, msg: Any) -> None:
+        msg[self.key] = msg["fn"]
+
+
+def _own_law(site: Any) -> Any:
+    """The law of a site before the plate of the particles repeated it, unless a handler has put another in its place.
+
+    A KL of laws that all particles share is one KL, not as many.
+    """
+    return site["own_law"] if site["fn"] is site.get("repeated_law") else site["fn"]
 
 
 def _with_density_shape(site: Any) -> Any:

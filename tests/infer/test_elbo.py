@@ -95,6 +95,60 @@ def test_particles_are_averaged_in_loss_and_terms(vectorize):
     assert elbo.terms.num_data == 40
 
 
+def test_particles_share_the_kl_of_laws_that_do_not_depend_on_them(monkeypatch):
+    sizes = []
+
+    def counted(q, p):
+        sizes.append(q.batch_shape.numel())
+        return torch.distributions.kl_divergence(q, p)
+
+    monkeypatch.setattr("pyro_radial.infer.elbo.kl_divergence", counted)
+    model = network()
+    elbo = RadialELBO(num_particles=7, vectorize_particles=True, max_plate_nesting=1)
+    elbo(model, AutoMeanField(model))(X, Y)
+    assert sizes == [1, 1]
+
+
+def test_particles_have_kls_of_their_own_where_a_prior_depends_on_a_draw():
+    def model():
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        pyro.sample("weight", dist.Normal(0.0, scale))
+
+    guide = AutoMeanField(model, init_scale=0.5)
+    guide.setup()
+    elbo = RadialELBO(num_particles=20_000, vectorize_particles=True, max_plate_nesting=1)
+    elbo(model, guide)()
+    q = guide.posterior()["weight"]
+    inverse_variance = torch.tensor(2 * 0.5**2).exp() * (-2 * guide.median()["scale"].log()).exp()
+    # E KL, with E log scale the guide's location and E 1 / scale^2 that of a log-normal.
+    expected = guide.median()["scale"].log() - q.scale.log() - 0.5
+    expected = expected + 0.5 * (q.scale**2 + q.loc**2) * inverse_variance
+    torch.testing.assert_close(elbo.terms.kl_by_site["weight"], expected.detach(), rtol=0.03, atol=0.0)
+
+
+def test_a_handler_around_the_loss_has_its_say_in_the_kl_of_particles():
+    model = network()
+    guide = AutoMeanField(model)
+    guide.setup(X, Y)
+    wide = {name: dist.Normal(0.0, 5.0) for name in ("weight", "bias")}
+
+    class Widen(poutine.messenger.Messenger):
+        def _pyro_sample(self, msg):
+            if msg["name"] in wide and not msg["infer"].get("is_auxiliary") and msg["fn"].stddev.min() == 1:
+                msg["fn"] = (
+                    wide[msg["name"]]
+                    .expand(msg["fn"].batch_shape + msg["fn"].event_shape)
+                    .to_event(msg["fn"].event_dim)
+                )
+
+    elbo = RadialELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
+    with Widen():
+        elbo(model, guide)(X, Y)
+    q = guide.posterior()
+    expected = sum(torch.distributions.kl_divergence(q[n].base_dist, wide[n]).sum() for n in wide)
+    torch.testing.assert_close(elbo.terms.kl, expected.detach())
+
+
 def test_the_gradient_is_that_of_trace_mean_field_elbo():
     model = network()
     guide = AutoRadial(model, init_stddev=0.1)
