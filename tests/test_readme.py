@@ -43,8 +43,21 @@ def test_the_third_example_leaves_a_smaller_network_that_is_nearly_as_good(scope
     assert errors <= min(record.loss for record in scope["records"]) + 0.02
 
 
-def test_the_figures_are_those_of_the_results():
+def test_the_fourth_example_comes_near_the_exact_process(scope):
+    exec(EXAMPLES[3], scope)
+    stddev = scope["covariance"][0].diagonal().sqrt()
+    functions = scope["draws"].samples.squeeze(-1)
+    # Among the data a few hundredths; beyond them, in deviations that are nearly those of the prior.
+    assert stddev[0] < 0.1 < 0.9 < stddev[1]
+    gap = (functions.mean(0) - scope["mean"].squeeze(-1)).abs()
+    assert gap[0] < 0.1
+    assert gap[1] < 0.5
+    assert ((functions.std(0) / stddev - 1).abs() < 0.5).all()
+
+
+def test_the_figures_are_those_of_the_results(monkeypatch):
     path = README.parent / "benchmarks" / "report.py"
+    monkeypatch.syspath_prepend(path.parent)
     spec = importlib.util.spec_from_file_location("report", path)
     report = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(report)

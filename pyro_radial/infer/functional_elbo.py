@@ -113,6 +113,11 @@ class FunctionalELBO(RadialELBO):
             self._function_sites = self._sites_of_the_function(model, guide_trace, x)
         if self.context is not None:
             further = self.context(x)
+            if further.shape[1:] != x.shape[1:]:
+                raise ValueError(
+                    f"FunctionalELBO: context gives points of shape {list(further.shape[1:])}, but an input of the "
+                    f"model has shape {list(x.shape[1:])}"
+                )
             if hasattr(self.context, "ascend") and torch.is_grad_enabled():
                 self._let_context_ascend(model, guide_trace, x, values)
             values = torch.cat([values, self._values_at(further, model, guide_trace)], 1)
@@ -165,7 +170,13 @@ class FunctionalELBO(RadialELBO):
         """The divergence, with the noise that the prior's function values carry on the network's as well."""
         if self.prior.noise:
             functions = functions + self.prior.noise * torch.randn_like(functions)
-        return self.divergence(functions, points, self.prior)
+        try:
+            return self.divergence(functions, points, self.prior)
+        except ValueError as error:
+            raise ValueError(
+                f"FunctionalELBO: the divergence refuses site '{self.function_site}', with values at {len(points)} "
+                f"points of num_functions = {self.num_particles} functions: {error}"
+            ) from error
 
     def _sites_of_the_function(self, model: Any, guide_trace: Trace, x: Tensor) -> frozenset[str]:
         """The latent sites that the function values depend on, found by a gradient once."""

@@ -19,7 +19,15 @@ from pyro_radial import (
     SupervisedModel,
     fit,
 )
-from pyro_radial.functional import AdversarialPoints, GaussianKL, GaussianProcess, SteinKL, UniformBox
+from pyro_radial.functional import (
+    AdversarialPoints,
+    FromSampler,
+    GaussianKL,
+    GaussianProcess,
+    ImplicitProcess,
+    SteinKL,
+    UniformBox,
+)
 from pyro_radial.infer import FunctionalELBO
 from pyro_radial.nn import likelihoods
 
@@ -236,3 +244,26 @@ class TestBadInput:
         elbo = FunctionalELBO(GaussianProcess(smooth), num_functions=1)
         with pytest.raises(ValueError, match="real-valued"):
             elbo(model, AutoMeanField(model))(torch.randn(3, 1))
+
+    @pytest.mark.parametrize(
+        ("prior", "options", "words"),
+        [
+            (GaussianProcess(lambda a, b: -smooth(a, b)), {}, "kernel is not positive definite"),
+            (ImplicitProcess(lambda x, s: torch.full((s, len(x)), math.nan)), {}, "a sample holds NaN"),
+            (
+                GaussianProcess(smooth),
+                {"num_functions": 10},
+                r"num_functions = 10 functions: samples must be at least 11",
+            ),
+            (GaussianProcess(smooth), {"context": UniformBox([0.0] * 2, [1.0] * 2, 4)}, r"\[2\]"),
+            (GaussianProcess(smooth), {"context": FromSampler(lambda m: torch.rand(m, 2), 4)}, r"shape \[2\]"),
+            (GaussianProcess(smooth), {"context": lambda x: torch.rand(4, 2)}, r"context gives .* \[2\]"),
+        ],
+    )
+    def test_what_the_divergence_cannot_use_is_named_with_the_site(self, prior, options, words):
+        model = SupervisedModel(BayesianModule(nn.Linear(1, 1)), likelihoods.Gaussian(num_data=8))
+        elbo = FunctionalELBO(prior, **{"num_functions": 30} | options)
+        with pytest.raises(ValueError, match=words) as caught:
+            elbo(model, AutoMeanField(model))(torch.randn(8, 1), torch.randn(8, 1))
+        if "context" not in options:
+            assert "site 'f'" in str(caught.value)
