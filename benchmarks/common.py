@@ -48,7 +48,7 @@ class Table:
         partial = self.path.with_suffix(".partial")
         partial.write_text(json.dumps({"setting": self.setting, "rows": self.rows}, indent=1) + "\n")
         os.replace(partial, self.path)
-        print(row, flush=True)
+        print({k: v for k, v in row.items() if not isinstance(v, list)}, flush=True)
         return row
 
 

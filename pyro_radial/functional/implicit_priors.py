@@ -148,7 +148,8 @@ class Mixture(FunctionPrior):
     r"""One of several priors at random: each draw is a function of one member, all its outputs included.
 
     Where all members have a density, so has the mixture, :math:`p(f) = \sum_k w_k p_k(f)`, and its score is exact:
-    the mean of the members' scores under the probabilities of having drawn f.
+    the mean of the members' scores under the probabilities of having drawn f. All members carry the same noise, which
+    functions that are compared with the mixture then carry too.
 
     Example::
 
@@ -168,6 +169,10 @@ class Mixture(FunctionPrior):
         if len(weights) != len(self.priors):
             raise ValueError(f"weights must be {len(self.priors)} numbers, one for each prior, but are {len(weights)}")
         self.weights = tuple(weight / sum(weights) for weight in weights)
+        noises = {float(prior.noise) for prior in list[Any](self.priors)}
+        if len(noises) > 1:
+            raise ValueError(f"priors of a mixture must carry the same noise, but theirs are {sorted(noises)}")
+        self.noise = noises.pop()
 
     def score(self, f: Tensor, x: Tensor) -> Tensor:
         """The exact gradient of ``log p(f)`` in the function values ``[S, N, O]``, in their dtype.

@@ -196,11 +196,17 @@ def test_a_mixture_of_densities_has_their_mean_as_density_and_its_gradient_as_sc
 
 
 def test_a_mixture_is_not_gaussian_and_names_a_member_without_density():
-    prior = Mixture([gaussian_process(), PiecewiseConstant()])
+    prior = Mixture([GaussianProcess(gp_kernels.RBF(1)), PiecewiseConstant()])
     with pytest.raises(NotImplementedError, match="Mixture"):
         prior.moments(torch.zeros(3, 1))
     with pytest.raises(NotImplementedError, match="PiecewiseConstant"):
         prior.score(torch.zeros(2, 3, 1), torch.zeros(3, 1))
+
+
+def test_a_mixture_carries_the_noise_that_its_members_share():
+    assert Mixture([gaussian_process(1.0), gaussian_process(0.3)]).noise == pytest.approx(0.3)
+    white = GaussianProcess(lambda a, b: a.new_zeros(len(a), len(b)), noise=0.3)
+    assert Mixture([gaussian_process(), Sum([PiecewiseConstant(), white])]).noise == pytest.approx(0.3)
 
 
 def test_a_sum_of_gaussian_processes_is_the_process_of_the_summed_kernel():
@@ -243,6 +249,7 @@ def test_a_sum_with_a_part_that_is_not_gaussian_draws_and_names_that_part():
         (lambda: Sum([lambda x, s: x]), "priors"),
         (lambda: Mixture([]), "priors"),
         (lambda: Mixture([PiecewiseConstant()], weights=[1.0, 2.0]), "weights"),
+        (lambda: Mixture([PiecewiseConstant(), gaussian_process()]), r"same noise, but theirs are \[0.0, 0.3\]"),
         (lambda: Mixture([PiecewiseConstant()], weights=[0.0]), "weights"),
     ],
 )

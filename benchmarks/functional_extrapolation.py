@@ -1,0 +1,317 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Networks with a Gaussian process as their prior, beside the exact process and weight-space mean field.
+
+``sin``: 20 points of 2 sin(4x) with noise of 0.2 in [-2, -0.5] and [0.5, 2], under an RBF kernel and under a periodic
+plus an RBF kernel (Sun et al., 2019, section 5.1 and figure 2). ``cube``: 20 points of x^3 with noise of 3 in [-4, -1]
+and [1, 4] under a linear plus an RBF kernel, with networks of several sizes (figure 1). ``co2``: monthly means of
+carbon dioxide at Mauna Loa from 1996 to 2015, and the ten years after (appendix C.2).
+
+The process is fitted to the data by marginal likelihood, and is the prior of the network. Measured on an even grid over
+the whole domain: ``error``, the root mean square difference of the means in deviations of the prior, and ``ratio``, the
+mean ratio of the standard deviations of the function. ``mean field`` has standard normal priors on weights instead, its
+KL whole or times 0.001. Inputs and targets are standardised; the noise is known, but for co2, where the process finds
+it. Batches are of at most 60 data, with 40 points in the domain beside them.
+
+    python benchmarks/functional_extrapolation.py --data-dir DIR            # 2 layers of 100; DIR holds timeseries/
+    python benchmarks/functional_extrapolation.py --data-dir DIR --small    # a few steps of each
+    python benchmarks/functional_extrapolation.py --data-dir DIR --paper    # 5 layers of 500, 80,000 steps
+"""
+
+import csv
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import gpytorch.kernels as kernels
+import pyro
+import torch
+from common import Job, Pair, Row, Table, compute_all, form_of, mean_and_error, sized_parser
+from functional_runs import function_draws, network, rounded, spread_kinks, train
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from pyro_radial import BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel
+from pyro_radial.functional import GaussianKL, GaussianProcess, UniformBox
+from pyro_radial.functional.gaussian import gaussian_sample
+from pyro_radial.nn import likelihoods
+
+GRID = 201
+# Of a step: at most so many data, and so many further points in the domain.
+BATCH_SIZE, NUM_POINTS = 60, 40
+FORMS: dict[str, Row] = {
+    "default": {"steps": 6_000, "functions": 100, "lr": 3e-3, "depth": 2, "width": 100},
+    "small": {"steps": 40, "functions": 150, "lr": 3e-3, "depth": 2, "width": 50},
+    "paper": {"steps": 80_000, "functions": 150, "lr": 1e-3, "depth": 5, "width": 500},
+}
+WEIGHT_SPACE = {"mean field": 1.0, "mean field, KL x 0.001": 1e-3}
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data with their domain, and the kernel of a prior."""
+
+    #: Training data, and data to be predicted, which may be none.
+    data: Callable[[str, torch.Generator], tuple[Pair, Pair]]
+    domain: tuple[float, float]
+    #: By the unit of standardised inputs.
+    kernel: Callable[[float], kernels.Kernel]
+    #: The standard deviation of the targets' noise, or None where the process is to find it.
+    noise: float | None
+    #: That of function values, standardised. The fewer directions a prior leaves open, the more of it a network needs
+    #: to be trained at all; where the posterior is narrower than this noise, less of its width is seen.
+    prior_noise: float
+
+
+def two_sides(generator: torch.Generator, low: float, high: float) -> Tensor:
+    """20 points ``[20, 1]`` at distances between two numbers from zero, on both sides."""
+    distance = low + (high - low) * torch.rand(20, 1, generator=generator)
+    return distance * (1.0 - 2.0 * torch.randint(2, (20, 1), generator=generator))
+
+
+def sine(data_dir: str, generator: torch.Generator) -> tuple[Pair, Pair]:
+    x = two_sides(generator, 0.5, 2.0)
+    return (x, 2.0 * (4.0 * x).sin() + 0.2 * torch.randn(20, 1, generator=generator)), (x[:0], x[:0])
+
+
+def cube(data_dir: str, generator: torch.Generator) -> tuple[Pair, Pair]:
+    x = two_sides(generator, 1.0, 4.0)
+    return (x, x**3 + 3.0 * torch.randn(20, 1, generator=generator)), (x[:0], x[:0])
+
+
+def carbon_dioxide(data_dir: str, generator: torch.Generator) -> tuple[Pair, Pair]:
+    with (Path(data_dir) / "timeseries" / "co2_mauna_loa_monthly.csv").open() as file:
+        rows = [(float(row["decimal_date"]), float(row["average"])) for row in csv.DictReader(file)]
+    x, y = torch.tensor(rows).T.unsqueeze(-1)
+    train, later = ((first <= x[:, 0]) & (x[:, 0] < last) for first, last in ((1996, 2016), (2016, 2026)))
+    return (x[train], y[train]), (x[later], y[later])
+
+
+def rbf(unit: float) -> kernels.Kernel:
+    return kernels.ScaleKernel(kernels.RBFKernel())
+
+
+def periodic_and_rbf(unit: float) -> kernels.Kernel:
+    periodic = kernels.PeriodicKernel()
+    periodic.period_length = 1.5 / unit
+    return kernels.ScaleKernel(periodic) + kernels.ScaleKernel(kernels.RBFKernel())
+
+
+def linear_and_rbf(unit: float) -> kernels.Kernel:
+    return kernels.LinearKernel() + kernels.ScaleKernel(kernels.RBFKernel())
+
+
+def trend_and_season(unit: float) -> kernels.Kernel:
+    """A trend, and a yearly wave whose form may change slowly."""
+    periodic, slow, trend = kernels.PeriodicKernel(), kernels.RBFKernel(), kernels.RBFKernel()
+    periodic.period_length = 1.0 / unit
+    periodic.raw_period_length.requires_grad_(False)
+    slow.lengthscale, trend.lengthscale = 20.0 / unit, 10.0 / unit
+    season = kernels.ScaleKernel(periodic * slow)
+    season.outputscale = 0.1
+    return kernels.LinearKernel() + kernels.ScaleKernel(trend) + season
+
+
+TASKS = {
+    "sin, RBF": Task(sine, (-5.0, 5.0), rbf, 0.2, 0.05),
+    "sin, PER + RBF": Task(sine, (-5.0, 5.0), periodic_and_rbf, 0.2, 0.25),
+    "cube": Task(cube, (-6.0, 6.0), linear_and_rbf, 3.0, 0.05),
+    "co2": Task(carbon_dioxide, (1996.0, 2026.0), trend_and_season, None, 0.05),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A task's data in the units that networks and processes see."""
+
+    train: Pair
+    later: Pair
+    grid: Tensor
+    noise: float | None
+    prior_noise: float
+    unit: float
+    unit_of_inputs: float
+
+    @property
+    def domain(self) -> tuple[float, float]:
+        """The ends of the grid."""
+        return float(self.grid[0]), float(self.grid[-1])
+
+
+def standardised(task: Task, data_dir: str, seed: int) -> Problem:
+    train, later = task.data(data_dir, torch.Generator().manual_seed(seed))
+    (x_mean, y_mean), (x_unit, y_unit) = ([float(f(v)) for v in train] for f in (torch.mean, torch.std))
+
+    def scaled(pair: Pair) -> Pair:
+        return (pair[0] - x_mean) / x_unit, (pair[1] - y_mean) / y_unit
+
+    grid = (torch.linspace(*task.domain, GRID)[:, None] - x_mean) / x_unit
+    noise = None if task.noise is None else task.noise / y_unit
+    return Problem(scaled(train), scaled(later), grid, noise, task.prior_noise, y_unit, x_unit)
+
+
+def fitted_prior(task: Task, problem: Problem, steps: int) -> GaussianProcess:
+    prior = GaussianProcess(task.kernel(problem.unit_of_inputs))
+    prior.fit(*problem.train, steps=steps, progress=False)
+    if problem.noise is not None:
+        prior.observation_noise.fill_(problem.noise)
+    return prior
+
+
+def compare(data_dir: str, name: str, method: str, hidden: tuple[int, ...], seed: int, form: str) -> Row:
+    """A method's scores, and its mean, deviations and three draws on the grid."""
+    task, setting = TASKS[name], FORMS[form]
+    problem = standardised(task, data_dir, seed)
+    pyro.set_rng_seed(seed)
+    prior = fitted_prior(task, problem, min(1_000, setting["steps"]))
+    points = torch.cat([problem.grid, problem.later[0]])
+    mean, covariance = prior.posterior(*problem.train, points)
+    exact = mean.squeeze(-1), covariance[0].diagonal().clamp_min(0.0).sqrt()
+    started = time.perf_counter()
+    if method == "exact process":
+        draws = gaussian_sample(mean, covariance, num_samples=500).squeeze(-1)
+        moments = exact
+    else:
+        checkpoint = f"{name}_{'_'.join(map(str, hidden))}_{method}_{seed}_{form}"
+        draws = posterior_draws(problem, prior, method, hidden, points, setting, checkpoint)
+        moments = draws.mean(0), draws.std(0)
+    row: Row = {"seconds": time.perf_counter() - started}
+    prior_stddev = prior.moments(problem.grid)[1][0].diagonal().sqrt()
+    row["error"] = float(((moments[0] - exact[0])[:GRID] / prior_stddev).square().mean().sqrt())
+    row["ratio"] = float((moments[1] / exact[1])[:GRID].mean())
+    if len(problem.later[0]):
+        noise = float(prior.observation_noise)
+        row |= prediction(problem, moments[0][GRID:], (moments[1][GRID:].square() + noise**2).sqrt())
+    row |= {key: rounded(value[:GRID]) for key, value in zip(("mean", "stddev"), moments, strict=True)}
+    return row | {"draws": [rounded(draw[:GRID]) for draw in draws[:3]]}
+
+
+def prediction(problem: Problem, mean: Tensor, stddev: Tensor) -> Row:
+    """Root mean square error in the targets' units, and the share of targets in central intervals of 95 %."""
+    gap = (mean - problem.later[1].squeeze(-1)).abs()
+    return {
+        "rmse": problem.unit * float(gap.square().mean().sqrt()),
+        "coverage": float((gap < 1.96 * stddev).double().mean()),
+    }
+
+
+def posterior_draws(
+    problem: Problem,
+    prior: GaussianProcess,
+    method: str,
+    hidden: tuple[int, ...],
+    points: Tensor,
+    setting: Row,
+    checkpoint: str,
+) -> Tensor:
+    """Draws ``[S, N]`` at points from the posterior of a network trained by a method."""
+    net = spread_kinks(network(1, hidden, nn.ReLU), *problem.domain)
+    num_data = len(problem.train[0])
+    likelihood = likelihoods.Gaussian(num_data, scale=float(prior.observation_noise))
+    model = SupervisedModel(BayesianModule(net), likelihood)
+    batch_size = min(BATCH_SIZE, num_data)
+    box = UniformBox(*([end] for end in problem.domain), num_points=NUM_POINTS)
+    noisy = GaussianProcess(prior.kernel, noise=problem.prior_noise)
+    # More than the values that are compared at once.
+    num_functions = max(setting["functions"], batch_size + NUM_POINTS + 40)
+
+    def functional(kl_weight: Callable[[int], float]) -> RadialELBO:
+        return FunctionalELBO(noisy, box, divergence=GaussianKL(), num_functions=num_functions, kl_weight=kl_weight)
+
+    def weight_space(kl_weight: Callable[[int], float]) -> RadialELBO:
+        return RadialELBO(10, vectorize_particles=True, strict_kl=True, kl_weight=kl_weight)
+
+    guide = train(
+        model,
+        problem.train,
+        functional if method == "functional" else weight_space,
+        steps=setting["steps"],
+        lr=setting["lr"],
+        batch_size=batch_size,
+        checkpoint="".join(c if c.isalnum() else "_" for c in checkpoint),
+        kl_weight=WEIGHT_SPACE.get(method, 1.0),
+    )
+    return function_draws(model, guide, points)
+
+
+def draw(ax: Axes, problem: Problem, row: Row) -> None:
+    """Mean, two standard deviations and draws of a row, with the data."""
+    grid, mean, stddev = problem.grid.squeeze(-1), torch.tensor(row["mean"]), torch.tensor(row["stddev"])
+    ax.fill_between(grid, mean - 2 * stddev, mean + 2 * stddev, color="tab:blue", alpha=0.2, lw=0)
+    for function in row["draws"]:
+        ax.plot(grid, function, color="tab:blue", lw=0.5, alpha=0.7)
+    ax.plot(grid, mean, color="tab:blue", lw=1.5)
+    ax.plot(*problem.train, ".", color="black", ms=4)
+    ax.plot(*problem.later, ".", color="tab:red", ms=2)
+    width = 1.4 * float(problem.train[1].abs().max())
+    ax.set(ylim=(-width, width), xticks=[], yticks=[])
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def picture(rows: list[Row], data_dir: str, path: Path) -> None:
+    """A row of panels for each task, of the first seed: the exact process, and all methods and sizes of networks."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    shown = {task: [row for row in rows if row["task"] == task and row["seed"] == 0] for task in tasks}
+    columns = max(len(own) for own in shown.values())
+    figure = Figure(figsize=(2.6 * columns, 2.1 * len(tasks)), layout="constrained", dpi=110)
+    axes = figure.subplots(len(tasks), columns, squeeze=False)
+    for (task, own), line in zip(shown.items(), axes, strict=True):
+        problem = standardised(TASKS[task], data_dir, 0)
+        for ax in line[len(own) :]:
+            ax.axis("off")
+        for row, ax in zip(own, line, strict=False):
+            draw(ax, problem, row)
+            ax.set_title(f"{row['method']} {row['net']}".strip(), fontsize=8)
+        line[0].set_ylabel(task)
+    figure.savefig(path)
+
+
+def cases(form: str, seeds: int) -> list[tuple[str, str, tuple[int, ...], int]]:
+    """Task, method, hidden layers and seed of each row: the cube, and nothing else, by networks of several sizes."""
+    depth, width = FORMS[form]["depth"], FORMS[form]["width"]
+    found = []
+    for name, seed in itertools.product(TASKS, range(seeds)):
+        if name in ("cube", "co2") and seed:
+            continue
+        found.append((name, "exact process", (), seed))
+        found += [(name, method, (width,) * depth, seed) for method in ("functional", *WEIGHT_SPACE)]
+    for sizes in ((width,), (width,) * 5, (3 * width,) * 2):
+        found += [("cube", method, sizes, 0) for method in ("functional", *WEIGHT_SPACE)]
+    return found
+
+
+def main() -> None:
+    parser = sized_parser(__doc__)
+    parser.add_argument("--seeds", type=int, default=3, help="of the two tasks with a sine")
+    args = parser.parse_args()
+    form, output = form_of(args, "functional_extrapolation")
+    common = {
+        "prior_noise": [task.prior_noise for task in TASKS.values()],
+        "batch_size": BATCH_SIZE,
+        "num_points": NUM_POINTS,
+        "grid": GRID,
+    }
+    table = Table(output, {"torch": torch.__version__, **FORMS[form], **common})
+    jobs = []
+    for name, method, hidden, seed in cases(form, 1 if args.small else args.seeds):
+        keys = {"task": name, "method": method, "net": described(hidden), "seed": seed}
+        jobs.append(Job(keys, compare, (args.data_dir, name, method, hidden, seed, form)))
+    rows = compute_all(table, jobs, args.workers, threads=1)
+    for keys in dict.fromkeys((row["task"], row["method"], row["net"]) for row in rows):
+        own = [row for row in rows if (row["task"], row["method"], row["net"]) == keys]
+        figures = (f"{figure} {mean_and_error([row[figure] for row in own])}" for figure in ("error", "ratio"))
+        print(*keys, *figures, sep="  ")
+    picture(rows, args.data_dir, output.with_suffix(".png"))
+
+
+def described(hidden: tuple[int, ...]) -> str:
+    """Layers times units."""
+    return f"{len(hidden)} x {hidden[0]}" if hidden else ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the experiments with priors on functions share: networks for one input, and training in two phases."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from common import Pair
+from torch import Tensor, nn
+
+from pyro_radial import AutoMeanField, RadialELBO, SupervisedModel, fit, predict
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+NUM_SAMPLES = 500
+# The share of the steps in which the weight of the divergence rises to its own, and that before the rate falls.
+RAMP, FAST = 0.5, 0.7
+
+
+def network(inputs: int, hidden: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
+    """A plain network with one output."""
+    sizes = [inputs, *hidden]
+    layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), activation())]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
+
+
+@torch.no_grad()
+def spread_kinks(net: nn.Sequential, low: float, high: float) -> nn.Sequential:
+    """The same network of one input, with the points where its first units change uniform between two numbers.
+
+    PyTorch's own start has half of them within one unit of zero, wherever the data and the measurement points lie.
+    """
+    first = net[0]
+    kinks = low + (high - low) * torch.rand(len(first.bias))
+    first.bias.copy_(-first.weight[:, 0] * kinks)
+    return net
+
+
+def train(
+    model: SupervisedModel,
+    data: Pair,
+    make_loss: Callable[[Callable[[int], float]], RadialELBO],
+    *,
+    steps: int,
+    lr: float,
+    batch_size: int,
+    checkpoint: str,
+    kl_weight: float = 1.0,
+) -> AutoMeanField:
+    """A mean-field guide, with the divergence weighed up at first and a tenth of the rate at last."""
+    guide = AutoMeanField(model)
+    steps_per_epoch = -(-len(data[0]) // batch_size)
+    epochs = max(1, steps // steps_per_epoch)
+    first = max(1, round(FAST * epochs))
+    ramp = max(1, round(RAMP * epochs * steps_per_epoch))
+
+    def rising(step: int) -> float:
+        return kl_weight * min(1.0, (step + 1) / ramp)
+
+    phases = ((first, lr, rising), (epochs - first, 0.1 * lr, lambda step: kl_weight))
+    CHECKPOINTS.mkdir(exist_ok=True)
+    for number, (count, rate, weight) in enumerate(phases):
+        if count:
+            fit(
+                model,
+                guide,
+                data,
+                epochs=count,
+                batch_size=batch_size,
+                optim=partial(torch.optim.Adam, lr=rate),
+                loss=make_loss(weight),
+                checkpoint=CHECKPOINTS / f"{checkpoint}_{number}.pt",
+                checkpoint_every=500,
+                progress=False,
+            )
+    return guide
+
+
+def function_draws(model: SupervisedModel, guide: AutoMeanField, x: Tensor) -> Tensor:
+    """Values ``[S, N]`` of draws from the posterior, in float64."""
+    return predict(model, guide, x, num_samples=NUM_SAMPLES).samples.squeeze(-1).double()
+
+
+def rounded(values: Tensor) -> list[float]:
+    """Numbers for a results file."""
+    return [round(value, 4) for value in values.tolist()]
