@@ -118,7 +118,7 @@ def trend_and_season(unit: float) -> kernels.Kernel:
 
 TASKS = {
     "sin, RBF": Task(sine, (-5.0, 5.0), rbf, 0.2, 0.05),
-    "sin, PER + RBF": Task(sine, (-5.0, 5.0), periodic_and_rbf, 0.2, 0.25),
+    "sin, PER + RBF": Task(sine, (-5.0, 5.0), periodic_and_rbf, 0.2, 0.3),
     "cube": Task(cube, (-6.0, 6.0), linear_and_rbf, 3.0, 0.05),
     "co2": Task(carbon_dioxide, (1996.0, 2026.0), trend_and_season, None, 0.05),
 }
@@ -156,9 +156,7 @@ def standardised(task: Task, data_dir: str, seed: int) -> Problem:
 
 def fitted_prior(task: Task, problem: Problem, steps: int) -> GaussianProcess:
     prior = GaussianProcess(task.kernel(problem.unit_of_inputs))
-    prior.fit(*problem.train, steps=steps, progress=False)
-    if problem.noise is not None:
-        prior.observation_noise.fill_(problem.noise)
+    prior.fit(*problem.train, steps=steps, observation_noise=problem.noise, progress=False)
     return prior
 
 

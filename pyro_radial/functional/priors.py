@@ -236,20 +236,22 @@ class GaussianProcess(FunctionPrior):
         num_points: int = 300,
         steps: int = 1000,
         lr: float = 0.02,
+        observation_noise: float | None = None,
         progress: bool = True,
     ) -> Tensor:
         r"""Fits the parameters of kernel and mean and the noise of observations to data, and fixes them again.
 
         Adam maximises the marginal likelihood; where there are more than ``num_points`` data, each step has a new
         random subset of so many (Sun et al., sections 5 and 5.2.2, who take 1000 of large data and 10,000 steps).
-        The noise starts at a tenth of the targets' standard deviation; parameters with ``requires_grad=False`` stay
-        as they are.
+        The noise starts at a tenth of the targets' standard deviation, unless it is known; parameters with
+        ``requires_grad=False`` stay as they are.
 
         :param Tensor x: points ``[N, D]``.
         :param Tensor y: targets ``[N]`` or ``[N, O]``.
         :param int num_points: data in one step.
         :param int steps: steps of Adam.
         :param float lr: its learning rate, on the logarithm of the noise and the kernel's own unconstrained parameters.
+        :param float observation_noise: the known standard deviation of the noise, or None to find it.
         :param bool progress: whether to show a progress bar.
         :returns: the log marginal likelihood per datum and output before each step, ``[steps]``, in float64.
         :raises ValueError: naming the argument that does not fit, or ``kernel`` if it has no parameters to fit.
@@ -270,10 +272,12 @@ class GaussianProcess(FunctionPrior):
             raise ValueError("kernel has no parameters to fit; give a module, with parameters that require a gradient")
         spread = y.std(correction=0).clamp_min(torch.finfo(y.dtype).eps)
         log_noise = (0.1 * spread).log().requires_grad_()
+        if observation_noise is not None:
+            log_noise = y.new_tensor(math.log(positive_float("observation_noise", observation_noise)))
         with _trainable(parameters):
             history = maximise_marginal_likelihood(
                 lambda x, y: self._log_marginal_likelihood(x, y, log_noise.exp()),
-                [*parameters, log_noise],
+                [*parameters, log_noise] if log_noise.requires_grad else parameters,
                 (x, y),
                 num_points=num_points,
                 steps=steps,

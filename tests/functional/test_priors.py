@@ -269,6 +269,16 @@ def test_fit_sums_over_outputs_and_trains_a_mean_and_keeps_what_is_frozen():
     assert line.weight.requires_grad
 
 
+def test_known_noise_stays_and_the_kernel_is_fitted_to_it():
+    x = torch.linspace(-3, 3, 60, dtype=torch.double).unsqueeze(-1)
+    y = x.sin() + 0.1 * torch.randn(60, 1, dtype=torch.double)
+    prior = GaussianProcess(gp_kernels.RBF(1, lengthscale=torch.tensor(0.05)))
+    prior.fit(x, y, steps=300, lr=0.05, observation_noise=0.1, progress=False)
+    torch.testing.assert_close(prior.observation_noise, torch.tensor(0.1, dtype=torch.double))
+    # From a length so short that the function could pass for noise.
+    assert float(prior.kernel.lengthscale) > 0.5
+
+
 def test_observation_noise_is_in_no_draw():
     x, y = points(20), torch.randn(20)
     prior = GaussianProcess(rbf())
@@ -382,7 +392,7 @@ def test_points_and_values_that_do_not_fit_are_refused_by_name(call, words):
         call(GaussianProcess(squared_exponential))
 
 
-@pytest.mark.parametrize("bad", [{"num_points": 0}, {"steps": 0}, {"lr": -1.0}])
+@pytest.mark.parametrize("bad", [{"num_points": 0}, {"steps": 0}, {"lr": -1.0}, {"observation_noise": 0.0}])
 def test_settings_of_fit_that_do_not_fit_are_refused_by_name(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         GaussianProcess(rbf()).fit(points(), torch.zeros(6), progress=False, **bad)
