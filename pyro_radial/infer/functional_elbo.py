@@ -36,7 +36,7 @@ class FunctionalELBO(RadialELBO):
     infinite for a finite network under most Gaussian process priors: on few points it is finite, and
     :class:`~pyro_radial.functional.RegularisedKL` is on all. Under a smooth kernel a few points are enough for a
     divergence of no use; a prior with ``noise`` is compared with the network's values with as much noise, as in the
-    paper's code.
+    paper's code. That divergence is smaller than the one of the functions themselves, so the loss bounds nothing then.
 
     Source: Sun, Zhang, Shi and Grosse (2019), "Functional variational Bayesian neural networks", eq. 3 to 9; they weigh
     the divergence by one over the size of the measurement set, which is ``kl_weight`` here.
