@@ -49,9 +49,10 @@ def train(
     batch_size: int,
     checkpoint: str,
     kl_weight: float = 1.0,
+    init_scale: float = 0.01,
 ) -> AutoMeanField:
     """A mean-field guide, with the divergence weighed up at first and a tenth of the rate at last."""
-    guide = AutoMeanField(model)
+    guide = AutoMeanField(model, init_scale=init_scale)
     steps_per_epoch = -(-len(data[0]) // batch_size)
     epochs = max(1, steps // steps_per_epoch)
     first = max(1, round(FAST * epochs))
