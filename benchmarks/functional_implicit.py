@@ -9,7 +9,7 @@ network with tanh units is to find what the prior allows between them. Both scor
 the root mean square error of the mean, the mean standard deviation, and the share of the true function within two
 standard deviations. ``prior`` is the prior itself, by 10,000 draws.
 
-    python benchmarks/functional_implicit.py            # 2 layers of 100, 2,500 steps, three runs of each prior
+    python benchmarks/functional_implicit.py            # 2 layers of 100, 2,000 steps, three runs of each prior
     python benchmarks/functional_implicit.py --small    # a few steps
     python benchmarks/functional_implicit.py --paper    # 20,000 steps with 500 functions
 """
@@ -42,7 +42,7 @@ NOISE, NUM_POINTS, GRID, SHOWN = 0.02, 40, 201, 8
 # Units that change over a tenth of the domain; at PyTorch's start they are nearly linear on [0, 1].
 STEEPNESS = 10.0
 FORMS: dict[str, Row] = {
-    "default": {"steps": 2_500, "functions": 150, "lr": 3e-3},
+    "default": {"steps": 2_000, "functions": 150, "lr": 3e-3},
     "small": {"steps": 30, "functions": 100, "lr": 3e-3},
     "paper": {"steps": 20_000, "functions": 500, "lr": 3e-3},
 }
