@@ -25,12 +25,12 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 class Table:
-    """Pair of results in a JSON file; a row whose keys are there already is not computed again."""
+    """Rows of results in a JSON file; a row whose keys are there already is not computed again."""
 
     def __init__(self, path: Path, setting: Row) -> None:
         self.path, self.setting = path, setting
         saved = json.loads(path.read_text()) if path.exists() else {}
-        # Pair of another setting would not be comparable.
+        # Rows of another setting would not be comparable.
         self.rows: list[Row] = saved["rows"] if saved.get("setting") == setting else []
 
     def find(self, keys: Row) -> Row | None:
@@ -46,7 +46,8 @@ class Table:
         self.rows.append(row)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps({"setting": self.setting, "rows": self.rows}, indent=1) + "\n")
+        rows = ",\n".join(json.dumps(row) for row in self.rows)
+        partial.write_text(f'{{"setting": {json.dumps(self.setting)},\n"rows": [\n{rows}\n]}}\n')
         os.replace(partial, self.path)
         print({k: v for k, v in row.items() if not isinstance(v, list)}, flush=True)
         return row

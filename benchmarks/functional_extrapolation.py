@@ -6,7 +6,7 @@
 ``sin``: 20 points of 2 sin(4x) with noise of 0.2 in [-2, -0.5] and [0.5, 2], under an RBF kernel and under a periodic
 plus an RBF kernel (Sun et al., 2019, section 5.1 and figure 2). ``cube``: 20 points of x^3 with noise of 3 in [-4, -1]
 and [1, 4] under a linear plus an RBF kernel, with networks of several sizes (figure 1). ``co2``: monthly means of
-carbon dioxide at Mauna Loa from 1996 to 2015, and the ten years after (appendix C.2).
+carbon dioxide at Mauna Loa from 2006 to 2015, and the five years after (appendix C.2).
 
 The process is fitted to the data by marginal likelihood, and is the prior of the network. Measured on an even grid over
 the whole domain: ``error``, the root mean square difference of the means in deviations of the prior, and ``ratio``, the
@@ -89,7 +89,7 @@ def carbon_dioxide(data_dir: str, generator: torch.Generator) -> tuple[Pair, Pai
     with (Path(data_dir) / "timeseries" / "co2_mauna_loa_monthly.csv").open() as file:
         rows = [(float(row["decimal_date"]), float(row["average"])) for row in csv.DictReader(file)]
     x, y = torch.tensor(rows).T.unsqueeze(-1)
-    train, later = ((first <= x[:, 0]) & (x[:, 0] < last) for first, last in ((1996, 2016), (2016, 2026)))
+    train, later = ((first <= x[:, 0]) & (x[:, 0] < last) for first, last in ((2006, 2016), (2016, 2021)))
     return (x[train], y[train]), (x[later], y[later])
 
 
@@ -122,7 +122,7 @@ TASKS = {
     "sin, RBF": Task(sine, (-5.0, 5.0), rbf, 0.2, 0.05),
     "sin, PER + RBF": Task(sine, (-5.0, 5.0), periodic_and_rbf, 0.2, 0.15),
     "cube": Task(cube, (-6.0, 6.0), linear_and_rbf, 3.0, 0.05),
-    "co2": Task(carbon_dioxide, (1996.0, 2026.0), trend_and_season, None, 0.05),
+    "co2": Task(carbon_dioxide, (2006.0, 2021.0), trend_and_season, None, 0.1),
 }
 
 
@@ -250,27 +250,33 @@ def draw(ax: Axes, problem: Problem, row: Row) -> None:
     ax.plot(grid, mean, color="tab:blue", lw=1.5)
     ax.plot(*problem.train, ".", color="black", ms=4)
     ax.plot(*problem.later, ".", color="tab:red", ms=2)
-    width = 1.4 * float(problem.train[1].abs().max())
+    width = 1.3 * max(float(y.abs().max()) for _, y in (problem.train, problem.later) if len(y))
     ax.set(ylim=(-width, width), xticks=[], yticks=[])
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def picture(rows: list[Row], data_dir: str, path: Path) -> None:
-    """A row of panels for each task, of the first seed: the exact process, and all methods and sizes of networks."""
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    shown = {task: [row for row in rows if row["task"] == task and row["seed"] == 0] for task in tasks}
-    columns = max(len(own) for own in shown.values())
-    figure = Figure(figsize=(2.6 * columns, 2.1 * len(tasks)), layout="constrained", dpi=110)
-    axes = figure.subplots(len(tasks), columns, squeeze=False)
-    for (task, own), line in zip(shown.items(), axes, strict=True):
-        problem = standardised(TASKS[task], data_dir, 0)
-        for ax in line[len(own) :]:
-            ax.axis("off")
-        for row, ax in zip(own, line, strict=False):
-            draw(ax, problem, row)
-            ax.set_title(f"{row['method']} {row['net']}".strip(), fontsize=8)
-        line[0].set_ylabel(task)
-    figure.savefig(path)
+def pictures(rows: list[Row], data_dir: str, form: str, path: Path) -> None:
+    """Of the first seed: the exact process and all methods for each task, and each method by size for the cube."""
+    first = [row for row in rows if row["seed"] == 0]
+    usual = described((FORMS[form]["width"],) * FORMS[form]["depth"])
+    tasks = {task: [row for row in first if row["task"] == task and row["net"] in ("", usual)] for task in TASKS}
+    panels(tasks, "method", data_dir).savefig(path)
+    cube = sorted((row for row in first if row["task"] == "cube" and row["net"]), key=lambda row: row["net"])
+    methods = {method: [row for row in cube if row["method"] == method] for method in ("functional", *WEIGHT_SPACE)}
+    panels(methods, "net", data_dir).savefig(path.with_stem(f"{path.stem}_sizes"))
+
+
+def panels(lines: dict[str, list[Row]], title: str, data_dir: str) -> Figure:
+    """A line of panels for each name, each with what its row says under ``title``."""
+    columns = max(len(own) for own in lines.values())
+    figure = Figure(figsize=(2.6 * columns, 2.1 * len(lines)), layout="constrained", dpi=110)
+    axes = figure.subplots(len(lines), columns, squeeze=False)
+    for (name, own), line in zip(lines.items(), axes, strict=True):
+        for row, ax in zip(own, line, strict=True):
+            draw(ax, standardised(TASKS[row["task"]], data_dir, 0), row)
+            ax.set_title(row[title], fontsize=9)
+        line[0].set_ylabel(name, fontsize=9)
+    return figure
 
 
 def cases(form: str, seeds: int) -> list[tuple[str, str, tuple[int, ...], int]]:
@@ -282,7 +288,7 @@ def cases(form: str, seeds: int) -> list[tuple[str, str, tuple[int, ...], int]]:
             continue
         found.append((name, "exact process", (), seed))
         found += [(name, method, (width,) * depth, seed) for method in ("functional", *WEIGHT_SPACE)]
-    for sizes in ((width,), (width,) * 5, (3 * width,) * 2):
+    for sizes in ((width,), (width,) * 5, (2 * width,) * 2):
         found += [("cube", method, sizes, 0) for method in ("functional", *WEIGHT_SPACE)]
     return found
 
@@ -308,7 +314,7 @@ def main() -> None:
         own = [row for row in rows if (row["task"], row["method"], row["net"]) == keys]
         figures = (f"{figure} {mean_and_error([row[figure] for row in own])}" for figure in ("error", "ratio"))
         print(*keys, *figures, sep="  ")
-    picture(rows, args.data_dir, output.with_suffix(".png"))
+    pictures(rows, args.data_dir, form, output.with_suffix(".png"))
 
 
 def described(hidden: tuple[int, ...]) -> str:
