@@ -8,10 +8,12 @@ python benchmarks/report.py --write    # puts them into the page
 """
 
 import argparse
-import json
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
+
+from report_functional import extrapolation, functional_cost, score_estimators
+from report_tools import results, table, with_error
 
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
@@ -27,20 +29,6 @@ VMG = {
     "wine": (0.63, -0.95),
     "yacht": (0.71, -1.30),
 }
-
-
-def results(name: str) -> dict[str, Any]:
-    return json.loads((HERE / "results" / f"{name}.json").read_text())
-
-
-def table(headings: list[str], rows: list[list[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def with_error(values: list[float], digits: int) -> str:
-    error = f" ± {stdev(values) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):.{digits}f}{error}"
 
 
 def mnist() -> str:
@@ -314,7 +302,8 @@ def figures() -> str:
     first = [mnist(), step_time(), init_scale()]
     chains = [radial_kl(), split_multi_head(), split_single_head(), permuted(), sequential_regression()]
     directions = [vmf_error(), vmf_cost(), lenet(), uci()]
-    return "\n\n".join([BEGIN, *first, *chains, *directions, END])
+    functions = [score_estimators(), extrapolation(), functional_cost()]
+    return "\n\n".join([BEGIN, *first, *chains, *directions, *functions, END])
 
 
 def main() -> None:
