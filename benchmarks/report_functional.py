@@ -10,6 +10,7 @@ from report_tools import results, table, with_error
 
 ESTIMATORS = ("published", "SpectralStein()", "Stein()", "GaussianMoments()")
 NORMAL, OTHER = ("white", "smooth"), ("two modes", "student")
+IMPLICIT_FIGURES = ("error", "deviation", "coverage")
 
 
 def score_estimators() -> str:
@@ -67,6 +68,27 @@ def extrapolation() -> str:
         + "\n\n![Posteriors beside the exact processes](results/functional_extrapolation.png)"
         + "\n\nThe cube by networks of several sizes:\n\n"
         + "![Posteriors of the cube by size](results/functional_extrapolation_sizes.png)"
+    )
+
+
+def implicit() -> str:
+    found = results("functional_implicit")
+    rows, setting = found["rows"], found["setting"]
+    lines = []
+    for prior in dict.fromkeys(row["prior"] for row in rows):
+        for law in ("posterior", "prior"):
+            keys = [f"{law} {figure}, {place}" for place in ("beside data", "gap") for figure in IMPLICIT_FIGURES]
+            own = [row for row in rows if row["prior"] == prior]
+            lines.append([f"{prior}, {law}", *(with_error([row[key] for row in own], 3) for key in keys)])
+    headings = [f"{figure}, {place}" for place in ("beside data", "in the gap") for figure in IMPLICIT_FIGURES]
+    runs = 1 + max(row["seed"] for row in rows)
+    return (
+        "Priors known by draws alone, random steps and random straight pieces on [0, 1]: 20 data on [0, 0.2] and "
+        f"on [0.8, 1] of a function of the prior, {setting['steps']:,} steps, 2 x 100 tanh units, `SteinKL`. Error "
+        "of the mean against the true function, standard deviation, share of the true function within two of them; "
+        f"mean and standard error of {runs} runs (`benchmarks/functional_implicit.py`):\n\n"
+        + table(["", *headings], lines)
+        + "\n\n![Posteriors under implicit priors](results/functional_implicit.png)"
     )
 
 
