@@ -22,13 +22,13 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyro
 import torch
 from common import RESULTS, Row
+from functional_runs import network
 from pyro.contrib.gp.kernels import RBF
 from torch import Tensor, nn
 from vmf_cost import BLOCK, Subjects, keep_pages, medians
@@ -92,9 +92,8 @@ def make_loss(case: Case) -> RadialELBO:
 def make_step(case: Case) -> Callable[[], None]:
     """A function that makes one training step."""
     pyro.set_rng_seed(0)
-    layers = [layer for i, o in pairwise([1, 100, 100, 100, 100, 100, 1]) for layer in (nn.Linear(i, o), nn.ReLU())]
-    likelihood = likelihoods.Gaussian(num_data=NUM_DATA, scale=0.1)
-    model = SupervisedModel(BayesianModule(nn.Sequential(*layers[:-1])), likelihood)
+    net = network(1, (100,) * 5, nn.ReLU)
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=NUM_DATA, scale=0.1))
     loss = make_loss(case)(model, AutoMeanField(model))
     x = 2.0 * torch.rand(NUM_DATA, 1) - 1.0
     y = (4.0 * x).sin() + 0.1 * torch.randn(NUM_DATA, 1)

@@ -30,7 +30,7 @@ import gpytorch.kernels as kernels
 import pyro
 import torch
 from common import Job, Pair, Row, Table, compute_all, form_of, mean_and_error, sized_parser
-from functional_runs import function_draws, network, rounded, spread_kinks, train
+from functional_runs import function_draws, network, rounded, spread_kinks, train, weight_space
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -223,9 +223,6 @@ def posterior_draws(
 
     def functional(kl_weight: Callable[[int], float]) -> RadialELBO:
         return FunctionalELBO(noisy, box, divergence=GaussianKL(), num_functions=num_functions, kl_weight=kl_weight)
-
-    def weight_space(kl_weight: Callable[[int], float]) -> RadialELBO:
-        return RadialELBO(10, vectorize_particles=True, strict_kl=True, kl_weight=kl_weight)
 
     guide = train(
         model,

@@ -39,6 +39,11 @@ def spread_kinks(net: nn.Sequential, low: float, high: float) -> nn.Sequential:
     return net
 
 
+def weight_space(kl_weight: Callable[[int], float]) -> RadialELBO:
+    """The loss of a network with a prior on its weights."""
+    return RadialELBO(10, vectorize_particles=True, strict_kl=True, kl_weight=kl_weight)
+
+
 def train(
     model: SupervisedModel,
     data: Pair,

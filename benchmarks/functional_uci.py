@@ -31,7 +31,7 @@ import gpytorch.kernels as kernels
 import pyro
 import torch
 from common import Job, Pair, Row, Table, compute_all, form_of, mean_and_error, sized_parser, uci_split
-from functional_runs import network, train
+from functional_runs import network, train, weight_space
 from pyro.nn import PyroParam
 from torch import Tensor, nn
 
@@ -152,8 +152,7 @@ def trained(method: str, rows: Pair, setting: Row, checkpoint: str) -> tuple[Sup
         likelihood = likelihoods.Gaussian(len(x), scale=setting["init_noise"], learn_scale=True)
         model = SupervisedModel(BayesianModule(net, FanIn()), likelihood)
 
-        def make_loss(kl_weight: Callable[[int], float]) -> RadialELBO:
-            return RadialELBO(10, vectorize_particles=True, strict_kl=True, kl_weight=kl_weight)
+        make_loss = weight_space
 
     steps = max(setting["least_steps"], setting["epochs"] * -(-len(x) // setting["batch_size"]))
     guide = train(
