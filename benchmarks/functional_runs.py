@@ -1,12 +1,13 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the experiments with priors on functions share: networks for one input, and training in two phases."""
+"""What the experiments with priors on functions share: networks with one output, and training with a falling rate."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import Pair
@@ -16,8 +17,10 @@ from pyro_radial import AutoMeanField, RadialELBO, SupervisedModel, fit, predict
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 NUM_SAMPLES = 500
-# The share of the steps in which the weight of the divergence rises to its own, and that before the rate falls.
-RAMP, FAST = 0.5, 0.7
+# The share of the steps in which the weight of the divergence rises to its own.
+RAMP = 0.5
+# Shares of the steps, each with what its rate is times.
+FALLING = ((0.7, 1.0), (0.3, 0.1))
 
 
 def network(inputs: int, hidden: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
@@ -55,33 +58,34 @@ def train(
     checkpoint: str,
     kl_weight: float = 1.0,
     init_scale: float = 0.01,
+    rates: Sequence[tuple[float, float]] = FALLING,
+    pretrain_epochs: int = 0,
 ) -> AutoMeanField:
-    """A mean-field guide, with the divergence weighed up at first and a tenth of the rate at last."""
+    """A mean-field guide, with the divergence weighed up at first and a lower rate later.
+
+    Epochs that train the means alone come before the steps.
+    """
     guide = AutoMeanField(model, init_scale=init_scale)
     steps_per_epoch = -(-len(data[0]) // batch_size)
     epochs = max(1, steps // steps_per_epoch)
-    first = max(1, round(FAST * epochs))
     ramp = max(1, round(RAMP * epochs * steps_per_epoch))
+    ends = [0, *(max(1, round(share * epochs)) for share in accumulate(share for share, _ in rates))]
 
-    def rising(step: int) -> float:
-        return kl_weight * min(1.0, (step + 1) / ramp)
+    def weight_after(start: int, step: int) -> float:
+        return kl_weight * min(1.0, (start + step + 1) / ramp)
 
-    phases = ((first, lr, rising), (epochs - first, 0.1 * lr, lambda step: kl_weight))
+    def run(epochs: int, rate: float, name: str, **more: Any) -> None:
+        path = CHECKPOINTS / f"{checkpoint}_{name}.pt"
+        adam = partial(torch.optim.Adam, lr=rate)
+        every = {"checkpoint": path, "checkpoint_every": 500, "progress": False}
+        fit(model, guide, data, epochs=epochs, batch_size=batch_size, optim=adam, **every, **more)
+
     CHECKPOINTS.mkdir(exist_ok=True)
-    for number, (count, rate, weight) in enumerate(phases):
-        if count:
-            fit(
-                model,
-                guide,
-                data,
-                epochs=count,
-                batch_size=batch_size,
-                optim=partial(torch.optim.Adam, lr=rate),
-                loss=make_loss(weight),
-                checkpoint=CHECKPOINTS / f"{checkpoint}_{number}.pt",
-                checkpoint_every=500,
-                progress=False,
-            )
+    if pretrain_epochs:
+        run(pretrain_epochs, lr, "means", pretrain_epochs=pretrain_epochs)
+    for number, ((start, end), (_, factor)) in enumerate(zip(pairwise(ends), rates, strict=True)):
+        if end > start:
+            run(end - start, factor * lr, str(number), loss=make_loss(partial(weight_after, start * steps_per_epoch)))
     return guide
 
 

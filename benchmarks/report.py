@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from report_functional import extrapolation, functional_cost, implicit, score_estimators
+from report_functional import extrapolation, functional_cost, functional_uci, implicit, score_estimators
 from report_tools import results, table, with_error
 
 HERE = Path(__file__).parent
@@ -302,7 +302,7 @@ def figures() -> str:
     first = [mnist(), step_time(), init_scale()]
     chains = [radial_kl(), split_multi_head(), split_single_head(), permuted(), sequential_regression()]
     directions = [vmf_error(), vmf_cost(), lenet(), uci()]
-    functions = [score_estimators(), extrapolation(), implicit(), functional_cost()]
+    functions = [score_estimators(), extrapolation(), implicit(), functional_uci(), functional_cost()]
     return "\n\n".join([BEGIN, *first, *chains, *directions, *functions, END])
 
 
