@@ -71,9 +71,10 @@ def extrapolation() -> str:
     return (
         "Networks with a Gaussian process as their prior, beside weight-space mean field (standard normal priors, KL "
         f"whole or times 0.001), {setting['steps']:,} steps of Adam at {setting['lr']:g}, in the last 30 % at a tenth, "
-        "ReLU; for the series of carbon dioxide twice as many, from five times that rate. Error: root mean square difference of the posterior means on the whole domain from the exact process, "
-        "in deviations of the prior; ratio: mean ratio of the standard deviations. For the series of carbon dioxide "
-        "also the root mean square error in ppm and the coverage of 95 % intervals in the five years after the data "
+        "ReLU; for the series of carbon dioxide twice as many, from five times that rate. Error: root mean square "
+        "difference of the posterior means on the whole domain from the exact process, in deviations of the prior; "
+        "ratio: mean ratio of the standard deviations. For the series of carbon dioxide also the root mean square "
+        "error in ppm and the coverage of 95 % intervals in the five years after the data "
         "(`benchmarks/functional_extrapolation.py`):\n\n"
         + table(["", "", "error", "ratio", "later", "seeds"], lines)
         + "\n\n![Posteriors beside the exact processes](results/functional_extrapolation.png)"
