@@ -61,7 +61,9 @@ def score_estimators() -> str:
 def extrapolation() -> str:
     found = results("functional_extrapolation")
     setting, lines = found["setting"], []
-    for task, method, net in dict.fromkeys((row["task"], row["method"], row["net"]) for row in found["rows"]):
+    tasks = list(dict.fromkeys(row["task"] for row in found["rows"]))
+    keys = dict.fromkeys((row["task"], row["method"], row["net"]) for row in found["rows"])
+    for task, method, net in sorted(keys, key=lambda key: tasks.index(key[0])):
         own = [row for row in found["rows"] if (row["task"], row["method"], row["net"]) == (task, method, net)]
         cells = [with_error([row[key] for row in own], 3) for key in ("error", "ratio")]
         if method == "exact process":
