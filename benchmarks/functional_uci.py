@@ -24,7 +24,7 @@ then, with those validation rows alone, the rates, more steps and the whole of y
 deviation were found far above those of the exact posterior: the training had not come to its end.
 
     python benchmarks/functional_uci.py --data-dir DIR            # DIR holds uci/*.npz; 3 splits
-    python benchmarks/functional_uci.py --data-dir DIR --small    # yacht, one split, a few epochs
+    python benchmarks/functional_uci.py --data-dir DIR --small    # yacht, one split, 150 steps
     python benchmarks/functional_uci.py --data-dir DIR --paper    # 1 x 50, 20 + 5 points, 2,000 epochs, 10 splits
 """
 
@@ -80,21 +80,17 @@ LARGE_SETTINGS: dict[str, Row] = {
     "naval": DEFAULT | OF_LARGE | {"pretrain_epochs": 100, "times_noise": 100.0},
     "protein": DEFAULT | OF_LARGE | {"pretrain_epochs": 20},
 }
-PAPER: Row = {
+PAPER: Row = DEFAULT | {
     "hidden": [50],
     "activation": "ReLU",
     "batch_size": 20,
     "whole_up_to": 0,
     "num_points": 5,
     "more_functions": 75,
-    "pretrain_epochs": 0,
     "epochs": 2_000,
     "least_steps": 0,
     "lr": 1e-3,
     "rates": [[1.0, 1.0]],
-    "prior_noise": 0.01,
-    "init_noise": 0.5,
-    "times_noise": 3.0,
     "weigh_up": 1.0,
     "prior_steps": 10_000,
     "prior_points": 1_000,
@@ -199,10 +195,8 @@ def main() -> None:
     args = parser.parse_args()
     form, output = form_of(args, "functional_uci")
     splits = args.splits or {"default": 3, "small": 1, "paper": 10}[form]
-    settings = dict.fromkeys(SMALL, FORMS[form])
-    settings |= LARGE_SETTINGS
-    if form == "small":
-        settings = {"yacht": FORMS[form]}
+    every = dict.fromkeys(SMALL, FORMS[form]) | LARGE_SETTINGS
+    settings = {"yacht": every["yacht"]} if form == "small" else every
     table = Table(
         output,
         {"torch": torch.__version__, **FORMS[form], "large": LARGE_SETTINGS, "num_samples": NUM_SAMPLES},

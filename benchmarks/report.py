@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Any
 
 from report_functional import extrapolation, functional_cost, functional_uci, implicit, score_estimators
-from report_tools import results, table, with_error
+from report_tools import REGRESSION, of_splits, paired, results, table, with_error
 
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
@@ -275,21 +275,16 @@ def uci() -> str:
     found = results("uci_regression")
     rows, lines = found["rows"], []
     for name in dict.fromkeys(row["data"] for row in rows):
-        of_set = {(row["split"], row["method"]): row for row in rows if row["data"] == name}
-        splits = sorted({split for split, _ in of_set})
-        for figure, digits, column in (("rmse", 3, 0), ("log_likelihood", 3, 1)):
-            values = {
-                m: [of_set[split, m][figure] for split in splits]
-                for m in ("radial-directional", "radial", "mean field")
-            }
-            pairs = zip(values["radial-directional"], values["mean field"], strict=True)
-            cells = [f"{name}, {figure.replace('_', '-').replace('rmse', 'RMSE')}"]
-            cells += [with_error(v, digits) for v in values.values()]
-            cells += [with_error([ours - theirs for ours, theirs in pairs], digits), f"{VMG[name][column]:.2f}"]
-            lines.append(cells)
+        for (figure, title), published in zip(REGRESSION.items(), VMG[name], strict=True):
+            ours, radial, theirs = (
+                of_splits(rows, figure, data=name, method=method)
+                for method in ("radial-directional", "radial", "mean field")
+            )
+            cells = [with_error(values, 3) for values in (ours, radial, theirs)]
+            lines.append([f"{name}, {title}", *cells, paired(ours, theirs, 3), f"{published:.2f}"])
     setting = found["setting"]
     return (
-        f"UCI regression, one hidden layer of {setting['hidden']}, {len(splits)} standard splits, batches of "
+        f"UCI regression, one hidden layer of {setting['hidden']}, {len(ours)} standard splits, batches of "
         f"{setting['batch_size']}, at most {setting['max_steps']:,} steps of Adam at {setting['learning_rate']:g} a "
         "split for every method; mean and standard error, in the targets' own units. The difference is paired, "
         "radial-directional minus mean field; VMG is published (Louizos and Welling, 2016), with its own, longer "

@@ -6,7 +6,7 @@
 from statistics import mean
 from typing import Any
 
-from report_tools import results, table, with_error
+from report_tools import REGRESSION, of_splits, paired, results, table, with_error
 
 ESTIMATORS = ("published", "SpectralStein()", "Stein()", "GaussianMoments()")
 NORMAL, OTHER = ("white", "smooth"), ("two modes", "student")
@@ -110,16 +110,14 @@ def functional_uci() -> str:
     found = results("functional_uci")
     setting, lines = found["setting"], []
     for name, published in FBNN.items():
-        for figure, theirs in zip(("rmse", "log_likelihood"), published, strict=True):
+        for (figure, title), theirs in zip(REGRESSION.items(), published, strict=True):
             ours, *rest = (
-                [row[figure] for row in found["rows"] if (row["data"], row["method"]) == (name, method)]
-                for method in ("functional", *OTHERS)
+                of_splits(found["rows"], figure, data=name, method=method) for method in ("functional", *OTHERS)
             )
-            less = [[a - b for a, b in zip(ours, other, strict=True)] for other in rest]
             digits = 5 if (name, figure) == ("naval", "rmse") else 3
-            cells = [with_error(values, digits) for values in (ours, *rest, *less)]
-            title = f"{name}, {figure.replace('_', '-').replace('rmse', 'RMSE')}"
-            lines.append([title, *cells, theirs, str(len(ours))])
+            cells = [with_error(values, digits) for values in (ours, *rest)]
+            cells += [paired(ours, other, digits) for other in rest]
+            lines.append([f"{name}, {title}", *cells, theirs, str(len(ours))])
     hidden, large = setting["hidden"], setting["large"]["naval"]
     return (
         f"UCI regression with a Gaussian process as the prior of a network of {len(hidden)} x {hidden[0]} "
