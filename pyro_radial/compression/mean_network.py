@@ -39,5 +39,5 @@ def mean_network(bnn: BayesianModule, guide: AutoPerSite) -> nn.Module:
         True
     """
     draw, posterior = guide.median(), dict[str, Any](guide.posterior())
-    means = {site: law.mean for site, law in posterior.items() if is_on_sphere(law.support)}
+    means = {site: distribution.mean for site, distribution in posterior.items() if is_on_sphere(distribution.support)}
     return bnn.to_module({**draw, **means})

@@ -41,7 +41,7 @@ def learn_stream(
 
     For each task a guide of the chain is trained by :func:`~pyro_radial.fit` and becomes the chain's prior, which also
     makes the predictions. In a network with several heads (:class:`~pyro_radial.nn.MultiHead`) each task uses its
-    own: the others are neither trained nor penalised. The likelihood's ``num_data`` is set to each task's.
+    own: the others are neither trained nor penalized. The likelihood's ``num_data`` is set to each task's.
 
     :param PriorChain chain: around a :class:`~pyro_radial.SupervisedModel` of a classifier; at the end its
         prior is the last posterior.

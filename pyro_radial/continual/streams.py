@@ -24,7 +24,7 @@ Pair = tuple[Tensor, Tensor]
 class Task:
     """One task of a stream: inputs and targets to learn from and to be tested on.
 
-    :param name: what tables and pictures call the task, such as "classes 0, 1".
+    :param name: what tables and plots call the task, such as "classes 0, 1".
     :param train: inputs ``[N, ...]`` and targets ``[N, ...]`` to learn from.
     :param test: as ``train``, to measure by.
     :param validation: as ``train``, held out from it, or None.

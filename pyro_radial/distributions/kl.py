@@ -74,16 +74,17 @@ class _Noise(NamedTuple):
 
 
 def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
-    r"""KL from a radial or normal law to a factorised normal or a radial law, under any nesting of wrappers.
+    r"""KL from a radial or normal distribution to a factorized normal or a radial distribution, under any nesting of
+    wrappers.
 
-    To a factorised normal :math:`N(m, t^2)` it is closed, since the cross-entropy needs the mean and the variance of
+    To a factorized normal :math:`N(m, t^2)` it is closed, since the cross-entropy needs the mean and the variance of
     each element alone:
 
     .. math:: KL = -H(q) + \tfrac12 \sum_i \left[\log 2\pi t_i^2
         + \frac{\sigma_i^2 / D + (\mu_i - m_i)^2}{t_i^2}\right].
 
-    To a radial law, with :math:`\rho = \|(w - m) / t\|`, the log-area S of the unit sphere and v_i the variance of
-    q's element,
+    To a radial distribution, with :math:`\rho = \|(w - m) / t\|`, the log-area S of the unit sphere and v_i the
+    variance of q's element,
 
     .. math:: KL = -H(q) + \tfrac12 \log\tfrac\pi2 + S + \sum_i \log t_i
         + \tfrac12 \sum_i \frac{v_i + (\mu_i - m_i)^2}{t_i^2} + (D - 1)\, E_q \log \rho.
@@ -120,7 +121,7 @@ def kl_radial_to_multivariate_normal(q: RadialNormal, p: MultivariateNormal) -> 
 
 
 def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
-    """KL between two laws that are the same bijection of simpler ones: the KL of the simpler ones.
+    """KL between two distributions that are the same bijection of simpler ones: the KL of the simpler ones.
 
     This gives, for example, a log-radial or log-normal guide its closed-form KL to ``LogNormal(...).to_event(1)``.
     """
@@ -214,7 +215,7 @@ def _is_identity(transform: Transform) -> bool:
 
 
 def pull_back(p: Distribution, transforms: list[Transform]) -> Distribution:
-    """The law whose image under ``transforms`` is p."""
+    """The distribution whose image under ``transforms`` is p."""
     if isinstance(p, Independent):
         return Independent(pull_back(p.base_dist, transforms), p.reinterpreted_batch_ndims, validate_args=False)
     if isinstance(p, ExpandedDistribution):

@@ -1,10 +1,11 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""The mean log-distance from a radial law's centre, E log rho: the one term of a radial KL without a closed form.
+r"""The mean log-distance from a radial distribution's center, E log rho: the one term of a radial KL without a closed
+form.
 
 With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` elementwise, :math:`\rho = \|s \odot \epsilon + d\|` where
-:math:`\epsilon` is the unit noise of the other law. Along a unit direction u, with signed
+:math:`\epsilon` is the unit noise of the other distribution. Along a unit direction u, with signed
 :math:`r \sim N(0, 1)`, :math:`\rho^2 = A r^2 + 2 B r + C`, whose mean logarithm over r is exact
 (:func:`mean_log_square`). What is left is an average over directions. Each stands for the antithetic pair
 :math:`\pm u`, and control variates whose means are known take away what varies with it to first order in :math:`A` and
@@ -85,7 +86,8 @@ def mean_log_square(offset: Tensor, width: Tensor) -> Tensor:
 
 
 def mean_log_distance_of_radial(ratio: Tensor, shift: Tensor) -> Tensor:
-    r"""E log rho for the unit noise of a radial law, an unbiased and quiet estimate; exact for constant s and d = 0.
+    r"""E log rho for the unit noise of a radial distribution, an unbiased and quiet estimate; exact for constant s and
+    d = 0.
 
     :param Tensor ratio: s, positive, ``[*batch, D]``.
     :param Tensor shift: d, ``[*batch, D]``.

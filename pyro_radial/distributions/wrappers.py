@@ -85,7 +85,7 @@ def _own_copy(distribution: Any) -> Any:
 
 
 class Image(pyro.distributions.TransformedDistribution):
-    """A transformed law that knows its support: torch takes the image of an affine map for the whole line."""
+    """A transformed distribution that knows its support: torch takes the image of an affine map for the whole line."""
 
     _support: Any
 
@@ -94,25 +94,25 @@ class Image(pyro.distributions.TransformedDistribution):
         return self._support
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        """The same law with a larger batch shape."""
+        """The same distribution with a larger batch shape."""
         return on_support(super().expand(batch_shape, _instance), self._support)
 
 
-def on_support(law: Any, support: Any) -> Any:
-    """The law, and where it is an image of another, with this as its support.
+def on_support(distribution: Any, support: Any) -> Any:
+    """The distribution, and where it is an image of another, with this as its support.
 
     >>> import pyro.distributions as dist
     >>> doubled = dist.TransformedDistribution(dist.LogNormal(0.0, 1.0), torch.distributions.AffineTransform(0.0, 2.0))
     >>> doubled.support, on_support(doubled, constraints.positive).support
     (Real(), GreaterThan(lower_bound=0.0))
     """
-    new = copy.copy(law)
-    if type(law) in (pyro.distributions.TransformedDistribution, Image):
+    new = copy.copy(distribution)
+    if type(distribution) in (pyro.distributions.TransformedDistribution, Image):
         new.__class__ = Image
         new._support = support
-    elif isinstance(law, Independent) and isinstance(support, constraints.independent):
-        rest = support.reinterpreted_batch_ndims - law.reinterpreted_batch_ndims
+    elif isinstance(distribution, Independent) and isinstance(support, constraints.independent):
+        rest = support.reinterpreted_batch_ndims - distribution.reinterpreted_batch_ndims
         if rest >= 0:
             inner = support.base_constraint
-            new.base_dist = on_support(law.base_dist, constraints.independent(inner, rest) if rest else inner)
+            new.base_dist = on_support(distribution.base_dist, constraints.independent(inner, rest) if rest else inner)
     return new

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_radial.nn.validation import positive_count
 
-__all__ = ["FromData", "FromSampler", "Together", "UniformBox"]
+__all__ = ["Concatenated", "FromData", "FromSampler", "UniformBox"]
 
 Context = Callable[[Tensor], Tensor]
 
@@ -148,13 +148,13 @@ class FromSampler:
         return f"FromSampler({getattr(self.function, '__name__', self.function)}, num_points={self.num_points})"
 
 
-class Together:
+class Concatenated:
     """The points of several contexts, one after the other.
 
     Example::
 
         >>> far, near = UniformBox(-9.0, 9.0, num_points=10), UniformBox(-1.0, 1.0, num_points=30)
-        >>> Together([far, near])(torch.zeros(4, 2)).shape
+        >>> Concatenated([far, near])(torch.zeros(4, 2)).shape
         torch.Size([40, 2])
 
     :param contexts: at least one.
@@ -180,7 +180,7 @@ class Together:
                 context.ascend(objective)
 
     def __repr__(self) -> str:
-        return f"Together({list(self.contexts)})"
+        return f"Concatenated({list(self.contexts)})"
 
 
 def _finite(argument: str, value: Any) -> Tensor:

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from pyro_radial.nn.validation import positive_count, positive_float
 
 
-def maximise_marginal_likelihood(
+def maximize_marginal_likelihood(
     log_marginal_likelihood: Callable[[Tensor, Tensor], Tensor],
     parameters: Sequence[Tensor],
     data: tuple[Tensor, Tensor],
@@ -25,7 +25,7 @@ def maximise_marginal_likelihood(
     """Climbs with Adam, each step on a random subset of at most ``num_points`` data.
 
     A subset's marginal likelihood is that of a smaller data set, no unbiased estimate of the whole one's: it is
-    maximised per datum, so that its size does not change the step.
+    maximized per datum, so that its size does not change the step.
 
     :returns: the objective per datum and output before each step, ``[steps]``.
     :raises ValueError: naming the number that does not fit.

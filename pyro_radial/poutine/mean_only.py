@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Run a guide without noise: every latent site at the centre of its law."""
+"""Run a guide without noise: every latent site at the center of its distribution."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class MeanOnlyMessenger(Messenger):
-    """Replaces each latent site by a ``Delta`` at its law's centre; see :func:`mean_only`."""
+    """Replaces each latent site by a ``Delta`` at its distribution's center; see :func:`mean_only`."""
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["done"] or msg["is_observed"] or site_is_subsample(msg):
@@ -34,7 +34,7 @@ def mean_only(guide: Callable[..., Any] | None = None) -> Any:
     Farquhar, Osborne and Gal (2020), appendix D.
 
     :param guide: a guide to wrap; without one, a context manager for the guides run inside it.
-    :raises ValueError: naming the site, for a discrete law.
+    :raises ValueError: naming the site, for a discrete distribution.
 
     Example::
 
@@ -57,5 +57,7 @@ def _center(fn: Any, name: str) -> Tensor:
     if isinstance(fn, torch.distributions.Independent | dist.torch_distribution.MaskedDistribution):
         return _center(fn.base_dist, name)
     if not fn.has_rsample:
-        raise ValueError(f"mean_only: the law of site '{name}', {type(fn).__name__}, has no mean among its values")
+        raise ValueError(
+            f"mean_only: the distribution of site '{name}', {type(fn).__name__}, has no mean among its values"
+        )
     return fn.mean

@@ -17,7 +17,7 @@ from torch.distributions import Distribution, Independent
 
 from pyro_radial.distributions.wrappers import WRAPPERS, expanded, on_support
 
-# Elements drawn at most to find out whether two laws live in the same place.
+# Elements drawn at most to find out whether two distributions live in the same place.
 _NUM_CHECKED = 100_000
 
 
@@ -156,30 +156,30 @@ def check_prior(name: str, prior: Any, old: Any) -> None:
             f"the new prior of site '{name}' has event shape {tuple(prior.event_shape)}, the site's is "
             f"{tuple(old.event_shape)}"
         )
-    law = _expanded(name, prior, old)
+    distribution = _expanded(name, prior, old)
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(cuda):
         # Of the processor alone: a seed for all would be one for devices that are not in use yet.
         torch.default_generator.manual_seed(0)
         number = torch.Size([max(1, min(64, _NUM_CHECKED // max(1, old.shape().numel())))])
-        if not bool(old.support.check(law.sample(number)).all()):
+        if not bool(old.support.check(distribution.sample(number)).all()):
             raise ValueError(f"the new prior of site '{name}' has values outside of the site's support, {old.support}")
         try:
             typical = old.sample(number)
         except NotImplementedError:
             # An improper prior, whose only claim is its support.
             return
-        if not bool(law.support.check(typical).all()) or _has_zero_density(law, typical):
+        if not bool(distribution.support.check(typical).all()) or _has_zero_density(distribution, typical):
             raise ValueError(
                 f"the new prior of site '{name}', {type(prior).__name__}, gives zero density to values that the site "
                 "can take: no data could ever lead there"
             )
 
 
-def _has_zero_density(law: Any, values: Any) -> bool:
+def _has_zero_density(distribution: Any, values: Any) -> bool:
     """Whether any value has density zero, and not because rounding took its preimage to infinity."""
-    while isinstance(law, torch.distributions.TransformedDistribution):
-        for transform in reversed(law.transforms):
+    while isinstance(distribution, torch.distributions.TransformedDistribution):
+        for transform in reversed(distribution.transforms):
             values = transform.inv(values)
-        law = law.base_dist
-    return bool((law.log_prob(values.nan_to_num(0.0, 0.0, 0.0)) == -torch.inf).any())
+        distribution = distribution.base_dist
+    return bool((distribution.log_prob(values.nan_to_num(0.0, 0.0, 0.0)) == -torch.inf).any())

@@ -52,7 +52,7 @@ class TestBadInput:
             make(N, event_dim)
 
     @pytest.mark.parametrize("make", [Categorical, HeteroscedasticGaussian])
-    def test_laws_that_need_an_output_dim_say_so(self, make):
+    def test_distributions_that_need_an_output_dim_say_so(self, make):
         with pytest.raises(ValueError, match="event_dim must be an integer >= 1"):
             make(N, 0)
 
@@ -114,7 +114,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="precision_prior"):
             Gaussian(N, precision_prior=dist.Gamma(6.0, 6.0), **beside)
 
-    @pytest.mark.parametrize("law", [6.0, dist.Normal(0.0, 1.0), dist.Gamma(torch.ones(2), 1.0)])
-    def test_a_precision_prior_that_is_no_law_of_one_positive_number_is_named(self, law):
+    @pytest.mark.parametrize("distribution", [6.0, dist.Normal(0.0, 1.0), dist.Gamma(torch.ones(2), 1.0)])
+    def test_a_precision_prior_that_is_no_distribution_of_one_positive_number_is_named(self, distribution):
         with pytest.raises(ValueError, match="precision_prior must"):
-            Gaussian(N, precision_prior=law)
+            Gaussian(N, precision_prior=distribution)

@@ -15,7 +15,7 @@ from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV, AutoLocSc
 
 
 class AutoMeanField(AutoLocScale):
-    """A guide with a factorised normal for each latent site: the baseline of every comparison.
+    """A guide with a factorized normal for each latent site: the baseline of every comparison.
 
     The same posterior family as Pyro's ``AutoNormal``, but sampled directly on each site's support, so that
     :class:`~pyro.infer.TraceMeanField_ELBO` finds the analytic KL and is right on constrained sites.

@@ -37,14 +37,14 @@ class AutoRadial(AutoLocScale):
     r"""A guide with one :class:`~pyro_radial.distributions.RadialNormal` for each latent site.
 
     The whole site shares one radius, so a draw's distance from the mean does not grow with the number of weights,
-    as it does in mean field. Against factorised normal priors its KL is closed, and
+    as it does in mean field. Against factorized normal priors its KL is closed, and
     :class:`~pyro.infer.TraceMeanField_ELBO` uses it. A site of one element gets exactly a normal.
 
     Source: Farquhar, Osborne and Gal (2020), "Radial Bayesian Neural Networks", section 3.
 
     :param model: a Pyro model with continuous latent sites; constrained ones get the image of a radial normal.
     :param init_loc_fn: a per-site init function. The default starts at the network's own weights where the model is
-        made by :class:`~pyro_radial.nn.BayesianModule`, else at a fan-in init, else at the prior's centre.
+        made by :class:`~pyro_radial.nn.BayesianModule`, else at a fan-in init, else at the prior's center.
     :param float init_scale: the scale every element starts at, the paper's sigma. At most one of this and
         ``init_stddev``.
     :param float init_stddev: the marginal standard deviation, sigma / sqrt(D), every element starts at. The default
@@ -93,8 +93,8 @@ class AutoRadial(AutoLocScale):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
         _check_event_dim(self._event_dim, self._event_dims)
-        laws = [self._site_posterior(name, *self._site_parameters(name)) for name in self._event_dims]
-        if laws and all(leaf(law).num_elements == 1 for law in laws):
+        distributions = [self._site_posterior(name, *self._site_parameters(name)) for name in self._event_dims]
+        if distributions and all(leaf(distribution).num_elements == 1 for distribution in distributions):
             warnings.warn(
                 f"AutoRadial: every site ({', '.join(self._event_dims)}) has one element per event, so this is plain "
                 "mean field; did the model forget .to_event(...) on its weights?",
@@ -119,14 +119,14 @@ class AutoRadial(AutoLocScale):
     def _site_posterior(self, name: str, *parameters: Tensor) -> Distribution:
         return self._make(RadialNormal, name, *parameters)
 
-    def _guide_law(self, name: str, *parameters: Tensor) -> Distribution:
+    def _guide_distribution(self, name: str, *parameters: Tensor) -> Distribution:
         return self._make(GuideRadialNormal, name, *parameters)
 
     def _make(self, family: type[RadialNormal], name: str, loc: Tensor, scale: Tensor) -> Distribution:
         radius_dim = self._radius_dim(name)
         # The softplus keeps scales positive, so that checking each element at every step would find nothing.
-        law = family(loc, scale, radius_dim, validate_args=False)
-        return law.to_event(self._event_dims[name] - radius_dim)
+        distribution = family(loc, scale, radius_dim, validate_args=False)
+        return distribution.to_event(self._event_dims[name] - radius_dim)
 
     def _unconstrained_quantiles(self, name: str, levels: list[float]) -> Tensor:
         return RadialNormal(*self._site_parameters(name), self._radius_dim(name)).marginal_quantiles(levels)

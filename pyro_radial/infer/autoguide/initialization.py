@@ -25,7 +25,7 @@ def has_real_support(site: Mapping[str, Any]) -> bool:
 def init_to_center(site: Mapping[str, Any] | None = None) -> Any:
     """Start at the prior's mean where every real value is allowed, so biases at zero, and at its median elsewhere.
 
-    Directions start at a draw: a uniform law on the sphere has neither.
+    Directions start at a draw: a uniform distribution on the sphere has neither.
     """
     if site is None:
         return init_to_center
