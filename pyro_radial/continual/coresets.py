@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_radial._checks import positive_count
 from pyro_radial.continual.streams import Pair
-from pyro_radial.infer.data import Rows, check_count, check_inputs, take
+from pyro_radial.infer.data import Rows, check_inputs, take
 
 __all__ = ["Coreset", "k_center_coreset", "random_coreset", "split_coreset"]
 
@@ -149,4 +150,4 @@ class Coreset:
     fit_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_count("Coreset: size", self.size)
+        positive_count("Coreset: size", self.size)

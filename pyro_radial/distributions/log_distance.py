@@ -19,6 +19,7 @@ import torch
 from pyro import settings
 from torch import Tensor
 
+from pyro_radial._checks import positive_count
 from pyro_radial.distributions.special import accumulation_dtype
 
 # Directions, and how many numbers to draw at least: a small event is noisier, and cheap; in a batch of them the noise
@@ -36,8 +37,7 @@ _NUM_TERMS = 32
 
 @settings.register("radial_kl_directions", __name__, "NUM_DIRECTIONS")
 def _check_directions(value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"radial_kl_directions must be a positive integer, got {value!r}")
+    positive_count("radial_kl_directions", value)
 
 
 @settings.register("radial_kl_seed", __name__, "DIRECTION_SEED")

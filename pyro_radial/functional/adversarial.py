@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pyro_radial._checks import positive_float
 from pyro_radial.functional.contexts import UniformBox
-from pyro_radial.nn.validation import positive_float
 
 __all__ = ["AdversarialPoints"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial.nn.validation import positive_count
+from pyro_radial._checks import positive_count
 
 __all__ = ["Concatenated", "FromData", "FromSampler", "UniformBox"]
 
@@ -45,7 +45,7 @@ class UniformBox:
             raise ValueError(f"low has shape {list(self.low.shape)}, but high has shape {list(self.high.shape)}")
         if bool((self.low > self.high).any()):
             raise ValueError("low must not be above high")
-        self.num_points = positive_count("num_points", "the number of points", num_points)
+        self.num_points = positive_count("num_points", num_points)
 
     @classmethod
     def around(cls, x_train: Tensor, num_points: int, margin: float = 0.5) -> UniformBox:
@@ -103,7 +103,7 @@ class FromData:
 
     def __init__(self, points: Tensor, num_points: int) -> None:
         self.points = _points("points", points)
-        self.num_points = positive_count("num_points", "the number of points", num_points)
+        self.num_points = positive_count("num_points", num_points)
         if num_points > len(points):
             raise ValueError(f"num_points is {num_points}, but points has only {len(points)} rows")
 
@@ -134,7 +134,7 @@ class FromSampler:
         if not callable(function):
             raise ValueError(f"function must be a function of a number of points, but is {function!r}")
         self.function = function
-        self.num_points = positive_count("num_points", "the number of points", num_points)
+        self.num_points = positive_count("num_points", num_points)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Points ``[M, ...]``."""

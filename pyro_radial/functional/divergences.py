@@ -17,10 +17,10 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
+from pyro_radial._checks import positive_count, positive_float
 from pyro_radial.functional.gaussian import cholesky, with_diagonal
 from pyro_radial.functional.priors import FunctionPrior, check_values
 from pyro_radial.functional.scores import Stein
-from pyro_radial.nn.validation import positive_count, positive_float
 
 __all__ = ["DivergenceEstimate", "GaussianKL", "RegularisedKL", "SteinKL"]
 
@@ -82,7 +82,7 @@ class SteinKL:
                 raise ValueError(f"{name} must be a function of samples and values, but is {given!r}")
         self.estimator: ScoreEstimator = Stein() if estimator is None else estimator
         self.prior_estimator = self.estimator if prior_estimator is None else prior_estimator
-        self.num_prior_samples = positive_count("num_prior_samples", "draws of the prior", num_prior_samples)
+        self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """The surrogate; the value is None."""
@@ -142,7 +142,7 @@ class GaussianKL:
 
     def __init__(self, factorize: bool = False, num_prior_samples: int = 1000) -> None:
         self.factorize = factorize
-        self.num_prior_samples = positive_count("num_prior_samples", "draws of the prior", num_prior_samples)
+        self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """The divergence, as a surrogate and a value."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_radial.nn.validation import positive_count, positive_float
+from pyro_radial._checks import positive_count, positive_float
 
 
 def maximize_marginal_likelihood(
@@ -30,8 +30,8 @@ def maximize_marginal_likelihood(
     :returns: the objective per datum and output before each step, ``[steps]``.
     :raises ValueError: naming the number that does not fit.
     """
-    positive_count("num_points", "the number of data in a step", num_points)
-    positive_count("steps", "the number of steps", steps)
+    positive_count("num_points", num_points)
+    positive_count("steps", steps)
     x, y = data
     optimizer = torch.optim.Adam(parameters, lr=positive_float("lr", lr), maximize=True)
     history = y.new_empty(steps)

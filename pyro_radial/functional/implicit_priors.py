@@ -15,11 +15,11 @@ from pyro.infer.autoguide import AutoGuide, AutoGuideList
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from pyro_radial._checks import positive_float
 from pyro_radial._naming import rename_tree, unique_name
 from pyro_radial.functional.gaussian import gaussian_log_prob, gaussian_score
 from pyro_radial.functional.priors import FunctionPrior, check_values
 from pyro_radial.nn.bayesian_module import BayesianModule
-from pyro_radial.nn.validation import positive_float
 
 __all__ = ["BNNPrior", "ImplicitProcess", "Mixture", "PiecewiseConstant", "PiecewiseLinear", "Sum"]
 

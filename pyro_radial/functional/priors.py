@@ -12,6 +12,7 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
+from pyro_radial._checks import positive_count, positive_float
 from pyro_radial.functional.gaussian import (
     JITTER,
     cholesky,
@@ -22,7 +23,6 @@ from pyro_radial.functional.gaussian import (
 )
 from pyro_radial.functional.gp_fit import maximize_marginal_likelihood
 from pyro_radial.functional.kernels import Covariance, own_copy
-from pyro_radial.nn.validation import positive_count, positive_float
 
 __all__ = ["FunctionPrior", "GaussianProcess"]
 
@@ -52,8 +52,8 @@ class FunctionPrior(nn.Module):
             not real, or (under Pyro's validation) NaN.
         """
         check_points(x)
-        positive_count("num_samples", "the number of draws", num_samples)
-        positive_count("num_outputs", "the number of outputs", num_outputs)
+        positive_count("num_samples", num_samples)
+        positive_count("num_outputs", num_outputs)
         values = self._sample(x, num_samples, num_outputs)
         name, shape = type(self).__name__, (num_samples, len(x), num_outputs)
         if values.shape != shape:

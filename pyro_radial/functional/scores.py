@@ -19,8 +19,8 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
+from pyro_radial._checks import positive_count, positive_float
 from pyro_radial.functional.gaussian import JITTER, with_diagonal
-from pyro_radial.nn.validation import positive_count, positive_float
 
 __all__ = ["GaussianMoments", "SpectralStein", "Stein"]
 
@@ -157,7 +157,7 @@ class SpectralStein:
         shrinkage: Shrinkage = None,
     ) -> None:
         if num_eigenfunctions is not None:
-            positive_count("num_eigenfunctions", "the number of eigenfunctions", num_eigenfunctions)
+            positive_count("num_eigenfunctions", num_eigenfunctions)
         if not 0.0 < threshold <= 1.0:
             raise ValueError(f"threshold must be in (0, 1], but is {threshold!r}")
         self.num_eigenfunctions, self.threshold = num_eigenfunctions, threshold

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from tqdm.auto import tqdm
 
+from pyro_radial._checks import positive_count
 from pyro_radial.infer.checkpoint import load_checkpoint
-from pyro_radial.infer.data import Rows, check_count
+from pyro_radial.infer.data import Rows
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training_run import Record, TrainingRun
 
@@ -111,7 +112,7 @@ def fit(
     counts = {"epochs": epochs, "batch_size": batch_size, "accumulate": accumulate}
     optional = {"patience": patience, "checkpoint_every": checkpoint_every, "pretrain_epochs": pretrain_epochs or None}
     for name, value in (counts | {k: v for k, v in optional.items() if v is not None}).items():
-        check_count(f"fit: {name}", value)
+        positive_count(f"fit: {name}", value)
     if not isinstance(guide, nn.Module):
         raise ValueError(f"fit: guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
     if patience is not None and validation is None:

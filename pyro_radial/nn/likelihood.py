@@ -11,8 +11,8 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from pyro_radial._checks import positive_count
 from pyro_radial._naming import UniquelyNamed
-from pyro_radial.nn.validation import positive_count
 
 __all__ = ["Likelihood", "is_target"]
 
@@ -46,7 +46,7 @@ class Likelihood(UniquelyNamed):
 
     def __init__(self, num_data: int | None = None, event_dim: int = 1) -> None:
         super().__init__()
-        self.num_data = positive_count("num_data", "the number of training points", num_data)
+        self.num_data = positive_count("num_data", num_data)
         if isinstance(event_dim, bool) or not isinstance(event_dim, int) or event_dim < self.min_event_dim:
             raise ValueError(f"event_dim must be an integer >= {self.min_event_dim}, but is {event_dim!r}")
         self.event_dim = event_dim

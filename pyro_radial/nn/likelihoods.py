@@ -21,10 +21,10 @@ from pyro.nn import PyroParam
 from pyro.nn.module import pyro_method
 from torch import Tensor
 
+from pyro_radial._checks import positive_float
 from pyro_radial.nn.likelihood import Likelihood
 from pyro_radial.nn.priors.normal import check_positive_scalar_distribution
 from pyro_radial.nn.site_priors import Following
-from pyro_radial.nn.validation import positive_float
 
 __all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "Poisson"]
 

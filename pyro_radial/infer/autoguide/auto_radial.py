@@ -12,11 +12,12 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
+from pyro_radial._checks import positive_float
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.initialization import init_to_network
-from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV, AutoLocScale, check_init_scale
+from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV, AutoLocScale
 
 
 class GuideRadialNormal(RadialNormal):
@@ -86,8 +87,8 @@ class AutoRadial(AutoLocScale):
         super().__init__(model, init_loc_fn=init_loc_fn, create_plates=create_plates)
         if init_scale is not None and init_stddev is not None:
             raise ValueError("AutoRadial: give init_scale or init_stddev, not both")
-        self._init_scale = None if init_scale is None else check_init_scale("init_scale", init_scale)
-        self._init_stddev = check_init_scale("init_stddev", DEFAULT_INIT_STDDEV if init_stddev is None else init_stddev)
+        self._init_scale = None if init_scale is None else positive_float("init_scale", init_scale)
+        self._init_stddev = positive_float("init_stddev", DEFAULT_INIT_STDDEV if init_stddev is None else init_stddev)
         self._event_dim = event_dim if event_dim is None or isinstance(event_dim, int) else dict(event_dim)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:

@@ -177,10 +177,3 @@ def _check_expands(name: str, mean: Tensor, value: Tensor) -> None:
             f"start_at: the distribution of site '{name}' has shape {tuple(mean.shape)}, which does not expand to "
             f"the site's {tuple(value.shape)} in unconstrained space"
         ) from None
-
-
-def check_init_scale(argument: str, value: float) -> float:
-    """A positive finite number, or an error that names the argument."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
-        raise ValueError(f"{argument} must be a positive finite number, got {value!r}")
-    return float(value)

@@ -16,9 +16,9 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 
+from pyro_radial._checks import positive_float
 from pyro_radial._compat import deep_setattr
 from pyro_radial.nn.site_priors import Following
-from pyro_radial.nn.validation import positive_float
 
 __all__ = ["FanIn", "HyperScale", "LearnedScale", "ScaleMixture"]
 

@@ -13,11 +13,11 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from pyro_radial._checks import positive_float
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform
 from pyro_radial.nn.priors.normal import FanIn
 from pyro_radial.nn.site_priors import follow
-from pyro_radial.nn.validation import positive_float
 
 __all__ = ["RadialDirectionalPrior"]
 

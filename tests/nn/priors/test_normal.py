@@ -193,7 +193,7 @@ class TestHyperScale:
     ],
 )
 def test_scales_out_of_range_are_named(make, argument, bad):
-    with pytest.raises(ValueError, match=f"{argument} must be positive and finite"):
+    with pytest.raises(ValueError, match=f"{argument} must be a positive finite number"):
         make(**{argument: bad})
 
 
