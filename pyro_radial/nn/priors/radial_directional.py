@@ -16,8 +16,8 @@ from torch import Tensor
 from pyro_radial._checks import positive_float
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform
+from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.priors.normal import FanIn
-from pyro_radial.nn.site_priors import follow
 
 __all__ = ["RadialDirectionalPrior"]
 
@@ -168,7 +168,7 @@ class RadialDirectionalPrior:
         grouping = self._grouping_of(name, parameter)
         if grouping is None:
             distribution = (
-                follow(self._normal(name, parameter), parameter).expand(parameter.shape).to_event(parameter.dim())
+                to_like(self._normal(name, parameter), parameter).expand(parameter.shape).to_event(parameter.dim())
             )
             return _Site(name, distribution, parameter).sample()
         made = self._tensors.get(name)
@@ -208,7 +208,7 @@ class RadialDirectionalPrior:
             given = self.direction(site, first)
         else:
             given = HypersphericalUniform(size)
-        distribution: Any = follow(given, first)
+        distribution: Any = to_like(given, first)
         if distribution.event_shape != (size,) or distribution.batch_shape not in ((), (groups,)):
             raise ValueError(
                 f"direction: the distribution of site {site!r} has batch_shape {tuple(distribution.batch_shape)} and "
