@@ -9,10 +9,12 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from torch import Tensor
+from torch.distributions import ExpTransform
 
 from pyro_radial.compression.units import Scores
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.half_cauchy import log_mode, sqrt_product
+from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide.base import AutoPerSite
 
 __all__ = ["unit_scores"]
@@ -93,7 +95,7 @@ def _directional(posterior: dict[str, Any], name: str, side: str) -> Tensor | No
 
 def _log_normal(distribution: Any) -> dist.LogNormal:
     """The posterior of a positive site as the log-normal distribution that it is."""
-    return dist.LogNormal(distribution.base_dist.mean, distribution.base_dist.stddev)
+    return dist.LogNormal(*moments(distribution, ExpTransform()))
 
 
 def _ratio(distribution: Any, side: str) -> Tensor:

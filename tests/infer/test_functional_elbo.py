@@ -110,7 +110,7 @@ def test_the_noise_of_a_prior_is_added_to_the_functions_as_well():
 
 
 def test_it_bounds_the_log_evidence_for_any_guide():
-    guide = AutoMeanField(linear_model, init_scale=0.3)
+    guide = AutoMeanField(linear_model, init_stddev=0.3)
     elbo = FunctionalELBO(GaussianProcess(kernel), divergence=GaussianKL(), num_functions=2_000)
     with torch.no_grad():
         loss = elbo(linear_model, guide)(X, Y)
