@@ -34,7 +34,7 @@ class FunctionalELBO(RadialELBO):
     (Burt et al. 2020, "Understanding variational inference in function-space"); on a mini-batch the likelihood is
     scaled to all N data and D is that on X, unscaled. As X grows D grows to the KL between the processes, which is
     infinite for a finite network under most Gaussian process priors: on few points it is finite, and
-    :class:`~pyro_radial.functional.RegularisedKL` is on all. Under a smooth kernel a few points are enough for a
+    :class:`~pyro_radial.functional.RegularizedKL` is on all. Under a smooth kernel a few points are enough for a
     divergence of no use; a prior with ``noise`` is compared with the network's values with as much noise, as in the
     paper's code. That divergence is smaller than the one of the functions themselves, so the loss bounds nothing then.
 
@@ -140,7 +140,7 @@ class FunctionalELBO(RadialELBO):
             if estimate.value is None:
                 raise ValueError(
                     f"FunctionalELBO: {type(self.divergence).__name__} estimates no value that the context could "
-                    "raise; adversarial points need GaussianKL or RegularisedKL"
+                    "raise; adversarial points need GaussianKL or RegularizedKL"
                 )
             return estimate.surrogate
 

@@ -248,15 +248,15 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("prior", "options", "words"),
         [
-            (GaussianProcess(lambda a, b: -smooth(a, b)), {}, "kernel is not positive definite"),
-            (ImplicitProcess(lambda x, s: torch.full((s, len(x)), math.nan)), {}, "a sample holds NaN"),
+            (GaussianProcess(lambda a, b: -smooth(a, b)), {}, "kernel must be positive definite"),
+            (ImplicitProcess(lambda x, s: torch.full((s, len(x)), math.nan)), {}, "must be of numbers, got NaN"),
             (
                 GaussianProcess(smooth),
                 {"num_functions": 10},
                 r"num_functions = 10 functions: samples must be at least 11",
             ),
             (GaussianProcess(smooth), {"context": UniformBox([0.0] * 2, [1.0] * 2, 4)}, r"\[2\]"),
-            (GaussianProcess(smooth), {"context": FromSampler(lambda m: torch.rand(m, 2), 4)}, r"shape \[2\]"),
+            (GaussianProcess(smooth), {"context": FromSampler(lambda m: torch.rand(m, 2), 4)}, r"\[1\], got \[2\]"),
             (GaussianProcess(smooth), {"context": lambda x: torch.rand(4, 2)}, r"context gives .* \[2\]"),
         ],
     )
