@@ -14,7 +14,10 @@ from torch import Tensor
 from pyro_radial._checks import positive_count
 from pyro_radial._naming import UniquelyNamed
 
-__all__ = ["Likelihood", "is_target"]
+__all__ = ["FUNCTION_SITE", "Likelihood", "is_target"]
+
+#: The deterministic site that records the network's output, the values of a function.
+FUNCTION_SITE = "f"
 
 TARGET: Any = {"is_target": True}
 
@@ -69,7 +72,7 @@ class Likelihood(UniquelyNamed):
         noise = self.noise(f)
         index = torch.arange(size, device=f.device)
         with pyro.plate("data", size if y is None else self.num_data, subsample=index, dim=-1):
-            f = pyro.deterministic("f", f, event_dim=self.event_dim)
+            f = pyro.deterministic(FUNCTION_SITE, f, event_dim=self.event_dim)
             return pyro.sample("y", self.observation(f, **noise), obs=y, infer=TARGET)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
@@ -123,7 +126,7 @@ class Likelihood(UniquelyNamed):
         if f.dim() < 1 + self.event_dim:
             raise ValueError(
                 f"f must have a dim for the data and {self.event_dim} more (event_dim), "
-                f"but the network's output at site 'f' has shape {tuple(f.shape)}"
+                f"but the network's output at site {FUNCTION_SITE!r} has shape {tuple(f.shape)}"
             )
 
     def check_target(self, f: Tensor, y: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from pyro.nn.module import pyro_method
 from torch import Tensor
 
 from pyro_radial._checks import positive_float
-from pyro_radial.nn.likelihood import Likelihood
+from pyro_radial.nn.likelihood import FUNCTION_SITE, Likelihood
 from pyro_radial.nn.priors.normal import check_positive_scalar_distribution
 from pyro_radial.nn.site_priors import Following
 
@@ -224,7 +224,7 @@ class HeteroscedasticGaussian(Likelihood):
         if f.shape[-1] % 2:
             raise ValueError(
                 "f must end in a dim of even size, locations and then raw scales, "
-                f"but the network's output at site 'f' has shape {tuple(f.shape)}"
+                f"but the network's output at site {FUNCTION_SITE!r} has shape {tuple(f.shape)}"
             )
 
 
