@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_radial.compression.counts import count_flops, count_weights
-from pyro_radial.compression.surgery import complete_cut, cut_network
+from pyro_radial.compression.counts import chain_flops, chain_weights
+from pyro_radial.compression.graph import read_chain
+from pyro_radial.compression.surgery import complete_chain_cut, cut_chain
 from pyro_radial.compression.units import Cut, Scores
 
 __all__ = ["CutRecord", "best_on_path", "cut_path", "evaluate_path", "gap_cut", "largest_gap"]
@@ -154,12 +155,13 @@ def evaluate_path(
         >>> [(record.weights, record.flops, record.loss) for record in records]
         [(9, 13, 0.2), (6, 9, 0.2), (3, 5, 0.2)]
     """
-    records = []
+    records, chain = [], read_chain(net)
     with tqdm(list(path), desc="cuts", disable=not progress) as bar:
         for cut in bar:
-            whole = complete_cut(net, cut, scores)
-            small = cut_network(net, whole)
-            weights, flops = count_weights(small).total, count_flops(small, input_shape).total
+            whole = complete_chain_cut(chain, cut, scores)
+            small = cut_chain(chain, whole)
+            small_chain = read_chain(small)
+            weights, flops = chain_weights(small_chain).total, chain_flops(small_chain, input_shape).total
             record = CutRecord(whole, float(loss(small)), weights, flops)
             bar.set_postfix(weights=record.weights, loss=f"{record.loss:.4g}")
             records.append(record)

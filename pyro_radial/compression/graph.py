@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-__all__ = ["IndexSelect", "Layer", "is_sequential", "leaves", "read_chain"]
+__all__ = ["LAYERS", "Chain", "IndexSelect", "Layer", "WeightLayer", "is_sequential", "leaves", "read_chain"]
 
 WeightLayer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -99,18 +99,31 @@ class Layer:
         return 1 - self.module.weight.ndim
 
 
-def read_chain(net: nn.Module) -> list[Layer]:
-    """The layers of a network, in order.
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """A network with what was read from it: the names of its modules in the order they run, and its layers."""
 
-    :raises ValueError: if the network is not a chain of known modules; the message names the module.
+    net: nn.Sequential
+    names: tuple[str, ...]
+    layers: tuple[Layer, ...]
+
+
+def read_chain(net: nn.Sequential) -> Chain:
+    """Parse a network.
+
+    :param net: nested :class:`~torch.nn.Sequential` of known modules.
+    :returns: its layers and the order of its modules.
+    :raises ValueError: if the network is not such a chain; the message names the module.
     """
     layers: list[Layer] = []
     between: list[tuple[str, nn.Module]] = []  # since the last layer
-    names: dict[int, str] = {}
+    names: list[str] = []
+    owners: dict[int, str] = {}
     for name, module in leaves(net):
+        names.append(name)
         for tensor in (*module.parameters(), *module.buffers()):
-            if names.setdefault(id(tensor), name) != name:
-                raise ValueError(f"net: {names[id(tensor)]!r} and {name!r} share a tensor and cannot be cut apart")
+            if owners.setdefault(id(tensor), name) != name:
+                raise ValueError(f"net: {owners[id(tensor)]!r} and {name!r} share a tensor and cannot be cut apart")
         if isinstance(module, LAYERS):
             layers.append(_read_layer(name, module, layers[-1] if layers else None, between))
             between = []
@@ -119,7 +132,7 @@ def read_chain(net: nn.Module) -> list[Layer]:
     if not layers:
         raise ValueError("net holds no linear layer or convolution")
     _refuse_selects(between)
-    return layers
+    return Chain(net, tuple(names), tuple(layers))
 
 
 def leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:

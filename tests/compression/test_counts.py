@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pyro_radial.compression import Cut, IndexSelect, count_flops, count_weights, cut_network, mask_network
-from tests.compression.chains import keep, lenet
+from tests.compression.helpers import keep, lenet
 
 MNIST = (1, 28, 28)
 

@@ -1,12 +1,26 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""Networks read as chains: what is none is refused by name, and each is read once."""
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from pyro_radial.compression import Cut, IndexSelect, complete_cut, count_weights, cut_network
+from pyro_radial.compression import (
+    Cut,
+    IndexSelect,
+    Scores,
+    complete_cut,
+    count_flops,
+    count_weights,
+    cut_network,
+    cut_path,
+    evaluate_path,
+    graph,
+    mask_network,
+)
 
 
 class Skip(nn.Module):
@@ -93,6 +107,50 @@ def test_what_is_no_chain_is_refused_by_name(net, message):
     for function in (count_weights, lambda net: complete_cut(net, Cut()), lambda net: cut_network(net, Cut())):
         with pytest.raises(ValueError, match=message):
             function(net)
+
+
+@pytest.fixture
+def parses(monkeypatch):
+    """The networks whose modules were read, one entry for each reading."""
+    read, leaves = [], graph.leaves
+
+    def recorded(net):
+        read.append(net)
+        return leaves(net)
+
+    monkeypatch.setattr(graph, "leaves", recorded)
+    return read
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        count_weights,
+        lambda net: count_flops(net, (4,)),
+        lambda net: complete_cut(net, Cut()),
+        lambda net: mask_network(net, Cut()),
+        lambda net: cut_network(net, Cut()),
+    ],
+    ids=["count_weights", "count_flops", "complete_cut", "mask_network", "cut_network"],
+)
+def test_a_network_is_parsed_once(parses, function):
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    function(net)
+    assert parses == [net]
+
+
+def test_on_a_path_the_network_and_each_smaller_one_are_parsed_once(parses):
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    small = []
+
+    def loss(cut):
+        small.append(cut)
+        return 0.0
+
+    path = cut_path(Scores(outputs={"0": torch.tensor([0.0, 2.0, 1.0])}))
+    evaluate_path(net, path, loss, (4,), progress=False)
+    assert len(small) == len(path) == 3
+    assert parses == [net, *small]
 
 
 def test_anything_known_may_stand_at_the_ends():
