@@ -17,11 +17,12 @@ from pyro_radial._checks import positive_float
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform
 from pyro_radial.nn.priors.normal import FanIn
+from pyro_radial.nn.priors.site_names import RadiusSites, Side, TensorSites
 from pyro_radial.nn.site_priors import follow
 
 __all__ = ["RadialDirectionalPrior"]
 
-SIDES = {"row": ("row",), "column": ("column",), "double": ("row", "column")}
+SIDES: dict[str, tuple[Side, ...]] = {"row": ("row",), "column": ("column",), "double": ("row", "column")}
 
 Grouping = Literal["row", "column", "double"]
 DirectionPrior = Literal["uniform"] | Callable[[str, Tensor], TorchDistributionMixin]
@@ -190,15 +191,15 @@ class RadialDirectionalPrior:
 
     @torch.no_grad()
     def _make(self, name: str, parameter: Tensor, grouping: Grouping) -> _Tensor:
-        sides, global_radius = [], parameter.new_ones(())
+        sites, sides, global_radius = TensorSites(name), [], parameter.new_ones(())
         for side, part in zip(SIDES[grouping], _split(parameter, len(SIDES[grouping])), strict=True):
             norm, first = _polar(_groups(part, side == "column"))
             typical = norm.log().mean().exp()
             global_radius = global_radius * typical
-            prefix = f"{name}.column_" if side == "column" else f"{name}."
-            direction = _Site(f"{prefix}direction", self._direction_distribution(f"{prefix}direction", first), first)
-            sides.append(_Side(side == "column", direction, _radius(f"{prefix}local_radius", 1.0, norm / typical)))
-        return _Tensor(parameter, _radius(f"{name}.global_radius", self.global_scale, global_radius), tuple(sides))
+            site = sites.direction(side)
+            direction = _Site(site, self._direction_distribution(site, first), first)
+            sides.append(_Side(side == "column", direction, _radius(sites.local_radius(side), 1.0, norm / typical)))
+        return _Tensor(parameter, _radius(sites.global_radius, self.global_scale, global_radius), tuple(sides))
 
     def _direction_distribution(self, site: str, first: Tensor) -> TorchDistributionMixin:
         groups, size = first.shape
@@ -217,15 +218,15 @@ class RadialDirectionalPrior:
         return distribution.expand((groups,)).to_event(1)
 
 
-def _radius(name: str, scale: float, first: Tensor) -> _Radius:
+def _radius(sites: RadiusSites, scale: float, first: Tensor) -> _Radius:
     distributions: tuple[Any, Any] = half_cauchy_factors(first.new_tensor(scale))
     gamma, inverse_gamma = (
-        _Site(f"{name}_{kind}", distribution.expand(first.shape).to_event(first.dim()), value)
-        for kind, distribution, value in zip(
-            ("gamma", "inverse_gamma"), distributions, _most_probable(first, scale), strict=True
+        _Site(name, distribution.expand(first.shape).to_event(first.dim()), value)
+        for name, distribution, value in zip(
+            (sites.gamma, sites.inverse_gamma), distributions, _most_probable(first, scale), strict=True
         )
     )
-    return _Radius(name, (gamma, inverse_gamma))
+    return _Radius(sites.radius, (gamma, inverse_gamma))
 
 
 def _most_probable(radius: Tensor, scale: float) -> tuple[Tensor, Tensor]:
