@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every use of a Pyro name that Pyro does not document, in one place, so that a change there breaks one line."""
+"""Every use of a name that Pyro or torch does not document, in one place, so that a change there breaks one line."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +12,7 @@ from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
 from pyro.infer.trace_mean_field_elbo import _check_mean_field_requirement as check_mean_field_requirement
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.util import check_model_guide_match, check_site_shape
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
     "check_mean_field_requirement",
@@ -22,6 +23,8 @@ __all__ = [
     "is_deterministic",
     "periodic_repeat",
     "prototype_hide_fn",
+    "tree_leaves",
+    "tree_map_only",
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial.nn.functional_net import map_tensors
+from pyro_radial._compat import tree_map_only
 
 __all__ = ["split_draws", "unflatten"]
 
@@ -54,4 +54,4 @@ def split_draws(
 
 def unflatten(outputs: Any, draws: tuple[int, ...]) -> Any:
     """Gives each tensor in ``outputs``, of shape ``[N, ...]``, the shape ``[*draws, ...]``."""
-    return map_tensors(lambda tensor: tensor.reshape(*draws, *tensor.shape[1:]), outputs)
+    return tree_map_only(Tensor, lambda tensor: tensor.reshape(*draws, *tensor.shape[1:]), outputs)
