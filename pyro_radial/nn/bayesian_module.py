@@ -47,19 +47,6 @@ class BayesianModule(UniquelyNamed):
     returns False the parameter makes no site in a call, and the network gets its first value, without gradient (see
     :class:`~pyro_radial.nn.MultiHead`).
 
-    Example::
-
-        >>> from torch import nn
-        >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> bnn = BayesianModule(net, prior=dist.Normal(0.0, 1.0))
-        >>> bnn.sites
-        ('0.weight', '0.bias', '2.weight', '2.bias')
-        >>> bnn(torch.zeros(5, 3)).shape
-        torch.Size([5, 2])
-        >>> with pyro.plate("draws", 4, dim=-1):
-        ...     bnn(torch.zeros(5, 3)).shape
-        torch.Size([4, 5, 2])
-
     :param nn.Module net: a plain network, materialized (no lazy layer that has not run yet).
     :param prior: the distribution of the random parameters, one of
 
@@ -72,6 +59,19 @@ class BayesianModule(UniquelyNamed):
     :param select: which parameters are random: a function of (name, parameter) that says so, a regular expression
         searched in the name, or None for all but frozen ones (``requires_grad=False``) and those of norm layers.
     :raises ValueError: naming the argument or the site, for a prior or selection that does not fit the network.
+
+    Example::
+
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> bnn = BayesianModule(net, prior=dist.Normal(0.0, 1.0))
+        >>> bnn.sites
+        ('0.weight', '0.bias', '2.weight', '2.bias')
+        >>> bnn(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
+        >>> with pyro.plate("draws", 4, dim=-1):
+        ...     bnn(torch.zeros(5, 3)).shape
+        torch.Size([4, 5, 2])
     """
 
     def __init__(self, net: nn.Module, prior: Any = STANDARD_NORMAL, select: Select = None) -> None:
@@ -150,17 +150,17 @@ class BayesianModule(UniquelyNamed):
         """
         A plain network for one draw of the parameters, with copies of everything, in the current mode.
 
+        :param Mapping draw: a value for each site in use, as ``guide()`` or ``guide.median()`` returns; for a prior
+            with sites of its own, values for these. Leading dims of size one are dropped, other entries ignored.
+            A parameter that the network leaves idle has its first value, unless there is one for it.
+        :raises ValueError: naming the site that is missing or has several draws as leading dims.
+
         Example::
 
             >>> bnn = BayesianModule(nn.Linear(3, 1))
             >>> plain = bnn.to_module(bnn.sample_parameters())
             >>> type(plain).__name__, plain.weight.requires_grad
             ('Linear', True)
-
-        :param Mapping draw: a value for each site in use, as ``guide()`` or ``guide.median()`` returns; for a prior
-            with sites of its own, values for these. Leading dims of size one are dropped, other entries ignored.
-            A parameter that the network leaves idle has its first value, unless there is one for it.
-        :raises ValueError: naming the site that is missing or has several draws as leading dims.
         """
         with torch.no_grad(), poutine.block():
             random = {name: self._value_in(name, draw) for name in self._shapes}

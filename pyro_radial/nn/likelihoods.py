@@ -36,13 +36,13 @@ class Categorical(Likelihood):
     ``f`` is ``[*draws, B, K]`` and ``y`` holds ``B`` integers from 0 to K-1. The classes are the last dim also
     where a point has many labels: with ``event_dim=3``, ``f`` is ``[B, H, W, K]`` and ``y`` is ``[B, H, W]``.
 
+    :param int num_data: N, the number of training points.
+    :param int event_dim: how many dims of ``f`` belong to one point, the classes included; at least 1.
+
     Example::
 
         >>> Categorical(num_data=100).inverse_link(torch.tensor([[0.0, 0.0]]))
         tensor([[0.5000, 0.5000]])
-
-    :param int num_data: N, the number of training points.
-    :param int event_dim: how many dims of ``f`` belong to one point, the classes included; at least 1.
     """
 
     is_discrete = True
@@ -80,13 +80,13 @@ class Bernoulli(Likelihood):
     r"""
     Zero or one, for each output alone: ``y`` is one with probability ``sigmoid(f)``.
 
+    :param int num_data: N, the number of training points.
+    :param int event_dim: how many dims of ``f`` belong to one point.
+
     Example::
 
         >>> Bernoulli(num_data=100).predictive_entropy(torch.tensor([[0.5], [1.0]]))
         tensor([0.6931, 0.0000])
-
-    :param int num_data: N, the number of training points.
-    :param int event_dim: how many dims of ``f`` belong to one point.
     """
 
     is_discrete = True
@@ -118,18 +118,18 @@ class Gaussian(Likelihood):
     ``Gamma(6, 6)`` of Hernández-Lobato and Adams, *Probabilistic Backpropagation* (2015). It is recorded at the
     deterministic site ``"noise_scale"``, in the units of ``y``.
 
-    Example::
-
-        >>> likelihood = Gaussian(num_data=100, scale=0.1)
-        >>> likelihood.observation(torch.zeros(5, 1), scale=torch.tensor(0.1)).batch_shape
-        torch.Size([5])
-
     :param int num_data: N, the number of training points.
     :param int event_dim: how many dims of ``f`` belong to one point.
     :param float scale: the noise's standard deviation, or its first value; 1 by default.
     :param bool learn_scale: whether to train it.
     :param precision_prior: a distribution of shape ``()`` on the positive numbers, for :math:`1/\sigma^2`.
     :raises ValueError: naming the argument out of range, or given beside ``precision_prior``.
+
+    Example::
+
+        >>> likelihood = Gaussian(num_data=100, scale=0.1)
+        >>> likelihood.observation(torch.zeros(5, 1), scale=torch.tensor(0.1)).batch_shape
+        torch.Size([5])
     """
 
     noise_sites = {"scale": "noise_scale"}
@@ -187,14 +187,14 @@ class HeteroscedasticGaussian(Likelihood):
     The last dim of ``f`` has 2K elements, K locations and then K raw scales; ``y`` is ``[B, K]``. The floor keeps
     the density bounded at points that the network fits exactly.
 
+    :param int num_data: N, the number of training points.
+    :param int event_dim: how many dims of ``f`` belong to one point; at least 1.
+    :param float floor: the least standard deviation, in the units of ``y``.
+
     Example::
 
         >>> HeteroscedasticGaussian(num_data=100).inverse_link(torch.tensor([[1.0, 2.0, 0.0, 0.0]]))
         tensor([[1., 2.]])
-
-    :param int num_data: N, the number of training points.
-    :param int event_dim: how many dims of ``f`` belong to one point; at least 1.
-    :param float floor: the least standard deviation, in the units of ``y``.
     """
 
     min_event_dim = 1
@@ -232,13 +232,13 @@ class Poisson(Likelihood):
     r"""
     Counts, for each output alone: :math:`y \sim \mathrm{Poisson}(\exp f)`.
 
+    :param int num_data: N, the number of training points.
+    :param int event_dim: how many dims of ``f`` belong to one point.
+
     Example::
 
         >>> Poisson(num_data=100).inverse_link(torch.zeros(1, 1))
         tensor([[1.]])
-
-    :param int num_data: N, the number of training points.
-    :param int event_dim: how many dims of ``f`` belong to one point.
     """
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:

@@ -22,6 +22,10 @@ class MultiHead(nn.Module):
     has the trunk and this head, and the loss no KL for the others. Only as the whole network, not as a part of one,
     does it say so. The choice of the head is no part of the state.
 
+    :param nn.Module trunk: what the heads share.
+    :param heads: the modules that take the trunk's output, one for each task.
+    :raises ValueError: if the trunk or a head is no module, or there is no head.
+
     Example::
 
         >>> import torch
@@ -32,10 +36,6 @@ class MultiHead(nn.Module):
         ('trunk.weight', 'trunk.bias', 'heads.1.weight', 'heads.1.bias')
         >>> bnn(torch.zeros(7, 3)).shape
         torch.Size([7, 5])
-
-    :param nn.Module trunk: what the heads share.
-    :param heads: the modules that take the trunk's output, one for each task.
-    :raises ValueError: if the trunk or a head is no module, or there is no head.
     """
 
     def __init__(self, trunk: nn.Module, heads: Iterable[nn.Module]) -> None:

@@ -20,6 +20,11 @@ class SupervisedModel(nn.Module):
 
     It adds nothing to the names of sites: they are those of ``bnn``, with ``"f"`` and ``"y"`` from the likelihood.
 
+    :param PyroModule bnn: a :class:`~pyro_radial.nn.BayesianModule`, or another model that returns the output of a
+        network as a tensor ``[*draws, B, *outputs]``.
+    :param Likelihood likelihood: one of :mod:`pyro_radial.nn.likelihoods`.
+    :raises ValueError: naming the argument that is neither.
+
     Example::
 
         >>> import torch
@@ -28,11 +33,6 @@ class SupervisedModel(nn.Module):
         >>> model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=60_000))
         >>> model(torch.zeros(7, 4)).shape
         torch.Size([7])
-
-    :param PyroModule bnn: a :class:`~pyro_radial.nn.BayesianModule`, or another model that returns the output of a
-        network as a tensor ``[*draws, B, *outputs]``.
-    :param Likelihood likelihood: one of :mod:`pyro_radial.nn.likelihoods`.
-    :raises ValueError: naming the argument that is neither.
     """
 
     # A plain module on purpose: a PyroModule would put its own name before every site.

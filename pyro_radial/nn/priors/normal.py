@@ -34,14 +34,14 @@ class FanIn:
     width, so that each vector has a squared length of about ``gain**2``. The scaling with the width is that of
     Neal, *Bayesian Learning for Neural Networks* (1996), chapter 2.
 
+    :param float gain: the standard deviation of a unit's sum over inputs of mean square one.
+    :param float bias_scale: the standard deviation of biases and other vectors.
+    :raises ValueError: if an argument is not positive and finite.
+
     Example::
 
         >>> FanIn(gain=2.0)("weight", torch.zeros(10, 16)).scale
         tensor(0.5000)
-
-    :param float gain: the standard deviation of a unit's sum over inputs of mean square one.
-    :param float bias_scale: the standard deviation of biases and other vectors.
-    :raises ValueError: if an argument is not positive and finite.
     """
 
     def __init__(self, gain: float = 1.0, bias_scale: float = 1.0) -> None:
@@ -64,15 +64,15 @@ class ScaleMixture:
     (Blundell et al., *Weight Uncertainty in Neural Networks*, 2015, equation 7). It has no closed-form KL to a
     normal or radial posterior: :class:`~pyro.infer.TraceMeanField_ELBO` estimates it by Monte Carlo.
 
-    Example::
-
-        >>> ScaleMixture()("weight", torch.zeros(3)).log_prob(torch.zeros(())).exp()
-        tensor(80.6719)
-
     :param float pi: the weight of the first normal, between zero and one.
     :param float scale1: the standard deviation of the first.
     :param float scale2: the standard deviation of the second.
     :raises ValueError: if an argument is out of its range.
+
+    Example::
+
+        >>> ScaleMixture()("weight", torch.zeros(3)).log_prob(torch.zeros(())).exp()
+        tensor(80.6719)
     """
 
     def __init__(self, pi: float = 0.5, scale1: float = 1.0, scale2: float = math.exp(-6)) -> None:
@@ -102,6 +102,9 @@ class LearnedScale(PyroModule):
 
     The scales are trained with the guide. An object serves one network.
 
+    :param float init_scale: the first value of every scale.
+    :raises ValueError: if it is not positive and finite.
+
     Example::
 
         >>> from torch import nn
@@ -110,9 +113,6 @@ class LearnedScale(PyroModule):
         >>> bnn = BayesianModule(nn.Linear(3, 2), prior)
         >>> prior.scale("weight")
         tensor(0.5000, grad_fn=<...>)
-
-    :param float init_scale: the first value of every scale.
-    :raises ValueError: if it is not positive and finite.
     """
 
     def __init__(self, init_scale: float = 1.0) -> None:
@@ -165,6 +165,9 @@ class HyperScale:
     The scale of the parameter ``0.weight`` is the site ``0.weight_prior_scale``. (No dot: Pyro's autoguides nest
     their own parameters by the dots, where a site cannot be the parent of another.)
 
+    :param scale_prior: a distribution of shape ``()`` on the positive numbers.
+    :raises ValueError: if it is not.
+
     Example::
 
         >>> from torch import nn
@@ -173,9 +176,6 @@ class HyperScale:
         >>> bnn = BayesianModule(nn.Linear(3, 2), HyperScale(dist.HalfNormal(0.5)))
         >>> list(poutine.trace(bnn).get_trace(torch.zeros(1, 3)).stochastic_nodes)
         ['weight_prior_scale', 'weight', 'bias_prior_scale', 'bias']
-
-    :param scale_prior: a distribution of shape ``()`` on the positive numbers.
-    :raises ValueError: if it is not.
     """
 
     def __init__(self, scale_prior: TorchDistributionMixin | None = None) -> None:

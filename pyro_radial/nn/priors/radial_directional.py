@@ -119,15 +119,6 @@ class RadialDirectionalPrior:
     ``0.weight.local_radius_inverse_gamma``, those of columns ``0.weight.column_direction`` and so on, and the two of
     ``0.weight.global_radius``. The radii themselves are deterministic sites.
 
-    Example::
-
-        >>> from torch import nn
-        >>> from pyro_radial.nn import BayesianModule
-        >>> bnn = BayesianModule(nn.Linear(3, 2), RadialDirectionalPrior("row"))
-        >>> trace = pyro.poutine.trace(bnn).get_trace(torch.zeros(1, 3))
-        >>> trace.nodes["weight.direction"]["value"].shape, trace.nodes["weight.local_radius"]["value"].shape
-        (torch.Size([2, 3]), torch.Size([2]))
-
     :param grouping: "row", "column" or "double" for all weight tensors, or a mapping from their names to these.
     :param float global_scale: :math:`\gamma`, the median of a tensor's radius; smaller is sparser.
     :param direction: "uniform", or a function of (site, ``[groups, n]`` directions of the network's own weights) that
@@ -137,6 +128,15 @@ class RadialDirectionalPrior:
     :raises ValueError: for another grouping or direction, a scale that is not positive and finite; once it meets the
         network, naming the parameter, for one without dims, or naming the site, for a direction's distribution of
         another shape.
+
+    Example::
+
+        >>> from torch import nn
+        >>> from pyro_radial.nn import BayesianModule
+        >>> bnn = BayesianModule(nn.Linear(3, 2), RadialDirectionalPrior("row"))
+        >>> trace = pyro.poutine.trace(bnn).get_trace(torch.zeros(1, 3))
+        >>> trace.nodes["weight.direction"]["value"].shape, trace.nodes["weight.local_radius"]["value"].shape
+        (torch.Size([2, 3]), torch.Size([2]))
     """
 
     def __init__(
