@@ -210,19 +210,20 @@ class BayesianModule(UniquelyNamed):
         shape = self._shapes[name]
         if value.numel() != shape.numel() or value.shape[value.dim() - len(shape) :] != shape:
             raise ValueError(
-                f"draw must hold one value of site {name!r}, of shape {tuple(shape)}, "
-                f"but it has shape {tuple(value.shape)}"
+                f"draw must hold one value of site {name!r}, of shape {tuple(shape)}, got shape {tuple(value.shape)}"
             )
         return value.reshape(shape)
 
     def _value_from_parts(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
         """The value of a parameter that its prior computes from sites of other names."""
         if self._site_priors is not None:
-            raise ValueError(f"draw has no value for site {name!r}")
+            raise ValueError(f"draw must hold a value for site {name!r}, got values for {list(draw)}")
         trace = poutine.trace(poutine.condition(self._sample, data=dict(draw))).get_trace(name)
         missing = prune_subsample_sites(trace).stochastic_nodes
         if missing:
-            raise ValueError(f"draw has no value for site {missing[0]!r}, which {name!r} needs")
+            raise ValueError(
+                f"draw must hold a value for site {missing[0]!r}, which {name!r} needs, got values for {list(draw)}"
+            )
         value: Any = trace.nodes["_RETURN"]["value"]
         return value
 

@@ -38,15 +38,15 @@ def split_draws(
         cut = value.dim() - len(shape)
         if cut < 0 or value.shape[cut:] != shape:
             raise ValueError(
-                f"the value of site {name!r} has shape {tuple(value.shape)}, which does not end in "
-                f"the parameter's shape {tuple(shape)}"
+                f"site {name!r} must have a value whose shape ends in the parameter's {tuple(shape)}, "
+                f"got {tuple(value.shape)}"
             )
         lead = tuple(size for size in value.shape[:cut] if size != 1)
         if not lead:
             shared[name] = value.reshape(shape)
             continue
         if draws and lead != draws:
-            raise ValueError(f"site {name!r} has draws of shape {lead}, but site {first!r} has draws of shape {draws}")
+            raise ValueError(f"site {name!r} must have draws of shape {draws}, as site {first!r} has, got {lead}")
         draws, first = lead, first or name
         drawn[name] = value.reshape(math.prod(lead), *shape)
     return draws, shared, drawn

@@ -51,7 +51,7 @@ class Likelihood(UniquelyNamed):
         super().__init__()
         self.num_data = positive_count("num_data", num_data)
         if isinstance(event_dim, bool) or not isinstance(event_dim, int) or event_dim < self.min_event_dim:
-            raise ValueError(f"event_dim must be an integer >= {self.min_event_dim}, but is {event_dim!r}")
+            raise ValueError(f"event_dim must be an integer >= {self.min_event_dim}, got {event_dim!r}")
         self.event_dim = event_dim
 
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
@@ -68,7 +68,7 @@ class Likelihood(UniquelyNamed):
         if y is not None:
             y = self.check_target(f, y)
             if size > self.num_data:
-                raise ValueError(f"num_data is {self.num_data}, but y holds {size} targets")
+                raise ValueError(f"num_data must be at least {size}, the number of targets in y, got {self.num_data}")
         noise = self.noise(f)
         index = torch.arange(size, device=f.device)
         with pyro.plate("data", size if y is None else self.num_data, subsample=index, dim=-1):
@@ -125,8 +125,8 @@ class Likelihood(UniquelyNamed):
         """Raises a ValueError naming ``f`` if it cannot be the output of a network for this likelihood."""
         if f.dim() < 1 + self.event_dim:
             raise ValueError(
-                f"f must have a dim for the data and {self.event_dim} more (event_dim), "
-                f"but the network's output at site {FUNCTION_SITE!r} has shape {tuple(f.shape)}"
+                f"f must have a dim for the data and {self.event_dim} more (event_dim) at site {FUNCTION_SITE!r}, "
+                f"got shape {tuple(f.shape)}"
             )
 
     def check_target(self, f: Tensor, y: Tensor) -> Tensor:
@@ -139,11 +139,11 @@ class Likelihood(UniquelyNamed):
         if y.shape != wanted:
             raise ValueError(
                 f"y must have shape {tuple(wanted)} for site 'y', since the network's output has shape "
-                f"{tuple(f.shape)}, but it has shape {tuple(y.shape)}"
+                f"{tuple(f.shape)}, got {tuple(y.shape)}"
             )
         return y.to(f.dtype)
 
     def check_target_dtype(self, y: Tensor) -> None:
         """Raises a ValueError naming ``y`` if its dtype is wrong: complex, or bool where numbers are meant."""
         if y.is_complex() or y.dtype == torch.bool:
-            raise ValueError(f"y must hold real numbers for site 'y', but its dtype is {y.dtype}")
+            raise ValueError(f"y must hold real numbers for site 'y', got {y.dtype}")

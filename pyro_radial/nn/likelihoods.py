@@ -67,11 +67,11 @@ class Categorical(Likelihood):
     def check_target(self, f: Tensor, y: Tensor) -> Tensor:
         """The labels, or a ValueError that names ``y``."""
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-            raise ValueError(f"y must hold integer labels for site 'y', but its dtype is {y.dtype}")
+            raise ValueError(f"y must hold integer labels for site 'y', got {y.dtype}")
         if y.shape != self.target_shape(f):
             raise ValueError(
                 f"y must have shape {tuple(self.target_shape(f))} for site 'y', since the network's output has "
-                f"shape {tuple(f.shape)} with the classes last, but it has shape {tuple(y.shape)}"
+                f"shape {tuple(f.shape)} with the classes last, got {tuple(y.shape)}"
             )
         return y
 
@@ -106,7 +106,7 @@ class Bernoulli(Likelihood):
     def check_target_dtype(self, y: Tensor) -> None:
         """Raises a ValueError naming ``y`` if its dtype is complex."""
         if y.is_complex():
-            raise ValueError(f"y must hold zeros and ones for site 'y', but its dtype is {y.dtype}")
+            raise ValueError(f"y must hold zeros and ones for site 'y', got {y.dtype}")
 
 
 class Gaussian(Likelihood):
@@ -147,7 +147,7 @@ class Gaussian(Likelihood):
         self.precision_prior: Following | None = None
         if precision_prior is not None:
             if scale is not None or learn_scale:
-                raise ValueError("precision_prior makes the noise random: give neither scale nor learn_scale")
+                raise ValueError("precision_prior must be given alone, got scale or learn_scale beside it")
             check_positive_scalar_distribution("precision_prior", precision_prior)
             self.precision_prior = Following(precision_prior)
             return
@@ -223,8 +223,8 @@ class HeteroscedasticGaussian(Likelihood):
         super().check_output(f)
         if f.shape[-1] % 2:
             raise ValueError(
-                "f must end in a dim of even size, locations and then raw scales, "
-                f"but the network's output at site {FUNCTION_SITE!r} has shape {tuple(f.shape)}"
+                f"f must end in a dim of even size at site {FUNCTION_SITE!r}, locations and then raw scales, "
+                f"got shape {tuple(f.shape)}"
             )
 
 

@@ -42,10 +42,10 @@ class MultiHead(nn.Module):
         super().__init__()
         heads = list(heads)
         if not heads:
-            raise ValueError("heads must hold at least one module")
+            raise ValueError("heads must hold at least one module, got none")
         for name, module in [("trunk", trunk), *((f"heads[{i}]", head) for i, head in enumerate(heads))]:
             if not isinstance(module, nn.Module):
-                raise ValueError(f"{name} must be a torch.nn.Module, but it is {type(module).__name__}")
+                raise ValueError(f"{name} must be a torch.nn.Module, got {type(module).__name__}")
         self.trunk = trunk
         self.heads = nn.ModuleList(heads)
         self._head = 0
@@ -97,7 +97,7 @@ def use_head(model: nn.Module, head: int) -> None:
     """
     found = [module for module in submodules(model) if isinstance(module, MultiHead)]
     if not found:
-        raise ValueError(f"model holds no MultiHead whose head could be set: it is {type(model).__name__}")
+        raise ValueError(f"model must hold a MultiHead, whose head is set, got {type(model).__name__}")
     for module in found:
         module._check_head(head)
     for module in found:

@@ -41,11 +41,10 @@ class SupervisedModel(nn.Module):
         super().__init__()
         if not isinstance(bnn, PyroModule):
             raise ValueError(
-                f"bnn must be a BayesianModule, but it is {type(bnn).__name__}: wrap a plain network as "
-                "BayesianModule(net)"
+                f"bnn must be a BayesianModule, got {type(bnn).__name__}: wrap a plain network as BayesianModule(net)"
             )
         if not isinstance(likelihood, Likelihood):
-            raise ValueError(f"likelihood must be a Likelihood, but it is {type(likelihood).__name__}")
+            raise ValueError(f"likelihood must be a Likelihood, got {type(likelihood).__name__}")
         self.bnn = bnn
         self.likelihood = likelihood
 
@@ -61,7 +60,7 @@ class SupervisedModel(nn.Module):
         f = self.bnn(*x) if isinstance(x, tuple) else self.bnn(x)
         if not isinstance(f, Tensor):
             raise ValueError(
-                f"the network of bnn must return one tensor, but it returned {type(f).__name__}; "
+                f"the network of bnn must return one tensor, got {type(f).__name__}: "
                 "wrap it in a module that picks the output"
             )
         return self.likelihood(f, y)

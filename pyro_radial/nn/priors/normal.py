@@ -77,7 +77,7 @@ class ScaleMixture:
 
     def __init__(self, pi: float = 0.5, scale1: float = 1.0, scale2: float = math.exp(-6)) -> None:
         if not 0.0 < pi < 1.0:
-            raise ValueError(f"pi must lie between zero and one, but is {pi}")
+            raise ValueError(f"pi must be between zero and one, got {pi}")
         self.pi = float(pi)
         self.scale1 = positive_float("scale1", scale1)
         self.scale2 = positive_float("scale2", scale2)
@@ -128,7 +128,7 @@ class LearnedScale(PyroModule):
         :raises ValueError: if the scales are there already.
         """
         if list(self.scales.parameters()):
-            raise ValueError("this LearnedScale is the prior of a network already; make one for each network")
+            raise ValueError("prior must be a new LearnedScale for each network, got one that has a network already")
         for name, parameter in named_parameters:
             scale = parameter.new_full((), self.init_scale)
             deep_setattr(self.scales, name, PyroParam(scale, constraints.softplus_positive))
@@ -143,7 +143,7 @@ class LearnedScale(PyroModule):
         try:
             return attrgetter(name)(self.scales)
         except AttributeError as error:
-            raise ValueError(f"LearnedScale has no scale for site {name!r}") from error
+            raise ValueError(f"name must be a site with a learned scale, got {name!r}") from error
 
     def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
         """
@@ -206,11 +206,11 @@ def _sample_normal(name: str, parameter: Tensor, scale: Tensor) -> Tensor:
 def check_positive_scalar_distribution(argument: str, distribution: Any) -> None:
     """Raises a ValueError that names the argument, unless it is a distribution of one positive number."""
     if not isinstance(distribution, TorchDistributionMixin):
-        raise ValueError(f"{argument} must be a distribution, but is {type(distribution).__name__}")
+        raise ValueError(f"{argument} must be a distribution, got {type(distribution).__name__}")
     if distribution.shape() != torch.Size():
-        raise ValueError(f"{argument} must have shape (), but has shape {tuple(distribution.shape())}")
+        raise ValueError(f"{argument} must have shape (), got {tuple(distribution.shape())}")
     lower = getattr(distribution.support, "lower_bound", None)
     if lower is None or lower < 0:
         raise ValueError(
-            f"{argument} must be a distribution of positive numbers, but its support is {distribution.support}"
+            f"{argument} must be a distribution of positive numbers, got one with support {distribution.support}"
         )

@@ -148,9 +148,9 @@ class RadialDirectionalPrior:
     ) -> None:
         for one in grouping.values() if isinstance(grouping, Mapping) else (grouping,):
             if one not in SIDES:
-                raise ValueError(f"grouping must be one of {tuple(SIDES)} or a mapping to these, but is {one!r}")
+                raise ValueError(f"grouping must be one of {tuple(SIDES)} or a mapping to these, got {one!r}")
         if direction != "uniform" and not callable(direction):
-            raise ValueError(f'direction must be "uniform" or a function of (site, directions), but is {direction!r}')
+            raise ValueError(f'direction must be "uniform" or a function of (site, directions), got {direction!r}')
         self.grouping = grouping
         self.global_scale = positive_float("global_scale", global_scale)
         self.direction = direction
@@ -182,8 +182,8 @@ class RadialDirectionalPrior:
         asked_for = isinstance(self.grouping, Mapping) and name in self.grouping
         if parameter.dim() == 0 or (parameter.dim() == 1 and asked_for):
             raise ValueError(
-                f"RadialDirectionalPrior: parameter {name!r} has shape {tuple(parameter.shape)}, no rows and columns; "
-                "leave it out by a mapping of groupings or by select"
+                f"parameter {name!r} must have rows and columns under a RadialDirectionalPrior, got shape "
+                f"{tuple(parameter.shape)}: leave it out by a mapping of groupings or by select"
             )
         if isinstance(self.grouping, Mapping):
             return self.grouping.get(name)
@@ -212,8 +212,8 @@ class RadialDirectionalPrior:
         distribution: Any = follow(given, first)
         if distribution.event_shape != (size,) or distribution.batch_shape not in ((), (groups,)):
             raise ValueError(
-                f"direction: the distribution of site {site!r} has batch_shape {tuple(distribution.batch_shape)} and "
-                f"event_shape {tuple(distribution.event_shape)}, but it must be of {groups} vectors of size {size}"
+                f"direction must give site {site!r} a distribution of {groups} vectors of size {size}, got "
+                f"batch_shape {tuple(distribution.batch_shape)} and event_shape {tuple(distribution.event_shape)}"
             )
         return distribution.expand((groups,)).to_event(1)
 
