@@ -28,6 +28,7 @@ def count_weights(net: nn.Sequential) -> Counts:
     """Count the weights of the linear layers and convolutions, without biases and without batch norms.
 
     :param net: a chain, as for :func:`~pyro_radial.compression.cut_network`.
+    :returns: the counts.
     :raises ValueError: if the network is not such a chain.
 
     Example::
@@ -39,7 +40,7 @@ def count_weights(net: nn.Sequential) -> Counts:
 
 
 def chain_weights(chain: Chain) -> Counts:
-    """:func:`count_weights` of a network that is parsed already."""
+    """:func:`count_weights` of a network that is parsed already, with the same arguments and errors."""
     by_layer = {layer.name: layer.module.weight.numel() for layer in chain.layers}
     return Counts(by_layer, sum(by_layer.values()))
 
@@ -59,6 +60,7 @@ def count_flops(net: nn.Sequential, input_shape: Sequence[int]) -> Counts:
 
     :param net: a chain, as for :func:`~pyro_radial.compression.cut_network`.
     :param input_shape: shape of one input, without the batch.
+    :returns: the counts.
     :raises ValueError: if the network is not such a chain, or inputs of that shape do not fit it.
 
     Example::
@@ -70,7 +72,7 @@ def count_flops(net: nn.Sequential, input_shape: Sequence[int]) -> Counts:
 
 
 def chain_flops(chain: Chain, input_shape: Sequence[int]) -> Counts:
-    """:func:`count_flops` of a network that is parsed already."""
+    """:func:`count_flops` of a network that is parsed already, with the same arguments and errors."""
     shapes_only = copy.deepcopy(chain.net).to("meta").eval()
     x = torch.empty(1, *input_shape, dtype=next(chain.net.parameters()).dtype, device="meta")
     by_layer = {}
@@ -80,7 +82,7 @@ def chain_flops(chain: Chain, input_shape: Sequence[int]) -> Counts:
             x = module(x)
         except (RuntimeError, ValueError, IndexError) as error:
             raise ValueError(
-                f"input_shape {tuple(input_shape)} does not fit the network at {name!r}: {error}"
+                f"input_shape must fit the network, got {tuple(input_shape)}, which fails at {name!r}: {error}"
             ) from error
         if isinstance(module, LAYERS):
             by_layer[name] = (module.weight[0].numel() + 1) * x.numel()

@@ -73,6 +73,7 @@ def gap_cut(scores: Scores, min_share: float = 0.25) -> Cut:
 
     :param scores: how much the units matter.
     :param min_share: as for :func:`largest_gap`.
+    :returns: masks over the layers that have scores.
 
     Example::
 
@@ -98,6 +99,7 @@ def cut_path(scores: Scores, *, num_cuts: int = 50, per_layer: bool = False) -> 
         distinct scores.
     :param per_layer: compare not the scores but their ranks in their own layer, as a share of its units: each cut
         then takes away the same share of every layer, and no common scale is needed.
+    :returns: the cuts, from the one that keeps everything on.
     :raises ValueError: if ``num_cuts`` is below two.
 
     Example::
@@ -187,7 +189,7 @@ def best_on_path(records: Sequence[CutRecord], tolerance: float) -> CutRecord:
         raise ValueError(f"tolerance must be finite and at least 0, got {tolerance}")
     finite = [record for record in records if math.isfinite(record.loss)]
     if not finite:
-        raise ValueError("records must hold a finite loss")
+        raise ValueError(f"records must hold a finite loss, got {[record.loss for record in records]}")
     allowed = min(record.loss for record in finite) + tolerance
     return min(
         (record for record in finite if record.loss <= allowed), key=lambda record: (record.weights, record.flops)

@@ -60,7 +60,7 @@ def unit_scores(guide: AutoPerSite) -> Scores:
     scores: dict[str, dict[str, Tensor]] = {units: {} for units in _SIDES}
     names = list(_weight_tensors(posterior))
     if not names:
-        raise ValueError(f"unit_scores: none of the sites {list(posterior)} is a weight tensor")
+        raise ValueError(f"guide must have a weight tensor among its sites, got {list(posterior)}")
     for name in names:
         sites = TensorSites(name)
         for units, side in _SIDES.items():

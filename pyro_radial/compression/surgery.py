@@ -44,13 +44,13 @@ def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> 
 
 
 def complete_chain_cut(chain: Chain, cut: Cut, scores: Scores | None = None) -> Cut:
-    """:func:`complete_cut` of a network that is parsed already."""
+    """:func:`complete_cut` of a network that is parsed already, with the same arguments and errors."""
     layers = chain.layers
     _check_fit(layers, cut, scores)
     outputs = {layer.name: _mask(cut.outputs, layer, 0) for layer in layers}
     inputs = {layer.name: _mask(cut.inputs, layer, 1) for layer in layers}
     if not outputs[layers[-1].name].all():
-        raise ValueError(f"cut.outputs[{layers[-1].name!r}] cuts outputs of the network, which are all kept")
+        raise ValueError(f"cut.outputs[{layers[-1].name!r}] must keep all outputs of the network, got some cut")
     for layer in layers:
         owners = layer.owners.cpu()
         units = outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool)
@@ -104,6 +104,7 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
         last also of softmaxes, any flattens and :class:`~torch.nn.Unflatten`. Not changed.
     :param cut: the units to keep.
     :param scores: how much the units matter, to choose which one is kept by a layer that would be cut to nothing.
+    :returns: nested Sequentials as in the network.
     :raises ValueError: if the network is not such a chain, or an argument does not fit it; the message names what.
 
     Example::
@@ -125,6 +126,7 @@ def cut_chain(chain: Chain, whole: Cut) -> nn.Sequential:
 
     :param chain: the network; not changed.
     :param whole: the units to keep, with all that follows: from :func:`complete_chain_cut`.
+    :returns: the smaller network.
     """
     smaller: dict[str, nn.Module] = {}
     selects: dict[str, IndexSelect] = {}
@@ -152,7 +154,7 @@ def _check_fit(layers: Sequence[Layer], cut: Cut, scores: Scores | None) -> None
     for argument, (values, side) in named.items():
         for name, value in values.items():
             if name not in sizes:
-                raise ValueError(f"{argument}[{name!r}] is of no layer; the layers are {[*sizes]}")
+                raise ValueError(f"{argument} must be of the layers {[*sizes]}, got {name!r}")
             if len(value) != sizes[name][side]:
                 raise ValueError(f"{argument}[{name!r}] must be of {sizes[name][side]} units, got {len(value)}")
 

@@ -32,6 +32,7 @@ def idx_digest(array: np.ndarray) -> str:
     damage, not against forgery.
 
     :param array: uint8 array of any shape.
+    :returns: 32 hexadecimal digits.
     :raises ValueError: if the array is not uint8.
 
     Example::
@@ -51,6 +52,7 @@ def verified(arrays: Mapping[str, np.ndarray], digests: Mapping[str, str], where
     :param arrays: arrays by name.
     :param digests: what :func:`idx_digest` gives for each.
     :param where: the file or address to name in the message.
+    :returns: arrays by name.
     :raises ValueError: if an array is missing or differs; the message names it.
     """
     intact = {}
@@ -75,6 +77,7 @@ def read_npz(stream: IO[bytes], where: str) -> dict[str, np.ndarray]:
 
     :param stream: the archive.
     :param where: the file or address to name in the message.
+    :returns: arrays by name.
     :raises ValueError: if it is no such archive.
     """
     name = None
@@ -97,6 +100,7 @@ def read_idx(content: bytes, name: str, where: str) -> np.ndarray:
     :param content: the file.
     :param name: the array to name in the message.
     :param where: the file or address to name in the message.
+    :returns: a uint8 array.
     :raises ValueError: if it is no such file.
     """
     try:

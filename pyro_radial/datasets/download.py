@@ -57,7 +57,8 @@ def fetch(source: Source, cache_dir: str | os.PathLike[str] | None = None) -> Pa
 def cache_folder(cache_dir: str | os.PathLike[str] | None) -> Path:
     """The folder for downloads.
 
-    :param cache_dir: the folder, or None for ``pyro_radial`` in ``$XDG_CACHE_HOME`` or in ``~/.cache``.
+    :param cache_dir: the folder, or None for the default.
+    :returns: the folder given, else ``pyro_radial`` in ``$XDG_CACHE_HOME`` or in ``~/.cache``.
     """
     if cache_dir is not None:
         return Path(cache_dir)

@@ -153,6 +153,7 @@ class BayesianModule(UniquelyNamed):
         :param Mapping draw: a value for each site in use, as ``guide()`` or ``guide.median()`` returns; for a prior
             with sites of its own, values for these. Leading dims of size one are dropped, other entries ignored.
             A parameter that the network leaves idle has its first value, unless there is one for it.
+        :returns: a network of the same class as the one given.
         :raises ValueError: naming the site that is missing or has several draws as leading dims.
 
         Example::

@@ -53,5 +53,11 @@ def split_draws(
 
 
 def unflatten(outputs: Any, draws: tuple[int, ...]) -> Any:
-    """Gives each tensor in ``outputs``, of shape ``[N, ...]``, the shape ``[*draws, ...]``."""
+    """
+    The outputs with the draws as leading dims.
+
+    :param outputs: tensors of shape ``[N, ...]``, nested in any way.
+    :param tuple draws: the draws' shape, of N elements.
+    :returns: the same with tensors of shape ``[*draws, ...]``.
+    """
     return tree_map_only(Tensor, lambda tensor: tensor.reshape(*draws, *tensor.shape[1:]), outputs)

@@ -52,6 +52,9 @@ class FunctionalNet:
         The output for one set of tensors. What the network does to its buffers is done to ``tensors``.
 
         :param dict tensors: every parameter and buffer by name; of tied ones, the first name.
+        :param tuple args: the network's inputs.
+        :param dict kwargs: those given by name.
+        :returns: what the network returns.
         """
         with _restored(self.skeleton):
             return functional_call(self.skeleton, tensors, args, kwargs)
@@ -68,6 +71,10 @@ class FunctionalNet:
 
         :param Mapping shared: tensors common to all sets.
         :param Mapping drawn: tensors of shape ``[N, *shape]``, one slice for each set.
+        :param tuple args: the network's inputs.
+        :param dict kwargs: those given by name.
+        :returns: what the network returns, with tensors of shape ``[N, ...]``.
+        :raises TypeError: if it returns what is neither a tensor nor plain data, nested or not.
         """
         with _frozen_statistics(self.skeleton) as left_out:
             if left_out and not self._said_statistics_are_frozen:

@@ -31,10 +31,15 @@ class Likelihood(UniquelyNamed):
     """
     Base class: a distribution of targets ``y`` given a network's output ``f``.
 
+    It owns the plate over data, named ``"data"``, at dim -1. With targets of B of the N training points it scales
+    their log-likelihood by N/B, so that a loss is that of the whole data set; without targets the plate has the size
+    of the output and scale one. The output is recorded at the deterministic site ``"f"`` (:data:`FUNCTION_SITE`), of
+    shape ``[*draws, B, *outputs]``, the targets are the site ``"y"``.
+
     A subclass defines :meth:`observation` and :meth:`inverse_link`, and where it differs :meth:`noise`,
     :meth:`target_shape` and :meth:`predictive_entropy`.
 
-    :param int num_data: N, the number of training points; the log-likelihood of B of them is scaled by N/B.
+    :param int num_data: N, the number of training points.
     :param int event_dim: how many dims of ``f``, from the right, belong to one data point: 1 for a network that
         returns ``[B, K]``, 0 for one that returns ``[B]``.
     :raises ValueError: naming the argument that is out of range.
@@ -87,8 +92,7 @@ class Likelihood(UniquelyNamed):
 
     def inverse_link(self, f: Tensor) -> Tensor:
         """
-        The mean of the targets, as a function of the network's output; for a categorical distribution its
-        probabilities.
+        The mean of the targets, as a function of the network's output; for classes, their probabilities.
 
         :param torch.Tensor f: ``[..., B, *outputs]``.
         :returns: a tensor of the same shape unless a class says otherwise.

@@ -1,14 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Likelihoods: the distribution of the targets given the output of a network.
-
-Each owns the plate over data, named ``"data"``, at dim -1. With targets of B of the N training points it scales
-their log-likelihood by N/B, so that a loss is that of the whole data set; without targets the plate has the size
-of the output and scale one. The output is recorded at the deterministic site ``"f"``, of shape
-``[*draws, B, *outputs]``, the targets are the site ``"y"``.
-"""
+"""Likelihoods: the distribution of the targets given the output of a network."""
 
 from typing import Any
 

@@ -71,9 +71,10 @@ class MultiHead(nn.Module):
 
     def uses_parameter(self, name: str) -> bool:
         """
-        Whether a call uses a parameter: one of the trunk, or one of the head in use.
+        Whether a call uses a parameter.
 
         :param str name: the name of the parameter in this network.
+        :returns: True for those of the trunk and of the head in use.
         """
         if not name.startswith("heads."):
             return True

@@ -44,7 +44,8 @@ def select_parameters(net: nn.Module, select: Select) -> dict[str, nn.Parameter]
     :param nn.Module net: the network.
     :param select: a function of (name, parameter), a regular expression searched in the name, or None for all but
         frozen ones and those of norm layers.
-    :raises ValueError: naming ``select``, if it is none of these or chooses nothing.
+    :returns: the chosen parameters by name, in the network's order.
+    :raises ValueError: naming ``select``, if it is none of these, chooses nothing or what is not floating point.
     """
     if not (select is None or isinstance(select, str) or callable(select)):
         raise ValueError(

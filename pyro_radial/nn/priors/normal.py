@@ -20,7 +20,7 @@ from pyro_radial._checks import positive_float
 from pyro_radial._compat import deep_setattr
 from pyro_radial.nn.site_priors import Following
 
-__all__ = ["FanIn", "HyperScale", "LearnedScale", "ScaleMixture"]
+__all__ = ["FanIn", "HyperScale", "LearnedScale", "ScaleMixture", "check_positive_scalar_distribution"]
 
 
 class FanIn:
@@ -135,9 +135,10 @@ class LearnedScale(PyroModule):
 
     def scale(self, name: str) -> Tensor:
         """
-        The standard deviation of one site, a scalar.
+        The standard deviation of one site.
 
         :param str name: the site.
+        :returns: a scalar tensor.
         :raises ValueError: if there is no scale of this name.
         """
         try:

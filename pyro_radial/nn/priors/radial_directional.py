@@ -97,17 +97,16 @@ class RadialDirectionalPrior:
     .. math:: w_r = s\, z_r\, u_r, \qquad s \sim C^+(\gamma), \quad z_r \sim C^+(1), \quad u_r \sim p(u)
         \text{ on the unit sphere,}
 
-    with the half-Cauchy distribution :math:`C^+`, whose mass near zero and heavy tail let a few groups be large and the
-    rest vanish. Each radius is the square root of a gamma times an inverse-gamma variable, which are the sites; so a
-    :class:`~pyro_radial.AutoRadialDirectional` guide has every KL in closed form. A scale for z too would only
+    with the half-Cauchy distribution :math:`C^+`, whose mass near zero and heavy tail let a few groups be large and
+    the rest vanish. Each radius is the square root of a gamma times an inverse-gamma variable, which are the sites; so
+    a :class:`~pyro_radial.AutoRadialDirectional` guide has every KL in closed form. A scale for z too would only
     multiply :math:`\gamma`.
 
     A row is the weights of one output, flattened over inputs and kernel positions; a column those of one input, over
     outputs and kernel positions. ``"double"`` multiplies one part of each kind element by element,
-    :math:`W_{ij} = s\, z_i u_{ij}\, c_j v_{ji}`, with distributions of its own for either. Groups of one element have a
-        standard
-    normal in place of a direction, which in one dimension is only a sign. Parameters of one dim, such as biases, are
-    normal, and so are those that a mapping of groupings leaves out, as under :class:`FanIn`.
+    :math:`W_{ij} = s\, z_i u_{ij}\, c_j v_{ji}`, with distributions of its own for either. Groups of one element have
+    a standard normal in place of a direction, which in one dimension is only a sign. Parameters of one dim, such as
+    biases, are normal, and so are those that a mapping of groupings leaves out, as under :class:`FanIn`.
 
     Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks", eq. 7
     and 14 to 18. The radius is :math:`\sqrt{\alpha\beta}` (they print its square as their product), and for two
@@ -168,10 +167,8 @@ class RadialDirectionalPrior:
         """
         grouping = self._grouping_of(name, parameter)
         if grouping is None:
-            distribution = (
-                follow(self._normal(name, parameter), parameter).expand(parameter.shape).to_event(parameter.dim())
-            )
-            return _Site(name, distribution, parameter).sample()
+            normal = follow(self._normal(name, parameter), parameter)
+            return _Site(name, normal.expand(parameter.shape).to_event(parameter.dim()), parameter).sample()
         made = self._tensors.get(name)
         # A network that was moved or cast has new tensors.
         if made is None or made.parameter is not parameter:
