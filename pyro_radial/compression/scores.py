@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pyro_radial.compression.units import Scores
+from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.half_cauchy import log_mode, sqrt_product
-from pyro_radial.distributions.wrappers import is_real
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.nn.priors.site_names import Side, TensorSites
 

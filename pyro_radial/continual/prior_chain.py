@@ -18,8 +18,8 @@ from torch import nn
 from torch.distributions import biject_to
 
 from pyro_radial._naming import UniquelyNamed, rename_tree, unique_name
-from pyro_radial.continual.moment_matching import moment_matched
 from pyro_radial.continual.stored_distributions import StoredDistribution, StoredDistributions
+from pyro_radial.distributions.moments import moment_matched
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.initialization import has_real_support, init_to_network
 from pyro_radial.infer.autoguide.loc_scale import AutoLocScale, unconstrained_moments

@@ -16,9 +16,10 @@ from torch.distributions import Transform
 from torch.nn.functional import normalize
 
 from pyro_radial._compat import deep_setattr
+from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.von_mises_fisher import VonMisesFisherStable
-from pyro_radial.distributions.wrappers import is_on_sphere, leaf
+from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.auto_mean_field import AutoMeanField
 from pyro_radial.infer.autoguide.auto_radial import GuideRadialNormal
 from pyro_radial.infer.autoguide.initialization import init_to_network

@@ -19,7 +19,7 @@ from torch.distributions import Transform, biject_to
 
 from pyro_radial._compat import helpful_support_errors, periodic_repeat, prototype_hide_fn
 from pyro_radial._naming import UniquelyNamed
-from pyro_radial.distributions.wrappers import is_on_sphere
+from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.infer.autoguide.initialization import has_real_support
 from pyro_radial.nn.likelihood import is_target
 

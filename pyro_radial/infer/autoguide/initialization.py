@@ -12,7 +12,7 @@ import torch
 from pyro.infer.autoguide.initialization import init_to_mean, init_to_median, init_to_sample
 from torch import Tensor, nn
 
-from pyro_radial.distributions.wrappers import is_on_sphere, is_real
+from pyro_radial.distributions.constraints import is_on_sphere, is_real
 
 InitFn = Callable[..., Any]
 

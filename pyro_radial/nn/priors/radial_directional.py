@@ -16,9 +16,9 @@ from torch import Tensor
 from pyro_radial._checks import positive_float
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform
+from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.priors.normal import FanIn
 from pyro_radial.nn.priors.site_names import RadiusSites, Side, TensorSites
-from pyro_radial.nn.site_priors import follow
 
 __all__ = ["RadialDirectionalPrior"]
 
@@ -167,7 +167,7 @@ class RadialDirectionalPrior:
         """
         grouping = self._grouping_of(name, parameter)
         if grouping is None:
-            normal = follow(self._normal(name, parameter), parameter)
+            normal = to_like(self._normal(name, parameter), parameter)
             return _Site(name, normal.expand(parameter.shape).to_event(parameter.dim()), parameter).sample()
         made = self._tensors.get(name)
         # A network that was moved or cast has new tensors.
@@ -206,7 +206,7 @@ class RadialDirectionalPrior:
             given = self.direction(site, first)
         else:
             given = HypersphericalUniform(size)
-        distribution: Any = follow(given, first)
+        distribution: Any = to_like(given, first)
         if distribution.event_shape != (size,) or distribution.batch_shape not in ((), (groups,)):
             raise ValueError(
                 f"direction must give site {site!r} a distribution of {groups} vectors of size {size}, got "
