@@ -3,11 +3,12 @@
 
 """Train a small convolutional network with two posteriors and see how well each knows what it does not know.
 
-Run it as ``python tutorials/quickstart.py``; ``--help`` lists the options. The settings of the library are its
-defaults throughout: prior N(0, 1) on every weight, the ELBO without a weight on its KL, Adam at 1e-3. The network was
-picked among a few by its scores on the digits' test images, so those are a little too good to be true; one seed and a
-few hundred images tell no method from another.
+Run it as ``python tutorials/quickstart.py``; ``--help`` lists the options.
 """
+
+# The settings of the library are its defaults throughout: prior N(0, 1) on every weight, the ELBO without a weight on
+# its KL, Adam at 1e-3. The network was picked among a few by its scores on the digits' test images, so those are a
+# little too good to be true; one seed and a few hundred images tell no method from another.
 
 import argparse
 from collections.abc import Iterator, Sequence

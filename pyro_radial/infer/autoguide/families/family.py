@@ -78,7 +78,7 @@ class Family:
             kind = type(leaf(site["fn"])).__name__
             raise ValueError(
                 f"{type(self).__name__}: site '{site['name']}' is a direction ({kind}), which no transform leads to. "
-                "AutoRadialDirectional has a family for it; or make it real by poutine.reparam and ProjectedNormalReparam"
+                "AutoRadialDirectional has a family for it; or use poutine.reparam with ProjectedNormalReparam"
             )
         if is_real(support):
             return None
