@@ -1,19 +1,45 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The two tables that drive the generic tests: a new family is one row in each."""
+"""The two tables that drive the generic tests: a new distribution, or a new family of guides, is one row in its own."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 import pyro.distributions as dist
 import torch
+from scipy import stats
 
 from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
-from pyro_radial.infer.autoguide import AutoMeanField, AutoRadial, AutoRadialDirectional
+from pyro_radial.infer.autoguide import AutoMeanField, AutoRadial, AutoRadialDirectional, families
+
+
+@dataclass(frozen=True)
+class Row:
+    """A distribution to test."""
+
+    #: A small example with parameters of this dtype, batch and event dimensions at will.
+    make: Callable[[torch.dtype], Any]
+    #: Another distribution of these shapes to which it has a KL in closed form, or None if there is none.
+    kl_to: Callable[[torch.dtype], Any] | None = None
+    #: From the example to the log-density of SciPy's distribution at ``values[index]``, where SciPy has it.
+    scipy: Callable[[Any, np.ndarray, tuple[int, ...]], float] | None = None
 
 
 def _radial(shape, event_dim):
     def make(dtype):
         loc, scale = torch.randn(shape, dtype=dtype), 0.2 + torch.rand(shape, dtype=dtype)
         return RadialNormal(loc, scale, event_dim)
+
+    return make
+
+
+def _normal(shape, event_dim):
+    def make(dtype):
+        loc, scale = torch.randn(shape, dtype=dtype), 0.2 + torch.rand(shape, dtype=dtype)
+        return dist.Normal(loc, scale).to_event(event_dim)
 
     return make
 
@@ -32,18 +58,54 @@ def _von_mises_fisher(shape, concentration):
     return make
 
 
+def _uniform(dtype):
+    return HypersphericalUniform(4, (2,), like=torch.zeros((), dtype=dtype))
+
+
+def _scipy_normal(distribution, value, index):
+    return stats.norm(distribution.mean[index].numpy(), distribution.stddev[index].numpy()).logpdf(value).sum()
+
+
+def _scipy_von_mises_fisher(distribution, value, index):
+    concentration = float(distribution.concentration[index])
+    if concentration == 0.0:
+        # SciPy refuses zero; as good as that, the density is the one over the sphere's area.
+        concentration = 1e-12
+    return float(stats.vonmises_fisher(distribution.loc[index].numpy(), concentration).logpdf(value))
+
+
+def _normal_but_for_matrices(name, site):
+    return families.Normal() if site["fn"].event_dim < 2 else None
+
+
 DISTRIBUTIONS = {
-    "RadialNormalVector": _radial((3, 5), 1),
-    "RadialNormalMatrix": _radial((2, 4, 3), 2),
-    "RadialNormalPair": _radial((2,), 1),
-    "RadialNormalOneElement": _radial((4, 1), 1),
-    "RadialNormalNoEvent": _radial((3, 2), 0),
-    "RadialNormalPerRow": lambda dtype: _radial((2, 4, 3), 1)(dtype).to_event(1),
-    "RadialDirectional": _radial_directional,
-    "VonMisesFisherCircle": _von_mises_fisher((2,), [0.0, 1.5, 40.0]),
-    "VonMisesFisherSphere": _von_mises_fisher((2, 3), [0.0, 7.0]),
-    "VonMisesFisherVector": _von_mises_fisher((3, 1, 12), [0.0, 30.0]),
-    "HypersphericalUniform": lambda dtype: HypersphericalUniform(4, (2,), like=torch.zeros((), dtype=dtype)),
+    "Normal": Row(_normal((2, 3), 0), kl_to=_normal((2, 3), 0), scipy=_scipy_normal),
+    "RadialNormalVector": Row(_radial((3, 5), 1), kl_to=_normal((3, 5), 1)),
+    "RadialNormalMatrix": Row(_radial((2, 4, 3), 2), kl_to=_radial((2, 4, 3), 2)),
+    "RadialNormalPair": Row(_radial((2,), 1), kl_to=_radial((2,), 1)),
+    "RadialNormalOneElement": Row(_radial((4, 1), 1), kl_to=_normal((4, 1), 1), scipy=_scipy_normal),
+    "RadialNormalNoEvent": Row(_radial((3, 2), 0), kl_to=_normal((3, 2), 0), scipy=_scipy_normal),
+    "RadialNormalPerRow": Row(
+        lambda dtype: _radial((2, 4, 3), 1)(dtype).to_event(1),
+        kl_to=lambda dtype: _radial((2, 4, 3), 1)(dtype).to_event(1),
+    ),
+    "RadialDirectional": Row(_radial_directional, kl_to=_radial_directional),
+    "VonMisesFisherCircle": Row(
+        _von_mises_fisher((2,), [0.0, 1.5, 40.0]),
+        kl_to=_von_mises_fisher((2,), [1.0, 2.5, 30.0]),
+        scipy=_scipy_von_mises_fisher,
+    ),
+    "VonMisesFisherSphere": Row(
+        _von_mises_fisher((2, 3), [0.0, 7.0]),
+        kl_to=_von_mises_fisher((2, 3), [2.0, 3.0]),
+        scipy=_scipy_von_mises_fisher,
+    ),
+    "VonMisesFisherVector": Row(
+        _von_mises_fisher((3, 1, 12), [0.0, 30.0]),
+        kl_to=_von_mises_fisher((3, 1, 12), [5.0, 20.0]),
+        scipy=_scipy_von_mises_fisher,
+    ),
+    "HypersphericalUniform": Row(_uniform, kl_to=_von_mises_fisher((2, 4), [0.5, 3.0])),
 }
 
 GUIDES = {
@@ -54,4 +116,10 @@ GUIDES = {
         model, init_stddev=0.1, rest="radial", **kwargs
     ),
     "AutoMeanField": lambda model, **kwargs: AutoMeanField(model, init_stddev=0.1, **kwargs),
+    "AutoRadialMixed": lambda model, **kwargs: AutoRadial(
+        model,
+        init_stddev=0.1,
+        families=_normal_but_for_matrices,
+        **kwargs,
+    ),
 }

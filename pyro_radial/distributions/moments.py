@@ -97,6 +97,14 @@ def _is_affine(distribution: Any) -> bool:
     )
 
 
+def _is_affine_on_the_line(distribution: Any) -> bool:
+    """Whether values everywhere on the line are possible, which torch says of every affine function."""
+    base = leaf(distribution.base_dist)
+    return _is_affine(distribution) and (
+        _is_affine_on_the_line(base) if _is_pushforward(base) else is_real(base.support)
+    )
+
+
 def _pushed_forward(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
     mean, stddev = _own_moments(distribution.base_dist)
     for transform in elementary(distribution.transforms):
@@ -146,7 +154,7 @@ def moment_matched(distribution: Any) -> Any:
 def _matched(distribution: Any) -> Any:
     if isinstance(distribution, Normal | LogNormal):
         return distribution
-    if _is_pushforward(distribution) and not (_is_affine(distribution) and is_real(distribution.base_dist.support)):
+    if _is_pushforward(distribution) and not _is_affine_on_the_line(distribution):
         base = moment_matched(distribution.base_dist)
         if isinstance(distribution, Pushforward):
             return Pushforward(base, distribution.transforms, distribution.support)

@@ -254,13 +254,20 @@ def to_like(distribution: Any, like: Tensor) -> Any:
         >>> to_like(dist.Normal(0.0, 1.0).expand([3]).to_event(1), torch.zeros((), dtype=torch.float64)).mean.dtype
         torch.float64
     """
-    if isinstance(distribution, Tensor):
-        return distribution.to(like.device, like.dtype if distribution.is_floating_point() else distribution.dtype)
-    if type(distribution) in (list, tuple):
-        return type(distribution)(to_like(item, like) for item in distribution)
-    if isinstance(distribution, Distribution | TorchDistributionMixin | Transform):
-        clone = copy.copy(distribution)
-        for key, item in vars(distribution).items():
-            clone.__dict__[key] = to_like(item, like)
-        return clone
-    return distribution
+    return _moved(distribution, like, {})
+
+
+def _moved(value: Any, like: Tensor, done: dict[int, Any]) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
+    if type(value) in (list, tuple):
+        return type(value)(_moved(item, like, done) for item in value)
+    if not isinstance(value, Distribution | TorchDistributionMixin | Transform):
+        return value
+    # A transform that was used knows its inverse, which knows the transform.
+    if id(value) not in done:
+        done[id(value)] = clone = copy.copy(value)
+        # Copying a transform forgets its inverse, without which that of another is none.
+        for key, item in vars(value).items():
+            clone.__dict__[key] = _moved(item, like, done)
+    return done[id(value)]

@@ -1,0 +1,232 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What takes distributions apart, and everything that uses it, over all nestings of all distributions."""
+
+import warnings
+
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import pytest
+import torch
+from torch.distributions import TransformedDistribution, kl_divergence
+
+from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, PriorChain
+from pyro_radial.distributions.constraints import is_on_sphere, is_real
+from pyro_radial.distributions.moments import center, moment_matched, moments
+from pyro_radial.distributions.storage import describe, rebuild
+from pyro_radial.distributions.wrappers import leaf, map_leaf, mask_of, pull_back, to_like, unmasked
+from pyro_radial.poutine import mean_only, swap_prior
+from tests.nestings import EXP, is_positive, masks_inside_an_event, nestings, without_masks
+from tests.tables import DISTRIBUTIONS
+
+NAMES = ["Normal", "RadialNormalVector", "RadialNormalNoEvent", "RadialDirectional", "VonMisesFisherVector"]
+NAMES += ["HypersphericalUniform"]
+NUM_SAMPLES = 2_000
+
+
+def base_of(name):
+    pyro.set_rng_seed(0)
+    return DISTRIBUTIONS[name].make(torch.float64)
+
+
+@pytest.fixture(params=NAMES)
+def base(request):
+    return base_of(request.param)
+
+
+def cases(base):
+    """Every nesting with its operations, and what an assertion should say of it."""
+    return [(operations, wrapped, " of ".join(reversed(operations))) for operations, wrapped in nestings(base)]
+
+
+def same(one, other, words):
+    value = one.sample()
+    assert (one.batch_shape, one.event_shape) == (other.batch_shape, other.event_shape), words
+    torch.testing.assert_close(other.log_prob(value), one.log_prob(value), msg=words)
+
+
+def test_there_are_as_many_nestings_as_make_sense():
+    assert len(cases(base_of("Normal"))) > 100
+    assert len(cases(base_of("VonMisesFisherVector"))) > 30
+
+
+def test_a_leaf_is_no_wrapper_and_mapping_it_keeps_the_rest(base):
+    for _, wrapped, words in cases(base):
+        assert not isinstance(leaf(wrapped), torch.distributions.Independent), words
+        assert map_leaf(lambda inner: inner, wrapped) is wrapped, words
+        # Another object of the same distribution goes into the same nesting.
+        same(wrapped, map_leaf(lambda inner: inner.expand(inner.batch_shape), wrapped), words)
+
+
+def test_without_its_masks_it_is_the_nesting_without_them(base):
+    for operations, wrapped, words in cases(base):
+        same(without_masks(operations, base), unmasked(wrapped), words)
+
+
+def test_the_mask_is_where_the_density_is_left_out(base):
+    for operations, wrapped, words in cases(base):
+        if masks_inside_an_event(operations):
+            with pytest.raises(ValueError, match="masked inside its event"):
+                mask_of(wrapped)
+            continue
+        mask = mask_of(wrapped)
+        kept = torch.ones(wrapped.batch_shape, dtype=torch.bool) if mask is None else mask
+        # A mask of a distribution without a batch is one bool.
+        kept = torch.as_tensor(kept).expand(wrapped.batch_shape)
+        value = wrapped.sample()
+        hidden = wrapped.log_prob(value) == 0.0
+        if "exp" not in operations and "affine" not in operations:
+            assert torch.equal(hidden, ~kept), words
+        elif not isinstance(leaf(wrapped), TransformedDistribution):
+            assert bool((hidden | kept).all()), words
+
+
+def test_moving_changes_the_dtype_alone(base):
+    for _, wrapped, words in cases(base):
+        single = to_like(wrapped, torch.zeros(()))
+        value = wrapped.sample()
+        with pyro.validation_enabled(False):
+            log_prob = single.log_prob(value.float().clone())
+        assert single.sample().dtype == torch.float32, words
+        torch.testing.assert_close(log_prob.double(), wrapped.log_prob(value), rtol=1e-3, atol=1e-3, msg=words)
+
+
+def test_what_is_stored_comes_back(base):
+    for _, wrapped, words in cases(base):
+        same(wrapped, rebuild(*describe(wrapped)), words)
+
+
+def noiseless(operations, value):
+    """What the operations make of a value."""
+    for operation in operations:
+        value = {"expand": lambda v: v.expand(2, *v.shape), "exp": torch.exp, "affine": lambda v: 0.5 + 2 * v}.get(
+            operation, lambda v: v
+        )(value)
+    return value
+
+
+def test_the_center_is_what_the_nesting_makes_of_the_mean(base):
+    for operations, wrapped, words in cases(base):
+        torch.testing.assert_close(center(wrapped), noiseless(operations, base.mean), msg=words)
+
+
+def test_moments_are_those_of_the_affine_part(base):
+    for operations, wrapped, words in cases(base):
+        transforms = [operation for operation in operations if operation in ("exp", "affine")]
+        mean, stddev = moments(wrapped, EXP if is_positive(wrapped.support) else None)
+        # What follows the exponential has no closed form; what comes before it is affine.
+        before = [operation for operation in operations if operation != "exp"]
+        if transforms.count("exp") > 1 or ("exp" in transforms and transforms[-1] != "exp"):
+            continue
+        torch.testing.assert_close(mean, noiseless(before, base.mean), msg=words)
+        expected = base.variance.sqrt() * 2.0 ** before.count("affine")
+        torch.testing.assert_close(stddev, noiseless([o for o in before if o == "expand"], expected), msg=words)
+
+
+def test_the_matched_normal_has_the_moments_or_is_refused_by_class(base):
+    for _, wrapped, words in cases(base):
+        if is_on_sphere(base.support):
+            with pytest.raises(ValueError, match=type(base).__name__):
+                moment_matched(wrapped)
+            continue
+        normal = moment_matched(wrapped)
+        assert (normal.batch_shape, normal.event_shape) == (wrapped.batch_shape, wrapped.event_shape), words
+        transform = EXP if is_positive(wrapped.support) else None
+        for ours, theirs in zip(moments(normal, transform), moments(wrapped, transform), strict=True):
+            assert (ours is None) == (theirs is None), words
+            if ours is not None:
+                torch.testing.assert_close(ours, theirs, msg=words)
+        # What was masked is masked still.
+        hidden = wrapped.log_prob(wrapped.sample()) == 0.0
+        assert torch.equal(hidden, normal.log_prob(normal.sample()) == 0.0), words
+
+
+def test_a_pull_back_has_the_density_of_the_change_of_variables(base):
+    for operations, wrapped, words in cases(base):
+        if not is_positive(wrapped.support):
+            continue
+        if "mask" in operations[operations.index("exp") :]:
+            with pytest.raises(NotImplementedError, match="masked"):
+                pull_back(wrapped, [EXP])
+            continue
+        back = pull_back(wrapped, [EXP])
+        value = wrapped.sample().clone()
+        event = tuple(range(-len(wrapped.event_shape), 0))
+        jacobian = value.log().sum(event) if event else value.log()
+        torch.testing.assert_close(back.log_prob(value.log()), wrapped.log_prob(value) + jacobian, msg=words)
+
+
+@pytest.mark.parametrize("name", ["Normal", "RadialNormalVector", "RadialNormalNoEvent"])
+def test_a_closed_kl_is_the_mean_of_the_difference_of_log_densities(name):
+    q_base, closed = base_of(name), 0
+    for loc, scale in ((q_base.loc + 0.3, 1.5 * q_base.scale), (q_base.loc, torch.ones_like(q_base.scale))):
+        p_base = dist.Normal(loc, scale, validate_args=False).to_event(q_base.event_dim)
+        for (_, q, words), (_, p, _) in zip(cases(q_base), cases(p_base), strict=True):
+            try:
+                kl = kl_divergence(q, p)
+            except NotImplementedError:
+                continue
+            closed += 1
+            draws = q.sample((NUM_SAMPLES,))
+            difference = q.log_prob(draws) - p.log_prob(draws)
+            error = difference.std(0) / NUM_SAMPLES**0.5
+            assert bool(((difference.mean(0) - kl).abs() <= 5 * error + 1e-9).all()), words
+    assert closed > 60
+
+
+def test_every_nesting_is_a_prior_to_swap_and_the_new_one_takes_over_its_mask(base):
+    for operations, wrapped, words in cases(base):
+
+        def model(wrapped=wrapped):
+            return pyro.sample("w", wrapped)
+
+        if masks_inside_an_event(operations):
+            with pytest.raises(ValueError, match="'w' masks single elements"):
+                swap_prior(model, {"w": unmasked(wrapped)})()
+            continue
+        node = poutine.trace(swap_prior(model, {"w": unmasked(wrapped)})).get_trace().nodes["w"]
+        value = node["value"].clone()
+        if not any(operation in ("exp", "affine") for operation in operations):
+            torch.testing.assert_close(node["fn"].log_prob(value), wrapped.log_prob(value), msg=words)
+
+
+def test_mean_only_runs_a_guide_of_every_nesting(base):
+    for operations, wrapped, words in cases(base):
+        with mean_only():
+            value = pyro.sample("w", wrapped)
+        torch.testing.assert_close(value, noiseless(operations, base.mean), msg=words)
+
+
+@pytest.mark.parametrize("form", ["exact", "normal"])
+def test_a_chain_advances_with_every_nesting_or_names_the_site(base, form):
+    for _, wrapped, words in cases(base):
+        chain = PriorChain(lambda wrapped=wrapped: pyro.sample("w", wrapped), form)
+        if form == "normal" and is_on_sphere(base.support):
+            with pytest.raises(ValueError, match=f"site 'w': {type(base).__name__}"):
+                chain.advance({"w": wrapped})
+            continue
+        chain.advance({"w": wrapped})
+        assert chain.prior["w"].shape() == wrapped.shape(), words
+
+
+def test_guides_start_at_every_nesting(base):
+    types = [AutoRadialDirectional] if is_on_sphere(base.support) else [AutoRadial, AutoMeanField]
+    for _, wrapped, words in cases(base):
+        # A guide takes events; a batch without plates is no site of Pyro's.
+        wrapped = unmasked(wrapped).to_event(len(wrapped.batch_shape))
+        transform = EXP if is_positive(wrapped.support) else None
+        mean, _ = moments(wrapped, transform)
+        for guide_type in types:
+            guide = guide_type(lambda wrapped=wrapped: pyro.sample("w", wrapped))
+            guide.start_at({"w": wrapped})
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                guide.setup()
+            start = guide.median()["w"]
+            if is_real(wrapped.support) or is_positive(wrapped.support):
+                expected = None if mean is None else (mean if transform is None else mean.exp())
+                if expected is not None:
+                    torch.testing.assert_close(start, expected, msg=words)
+            assert guide.posterior()["w"].shape() == wrapped.shape(), words
