@@ -70,7 +70,13 @@ def test_bad_initial_scales_are_refused_by_name(arguments, words):
 
 
 @pytest.mark.parametrize(
-    ("event_dim", "words"), [(3, "event_dim=3"), (-1, "event_dim=-1"), ({"weight": 3}, "weight"), ({"wait": 1}, "wait")]
+    ("event_dim", "words"),
+    [
+        (3, "event_dim=3"),
+        (-1, "event_dim must be a non-negative integer, got -1"),
+        ({"weight": 3}, "weight"),
+        ({"wait": 1}, "wait"),
+    ],
 )
 def test_an_event_dim_that_no_site_has_is_refused_and_leaves_no_half_made_guide(event_dim, words):
     guide = AutoRadial(matrix_model, event_dim=event_dim)
