@@ -92,6 +92,10 @@ class PriorChain(nn.Module):
         """The model's own, for prediction."""
         return self.model.likelihood  # type: ignore[attr-defined]
 
+    def model_state(self) -> dict[str, Any]:
+        """What of the state is the wrapped model's own, by its names there: the same entries whatever the priors."""
+        return self.model.state_dict() if isinstance(self.model, nn.Module) else {}
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model under the chained priors.
 

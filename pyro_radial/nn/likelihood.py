@@ -14,7 +14,10 @@ from torch import Tensor
 from pyro_radial._checks import positive_count
 from pyro_radial._naming import UniquelyNamed
 
-__all__ = ["Likelihood", "is_target"]
+__all__ = ["FUNCTION_SITE", "Likelihood", "is_target"]
+
+#: The deterministic site that records a network's output.
+FUNCTION_SITE = "f"
 
 TARGET: Any = {"is_target": True}
 
@@ -69,7 +72,7 @@ class Likelihood(UniquelyNamed):
         noise = self.noise(f)
         index = torch.arange(size, device=f.device)
         with pyro.plate("data", size if y is None else self.num_data, subsample=index, dim=-1):
-            f = pyro.deterministic("f", f, event_dim=self.event_dim)
+            f = pyro.deterministic(FUNCTION_SITE, f, event_dim=self.event_dim)
             return pyro.sample("y", self.observation(f, **noise), obs=y, infer=TARGET)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:

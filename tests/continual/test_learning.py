@@ -428,11 +428,17 @@ BAD = {
     "measure_on": ({"measure_on": "train"}, "measure_on must be one of"),
     "num_samples": ({"num_samples": 0}, "num_samples must be a positive integer"),
     "seed": ({"seed": -1}, "seed must be a non-negative integer"),
-    "validation": ({"validation": clusters(8, 0)}, r"fit_options must not hold \['validation'\]"),
-    "coreset's seed": ({"coreset": Coreset(2, fit_options={"seed": 1})}, r"of the coreset must not hold \['seed'\]"),
-    "coreset's size": ({"coreset": Coreset(ROWS)}, f"coreset of {ROWS} rows leaves nothing of task 'classes 0, 1'"),
-    "no validation": ({"measure_on": "validation"}, "task 'classes 0, 1' has no validation data"),
-    "patience": ({"patience": 2}, "patience needs validation"),
+    "validation": ({"validation": clusters(8, 0)}, r"fit_options must leave .* got \['validation'\]"),
+    "coreset's seed": (
+        {"coreset": Coreset(2, fit_options={"seed": 1})},
+        r"coreset must leave .* got \['seed'\]",
+    ),
+    "coreset's size": (
+        {"coreset": Coreset(ROWS)},
+        f"less than the {ROWS} rows of task 'classes 0, 1', got {ROWS}",
+    ),
+    "no validation": ({"measure_on": "validation"}, "task 'classes 0, 1' must have validation data"),
+    "patience": ({"patience": 2}, "validation must be given with patience"),
 }
 
 
@@ -463,7 +469,7 @@ def test_empty_coresets_and_tasks_are_refused():
         Coreset(0)
     with pytest.raises(ValueError, match="must hold from 1"):
         learn(coreset=Coreset(6, lambda x, size, seed: torch.tensor([], dtype=torch.long)))
-    with pytest.raises(ValueError, match="task 'blank': train has no rows"):
+    with pytest.raises(ValueError, match="task 'blank': train must have at least one row"):
         Task("blank", (torch.zeros(0, 4), torch.zeros(0).long()), clusters(4, 0))
 
 

@@ -119,9 +119,9 @@ def test_a_model_function_without_likelihood_gives_draws_and_their_mean(guide, l
     assert prediction.samples.shape == (6, POINTS)
     assert torch.equal(prediction.mean, prediction.samples.mean(0))
     for name in ("variance", "entropy", "mutual_information"):
-        with pytest.raises(ValueError, match=rf"Prediction.{name} needs a model with an attribute `likelihood`"):
+        with pytest.raises(ValueError, match=rf"Prediction.{name}: model must have an attribute `likelihood`"):
             getattr(prediction, name)
-    with pytest.raises(ValueError, match="log_prob needs a model"):
+    with pytest.raises(ValueError, match="log_prob: model must have"):
         prediction.log_prob(torch.zeros(POINTS))
 
 
@@ -248,7 +248,7 @@ def test_class_probabilities_entropy_and_information_are_those_computed_by_hand(
     # A difference of two entropies of order one, each rounded.
     assert torch.allclose(prediction.mutual_information.double(), entropy - expected, atol=2e-6)
     assert torch.allclose(prediction.log_prob(y).double(), mean[torch.arange(POINTS), y].log(), atol=1e-5)
-    with pytest.raises(ValueError, match="labels of classes have no variance"):
+    with pytest.raises(ValueError, match="labels of classes, which have no variance"):
         _ = prediction.variance
 
 
@@ -371,7 +371,7 @@ def test_draws_of_sites_in_a_plate_serve_one_chunk_only():
     guide = AutoNormal(model)
     guide(X, torch.zeros(POINTS))
     assert draws(model, guide).samples.shape == (6, POINTS)
-    with pytest.raises(ValueError, match=r"site 'z.*' of the guide is inside a plate; use a chunk_size of all rows"):
+    with pytest.raises(ValueError, match=r"chunk_size must be all rows, since site 'z.*' .* is inside a plate, got 3"):
         draws(model, guide, chunk_size=10)
 
 
@@ -384,8 +384,8 @@ def with_nan():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"x": with_nan()}, "predict: x holds NaN in 1 of 23 rows, first in row 4"),
-        ({"x": X[:0]}, "predict: x has no rows"),
+        ({"x": with_nan()}, "predict: x must not hold NaN, got NaN in 1 of 23 rows, first in row 4"),
+        ({"x": X[:0]}, "predict: x must have at least one row"),
         ({"x": X.tolist()}, "predict: x must be a tensor of rows or a tuple of such, got list"),
         ({"num_samples": 0}, "predict: num_samples must be a positive integer"),
         ({"num_samples": True}, "predict: num_samples must be a positive integer"),
@@ -401,7 +401,7 @@ def test_bad_input_is_named(settings, message):
 @pytest.mark.parametrize("guide", [AutoRadial, AutoMeanField, AutoNormal])
 def test_an_autoguide_without_parameters_is_named_since_it_would_take_targets_for_latent(guide):
     model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=POINTS))
-    with pytest.raises(ValueError, match=rf"the guide \({guide.__name__}\) has no parameters yet"):
+    with pytest.raises(ValueError, match=rf"guide must have its parameters, got a {guide.__name__} without any yet"):
         predict(model, guide(model), X)
 
 
@@ -416,8 +416,8 @@ def scalar_function(x, y=None):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (no_function_site, "the model has no site 'f'"),
-        (scalar_function, r"site 'f' has shape \(\), but must have a row"),
+        (no_function_site, "function_site must be a site of the model, got 'f'"),
+        (scalar_function, r"site 'f' must have a row for each of 23 inputs, got shape \(\)"),
     ],
 )
 def test_a_model_without_a_function_of_its_rows_is_named(model, message):

@@ -1,0 +1,48 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The validation is the predictive density of held-out rows, and leaves the training alone."""
+
+import pyro.distributions as dist
+import pytest
+import torch
+
+from pyro_radial import predict
+from pyro_radial.nn import likelihoods
+from tests.infer.runs import ROWS, assert_same, data, problem, state_of, trained
+
+
+def test_validation_is_the_log_of_the_mean_probability_and_leaves_training_alone():
+    epochs = []
+
+    def keep(pair):
+        return lambda record: epochs.append(state_of(*pair))
+
+    for validation in (None, data(9, seed=4)):
+        pair = problem("dropout")
+        trained(*pair, validation=validation, callback=keep(pair))
+    plain, validated = epochs[:3], epochs[3:]
+    for one, other in zip(plain, validated, strict=True):
+        assert_same(one, other)
+
+
+def test_the_record_of_an_epoch_holds_the_validation_of_its_parameters():
+    model, guide = problem()
+    x, y = data(9, seed=4)
+    _, result = trained(model, guide, validation=(x, y), epochs=1)
+    torch.manual_seed(0)
+    expected = -predict(model, guide, x, num_samples=16).log_prob(y).mean().item()
+    assert result.history[0]["validation_nll"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_validation_that_turns_nan_stops_training(monkeypatch):
+    class Nan(likelihoods.Gaussian):
+        def observation(self, f, **noise):
+            distribution = super().observation(f, **noise)
+            # Prediction gives draws a dim of their own.
+            return distribution if f.dim() == 2 else dist.Normal(f * float("nan"), 1.0, validate_args=False).to_event(1)
+
+    model, guide = problem(likelihood=Nan(num_data=ROWS))
+    pair = data()[0], torch.zeros(ROWS, 2)
+    with pytest.raises(FloatingPointError, match="validation"):
+        trained(model, guide, data=pair, validation=pair)
