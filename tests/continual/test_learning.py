@@ -27,8 +27,10 @@ from pyro_radial.continual import (
     stream_run,
 )
 from pyro_radial.infer.autoguide import AutoMeanField
+from pyro_radial.infer.checkpoint import copied
 from pyro_radial.infer.training_run import TrainingRun
 from pyro_radial.nn import MultiHead, likelihoods
+from tests.infer.runs import Described
 
 OPTIONS = {
     "epochs": 2,
@@ -68,7 +70,7 @@ def learn(one=None, tasks=None, **options):
     one = chain() if one is None else one
     pyro.set_rng_seed(torch.seed() % 1000)  # What was drawn before does not matter.
     matrix = learn_stream(one, stream() if tasks is None else tasks, **{**OPTIONS, **options})
-    return matrix, {name: value.clone() for name, value in one.state_dict().items()}
+    return matrix, copied(one.state_dict())
 
 
 def assert_same(one, other):
@@ -78,7 +80,8 @@ def assert_same(one, other):
         assert torch.equal(matrix.baseline, other_matrix.baseline)
     assert list(state) == list(other_state)
     for name, value in state.items():
-        assert torch.equal(value, other_state[name]), name
+        same = torch.equal(value, other_state[name]) if isinstance(value, torch.Tensor) else value == other_state[name]
+        assert same, name
 
 
 @pytest.fixture
@@ -315,6 +318,28 @@ def test_a_finished_run_only_reads(undisturbed, monkeypatch, tmp_path):
     monkeypatch.setattr(stream_run, "fit", None)
     monkeypatch.setattr(stream_run, "predict", None)
     assert_same(learn(**options), undisturbed)
+
+
+def described_chain():
+    """A chain around a model whose state is not only tensors."""
+    one = chain()
+    return PriorChain(Described(one.model.bnn, one.model.likelihood))
+
+
+@pytest.mark.parametrize(
+    "where", [STAGES[3], STAGES[7], STAGES[12], STAGES[-1]], ids=lambda where: "-".join(map(str, where[1:]))
+)
+def test_state_that_is_no_tensor_resumes_too(where, monkeypatch, tmp_path):
+    options = {"coreset": CORESET, "measure_all": True}
+    expected = learn(described_chain(), **options)
+    seen = expected[1]["model._extra_state"]["seen"]
+    # Two epochs of 18 rows in batches of 16 for each task; what a coreset shows is forgotten.
+    assert seen == 4 * [16, 2]
+    options["checkpoint"] = tmp_path
+    killed(monkeypatch, described_chain(), *where, **options)
+    assert_same(learn(described_chain(), **options), expected)
+    with pytest.raises(ValueError, match=r"another model.*_extra_state: here None, there no tensor"):
+        learn(chain(), **options)
 
 
 @pytest.mark.parametrize("at", [2, 3], ids=["in the first task", "in the second"])

@@ -12,6 +12,8 @@ from torch.optim import SGD
 from torch.utils.data import Dataset, TensorDataset
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, fit
+from pyro_radial.infer.batches import Batches, parts
+from pyro_radial.infer.data import Rows
 from pyro_radial.nn import likelihoods
 from tests.infer.runs import (
     FIT,
@@ -39,8 +41,8 @@ def test_each_epoch_sees_every_row_once_in_an_order_of_its_own():
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
 
 
-@pytest.mark.parametrize("parts", [2, 3, 7])
-def test_parts_of_a_batch_equal_the_whole_in_gradients_and_terms(parts):
+@pytest.mark.parametrize("number", [2, 3, 7])
+def test_parts_of_a_batch_equal_the_whole_in_gradients_and_terms(number):
     """Batches of 20 in parts of 10 and 10; 7, 7 and 6; 3 six times and 2."""
 
     def gradients(accumulate):
@@ -51,7 +53,7 @@ def test_parts_of_a_batch_equal_the_whole_in_gradients_and_terms(parts):
         return {name: p.grad for name, p in guide.named_parameters()}, result.history[0]
 
     whole, whole_record = gradients(1)
-    split, split_record = gradients(parts)
+    split, split_record = gradients(number)
     for name, value in whole.items():
         # Single precision: 20 terms summed in another order, of the size of the largest gradient of the site.
         assert torch.allclose(split[name], value, rtol=1e-5, atol=1e-5 * float(value.abs().max())), name
@@ -98,3 +100,29 @@ def test_a_tuple_of_inputs_reaches_the_network_as_its_arguments():
     other, other_result = trained(*make(), data=Items(), accumulate=2, validation=Items())
     assert other_result == result
     assert_same(other, state)
+
+
+@pytest.mark.parametrize(("rows", "size", "per_epoch"), [(7, 3, 3), (6, 3, 2), (2, 5, 1), (1, 1, 1)])
+def test_a_batch_does_not_depend_on_those_before_it(rows, size, per_epoch):
+    def batches():
+        return Batches(Rows(data(rows), "data"), size, seed=3, device=torch.device("cpu"))
+
+    whole = batches()
+    assert whole.per_epoch == per_epoch
+    for epoch in (0, 1):
+        for number in range(per_epoch):
+            x, y = whole.get(epoch, number)
+            fresh_x, fresh_y = batches().get(epoch, number)
+            assert torch.equal(x, fresh_x)
+            assert torch.equal(y, fresh_y)
+    assert torch.equal(batches().first_rows()[0], data(rows)[0][:2])
+
+
+@pytest.mark.parametrize(("rows", "number"), [(6, 1), (6, 4), (3, 5)])
+def test_the_parts_of_a_batch_are_its_rows_in_order_and_their_shares_make_one(rows, number):
+    x, y = data(rows)
+    pieces = list(parts((x, y), number))
+    assert torch.equal(torch.cat([part[0] for part, _ in pieces]), x)
+    assert torch.equal(torch.cat([part[1] for part, _ in pieces]), y)
+    assert [share for _, share in pieces] == [len(part[1]) / rows for part, _ in pieces]
+    assert len(pieces) <= number

@@ -4,6 +4,7 @@
 """Checkpoints: whole or not there, and refused where they do not belong."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.optim import SGD, Adam
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit
 from pyro_radial.infer import checkpoint as checkpoint_module
-from pyro_radial.infer.checkpoint import load_checkpoint, save_checkpoint
+from pyro_radial.infer.checkpoint import check_entries, copied, load_checkpoint, save_checkpoint
 from pyro_radial.nn import likelihoods
 
 ROWS = 12
@@ -163,3 +164,31 @@ def test_a_checkpoint_of_other_settings_is_refused_by_their_name(settings, messa
     with pytest.raises(ValueError, match=rf"checkpoint .*run\.pt was made with .*{message}"):
         train(path, pair, epochs=2, **settings)
     assert all(torch.equal(value, before[name]) for name, value in pair[1].state_dict().items())
+
+
+def test_what_could_not_be_read_back_is_refused_before_it_replaces_a_checkpoint(tmp_path):
+    path = tmp_path / "run.pt"
+    save_checkpoint(path, {"epoch": 1})
+    with pytest.raises(ValueError, match=r"checkpoint .*run\.pt must hold tensors and plain values alone.*got"):
+        save_checkpoint(path, {"epoch": 2, "model": {"_extra_state": nn.ReLU()}})
+    assert load_checkpoint(path, CPU)["epoch"] == 1
+
+
+def test_a_copy_of_a_state_is_independent_in_tensors_and_in_the_rest():
+    state = {"weight": nn.Parameter(torch.ones(2)), "_extra_state": {"names": ["a"]}}
+    kept = copied(state)
+    state["weight"].data.zero_()
+    state["_extra_state"]["names"].append("b")
+    assert kept["weight"].tolist() == [1.0, 1.0]
+    assert not kept["weight"].requires_grad
+    assert kept["_extra_state"] == {"names": ["a"]}
+
+
+def test_entries_are_compared_by_name_and_shape_and_not_by_value():
+    path = Path("run.pt")
+    here = {"weight": torch.zeros(2, 3), "_extra_state": {"calls": 1}}
+    check_entries(path, "model", here, {"weight": torch.ones(2, 3), "_extra_state": {"calls": 7}})
+    with pytest.raises(ValueError, match=r"run\.pt is from another model: 1 entries differ \(weight: here \(2, 3\)"):
+        check_entries(path, "model", here, {**here, "weight": torch.zeros(3, 2)})
+    with pytest.raises(ValueError, match=r"_extra_state: here no tensor, there \(4,\)"):
+        check_entries(path, "model", here, {**here, "_extra_state": torch.zeros(4)})

@@ -3,6 +3,7 @@
 
 """The terms of a loss are what they are called and add up to it."""
 
+import itertools
 import math
 
 import pyro
@@ -13,6 +14,7 @@ import torch
 from pyro.infer import SVI
 
 from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
+from pyro_radial.nn import priors
 from tests.infer.losses import X, Y, network
 
 
@@ -78,3 +80,31 @@ def test_the_names_of_broken_terms_are_given():
     with pyro.validation_enabled(False), pytest.warns(UserWarning, match="NaN"):
         SVI(model, guide, pyro.optim.Adam({}), elbo).evaluate_loss(X, Y * math.nan)
     assert elbo.terms.not_finite() == ["log-likelihood of site 'y'"]
+
+
+def test_the_terms_say_which_kls_were_sampled_and_why():
+    model = network(priors.ScaleMixture())
+    elbo = RadialELBO(num_particles=2)
+    elbo(model, AutoRadial(model))(X, Y)
+    assert list(elbo.terms.sampled_kl) == ["weight", "bias"]
+    assert elbo.terms.sampled_kl["weight"].startswith("without a closed-form KL from ")
+    assert elbo.terms.per_datum().sampled_kl == elbo.terms.sampled_kl
+    # Of the latest loss alone.
+    closed = network()
+    elbo(closed, AutoRadial(closed))(X, Y)
+    assert elbo.terms.sampled_kl == {}
+
+
+def test_a_kl_that_is_sampled_in_some_particles_is_listed():
+    priors_in_turn = itertools.cycle([dist.Normal(0.0, 1.0), dist.StudentT(3.0)])
+
+    def model():
+        pyro.sample("w", next(priors_in_turn))
+
+    guide = AutoMeanField(model, init_scale=0.5)
+    guide.setup()
+    elbo = RadialELBO(num_particles=2)
+    for _ in range(2):
+        elbo(model, guide)()
+        assert elbo.terms.sampled_kl == {"w": "without a closed-form KL from Normal to StudentT"}
+        next(priors_in_turn)  # So that the other particle comes first.

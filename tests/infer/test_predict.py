@@ -98,11 +98,11 @@ def test_draws_leave_the_random_numbers_of_the_targets_out():
     assert torch.equal(*states)
 
 
-def function_model():
+def function_model(function_site="f"):
     def model(x, y=None):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
         with pyro.plate("data", len(x)):
-            f = pyro.deterministic("f", x @ w)
+            f = pyro.deterministic(function_site, x @ w)
             pyro.sample("y", dist.Normal(f, 1.0), obs=y)
 
     return model
@@ -130,6 +130,19 @@ def test_a_guide_function_serves_too():
         pyro.sample("w", dist.Normal(1.0, 0.1).expand([2]).to_event(1))
 
     assert draws(function_model(), guide).samples.shape == (6, POINTS)
+
+
+@pytest.mark.parametrize("chunk_size", [5, 500])
+def test_the_function_may_be_recorded_at_another_site(chunk_size):
+    def guide(x):
+        pyro.sample("w", dist.Normal(1.0, 0.1).expand([2]).to_event(1))
+
+    expected = draws(function_model(), guide, chunk_size=chunk_size).samples
+    samples = draws(function_model("g"), guide, chunk_size=chunk_size, function_site="g").samples
+    assert torch.equal(samples, expected)
+    for model, site in ((function_model("g"), "f"), (function_model(), "g")):
+        with pytest.raises(ValueError, match=f"function_site must be a site of the model, got '{site}'"):
+            draws(model, guide, function_site=site)
 
 
 class Sum(nn.Module):

@@ -9,10 +9,12 @@ import torch
 from pyro.infer.autoguide import AutoDelta, AutoNormal
 
 from pyro_radial import AutoMeanField, AutoRadial, predict
+from pyro_radial.infer import training_run
 from tests.infer.runs import (
     ROWS,
     assert_same,
     data,
+    described_problem,
     function_problem,
     problem,
     state_of,
@@ -55,3 +57,21 @@ def test_local_and_stored_parameters_train_alike():
         with pyro.settings.context(module_local_params=local):
             states.append(trained(*problem("batch norm"))[0])
     assert_same(*states)
+
+
+def test_state_that_is_no_tensor_comes_back_with_the_best_epoch(monkeypatch):
+    script = iter([1.0, 0.5, 2.0])
+    monkeypatch.setattr(training_run, "validation_nll", lambda *_: next(script))
+    model, guide = described_problem()
+    _, result = trained(model, guide, validation=data())
+    assert result.best_epoch == 1
+    # Batches of 6, 6, 6 and 2 rows, for two epochs.
+    assert model.seen == 2 * [6, 6, 6, 2]
+
+
+def test_a_state_with_other_entries_than_tensors_is_told_from_one_without(tmp_path):
+    path = tmp_path / "run.pt"
+    trained(*described_problem(), checkpoint=path)
+    assert torch.load(path, weights_only=True)["model"]["_extra_state"]["name"] == "described"
+    with pytest.raises(ValueError, match=r"another model: 1 entries differ \(_extra_state: here None, there no tensor"):
+        trained(*problem(), checkpoint=path)

@@ -24,6 +24,7 @@ from tests.infer.runs import (
     STEPS_PER_EPOCH,
     assert_same,
     data,
+    described_problem,
     function_problem,
     killed,
     problem,
@@ -47,6 +48,7 @@ SCENARIOS = {
     "two particles": (problem, {"loss": lambda: RadialELBO(num_particles=2)}),
     "mean field": (partial(problem, guide=AutoMeanField), {}),
     "model function": (function_problem, {}),
+    "extra state": (described_problem, {"validation": data(9, seed=4)}),
 }
 # (method, call, when): inside a step, between steps, between the last step of an epoch and its end, between epochs.
 KILLS = [
@@ -83,6 +85,18 @@ def test_a_killed_run_ends_bit_for_bit_where_an_undisturbed_one_does(kind, momen
     with killed(monkeypatch, *moment):
         run(kind, **kept)
     resumed_state, resumed = run(kind, **kept)
+    assert resumed == result
+    assert_same(resumed_state, state)
+
+
+def test_a_run_without_a_seed_resumes_from_any_state_of_the_generators(tmp_path, monkeypatch):
+    state, result = undisturbed("no seed")
+    kept = {"seed": None, "checkpoint": tmp_path / "run.pt", "checkpoint_every": 1}
+    with killed(monkeypatch, "step", 6, "after"):
+        run("no seed", **kept)
+    pair = problem()
+    torch.manual_seed(9)
+    resumed_state, resumed = trained(*pair, **kept)
     assert resumed == result
     assert_same(resumed_state, state)
 

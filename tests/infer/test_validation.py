@@ -3,11 +3,13 @@
 
 """The validation is the predictive density of held-out rows, and leaves the training alone."""
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_radial import predict
+from pyro_radial import FunctionalELBO, RadialELBO, predict
+from pyro_radial.functional import GaussianKL, GaussianProcess
 from pyro_radial.nn import likelihoods
 from tests.infer.runs import ROWS, assert_same, data, problem, state_of, trained
 
@@ -46,3 +48,33 @@ def test_a_validation_that_turns_nan_stops_training(monkeypatch):
     pair = data()[0], torch.zeros(ROWS, 2)
     with pytest.raises(FloatingPointError, match="validation"):
         trained(model, guide, data=pair, validation=pair)
+
+
+class Renamed(likelihoods.Gaussian):
+    """A likelihood that records the function's values at a site of its own."""
+
+    def forward(self, f, y=None):
+        with pyro.poutine.block(hide=["f"]):
+            values = super().forward(f, y)
+        size = f.shape[-1 - self.event_dim]
+        with pyro.plate("values", size):
+            pyro.deterministic("g", f, event_dim=self.event_dim)
+        return values
+
+
+def test_a_loss_that_reads_functions_at_its_own_site_is_validated_there():
+    def made(likelihood, **kwargs):
+        model, guide = problem(likelihood=likelihood(num_data=ROWS))
+        prior = GaussianProcess(lambda a, b: (-0.5 * torch.cdist(a, b) ** 2).exp())
+        return model, guide, FunctionalELBO(prior, divergence=GaussianKL(), num_functions=30, **kwargs)
+
+    x, y = data()[0], torch.zeros(ROWS, 2)
+    results = []
+    for likelihood, site in ((likelihoods.Gaussian, {}), (Renamed, {"function_site": "g"})):
+        model, guide, loss = made(likelihood, **site)
+        _, result = trained(model, guide, data=(x, y), validation=(x[:9], y[:9]), loss=loss, epochs=2)
+        results.append([record["validation_nll"] for record in result.history])
+    assert results[0] == results[1]
+    model, guide, loss = made(Renamed, function_site="g")
+    with pytest.raises(ValueError, match="function_site must be a site of the model, got 'f'"):
+        trained(model, guide, data=(x, y), validation=(x[:9], y[:9]), loss=RadialELBO())
