@@ -37,7 +37,7 @@ def save_checkpoint(path: Path, state: State) -> None:
         os.fsync(file.fileno())
     try:
         # Reads the structure alone, not the tensors.
-        torch.load(temporary, map_location="cpu", weights_only=True, mmap=True)
+        torch.load(str(temporary), map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"checkpoint {path} must hold tensors and plain values alone, as get_extra_state of a module should "

@@ -138,7 +138,6 @@ def predict(
     :returns: a :class:`Prediction` with samples ``[S, N, ...]``.
     :raises ValueError: for NaN in x, a number below one, an autoguide without parameters, a model without the
         function site, or a guide with sites inside a plate (they belong to their rows) when x needs several chunks.
-    :raises MemoryError: if the draws would not fit the memory that is free.
     :raises MemoryError: with the estimate, if the draws would not fit into free memory.
 
     Example::
