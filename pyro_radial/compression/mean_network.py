@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pyro_radial.distributions.wrappers import is_on_sphere
+from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.nn import BayesianModule
 

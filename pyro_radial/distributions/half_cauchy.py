@@ -96,11 +96,6 @@ def _check_log_normal(function: str, name: str, distribution: Any) -> None:
         raise ValueError(f"{function}: {name} must be a LogNormal, but it is a {type(distribution).__name__}")
 
 
-def log_of(distribution: Gamma | InverseGamma) -> TransformedDistribution:
-    """The distribution of the logarithm, on the whole line."""
-    return TransformedDistribution(distribution, [ExpTransform().inv], validate_args=False)
-
-
 def kl_normal_to_log_gamma(q: Normal, p: TransformedDistribution) -> Tensor:
     r"""KL to the distribution of log w, for w ~ Gamma(a, rate=b) or InverseGamma(a, b): that of LogNormal to the
     distribution of w.

@@ -21,8 +21,9 @@ from torch.distributions import (
     kl_divergence,
 )
 
+from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype
-from pyro_radial.distributions.wrappers import expanded, is_on_sphere, is_real
+from pyro_radial.distributions.wrappers import expanded
 
 
 class RadialDirectional(TorchDistribution):

@@ -8,12 +8,10 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from pyro.infer.reparam.reparam import Reparam
-from torch.distributions import Independent
 
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
-from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.distributions.wrappers import leaf, map_leaf
 
 __all__ = ["HalfCauchyReparam"]
 
@@ -62,23 +60,13 @@ class HalfCauchyReparam(Reparam):
         scale = half_cauchy.scale
         # An initial value is split so that both factors, each in units of its own distribution's scale, are the same.
         initial = (None, None) if value is None else (value * scale, value / scale)
-        factors = [
-            pyro.sample(f"{name}_{factor}", _with_leaf(fn, distribution), obs=start, infer={"is_observed": False})
-            for factor, distribution, start in zip(
-                ("gamma", "inverse_gamma"), half_cauchy_factors(scale), initial, strict=True
-            )
-        ]
+
+        def factor(kind: str, distribution: Any, start: Any) -> Any:
+            nested = map_leaf(lambda _: distribution, fn)
+            return pyro.sample(f"{name}_{kind}", nested, obs=start, infer={"is_observed": False})
+
+        kinds = ("gamma", "inverse_gamma")
+        factors = [factor(*each) for each in zip(kinds, half_cauchy_factors(scale), initial, strict=True)]
         if value is None:
             value = half_cauchy_value(*factors)
         return {"fn": dist.Delta(value, event_dim=fn.event_dim).mask(False), "value": value, "is_observed": True}
-
-
-def _with_leaf(distribution: Any, new: Any) -> Any:
-    """The new distribution under the same nesting of wrappers."""
-    if isinstance(distribution, Independent):
-        return _with_leaf(distribution.base_dist, new).to_event(distribution.reinterpreted_batch_ndims)
-    if isinstance(distribution, MaskedDistribution):
-        return _with_leaf(distribution.base_dist, new).mask(distribution._mask)
-    if isinstance(distribution, ExpandedDistribution):
-        return _with_leaf(distribution.base_dist, new).expand(distribution.batch_shape)
-    return new

@@ -17,7 +17,7 @@ from torch.distributions import kl_divergence
 from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
 from pyro_radial.distributions.radial_directional import mean_log
 from pyro_radial.distributions.storage import describe, rebuild
-from pyro_radial.nn.site_priors import follow
+from pyro_radial.distributions.wrappers import to_like
 
 NUM_SAMPLES = 40_000
 
@@ -262,7 +262,7 @@ def test_it_can_be_stored_and_rebuilt(batch, uniform):
 
 def test_its_tensors_follow_a_dtype():
     distribution = directed((3,), 4, torch.float32)
-    moved = follow(distribution, torch.zeros((), dtype=torch.double))
+    moved = to_like(distribution, torch.zeros((), dtype=torch.double))
     assert moved.sample().dtype == torch.double
     assert distribution.sample().dtype == torch.float32
     value = distribution.sample()

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from pyro_radial.distributions import HypersphericalUniform, VonMisesFisherStable
 from pyro_radial.distributions.special import cosine_variance, log_vmf_peak, mean_cosine
 from pyro_radial.distributions.storage import describe, rebuild
-from pyro_radial.nn.site_priors import follow
+from pyro_radial.distributions.wrappers import to_like
 
 NUM_SAMPLES = 40_000
 DIMS = [2, 3, 10, 500, 4608]
@@ -297,19 +297,19 @@ DISTRIBUTIONS = {
 @pytest.mark.parametrize("make", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
 def test_the_distributions_can_be_stored_and_rebuilt_in_another_dtype(make):
     distribution = make()
-    description, tensors = describe(distribution)
-    twin = rebuild(description, tensors)
+    structure, tensors = describe(distribution)
+    twin = rebuild(structure, tensors)
     assert (twin.batch_shape, twin.event_shape) == (distribution.batch_shape, distribution.event_shape)
     value = distribution.sample()
     assert torch.equal(twin.log_prob(value), distribution.log_prob(value))
-    single = rebuild(description, {name: tensor.float() for name, tensor in tensors.items()})
+    single = rebuild(structure, {name: tensor.float() for name, tensor in tensors.items()})
     assert single.sample().dtype == torch.float
 
 
 @pytest.mark.parametrize("make", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
 def test_the_distributions_follow_a_parameter_to_another_dtype(make):
     distribution = make()
-    moved = follow(distribution, torch.zeros((), dtype=torch.float))
+    moved = to_like(distribution, torch.zeros((), dtype=torch.float))
     assert moved.sample().dtype == moved.log_prob(moved.sample()).dtype == moved.mean.dtype == torch.float
     assert moved.batch_shape == distribution.batch_shape
     assert distribution.sample().dtype == torch.double

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.wrappers import expanded, is_real, leaf
+from pyro_radial.distributions.constraints import is_real
+from pyro_radial.distributions.wrappers import expanded, leaf
 
 BASES = {"radial": RadialNormal(torch.zeros(3, 2), torch.ones(3, 2)), "normal": dist.Normal(torch.zeros(3), 1.0)}
 

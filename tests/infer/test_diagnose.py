@@ -103,7 +103,7 @@ def test_a_huge_spread_is_found_to_predict_a_constant():
 
 def test_signal_and_noise_are_the_spreads_over_inputs_and_draws():
     """f(x) = w x with w ~ N(1, 0.1^2): the function varies like x, and at x by 0.1 |x|."""
-    model, guide = problem(net=nn.Linear(1, 1, bias=False), guide=AutoMeanField, init_scale=0.1)
+    model, guide = problem(net=nn.Linear(1, 1, bias=False), guide=AutoMeanField, init_stddev=0.1)
     guide.setup(*DATA)
     guide.load_means({"weight": torch.ones(1, 1)})
     draws = 400
@@ -121,7 +121,7 @@ def test_the_function_may_be_recorded_at_another_site():
                 f = pyro.deterministic(site, x @ w)
                 pyro.sample("y", dist.Normal(f, 1.0), obs=y)
 
-        return model, AutoMeanField(model, init_scale=0.1, init_loc_fn=init_to_value(values={"w": torch.ones(1)}))
+        return model, AutoMeanField(model, init_stddev=0.1, init_loc_fn=init_to_value(values={"w": torch.ones(1)}))
 
     rows = X, DATA[1][:, 0]
     ordinary, other = diagnose(*made("f"), rows), diagnose(*made("g"), rows, function_site="g")
@@ -144,7 +144,7 @@ def test_a_missing_plate_is_found():
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
         pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
 
-    diagnosis = diagnose(model, AutoMeanField(model, init_scale=0.1), (X, DATA[1][:, 0]))
+    diagnosis = diagnose(model, AutoMeanField(model, init_stddev=0.1), (X, DATA[1][:, 0]))
     assert says(diagnosis, "No observation is inside a plate")
     # There is no site "f" either.
     assert (diagnosis.signal, diagnosis.noise) == (None, None)

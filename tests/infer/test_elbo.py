@@ -179,5 +179,5 @@ def test_the_elbo_bounds_the_log_evidence():
 
     evidence = dist.MultivariateNormal(torch.zeros(5), torch.eye(5) + 1).log_prob(y)
     for scale in (0.1, 0.4, 2.0):
-        mean, error = mean_and_error(RadialELBO(), model, AutoMeanField(model, init_scale=scale))
+        mean, error = mean_and_error(RadialELBO(), model, AutoMeanField(model, init_stddev=scale))
         assert -mean <= evidence + 4 * error

@@ -56,7 +56,7 @@ def test_without_an_entropy_there_is_no_split():
         pyro.sample("rate", dist.LogNormal(0.0, 1.0))
 
     elbo = RadialELBO()
-    elbo(model, AutoMeanField(model, init_scale=0.5))()
+    elbo(model, AutoMeanField(model, init_stddev=0.5))()
     assert elbo.terms.entropy is None
     assert elbo.terms.cross_entropy is None
 
@@ -101,7 +101,7 @@ def test_a_kl_that_is_sampled_in_some_particles_is_listed():
     def model():
         pyro.sample("w", next(priors_in_turn))
 
-    guide = AutoMeanField(model, init_scale=0.5)
+    guide = AutoMeanField(model, init_stddev=0.5)
     guide.setup()
     elbo = RadialELBO(num_particles=2)
     for _ in range(2):

@@ -38,7 +38,7 @@ def test_particles_have_kls_of_their_own_where_a_prior_depends_on_a_draw():
         scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
         pyro.sample("weight", dist.Normal(0.0, scale))
 
-    guide = AutoMeanField(model, init_scale=0.5)
+    guide = AutoMeanField(model, init_stddev=0.5)
     guide.setup()
     elbo = RadialELBO(num_particles=20_000, vectorize_particles=True, max_plate_nesting=1)
     elbo(model, guide)()

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributions import kl_divergence
 
-from pyro_radial.continual.moment_matching import moment_matched
 from pyro_radial.distributions import RadialNormal
+from pyro_radial.distributions.moments import moment_matched
 from pyro_radial.distributions.wrappers import leaf
 
 LOC, SCALE = torch.tensor([[0.5, -1.0, 2.0], [0.0, 3.0, 1.0]]), torch.tensor([[0.1, 1.0, 2.0], [0.3, 0.2, 1.0]])
