@@ -1,11 +1,10 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Draws of functions from a trained guide, and what to make of them."""
+"""Draws of functions from a trained guide."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,101 +14,15 @@ from pyro.infer.autoguide import AutoGuide, AutoGuideList
 from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
-from torch.distributions import Categorical
 from tqdm.auto import tqdm
 
 from pyro_radial._checks import positive_count
-from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.data import Inputs, check_inputs, device_of, evaluating, move, num_rows, take
+from pyro_radial.infer.prediction import Prediction
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 
-__all__ = ["Prediction", "free_memory", "predict"]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Function draws ``[S, N, ...]`` and the predictions they make.
-
-    Draw s is one function at all N inputs: the same weights throughout.
-
-    :param torch.Tensor samples: values of the network at the function site, before the link, ``[S, N, *outputs]``.
-    :param likelihood: what describes the observations, or None for a model without a ``likelihood``.
-    :param noise: the noise of each draw, by argument of ``likelihood.observation``, ``[S, 1]``.
-    """
-
-    samples: Tensor
-    likelihood: Any = None
-    noise: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def mean(self) -> Tensor:
-        """The predictive mean: link first, then the mean over draws.
-
-        :returns: a tensor ``[N, *outputs]``, in the units of the targets.
-        """
-        return self._linked().mean(0)
-
-    @property
-    def variance(self) -> Tensor:
-        """The predictive variance: the mean variance of an observation plus the variance of its mean.
-
-        :returns: a tensor ``[N, *target]``, in the units of the targets squared.
-        :raises ValueError: for a categorical likelihood, whose labels are no numbers.
-        """
-        observation = self._require("variance").observation(self.samples, **self.noise)
-        if isinstance(leaf(observation), Categorical):
-            raise ValueError(
-                "Prediction.variance: likelihood must have numbers as targets, got labels of classes, which have no "
-                "variance; use entropy"
-            )
-        return observation.variance.mean(0) + observation.mean.var(0, unbiased=False)
-
-    @property
-    def entropy(self) -> Tensor:
-        """Entropy of the predictive mean, for discrete observations: the total uncertainty.
-
-        :returns: a tensor ``[N]``, in nats.
-        :raises NotImplementedError: for observations that are not discrete and finite.
-        """
-        return self._require("entropy").predictive_entropy(self.mean)
-
-    @property
-    def mutual_information(self) -> Tensor:
-        """What an observation would tell about the weights: entropy less the mean entropy of draws.
-
-        Zero where all draws agree.
-
-        Source: Houlsby et al. (2011), *Bayesian Active Learning for Classification and Preference Learning*, eq. 2.
-
-        :returns: a tensor ``[N]``, in nats.
-        :raises NotImplementedError: for observations that are not discrete and finite.
-        """
-        of_draws = self._require("mutual_information").predictive_entropy(self._linked())
-        return (self.entropy - of_draws.mean(0)).clamp_min(0.0)
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """The log predictive density of targets: the log of the mean over draws of the density.
-
-        Probabilities are averaged before the log is taken; its mean over test points is the test log-likelihood.
-
-        :param torch.Tensor y: targets ``[N, *target]``.
-        :returns: a tensor ``[N]``, in nats.
-        """
-        likelihood = self._require("log_prob")
-        y = likelihood.check_target(self.samples, y.to(self.samples.device))
-        per_draw = likelihood.observation(self.samples, **self.noise).log_prob(y)
-        return per_draw.logsumexp(0) - math.log(len(self.samples))
-
-    def _linked(self) -> Tensor:
-        return self.samples if self.likelihood is None else self.likelihood.inverse_link(self.samples)
-
-    def _require(self, what: str) -> Any:
-        if self.likelihood is None:
-            raise ValueError(
-                f"Prediction.{what}: model must have an attribute `likelihood`, as SupervisedModel has, got none"
-            )
-        return self.likelihood
+__all__ = ["free_memory", "predict"]
 
 
 @torch.no_grad()
