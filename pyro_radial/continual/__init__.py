@@ -8,7 +8,8 @@ from pyro_radial.continual.learning import learn_stream
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.plots import plot_accuracy_matrix, plot_average_accuracy, plot_final_accuracy
 from pyro_radial.continual.prior_chain import PriorChain
-from pyro_radial.continual.streams import Task, TaskStream, permuted, split_by_class
+from pyro_radial.continual.standard_streams import permuted, split_by_class
+from pyro_radial.continual.streams import Task, TaskStream
 
 __all__ = [
     "AccuracyMatrix",

@@ -1,11 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A few rows that stand for all: what to keep of a task for later.
-
-Source: Nguyen et al. (2018), *Variational Continual Learning*, which learns from all rows but these, and from these
-only before it predicts.
-"""
+"""A few rows that stand for all: what to keep of a task for later."""
 
 from __future__ import annotations
 
@@ -68,7 +64,7 @@ def k_center_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     _check(x, size)
     rows = x.detach().reshape(len(x), -1).to(torch.promote_types(x.dtype, torch.float32))
     if not rows.isfinite().all():
-        raise ValueError("x must be finite")
+        raise ValueError("x must be finite, got NaN or infinity")
     latest = int(torch.randint(len(x), (), generator=torch.Generator().manual_seed(seed)))
     chosen = [latest]
     nearest = torch.full_like(rows[:, 0], torch.inf)
@@ -101,9 +97,9 @@ def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
     if not 0 < len(index) < size:
         raise ValueError(f"index must hold from 1 to {size - 1} of {size} rows, got {len(index)}")
     if int(index.min()) < 0 or int(index.max()) >= size:
-        raise ValueError(f"index must be from 0 to {size - 1}")
-    if len(index.unique()) != len(index):
-        raise ValueError("index must not hold a row twice")
+        raise ValueError(f"index must be from 0 to {size - 1}, got {int(index.min())} to {int(index.max())}")
+    if len(different := index.unique()) != len(index):
+        raise ValueError(f"index must not hold a row twice, got {len(index)} with {len(different)} different rows")
     index = index.long().cpu()
     others = torch.ones(size, dtype=torch.bool)
     others[index] = False
@@ -123,11 +119,7 @@ def _check(x: Tensor, size: int) -> None:
     if not isinstance(x, Tensor):
         raise ValueError(f"x must be a tensor, got {type(x).__name__}")
     check_inputs(x, "x")
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise ValueError(f"size must be an integer, got {size!r}")
-    if size < 1:
-        raise ValueError(f"size must be at least 1, got {size}: the coreset is empty")
-    if size >= len(x):
+    if positive_count("size", size) >= len(x):
         raise ValueError(f"size must be less than the {len(x)} rows of x, got {size}")
 
 
@@ -135,14 +127,21 @@ def _check(x: Tensor, size: int) -> None:
 class Coreset:
     """Rows of each task that are kept from its training, and learned just before each prediction.
 
-    Nguyen et al. (2018), "Variational Continual Learning", section 3 and algorithm 1: the chain learns the rest of each
-    task's rows; to predict, a copy of the posterior and of the model's own parameters is trained on the kept rows,
-    used and thrown away.
+    The chain learns the rest of each task's rows; to predict, a copy of the posterior and of the model's own parameters
+    is trained on the kept rows, used and thrown away.
+
+    Source: Nguyen et al. (2018), *Variational Continual Learning*, section 3 and algorithm 1.
 
     :param int size: rows of each task.
     :param choose: a function of (x, size, seed=...) that returns their indices, such as
         :func:`~pyro_radial.continual.k_center_coreset`.
     :param Mapping fit_options: of the training on them, where they differ from those of a task.
+    :raises ValueError: for a size that is not a positive integer.
+
+    Example::
+
+        >>> Coreset(200, k_center_coreset, fit_options={"epochs": 5}).size
+        200
     """
 
     size: int

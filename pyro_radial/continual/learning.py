@@ -18,6 +18,8 @@ from pyro_radial.continual.stream_run import StreamRun
 from pyro_radial.continual.streams import TaskStream
 from pyro_radial.infer.autoguide import AutoRadial
 
+__all__ = ["learn_stream"]
+
 PARTS = ("test", "validation")
 # What the loop sets itself, or what would be the same for all tasks.
 RESERVED = ("seed", "checkpoint", "progress", "validation")
@@ -81,12 +83,14 @@ def learn_stream(
         raise ValueError(f"learn_stream: measure_on must be one of {PARTS}, got {measure_on!r}")
     positive_count("learn_stream: num_samples", num_samples)
     if not isinstance(chain, PriorChain) or getattr(chain, "likelihood", None) is None:
-        raise ValueError("learn_stream: chain must be a PriorChain around a SupervisedModel")
+        raise ValueError(
+            f"learn_stream: chain must be a PriorChain around a SupervisedModel, got {type(chain).__name__}"
+        )
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"learn_stream: seed must be a non-negative integer, got {seed!r}")
     for what, options in (("", fit_options), (" of the coreset", {} if coreset is None else coreset.fit_options)):
         if held := [name for name in RESERVED if name in options]:
-            raise ValueError(f"learn_stream: fit_options{what} must not hold {held}, which the stream decides")
+            raise ValueError(f"learn_stream: fit_options{what} must leave to the stream what it decides, got {held}")
     run = StreamRun(chain, stream, guide or _radial, coreset, measure_on, num_samples, seed, fit_options)
     path = None if checkpoint is None else Path(checkpoint)
     settings = run.settings() | {"measure_all": measure_all}

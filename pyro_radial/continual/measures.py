@@ -46,7 +46,7 @@ class AccuracyMatrix:
     def __post_init__(self) -> None:
         size = len(self.names)
         if size == 0:
-            raise ValueError("names must hold at least one task")
+            raise ValueError("names must hold at least one task, got none")
         object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "values", _check(self.values, "values", [size, size]))
         if self.baseline is not None:
@@ -54,7 +54,7 @@ class AccuracyMatrix:
         for i, row in enumerate(self.values):
             if not row.isnan().all() and (missing := row[: i + 1].isnan()).any():
                 j = int(missing.int().argmax())
-                raise ValueError(f"values: row {i} lacks the accuracy on task {j}, {self.names[j]!r}")
+                raise ValueError(f"values: row {i} must have the accuracy on task {j}, {self.names[j]!r}, got NaN")
 
     @classmethod
     def empty(cls, names: Sequence[str], baseline: Tensor | None = None) -> AccuracyMatrix:
@@ -62,6 +62,7 @@ class AccuracyMatrix:
 
         :param names: one name per task.
         :param baseline: accuracy on each task before learning any, shape ``[T]``.
+        :returns: a matrix of NaN.
 
         Example::
 
@@ -77,6 +78,7 @@ class AccuracyMatrix:
 
         :param i: number of the task learned last, from zero.
         :param accuracies: accuracy on task 0, 1 and so on, at least up to task ``i``.
+        :returns: a new matrix.
         :raises ValueError: if an argument does not fit; the message names it.
         """
         size = len(self.names)
@@ -162,24 +164,26 @@ class AccuracyMatrix:
         self._need_two_tasks("forward_transfer")
         self._need_rows(0)
         if self.baseline is None:
-            raise ValueError("forward_transfer needs the baseline, the accuracies before learning any task")
+            raise ValueError("forward_transfer: baseline must be the accuracies before learning any task, got None")
         ahead = self.values.diagonal(1)
         for j, (accuracy, baseline) in enumerate(zip(ahead, self.baseline[1:], strict=True), start=1):
             if accuracy.isnan():
-                raise ValueError(f"forward_transfer needs values[{j - 1}, {j}], above the diagonal")
+                raise ValueError(
+                    f"forward_transfer: values[{j - 1}, {j}], above the diagonal, must be an accuracy, got NaN"
+                )
             if baseline.isnan():
-                raise ValueError(f"forward_transfer needs baseline[{j}]")
+                raise ValueError(f"forward_transfer: baseline[{j}] must be an accuracy, got NaN")
         return float((ahead - self.baseline[1:]).mean())
 
     def _need_two_tasks(self, measure: str) -> None:
         if len(self.names) < 2:
-            raise ValueError(f"{measure} needs at least two tasks")
+            raise ValueError(f"{measure}: names must hold at least two tasks, got {len(self.names)}")
 
     def _need_rows(self, first: int) -> None:
         """A ValueError if this row or a later one is not measured."""
         for i in range(first, len(self.names)):
             if self.values[i].isnan().all():
-                raise ValueError(f"values: row {i} is not measured yet, after learning {self.names[i]!r}")
+                raise ValueError(f"values: row {i}, after learning {self.names[i]!r}, must be measured, got NaN")
 
 
 def _check(values: Tensor, name: str, shape: list[int]) -> Tensor:
@@ -187,6 +191,7 @@ def _check(values: Tensor, name: str, shape: list[int]) -> Tensor:
     if list(values.shape) != shape:
         raise ValueError(f"{name} must have shape {shape} to fit names, got {list(values.shape)}")
     values = values.detach().to("cpu", torch.float64, copy=True)
-    if not ((values >= 0) & (values <= 1) | values.isnan()).all():
-        raise ValueError(f"{name} must be in [0, 1] or NaN")
+    wrong = values[(values < 0) | (values > 1)]
+    if len(wrong):
+        raise ValueError(f"{name} must be in [0, 1] or NaN, got {wrong[0].item():.4g}")
     return values

@@ -1,12 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Plots of learning one task after another.
-
-Every function draws into the axes it is given, or into a new figure as those of :mod:`pyro_radial.uncertainty` do.
-Of a method with several matrices, one per seed, the mean is drawn, and how far the seeds reach from the lowest to the
-highest.
-"""
+"""Plots of learning one task after another."""
 
 from __future__ import annotations
 
@@ -30,7 +25,7 @@ DODGE = 0.1  # between methods, in tasks, so that their bars do not hide each ot
 
 
 def plot_accuracy_matrix(matrix: AccuracyMatrix, ax: Axes | None = None) -> Axes:
-    """Draw the accuracy on each task after learning each task, with the figures.
+    """Draw the accuracy on each task after learning each task, with the numbers.
 
     Colors run from 0 to 1 in every plot, so that plots can be compared; what is not measured is blank.
 
@@ -66,6 +61,8 @@ def plot_accuracy_matrix(matrix: AccuracyMatrix, ax: Axes | None = None) -> Axes
 def plot_average_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
     """Draw the average accuracy on the tasks learned so far, after each task, one line per method.
 
+    Of a method with several matrices, one per seed, the mean is drawn, and a band from the lowest seed to the highest.
+
     :param runs: a matrix, or one matrix per seed, by the name of the method.
     :param ax: axes to draw into; default a new figure.
     :returns: the axes.
@@ -99,6 +96,8 @@ def plot_average_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
 def plot_final_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
     """Draw the accuracy on each task after learning the last one, one line per method.
 
+    Of a method with several matrices, one per seed, the mean is drawn, and a bar from the lowest seed to the highest.
+
     :param runs: a matrix, or one matrix per seed, by the name of the method.
     :param ax: axes to draw into; default a new figure.
     :returns: the axes.
@@ -118,7 +117,7 @@ def plot_final_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
     for index, (method, seeds) in enumerate(matrices.items()):
         last = torch.stack([matrix.values[-1] for matrix in seeds])
         if last.isnan().any():
-            raise ValueError(f"runs: {method!r} holds a matrix whose last task is not learned")
+            raise ValueError(f"runs: {method!r} must hold matrices whose last task is learned, got one where it is not")
         mean = last.mean(0)
         low, high = _reach(last)
         shift = DODGE * (index - (len(matrices) - 1) / 2)
@@ -145,11 +144,11 @@ def plot_final_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
 def _by_method(runs: Runs) -> dict[str, list[AccuracyMatrix]]:
     """The matrices of each method, all of the same tasks, or a ValueError."""
     if not runs:
-        raise ValueError("runs must hold at least one method")
+        raise ValueError("runs must hold at least one method, got none")
     matrices = {method: [run] if isinstance(run, AccuracyMatrix) else list(run) for method, run in runs.items()}
     for method, seeds in matrices.items():
         if not seeds:
-            raise ValueError(f"runs: {method!r} holds no matrix")
+            raise ValueError(f"runs: {method!r} must hold at least one matrix, got none")
     names = [matrix.names for seeds in matrices.values() for matrix in seeds]
     for other in names:
         if other != names[0]:

@@ -14,13 +14,12 @@ import numpy as np
 import pyro
 import torch
 from pyro.optim import PyroOptim
-from torch import Tensor
 
 from pyro_radial.continual.coresets import Coreset, split_coreset
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.streams import Pair, Task, TaskStream
-from pyro_radial.infer.checkpoint import check_settings, check_shapes, load_checkpoint, save_checkpoint
+from pyro_radial.infer.checkpoint import check_entries, check_settings, copied, load_checkpoint, save_checkpoint
 from pyro_radial.infer.data import device_of, num_rows
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.fit import fit
@@ -28,6 +27,8 @@ from pyro_radial.infer.predict import predict
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.multi_head import MultiHead, use_head
 from pyro_radial.uncertainty.metrics import accuracy
+
+__all__ = ["StreamRun"]
 
 # Of the stages of one task, so that each has its own random numbers and can be run again alone.
 TRAINING, CORESET, PREDICTION = 0, 1, 2
@@ -51,7 +52,7 @@ class StreamRun:
     def learn(self, number: int, checkpoint: Path | None) -> None:
         """Train on one task; its posterior is the prior from then on."""
         task = self.stream[number]
-        rest = task.train if self.coreset is None else self._separate(number)
+        rest = task.train if self.coreset is None else self._choose(number)
         self._measured(task)
         guide = self._train(task, rest, number, TRAINING, {**self.fit_options, "checkpoint": checkpoint})
         self.chain.advance(guide)
@@ -82,14 +83,16 @@ class StreamRun:
     def _measured(self, task: Task) -> Pair:
         data = getattr(task, self.measure_on)
         if data is None:
-            raise ValueError(f"learn_stream: task {task.name!r} has no {self.measure_on} data to measure on")
+            raise ValueError(
+                f"learn_stream: task {task.name!r} must have {self.measure_on} data to measure on, got none"
+            )
         return data
 
     @contextmanager
     def _refined(self, kept: Pair, learned: int, number: int) -> Iterator[Any]:
         """A guide trained on kept rows with the head of this task; then the chain is as it was."""
         assert self.coreset is not None
-        before = {name: value.detach().clone() for name, value in self.chain.state_dict().items()}
+        before = copied(self.chain.state_dict())
         num_data = self.chain.likelihood.num_data
         options = {**self.fit_options, **self.coreset.fit_options}
         try:
@@ -115,17 +118,17 @@ class StreamRun:
 
     def _kept(self, number: int) -> Pair:
         if number not in self.kept:
-            self._separate(number)
+            self._choose(number)
         return self.kept[number]
 
-    def _separate(self, number: int) -> Pair:
+    def _choose(self, number: int) -> Pair:
         """Choose the rows of a task to keep; returns the others."""
         assert self.coreset is not None
         task = self.stream[number]
         if self.coreset.size >= num_rows(task.train[0]):
             raise ValueError(
-                f"learn_stream: a coreset of {self.coreset.size} rows leaves nothing of task {task.name!r}, "
-                f"which has {num_rows(task.train[0])}"
+                f"learn_stream: the size of coreset must be less than the {num_rows(task.train[0])} rows of task "
+                f"{task.name!r}, got {self.coreset.size}"
             )
         index = self.coreset.choose(task.train[0], self.coreset.size, seed=self.seed)
         self.kept[number], rest = split_coreset(task.train, index)
@@ -155,6 +158,7 @@ class StreamRun:
     def save(self, path: Path, settings: dict[str, Any], done: int, matrix: AccuracyMatrix) -> None:
         """Write what the rest of the run depends on into a folder."""
         state = {"values": matrix.values, "baseline": matrix.baseline, "chain": self.chain.state_dict()}
+        state["model"] = self.chain.model_state()
         save_checkpoint(path / "stream.pt", {"settings": settings, "done": done, **state})
         # Of the task just learned, and in a new run of one that is not to be resumed.
         self._remove_tasks(path, len(self.stream))
@@ -164,7 +168,7 @@ class StreamRun:
         file = path / "stream.pt"
         state = load_checkpoint(file, device_of(self.chain))
         check_settings(file, state.get("settings", {}), settings)
-        check_shapes(file, "model", _own(self.chain.state_dict()), _own(state["chain"]))
+        check_entries(file, "model", self.chain.model_state(), state["model"])
         self.chain.load_state_dict(state["chain"])
         # A kill just after the last save may have left one.
         self._remove_tasks(path, state["done"])
@@ -176,11 +180,6 @@ class StreamRun:
     def _remove_tasks(self, path: Path, number_of_tasks: int) -> None:
         for number in range(number_of_tasks):
             (path / f"task-{number}.pt").unlink(missing_ok=True)
-
-
-def _own(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What of a chain's state is its model's own, and so the same after each task."""
-    return {name: value for name, value in state.items() if "distributions.[" not in name}
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -4,10 +4,12 @@
 """Losses, training, prediction and guides."""
 
 from pyro_radial.infer.diagnose import Diagnosis, diagnose
-from pyro_radial.infer.elbo import LossTerms, RadialELBO
+from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.fit import FitResult, fit
 from pyro_radial.infer.functional_elbo import FunctionalELBO
-from pyro_radial.infer.predict import Prediction, predict
+from pyro_radial.infer.loss_terms import LossTerms
+from pyro_radial.infer.predict import predict
+from pyro_radial.infer.prediction import Prediction
 from pyro_radial.infer.reparam import HalfCauchyReparam
 
 __all__ = [

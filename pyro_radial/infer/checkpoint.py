@@ -3,19 +3,19 @@
 
 """Training state on disk: written whole or not at all, read back only where it belongs."""
 
+import copy
 import io
 import os
 import pickle
-import random
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-import numpy as np
 import torch
 from torch import Tensor
+
+__all__ = ["State", "check_entries", "check_settings", "copied", "load_checkpoint", "save_checkpoint"]
 
 FORMAT = 1
 
@@ -23,19 +23,35 @@ State = dict[str, Any]
 
 
 def save_checkpoint(path: Path, state: State) -> None:
-    """Write a checkpoint so that a kill at any moment leaves the old one or the new one."""
+    """Write a checkpoint so that a kill at any moment leaves the old one or the new one.
+
+    :param Path path: the file; its folder is made if missing.
+    :param state: tensors, numbers, text, and lists and dicts of these.
+    :raises ValueError: naming the file, if ``state`` holds anything else, which :func:`load_checkpoint` would refuse.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".partial")
     with temporary.open("wb") as file:
         torch.save({"format": FORMAT, **state}, file)
         file.flush()
         os.fsync(file.fileno())
+    try:
+        # Reads the structure alone, not the tensors.
+        torch.load(str(temporary), map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"checkpoint {path} must hold tensors and plain values alone, as get_extra_state of a module should "
+            f"return, got something else: {error}"
+        ) from error
     os.replace(temporary, path)
 
 
 def load_checkpoint(path: Path, device: torch.device) -> State:
     """Read a checkpoint.
 
+    :param Path path: the file.
+    :param torch.device device: where the tensors go.
+    :returns: what :func:`save_checkpoint` wrote.
     :raises ValueError: naming the file, if it is damaged or no checkpoint of this library.
     """
     content = io.BytesIO(path.read_bytes())
@@ -46,6 +62,14 @@ def load_checkpoint(path: Path, device: torch.device) -> State:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"checkpoint {path} is not one that fit wrote")
     return state
+
+
+def copied(state_dict: Mapping[str, Any]) -> State:
+    """A copy of a module's state that its training does not reach, entries that are no tensors included."""
+    return {
+        name: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+        for name, value in state_dict.items()
+    }
 
 
 def check_settings(path: Path, saved: State, current: State) -> None:
@@ -61,50 +85,21 @@ def check_settings(path: Path, saved: State, current: State) -> None:
             )
 
 
-def check_shapes(path: Path, role: str, current: Mapping[str, Tensor], saved_state: Mapping[str, Tensor]) -> None:
-    """Refuse the tensors of something else.
+def check_entries(path: Path, role: str, current: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Refuse the state of something else: other names, or tensors of other shapes.
 
-    :raises ValueError: naming the first tensors that differ, if the checkpoint is from another model or guide.
+    The values of entries that are no tensors are not compared, since training may change them.
+
+    :raises ValueError: naming the first entries that differ, if the checkpoint is from another model or guide.
     """
-    own = {name: tuple(value.shape) for name, value in current.items()}
-    saved = {name: tuple(value.shape) for name, value in saved_state.items()}
-    if own != saved:
-        differing = sorted(name for name in own.keys() | saved.keys() if own.get(name) != saved.get(name))
-        listed = "; ".join(f"{name}: here {own.get(name)}, there {saved.get(name)}" for name in differing[:3])
+    here, there = _shapes(current), _shapes(saved)
+    if here != there:
+        differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+        listed = "; ".join(f"{name}: here {here.get(name)}, there {there.get(name)}" for name in differing[:3])
         raise ValueError(f"checkpoint {path} is from another {role}: {len(differing)} entries differ ({listed})")
 
 
-def rng_state(device: torch.device) -> State:
-    """The state of the random number generators that training on this device draws from."""
-    # Those of Python and NumPy serve a Dataset that augments its items.
-    kind, words, *rest = np.random.get_state()  # noqa: NPY002
-    numpy_state = (kind, np.asarray(words).tolist(), *rest)
-    state: State = {"cpu": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy_state}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_rng_state(state: State, device: torch.device) -> None:
-    """Put the generators back to where :func:`rng_state` found them."""
-    torch.set_rng_state(state["cpu"].cpu())
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002
-    if "cuda" in state and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's random numbers from a seed, and its generators as they were afterwards."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
-
-
-def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """The name of the first tensor that holds NaN or infinity."""
-    for name, tensor in named:
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            return name
-    return None
+def _shapes(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: tuple(value.shape) if isinstance(value, Tensor) else "no tensor" for name, value in state_dict.items()
+    }

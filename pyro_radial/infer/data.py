@@ -13,6 +13,8 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 
+__all__ = ["Inputs", "Rows", "check_inputs", "device_of", "evaluating", "move", "num_rows", "take"]
+
 Inputs = Tensor | tuple[Tensor, ...]
 
 
@@ -28,7 +30,10 @@ class Rows:
     def __init__(self, data: Any, name: str) -> None:
         self.name = name
         if isinstance(data, IterableDataset):
-            raise ValueError(f"{name} must be a map-style Dataset, with a length and items by index, not an iterable")
+            raise ValueError(
+                f"{name} must be a map-style Dataset, with a length and items by index, got the iterable "
+                f"{type(data).__name__}"
+            )
         self._dataset = data if isinstance(data, Dataset) else None
         if self._dataset is None:
             if not isinstance(data, tuple | list) or len(data) != 2:
@@ -39,15 +44,22 @@ class Rows:
             check_inputs(self._x, f"{name}: x")
             check_inputs(self._y, f"{name}: y")
             if num_rows(self._x) != num_rows(self._y):
-                raise ValueError(f"{name}: x has {num_rows(self._x)} rows and y has {num_rows(self._y)}")
+                raise ValueError(
+                    f"{name}: y must have as many rows as x, got {num_rows(self._y)} for {num_rows(self._x)}"
+                )
         if len(self) == 0:
-            raise ValueError(f"{name} has no rows")
+            raise ValueError(f"{name} must have at least one row, got none")
 
     def __len__(self) -> int:
         return len(self._dataset) if self._dataset is not None else num_rows(self._x)  # type: ignore[arg-type]
 
     def take(self, index: Tensor) -> tuple[Inputs, Inputs]:
-        """The inputs and targets of these rows."""
+        """The inputs and targets of some rows.
+
+        :param torch.Tensor index: the rows, as integers ``[B]``.
+        :returns: inputs ``[B, ...]``, a tensor or a tuple of tensors, and targets ``[B, ...]``.
+        :raises ValueError: of a ``Dataset``, for items that are no pairs, and NaN in them.
+        """
         if self._dataset is None:
             return take(self._x, index), take(self._y, index)
         items = [self._dataset[i] for i in index.tolist()]
@@ -66,13 +78,16 @@ class Rows:
 
 
 def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
-    """Tensors of one length without NaN, or a ``ValueError`` that names the argument and the row.
+    """Refuse what is not a tensor of rows, or a tuple of such of one length, without NaN.
 
-    :param index: what the rows are called, where they are not all rows of their data.
+    :param x: what may be inputs or targets.
+    :param str name: the name to put in the message.
+    :param torch.Tensor index: what the rows are called, where they are not all rows of their data.
+    :raises ValueError: naming the argument and the row.
     """
     tensors = x if isinstance(x, tuple) else (x,)
     if not tensors:
-        raise ValueError(f"{name} is an empty tuple")
+        raise ValueError(f"{name} must hold at least one tensor, got an empty tuple")
     for tensor in tensors:
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             raise ValueError(f"{name} must be a tensor of rows or a tuple of such, got {type(tensor).__name__}")
@@ -80,9 +95,11 @@ def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
             rows = tensor.isnan().flatten(1).any(1) if tensor.dim() > 1 else tensor.isnan()
             first = int(rows.int().argmax())
             row = first if index is None else int(index[first])
-            raise ValueError(f"{name} holds NaN in {int(rows.sum())} of {len(tensor)} rows, first in row {row}")
-    if len({len(tensor) for tensor in tensors}) != 1:
-        raise ValueError(f"{name}: its tensors have different numbers of rows")
+            raise ValueError(
+                f"{name} must not hold NaN, got NaN in {int(rows.sum())} of {len(tensor)} rows, first in row {row}"
+            )
+    if len(numbers := {len(tensor) for tensor in tensors}) != 1:
+        raise ValueError(f"{name} must hold tensors of one number of rows, got {sorted(numbers)}")
 
 
 def num_rows(x: Inputs) -> int:

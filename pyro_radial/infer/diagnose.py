@@ -14,11 +14,15 @@ from torch import nn
 
 from pyro_radial._checks import positive_count
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.checkpoint import first_not_finite, seeded
 from pyro_radial.infer.data import Rows, device_of, evaluating, move, num_rows
-from pyro_radial.infer.elbo import LossTerms, RadialELBO
-from pyro_radial.infer.predict import FUNCTION_SITE
+from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.loss_terms import LossTerms
+from pyro_radial.infer.not_finite import first_not_finite
+from pyro_radial.infer.random_state import seeded
+from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.poutine import mean_only
+
+__all__ = ["UNMOVED", "Diagnosis", "diagnose"]
 
 # Scales within this root mean square of log(scale / initial scale) count as never moved.
 UNMOVED = 0.01
@@ -28,21 +32,24 @@ DOMINATES = 2.0
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What :func:`diagnose` found; printing it gives a short report."""
+    """What :func:`diagnose` found; printing it gives a short report.
 
-    #: The loss in nats for the whole data set, estimated from the rows given.
+    :param LossTerms terms: the loss in nats for the whole data set, estimated from the rows given.
+    :param int num_rows: the number of rows given.
+    :param unmoved_scales: sites whose scales are where they started; empty for guides without scales of ours.
+    :param sampled_kl: sites whose KL is estimated from samples.
+    :param float signal: standard deviation over inputs of the mean function, in its units; None without the function
+        site or with one row of data.
+    :param float noise: standard deviation over draws of the function at one input, in its units; None as ``signal``.
+    :param findings: what stands out and what to try, a sentence or two each.
+    """
+
     terms: LossTerms
-    #: The number of rows given.
     num_rows: int
-    #: Sites whose scales are where they started; empty for guides without scales of ours.
     unmoved_scales: list[str]
-    #: Sites whose KL is estimated from samples.
     sampled_kl: list[str]
-    #: Standard deviation over inputs of the mean function, and over draws at one input; None without a site "f" or
-    #: with one row of data.
     signal: float | None
     noise: float | None
-    #: What stands out and what to try, a sentence or two each.
     findings: list[str]
 
     def __str__(self) -> str:
@@ -62,7 +69,13 @@ class Diagnosis:
 
 @torch.no_grad()
 def diagnose(
-    model: Callable[..., Any], guide: nn.Module, data: Any, *, num_particles: int = 16, kl_weight: float = 1.0
+    model: Callable[..., Any],
+    guide: nn.Module,
+    data: Any,
+    *,
+    num_particles: int = 16,
+    kl_weight: float = 1.0,
+    function_site: str = FUNCTION_SITE,
 ) -> Diagnosis:
     """Say which term of the loss dominates, which scales never moved, and what to try.
 
@@ -74,6 +87,9 @@ def diagnose(
     :param data: ``(x, y)``, a batch or the whole data set.
     :param int num_particles: draws to average over.
     :param float kl_weight: that of the training.
+    :param str function_site: the deterministic site where the model records the function's values; without it nothing
+        is said of the function.
+    :returns: a :class:`Diagnosis`.
     :raises ValueError: for NaN in the data, and for a parameter that is not finite, by name.
 
     Example::
@@ -92,44 +108,34 @@ def diagnose(
     broken = first_not_finite(guide.named_parameters())
     if broken is not None:
         raise ValueError(
-            f"diagnose: parameter {broken} of the guide is not finite: training has diverged. Go back to a checkpoint, "
-            "or start anew with a smaller learning rate"
+            f"diagnose: guide must have finite parameters, got NaN or infinity in {broken}: training has diverged. Go "
+            "back to a checkpoint, or start anew with a smaller learning rate"
         )
-    elbo = _ListingELBO(num_particles=num_particles, kl_weight=kl_weight)
+    elbo = RadialELBO(num_particles=num_particles, kl_weight=kl_weight)
     # Without validation a value that is not finite gets as far as the report.
     with evaluating(model, guide), seeded(0, device), pyro.validation_enabled(False):
         elbo(model, guide)(x, y)  # type: ignore[arg-type]
-        signal, noise = _spreads(model, guide, x, max(2, num_particles))
-    sampled = list(dict.fromkeys(elbo.sampled))
+        signal, noise = _spreads(model, guide, x, max(2, num_particles), function_site)
+    terms = elbo.terms
+    sampled = list(terms.sampled_kl)
     changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
     unmoved = [name for name, change in changes.items() if change < UNMOVED]
     findings = [
-        *_on_terms(elbo.terms, follows_inputs=signal is not None and noise is not None and signal > noise),
+        *_on_terms(terms, follows_inputs=signal is not None and noise is not None and signal > noise),
         *_on_scales(unmoved, changes),
         *_on_function(signal, noise),
         *_on_sampling(sampled),
     ]
-    return Diagnosis(elbo.terms, num_rows(y), unmoved, sampled, signal, noise, findings)
+    return Diagnosis(terms, num_rows(y), unmoved, sampled, signal, noise, findings)
 
 
-class _ListingELBO(RadialELBO):
-    """A loss that lists the sites whose KL it samples, those that a strict one would refuse."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.sampled: list[str] = []
-
-    def _allow_sampling(self, name: str, reason: str) -> None:
-        self.sampled.append(name)
-
-
-def _spreads(model: Any, guide: Any, x: Any, num_draws: int) -> tuple[float | None, float | None]:
-    """Root mean square deviation of the function over inputs, at the means, and over draws."""
+def _spreads(model: Any, guide: Any, x: Any, num_draws: int, function_site: str) -> tuple[float | None, float | None]:
+    """Root mean square of the function's standard deviations over inputs, at the means, and over draws."""
 
     def function(noisy: bool) -> torch.Tensor | None:
         guide_trace = poutine.trace(guide if noisy else mean_only(guide)).get_trace(x)
         trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(x)
-        return trace.nodes[FUNCTION_SITE]["value"] if FUNCTION_SITE in trace.nodes else None
+        return trace.nodes[function_site]["value"] if function_site in trace.nodes else None
 
     center = function(noisy=False)
     if center is None or len(center) < 2:

@@ -1,25 +1,20 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The loss: a true ELBO, in its named terms."""
+"""The loss: a true ELBO whose KLs are analytic wherever a closed form exists."""
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import Delta
-from pyro.distributions.util import scale_and_mask
 from pyro.infer import TraceMeanField_ELBO
 from pyro.infer.util import is_validation_enabled
 from pyro.poutine import Trace
-from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
-from torch.distributions import kl_divergence
 
 from pyro_radial._compat import (
     check_mean_field_requirement,
@@ -27,79 +22,12 @@ from pyro_radial._compat import (
     check_site_shape,
     is_deterministic,
 )
-from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.infer.loss_terms import LossTerms, average, entropies, total, weighted
+from pyro_radial.infer.site_kl import RecordDistribution, analytic_kl, sampled_kl
+
+__all__ = ["RadialELBO"]
 
 PARTICLE_PLATE = "num_particles_vectorized"
-
-
-@dataclass(frozen=True)
-class LossTerms:
-    """One loss in its terms: detached tensors in nats, for the whole data set unless taken per datum.
-
-    ``loss = negative_log_likelihood + kl_weight * kl``, and site by site ``kl = cross_entropy - entropy`` wherever
-    the guide's distribution has an entropy.
-    """
-
-    kl_weight: float
-    nll_by_site: dict[str, Tensor]
-    kl_by_site: dict[str, Tensor]
-    #: Makes :attr:`entropy_by_site`, which few ask for.
-    entropies: Callable[[], dict[str, Tensor]]
-    num_data: int | None
-
-    @property
-    def entropy_by_site(self) -> dict[str, Tensor]:
-        """The entropy of each latent site whose distribution in the guide has one."""
-        return self.entropies()
-
-    @property
-    def negative_log_likelihood(self) -> Tensor:
-        """Of all observations."""
-        return _total(self.nll_by_site)
-
-    @property
-    def kl(self) -> Tensor:
-        """Of all latent sites, without its weight."""
-        return _total(self.kl_by_site)
-
-    @property
-    def loss(self) -> Tensor:
-        """The value of the loss."""
-        return _weighted(self.negative_log_likelihood, self.kl_weight, self.kl)
-
-    @property
-    def entropy(self) -> Tensor | None:
-        """The guide's entropy, or None where a site's distribution has none."""
-        by_site = self.entropy_by_site
-        return _total(by_site) if by_site.keys() == self.kl_by_site.keys() else None
-
-    @property
-    def cross_entropy(self) -> Tensor | None:
-        """E[-log p(w)] under the guide, or None where a site's distribution has no entropy."""
-        entropy = self.entropy
-        return None if entropy is None else self.kl + entropy
-
-    def per_datum(self) -> "LossTerms":
-        """The same terms divided by N, the size of the plates around the observations.
-
-        :raises ValueError: if no observation is in a plate.
-        """
-        number = self.num_data
-        if number is None:
-            raise ValueError("per_datum: the model observes nothing inside a plate, so the number of data is unknown")
-        return LossTerms(
-            self.kl_weight,
-            _divided([self.nll_by_site], number),
-            _divided([self.kl_by_site], number),
-            lambda: _divided([self.entropy_by_site], number),
-            num_data=1,
-        )
-
-    def not_finite(self) -> list[str]:
-        """The terms that are NaN or infinite, in words; waits for the device."""
-        named = [(f"log-likelihood of site '{name}'", value) for name, value in self.nll_by_site.items()]
-        named += [(f"KL of site '{name}'", value) for name, value in self.kl_by_site.items()]
-        return [name for name, value in named if not bool(torch.isfinite(value))]
 
 
 class RadialELBO(TraceMeanField_ELBO):
@@ -119,9 +47,11 @@ class RadialELBO(TraceMeanField_ELBO):
     :param int num_particles: draws of the guide for one loss.
     :param kl_weight: :math:`\lambda`, a number of at least 0, or a function of :attr:`step`. It is applied here because
         ``poutine.scale`` around a model does not reach an analytic KL.
-    :param bool strict_kl: raise where a KL would be estimated from samples, instead of doing so in silence.
+    :param bool strict_kl: raise where a KL would be estimated from samples, instead of doing so in silence;
+        :attr:`LossTerms.sampled_kl <pyro_radial.infer.LossTerms.sampled_kl>` lists where.
     :param kwargs: ``vectorize_particles``, ``max_plate_nesting`` and the rest of Pyro's.
-    :raises ValueError: for a negative or infinite weight; under ``strict_kl`` naming the site.
+    :raises ValueError: for a negative or infinite weight, and naming the site: for a latent site that the guide lacks,
+        and under ``strict_kl``.
 
     Example::
 
@@ -156,6 +86,7 @@ class RadialELBO(TraceMeanField_ELBO):
         self.step = 0
         self._current_weight = 1.0
         self._particles: list[LossTerms] = []
+        self._sampled: dict[str, str] = {}
 
     @property
     def terms(self) -> LossTerms:
@@ -164,8 +95,8 @@ class RadialELBO(TraceMeanField_ELBO):
         :raises RuntimeError: before the first loss.
         """
         if not self._particles:
-            raise RuntimeError("RadialELBO.terms: no loss has been evaluated yet")
-        return _average(self._particles, self.num_particles)
+            raise RuntimeError("RadialELBO.terms: a loss must be evaluated first, got no loss yet")
+        return average(self._particles, self.num_particles)
 
     def _get_traces(
         self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -195,7 +126,7 @@ class RadialELBO(TraceMeanField_ELBO):
         return model_trace, guide_trace
 
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """The loss as a tensor to differentiate, without waiting for the device."""
+        """The loss as a tensor to differentiate, without a host-device synchronization."""
         losses = [
             self._differentiable_loss_particle(*traces)[1] for traces in self._get_traces(model, guide, args, kwargs)
         ]
@@ -208,18 +139,20 @@ class RadialELBO(TraceMeanField_ELBO):
             if site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
         }
         self._check_covered(model_trace, guide_trace)
+        self._sampled = {}
         latent = self._kl_by_site(model_trace, guide_trace)
-        loss = _weighted(_total(observed), self._current_weight, _total(latent))
+        loss = weighted(total(observed), self._current_weight, total(latent))
         self._particles.append(
             LossTerms(
                 self._current_weight,
                 {name: value.detach() for name, value in observed.items()},
                 {name: value.detach() for name, value in latent.items()},
                 partial(
-                    _entropies,
+                    entropies,
                     {name: _distribution(site) for name, site in guide_trace.nodes.items() if name in latent},
                 ),
                 _num_data(model_trace, observed),
+                self._sampled,
             )
         )
         return loss.detach(), loss
@@ -233,63 +166,23 @@ class RadialELBO(TraceMeanField_ELBO):
 
     def _vectorized_num_particles(self, fn: Any) -> Any:
         """As Pyro's, but sites remember what distribution they had before."""
-        return _Record("repeated_distribution")(super()._vectorized_num_particles(_Record("own_distribution")(fn)))
+        repeated = super()._vectorized_num_particles(RecordDistribution("own_distribution")(fn))
+        return RecordDistribution("repeated_distribution")(repeated)
 
     def _site_kl(self, name: str, guide_site: Any, model_trace: Trace, guide_trace: Trace) -> Tensor:
-        """The scaled and masked KL of one site, summed; for a guide's auxiliary site its log-density."""
-        model_site: Any = model_trace.nodes.get(name)
-        if is_validation_enabled() and not guide_site["fn"].has_rsample:
-            raise NotImplementedError(
-                f"RadialELBO: the guide's distribution of site '{name}' has no reparameterized sampler"
-            )
-        if model_site is None:
-            self._allow_sampling(name, "an auxiliary site of the guide, whose log-density is sampled")
-            return _sampled_entropy_term(name, guide_trace)
-        if isinstance(leaf(guide_site["fn"]), Delta):
-            # Exact given its value; Pyro's own rule forgets the log-density of the Delta.
-            return _log_prob_sum(name, guide_trace) - _log_prob_sum(name, model_trace)
-        if not _same(guide_site["scale"], model_site["scale"]):
-            reason = "scaled differently in the model and the guide"
-        elif not _same(guide_site["mask"], model_site["mask"]):
-            reason = "masked differently in the model and the guide"
-        else:
-            try:
-                kl = kl_divergence(_own_distribution(guide_site), _own_distribution(model_site))
-                kl = scale_and_mask(kl, scale=guide_site["scale"], mask=guide_site["mask"])
-                return kl.expand(guide_site["fn"].batch_shape).sum()
-            except NotImplementedError:
-                q, p = (type(leaf(site["fn"])).__name__ for site in (guide_site, model_site))
-                reason = f"without a closed-form KL from {q} to {p}"
-        self._allow_sampling(name, reason)
-        return _sampled_entropy_term(name, guide_trace) - _log_prob_sum(name, model_trace)
-
-    def _allow_sampling(self, name: str, reason: str) -> None:
+        """The KL of one site; keeps the reason where it must be sampled."""
+        kl = analytic_kl(name, guide_site, model_trace, guide_trace)
+        if isinstance(kl, Tensor):
+            return kl
         if self.strict_kl:
-            raise ValueError(f"strict_kl: site '{name}' is {reason}, so its KL would be estimated from samples")
+            raise ValueError(f"strict_kl: site '{name}' is {kl}, so its KL would be estimated from samples")
+        self._sampled[name] = kl
+        return sampled_kl(name, model_trace, guide_trace)
 
     def _check_covered(self, model_trace: Trace, guide_trace: Trace) -> None:
         for name, site in model_trace.iter_stochastic_nodes():
             if name not in guide_trace and not site_is_subsample(site):
-                raise ValueError(f"{type(self).__name__}: latent site '{name}' of the model is not in the guide")
-
-
-class _Record(Messenger):
-    """Keeps the distribution that a sample statement has at this place among the handlers."""
-
-    def __init__(self, key: str) -> None:
-        super().__init__()
-        self.key = key
-
-    def _pyro_sample(self, msg: Any) -> None:
-        msg[self.key] = msg["fn"]
-
-
-def _own_distribution(site: Any) -> Any:
-    """A site's distribution before the plate of the particles repeated it, unless a handler has replaced it.
-
-    A KL of distributions that all particles share is one KL, not as many.
-    """
-    return site["own_distribution"] if site["fn"] is site.get("repeated_distribution") else site["fn"]
+                raise ValueError(f"{type(self).__name__}: guide must have latent site '{name}' of the model, got none")
 
 
 def _with_density_shape(site: Any) -> Any:
@@ -297,51 +190,17 @@ def _with_density_shape(site: Any) -> Any:
     return site if "log_prob" in site else {**site, "log_prob": torch.empty(site["fn"].batch_shape, device="meta")}
 
 
-def _log_prob_sum(name: str, trace: Trace) -> Tensor:
-    trace.compute_log_prob(lambda site_name, _: site_name == name)
-    log_prob: Tensor = trace.nodes[name]["log_prob_sum"]
-    return log_prob
-
-
-def _sampled_entropy_term(name: str, guide_trace: Trace) -> Tensor:
-    site: Any = guide_trace.nodes[name]
-    score_parts = site["fn"].score_parts(site["value"], *site["args"], **site["kwargs"])
-    term: Tensor = score_parts.scale_and_mask(site["scale"], site["mask"]).entropy_term
-    return term.sum()
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two scales or masks are equal, without looking into a tensor's values."""
-    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
-
-
-def _weighted(negative_log_likelihood: Tensor, kl_weight: float, kl: Tensor) -> Tensor:
-    # A weight of zero leaves the KL out altogether: at the pole of a radial prior it is infinite.
-    return negative_log_likelihood + kl_weight * kl if kl_weight else negative_log_likelihood
-
-
 def _check_weight(weight: float) -> float:
     if not isinstance(weight, int | float) or not 0.0 <= weight < math.inf:
-        raise ValueError(f"kl_weight must be a non-negative finite number or a function returning one, got {weight!r}")
+        raise ValueError(
+            f"kl_weight must be a non-negative finite number or a function that returns one, got {weight!r}"
+        )
     return float(weight)
 
 
 def _distribution(site: Any) -> dict[str, Any]:
     """What an entropy needs of a site; its value, a copy of all weights, is let go."""
     return {key: site[key] for key in ("fn", "scale", "mask")}
-
-
-@torch.no_grad()
-def _entropies(sites: dict[str, Any]) -> dict[str, Tensor]:
-    """The scaled entropy of each site whose distribution has one."""
-    result = {}
-    for name, site in sites.items():
-        try:
-            entropy = scale_and_mask(site["fn"].entropy(), scale=site["scale"], mask=site["mask"])
-            result[name] = entropy.expand(site["fn"].batch_shape).sum()
-        except (NotImplementedError, AttributeError):
-            continue
-    return result
 
 
 def _num_data(model_trace: Trace, observed: dict[str, Tensor]) -> int | None:
@@ -352,23 +211,3 @@ def _num_data(model_trace: Trace, observed: dict[str, Tensor]) -> int | None:
         if frames:
             sizes[frozenset(f.name for f in frames)] = math.prod(f.full_size or f.size for f in frames)
     return sum(sizes.values()) if sizes else None
-
-
-def _total(by_site: dict[str, Tensor]) -> Tensor:
-    return torch.as_tensor(sum(by_site.values()))
-
-
-def _divided(by_site: list[dict[str, Tensor]], number: int) -> dict[str, Tensor]:
-    """The sum over the mappings, site by site, divided by a number."""
-    return {name: torch.as_tensor(sum(d[name] for d in by_site)) / number for name in by_site[0]}
-
-
-def _average(particles: list[LossTerms], num_particles: int) -> LossTerms:
-    """The mean over looped particles; a vectorized trace holds the sum over all of them."""
-    return LossTerms(
-        particles[0].kl_weight,
-        _divided([p.nll_by_site for p in particles], num_particles),
-        _divided([p.kl_by_site for p in particles], num_particles),
-        lambda: _divided([p.entropy_by_site for p in particles], num_particles),
-        particles[0].num_data,
-    )

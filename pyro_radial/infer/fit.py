@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A training loop worth having: progress, validation, early stopping, and a resume that loses nothing."""
+"""A training loop with progress, validation, early stopping, and a resume that loses nothing."""
 
 import warnings
 from collections.abc import Callable
@@ -24,6 +24,8 @@ from pyro_radial.infer.data import Rows
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training_run import Record, TrainingRun
 
+__all__ = ["FitResult", "fit"]
+
 Optim = PyroOptim | Callable[[list[Tensor]], Optimizer]
 
 DEFAULT_OPTIM: Optim = partial(Adam, lr=1e-3)
@@ -31,11 +33,15 @@ DEFAULT_OPTIM: Optim = partial(Adam, lr=1e-3)
 
 @dataclass(frozen=True)
 class FitResult:
-    """What :func:`fit` did."""
+    """What :func:`fit` did.
 
-    #: One record per epoch: "epoch", "loss", "nll" and "kl" in nats per datum, "kl_weight", "validation_nll" if any.
+    :param history: one record per epoch: "epoch", "loss", "nll" and "kl" in nats per datum, "kl_weight", and
+        "validation_nll" in nats per datum if there is a validation.
+    :param int best_epoch: the epoch whose parameters the guide now has: the best on validation, else the last.
+    :param bool stopped_early: whether ``patience`` or the callback ended the training.
+    """
+
     history: list[Record]
-    #: The epoch whose parameters the guide now has: the best on validation, else the last.
     best_epoch: int
     stopped_early: bool
 
@@ -78,7 +84,8 @@ def fit(
     :param optim: a function from parameters to a torch optimizer, or a Pyro optimizer such as
         ``pyro.optim.Adam({"lr": 1e-3})``. The default is Adam at 1e-3.
     :param loss: a :class:`~pyro_radial.infer.elbo.RadialELBO` or another loss with its ``terms`` and ``step``; a
-        schedule of its ``kl_weight`` gets the number of optimizer steps taken so far.
+        schedule of its ``kl_weight`` gets the number of optimizer steps taken so far, and where it has a
+        ``function_site``, as :class:`~pyro_radial.FunctionalELBO` has, validation predicts at that site.
     :param validation: data as above; after each epoch its negative log predictive density per datum is measured
         with 16 draws, and at the end the guide and model get the parameters of the best epoch. Needs a model with
         an attribute ``likelihood``.
@@ -89,10 +96,12 @@ def fit(
         weights, so that their gradients sum to that of the whole batch (not through batch norm in train mode or
         dropout, whose noise is that of each part).
     :param int seed: seeds Pyro and torch at the start of a new run.
-    :param checkpoint: a file to write the state to and to resume from if it exists.
+    :param checkpoint: a file to write the state to and to resume from if it exists. What modules keep in their state
+        besides tensors (``get_extra_state``) must be numbers, text, and lists and dicts of these.
     :param int checkpoint_every: optimizer steps between checkpoints, with one at the end; by default one per epoch.
     :param callback: called with the record of each epoch; a true return value ends the training.
     :param bool progress: whether to show a progress bar.
+    :returns: a :class:`FitResult`.
     :raises ValueError: naming the argument, for values out of range, NaN in the data, or a checkpoint that is
         damaged, from another model or from other settings.
     :raises FloatingPointError: naming the term and site, when a loss is NaN or infinite; no step is taken on it and the
@@ -116,12 +125,15 @@ def fit(
     if not isinstance(guide, nn.Module):
         raise ValueError(f"fit: guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
     if patience is not None and validation is None:
-        raise ValueError("fit: patience needs validation data to watch")
+        raise ValueError(f"fit: validation must be given with patience, got patience={patience} and no validation")
     if validation is not None and getattr(model, "likelihood", None) is None:
-        raise ValueError("fit: validation needs a model with an attribute `likelihood`, as SupervisedModel has")
+        raise ValueError(
+            "fit: model must have an attribute `likelihood` for validation, as SupervisedModel has, got "
+            f"{type(model).__name__} without one"
+        )
     loss = RadialELBO() if loss is None else loss
     if not isinstance(loss, ELBO) or not hasattr(type(loss), "terms"):
-        raise ValueError(f"fit: loss must keep its terms, as RadialELBO does; got {type(loss).__name__}")
+        raise ValueError(f"fit: loss must keep its terms, as RadialELBO does, got {type(loss).__name__}")
     rows = Rows(data, "data")
     validation_rows = None if validation is None else Rows(validation, "validation")
     if seed is not None:
@@ -169,13 +181,13 @@ def _constructor(optim: Any) -> Callable[[list[Tensor]], Optimizer]:
         if isinstance(optim, Optimizer) or not callable(optim):
             raise ValueError(
                 "fit: optim must be a function from parameters to a torch optimizer, such as partial(torch.optim.Adam, "
-                f"lr=1e-3), or a Pyro optimizer; got {type(optim).__name__}"
+                f"lr=1e-3), or a Pyro optimizer, got {type(optim).__name__}"
             )
         return optim
     if not isinstance(optim.pt_optim_args, dict) or optim.pt_clip_args or isinstance(optim, PyroLRScheduler):
         raise ValueError(
-            "fit: optim must have one setting for all parameters, no clipping and no learning rate schedule; pass a "
-            "function from parameters to a torch optimizer instead"
+            "fit: optim must have one setting for all parameters, no clipping and no learning rate schedule, got "
+            f"{type(optim).__name__}; pass a function from parameters to a torch optimizer instead"
         )
     constructor: Any = optim.pt_optim_constructor
     return partial(constructor, **optim.pt_optim_args)

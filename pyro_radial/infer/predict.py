@@ -1,11 +1,10 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Draws of functions from a trained guide, and what to make of them."""
+"""Draws of functions from a trained guide."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,78 +14,15 @@ from pyro.infer.autoguide import AutoGuide, AutoGuideList
 from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
-from torch.distributions import Categorical
 from tqdm.auto import tqdm
 
 from pyro_radial._checks import positive_count
-from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.infer.checkpoint import seeded
 from pyro_radial.infer.data import Inputs, check_inputs, device_of, evaluating, move, num_rows, take
+from pyro_radial.infer.prediction import Prediction
+from pyro_radial.infer.random_state import seeded
+from pyro_radial.nn.likelihood import FUNCTION_SITE
 
-FUNCTION_SITE = "f"
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Function draws ``[S, N, ...]`` and the predictions they make.
-
-    Draw s is one function at all N inputs: the same weights throughout.
-    """
-
-    #: Values of the network at site "f", before the link: ``[S, N, *outputs]``.
-    samples: Tensor
-    #: What describes the observations, or None for a model without a ``likelihood``.
-    likelihood: Any = None
-    #: The noise of each draw, by argument of ``likelihood.observation``, ``[S, 1]``.
-    noise: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def mean(self) -> Tensor:
-        """The predictive mean, ``[N, *outputs]``: link first, then the mean over draws."""
-        return self._linked().mean(0)
-
-    @property
-    def variance(self) -> Tensor:
-        """The predictive variance, ``[N, *target]``: the mean variance of an observation plus that of its mean.
-
-        :raises ValueError: for a categorical likelihood, whose labels are no numbers.
-        """
-        observation = self._require("variance").observation(self.samples, **self.noise)
-        if isinstance(leaf(observation), Categorical):
-            raise ValueError("Prediction.variance: labels of classes have no variance; use entropy")
-        return observation.variance.mean(0) + observation.mean.var(0, unbiased=False)
-
-    @property
-    def entropy(self) -> Tensor:
-        """Entropy of the predictive mean in nats, ``[N]``, for discrete observations: the total uncertainty."""
-        return self._require("entropy").predictive_entropy(self.mean)
-
-    @property
-    def mutual_information(self) -> Tensor:
-        """What an observation would tell about the weights, in nats, ``[N]``: entropy less the mean entropy of draws.
-
-        Houlsby et al. (2011), eq. 2; zero where all draws agree.
-        """
-        of_draws = self._require("mutual_information").predictive_entropy(self._linked())
-        return (self.entropy - of_draws.mean(0)).clamp_min(0.0)
-
-    def log_prob(self, y: Tensor) -> Tensor:
-        """The log predictive density of targets, ``[N]``: the log of the mean over draws of the density.
-
-        Probabilities are averaged before the log is taken; its mean over test points is the test log-likelihood.
-        """
-        likelihood = self._require("log_prob")
-        y = likelihood.check_target(self.samples, y.to(self.samples.device))
-        per_draw = likelihood.observation(self.samples, **self.noise).log_prob(y)
-        return per_draw.logsumexp(0) - math.log(len(self.samples))
-
-    def _linked(self) -> Tensor:
-        return self.samples if self.likelihood is None else self.likelihood.inverse_link(self.samples)
-
-    def _require(self, what: str) -> Any:
-        if self.likelihood is None:
-            raise ValueError(f"Prediction.{what} needs a model with an attribute `likelihood`, as SupervisedModel has")
-        return self.likelihood
+__all__ = ["free_memory", "predict"]
 
 
 @torch.no_grad()
@@ -97,6 +33,7 @@ def predict(
     num_samples: int = 64,
     chunk_size: int = 1024,
     *,
+    function_site: str = FUNCTION_SITE,
     progress: bool = False,
 ) -> Prediction:
     """Draw functions from the guide and evaluate them at any number of inputs.
@@ -104,15 +41,16 @@ def predict(
     The draws do not depend on ``chunk_size``: a draw's weights, also those that the guide leaves to the prior, are
     kept while it passes over the inputs. Modules run in evaluation mode and are left in the mode they were in.
 
-    :param model: a Pyro model ``model(x)`` that records the function's values at the deterministic site "f".
+    :param model: a Pyro model ``model(x)`` that records the function's values at a deterministic site.
     :param guide: its trained guide.
     :param x: inputs ``[N, ...]``, or a tuple of tensors of N rows each.
     :param int num_samples: S, the number of functions.
     :param int chunk_size: inputs in one pass, which bounds the memory of a pass.
+    :param str function_site: the name of that site.
     :param bool progress: whether to show a progress bar.
     :returns: a :class:`Prediction` with samples ``[S, N, ...]``.
-    :raises ValueError: for NaN in x, a number below one, an autoguide without parameters, a model without site "f", or
-        a guide with sites inside a plate (they belong to their rows) when x needs several chunks.
+    :raises ValueError: for NaN in x, a number below one, an autoguide without parameters, a model without the
+        function site, or a guide with sites inside a plate (they belong to their rows) when x needs several chunks.
     :raises MemoryError: with the estimate, if the draws would not fit into free memory.
 
     Example::
@@ -128,7 +66,7 @@ def predict(
     """
     check_inputs(x, "predict: x")
     if num_rows(x) == 0:
-        raise ValueError("predict: x has no rows")
+        raise ValueError("predict: x must have at least one row, got none")
     positive_count("predict: num_samples", num_samples)
     positive_count("predict: chunk_size", chunk_size)
     _check_has_parameters(guide)
@@ -147,7 +85,7 @@ def predict(
                 for rows in chunks:
                     inputs = move(take(x, rows), device)
                     trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
-                    values = _function_values(trace, num_rows(inputs))
+                    values = _function_values(trace, function_site, num_rows(inputs))
                     if samples is None:
                         samples = _allocate(num_samples, num_rows(x), values)
                     samples[draw, rows] = values
@@ -164,8 +102,8 @@ def _check_has_parameters(guide: Any) -> None:
     for part in guide.modules() if isinstance(guide, nn.Module) else ():
         if isinstance(part, AutoGuide) and not isinstance(part, AutoGuideList) and part.prototype_trace is None:
             raise ValueError(
-                f"predict: the guide ({type(part).__name__}) has no parameters yet; train it, or run it once on "
-                "inputs and targets: guide(x, y)"
+                f"predict: guide must have its parameters, got a {type(part).__name__} without any yet; train it, or "
+                "run it once on inputs and targets: guide(x, y)"
             )
 
 
@@ -176,17 +114,17 @@ def _keep_global(drawn: Trace, trace: Trace) -> None:
             drawn.add_node(name, **site)
 
 
-def _function_values(trace: Trace, num_points: int) -> Tensor:
-    if FUNCTION_SITE not in trace.nodes:
+def _function_values(trace: Trace, function_site: str, num_points: int) -> Tensor:
+    if function_site not in trace.nodes:
         raise ValueError(
-            f"predict: the model has no site '{FUNCTION_SITE}'; record the function's values with "
-            f'pyro.deterministic("{FUNCTION_SITE}", values)'
+            f"predict: function_site must be a site of the model, got '{function_site}', which it has not; record the "
+            f'function\'s values with pyro.deterministic("{function_site}", values)'
         )
-    values = _value(trace, FUNCTION_SITE)
+    values = _value(trace, function_site)
     if values.shape[:1] != (num_points,):
         raise ValueError(
-            f"predict: site '{FUNCTION_SITE}' has shape {tuple(values.shape)}, but must have a row for each of "
-            f"{num_points} inputs"
+            f"predict: site '{function_site}' must have a row for each of {num_points} inputs, got shape "
+            f"{tuple(values.shape)}"
         )
     return values
 
@@ -201,7 +139,10 @@ def _check_global(guide_trace: Trace, num_chunks: int) -> None:
     """A draw of a site inside a plate belongs to the rows it was made for, so it cannot serve a second chunk."""
     for name, site in guide_trace.iter_stochastic_nodes():
         if num_chunks > 1 and site["cond_indep_stack"]:
-            raise ValueError(f"predict: site '{name}' of the guide is inside a plate; use a chunk_size of all rows")
+            raise ValueError(
+                f"predict: chunk_size must be all rows, since site '{name}' of the guide is inside a plate, got "
+                f"{num_chunks} chunks"
+            )
 
 
 def _allocate(num_samples: int, num_points: int, values: Tensor) -> Tensor:
@@ -217,7 +158,10 @@ def _allocate(num_samples: int, num_points: int, values: Tensor) -> Tensor:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can be allocated on a device, or None where the system does not say."""
+    """The memory that can be allocated on a device.
+
+    :returns: bytes, or None where the system does not say.
+    """
     if device.type == "cuda":
         # What torch has reserved and does not use is free for torch, although not for others.
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

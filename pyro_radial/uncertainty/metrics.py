@@ -1,17 +1,14 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How good are predictive probabilities: scores, calibration, and telling two sets apart.
-
-Throughout, ``probs`` is a floating-point tensor of shape ``[N, K]`` whose rows sum to one within 0.001, such as
-the average of the softmax over posterior samples, and ``labels`` an integer tensor of shape ``[N]`` with values
-``0`` to ``K - 1``. Computations run in float32 at least.
-"""
+"""How good are predictive probabilities: scores, calibration, and telling two sets apart."""
 
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import one_hot
+
+from pyro_radial._checks import positive_count
 
 __all__ = [
     "Reliability",
@@ -23,14 +20,18 @@ __all__ = [
     "reliability",
 ]
 
+# Scores of probabilities are torch's own few lines, on any device and with gradients; scikit-learn, which computes on
+# NumPy arrays and clips the logarithm, serves auroc alone.
+
 SUM_TOLERANCE = 1e-3
 
 
 def accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     r"""Fraction of points whose most probable class is the label.
 
-    :param probs: predictive probabilities, shape ``[N, K]``.
-    :param labels: true classes, shape ``[N]``.
+    :param probs: predictive probabilities, such as the mean of the softmax over posterior samples, floating-point of
+        shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.
+    :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
     :returns: 0-d tensor in ``[0, 1]``.
     :raises ValueError: if shapes, values or types do not fit; the message names the argument.
 
@@ -50,8 +51,9 @@ def negative_log_likelihood(probs: torch.Tensor, labels: torch.Tensor) -> torch.
 
     It is infinite if a label has probability zero; nothing is clipped.
 
-    :param probs: predictive probabilities, shape ``[N, K]``.
-    :param labels: true classes, shape ``[N]``.
+    :param probs: predictive probabilities, such as the mean of the softmax over posterior samples, floating-point of
+        shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.
+    :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
     :returns: 0-d tensor, nats.
     :raises ValueError: if shapes, values or types do not fit; the message names the argument.
 
@@ -73,8 +75,9 @@ def brier_score(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
     Source: Brier (1950), *Verification of forecasts expressed in terms of probability*.
 
-    :param probs: predictive probabilities, shape ``[N, K]``.
-    :param labels: true classes, shape ``[N]``.
+    :param probs: predictive probabilities, such as the mean of the softmax over posterior samples, floating-point of
+        shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.
+    :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
     :returns: 0-d tensor in ``[0, 2]``.
     :raises ValueError: if shapes, values or types do not fit; the message names the argument.
 
@@ -89,7 +92,7 @@ def brier_score(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """Accuracy against confidence, by bins of confidence.
+    """Accuracy against confidence, by bins of confidence; made by :func:`reliability`.
 
     :param confidence: mean confidence in each bin, shape ``[B]``; NaN in empty bins.
     :param accuracy: fraction of right predictions in each bin, shape ``[B]``; NaN in empty bins.
@@ -102,7 +105,10 @@ class Reliability:
 
     @property
     def expected_calibration_error(self) -> torch.Tensor:
-        """Mean over predictions of the gap between accuracy and confidence of their bin, a 0-d tensor."""
+        """Mean over predictions of the gap between accuracy and confidence of their bin.
+
+        :returns: 0-d tensor in ``[0, 1]``.
+        """
         gap = (self.accuracy - self.confidence).abs().nan_to_num()
         return (self.count * gap).sum() / self.count.sum()
 
@@ -115,8 +121,9 @@ def reliability(probs: torch.Tensor, labels: torch.Tensor, num_bins: int = 15) -
 
     Source: Guo et al. (2017), *On Calibration of Modern Neural Networks*, section 2.
 
-    :param probs: predictive probabilities, shape ``[N, K]``.
-    :param labels: true classes, shape ``[N]``.
+    :param probs: predictive probabilities, such as the mean of the softmax over posterior samples, floating-point of
+        shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.
+    :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
     :param num_bins: number of bins, at least 1.
     :returns: what each bin holds.
     :raises ValueError: if shapes, values or types do not fit; the message names the argument.
@@ -131,8 +138,7 @@ def reliability(probs: torch.Tensor, labels: torch.Tensor, num_bins: int = 15) -
         tensor([   nan,    nan, 1.0000, 0.5000])
     """
     probs, labels = _check(probs, labels)
-    if num_bins < 1:
-        raise ValueError(f"num_bins must be at least 1, got {num_bins}")
+    positive_count("num_bins", num_bins)
     confidence, prediction = probs.max(-1)
     # Inner edges only: whatever is beyond the last of them, a confidence of 1 included, is in the last bin.
     edges = torch.arange(1, num_bins, dtype=probs.dtype, device=probs.device) / num_bins
@@ -155,8 +161,9 @@ def expected_calibration_error(probs: torch.Tensor, labels: torch.Tensor, num_bi
     Source: Naeini, Cooper and Hauskrecht (2015), *Obtaining Well Calibrated Probabilities Using Bayesian Binning*;
     Guo et al. (2017), equation 3.
 
-    :param probs: predictive probabilities, shape ``[N, K]``.
-    :param labels: true classes, shape ``[N]``.
+    :param probs: predictive probabilities, such as the mean of the softmax over posterior samples, floating-point of
+        shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.
+    :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
     :param num_bins: number of bins, at least 1.
     :returns: 0-d tensor in ``[0, 1]``.
     :raises ValueError: if shapes, values or types do not fit; the message names the argument.
@@ -196,7 +203,7 @@ def auroc(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> float
         if scores.ndim != 1 or len(scores) == 0:
             raise ValueError(f"{name} must have shape [N] with N > 0, got {list(scores.shape)}")
         if not scores.isfinite().all():
-            raise ValueError(f"{name} must be finite")
+            raise ValueError(f"{name} must be finite, got NaN or infinity")
     # Float64 holds every float16, bfloat16 and float32 exactly, so ties stay ties.
     scores = torch.cat([scores_negative.detach().cpu().double(), scores_positive.detach().cpu().double()])
     truth = torch.arange(len(scores)) >= len(scores_negative)
@@ -213,10 +220,12 @@ def _check(probs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, tor
         raise ValueError(f"labels must have shape [{len(probs)}] to fit probs, got {list(labels.shape)}")
     probs = probs.to(torch.promote_types(probs.dtype, torch.float32))
     if probs.isnan().any() or (probs < 0).any():
-        raise ValueError("probs must not be NaN or negative")
+        raise ValueError(f"probs must be non-negative, got {probs.min().item():.3g}")
     error = (probs.sum(-1) - 1).abs().max()
     if error > SUM_TOLERANCE:
-        raise ValueError(f"probs must sum to one in every row, a row is off by {error.item():.3g}")
+        raise ValueError(f"probs must sum to one in every row, got a row that is off by {error.item():.3g}")
     if (labels < 0).any() or (labels >= probs.shape[-1]).any():
-        raise ValueError(f"labels must be from 0 to {probs.shape[-1] - 1}")
+        raise ValueError(
+            f"labels must be from 0 to {probs.shape[-1] - 1}, got {int(labels.min())} to {int(labels.max())}"
+        )
     return probs, labels.long()

@@ -3,9 +3,7 @@
 
 """Plots of predictive uncertainty and of training.
 
-Every function draws into the axes or the figure it is given. Without one it makes a bare
-:class:`matplotlib.figure.Figure`, which opens no window and is not kept alive by pyplot; save it with
-``ax.figure.savefig``.
+Without axes to draw into, every function makes a bare figure, which opens no window and is not kept by pyplot.
 """
 
 from __future__ import annotations
@@ -16,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pyro_radial._checks import positive_count
 from pyro_radial.uncertainty.metrics import Reliability
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["plot_images", "plot_reliability", "plot_training_terms"]
+__all__ = ["COLORS", "MARKERS", "new_axes", "plot_images", "plot_reliability", "plot_training_terms"]
 
 # Okabe and Ito's palette, told apart also by the color-blind, without its black and yellow.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -40,7 +39,7 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
 
     :param reliabilities: results of :func:`~pyro_radial.uncertainty.reliability` by the name of the method.
     :param ax: axes to draw into; default a new figure.
-    :returns: the axes.
+    :returns: the axes; save the plot with ``ax.figure.savefig``.
     :raises ValueError: if there is no method.
     :raises ImportError: without matplotlib.
 
@@ -53,7 +52,7 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
         'radial (ECE 0.200)'
     """
     if not reliabilities:
-        raise ValueError("reliabilities must hold at least one method")
+        raise ValueError("reliabilities must hold at least one method, got none")
     ax = new_axes((4.2, 4.2)) if ax is None else ax
     ax.plot([0, 1], [0, 1], color="0.55", linestyle="--", linewidth=1, label="_perfect calibration", zorder=1)
     for index, (name, bins) in enumerate(reliabilities.items()):
@@ -101,11 +100,11 @@ def plot_images(
     if images.ndim != 4 or len(images) == 0 or images.shape[1] not in (1, 3):
         raise ValueError(f"images must have shape [N, 1, H, W] or [N, 3, H, W], got {list(images.shape)}")
     if not ((images >= 0) & (images <= 1)).all():
-        raise ValueError("images must be in [0, 1]")
+        raise ValueError(f"images must be in [0, 1], got {images.min().item():.3g} to {images.max().item():.3g}")
     if titles is not None and len(titles) != len(images):
         raise ValueError(f"titles must be {len(images)}, one per image, got {len(titles)}")
-    if num_columns is not None and num_columns < 1:
-        raise ValueError(f"num_columns must be at least 1, got {num_columns}")
+    if num_columns is not None:
+        positive_count("num_columns", num_columns)
     num_columns = min(len(images), num_columns or 8)
     num_rows = ceil(len(images) / num_columns)
     if row_labels is not None and len(row_labels) != num_rows:
@@ -133,7 +132,7 @@ def plot_training_terms(history: Sequence[Mapping[str, float]], ax: Axes | None 
     :param history: one mapping per epoch with keys ``epoch``, ``nll`` and ``kl``, the last two in nats per datum, and
         where it was measured ``validation_nll``.
     :param ax: axes to draw into; default a new figure.
-    :returns: the axes.
+    :returns: the axes; save the plot with ``ax.figure.savefig``.
     :raises ValueError: if ``history`` is empty or an epoch lacks a key.
     :raises ImportError: without matplotlib.
 
@@ -144,7 +143,7 @@ def plot_training_terms(history: Sequence[Mapping[str, float]], ax: Axes | None 
         ['NLL', 'KL', 'NLL + KL']
     """
     if not history:
-        raise ValueError("history must hold at least one epoch")
+        raise ValueError("history must hold at least one epoch, got none")
     for record in history:
         if missing := {"epoch", "nll", "kl"} - record.keys():
             raise ValueError(f"history must have key {sorted(missing)[0]!r} in every epoch, got {dict(record)}")
@@ -200,6 +199,11 @@ def _new_figure(size: tuple[float, float]) -> Figure:
 
 
 def new_axes(size: tuple[float, float]) -> Axes:
+    """The axes of a new figure.
+
+    :param size: width and height in inches.
+    :raises ImportError: without matplotlib.
+    """
     ax = _new_figure(size).add_subplot()
     ax.spines[["top", "right"]].set_visible(False)
     return ax

@@ -116,7 +116,7 @@ def test_the_first_center_is_drawn_by_the_seed():
     assert {first_center(torch.rand(4, 1), seed) for seed in range(30)} == {0, 1, 2, 3}
 
 
-def test_separate_takes_apart_what_belongs_together():
+def test_split_coreset_takes_apart_what_belongs_together():
     x = torch.arange(6.0)[:, None]
     (coreset_x, coreset_y), (rest_x, rest_y) = split_coreset((x, torch.arange(6) * 10), torch.tensor([4, 1]))
     assert coreset_x[:, 0].tolist() == [4, 1]
@@ -129,13 +129,13 @@ def test_separate_takes_apart_what_belongs_together():
 @pytest.mark.parametrize(
     ("x", "size", "message"),
     [
-        (torch.rand(4, 2), 0, "size must be at least 1, got 0: the coreset is empty"),
-        (torch.rand(4, 2), -1, "the coreset is empty"),
+        (torch.rand(4, 2), 0, "size must be a positive integer, got 0"),
+        (torch.rand(4, 2), -1, "size must be a positive integer, got -1"),
         (torch.rand(4, 2), 4, "size must be less than the 4 rows of x, got 4"),
         (torch.rand(4, 2), 9, "size must be less than"),
-        (torch.rand(4, 2), 1.5, "size must be an integer, got 1.5"),
-        (torch.rand(4, 2), True, "size must be an integer, got True"),
-        (torch.tensor([[0.0], [float("nan")]]), 1, "x holds NaN"),
+        (torch.rand(4, 2), 1.5, "size must be a positive integer, got 1.5"),
+        (torch.rand(4, 2), True, "size must be a positive integer, got True"),
+        (torch.tensor([[0.0], [float("nan")]]), 1, "x must not hold NaN"),
         ((torch.rand(4, 2),), 1, "x must be a tensor"),
     ],
 )
@@ -168,5 +168,5 @@ def test_bad_indices_are_named(index, message):
 
 
 def test_bad_data_is_named():
-    with pytest.raises(ValueError, match="data: x has 3 rows and y has 2"):
+    with pytest.raises(ValueError, match="data: y must have as many rows as x, got 2 for 3"):
         split_coreset((torch.rand(3, 2), torch.rand(2)), torch.tensor([0]))

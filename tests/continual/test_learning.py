@@ -1,20 +1,16 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""A stream is learned task by task, each measured with what is known then."""
+
 import itertools
-import os
-import signal
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pyro
 import pytest
 import torch
-from torch import nn
 
-from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial import AutoRadial, RadialELBO
 from pyro_radial.continual import (
     Coreset,
     PriorChain,
@@ -27,58 +23,8 @@ from pyro_radial.continual import (
     stream_run,
 )
 from pyro_radial.infer.autoguide import AutoMeanField
-from pyro_radial.infer.training_run import TrainingRun
-from pyro_radial.nn import MultiHead, likelihoods
-
-OPTIONS = {
-    "epochs": 2,
-    "batch_size": 16,
-    "optim": partial(torch.optim.Adam, lr=0.1),
-    "num_samples": 3,
-    "seed": 3,
-    "progress": False,
-}
-ROWS = 24  # of each task to learn from.
-HALVES = {"first": slice(ROWS), "second": slice(ROWS, None)}
-CORESET = Coreset(6, fit_options={"epochs": 1})
-
-
-def clusters(rows, seed):
-    """Rows around four points, one for each class, so far apart that a linear network tells them."""
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.arange(rows) % 4
-    return 3.0 * torch.eye(4)[y] + 0.3 * torch.randn(rows, 4, generator=generator), y
-
-
-def stream(multi_head=True, **kwargs):
-    return split_by_class(clusters(2 * ROWS, 0), clusters(16, 1), multi_head=multi_head, **kwargs)
-
-
-def chain(multi_head=True, width=5, **kwargs):
-    """A chain around a network with layers that are trained, though not random, and keep statistics."""
-    torch.manual_seed(1)
-    # A bias before a batch norm is of no effect.
-    trunk = nn.Sequential(nn.Linear(4, width, bias=False), nn.BatchNorm1d(width), nn.Tanh())
-    net = MultiHead(trunk, [nn.Linear(width, 2) for _ in range(2)]) if multi_head else trunk.append(nn.Linear(width, 4))
-    return PriorChain(SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=1)), **kwargs)
-
-
-def learn(one=None, tasks=None, **options):
-    """A run, as what must not differ between two of them: the matrix and the chain."""
-    one = chain() if one is None else one
-    pyro.set_rng_seed(torch.seed() % 1000)  # What was drawn before does not matter.
-    matrix = learn_stream(one, stream() if tasks is None else tasks, **{**OPTIONS, **options})
-    return matrix, {name: value.clone() for name, value in one.state_dict().items()}
-
-
-def assert_same(one, other):
-    (matrix, state), (other_matrix, other_state) = one, other
-    assert torch.equal(matrix.values.nan_to_num(-1.0), other_matrix.values.nan_to_num(-1.0))
-    if matrix.baseline is not None:
-        assert torch.equal(matrix.baseline, other_matrix.baseline)
-    assert list(state) == list(other_state)
-    for name, value in state.items():
-        assert torch.equal(value, other_state[name]), name
+from tests.continual.runs import CORESET, HALVES, OPTIONS, ROWS, assert_same, chain, clusters, learn, stream
+from tests.infer.runs import assert_same as assert_same_state
 
 
 @pytest.fixture
@@ -102,37 +48,6 @@ def fits(monkeypatch):
     fit = stream_run.fit
     monkeypatch.setattr(stream_run, "fit", recorded)
     return calls
-
-
-class Killed(BaseException):
-    """No error that anything would catch."""
-
-
-def kill(patch, owner, name, at, when):
-    """The ``at``-th call, from one, of a function is the last, before or after it has done its work."""
-    original, count = getattr(owner, name), 0
-
-    def interrupted(*args, **kwargs):
-        nonlocal count
-        count += 1
-        if count == at and when == "before":
-            raise Killed
-        result = original(*args, **kwargs)
-        if count == at:
-            raise Killed
-        return result
-
-    patch.setattr(owner, name, interrupted)
-
-
-def killed(monkeypatch, one, *where, **options):
-    with monkeypatch.context() as patch:
-        kill(patch, *where)
-        with pytest.raises(Killed):
-            learn(one, **options)
-
-
-# What is learned
 
 
 def test_several_heads_learn_their_tasks_and_the_others_are_left_alone(fits, monkeypatch):
@@ -212,8 +127,10 @@ def test_the_guide_and_the_options_are_the_caller_s():
 
 def test_the_seed_decides_and_nothing_else_does():
     assert_same(learn(), learn())
-    (_, one), (_, other) = learn(), learn(seed=4)
-    assert not torch.equal(one["distributions.[trunk/0/weight].loc"], other["distributions.[trunk/0/weight].loc"])
+    one, other = chain(), chain()
+    learn(one)
+    learn(other, seed=4)
+    assert not torch.equal(one.prior["trunk.0.weight"].mean, other.prior["trunk.0.weight"].mean)
 
 
 @pytest.mark.parametrize("seed", [0, 20_240_101, 2**40])
@@ -228,9 +145,6 @@ def test_every_stage_has_a_seed_of_its_own(fits, seed, monkeypatch):
     # Epochs count on from the seed of a fit, so neighbors would share their order of rows.
     ordered = sorted(call["seed"] for call in fits)
     assert min(b - a for a, b in itertools.pairwise(ordered)) > OPTIONS["epochs"]
-
-
-# Coresets
 
 
 def test_the_coreset_of_each_head_is_learned_just_before_its_prediction(fits):
@@ -255,9 +169,7 @@ def test_a_single_head_learns_the_union_of_all_coresets(fits):
 def test_what_is_learned_from_a_coreset_is_thrown_away():
     """Layers that are trained and not random, and their statistics, too."""
     (_, short), (_, long) = (learn(coreset=Coreset(6, fit_options={"epochs": e})) for e in (1, 4))
-    assert list(short) == list(long)
-    for name, value in short.items():
-        assert torch.equal(value, long[name]), name
+    assert_same_state(short, long)
 
 
 def test_the_coreset_is_used_for_the_prediction():
@@ -276,163 +188,21 @@ def test_the_coreset_is_used_for_the_prediction():
     assert accuracies[1] == 1.0
 
 
-# Killed and resumed
-
-STAGES = [
-    # Of a fit: the first task, its coreset, the second task, the two coresets.
-    *[(stream_run, "fit", at, "after") for at in (1, 2, 3, 5)],
-    *[(TrainingRun, "step", at, "before") for at in (1, 4, 5, 8, 11)],
-    *[(PriorChain, "advance", at, "after") for at in (1, 2)],
-    *[(stream_run, "predict", at, "after") for at in (1, 3)],
-    # Before the first task, between the two, and after the last.
-    *[(stream_run, "save_checkpoint", at, when) for at in (1, 2, 3) for when in ("before", "after")],
-]
-
-
-@pytest.fixture(scope="module")
-def undisturbed():
-    return learn(coreset=CORESET, measure_all=True)
-
-
-@pytest.mark.parametrize("where", STAGES, ids=lambda where: "-".join(map(str, where[1:])))
-def test_a_killed_run_ends_as_an_undisturbed_one(where, undisturbed, monkeypatch, tmp_path):
-    options = {"coreset": CORESET, "measure_all": True, "checkpoint": tmp_path}
-    one = chain()
-    killed(monkeypatch, one, *where, **options)
-    left = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert_same(learn(**options), undisturbed)
-    assert [file.name for file in tmp_path.iterdir()] == ["stream.pt"]
-    # The same, with the chain that the killed run has left half-way.
-    for name, content in left.items():
-        (tmp_path / name).write_bytes(content)
-    if "stream.pt" in left:
-        assert_same(learn(one, **options), undisturbed)
-
-
-def test_a_finished_run_only_reads(undisturbed, monkeypatch, tmp_path):
-    options = {"coreset": CORESET, "measure_all": True, "checkpoint": tmp_path}
-    learn(**options)
-    monkeypatch.setattr(stream_run, "fit", None)
-    monkeypatch.setattr(stream_run, "predict", None)
-    assert_same(learn(**options), undisturbed)
-
-
-@pytest.mark.parametrize("at", [2, 3], ids=["in the first task", "in the second"])
-def test_a_single_head_resumes_too(at, monkeypatch, tmp_path):
-    options = {"tasks": stream(multi_head=False), "checkpoint": tmp_path, "checkpoint_every": 1}
-    one = learn(chain(multi_head=False), tasks=options["tasks"], checkpoint_every=1)
-    killed(monkeypatch, chain(multi_head=False), TrainingRun, "step", at, "after", **options)
-    assert_same(learn(chain(multi_head=False), **options), one)
-
-
-def die_in_the_second_task(folder):
-    """For a process of its own, with as many threads as the tests have: sums depend on their number."""
-    torch.set_num_threads(1)
-
-    def callback(record):
-        if (Path(folder) / "task-1.pt").exists():
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    learn(checkpoint=folder, callback=callback, **{"epochs": 3})
-
-
-def test_a_process_that_was_killed_is_continued_by_another(tmp_path):
-    root = Path(__file__).resolve().parents[2]
-    code = f"from tests.continual.test_learning import *; die_in_the_second_task({str(tmp_path)!r})"
-    process = subprocess.run([sys.executable, "-c", code], cwd=root, check=False, timeout=120)
-    assert process.returncode == -signal.SIGKILL
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["stream.pt", "task-1.pt"]
-
-    def die_in_the_second_task(_):
-        def callback(record):
-            """The same by name, and harmless."""
-
-        return callback
-
-    callback = die_in_the_second_task(None)
-    callback.__qualname__ = "die_in_the_second_task.<locals>.callback"
-    assert_same(learn(checkpoint=tmp_path, epochs=3, callback=callback), learn(epochs=3, callback=callback))
-
-
-# Bad input
-
-
-def other_settings():
-    return {
-        "seed": {"seed": 4},
-        "num_samples": {"num_samples": 4},
-        "measure_all": {"measure_all": True},
-        "measure_on": {"measure_on": "validation"},
-        "coreset": {"coreset": CORESET},
-        "guide": {"guide": lambda c: c.guide(AutoMeanField)},
-        "tasks": {"tasks": stream(classes=[[0, 1], [3, 2]], validation_fraction=0.25)},
-        "form": {"one": chain(form="normal")},
-        "epochs": {"epochs": 3},
-        "learning rate": {"optim": partial(torch.optim.Adam, lr=0.2)},
-        "loss": {"loss": RadialELBO(kl_weight=0.5)},
-    }
-
-
-@pytest.mark.parametrize("setting", other_settings())
-def test_other_settings_are_refused_in_the_first_task_and_after_it(setting, monkeypatch, tmp_path):
-    tasks = stream(validation_fraction=0.25)
-    options = {"tasks": tasks, "loss": RadialELBO(kl_weight=1.0), "checkpoint": tmp_path}
-    killed(monkeypatch, None, stream_run, "fit", 1, "after", **options)
-    changed = {**options, **other_settings()[setting]}
-    one = changed.pop("one", None) or chain()
-    before = {name: value.clone() for name, value in one.state_dict().items()}
-    with pytest.raises(ValueError, match=r"stream\.pt was made with"):
-        learn(one, **changed)
-    for name, value in one.state_dict().items():
-        assert torch.equal(value, before[name])
-
-
-def test_pyro_s_optimizers_are_told_apart_by_their_settings(tmp_path):
-    options = {"checkpoint": tmp_path}
-    learn(optim=pyro.optim.Adam({"lr": 0.1}), **options)
-    learn(optim=pyro.optim.Adam({"lr": 0.1}), **options)
-    with pytest.raises(ValueError, match="fit_options"):
-        learn(optim=pyro.optim.Adam({"lr": 0.2}), **options)
-
-
-def test_another_model_is_refused(tmp_path):
-    learn(checkpoint=tmp_path)
-    with pytest.raises(ValueError, match=r"stream\.pt is from another model.*bnn\.net\.trunk\.1"):
-        learn(chain(width=6), checkpoint=tmp_path)
-
-
-def test_files_that_are_none_of_a_run(tmp_path):
-    (tmp_path / "stream.pt").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"stream\.pt is damaged or no checkpoint"):
-        learn(checkpoint=tmp_path)
-    torch.save({"format": 1}, tmp_path / "stream.pt")
-    with pytest.raises(ValueError, match=r"stream\.pt was made with form=None"):
-        learn(checkpoint=tmp_path)
-    file = tmp_path / "a file"
-    file.touch()
-    one = chain()
-    with pytest.raises(OSError, match="a file"):
-        learn(one, checkpoint=file)
-    # Before anything was learned.
-    assert one.prior == {}
-
-
-def test_a_new_run_starts_anew_where_only_a_task_was_left(monkeypatch, tmp_path):
-    killed(monkeypatch, None, stream_run, "fit", 1, "after", seed=9, checkpoint=tmp_path)
-    (tmp_path / "stream.pt").unlink()
-    assert (tmp_path / "task-0.pt").exists()
-    assert_same(learn(checkpoint=tmp_path), learn())
-
-
 BAD = {
     "measure_on": ({"measure_on": "train"}, "measure_on must be one of"),
     "num_samples": ({"num_samples": 0}, "num_samples must be a positive integer"),
     "seed": ({"seed": -1}, "seed must be a non-negative integer"),
-    "validation": ({"validation": clusters(8, 0)}, r"fit_options must not hold \['validation'\]"),
-    "coreset's seed": ({"coreset": Coreset(2, fit_options={"seed": 1})}, r"of the coreset must not hold \['seed'\]"),
-    "coreset's size": ({"coreset": Coreset(ROWS)}, f"coreset of {ROWS} rows leaves nothing of task 'classes 0, 1'"),
-    "no validation": ({"measure_on": "validation"}, "task 'classes 0, 1' has no validation data"),
-    "patience": ({"patience": 2}, "patience needs validation"),
+    "validation": ({"validation": clusters(8, 0)}, r"fit_options must leave .* got \['validation'\]"),
+    "coreset's seed": (
+        {"coreset": Coreset(2, fit_options={"seed": 1})},
+        r"coreset must leave .* got \['seed'\]",
+    ),
+    "coreset's size": (
+        {"coreset": Coreset(ROWS)},
+        f"less than the {ROWS} rows of task 'classes 0, 1', got {ROWS}",
+    ),
+    "no validation": ({"measure_on": "validation"}, "task 'classes 0, 1' must have validation data"),
+    "patience": ({"patience": 2}, "validation must be given with patience"),
 }
 
 
@@ -463,7 +233,7 @@ def test_empty_coresets_and_tasks_are_refused():
         Coreset(0)
     with pytest.raises(ValueError, match="must hold from 1"):
         learn(coreset=Coreset(6, lambda x, size, seed: torch.tensor([], dtype=torch.long)))
-    with pytest.raises(ValueError, match="task 'blank': train has no rows"):
+    with pytest.raises(ValueError, match="task 'blank': train must have at least one row"):
         Task("blank", (torch.zeros(0, 4), torch.zeros(0).long()), clusters(4, 0))
 
 

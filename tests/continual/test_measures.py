@@ -104,14 +104,14 @@ def test_one_task_has_an_accuracy_but_no_transfer():
     one = AccuracyMatrix(torch.tensor([[0.5]]), ("only",), torch.tensor([0.25]))
     assert one.average_accuracy == 0.5
     for measure in ("backward_transfer", "forgetting", "forward_transfer"):
-        with pytest.raises(ValueError, match=f"{measure} needs at least two tasks"):
+        with pytest.raises(ValueError, match=f"{measure}: names must hold at least two tasks, got 1"):
             getattr(one, measure)
 
 
 def test_measures_of_the_end_need_the_end():
     unfinished = AccuracyMatrix.empty(NAMES, torch.tensor(BASELINE)).with_row(0, FULL[0]).with_row(1, FULL[1])
     for measure in ("average_accuracy", "backward_transfer", "forgetting", "forward_transfer"):
-        with pytest.raises(ValueError, match="row 2 is not measured yet, after learning 'c'"):
+        with pytest.raises(ValueError, match="row 2, after learning 'c', must be measured"):
             getattr(unfinished, measure)
 
 
@@ -119,16 +119,16 @@ def test_tasks_learned_together_have_the_last_row_alone():
     together = AccuracyMatrix.empty(NAMES).with_row(2, [0.5, 0.6, 0.7])
     assert together.average_accuracy == pytest.approx(0.6)
     for measure in ("backward_transfer", "forgetting"):
-        with pytest.raises(ValueError, match="row 0 is not measured yet, after learning 'a'"):
+        with pytest.raises(ValueError, match="row 0, after learning 'a', must be measured"):
             getattr(together, measure)
 
 
 def test_forward_transfer_says_what_is_missing():
-    with pytest.raises(ValueError, match="needs the baseline"):
+    with pytest.raises(ValueError, match="baseline must be the accuracies"):
         _ = matrix(FULL).forward_transfer
-    with pytest.raises(ValueError, match=r"needs values\[0, 1\], above the diagonal"):
+    with pytest.raises(ValueError, match=r"values\[0, 1\], above the diagonal, must be an accuracy"):
         _ = matrix(LOWER, baseline=BASELINE).forward_transfer
-    with pytest.raises(ValueError, match=r"needs baseline\[2\]"):
+    with pytest.raises(ValueError, match=r"baseline\[2\] must be an accuracy"):
         _ = matrix(FULL, baseline=[0.1, 0.2, NAN]).forward_transfer
     # What the formula does not look at may be missing.
     enough = matrix([[0.9, 0.3, NAN], *FULL[1:]], baseline=[NAN, *BASELINE[1:]])
@@ -143,9 +143,9 @@ def test_forward_transfer_says_what_is_missing():
         ([0.5], ("a",), None, "values must have shape"),
         ([[1.1]], ("a",), None, r"values must be in \[0, 1\] or NaN"),
         ([[-0.1]], ("a",), None, r"values must be in \[0, 1\] or NaN"),
-        ([[0.5, NAN], [NAN, 0.5]], ("a", "b"), None, "values: row 1 lacks the accuracy on task 0, 'a'"),
-        ([[NAN, 0.5], [0.5, 0.5]], ("a", "b"), None, "values: row 0 lacks the accuracy on task 0"),
-        ([[0.5, NAN], [0.5, NAN]], ("a", "b"), None, "values: row 1 lacks the accuracy on task 1, 'b'"),
+        ([[0.5, NAN], [NAN, 0.5]], ("a", "b"), None, "values: row 1 must have the accuracy on task 0, 'a'"),
+        ([[NAN, 0.5], [0.5, 0.5]], ("a", "b"), None, "values: row 0 must have the accuracy on task 0"),
+        ([[0.5, NAN], [0.5, NAN]], ("a", "b"), None, "values: row 1 must have the accuracy on task 1, 'b'"),
         ([[0.5]], ("a",), [0.5, 0.5], r"baseline must have shape \[1\]"),
         ([[0.5]], ("a",), [2.0], r"baseline must be in \[0, 1\]"),
         ([], (), None, "names must hold at least one task"),
@@ -165,7 +165,7 @@ def test_bad_matrices_are_named(values, names, baseline, message):
         (1, [0.5] * 4, "accuracies must be from 2 to 3 numbers"),
         (0, torch.zeros(1, 3), "accuracies must be from 1 to 3 numbers"),
         (0, [1.5], r"values must be in \[0, 1\]"),
-        (1, [0.5, NAN], "row 1 lacks the accuracy on task 1, 'b'"),
+        (1, [0.5, NAN], "row 1 must have the accuracy on task 1, 'b'"),
     ],
 )
 def test_bad_rows_are_named(i, accuracies, message):

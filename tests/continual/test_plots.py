@@ -27,7 +27,7 @@ def assert_draws(figure):
     assert len(np.unique(canvas.buffer_rgba())) > 2
 
 
-def test_matrix_has_a_figure_per_measured_cell_and_blanks_elsewhere():
+def test_matrix_has_a_number_per_measured_cell_and_blanks_elsewhere():
     ax = plot_accuracy_matrix(PARTIAL)
     (image,) = ax.images
     assert image.get_clim() == (0, 1)
@@ -62,7 +62,7 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_figures_are_readable_on_every_color():
+def test_numbers_are_readable_on_every_color():
     size = 41
     names = tuple(str(i) for i in range(size))
     values = torch.full((size, size), float("nan"))
@@ -130,14 +130,14 @@ def test_given_axes_are_used():
 def test_bad_runs_are_named(plot):
     with pytest.raises(ValueError, match="runs must hold at least one method"):
         plot({})
-    with pytest.raises(ValueError, match="runs: 'many' holds no matrix"):
+    with pytest.raises(ValueError, match="runs: 'many' must hold at least one matrix"):
         plot({"one": DONE, "many": []})
     with pytest.raises(ValueError, match="runs must be of the same tasks"):
         plot({"one": DONE, "many": [AccuracyMatrix.empty(("first", "second", "other"))]})
 
 
 def test_final_accuracy_needs_the_last_task():
-    with pytest.raises(ValueError, match="'many' holds a matrix whose last task is not learned"):
+    with pytest.raises(ValueError, match="'many' must hold matrices whose last task is learned"):
         plot_final_accuracy({"one": DONE, "many": [DONE, PARTIAL]})
 
 

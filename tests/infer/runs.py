@@ -14,6 +14,7 @@ from pyro.distributions import constraints
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, fit
+from pyro_radial.infer.checkpoint import copied
 from pyro_radial.infer.training_run import TrainingRun
 from pyro_radial.nn import likelihoods
 
@@ -37,6 +38,33 @@ def problem(net="plain", guide=AutoRadial, likelihood=None):
     """The same model and guide at every call."""
     torch.manual_seed(1)
     model = SupervisedModel(BayesianModule(NETS[net]()), likelihood or likelihoods.Categorical(num_data=ROWS))
+    return model, guide(model)
+
+
+class Described(SupervisedModel):
+    """A model with state that is no tensor: its name, and how many rows each call has seen in training."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.seen = []
+
+    def forward(self, x, y=None):
+        if self.training and y is not None:
+            self.seen.append(len(y))
+        return super().forward(x, y)
+
+    def get_extra_state(self):
+        # The very list, so that who keeps it without a copy sees it grow.
+        return {"name": "described", "seen": self.seen}
+
+    def set_extra_state(self, state):
+        self.seen = list(state["seen"])
+
+
+def described_problem(net="plain", guide=AutoRadial):
+    """As :func:`problem`, with a model whose state is not only tensors."""
+    torch.manual_seed(1)
+    model = Described(BayesianModule(NETS[net]()), likelihoods.Categorical(num_data=ROWS))
     return model, guide(model)
 
 
@@ -65,13 +93,14 @@ def state_of(model, guide):
         # A guide's name in the store differs from instance to instance, and its values are in its state.
         state |= {name: store[name].detach() for name in store if not name.startswith("Auto")}
         state = {re.sub("BayesianModule[_0-9]*", "bnn", name): value for name, value in state.items()}
-    return {name: value.detach().clone() for name, value in state.items()}
+    return copied(state)
 
 
 def assert_same(one, other):
     assert list(one) == list(other)
     for name, value in one.items():
-        assert torch.equal(value, other[name]), name
+        same = torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
+        assert same, name
 
 
 def trained(model, guide, **kwargs):

@@ -3,10 +3,9 @@
 
 """Checkpoints: whole or not there, and refused where they do not belong."""
 
-import random
 from functools import partial
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from pyro import poutine
@@ -16,14 +15,7 @@ from torch.optim import SGD, Adam
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit
 from pyro_radial.infer import checkpoint as checkpoint_module
-from pyro_radial.infer.checkpoint import (
-    first_not_finite,
-    load_checkpoint,
-    rng_state,
-    save_checkpoint,
-    seeded,
-    set_rng_state,
-)
+from pyro_radial.infer.checkpoint import check_entries, copied, load_checkpoint, save_checkpoint
 from pyro_radial.nn import likelihoods
 
 ROWS = 12
@@ -174,40 +166,29 @@ def test_a_checkpoint_of_other_settings_is_refused_by_their_name(settings, messa
     assert all(torch.equal(value, before[name]) for name, value in pair[1].state_dict().items())
 
 
-def draw():
-    return torch.randn(2).tolist(), random.random(), np.random.rand()  # noqa: NPY002
+def test_what_could_not_be_read_back_is_refused_before_it_replaces_a_checkpoint(tmp_path):
+    path = tmp_path / "run.pt"
+    save_checkpoint(path, {"epoch": 1})
+    with pytest.raises(ValueError, match=r"checkpoint .*run\.pt must hold tensors and plain values alone.*got"):
+        save_checkpoint(path, {"epoch": 2, "model": {"_extra_state": nn.ReLU()}})
+    assert load_checkpoint(path, CPU)["epoch"] == 1
 
 
-def test_a_state_of_the_generators_brings_back_their_numbers_also_from_a_file(tmp_path):
-    path = tmp_path / "rng.pt"
-    save_checkpoint(path, {"rng": rng_state(CPU)})
-    expected = draw()
-    assert draw() != expected
-    set_rng_state(load_checkpoint(path, CPU)["rng"], CPU)
-    assert draw() == expected
+def test_a_copy_of_a_state_is_independent_in_tensors_and_in_the_rest():
+    state = {"weight": nn.Parameter(torch.ones(2)), "_extra_state": {"names": ["a"]}}
+    kept = copied(state)
+    state["weight"].data.zero_()
+    state["_extra_state"]["names"].append("b")
+    assert kept["weight"].tolist() == [1.0, 1.0]
+    assert not kept["weight"].requires_grad
+    assert kept["_extra_state"] == {"names": ["a"]}
 
 
-@pytest.mark.parametrize("fail", [False, True])
-def test_seeded_numbers_repeat_and_leave_the_generator_alone_also_after_an_error(fail):
-    def use():
-        with seeded(4, CPU):
-            seen.append(torch.randn(3))
-            if fail:
-                raise KeyError
-
-    seen, state = [], torch.get_rng_state()
-    for _ in range(2):
-        if fail:
-            with pytest.raises(KeyError):
-                use()
-        else:
-            use()
-        assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(*seen)
-
-
-def test_the_first_tensor_that_is_not_finite_is_named():
-    fine, nan, inf = torch.ones(2), torch.tensor([1.0, float("nan")]), torch.tensor(float("inf"))
-    assert first_not_finite([("a", fine), ("b", inf), ("c", nan)]) == "b"
-    assert first_not_finite([("a", fine), ("c", nan)]) == "c"
-    assert first_not_finite([("a", fine), ("count", torch.tensor(3))]) is None
+def test_entries_are_compared_by_name_and_shape_and_not_by_value():
+    path = Path("run.pt")
+    here = {"weight": torch.zeros(2, 3), "_extra_state": {"calls": 1}}
+    check_entries(path, "model", here, {"weight": torch.ones(2, 3), "_extra_state": {"calls": 7}})
+    with pytest.raises(ValueError, match=r"run\.pt is from another model: 1 entries differ \(weight: here \(2, 3\)"):
+        check_entries(path, "model", here, {**here, "weight": torch.zeros(3, 2)})
+    with pytest.raises(ValueError, match=r"_extra_state: here no tensor, there \(4,\)"):
+        check_entries(path, "model", here, {**here, "_extra_state": torch.zeros(4)})

@@ -62,19 +62,19 @@ def test_nan_in_a_dataset_is_named_by_its_row_there():
     x, y = pair()
     x[3, 1] = float("nan")
     rows = Rows(TensorDataset(x, y), "data")
-    with pytest.raises(ValueError, match="data: x holds NaN in 1 of 2 rows, first in row 3"):
+    with pytest.raises(ValueError, match="data: x must not hold NaN, got NaN in 1 of 2 rows, first in row 3"):
         rows.take(torch.tensor([1, 3]))
 
 
 def test_nan_in_targets_is_named():
     x, _ = pair()
-    with pytest.raises(ValueError, match="data: y holds NaN in 5 of 5 rows, first in row 0"):
+    with pytest.raises(ValueError, match="data: y must not hold NaN, got NaN in 5 of 5 rows, first in row 0"):
         Rows((x, torch.full((5,), float("nan"))), "data")
 
 
 def test_nan_in_a_tuple_of_inputs_is_named():
     x, y = pair()
-    with pytest.raises(ValueError, match="data: x holds NaN in 1 of 5 rows, first in row 2"):
+    with pytest.raises(ValueError, match="data: x must not hold NaN, got NaN in 1 of 5 rows, first in row 2"):
         Rows(((y, x.index_fill(0, torch.tensor(2), float("nan"))), y), "data")
 
 
@@ -86,11 +86,14 @@ def test_nan_in_a_tuple_of_inputs_is_named():
         (None, "must be a pair"),
         (([1, 2], torch.zeros(2)), "x must be a tensor of rows or a tuple of such, got list"),
         ((torch.tensor(1.0), torch.zeros(2)), "x must be a tensor of rows"),
-        (((), torch.zeros(2)), "x is an empty tuple"),
-        (((torch.zeros(2), torch.zeros(3)), torch.zeros(2)), "different numbers of rows"),
-        ((torch.zeros(2, 1), torch.zeros(3)), "x has 2 rows and y has 3"),
-        ((torch.zeros(0, 1), torch.zeros(0)), "data has no rows"),
-        (Items([]), "data has no rows"),
+        (((), torch.zeros(2)), "x must hold at least one tensor, got an empty tuple"),
+        (
+            ((torch.zeros(2), torch.zeros(3)), torch.zeros(2)),
+            r"tensors of one number of rows, got \[2, 3\]",
+        ),
+        ((torch.zeros(2, 1), torch.zeros(3)), "y must have as many rows as x, got 3 for 2"),
+        ((torch.zeros(0, 1), torch.zeros(0)), "data must have at least one row"),
+        (Items([]), "data must have at least one row"),
     ],
 )
 def test_what_is_no_data_is_named(data, message):

@@ -10,7 +10,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoNormal, init_to_value
 from torch import nn
 from torch.optim import Adam
 
@@ -96,9 +96,9 @@ def test_a_huge_spread_is_found_to_predict_a_constant():
     noisy = diagnose(*problem(init_stddev=3.0), DATA)
     assert noisy.noise > noisy.signal
     assert says(noisy, "nearly a constant")
-    quiet = diagnose(*problem(init_stddev=1e-3), DATA)
-    assert quiet.noise < quiet.signal
-    assert not says(quiet, "nearly a constant")
+    steady = diagnose(*problem(init_stddev=1e-3), DATA)
+    assert steady.noise < steady.signal
+    assert not says(steady, "nearly a constant")
 
 
 def test_signal_and_noise_are_the_spreads_over_inputs_and_draws():
@@ -111,6 +111,23 @@ def test_signal_and_noise_are_the_spreads_over_inputs_and_draws():
     assert diagnosis.signal == pytest.approx(float(X.std(unbiased=False)), rel=1e-5)
     # A standard deviation from S draws has the relative error 1 / sqrt(2 S); four of them.
     assert diagnosis.noise == pytest.approx(0.1 * float(X.square().mean().sqrt()), rel=4 / (2 * draws) ** 0.5)
+
+
+def test_the_function_may_be_recorded_at_another_site():
+    def made(site):
+        def model(x, y=None):
+            w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
+            with pyro.plate("data", len(x)):
+                f = pyro.deterministic(site, x @ w)
+                pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+        return model, AutoMeanField(model, init_stddev=0.1, init_loc_fn=init_to_value(values={"w": torch.ones(1)}))
+
+    rows = X, DATA[1][:, 0]
+    ordinary, other = diagnose(*made("f"), rows), diagnose(*made("g"), rows, function_site="g")
+    assert (other.signal, other.noise) == (ordinary.signal, ordinary.noise)
+    assert other.signal > 0
+    assert diagnose(*made("g"), rows).signal is None
 
 
 def test_sampled_kls_are_named_and_closed_ones_are_not():
@@ -193,12 +210,12 @@ def test_a_parameter_that_is_not_finite_is_named():
     model, guide = problem()
     guide.setup(*DATA)
     dict(guide.named_parameters())["locs.0.bias_unconstrained"].data.fill_(float("nan"))
-    with pytest.raises(ValueError, match=r"parameter locs.0.bias_unconstrained of the guide is not finite"):
+    with pytest.raises(ValueError, match=r"guide must have finite .* got NaN or infinity in locs.0.bias_unconstrained"):
         diagnose(model, guide, DATA)
 
 
 def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="data: x holds NaN"):
+    with pytest.raises(ValueError, match="data: x must not hold NaN"):
         diagnose(*problem(), (X * float("nan"), DATA[1]))
     with pytest.raises(ValueError, match="diagnose: num_particles must be a positive integer"):
         diagnose(*problem(), DATA, num_particles=0)

@@ -1,9 +1,8 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Draws of functions: each is one function, however the inputs are cut, and their summaries are those of the book."""
+"""Draws of functions: each is one function, however the inputs are cut; and asking for them changes nothing."""
 
-import math
 import sys
 
 import pyro
@@ -15,33 +14,14 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
-from pyro_radial.infer.predict import Prediction, free_memory
+from pyro_radial.infer.predict import free_memory
 from pyro_radial.nn import likelihoods
+from tests.infer.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
 
 # The package's attribute of this name is the function.
 PREDICT_MODULE = sys.modules["pyro_radial.infer.predict"]
-POINTS, CLASSES = 23, 3
-X = torch.randn(POINTS, 2, generator=torch.Generator().manual_seed(1))
-
-
-def problem(likelihood=None, net=None, y=None, guide=AutoRadial, **kwargs):
-    model = SupervisedModel(
-        BayesianModule(net or nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, CLASSES))),
-        likelihood or likelihoods.Categorical(num_data=POINTS),
-    )
-    made = guide(model, **({"init_stddev": 0.5} if guide is AutoRadial else {}), **kwargs)
-    made(X, torch.zeros(POINTS, dtype=torch.long) if y is None else y)
-    return model, made
-
-
-def draws(model, guide, x=X, seed=7, **kwargs):
-    pyro.set_rng_seed(seed)
-    return predict(model, guide, x, **{"num_samples": 6, **kwargs})
-
 
 # --------------------------------------------------------------------------------------------- the draws themselves
-
-GAMMA = dist.Gamma(6.0, 6.0)
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 22, 23, 500])
@@ -98,11 +78,11 @@ def test_draws_leave_the_random_numbers_of_the_targets_out():
     assert torch.equal(*states)
 
 
-def function_model():
+def function_model(function_site="f"):
     def model(x, y=None):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
         with pyro.plate("data", len(x)):
-            f = pyro.deterministic("f", x @ w)
+            f = pyro.deterministic(function_site, x @ w)
             pyro.sample("y", dist.Normal(f, 1.0), obs=y)
 
     return model
@@ -119,9 +99,9 @@ def test_a_model_function_without_likelihood_gives_draws_and_their_mean(guide, l
     assert prediction.samples.shape == (6, POINTS)
     assert torch.equal(prediction.mean, prediction.samples.mean(0))
     for name in ("variance", "entropy", "mutual_information"):
-        with pytest.raises(ValueError, match=rf"Prediction.{name} needs a model with an attribute `likelihood`"):
+        with pytest.raises(ValueError, match=rf"Prediction.{name}: model must have an attribute `likelihood`"):
             getattr(prediction, name)
-    with pytest.raises(ValueError, match="log_prob needs a model"):
+    with pytest.raises(ValueError, match="log_prob: model must have"):
         prediction.log_prob(torch.zeros(POINTS))
 
 
@@ -130,6 +110,19 @@ def test_a_guide_function_serves_too():
         pyro.sample("w", dist.Normal(1.0, 0.1).expand([2]).to_event(1))
 
     assert draws(function_model(), guide).samples.shape == (6, POINTS)
+
+
+@pytest.mark.parametrize("chunk_size", [5, 500])
+def test_the_function_may_be_recorded_at_another_site(chunk_size):
+    def guide(x):
+        pyro.sample("w", dist.Normal(1.0, 0.1).expand([2]).to_event(1))
+
+    expected = draws(function_model(), guide, chunk_size=chunk_size).samples
+    samples = draws(function_model("g"), guide, chunk_size=chunk_size, function_site="g").samples
+    assert torch.equal(samples, expected)
+    for model, site in ((function_model("g"), "f"), (function_model(), "g")):
+        with pytest.raises(ValueError, match=f"function_site must be a site of the model, got '{site}'"):
+            draws(model, guide, function_site=site)
 
 
 class Sum(nn.Module):
@@ -148,154 +141,6 @@ def test_a_tuple_of_inputs_is_cut_into_chunks_together():
     whole = draws(model, guide, (X, X.flip(0)))
     assert torch.allclose(draws(model, guide, (X, X.flip(0)), chunk_size=4).samples, whole.samples, atol=1e-5)
     assert torch.allclose(draws(model, guide, (X.flip(0), X)).samples, whole.samples, atol=1e-5)
-
-
-# ---------------------------------------------------------------------------------------------------- the summaries
-
-
-def by_hand(distribution, link, y, samples):
-    """Mean, variance and log density of each point, draw by draw in double precision."""
-    means, variances, densities = [], [], []
-    for s in range(len(samples)):
-        observation = distribution(s, samples[s].double())
-        means.append(link(s, samples[s].double()))
-        variances.append(observation.variance)
-        densities.append(observation.log_prob(y.double()).reshape(len(y), -1).sum(-1).exp())
-    means, variances = torch.stack(means), torch.stack(variances)
-    spread = (means - means.mean(0)).square().mean(0)
-    return means.mean(0), variances.mean(0) + spread, torch.stack(densities).mean(0).log()
-
-
-COUNTS = (X[:, :1].abs() * 3).floor()
-REALS = X[:, :1].sin()
-REGRESSION = {
-    "bernoulli": (
-        likelihoods.Bernoulli(num_data=POINTS),
-        COUNTS.clamp_max(1.0),
-        lambda s, f, noise: torch.distributions.Bernoulli(1 / (1 + (-f).exp())),
-    ),
-    "poisson": (
-        likelihoods.Poisson(num_data=POINTS),
-        COUNTS,
-        lambda s, f, noise: torch.distributions.Poisson(f.exp()),
-    ),
-    "fixed noise": (
-        likelihoods.Gaussian(num_data=POINTS, scale=0.3),
-        REALS,
-        lambda s, f, noise: torch.distributions.Normal(f, 0.3),
-    ),
-    "learned noise": (
-        likelihoods.Gaussian(num_data=POINTS, scale=0.4, learn_scale=True),
-        REALS,
-        lambda s, f, noise: torch.distributions.Normal(f, 0.4),
-    ),
-    "random noise": (
-        likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA),
-        REALS,
-        lambda s, f, noise: torch.distributions.Normal(f, noise["scale"][s].double()),
-    ),
-    "heteroscedastic": (
-        likelihoods.HeteroscedasticGaussian(num_data=POINTS, floor=0.01),
-        REALS,
-        lambda s, f, noise: torch.distributions.Normal(f[:, :1], (1 + f[:, 1:].exp()).log() + 0.01),
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", REGRESSION)
-def test_mean_variance_and_log_density_are_those_computed_by_hand(kind):
-    likelihood, y, distribution = REGRESSION[kind]
-    outputs = 2 if kind == "heteroscedastic" else 1
-    model, guide = problem(likelihood, nn.Linear(2, outputs), y)
-    prediction = draws(model, guide, num_samples=40, chunk_size=10)
-    assert prediction.samples.shape == (40, POINTS, outputs)
-
-    def distribution_of(s, f):
-        return distribution(s, f, prediction.noise)
-
-    mean, variance, log_density = by_hand(
-        distribution_of, lambda s, f: distribution_of(s, f).mean, y, prediction.samples
-    )
-    assert prediction.mean.shape == prediction.variance.shape == (POINTS, 1)
-    # Single against double precision: a few roundings of 6e-8 each, ten times that where exponents grow the error.
-    assert torch.allclose(prediction.mean.double(), mean, rtol=1e-5, atol=1e-6)
-    assert torch.allclose(prediction.variance.double(), variance, rtol=1e-5, atol=1e-6)
-    assert torch.allclose(prediction.log_prob(y).double(), log_density, rtol=1e-4, atol=1e-5)
-    # [N] stands for [N, 1].
-    assert torch.equal(prediction.log_prob(y.squeeze(-1)), prediction.log_prob(y))
-
-
-def test_the_noise_of_a_draw_is_that_of_its_guide():
-    model, guide = problem(likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA), nn.Linear(2, 1), REALS)
-    noise = draws(model, guide, num_samples=3, chunk_size=4).noise["scale"]
-    assert noise.shape == (3, 1)
-    assert len(noise.unique()) == 3
-    pyro.set_rng_seed(7)
-    assert float(noise[0]) == pytest.approx(float(guide(X)["precision"].detach()) ** -0.5)
-
-
-def test_class_probabilities_entropy_and_information_are_those_computed_by_hand():
-    model, guide = problem()
-    prediction = draws(model, guide, num_samples=40)
-    probabilities = prediction.samples.double().exp()
-    probabilities /= probabilities.sum(-1, keepdim=True)
-    mean = probabilities.mean(0)
-    entropy = -(mean * mean.log()).sum(-1)
-    expected = -(probabilities * probabilities.log()).sum(-1).mean(0)
-    y = torch.arange(POINTS) % CLASSES
-    assert torch.allclose(prediction.mean.double(), mean, atol=1e-6)
-    assert torch.allclose(prediction.entropy.double(), entropy, atol=1e-6)
-    # A difference of two entropies of order one, each rounded.
-    assert torch.allclose(prediction.mutual_information.double(), entropy - expected, atol=2e-6)
-    assert torch.allclose(prediction.log_prob(y).double(), mean[torch.arange(POINTS), y].log(), atol=1e-5)
-    with pytest.raises(ValueError, match="labels of classes have no variance"):
-        _ = prediction.variance
-
-
-def test_the_information_of_a_coin_that_each_draw_knows_is_its_entropy():
-    """Two draws that are sure of opposite answers: all uncertainty is about the weights."""
-    samples = torch.tensor([[[40.0]], [[-40.0]]])
-    prediction = Prediction(samples, likelihoods.Bernoulli(num_data=1))
-    assert prediction.entropy.item() == pytest.approx(math.log(2))
-    assert prediction.mutual_information.item() == pytest.approx(math.log(2))
-
-
-@pytest.mark.parametrize("kind", ["categorical", "bernoulli"])
-def test_information_is_never_negative_and_zero_for_identical_draws(kind):
-    likelihood = {"categorical": likelihoods.Categorical, "bernoulli": likelihoods.Bernoulli}[kind](num_data=1)
-    samples = 3 * torch.randn(16, 500, 4)
-    assert float(Prediction(samples, likelihood).mutual_information.min()) > 0
-    same = Prediction(samples[:1].expand(16, 500, 4), likelihood).mutual_information
-    assert float(same.min()) >= 0
-    # Four terms of an entropy, rounded to single precision and averaged over 16 draws.
-    assert float(same.max()) < 1e-5
-
-
-def test_no_closed_form_entropy_is_an_error():
-    prediction = Prediction(torch.zeros(2, 3, 1), likelihoods.Poisson(num_data=3))
-    with pytest.raises(NotImplementedError, match="Poisson"):
-        _ = prediction.entropy
-
-
-def test_probabilities_are_averaged_over_draws_before_the_log_and_points_after_it():
-    """At two draws and two points every other order of the three steps gives another number."""
-    p = torch.tensor([[0.9, 0.2], [0.1, 0.6]])  # [draws, points]
-    prediction = Prediction((p / (1 - p)).log().unsqueeze(-1), likelihoods.Bernoulli(num_data=2))
-    log_prob = prediction.log_prob(torch.ones(2, 1))
-    assert log_prob.tolist() == pytest.approx([math.log(0.5), math.log(0.4)], rel=1e-5)
-    swapped = torch.tensor([0.55, 0.35]).log().mean().item()
-    logs = p.log().mean().item()
-    assert abs(log_prob.mean().item() - swapped) > 1e-2
-    assert abs(log_prob.mean().item() - logs) > 1e-2
-
-
-@pytest.mark.parametrize("copies", [2, 5])
-def test_the_mean_log_probability_does_not_depend_on_the_number_of_test_points(copies):
-    model, guide = problem()
-    y = torch.arange(POINTS) % CLASSES
-    once = draws(model, guide).log_prob(y).mean()
-    more = draws(model, guide, X.repeat(copies, 1)).log_prob(y.repeat(copies)).mean()
-    assert float(more) == pytest.approx(float(once), rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------ side effects
@@ -371,7 +216,7 @@ def test_draws_of_sites_in_a_plate_serve_one_chunk_only():
     guide = AutoNormal(model)
     guide(X, torch.zeros(POINTS))
     assert draws(model, guide).samples.shape == (6, POINTS)
-    with pytest.raises(ValueError, match=r"site 'z.*' of the guide is inside a plate; use a chunk_size of all rows"):
+    with pytest.raises(ValueError, match=r"chunk_size must be all rows, since site 'z.*' .* is inside a plate, got 3"):
         draws(model, guide, chunk_size=10)
 
 
@@ -384,8 +229,8 @@ def with_nan():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"x": with_nan()}, "predict: x holds NaN in 1 of 23 rows, first in row 4"),
-        ({"x": X[:0]}, "predict: x has no rows"),
+        ({"x": with_nan()}, "predict: x must not hold NaN, got NaN in 1 of 23 rows, first in row 4"),
+        ({"x": X[:0]}, "predict: x must have at least one row"),
         ({"x": X.tolist()}, "predict: x must be a tensor of rows or a tuple of such, got list"),
         ({"num_samples": 0}, "predict: num_samples must be a positive integer"),
         ({"num_samples": True}, "predict: num_samples must be a positive integer"),
@@ -401,7 +246,7 @@ def test_bad_input_is_named(settings, message):
 @pytest.mark.parametrize("guide", [AutoRadial, AutoMeanField, AutoNormal])
 def test_an_autoguide_without_parameters_is_named_since_it_would_take_targets_for_latent(guide):
     model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=POINTS))
-    with pytest.raises(ValueError, match=rf"the guide \({guide.__name__}\) has no parameters yet"):
+    with pytest.raises(ValueError, match=rf"guide must have its parameters, got a {guide.__name__} without any yet"):
         predict(model, guide(model), X)
 
 
@@ -416,8 +261,8 @@ def scalar_function(x, y=None):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (no_function_site, "the model has no site 'f'"),
-        (scalar_function, r"site 'f' has shape \(\), but must have a row"),
+        (no_function_site, "function_site must be a site of the model, got 'f'"),
+        (scalar_function, r"site 'f' must have a row for each of 23 inputs, got shape \(\)"),
     ],
 )
 def test_a_model_without_a_function_of_its_rows_is_named(model, message):

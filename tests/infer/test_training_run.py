@@ -13,19 +13,18 @@ import numpy as np
 import pyro
 import pytest
 import torch
-from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import nn
 from torch.optim import SGD, Adam
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit, predict
-from pyro_radial.nn import likelihoods
+from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
 from tests.infer.runs import (
     FIT,
     ROWS,
     STEPS_PER_EPOCH,
     assert_same,
     data,
+    described_problem,
     function_problem,
     killed,
     problem,
@@ -49,6 +48,7 @@ SCENARIOS = {
     "two particles": (problem, {"loss": lambda: RadialELBO(num_particles=2)}),
     "mean field": (partial(problem, guide=AutoMeanField), {}),
     "model function": (function_problem, {}),
+    "extra state": (described_problem, {"validation": data(9, seed=4)}),
 }
 # (method, call, when): inside a step, between steps, between the last step of an epoch and its end, between epochs.
 KILLS = [
@@ -85,6 +85,18 @@ def test_a_killed_run_ends_bit_for_bit_where_an_undisturbed_one_does(kind, momen
     with killed(monkeypatch, *moment):
         run(kind, **kept)
     resumed_state, resumed = run(kind, **kept)
+    assert resumed == result
+    assert_same(resumed_state, state)
+
+
+def test_a_run_without_a_seed_resumes_from_any_state_of_the_generators(tmp_path, monkeypatch):
+    state, result = undisturbed("no seed")
+    kept = {"seed": None, "checkpoint": tmp_path / "run.pt", "checkpoint_every": 1}
+    with killed(monkeypatch, "step", 6, "after"):
+        run("no seed", **kept)
+    pair = problem()
+    torch.manual_seed(9)
+    resumed_state, resumed = trained(*pair, **kept)
     assert resumed == result
     assert_same(resumed_state, state)
 
@@ -210,43 +222,6 @@ def test_one_epoch_equals_the_loop_written_by_hand():
     assert result.history[0]["loss"] == pytest.approx(total / ROWS, rel=1e-5)
 
 
-def test_each_epoch_sees_every_row_once_in_an_order_of_its_own():
-    seen = []
-
-    class Watched(TensorDataset):
-        def __getitem__(self, i):
-            seen.append(i)
-            return super().__getitem__(i)
-
-    trained(*problem(), data=Watched(*data()), epochs=3)
-    # The first two rows are also looked at once, to make the parameters.
-    epochs = [seen[2 + k * ROWS : 2 + (k + 1) * ROWS] for k in range(3)]
-    assert len(seen) == 2 + 3 * ROWS
-    assert all(sorted(epoch) == list(range(ROWS)) for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-
-
-@pytest.mark.parametrize("parts", [2, 3, 7])
-def test_parts_of_a_batch_equal_the_whole_in_gradients_and_terms(parts):
-    """Batches of 20 in parts of 10 and 10; 7, 7 and 6; 3 six times and 2."""
-
-    def gradients(accumulate):
-        model, guide = problem(guide=partial(AutoRadial, init_stddev=0.3))
-        # Leaves the parameters where they are, with the gradients in place.
-        optim = partial(SGD, lr=0.0)
-        result = fit(model, guide, data(), accumulate=accumulate, optim=optim, **{**FIT, "batch_size": 20, "epochs": 1})
-        return {name: p.grad for name, p in guide.named_parameters()}, result.history[0]
-
-    whole, whole_record = gradients(1)
-    split, split_record = gradients(parts)
-    for name, value in whole.items():
-        # Single precision: 20 terms summed in another order, of the size of the largest gradient of the site.
-        assert torch.allclose(split[name], value, rtol=1e-5, atol=1e-5 * float(value.abs().max())), name
-        assert float(value.abs().max()) > 0
-    # The KL sees no data, so each part has the same one, and their weighted sum is that one again.
-    assert split_record == pytest.approx(whole_record, rel=1e-5)
-
-
 def test_an_sgd_step_on_parts_ends_where_one_on_the_whole_batch_does():
     settings = {"optim": partial(SGD, lr=1e-3), "batch_size": 10, "epochs": 2}
     whole, _ = trained(*problem(), **settings)
@@ -304,82 +279,5 @@ def test_the_loss_of_pretraining_is_that_of_the_mean_network():
 def test_a_pyro_optimizer_trains_as_its_torch_one_does():
     state, result = trained(*problem(), optim=partial(Adam, lr=0.02, betas=(0.8, 0.9)))
     other, other_result = trained(*problem(), optim=pyro.optim.Adam({"lr": 0.02, "betas": (0.8, 0.9)}))
-    assert other_result == result
-    assert_same(other, state)
-
-
-def test_the_model_gets_trained_too():
-    model, guide = problem("batch norm")
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    trained(model, guide)
-    assert not torch.equal(model.state_dict()["bnn.net.1.weight"], before["bnn.net.1.weight"])
-    assert not torch.equal(model.state_dict()["bnn.net.1.running_mean"], before["bnn.net.1.running_mean"])
-
-
-def test_parameters_of_a_model_function_are_trained():
-    model, guide = function_problem()
-    trained(model, guide, epochs=1)
-    store = pyro.get_param_store()
-    assert float(store["noise"].detach()) != pytest.approx(0.7, abs=1e-6)
-    (norm,) = [name for name in store if name.endswith("1.weight") and "Auto" not in name]
-    assert not torch.equal(store[norm].detach(), torch.ones(4))
-
-
-@pytest.mark.parametrize("local", [False, True])
-@pytest.mark.parametrize("guide", [AutoNormal, AutoDelta, AutoRadial, AutoMeanField])
-def test_any_guide_trains_and_predicts_with_parameters_in_the_store_or_in_modules(guide, local):
-    with pyro.settings.context(module_local_params=local):
-        model, made = problem("batch norm", guide=guide)
-        made(*data())
-        before = state_of(model, made)
-        state, _ = trained(model, made, epochs=2, pretrain_epochs=1)
-        assert all(not torch.equal(state[name], value) for name, value in before.items() if "num_batches" not in name)
-        assert predict(model, made, data()[0], num_samples=2).mean.shape == (ROWS, 2)
-
-
-def test_local_and_stored_parameters_train_alike():
-    states = []
-    for local in (False, True):
-        with pyro.settings.context(module_local_params=local):
-            states.append(trained(*problem("batch norm"))[0])
-    assert_same(*states)
-
-
-def test_a_dataset_trains_as_its_tensors_do():
-    state, result = trained(*problem())
-    other, other_result = trained(*problem(), data=TensorDataset(*data()))
-    assert other_result == result
-    assert_same(other, state)
-
-
-class TwoInputs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-
-    def forward(self, left, right):
-        return self.linear(left * right)
-
-
-def test_a_tuple_of_inputs_reaches_the_network_as_its_arguments():
-    x, y = data()
-    inputs = (x, x.flip(0))
-
-    def make():
-        torch.manual_seed(1)
-        model = SupervisedModel(BayesianModule(TwoInputs()), likelihoods.Categorical(num_data=ROWS))
-        return model, AutoRadial(model)
-
-    state, result = trained(*make(), data=(inputs, y), accumulate=2, validation=(inputs, y))
-    items = [((x[i], x.flip(0)[i]), y[i]) for i in range(ROWS)]
-
-    class Items(Dataset):
-        def __len__(self):
-            return ROWS
-
-        def __getitem__(self, i):
-            return items[i]
-
-    other, other_result = trained(*make(), data=Items(), accumulate=2, validation=Items())
     assert other_result == result
     assert_same(other, state)

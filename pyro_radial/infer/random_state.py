@@ -1,0 +1,42 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The random number generators that training draws from: their state, and numbers from a seed beside them."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["rng_state", "seeded", "set_rng_state"]
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """The state of torch's generators for a device, of Python's and of NumPy's."""
+    # The latter two serve a Dataset that augments its items.
+    kind, words, *rest = np.random.get_state()  # noqa: NPY002
+    numpy_state = (kind, np.asarray(words).tolist(), *rest)
+    state = {"cpu": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy_state}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put the generators back to where :func:`rng_state` found them."""
+    torch.set_rng_state(state["cpu"].cpu())
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's random numbers from a seed, and its generators as they were afterwards."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,86 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A model and its guide as one thing to train, copy and put back."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyro.poutine as poutine
+import torch
+from pyro.infer import ELBO
+from torch import Tensor, nn
+
+from pyro_radial.infer.checkpoint import State, check_entries, copied
+from pyro_radial.infer.data import device_of, evaluating
+from pyro_radial.infer.random_state import seeded
+
+__all__ = ["Trained"]
+
+
+class Trained:
+    """Model and guide, and what training changes of them: of either module and of neither.
+
+    :param model: a Pyro model.
+    :param nn.Module guide: its guide.
+    :param batch: inputs and targets to run both on once, so that all parameters exist.
+    """
+
+    def __init__(self, model: Callable[..., Any], guide: nn.Module, batch: tuple[Any, Any]) -> None:
+        self.model, self.guide = model, guide
+        self.device = device_of(guide, model)
+        self._loose = self._make_parameters(batch)
+
+    def module(self, loss: ELBO) -> nn.Module:
+        """The loss of model and guide, a module that is called with inputs and targets."""
+        return loss(self.model, self.guide)  # type: ignore[arg-type]
+
+    def parameters(self, loss: ELBO) -> dict[str, Tensor]:
+        """Everything that an optimizer can change, by name."""
+        return {**dict(self.module(loss).named_parameters()), **self._loose}
+
+    def state(self) -> dict[str, State]:
+        """What a checkpoint must hold of the guide, of the model and of neither module."""
+        model = self.model.state_dict() if isinstance(self.model, nn.Module) else {}
+        # By position, since names in Pyro's store count the instances made in a process.
+        loose: State = {str(position): value for position, value in enumerate(self._loose.values())}
+        return {"guide": self.guide.state_dict(), "model": model, "loose": loose}
+
+    def copy_of_state(self) -> dict[str, State]:
+        """The same, and further training does not change it."""
+        return {role: copied(entries) for role, entries in self.state().items()}
+
+    def check(self, path: Path, state: State) -> None:
+        """Raise a ``ValueError`` if a checkpoint's state is that of another model or guide."""
+        for role, entries in self.state().items():
+            check_entries(path, "model" if role == "loose" else role, entries, state[role])
+
+    @torch.no_grad()
+    def load(self, state: State) -> None:
+        """Put back what :meth:`copy_of_state` returned."""
+        self.guide.load_state_dict(state["guide"])
+        if isinstance(self.model, nn.Module):
+            self.model.load_state_dict(state["model"])
+        for name, value in self.state()["loose"].items():
+            value.copy_(state["loose"][name])
+
+    def _make_parameters(self, batch: tuple[Any, Any]) -> dict[str, Tensor]:
+        """Run everything once, so that an optimizer finds all parameters; returns those that are in neither module."""
+        model, guide = self.model, self.guide
+        with evaluating(model, guide), torch.no_grad(), poutine.block():
+            getattr(guide, "setup", guide)(*batch)
+            with seeded(0, device_of(guide, model)), poutine.trace(param_only=True) as capture:
+                drawn = poutine.trace(guide).get_trace(*batch)
+                poutine.replay(model, trace=drawn)(*batch)
+        modules = [module for module in (model, guide) if isinstance(module, nn.Module)]
+        known = {id(parameter) for module in modules for parameter in module.parameters()}
+        loose = {}
+        for name, site in capture.trace.nodes.items():
+            value: Any = site["value"]
+            value = value.unconstrained() if hasattr(value, "unconstrained") else value
+            # Under the name of a module's parameter Pyro's store may hold that of a namesake, which is not used.
+            namesake = isinstance(value, nn.Parameter) and isinstance(model, nn.Module)
+            if id(value) not in known and not namesake:
+                loose[name] = value
+        return loose

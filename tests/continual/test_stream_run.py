@@ -1,0 +1,190 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A killed run over a stream ends as an undisturbed one, and no other run takes it up."""
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pyro
+import pytest
+import torch
+
+from pyro_radial import RadialELBO
+from pyro_radial.continual import (
+    PriorChain,
+    stream_run,
+)
+from pyro_radial.infer.autoguide import AutoMeanField
+from pyro_radial.infer.checkpoint import copied
+from pyro_radial.infer.training_run import TrainingRun
+from tests.continual.runs import CORESET, assert_same, chain, killed, learn, stream
+from tests.infer.runs import Described
+from tests.infer.runs import assert_same as assert_same_state
+
+STAGES = [
+    # Of a fit: the first task, its coreset, the second task, the two coresets.
+    *[(stream_run, "fit", at, "after") for at in (1, 2, 3, 5)],
+    *[(TrainingRun, "step", at, "before") for at in (1, 4, 5, 8, 11)],
+    *[(PriorChain, "advance", at, "after") for at in (1, 2)],
+    *[(stream_run, "predict", at, "after") for at in (1, 3)],
+    # Before the first task, between the two, and after the last.
+    *[(stream_run, "save_checkpoint", at, when) for at in (1, 2, 3) for when in ("before", "after")],
+]
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return learn(coreset=CORESET, measure_all=True)
+
+
+@pytest.mark.parametrize("where", STAGES, ids=lambda where: "-".join(map(str, where[1:])))
+def test_a_killed_run_ends_as_an_undisturbed_one(where, undisturbed, monkeypatch, tmp_path):
+    options = {"coreset": CORESET, "measure_all": True, "checkpoint": tmp_path}
+    one = chain()
+    killed(monkeypatch, one, *where, **options)
+    left = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert_same(learn(**options), undisturbed)
+    assert [file.name for file in tmp_path.iterdir()] == ["stream.pt"]
+    # The same, with the chain that the killed run has left half-way.
+    for name, content in left.items():
+        (tmp_path / name).write_bytes(content)
+    if "stream.pt" in left:
+        assert_same(learn(one, **options), undisturbed)
+
+
+def test_a_finished_run_only_reads(undisturbed, monkeypatch, tmp_path):
+    options = {"coreset": CORESET, "measure_all": True, "checkpoint": tmp_path}
+    learn(**options)
+    monkeypatch.setattr(stream_run, "fit", None)
+    monkeypatch.setattr(stream_run, "predict", None)
+    assert_same(learn(**options), undisturbed)
+
+
+def described_chain():
+    """A chain around a model whose state is not only tensors."""
+    one = chain()
+    return PriorChain(Described(one.model.bnn, one.model.likelihood))
+
+
+@pytest.mark.parametrize(
+    "where", [STAGES[3], STAGES[7], STAGES[12], STAGES[-1]], ids=lambda where: "-".join(map(str, where[1:]))
+)
+def test_state_that_is_no_tensor_resumes_too(where, monkeypatch, tmp_path):
+    options = {"coreset": CORESET, "measure_all": True}
+    expected = learn(described_chain(), **options)
+    seen = expected[1]["model._extra_state"]["seen"]
+    # Two epochs of 18 rows in batches of 16 for each task; what a coreset shows is forgotten.
+    assert seen == 4 * [16, 2]
+    options["checkpoint"] = tmp_path
+    killed(monkeypatch, described_chain(), *where, **options)
+    assert_same(learn(described_chain(), **options), expected)
+    with pytest.raises(ValueError, match=r"another model.*_extra_state: here None, there no tensor"):
+        learn(chain(), **options)
+
+
+@pytest.mark.parametrize("at", [2, 3], ids=["in the first task", "in the second"])
+def test_a_single_head_resumes_too(at, monkeypatch, tmp_path):
+    options = {"tasks": stream(multi_head=False), "checkpoint": tmp_path, "checkpoint_every": 1}
+    one = learn(chain(multi_head=False), tasks=options["tasks"], checkpoint_every=1)
+    killed(monkeypatch, chain(multi_head=False), TrainingRun, "step", at, "after", **options)
+    assert_same(learn(chain(multi_head=False), **options), one)
+
+
+def die_in_the_second_task(folder):
+    """For a process of its own, with as many threads as the tests have: sums depend on their number."""
+    torch.set_num_threads(1)
+
+    def callback(record):
+        if (Path(folder) / "task-1.pt").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    learn(checkpoint=folder, callback=callback, **{"epochs": 3})
+
+
+def test_a_process_that_was_killed_is_continued_by_another(tmp_path):
+    root = Path(__file__).resolve().parents[2]
+    code = f"from tests.continual.test_stream_run import *; die_in_the_second_task({str(tmp_path)!r})"
+    process = subprocess.run([sys.executable, "-c", code], cwd=root, check=False, timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["stream.pt", "task-1.pt"]
+
+    def die_in_the_second_task(_):
+        def callback(record):
+            """The same by name, and harmless."""
+
+        return callback
+
+    callback = die_in_the_second_task(None)
+    callback.__qualname__ = "die_in_the_second_task.<locals>.callback"
+    assert_same(learn(checkpoint=tmp_path, epochs=3, callback=callback), learn(epochs=3, callback=callback))
+
+
+def other_settings():
+    return {
+        "seed": {"seed": 4},
+        "num_samples": {"num_samples": 4},
+        "measure_all": {"measure_all": True},
+        "measure_on": {"measure_on": "validation"},
+        "coreset": {"coreset": CORESET},
+        "guide": {"guide": lambda c: c.guide(AutoMeanField)},
+        "tasks": {"tasks": stream(classes=[[0, 1], [3, 2]], validation_fraction=0.25)},
+        "form": {"one": chain(form="normal")},
+        "epochs": {"epochs": 3},
+        "learning rate": {"optim": partial(torch.optim.Adam, lr=0.2)},
+        "loss": {"loss": RadialELBO(kl_weight=0.5)},
+    }
+
+
+@pytest.mark.parametrize("setting", other_settings())
+def test_other_settings_are_refused_in_the_first_task_and_after_it(setting, monkeypatch, tmp_path):
+    tasks = stream(validation_fraction=0.25)
+    options = {"tasks": tasks, "loss": RadialELBO(kl_weight=1.0), "checkpoint": tmp_path}
+    killed(monkeypatch, None, stream_run, "fit", 1, "after", **options)
+    changed = {**options, **other_settings()[setting]}
+    one = changed.pop("one", None) or chain()
+    before = copied(one.state_dict())
+    with pytest.raises(ValueError, match=r"stream\.pt was made with"):
+        learn(one, **changed)
+    assert_same_state(one.state_dict(), before)
+
+
+def test_pyro_s_optimizers_are_told_apart_by_their_settings(tmp_path):
+    options = {"checkpoint": tmp_path}
+    learn(optim=pyro.optim.Adam({"lr": 0.1}), **options)
+    learn(optim=pyro.optim.Adam({"lr": 0.1}), **options)
+    with pytest.raises(ValueError, match="fit_options"):
+        learn(optim=pyro.optim.Adam({"lr": 0.2}), **options)
+
+
+def test_another_model_is_refused(tmp_path):
+    learn(checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"stream\.pt is from another model.*bnn\.net\.trunk\.1"):
+        learn(chain(width=6), checkpoint=tmp_path)
+
+
+def test_files_that_are_none_of_a_run(tmp_path):
+    (tmp_path / "stream.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"stream\.pt is damaged or no checkpoint"):
+        learn(checkpoint=tmp_path)
+    torch.save({"format": 1}, tmp_path / "stream.pt")
+    with pytest.raises(ValueError, match=r"stream\.pt was made with form=None"):
+        learn(checkpoint=tmp_path)
+    file = tmp_path / "a file"
+    file.touch()
+    one = chain()
+    with pytest.raises(OSError, match="a file"):
+        learn(one, checkpoint=file)
+    # Before anything was learned.
+    assert one.prior == {}
+
+
+def test_a_new_run_starts_anew_where_only_a_task_was_left(monkeypatch, tmp_path):
+    killed(monkeypatch, None, stream_run, "fit", 1, "after", seed=9, checkpoint=tmp_path)
+    (tmp_path / "stream.pt").unlink()
+    assert (tmp_path / "task-0.pt").exists()
+    assert_same(learn(checkpoint=tmp_path), learn())

@@ -1,0 +1,164 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Summaries of draws are those of the book."""
+
+import math
+
+import pyro
+import pytest
+import torch
+from torch import nn
+
+from pyro_radial.infer.prediction import Prediction
+from pyro_radial.nn import likelihoods
+from tests.infer.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
+
+
+def by_hand(distribution, link, y, samples):
+    """Mean, variance and log density of each point, draw by draw in double precision."""
+    means, variances, densities = [], [], []
+    for s in range(len(samples)):
+        observation = distribution(s, samples[s].double())
+        means.append(link(s, samples[s].double()))
+        variances.append(observation.variance)
+        densities.append(observation.log_prob(y.double()).reshape(len(y), -1).sum(-1).exp())
+    means, variances = torch.stack(means), torch.stack(variances)
+    spread = (means - means.mean(0)).square().mean(0)
+    return means.mean(0), variances.mean(0) + spread, torch.stack(densities).mean(0).log()
+
+
+COUNTS = (X[:, :1].abs() * 3).floor()
+
+
+REALS = X[:, :1].sin()
+
+
+REGRESSION = {
+    "bernoulli": (
+        likelihoods.Bernoulli(num_data=POINTS),
+        COUNTS.clamp_max(1.0),
+        lambda s, f, noise: torch.distributions.Bernoulli(1 / (1 + (-f).exp())),
+    ),
+    "poisson": (
+        likelihoods.Poisson(num_data=POINTS),
+        COUNTS,
+        lambda s, f, noise: torch.distributions.Poisson(f.exp()),
+    ),
+    "fixed noise": (
+        likelihoods.Gaussian(num_data=POINTS, scale=0.3),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f, 0.3),
+    ),
+    "learned noise": (
+        likelihoods.Gaussian(num_data=POINTS, scale=0.4, learn_scale=True),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f, 0.4),
+    ),
+    "random noise": (
+        likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f, noise["scale"][s].double()),
+    ),
+    "heteroscedastic": (
+        likelihoods.HeteroscedasticGaussian(num_data=POINTS, floor=0.01),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f[:, :1], (1 + f[:, 1:].exp()).log() + 0.01),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REGRESSION)
+def test_mean_variance_and_log_density_are_those_computed_by_hand(kind):
+    likelihood, y, distribution = REGRESSION[kind]
+    outputs = 2 if kind == "heteroscedastic" else 1
+    model, guide = problem(likelihood, nn.Linear(2, outputs), y)
+    prediction = draws(model, guide, num_samples=40, chunk_size=10)
+    assert prediction.samples.shape == (40, POINTS, outputs)
+
+    def distribution_of(s, f):
+        return distribution(s, f, prediction.noise)
+
+    mean, variance, log_density = by_hand(
+        distribution_of, lambda s, f: distribution_of(s, f).mean, y, prediction.samples
+    )
+    assert prediction.mean.shape == prediction.variance.shape == (POINTS, 1)
+    # Single against double precision: a few roundings of 6e-8 each, ten times that where exponents grow the error.
+    assert torch.allclose(prediction.mean.double(), mean, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(prediction.variance.double(), variance, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(prediction.log_prob(y).double(), log_density, rtol=1e-4, atol=1e-5)
+    # [N] stands for [N, 1].
+    assert torch.equal(prediction.log_prob(y.squeeze(-1)), prediction.log_prob(y))
+
+
+def test_the_noise_of_a_draw_is_that_of_its_guide():
+    model, guide = problem(likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA), nn.Linear(2, 1), REALS)
+    noise = draws(model, guide, num_samples=3, chunk_size=4).noise["scale"]
+    assert noise.shape == (3, 1)
+    assert len(noise.unique()) == 3
+    pyro.set_rng_seed(7)
+    assert float(noise[0]) == pytest.approx(float(guide(X)["precision"].detach()) ** -0.5)
+
+
+def test_class_probabilities_entropy_and_information_are_those_computed_by_hand():
+    model, guide = problem()
+    prediction = draws(model, guide, num_samples=40)
+    probabilities = prediction.samples.double().exp()
+    probabilities /= probabilities.sum(-1, keepdim=True)
+    mean = probabilities.mean(0)
+    entropy = -(mean * mean.log()).sum(-1)
+    expected = -(probabilities * probabilities.log()).sum(-1).mean(0)
+    y = torch.arange(POINTS) % CLASSES
+    assert torch.allclose(prediction.mean.double(), mean, atol=1e-6)
+    assert torch.allclose(prediction.entropy.double(), entropy, atol=1e-6)
+    # A difference of two entropies of order one, each rounded.
+    assert torch.allclose(prediction.mutual_information.double(), entropy - expected, atol=2e-6)
+    assert torch.allclose(prediction.log_prob(y).double(), mean[torch.arange(POINTS), y].log(), atol=1e-5)
+    with pytest.raises(ValueError, match="labels of classes, which have no variance"):
+        _ = prediction.variance
+
+
+def test_the_information_of_a_coin_that_each_draw_knows_is_its_entropy():
+    """Two draws that are sure of opposite answers: all uncertainty is about the weights."""
+    samples = torch.tensor([[[40.0]], [[-40.0]]])
+    prediction = Prediction(samples, likelihoods.Bernoulli(num_data=1))
+    assert prediction.entropy.item() == pytest.approx(math.log(2))
+    assert prediction.mutual_information.item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("kind", ["categorical", "bernoulli"])
+def test_information_is_never_negative_and_zero_for_identical_draws(kind):
+    likelihood = {"categorical": likelihoods.Categorical, "bernoulli": likelihoods.Bernoulli}[kind](num_data=1)
+    samples = 3 * torch.randn(16, 500, 4)
+    assert float(Prediction(samples, likelihood).mutual_information.min()) > 0
+    same = Prediction(samples[:1].expand(16, 500, 4), likelihood).mutual_information
+    assert float(same.min()) >= 0
+    # Four terms of an entropy, rounded to single precision and averaged over 16 draws.
+    assert float(same.max()) < 1e-5
+
+
+def test_no_closed_form_entropy_is_an_error():
+    prediction = Prediction(torch.zeros(2, 3, 1), likelihoods.Poisson(num_data=3))
+    with pytest.raises(NotImplementedError, match="Poisson"):
+        _ = prediction.entropy
+
+
+def test_probabilities_are_averaged_over_draws_before_the_log_and_points_after_it():
+    """At two draws and two points every other order of the three steps gives another number."""
+    p = torch.tensor([[0.9, 0.2], [0.1, 0.6]])  # [draws, points]
+    prediction = Prediction((p / (1 - p)).log().unsqueeze(-1), likelihoods.Bernoulli(num_data=2))
+    log_prob = prediction.log_prob(torch.ones(2, 1))
+    assert log_prob.tolist() == pytest.approx([math.log(0.5), math.log(0.4)], rel=1e-5)
+    swapped = torch.tensor([0.55, 0.35]).log().mean().item()
+    logs = p.log().mean().item()
+    assert abs(log_prob.mean().item() - swapped) > 1e-2
+    assert abs(log_prob.mean().item() - logs) > 1e-2
+
+
+@pytest.mark.parametrize("copies", [2, 5])
+def test_the_mean_log_probability_does_not_depend_on_the_number_of_test_points(copies):
+    model, guide = problem()
+    y = torch.arange(POINTS) % CLASSES
+    once = draws(model, guide).log_prob(y).mean()
+    more = draws(model, guide, X.repeat(copies, 1)).log_prob(y.repeat(copies)).mean()
+    assert float(more) == pytest.approx(float(once), rel=1e-5)
