@@ -8,6 +8,8 @@ from typing import Any
 
 from pyro.nn import PyroModule
 
+from pyro_radial._compat import adopt, stored_name
+
 __all__ = ["UniquelyNamed", "rename_tree", "unique_name"]
 
 _instances: Counter[str] = Counter()
@@ -33,16 +35,15 @@ def rename_tree(module: PyroModule, name: str) -> None:
     :param PyroModule module: the root of the tree.
     :param str name: its new name; the parameter ``a.b`` of the root is stored as ``name + ".a.b"``.
     """
-    # Pyro's own way to set these refuses modules that have run already, which a copy has.
-    _adopt(module, name, PyroModule()._pyro_context)
+    adopt(module, name)
+    _rename_below(module, name, module)
 
 
-def _adopt(module: PyroModule, name: str, context: Any) -> None:
-    module._pyro_name = name
-    module._pyro_context = context
+def _rename_below(module: PyroModule, name: str, root: PyroModule) -> None:
     for child_name, child in module.named_children():
         if isinstance(child, PyroModule):
-            _adopt(child, f"{name}.{child_name}", context)
+            adopt(child, f"{name}.{child_name}", root)
+            _rename_below(child, f"{name}.{child_name}", root)
 
 
 class UniquelyNamed(PyroModule):
@@ -61,7 +62,7 @@ class UniquelyNamed(PyroModule):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # deepcopy and unpickling both end here.
         super().__setstate__(state)
-        if self._pyro_name == self._root_name:
+        if stored_name(self) == self._root_name:
             self._take_fresh_name()
 
     def _take_fresh_name(self) -> None:

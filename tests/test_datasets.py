@@ -137,7 +137,7 @@ def test_downloads_once_then_reads_the_cache(tiny, site, nowhere, capsys):
     assert site.requests == []
 
 
-def test_downloads_an_archive_of_colour_images_with_columns_of_labels(site, tmp_path, monkeypatch):
+def test_downloads_an_archive_of_color_images_with_columns_of_labels(site, tmp_path, monkeypatch):
     images = np.random.default_rng(2).integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)
     arrays = ARRAYS | {
         "train_images": images,

@@ -32,7 +32,7 @@ class Located(UniquelyNamed):
 
 
 def no_latents(y: torch.Tensor) -> None:
-    """The guide of a model without latent sites: SVI maximises the likelihood."""
+    """The guide of a model without latent sites: SVI maximizes the likelihood."""
 
 
 def train(model: Located, target: float, steps: int = 3) -> None:

@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 from pyro_radial.datasets import load
 
 TUTORIALS = Path(__file__).resolve().parents[1] / "tutorials"
-PICTURES = ("reliability.png", "certainty.png", "training_terms.png")
+PLOTS = ("reliability.png", "certainty.png", "training_terms.png")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def table_rows(output: str) -> dict[str, list[float]]:
     return {line[0]: [float(cell) for cell in line[1:]] for line in words if len(line) == 6 and "Auto" in line[0]}
 
 
-def test_quickstart_prints_both_methods_and_saves_pictures(quickstart, tmp_path, capsys):
+def test_quickstart_prints_both_methods_and_saves_plots(quickstart, tmp_path, capsys):
     quickstart.main(["--epochs", "1", "--threads", "1", "--output-dir", str(tmp_path / "new")])
     output = capsys.readouterr().out
     rows = table_rows(output)
@@ -43,7 +43,7 @@ def test_quickstart_prints_both_methods_and_saves_pictures(quickstart, tmp_path,
         assert len(shares) == 3
         assert all(0 <= share <= 1 for share in shares)
     assert "classes 8 and 9" in output
-    for name in PICTURES:
+    for name in PLOTS:
         assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
         assert str(tmp_path / "new" / name) in output
 

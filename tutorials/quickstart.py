@@ -41,24 +41,24 @@ UNSEEN_CLASSES = 2
 NUM_DRAWS = 32
 SHOWN = 8
 WRONG = "#D55E00"
-PICTURES = {
+PLOTS = {
     "reliability": "Is a confidence of 90 % right 90 % of the time?",
     "certainty": "What AutoRadial is most and least certain of",
     "training_terms": "The terms of the training loss",
 }
 
-Labelled = tuple[Tensor, Tensor]
+Labeled = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Task:
-    """Labelled images to learn from and be tested on, and images of another kind."""
+    """Labeled images to learn from and be tested on, and images of another kind."""
 
-    train: Labelled
-    validation: Labelled
-    test: Labelled
+    train: Labeled
+    validation: Labeled
+    test: Labeled
     #: Test images of classes that training never shows.
-    unseen: Labelled
+    unseen: Labeled
     class_names: tuple[str, ...]
     unseen_names: tuple[str, ...]
 
@@ -101,12 +101,12 @@ def make_task(data: ImageDataset) -> Task:
     )
 
 
-def _of_classes(classes: range, images: Tensor, labels: Tensor) -> Labelled:
+def _of_classes(classes: range, images: Tensor, labels: Tensor) -> Labeled:
     chosen = (labels >= classes.start) & (labels < classes.stop)
     return images[chosen], labels[chosen]
 
 
-def _split(images: Tensor, labels: Tensor, fraction: float = 0.1) -> tuple[Labelled, Labelled]:
+def _split(images: Tensor, labels: Tensor, fraction: float = 0.1) -> tuple[Labeled, Labeled]:
     """Images to train on, and a random fraction of them held out for validation, the same in every run."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     held_out, kept = order.tensor_split([round(fraction * len(labels))])
@@ -188,8 +188,8 @@ def format_table(scores: dict[str, Scores]) -> str:
     return "\n".join(lines)
 
 
-def save_pictures(outcomes: dict[str, Outcome], task: Task, folder: Path) -> dict[str, Path]:
-    """Write every picture; the path of each by what it shows."""
+def save_plots(outcomes: dict[str, Outcome], task: Task, folder: Path) -> dict[str, Path]:
+    """Write every plot; the path of each by what it shows."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = {
         "reliability": draw_reliability(outcomes, task.test[1]),
@@ -266,13 +266,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--epochs", type=int, help=f"passes over the training images (default: {EPOCHS})")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
-    parser.add_argument("--output-dir", type=Path, default=Path("quickstart_output"), help="folder for the pictures")
+    parser.add_argument("--output-dir", type=Path, default=Path("quickstart_output"), help="folder for the plots")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, predict, print the scores and save the pictures."""
+    """Train, predict, print the scores and save the plots."""
     args = parse(argv)
     torch.set_num_threads(args.threads)
     task = make_task(load(args.dataset, args.data_dir))
@@ -283,8 +283,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         outcomes[name] = run_method(guide_class, task, args.epochs or EPOCHS[args.dataset], args.seed)
     scores = {name: score(outcome, task.test[1]) for name, outcome in outcomes.items()}
     print(f"\n{format_table(scores)}\n")
-    for name, path in save_pictures(outcomes, task, args.output_dir).items():
-        print(f"{PICTURES[name]}: {path}")
+    for name, path in save_plots(outcomes, task, args.output_dir).items():
+        print(f"{PLOTS[name]}: {path}")
     print(
         "\nNext: tutorials/first_steps.ipynb does the same by hand in Pyro, and says what the numbers mean."
         "\nFor your own data, start from run_method in this file."

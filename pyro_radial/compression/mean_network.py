@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pyro_radial.distributions.wrappers import is_on_sphere
+from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.nn import BayesianModule
 
@@ -39,5 +39,5 @@ def mean_network(bnn: BayesianModule, guide: AutoPerSite) -> nn.Module:
         True
     """
     draw, posterior = guide.median(), dict[str, Any](guide.posterior())
-    means = {site: law.mean for site, law in posterior.items() if is_on_sphere(law.support)}
+    means = {site: distribution.mean for site, distribution in posterior.items() if is_on_sphere(distribution.support)}
     return bnn.to_module({**draw, **means})

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Pictures of what a cut keeps and what it costs.
+"""Plots of what a cut keeps and what it costs.
 
 Every function draws into the axes or the figure it is given, or into a new figure as those of
 :mod:`pyro_radial.uncertainty` do.

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from pyro_radial.compression.units import Scores
+from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.half_cauchy import log_mode, sqrt_product
-from pyro_radial.distributions.wrappers import is_real
 from pyro_radial.infer.autoguide.base import AutoPerSite
 
 __all__ = ["unit_scores"]
@@ -75,10 +75,10 @@ def unit_scores(guide: AutoPerSite) -> Scores:
 
 def _weight_tensors(posterior: dict[str, Any]) -> Iterator[str]:
     """Names of parameters of two or more dims, in the order of the network."""
-    for site, law in posterior.items():
+    for site, distribution in posterior.items():
         if site.endswith(_GLOBAL):
             yield site.removesuffix(_GLOBAL)
-        elif len(law.event_shape) >= 2 and is_real(law.support):
+        elif len(distribution.event_shape) >= 2 and is_real(distribution.support):
             yield site
 
 
@@ -91,11 +91,11 @@ def _directional(posterior: dict[str, Any], name: str, side: str) -> Tensor | No
     return log_mode(sqrt_product(*factors)) + length.log()
 
 
-def _log_normal(law: Any) -> dist.LogNormal:
-    """The posterior of a positive site as the log-normal law that it is."""
-    return dist.LogNormal(law.base_dist.mean, law.base_dist.stddev)
+def _log_normal(distribution: Any) -> dist.LogNormal:
+    """The posterior of a positive site as the log-normal distribution that it is."""
+    return dist.LogNormal(distribution.base_dist.mean, distribution.base_dist.stddev)
 
 
-def _ratio(law: Any, side: str) -> Tensor:
-    mean, variance = (t if side == "outputs" else t.transpose(0, 1) for t in (law.mean, law.variance))
+def _ratio(distribution: Any, side: str) -> Tensor:
+    mean, variance = (t if side == "outputs" else t.transpose(0, 1) for t in (distribution.mean, distribution.variance))
     return 0.5 * (mean.square().flatten(1).sum(-1) / variance.flatten(1).sum(-1)).log()

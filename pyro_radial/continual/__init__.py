@@ -3,7 +3,7 @@
 
 """Learning one task after another: the posterior as the next prior."""
 
-from pyro_radial.continual.coresets import Coreset, k_center_coreset, random_coreset, separate
+from pyro_radial.continual.coresets import Coreset, k_center_coreset, random_coreset, split_coreset
 from pyro_radial.continual.learning import learn_stream
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.plots import plot_accuracy_matrix, plot_average_accuracy, plot_final_accuracy
@@ -23,6 +23,6 @@ __all__ = [
     "plot_average_accuracy",
     "plot_final_accuracy",
     "random_coreset",
-    "separate",
     "split_by_class",
+    "split_coreset",
 ]

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_radial._checks import positive_count
 from pyro_radial.continual.streams import Pair
-from pyro_radial.infer.data import Rows, check_count, check_inputs, take
+from pyro_radial.infer.data import Rows, check_inputs, take
 
-__all__ = ["Coreset", "k_center_coreset", "random_coreset", "separate"]
+__all__ = ["Coreset", "k_center_coreset", "random_coreset", "split_coreset"]
 
 
 def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
@@ -43,7 +44,7 @@ def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
 def k_center_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     r"""Rows that are spread out: each next one is the farthest from those already chosen.
 
-    The first row is drawn at random. The largest distance of any row to its nearest centre,
+    The first row is drawn at random. The largest distance of any row to its nearest center,
 
     .. math:: \max_n \min_{c \in C} \lVert x_n - x_c \rVert_2,
 
@@ -79,7 +80,7 @@ def k_center_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     return torch.tensor(chosen).sort().values
 
 
-def separate(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
+def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
     """Split data in a coreset and the rest.
 
     :param data: inputs ``[N, ...]`` and targets ``[N, ...]``.
@@ -90,7 +91,7 @@ def separate(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
     Example::
 
         >>> x, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([5, 6, 7])
-        >>> coreset, rest = separate((x, y), torch.tensor([1]))
+        >>> coreset, rest = split_coreset((x, y), torch.tensor([1]))
         >>> coreset[1], rest[1]
         (tensor([6]), tensor([5, 7]))
     """
@@ -149,4 +150,4 @@ class Coreset:
     fit_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_count("Coreset: size", self.size)
+        positive_count("Coreset: size", self.size)

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
+from pyro_radial._checks import positive_count
 from pyro_radial.continual.coresets import Coreset
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.stream_run import StreamRun
 from pyro_radial.continual.streams import TaskStream
 from pyro_radial.infer.autoguide import AutoRadial
-from pyro_radial.infer.data import check_count
 
 PARTS = ("test", "validation")
 # What the loop sets itself, or what would be the same for all tasks.
@@ -41,7 +41,7 @@ def learn_stream(
 
     For each task a guide of the chain is trained by :func:`~pyro_radial.fit` and becomes the chain's prior, which also
     makes the predictions. In a network with several heads (:class:`~pyro_radial.nn.MultiHead`) each task uses its
-    own: the others are neither trained nor penalised. The likelihood's ``num_data`` is set to each task's.
+    own: the others are neither trained nor penalized. The likelihood's ``num_data`` is set to each task's.
 
     :param PriorChain chain: around a :class:`~pyro_radial.SupervisedModel` of a classifier; at the end its
         prior is the last posterior.
@@ -79,7 +79,7 @@ def learn_stream(
     """
     if measure_on not in PARTS:
         raise ValueError(f"learn_stream: measure_on must be one of {PARTS}, got {measure_on!r}")
-    check_count("learn_stream: num_samples", num_samples)
+    positive_count("learn_stream: num_samples", num_samples)
     if not isinstance(chain, PriorChain) or getattr(chain, "likelihood", None) is None:
         raise ValueError("learn_stream: chain must be a PriorChain around a SupervisedModel")
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Pictures of learning one task after another.
+"""Plots of learning one task after another.
 
 Every function draws into the axes it is given, or into a new figure as those of :mod:`pyro_radial.uncertainty` do.
 Of a method with several matrices, one per seed, the mean is drawn, and how far the seeds reach from the lowest to the
@@ -32,7 +32,7 @@ DODGE = 0.1  # between methods, in tasks, so that their bars do not hide each ot
 def plot_accuracy_matrix(matrix: AccuracyMatrix, ax: Axes | None = None) -> Axes:
     """Draw the accuracy on each task after learning each task, with the figures.
 
-    Colours run from 0 to 1 in every picture, so that pictures can be compared; what is not measured is blank.
+    Colors run from 0 to 1 in every plot, so that plots can be compared; what is not measured is blank.
 
     :param matrix: the accuracies.
     :param ax: axes to draw into; default a new figure.

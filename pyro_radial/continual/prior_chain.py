@@ -18,8 +18,8 @@ from torch import nn
 from torch.distributions import biject_to
 
 from pyro_radial._naming import UniquelyNamed, rename_tree, unique_name
-from pyro_radial.continual.moment_matching import moment_matched
-from pyro_radial.continual.stored_laws import StoredLaw, StoredLaws
+from pyro_radial.continual.stored_distributions import StoredDistribution, StoredDistributions
+from pyro_radial.distributions.moments import moment_matched
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.initialization import has_real_support, init_to_network
 from pyro_radial.infer.autoguide.loc_scale import AutoLocScale, unconstrained_moments
@@ -43,7 +43,7 @@ class PriorChain(nn.Module):
     radial posteriors uses the exact radial density as prior, with the term of its KL that Farquhar, Osborne
     and Gal (2020), appendix C, leave out; ``RadialELBO(strict_kl=True)`` accepts it.
 
-    A plain module: parameters of the model's own stay visible to optimisers, site names are the model's, and a chain of
+    A plain module: parameters of the model's own stay visible to optimizers, site names are the model's, and a chain of
     a chain works, the outer one's priors holding. The priors are buffers; ``state_dict()`` holds tensors alone,
     which ``torch.load(weights_only=True)`` reads and a fresh chain around the same model loads.
 
@@ -79,13 +79,13 @@ class PriorChain(nn.Module):
             raise ValueError(f"PriorChain: form must be one of {FORMS}, got {form!r}")
         self.model = model
         self.form = form
-        self.laws = StoredLaws()
+        self.distributions = StoredDistributions()
         self._compared: set[str] = set()
 
     @property
     def prior(self) -> dict[str, Any]:
         """The priors in the place of the model's own, ``{site: distribution}``."""
-        return self.laws.as_dict()
+        return self.distributions.as_dict()
 
     @property
     def likelihood(self) -> Any:
@@ -114,7 +114,7 @@ class PriorChain(nn.Module):
         start = self.prior
         takes_init = isinstance(family, type) and "init_loc_fn" in inspect.signature(family).parameters
         if start and takes_init and not issubclass(family, AutoLocScale):  # type: ignore[arg-type]
-            kwargs.setdefault("init_loc_fn", partial(_init_to_laws, start, init_to_network))
+            kwargs.setdefault("init_loc_fn", partial(_init_to_distributions, start, init_to_network))
         guide = family(self, **kwargs)
         if isinstance(guide, PyroModule) and not isinstance(guide, UniquelyNamed):
             # Under its own name it would take over what the guide of an earlier task left in Pyro's store.
@@ -139,27 +139,29 @@ class PriorChain(nn.Module):
         """
         _check_trained(guide)
         leaves_out = _matcher(exclude)
-        posterior = {name: law for name, law in _posterior(guide).items() if not leaves_out(name)}
+        posterior = {name: distribution for name, distribution in _posterior(guide).items() if not leaves_out(name)}
         if not posterior:
             raise ValueError("PriorChain.advance: the guide has no site that is not excluded")
-        stored = {name: self._store(name, law, _site(guide, name)) for name, law in posterior.items()}
-        self.laws.update(stored)
+        stored = {name: self._store(name, distribution, _site(guide, name)) for name, distribution in posterior.items()}
+        self.distributions.update(stored)
         self._compared.clear()
 
-    def _store(self, name: str, law: Any, site: Any) -> StoredLaw:
-        if not isinstance(law, TorchDistributionMixin):
-            raise ValueError(f"PriorChain.advance: site '{name}' has no Pyro distribution but {type(law).__name__}")
-        if isinstance(leaf(law), Delta):
+    def _store(self, name: str, distribution: Any, site: Any) -> StoredDistribution:
+        if not isinstance(distribution, TorchDistributionMixin):
+            raise ValueError(
+                f"PriorChain.advance: site '{name}' has no Pyro distribution but {type(distribution).__name__}"
+            )
+        if isinstance(leaf(distribution), Delta):
             raise ValueError(
                 f"PriorChain.advance: the posterior of site '{name}' is a point, which as a prior gives zero density "
                 "to everything else; exclude the site or use a guide with a density"
             )
         try:
-            stored = StoredLaw.of(moment_matched(law) if self.form == "normal" else law)
+            stored = StoredDistribution.of(moment_matched(distribution) if self.form == "normal" else distribution)
         except (ValueError, NotImplementedError) as error:
             raise ValueError(f"PriorChain.advance: site '{name}': {error}") from error
         if site is not None:
-            check_prior(name, stored.law, site["fn"])
+            check_prior(name, stored.distribution, site["fn"])
         return stored
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -168,12 +170,14 @@ class PriorChain(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
 
-def _init_to_laws(laws: Mapping[str, Any], fallback: Callable[..., Any], site: Mapping[str, Any] | None = None) -> Any:
-    """A Pyro init function: the mean of a site's law in unconstrained space, where it has one."""
+def _init_to_distributions(
+    distributions: Mapping[str, Any], fallback: Callable[..., Any], site: Mapping[str, Any] | None = None
+) -> Any:
+    """A Pyro init function: the mean of a site's distribution in unconstrained space, where it has one."""
     if site is None:
-        return partial(_init_to_laws, laws, fallback)
+        return partial(_init_to_distributions, distributions, fallback)
     transform = None if has_real_support(site) else biject_to(site["fn"].support)
-    mean, _ = unconstrained_moments(laws.get(site["name"]), transform)
+    mean, _ = unconstrained_moments(distributions.get(site["name"]), transform)
     if mean is None:
         return fallback(site)
     value = mean if transform is None else transform(mean)
@@ -221,11 +225,13 @@ def _check_trained(guide: Any) -> None:
                 f"{sorted(change)}, are where they started"
             )
         # Where a site started at the chained prior, what it says if it stays is what the earlier tasks taught.
-        unmoved = [name for name, moved in change.items() if moved < UNMOVED and not part.scales_start_at_law(name)]
+        unmoved = [
+            name for name, moved in change.items() if moved < UNMOVED and not part.scales_start_at_distribution(name)
+        ]
         if unmoved:
             warnings.warn(
                 f"PriorChain.advance: the scales of {unmoved} never moved from their start. As a prior they say how "
-                "the guide was initialised, not what the data taught; train longer or with a larger learning rate",
+                "the guide was initialized, not what the data taught; train longer or with a larger learning rate",
                 stacklevel=3,
             )
 

@@ -16,7 +16,7 @@ import torch
 from pyro.optim import PyroOptim
 from torch import Tensor
 
-from pyro_radial.continual.coresets import Coreset, separate
+from pyro_radial.continual.coresets import Coreset, split_coreset
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.streams import Pair, Task, TaskStream
@@ -128,7 +128,7 @@ class StreamRun:
                 f"which has {num_rows(task.train[0])}"
             )
         index = self.coreset.choose(task.train[0], self.coreset.size, seed=self.seed)
-        self.kept[number], rest = separate(task.train, index)
+        self.kept[number], rest = split_coreset(task.train, index)
         return rest
 
     def _seed(self, number: int, stage: int, part: int) -> int:
@@ -180,7 +180,7 @@ class StreamRun:
 
 def _own(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What of a chain's state is its model's own, and so the same after each task."""
-    return {name: value for name, value in state.items() if "laws.[" not in name}
+    return {name: value for name, value in state.items() if "distributions.[" not in name}
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -13,7 +13,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from pyro_radial.infer.data import Rows, check_count
+from pyro_radial._checks import positive_count
+from pyro_radial.infer.data import Rows
 
 __all__ = ["Task", "TaskStream", "permuted", "split_by_class"]
 
@@ -24,7 +25,7 @@ Pair = tuple[Tensor, Tensor]
 class Task:
     """One task of a stream: inputs and targets to learn from and to be tested on.
 
-    :param name: what tables and pictures call the task, such as "classes 0, 1".
+    :param name: what tables and plots call the task, such as "classes 0, 1".
     :param train: inputs ``[N, ...]`` and targets ``[N, ...]`` to learn from.
     :param test: as ``train``, to measure by.
     :param validation: as ``train``, held out from it, or None.
@@ -81,8 +82,8 @@ class TaskStream(Sequence[Task]):
             raise ValueError("TaskStream: names must hold at least one task")
         if len(self.names) != len(self.builders):
             raise ValueError(f"TaskStream: builders must be {len(self.names)}, one per name, got {len(self.builders)}")
-        check_count("TaskStream: num_heads", self.num_heads)
-        check_count("TaskStream: num_outputs", self.num_outputs)
+        positive_count("TaskStream: num_heads", self.num_heads)
+        positive_count("TaskStream: num_outputs", self.num_outputs)
 
     @classmethod
     def of(cls, tasks: Sequence[Task], *, num_outputs: int, num_heads: int = 1) -> TaskStream:
@@ -160,7 +161,7 @@ def split_by_class(
         tensor([3, 2, 3])
     """
     labels = [_check_labels(train, "train"), _check_labels(test, "test")]
-    check_count("classes_per_task", classes_per_task)
+    positive_count("classes_per_task", classes_per_task)
     if classes is None:
         present = torch.cat([part.unique().cpu() for part in labels]).unique()
         classes = [group.tolist() for group in present.split(classes_per_task)]
@@ -217,7 +218,7 @@ def permuted(
         True
     """
     labels = [_check_labels(train, "train"), _check_labels(test, "test")]
-    check_count("num_tasks", num_tasks)
+    positive_count("num_tasks", num_tasks)
     if train[0].shape[1:] != test[0].shape[1:]:
         shapes = list(train[0].shape[1:]), list(test[0].shape[1:])
         raise ValueError(f"test: inputs must have the shape of those of train, {shapes[0]}, got {shapes[1]}")

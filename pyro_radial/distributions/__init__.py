@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Laws of random tensors; importing this registers the KL rules."""
+"""Distributions of random tensors; importing this registers the KL rules."""
 
 from pyro_radial.distributions import kl as _kl  # noqa: F401
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, log_mode, sqrt_product

@@ -48,7 +48,7 @@ class BesselPlan(NamedTuple):
 
 
 def bessel_plan(dim: int) -> BesselPlan:
-    """The coefficients for the von Mises-Fisher law on the unit sphere of R^dim.
+    """The coefficients for the von Mises-Fisher distribution on the unit sphere of R^dim.
 
     :param int dim: m, at least 2.
     :raises ValueError: if ``dim`` is not an integer, or less than 2.

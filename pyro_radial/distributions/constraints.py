@@ -1,16 +1,17 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Constraints that leave infinity out."""
+"""Constraints that leave infinity out, and what other constraints let pass."""
 
 import math
+from typing import Any
 
 import torch
 from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import biject_to, transform_to
 
-__all__ = ["finite_nonnegative", "finite_positive"]
+__all__ = ["finite_nonnegative", "finite_positive", "is_on_sphere", "is_real"]
 
 
 class _Finite(constraints.Constraint):
@@ -34,3 +35,33 @@ def _transform_to_finite(constraint: _Finite) -> torch.distributions.Transform:
 
 finite_positive = _Finite("FinitePositive", constraints.positive)
 finite_nonnegative = _Finite("FiniteNonnegative", constraints.nonnegative)
+
+
+def is_real(support: Any) -> bool:
+    """Whether a constraint lets every real value pass, whatever the shape.
+
+    Example::
+
+        >>> import pyro.distributions as dist
+        >>> is_real(dist.Normal(0.0, 1.0).expand([3]).to_event(1).support), is_real(dist.LogNormal(0.0, 1.0).support)
+        (True, False)
+    """
+    return _innermost(support) is constraints.real
+
+
+def is_on_sphere(support: Any) -> bool:
+    """Whether a constraint lets unit vectors pass, whatever the shape.
+
+    Example::
+
+        >>> import pyro.distributions as dist
+        >>> is_on_sphere(dist.ProjectedNormal(torch.ones(2, 3)).to_event(1).support), is_on_sphere(constraints.real)
+        (True, False)
+    """
+    return _innermost(support) is constraints.sphere
+
+
+def _innermost(support: Any) -> Any:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support

@@ -7,7 +7,7 @@ With :math:`f(w) \propto (1 - w^2)^{(m-3)/2} e^{\kappa w}` the density of the co
 
 .. math:: \frac{dw}{d\kappa} = \tau(w) = \frac1{f(w)} \int_w^1 (v - A) f(v)\, dv = (1 - w^2)\, g(w).
 
-This is implicit reparameterisation (Figurnov, Mohamed and Mnih, 2018): whatever made the draw, rejections included, it
+This is implicit reparameterization (Figurnov, Mohamed and Mnih, 2018): whatever made the draw, rejections included, it
 gives an unbiased gradient without a correction term. Uniformly in the concentration, with :math:`\lambda = (m-1)/2`,
 
 .. math:: g = \frac1\lambda \sum_k \frac{\gamma_k(t, \xi)}{\lambda^k}, \qquad \gamma_0 = \frac{t \xi}2, \quad

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The half-Cauchy as the root of a product of gamma laws, and the log-normal laws that approximate them."""
+"""The half-Cauchy as the root of a product of gamma variables, and the log-normals that approximate them."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ __all__ = ["half_cauchy_factors", "log_mode", "sqrt_product"]
 
 
 def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
-    r"""The two independent laws whose product is the square of a half-Cauchy variable.
+    r"""The two independent distributions whose product is the square of a half-Cauchy variable.
 
     .. math:: \mathrm{HalfCauchy}(\gamma)^2 \sim \mathrm{Gamma}(\tfrac12, \mathrm{rate} = 1 / \gamma^2)
         \cdot \mathrm{InverseGamma}(\tfrac12, 1).
@@ -26,7 +26,7 @@ def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
     half-Cauchy variable itself equal to the product, where it is the square root of the product.
 
     :param scale: positive; a number, or a tensor ``[*batch]``.
-    :returns: the two laws, each of batch shape ``[*batch]``.
+    :returns: the two distributions, each of batch shape ``[*batch]``.
     :raises ValueError: (under validation) if ``scale`` is not positive.
 
     Example::
@@ -50,36 +50,36 @@ def half_cauchy_value(gamma: Tensor, inverse_gamma: Tensor) -> Tensor:
 
 
 def sqrt_product(first: LogNormal, second: LogNormal) -> dist.LogNormal:
-    r"""The law of the root of the product of independent log-normal a and b, which is log-normal itself.
+    r"""The distribution of the root of the product of independent log-normal a and b, which is log-normal itself.
 
     .. math:: \sqrt{ab} \sim \mathrm{LogNormal}\left(\tfrac12 (\mu_a + \mu_b),\
         \tfrac12 \sqrt{\sigma_a^2 + \sigma_b^2}\right).
 
     With it, a posterior on the two factors of a half-Cauchy is a posterior on the half-Cauchy variable.
 
-    :param first: the law of a, ``[*batch]``.
-    :param second: the law of b; broadcasts with the first.
+    :param first: the distribution of a, ``[*batch]``.
+    :param second: the distribution of b; broadcasts with the first.
     :raises ValueError: if one of them is no ``LogNormal``.
 
     Example::
 
-        >>> law = sqrt_product(dist.LogNormal(1.0, 0.6), dist.LogNormal(2.0, 0.8))
-        >>> law.loc, law.scale
+        >>> distribution = sqrt_product(dist.LogNormal(1.0, 0.6), dist.LogNormal(2.0, 0.8))
+        >>> distribution.loc, distribution.scale
         (tensor(1.5000), tensor(0.5000))
     """
-    for name, law in (("first", first), ("second", second)):
-        _check_log_normal("sqrt_product", name, law)
+    for name, distribution in (("first", first), ("second", second)):
+        _check_log_normal("sqrt_product", name, distribution)
     return dist.LogNormal(0.5 * (first.loc + second.loc), 0.5 * torch.hypot(first.scale, second.scale))
 
 
-def log_mode(law: LogNormal) -> Tensor:
-    r"""The log of the mode of a log-normal law, :math:`\mu - \sigma^2`, ``[*batch]``.
+def log_mode(distribution: LogNormal) -> Tensor:
+    r"""The log of the mode of a log-normal distribution, :math:`\mu - \sigma^2`, ``[*batch]``.
 
     Of ``sqrt_product(a, b)`` it is
     :math:`\tfrac12 (\mu_a + \mu_b) - \tfrac14 (\sigma_a^2 + \sigma_b^2)`, the score to prune by. Oh et al. (2019),
     section 3.3, take that of the product, without the root.
 
-    :param law: a log-normal law.
+    :param distribution: a log-normal distribution.
     :raises ValueError: if it is no ``LogNormal``.
 
     Example::
@@ -87,36 +87,37 @@ def log_mode(law: LogNormal) -> Tensor:
         >>> log_mode(dist.LogNormal(1.5, 0.5))
         tensor(1.2500)
     """
-    _check_log_normal("log_mode", "law", law)
-    return law.loc - law.scale.square()
+    _check_log_normal("log_mode", "distribution", distribution)
+    return distribution.loc - distribution.scale.square()
 
 
-def _check_log_normal(function: str, name: str, law: Any) -> None:
-    if not isinstance(law, LogNormal):
-        raise ValueError(f"{function}: {name} must be a LogNormal, but it is a {type(law).__name__}")
-
-
-def log_of(law: Gamma | InverseGamma) -> TransformedDistribution:
-    """The law of the logarithm, on the whole line."""
-    return TransformedDistribution(law, [ExpTransform().inv], validate_args=False)
+def _check_log_normal(function: str, name: str, distribution: Any) -> None:
+    if not isinstance(distribution, LogNormal):
+        raise ValueError(f"{function}: {name} must be a LogNormal, but it is a {type(distribution).__name__}")
 
 
 def kl_normal_to_log_gamma(q: Normal, p: TransformedDistribution) -> Tensor:
-    r"""KL to the law of log w, for w ~ Gamma(a, rate=b) or InverseGamma(a, b): that of LogNormal to the law of w.
+    r"""KL to the distribution of log w, for w ~ Gamma(a, rate=b) or InverseGamma(a, b): that of LogNormal to the
+    distribution of w.
 
     .. math:: KL = \log\Gamma(a) - a t + e^{t + s^2 / 2} - \tfrac12 \log(2 \pi e\, s^2), \qquad
         t = \pm\mu + \log b,
 
-    with the plus for a gamma law and the minus for an inverse gamma. Oh et al. (2019), eq. 51 and 52, flip the sign of
+    with the plus for a gamma distribution and the minus for an inverse gamma. Oh et al. (2019), eq. 51 and 52, flip the
+    sign of
     :math:`\mu` in the exponent and have :math:`\log 2 s^2` in place of :math:`\log 2 \pi s^2`; their eq. 52 divides by
     the rate where it multiplies.
     """
     if p.transforms != [ExpTransform().inv] or not isinstance(p.base_dist, Gamma | InverseGamma):
         raise NotImplementedError
-    law = p.base_dist
+    distribution = p.base_dist
     # The inverse of an inverse-gamma variable is a gamma variable.
-    log_gamma_loc = q.loc if isinstance(law, Gamma) else -q.loc
+    log_gamma_loc = q.loc if isinstance(distribution, Gamma) else -q.loc
     # Added in the exponent, where the product of the rate with e^loc may overflow before it need.
-    shifted = log_gamma_loc + law.rate.log()
-    cross_entropy = law.concentration.lgamma() - law.concentration * shifted + (shifted + 0.5 * q.scale.square()).exp()
+    shifted = log_gamma_loc + distribution.rate.log()
+    cross_entropy = (
+        distribution.concentration.lgamma()
+        - distribution.concentration * shifted
+        + (shifted + 0.5 * q.scale.square()).exp()
+    )
     return cross_entropy - q.scale.log() - 0.5 * (math.log(2.0 * math.pi) + 1.0)

@@ -10,11 +10,11 @@ torch's ``Independent``, so a rule on Pyro's subclass would be missed, silently.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
-from pyro.distributions.util import scale_and_mask, sum_rightmost
 from torch import Tensor
 from torch.distributions import (
     Distribution,
@@ -28,16 +28,10 @@ from torch.distributions import (
     kl_divergence,
     register_kl,
 )
-from torch.distributions.transforms import (
-    AffineTransform,
-    ComposeTransform,
-    ExpTransform,
-    IndependentTransform,
-    Transform,
-)
 
-from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma, log_of
+from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma
 from pyro_radial.distributions.log_distance import mean_log_distance_of_normal, mean_log_distance_of_radial
+from pyro_radial.distributions.pushforward import Pushforward
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.special import accumulation_dtype, log_sphere_area
@@ -49,7 +43,7 @@ from pyro_radial.distributions.von_mises_fisher import (
     kl_von_mises_fisher,
     kl_von_mises_fisher_to_uniform,
 )
-from pyro_radial.distributions.wrappers import WRAPPERS, Image, leaf, unexpanded
+from pyro_radial.distributions.wrappers import carry_to_batch, elementary, leaf, pull_back, unexpanded
 
 
 class _Noise(NamedTuple):
@@ -74,16 +68,17 @@ class _Noise(NamedTuple):
 
 
 def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
-    r"""KL from a radial or normal law to a factorised normal or a radial law, under any nesting of wrappers.
+    r"""KL from a radial or normal distribution to a factorized normal or a radial distribution, under any nesting of
+    wrappers.
 
-    To a factorised normal :math:`N(m, t^2)` it is closed, since the cross-entropy needs the mean and the variance of
+    To a factorized normal :math:`N(m, t^2)` it is closed, since the cross-entropy needs the mean and the variance of
     each element alone:
 
     .. math:: KL = -H(q) + \tfrac12 \sum_i \left[\log 2\pi t_i^2
         + \frac{\sigma_i^2 / D + (\mu_i - m_i)^2}{t_i^2}\right].
 
-    To a radial law, with :math:`\rho = \|(w - m) / t\|`, the log-area S of the unit sphere and v_i the variance of
-    q's element,
+    To a radial distribution, with :math:`\rho = \|(w - m) / t\|`, the log-area S of the unit sphere and v_i the
+    variance of q's element,
 
     .. math:: KL = -H(q) + \tfrac12 \log\tfrac\pi2 + S + \sum_i \log t_i
         + \tfrac12 \sum_i \frac{v_i + (\mu_i - m_i)^2}{t_i^2} + (D - 1)\, E_q \log \rho.
@@ -120,7 +115,7 @@ def kl_radial_to_multivariate_normal(q: RadialNormal, p: MultivariateNormal) -> 
 
 
 def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
-    """KL between two laws that are the same bijection of simpler ones: the KL of the simpler ones.
+    """KL between two distributions that are the same bijection of simpler ones: the KL of the simpler ones.
 
     This gives, for example, a log-radial or log-normal guide its closed-form KL to ``LogNormal(...).to_event(1)``.
     """
@@ -128,41 +123,26 @@ def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
 
 
 def _noise(q: Distribution) -> _Noise:
-    if isinstance(q, ExpandedDistribution):
-        shape = q.batch_shape + q.event_shape
-        loc, scale, radius_dim = _noise(q.base_dist)
-        return _Noise(loc.expand(shape), scale.expand(shape), radius_dim)
-    if isinstance(q, WRAPPERS):
-        return _noise(q.base_dist)
-    assert isinstance(q, RadialNormal | Normal)
-    return _Noise(q.loc, q.scale, q.event_dim if isinstance(q, RadialNormal) else None)
+    inner, shape = leaf(q), q.batch_shape + q.event_shape
+    radius_dim = inner.event_dim if isinstance(inner, RadialNormal) else None
+    return _Noise(inner.loc.expand(shape), inner.scale.expand(shape), radius_dim)
 
 
 def _entropy(q: Distribution) -> Tensor:
     """Entropy with sums in the accumulation dtype."""
-    if isinstance(q, RadialNormal):
-        return q.accumulated_entropy()
-    if isinstance(q, Independent):
-        return sum_rightmost(_entropy(q.base_dist), q.reinterpreted_batch_ndims)
-    if isinstance(q, MaskedDistribution):
-        return scale_and_mask(_entropy(q.base_dist), mask=q._mask)
-    if isinstance(q, ExpandedDistribution):
-        return _entropy(q.base_dist).expand(q.batch_shape)
-    entropy = q.entropy()
-    return entropy.to(accumulation_dtype(entropy))
+    return carry_to_batch(_entropy_of_leaf, q)
+
+
+def _entropy_of_leaf(q: Distribution) -> Tensor:
+    return q.accumulated_entropy() if isinstance(q, RadialNormal) else q.entropy()
 
 
 def _cross_entropy(q: _Noise, p: Distribution) -> Tensor:
-    """E[-log p(w)]."""
-    if isinstance(p, Independent):
-        dims = tuple(range(-p.reinterpreted_batch_ndims, 0))
-        per_element = _cross_entropy(q, p.base_dist)
-        return per_element.sum(dims, dtype=accumulation_dtype(per_element)) if dims else per_element
-    if isinstance(p, MaskedDistribution):
-        return scale_and_mask(_cross_entropy(q, p.base_dist), mask=p._mask)
-    if isinstance(p, ExpandedDistribution):
-        # q carries the full shape already, and everything below broadcasts.
-        return _cross_entropy(q, p.base_dist)
+    """E[-log p(w)]. That q has the full shape already is why everything broadcasts."""
+    return carry_to_batch(partial(_cross_entropy_to_leaf, q), p)
+
+
+def _cross_entropy_to_leaf(q: _Noise, p: Distribution) -> Tensor:
     if isinstance(p, RadialNormal):
         return _cross_entropy_to_radial(q, p)
     assert isinstance(p, Normal)
@@ -193,39 +173,6 @@ def _cross_entropy_to_radial(q: _Noise, p: RadialNormal) -> Tensor:
     return cross_entropy.expand(shape[: len(shape) - p.event_dim])
 
 
-def elementary(transforms: list[Transform]) -> list[Transform]:
-    """The transforms with composition, reinterpreted dimensions and the trivial affine map peeled off."""
-    flat: list[Transform] = []
-    for transform in transforms:
-        if isinstance(transform, IndependentTransform):
-            flat += elementary([transform.base_transform])
-        elif isinstance(transform, ComposeTransform):
-            flat += elementary(transform.parts)
-        elif not _is_identity(transform):
-            flat.append(transform)
-    return flat
-
-
-def _is_identity(transform: Transform) -> bool:
-    # biject_to(positive) is exp followed by an affine map with these very numbers.
-    if not isinstance(transform, AffineTransform) or isinstance(transform.loc, Tensor):
-        return False
-    return transform.loc == 0 and not isinstance(transform.scale, Tensor) and transform.scale == 1
-
-
-def pull_back(p: Distribution, transforms: list[Transform]) -> Distribution:
-    """The law whose image under ``transforms`` is p."""
-    if isinstance(p, Independent):
-        return Independent(pull_back(p.base_dist, transforms), p.reinterpreted_batch_ndims, validate_args=False)
-    if isinstance(p, ExpandedDistribution):
-        return pull_back(p.base_dist, transforms).expand(p.batch_shape)
-    if isinstance(p, Gamma | InverseGamma) and transforms == [ExpTransform()]:
-        return log_of(p)
-    if isinstance(p, TransformedDistribution) and elementary(p.transforms) == transforms:
-        return p.base_dist
-    raise NotImplementedError
-
-
 # Pairs that torch or Pyro register themselves (Independent on Independent, masked on masked) are left to them:
 # both end in one of the rows below.
 RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor]]] = [
@@ -253,7 +200,7 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor]]
     (ExpandedDistribution, MaskedDistribution, kl_by_cross_entropy),
     (ExpandedDistribution, ExpandedDistribution, kl_by_cross_entropy),
     # Torch takes two equal bijections for different ones, if they are made of several.
-    (TransformedDistribution, Image, kl_of_transformed),
+    (TransformedDistribution, Pushforward, kl_of_transformed),
     (TransformedDistribution, LogNormal, kl_of_transformed),
     (TransformedDistribution, Independent, kl_of_transformed),
     (TransformedDistribution, ExpandedDistribution, kl_of_transformed),

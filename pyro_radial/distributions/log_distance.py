@@ -1,10 +1,11 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""The mean log-distance from a radial law's centre, E log rho: the one term of a radial KL without a closed form.
+r"""The mean log-distance from a radial distribution's center, E log rho: the one term of a radial KL without a closed
+form.
 
 With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` elementwise, :math:`\rho = \|s \odot \epsilon + d\|` where
-:math:`\epsilon` is the unit noise of the other law. Along a unit direction u, with signed
+:math:`\epsilon` is the unit noise of the other distribution. Along a unit direction u, with signed
 :math:`r \sim N(0, 1)`, :math:`\rho^2 = A r^2 + 2 B r + C`, whose mean logarithm over r is exact
 (:func:`mean_log_square`). What is left is an average over directions. Each stands for the antithetic pair
 :math:`\pm u`, and control variates whose means are known take away what varies with it to first order in :math:`A` and
@@ -18,6 +19,7 @@ import torch
 from pyro import settings
 from torch import Tensor
 
+from pyro_radial._checks import positive_count
 from pyro_radial.distributions.special import accumulation_dtype
 
 # Directions, and how many numbers to draw at least: a small event is noisier, and cheap; in a batch of them the noise
@@ -35,8 +37,7 @@ _NUM_TERMS = 32
 
 @settings.register("radial_kl_directions", __name__, "NUM_DIRECTIONS")
 def _check_directions(value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"radial_kl_directions must be a positive integer, got {value!r}")
+    positive_count("radial_kl_directions", value)
 
 
 @settings.register("radial_kl_seed", __name__, "DIRECTION_SEED")
@@ -85,7 +86,8 @@ def mean_log_square(offset: Tensor, width: Tensor) -> Tensor:
 
 
 def mean_log_distance_of_radial(ratio: Tensor, shift: Tensor) -> Tensor:
-    r"""E log rho for the unit noise of a radial law, an unbiased and quiet estimate; exact for constant s and d = 0.
+    r"""E log rho for the unit noise of a radial distribution, an unbiased and quiet estimate; exact for constant s and
+    d = 0.
 
     :param Tensor ratio: s, positive, ``[*batch, D]``.
     :param Tensor shift: d, ``[*batch, D]``.

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A random radius times a random direction, as one law of a vector."""
+"""A random radius times a random direction, as one distribution of a vector."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,12 +21,13 @@ from torch.distributions import (
     kl_divergence,
 )
 
+from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype
-from pyro_radial.distributions.wrappers import expanded, is_on_sphere, is_real
+from pyro_radial.distributions.wrappers import expanded
 
 
 class RadialDirectional(TorchDistribution):
-    r"""A radius times an independent direction: a law of vectors in :math:`R^n`.
+    r"""A radius times an independent direction: a distribution of vectors in :math:`R^n`.
 
     .. math:: w = r u, \qquad
         \log p(w) = \log p_\mathrm{rad}(\|w\|) + \log p_\mathrm{dir}(w / \|w\|) - (n - 1) \log \|w\|.
@@ -38,9 +39,9 @@ class RadialDirectional(TorchDistribution):
     Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks", eq. 3.
     Theirs lacks the last term, the Jacobian of polar coordinates, so it is no density on :math:`R^n`.
 
-    :param radius: a positive univariate law, batch shape ``[*batch]``.
-    :param direction: a law on the unit sphere, event shape ``[n]`` with n >= 2, whose batch shape broadcasts with the
-        radius': for example :class:`~pyro_radial.distributions.VonMisesFisherStable`.
+    :param radius: a positive univariate distribution, batch shape ``[*batch]``.
+    :param direction: a distribution on the unit sphere, event shape ``[n]`` with n >= 2, whose batch shape broadcasts
+        with the radius': for example :class:`~pyro_radial.distributions.VonMisesFisherStable`.
     :raises ValueError: naming the argument whose shape or support does not fit.
 
     Example::
@@ -70,7 +71,7 @@ class RadialDirectional(TorchDistribution):
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
-        """Whether both laws have reparameterised draws."""
+        """Whether both distributions have reparameterized draws."""
         return bool(self.radius.has_rsample and self.direction.has_rsample)
 
     def expand(self, batch_shape: Sequence[int], _instance: "RadialDirectional | None" = None) -> "RadialDirectional":
@@ -84,7 +85,7 @@ class RadialDirectional(TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """E[r] E[u], where both laws have a mean."""
+        """E[r] E[u], where both distributions have a mean."""
         return self.radius.mean.unsqueeze(-1) * self.direction.mean
 
     @property
@@ -101,12 +102,12 @@ class RadialDirectional(TorchDistribution):
         return self.radius.sample(shape).unsqueeze(-1) * self.direction.sample(shape)
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
-        """A draw through which gradients flow to both laws, ``[*sample_shape, *batch, n]``."""
+        """A draw through which gradients flow to both distributions, ``[*sample_shape, *batch, n]``."""
         shape = torch.Size(sample_shape)
         return self.radius.rsample(shape).unsqueeze(-1) * self.direction.rsample(shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The normalised log-density on :math:`R^n`, shape ``[*sample, *batch]``."""
+        """The normalized log-density on :math:`R^n`, shape ``[*sample, *batch]``."""
         if self._validate_args:
             self._validate_sample(value)
         norm = torch.linalg.vector_norm(value, dim=-1, dtype=accumulation_dtype(value))
@@ -122,7 +123,7 @@ class RadialDirectional(TorchDistribution):
     def entropy(self) -> Tensor:
         r"""Differential entropy in nats, :math:`H_\mathrm{rad} + H_\mathrm{dir} + (n - 1) E[\log r]`, ``[*batch]``.
 
-        :raises NotImplementedError: for a law of the radius whose E[log r] is not known here; known are
+        :raises NotImplementedError: for a distribution of the radius whose E[log r] is not known here; known are
             ``LogNormal``, ``HalfNormal``, ``Gamma``, ``InverseGamma`` and ``HalfCauchy``.
         """
         entropy: Tensor = self.radius.entropy() + self.direction.entropy()
@@ -134,20 +135,20 @@ class RadialDirectional(TorchDistribution):
 
 
 MEAN_LOGS: dict[type[Distribution], Callable[[Any], Tensor]] = {
-    LogNormal: lambda law: law.loc,
-    HalfNormal: lambda law: law.scale.log() + MEAN_LOG_HALF_NORMAL,
-    HalfCauchy: lambda law: law.scale.log(),
-    Gamma: lambda law: law.concentration.digamma() - law.rate.log(),
-    InverseGamma: lambda law: law.rate.log() - law.concentration.digamma(),
+    LogNormal: lambda distribution: distribution.loc,
+    HalfNormal: lambda distribution: distribution.scale.log() + MEAN_LOG_HALF_NORMAL,
+    HalfCauchy: lambda distribution: distribution.scale.log(),
+    Gamma: lambda distribution: distribution.concentration.digamma() - distribution.rate.log(),
+    InverseGamma: lambda distribution: distribution.rate.log() - distribution.concentration.digamma(),
 }
 
 
-def mean_log(law: Distribution) -> Tensor:
-    """E[log r] of a positive law, in closed form."""
+def mean_log(distribution: Distribution) -> Tensor:
+    """E[log r] of a positive distribution, in closed form."""
     for cls, formula in MEAN_LOGS.items():
-        if isinstance(law, cls):
-            return formula(law)
-    raise NotImplementedError(f"E[log r] of {type(law).__name__} is not known in closed form")
+        if isinstance(distribution, cls):
+            return formula(distribution)
+    raise NotImplementedError(f"E[log r] of {type(distribution).__name__} is not known in closed form")
 
 
 def kl_radial_directional(q: RadialDirectional, p: RadialDirectional) -> Tensor:
@@ -161,12 +162,12 @@ def _check(radius: Any, direction: Any) -> None:
     """An error that names the argument, for a shape or support that does not fit."""
     if len(radius.event_shape) != 0 or radius.support.is_discrete or is_real(radius.support):
         raise ValueError(
-            f"RadialDirectional: radius must be a positive univariate law, but it is a {type(radius).__name__} of "
+            f"RadialDirectional: radius must be a positive univariate distribution, got {type(radius).__name__} of "
             f"event shape {tuple(radius.event_shape)} on {radius.support}"
         )
     if len(direction.event_shape) != 1 or not is_on_sphere(direction.support):
         raise ValueError(
-            f"RadialDirectional: direction must be a law of unit vectors, but it is a {type(direction).__name__} of "
+            f"RadialDirectional: direction must be a distribution of unit vectors, got {type(direction).__name__} of "
             f"event shape {tuple(direction.event_shape)} on {direction.support}"
         )
     if direction.event_shape[0] < 2:

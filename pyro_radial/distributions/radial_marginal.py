@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The law of one element of a radial normal vector: plain numbers that depend on the dimension alone."""
+"""The distribution of one element of a radial normal vector: plain numbers that depend on the dimension alone."""
 
 import math
 from functools import lru_cache
@@ -28,7 +28,7 @@ def radial_marginal_mass(half_width: float, dim: int) -> float:
         return density * float(betainc(0.5, 0.5 * (dim - 1), (half_width / radius) ** 2))
 
     low, high = math.log(half_width), math.log(_FAR)
-    # The integrand turns where the Beta law's bulk, r ~ half_width sqrt(n), or the half-normal's, r ~ 1, lies.
+    # The integrand turns where the Beta distribution's bulk, r ~ half_width sqrt(n), or the half-normal's, r ~ 1, lies.
     turns = sorted({min(max(low + 0.5 * math.log(dim), low), high), min(max(0.0, low), high)})
     outside = quad(integrand, low, high, points=turns, limit=400, epsabs=1e-13, epsrel=1e-11)[0]
     return float(erf(half_width / math.sqrt(2.0))) + outside
@@ -36,7 +36,7 @@ def radial_marginal_mass(half_width: float, dim: int) -> float:
 
 @lru_cache(maxsize=4096)
 def radial_marginal_quantile(probability: float, dim: int) -> float:
-    r"""Quantile of one coordinate u_1 r of the standard radial law in :math:`R^n`.
+    r"""Quantile of one coordinate u_1 r of the standard radial distribution in :math:`R^n`.
 
     :param float probability: in (0, 1).
     :param int dim: n, the number of elements of one event.

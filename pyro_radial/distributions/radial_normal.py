@@ -36,7 +36,7 @@ class RadialNormal(TorchDistribution):
     is defined as zero.
 
     Source: Farquhar, Osborne and Gal (2020), "Radial Bayesian Neural Networks", eq. 8 and appendix A. Their eq. 26
-    is not normalised (no factor 2 for the half-normal, no area of the sphere); the density above integrates to one.
+    is not normalized (no factor 2 for the half-normal, no area of the sphere); the density above integrates to one.
 
     :param Tensor loc: the mean, ``[*batch, *event]``; broadcasts with ``scale``.
     :param Tensor scale: positive and finite, ``[*batch, *event]``, the paper's sigma. The standard deviation of one
@@ -137,7 +137,7 @@ class RadialNormal(TorchDistribution):
         return noise.mul_(_unsqueeze(radius / norm, self.event_dim).to(noise.dtype))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The normalised log-density, shape ``[*sample, *batch]``; +inf at ``loc`` for D >= 2."""
+        """The normalized log-density, shape ``[*sample, *batch]``; +inf at ``loc`` for D >= 2."""
         if self._validate_args:
             self._validate_sample(value)
         rho = _Distance.apply(value, self.loc, self.scale, self.event_dim)
@@ -172,7 +172,7 @@ class RadialNormal(TorchDistribution):
         return self._sum_event(self.scale.log()) + constant
 
     def marginal_quantiles(self, probabilities: Sequence[float]) -> Tensor:
-        """Quantiles of each element's own marginal law, ``[len(probabilities), *batch, *event]``.
+        """Quantiles of each element's own marginal distribution, ``[len(probabilities), *batch, *event]``.
 
         The marginal is not normal for D >= 2: it is sharper at the mean and heavier in the tails.
 

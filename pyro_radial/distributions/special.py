@@ -1,16 +1,16 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""Special functions of the laws on a sphere: its area, and the scalars of the von Mises-Fisher law.
+r"""Special functions of the distributions on a sphere: its area, and the scalars of the von Mises-Fisher distribution.
 
 A direction x on the unit sphere of :math:`R^m` with density :math:`C_m(\kappa)\, e^{\kappa \mu \cdot x}` has one
 special function, :math:`L(\kappa) = \log E\, e^{\kappa u_1}` with u uniform on the sphere. The mean of the cosine
 :math:`w = \mu \cdot x` is :math:`A = L'`, its variance :math:`A'`. Where L, :math:`\kappa A` and :math:`\kappa` would
 cancel against each other, there is a function for the difference.
 
-They take concentrations of any shape, at least 0 (the uniform law); for m from 2 to 100,000 and concentrations up to
-1e6 they are good to the last digit of float32, and to 1e-14 in float64. The work is done in float64 where the device
-has it, and nothing branches on data. Derivatives are these functions again, not derivatives of an approximation.
+They take concentrations of any shape, at least 0 (the uniform distribution); for m from 2 to 100,000 and concentrations
+up to 1e6 they are good to the last digit of float32, and to 1e-14 in float64. The work is done in float64 where the
+device has it, and nothing branches on data. Derivatives are these functions again, not derivatives of an approximation.
 """
 
 import math
@@ -115,7 +115,7 @@ def log_vmf_constant(concentration: Tensor, dim: int) -> Tensor:
 
 
 def log_vmf_peak(concentration: Tensor, dim: int) -> Tensor:
-    r"""The von Mises-Fisher log-density at its mode less that of the uniform law: :math:`M = \kappa - L`.
+    r"""The von Mises-Fisher log-density at its mode less that of the uniform distribution: :math:`M = \kappa - L`.
 
     With :math:`\|x - \mu\|^2 = 2 (1 - \mu \cdot x)` the log-density is a sum without cancellation:
 
@@ -130,7 +130,8 @@ def log_vmf_peak(concentration: Tensor, dim: int) -> Tensor:
 
 
 def vmf_kl_to_uniform(concentration: Tensor, dim: int) -> Tensor:
-    r"""The KL divergence from a von Mises-Fisher law to the uniform law: :math:`U = \kappa A - L`, at least 0.
+    r"""The KL divergence from a von Mises-Fisher distribution to the uniform distribution: :math:`U = \kappa A - L`, at
+    least 0.
 
     Arguments and errors as for :func:`log_mean_exp_cosine`.
 
@@ -141,7 +142,7 @@ def vmf_kl_to_uniform(concentration: Tensor, dim: int) -> Tensor:
 
 
 def vmf_kl(concentration_q: Tensor, concentration_p: Tensor, one_minus_cosine: Tensor, dim: int) -> Tensor:
-    r"""The KL divergence from one von Mises-Fisher law to another, never negative.
+    r"""The KL divergence from one von Mises-Fisher distribution to another, never negative.
 
     .. math:: KL(q \| p) = \kappa_p A(\kappa_q) (1 - \mu_q \cdot \mu_p)
         + L(\kappa_p) - L(\kappa_q) - A(\kappa_q) (\kappa_p - \kappa_q).
@@ -212,7 +213,7 @@ _DERIVATIVES = {
 
 
 class _SameMeanKL(torch.autograd.Function):
-    """The KL divergence between two laws with one mean direction, of concentrations q and p of one shape."""
+    """The KL divergence between two distributions with one mean direction, of concentrations q and p of one shape."""
 
     generate_vmap_rule = True
 

@@ -1,7 +1,8 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""Draws on the unit sphere of :math:`R^m`: uniform ones, and of the von Mises-Fisher law in two differentiable steps.
+r"""Draws on the unit sphere of :math:`R^m`: uniform ones, and of the von Mises-Fisher distribution in two
+differentiable steps.
 
 First the cosine between the draw and the mean direction, kept as d = 1 - cosine: at a high concentration the cosine
 itself has no digits left for it. Then a direction uniform around the first axis, which a reflection takes to the mean.
@@ -30,7 +31,7 @@ def sample_uniform_direction(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def sample_one_minus_cosine(concentration: Tensor, dim: int) -> Tensor:
-    r"""One draw of 1 - cosine for each concentration, differentiable in it by implicit reparameterisation.
+    r"""One draw of 1 - cosine for each concentration, differentiable in it by implicit reparameterization.
 
     :param Tensor concentration: :math:`\kappa \ge 0`, ``[*shape]``.
     :param int dim: m, at least 2.

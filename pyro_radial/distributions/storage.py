@@ -3,7 +3,7 @@
 
 """Any distribution as plain tensors and a description of what to make of them.
 
-A law is taken apart, and put together again, along the signatures of its class and of the classes inside it.
+A distribution is taken apart, and put together again, along the signatures of its class and of the classes inside it.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from pyro_radial.distributions.wrappers import unexpanded
 
 __all__ = ["describe", "rebuild"]
 
-LAWS = (Distribution, TorchDistributionMixin)
+DISTRIBUTIONS = (Distribution, TorchDistributionMixin)
 SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "size": torch.Size}
 
 # Arguments that torch keeps under a name which is neither their own nor their own with an underscore.
@@ -35,15 +35,15 @@ RESERVED = frozenset(dir(nn.Module()))
 _MISSING = object()
 
 
-def describe(law: Any) -> tuple[str, dict[str, Tensor]]:
+def describe(distribution: Any) -> tuple[str, dict[str, Tensor]]:
     """
     Takes a distribution apart, and makes sure that :func:`rebuild` gives it back.
 
-    :param law: the distribution: with any nesting of wrappers and transforms, of any class that keeps the arguments
-        of its constructor as attributes.
+    :param distribution: the distribution: with any nesting of wrappers and transforms, of any class that keeps the
+        arguments of its constructor as attributes.
     :returns: its structure as JSON; and copies of its tensors, under names that suit the buffers of a module. What
         is repeated along a dimension is stored once.
-    :raises ValueError: naming the class, with the reason why such a law cannot be stored.
+    :raises ValueError: naming the class, with the reason why such a distribution cannot be stored.
 
     Example::
 
@@ -54,13 +54,13 @@ def describe(law: Any) -> tuple[str, dict[str, Tensor]]:
     """
     tensors: dict[str, Tensor] = {}
     try:
-        if not isinstance(law, LAWS):
+        if not isinstance(distribution, DISTRIBUTIONS):
             raise ValueError("it is no distribution")
-        description = json.dumps(_write(law, (), tensors))
-        _check_same(law, rebuild(description, tensors), tensors)
+        description = json.dumps(_write(distribution, (), tensors))
+        _check_same(distribution, rebuild(description, tensors), tensors)
     # The constructors and densities of others may raise anything.
     except Exception as error:
-        raise ValueError(f"a law of class {type(law).__name__} cannot be stored: {error}") from error
+        raise ValueError(f"a distribution of class {type(distribution).__name__} cannot be stored: {error}") from error
     return description, tensors
 
 
@@ -93,7 +93,7 @@ def _write(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any
         if type(value) is sequence:
             *outer, name = path
             return {kind: [_write(item, (*outer, f"{name}_{i}"), tensors) for i, item in enumerate(value)]}
-    if isinstance(value, (*LAWS, Transform)):
+    if isinstance(value, (*DISTRIBUTIONS, Transform)):
         cls = type(value)
         arguments = {name: _write(part, (*path, name), tensors) for name, part in _arguments(value)}
         return {"class": [cls.__module__, cls.__qualname__], "arguments": arguments}
@@ -136,7 +136,7 @@ def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    # The object's own first: the mask of a masked law is ``_mask``, and ``mask`` is a method.
+    # The object's own first: the mask of a masked distribution is ``_mask``, and ``mask`` is a method.
     for attribute in (name, f"_{name}", KEPT_AS.get(name)):
         if attribute in vars(value):
             return vars(value)[attribute]
@@ -160,7 +160,7 @@ def _is_on_class(value: Any, name: str, kind: type) -> bool:
 
 
 def _is_the_parameter(value: Any, name: str) -> bool:
-    """Whether this is what torch's laws over categories keep as ``_param``: the one of probs and logits given."""
+    """Whether this is what torch's categorical distributions keep as ``_param``: the one of probs and logits given."""
     argument, parameter = getattr(value, name), getattr(value, "_param", None)
     return isinstance(argument, Tensor) and isinstance(parameter, Tensor) and torch.equal(argument, parameter)
 
@@ -192,22 +192,22 @@ def _find_class(module: str, qualname: str) -> type:
         found = getattr(found, "__dict__", {}).get(part)
     if found is None:
         raise ValueError(f"there is no class {qualname} in module {module}: import it before loading")
-    if not (isinstance(found, type) and issubclass(found, (*LAWS, Transform))):
+    if not (isinstance(found, type) and issubclass(found, (*DISTRIBUTIONS, Transform))):
         raise ValueError(f"{qualname} of module {module} is neither a distribution nor a transform")
     return found
 
 
 @torch.no_grad()
-def _check_same(law: Any, rebuilt: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Raises an error unless both laws have the same shapes and the same density at a sample."""
+def _check_same(distribution: Any, rebuilt: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Raises an error unless both distributions have the same shapes and the same density at a sample."""
     devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
     with torch.random.fork_rng(devices=devices):
         # A copy, since transforms remember what they sampled and would not invert it.
-        sample = law.sample().clone()
-    shapes, rebuilt_shapes = ((p.batch_shape, p.event_shape) for p in (law, rebuilt))
+        sample = distribution.sample().clone()
+    shapes, rebuilt_shapes = ((p.batch_shape, p.event_shape) for p in (distribution, rebuilt))
     if shapes != rebuilt_shapes:
         raise ValueError(f"rebuilt, its shapes are {rebuilt_shapes}, not {shapes}")
-    log_prob, rebuilt_log_prob = law.log_prob(sample), rebuilt.log_prob(sample)
+    log_prob, rebuilt_log_prob = distribution.log_prob(sample), rebuilt.log_prob(sample)
     if bool(log_prob.isnan().any()):
         raise ValueError("its log-density at a sample is NaN")
     torch.testing.assert_close(rebuilt_log_prob, log_prob, msg="rebuilt, its log-density at a sample differs")

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""The scalars of the von Mises-Fisher law as elementwise formulas, without a derivative of their own.
+r"""The scalars of the von Mises-Fisher distribution as elementwise formulas, without a derivative of their own.
 
 Each is the uniform expansion at dimension m + 2n, in variables none of which is a difference, and then n steps of a
 recurrence whose terms have one sign. So each result is good to a few roundings of its own size, in float32 too. The

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Laws of a direction: von Mises-Fisher and uniform, on the unit sphere of any dimension."""
+"""Distributions of a direction: von Mises-Fisher and uniform, on the unit sphere of any dimension."""
 
 import operator
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ class VonMisesFisherStable(TorchDistribution):
         \log C_m(\kappa) = -S - L(\kappa), \quad L(\kappa) = \log {}_0F_1(; \tfrac m2; \tfrac{\kappa^2}4),
 
     with the log-area S of the unit sphere of :math:`R^m`, with respect to that area. With :math:`\kappa = 0` it is the
-    uniform law. The mean is :math:`A \mu` with :math:`A = L' = I_{m/2}(\kappa) / I_{m/2-1}(\kappa)`.
+    uniform distribution. The mean is :math:`A \mu` with :math:`A = L' = I_{m/2}(\kappa) / I_{m/2-1}(\kappa)`.
 
     Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks". They
     approximate A by the mean of two bounds and the logarithm of the Bessel function piecewise (theorems 1 to 3), which
     is off by up to 72 nats at m = 500. Both are exact here, and no formula is a difference of large numbers.
     ``rsample`` is differentiable in both parameters without the correction term of their eq. 20 (which has a factor 1/2
-    in place of (m-3)/2): the derivative in the concentration is that of implicit reparameterisation.
+    in place of (m-3)/2): the derivative in the concentration is that of implicit reparameterization.
 
     :param Tensor loc: :math:`\mu`, the mean direction: unit vectors, ``[*batch, m]`` with m at least 2.
     :param concentration: :math:`\kappa`, at least 0 and finite, ``[*batch]``; broadcasts with the batch of ``loc``.
@@ -44,10 +44,10 @@ class VonMisesFisherStable(TorchDistribution):
     Example::
 
         >>> from torch.nn.functional import normalize
-        >>> law = VonMisesFisherStable(normalize(torch.ones(800, 500), dim=-1), torch.tensor(500.0))
-        >>> law.batch_shape, law.event_shape
+        >>> distribution = VonMisesFisherStable(normalize(torch.ones(800, 500), dim=-1), torch.tensor(500.0))
+        >>> distribution.batch_shape, distribution.event_shape
         (torch.Size([800]), torch.Size([500]))
-        >>> float((law.mean * law.mode).sum(-1)[0])  # the mean cosine
+        >>> float((distribution.mean * distribution.mode).sum(-1)[0])  # the mean cosine
         0.618...
     """
 
@@ -120,7 +120,7 @@ class VonMisesFisherStable(TorchDistribution):
         return sample_direction(self.loc.expand(shape), gap)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        r"""The normalised log-density, ``[*sample, *batch]``, as :math:`-S + (\kappa - L) - \kappa \|x - \mu\|^2 / 2`.
+        r"""The normalized log-density, ``[*sample, *batch]``, as :math:`-S + (\kappa - L) - \kappa \|x - \mu\|^2 / 2`.
 
         On the sphere that is :math:`\log C_m + \kappa \mu \cdot x`, without the cancellation of its two terms.
         """
@@ -132,7 +132,7 @@ class VonMisesFisherStable(TorchDistribution):
         return (peak - 0.5 * concentration * distance).to(self.loc.dtype)
 
     def entropy(self) -> Tensor:
-        """Exact differential entropy in nats, ``[*batch]``: the sphere's log-area less the KL to the uniform law."""
+        """Exact differential entropy in nats, ``[*batch]``: the sphere's log-area less the KL to the uniform."""
         kl = special.vmf_kl_to_uniform(_rows(self), self.dim)
         return (special.log_sphere_area(self.dim) - kl).to(self.loc.dtype)
 
@@ -141,7 +141,7 @@ class VonMisesFisherStable(TorchDistribution):
 
 
 class HypersphericalUniform(TorchDistribution):
-    r"""The uniform law on the unit sphere of :math:`R^m`.
+    r"""The uniform distribution on the unit sphere of :math:`R^m`.
 
     :param int dim: m, the dimension of the space that the sphere lies in, at least 2.
     :param batch_shape: the shape of independent directions.
@@ -151,10 +151,10 @@ class HypersphericalUniform(TorchDistribution):
     Example::
 
         >>> import math
-        >>> law = HypersphericalUniform(3, batch_shape=(4,), like=torch.zeros((), dtype=torch.float64))
-        >>> law.sample().shape, law.sample().dtype
+        >>> distribution = HypersphericalUniform(3, batch_shape=(4,), like=torch.zeros((), dtype=torch.float64))
+        >>> distribution.sample().shape, distribution.sample().dtype
         (torch.Size([4, 3]), torch.float64)
-        >>> abs(float(law.entropy()[0]) - math.log(4 * math.pi)) < 1e-15
+        >>> abs(float(distribution.entropy()[0]) - math.log(4 * math.pi)) < 1e-15
         True
     """
 
@@ -175,7 +175,7 @@ class HypersphericalUniform(TorchDistribution):
         _check_dim("HypersphericalUniform", "dim", dim)
         if like is not None and not like.is_floating_point():
             raise ValueError(f"HypersphericalUniform: like must be a floating-point tensor, got {like.dtype}")
-        # Of the law's own tensors, which is what moves with it to another dtype or device.
+        # Of the distribution's own tensors, which is what moves with it to another dtype or device.
         self.like = torch.zeros(()) if like is None else like.new_zeros(())
         super().__init__(torch.Size(batch_shape), torch.Size((dim,)), validate_args=validate_args)
 
@@ -205,7 +205,7 @@ class HypersphericalUniform(TorchDistribution):
         return (self.like + 1.0 / self.dim).expand(self._extended_shape())
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
-        """A draw, ``[*sample_shape, *batch, m]``; the law has no parameter that a gradient could flow to."""
+        """A draw, ``[*sample_shape, *batch, m]``; the distribution has no parameter that a gradient could flow to."""
         return sample_uniform_direction(self._extended_shape(torch.Size(sample_shape)), self.like)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -221,7 +221,8 @@ class HypersphericalUniform(TorchDistribution):
 
 
 def kl_von_mises_fisher(q: VonMisesFisherStable, p: VonMisesFisherStable) -> Tensor:
-    r"""KL between two von Mises-Fisher laws, never negative; see :func:`~pyro_radial.distributions.special.vmf_kl`.
+    r"""KL between two von Mises-Fisher distributions, never negative; see
+    :func:`~pyro_radial.distributions.special.vmf_kl`.
 
     Oh, Adamczewski and Park (2019), eq. 34 and 36, give its gradients with a wrong sign in one term; it is
     :math:`(\kappa_q - \kappa_p\, \mu_q \cdot \mu_p) A'(\kappa_q)` in :math:`\kappa_q`.
@@ -233,21 +234,21 @@ def kl_von_mises_fisher(q: VonMisesFisherStable, p: VonMisesFisherStable) -> Ten
 
 
 def kl_von_mises_fisher_to_uniform(q: VonMisesFisherStable, p: HypersphericalUniform) -> Tensor:
-    """KL from a von Mises-Fisher law to the uniform one: what its entropy lacks to the log-area of the sphere."""
+    """KL to the uniform distribution: what the entropy lacks to the log-area of the sphere."""
     _check_same_sphere(q, p)
     kl = special.vmf_kl_to_uniform(_rows(q), q.dim).to(q.loc.dtype)
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_uniform_to_von_mises_fisher(q: HypersphericalUniform, p: VonMisesFisherStable) -> Tensor:
-    r"""KL from the uniform law to a von Mises-Fisher one: :math:`L(\kappa)`."""
+    r"""KL from the uniform distribution to a von Mises-Fisher one: :math:`L(\kappa)`."""
     _check_same_sphere(q, p)
     kl = special.log_mean_exp_cosine(_rows(p), q.dim).to(q.like.dtype)
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_uniform(q: HypersphericalUniform, p: HypersphericalUniform) -> Tensor:
-    """KL between two uniform laws of one sphere: zero."""
+    """KL between two uniform distributions of one sphere: zero."""
     _check_same_sphere(q, p)
     return q.like.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
@@ -257,9 +258,9 @@ def _check_same_sphere(q: TorchDistribution, p: TorchDistribution) -> None:
         raise NotImplementedError
 
 
-def _rows(law: VonMisesFisherStable) -> Tensor:
+def _rows(distribution: VonMisesFisherStable) -> Tensor:
     """The concentration in the dtype of sums, so that results are rounded once."""
-    return law.concentration.to(special.accumulation_dtype(law.concentration))
+    return distribution.concentration.to(special.accumulation_dtype(distribution.concentration))
 
 
 def _checked(loc: Any, concentration: Any) -> tuple[Tensor, Tensor]:
@@ -276,9 +277,9 @@ def _checked(loc: Any, concentration: Any) -> tuple[Tensor, Tensor]:
     return loc, concentration
 
 
-def _check_dim(law: str, name: str, dim: int) -> None:
+def _check_dim(distribution: str, name: str, dim: int) -> None:
     if dim < 2:
         raise ValueError(
-            f"{law}: {name} must be at least 2, got {dim}; a direction in one dimension is a sign: use a law of signs, "
-            "such as a Rademacher or Bernoulli one, or a normal"
+            f"{distribution}: {name} must be at least 2, got {dim}; in one dimension a direction is a sign: use a "
+            "distribution of signs, such as a Rademacher or Bernoulli one, or a normal"
         )

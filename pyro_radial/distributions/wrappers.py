@@ -1,76 +1,221 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Distributions that reshape, mask or repeat another one."""
+"""The one place that takes distributions apart: whatever repeats, reshapes, masks or transforms another one."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import pyro
+import pyro.distributions as dist
 import torch
-from pyro.distributions import constraints
-from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
+from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution, TorchDistributionMixin
+from pyro.distributions.util import scale_and_mask
 from torch import Tensor
-from torch.distributions import Independent, TransformedDistribution
+from torch.distributions import Distribution, Independent, TransformedDistribution
+from torch.distributions.transforms import AffineTransform, ComposeTransform, IndependentTransform, Transform
+
+from pyro_radial._compat import own_mask
+from pyro_radial.distributions.special import accumulation_dtype
+
+__all__ = [
+    "carry_to_batch",
+    "elementary",
+    "expanded",
+    "leaf",
+    "map_leaf",
+    "mask_of",
+    "pull_back",
+    "to_like",
+    "unexpanded",
+    "unmasked",
+]
 
 WRAPPERS = (Independent, MaskedDistribution, ExpandedDistribution)
 
 
 def leaf(distribution: Any) -> Any:
-    """The distribution inside any nesting of wrappers.
+    """The distribution inside any nesting of ``to_event``, ``mask`` and ``expand``; a transformed one is a leaf.
 
-    >>> import pyro.distributions as dist
-    >>> type(leaf(dist.Normal(0.0, 1.0).expand([3, 2]).to_event(1).mask(True))).__name__
-    'Normal'
+    Example::
+
+        >>> type(leaf(dist.Normal(0.0, 1.0).expand([3, 2]).to_event(1).mask(True))).__name__
+        'Normal'
     """
     while isinstance(distribution, WRAPPERS):
         distribution = distribution.base_dist
     return distribution
 
 
-def is_real(support: Any) -> bool:
-    """Whether a constraint lets every real value pass, whatever the shape.
+def map_leaf(function: Callable[[Any], Any], distribution: Any) -> Any:
+    """The same nesting around ``function(leaf)``; the distribution itself where the leaf stays what it is.
 
-    >>> import pyro.distributions as dist
-    >>> is_real(dist.Normal(0.0, 1.0).expand([3]).to_event(1).support), is_real(dist.LogNormal(0.0, 1.0).support)
-    (True, False)
+    :param function: from a distribution to one of the same batch and event shape.
+    :param distribution: any nesting; it is not changed.
+
+    Example::
+
+        >>> rows = dist.Normal(torch.zeros(2, 3), 1.0).to_event(1).mask(torch.tensor([True, False]))
+        >>> map_leaf(lambda normal: dist.Laplace(normal.loc, normal.scale), rows).log_prob(torch.zeros(2, 3))
+        tensor([-2.0794,  0.0000])
     """
-    return _innermost(support) is constraints.real
+    if not isinstance(distribution, WRAPPERS):
+        return function(distribution)
+    inner = map_leaf(function, distribution.base_dist)
+    if inner is distribution.base_dist:
+        return distribution
+    if isinstance(distribution, Independent):
+        return dist.Independent(inner, distribution.reinterpreted_batch_ndims, validate_args=False)
+    if isinstance(distribution, MaskedDistribution):
+        return MaskedDistribution(inner, own_mask(distribution))
+    return expanded(inner, distribution.batch_shape)
 
 
-def is_on_sphere(support: Any) -> bool:
-    """Whether a constraint lets unit vectors pass, whatever the shape.
+def carry_to_batch(of_leaf: Callable[[Any], Tensor], distribution: Any) -> Tensor:
+    """A quantity that the leaf has for each element of its batch, as that of the whole nesting.
 
-    >>> import pyro.distributions as dist
-    >>> is_on_sphere(dist.ProjectedNormal(torch.ones(2, 3)).to_event(1).support), is_on_sphere(constraints.real)
-    (True, False)
+    As a log-density it is summed over dimensions that became part of the event, zero where masked, and repeated where
+    expanded.
+
+    :param of_leaf: from the leaf to a tensor that has its batch shape or broadcasts over it.
+    :param distribution: any nesting.
+
+    Example::
+
+        >>> carry_to_batch(lambda normal: normal.entropy(), dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        tensor(4.2568, dtype=torch.float64)
     """
-    return _innermost(support) is constraints.sphere
+    if not isinstance(distribution, WRAPPERS):
+        return of_leaf(distribution)
+    value = carry_to_batch(of_leaf, distribution.base_dist)
+    if isinstance(distribution, MaskedDistribution):
+        return scale_and_mask(value, mask=own_mask(distribution))
+    if isinstance(distribution, ExpandedDistribution):
+        return value.expand(torch.broadcast_shapes(value.shape, distribution.batch_shape))
+    dims = tuple(range(-distribution.reinterpreted_batch_ndims, 0))
+    return value.sum(dims, dtype=accumulation_dtype(value)) if dims else value
 
 
-def _innermost(support: Any) -> Any:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support
+def mask_of(distribution: Any) -> Any:
+    """The mask over the batch, a tensor or a bool; None where there is none.
 
+    :raises ValueError: naming the classes, where it masks single elements of the event.
 
-def unexpanded(tensor: Tensor, keep: int = 0) -> Tensor:
-    """The tensor with its repeated dimensions at size one: the scale of N(0, 1) on a million weights is one number.
+    Example::
 
-    :param int keep: how many of the last dimensions stay as they are.
+        >>> mask_of(dist.Normal(torch.zeros(2, 3), 1.0).to_event(1).mask(torch.tensor([True, False])))
+        tensor([ True, False])
     """
-    strides = tensor.stride()[: tensor.dim() - keep]
-    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+    mask, event_dims = None, 0
+    while isinstance(distribution, WRAPPERS):
+        if isinstance(distribution, MaskedDistribution):
+            if event_dims:
+                raise ValueError(f"{type(leaf(distribution)).__name__} is masked inside its event")
+            own = own_mask(distribution)
+            mask = own if mask is None else mask & own
+        if isinstance(distribution, Independent):
+            event_dims += distribution.reinterpreted_batch_ndims
+        distribution = distribution.base_dist
+    return mask
+
+
+def unmasked(distribution: Any) -> Any:
+    """The same distribution without its masks, which say nothing of its draws.
+
+    Example::
+
+        >>> unmasked(dist.Normal(torch.zeros(3), 1.0).mask(False).to_event(1)).log_prob(torch.zeros(3))
+        tensor(-2.7568)
+    """
+    if isinstance(distribution, MaskedDistribution):
+        return unmasked(distribution.base_dist)
+    if not isinstance(distribution, (*WRAPPERS, TransformedDistribution)):
+        return distribution
+    inner = unmasked(distribution.base_dist)
+    if inner is distribution.base_dist:
+        return distribution
+    new = copy.copy(distribution)
+    new.base_dist = inner
+    return new
+
+
+def pull_back(distribution: Any, transforms: Sequence[Transform]) -> Any:
+    """The distribution whose pushforward under ``transforms`` is the one given.
+
+    Transforms that the two have in common cancel; of what is left over, the inverse is applied.
+
+    :param distribution: any nesting without masks.
+    :param transforms: bijections in the order of their application, elementary ones.
+    :raises NotImplementedError: for a masked distribution: what is left out of its density has no preimage.
+
+    Example::
+
+        >>> from torch.distributions import ExpTransform
+        >>> pull_back(dist.LogNormal(torch.zeros(3), 1.0).to_event(1), [ExpTransform()]).base_dist
+        Normal(loc: torch.Size([3]), scale: torch.Size([3]))
+    """
+    if not transforms:
+        return distribution
+    if _is_masked(distribution):
+        raise NotImplementedError(f"{type(leaf(distribution)).__name__} is masked, so that it has no preimage")
+    return map_leaf(lambda inner: _pulled_back(inner, list(transforms)), distribution)
+
+
+def _is_masked(distribution: Any) -> bool:
+    while isinstance(distribution, WRAPPERS):
+        if isinstance(distribution, MaskedDistribution):
+            return True
+        distribution = distribution.base_dist
+    return False
+
+
+def _pulled_back(distribution: Any, transforms: list[Transform]) -> Any:
+    if isinstance(distribution, TransformedDistribution):
+        own = elementary(distribution.transforms)
+        if own == transforms[len(transforms) - len(own) :]:
+            return pull_back(distribution.base_dist, transforms[: len(transforms) - len(own)])
+        front = len(own) - len(transforms)
+        if front > 0 and own[front:] == transforms:
+            return dist.TransformedDistribution(distribution.base_dist, own[:front], validate_args=False)
+    inverses = [transform.inv for transform in reversed(transforms)]
+    return dist.TransformedDistribution(distribution, inverses, validate_args=False)
+
+
+def elementary(transforms: Sequence[Transform]) -> list[Transform]:
+    """The transforms with composition, reinterpreted dimensions and the trivial affine map peeled off.
+
+    Example::
+
+        >>> from torch.distributions import biject_to, constraints
+        >>> elementary([biject_to(constraints.independent(constraints.greater_than(0.0), 1))])
+        [ExpTransform()]
+    """
+    flat: list[Transform] = []
+    for transform in transforms:
+        if isinstance(transform, IndependentTransform):
+            flat += elementary([transform.base_transform])
+        elif isinstance(transform, ComposeTransform):
+            flat += elementary(transform.parts)
+        elif not _is_identity(transform):
+            flat.append(transform)
+    return flat
+
+
+def _is_identity(transform: Transform) -> bool:
+    # biject_to(positive) is exp followed by an affine map with these very numbers.
+    if not isinstance(transform, AffineTransform) or isinstance(transform.loc, Tensor):
+        return False
+    return transform.loc == 0 and not isinstance(transform.scale, Tensor) and transform.scale == 1
 
 
 def expanded(distribution: Any, batch_shape: Sequence[int]) -> Any:
     """The distribution with a larger batch; unlike some of Pyro's own ``expand``, never changes the one given.
 
-    >>> import pyro.distributions as dist
-    >>> repeated = ExpandedDistribution(dist.Normal(0.0, 1.0))
-    >>> expanded(repeated, [3]).shape(), repeated.shape()
-    (torch.Size([3]), torch.Size([]))
+    Example::
+
+        >>> repeated = ExpandedDistribution(dist.Normal(0.0, 1.0))
+        >>> expanded(repeated, [3]).shape(), repeated.shape()
+        (torch.Size([3]), torch.Size([]))
     """
     return _own_copy(distribution).expand(torch.Size(batch_shape))
 
@@ -84,35 +229,38 @@ def _own_copy(distribution: Any) -> Any:
     return clone
 
 
-class Image(pyro.distributions.TransformedDistribution):
-    """A transformed law that knows its support: torch takes the image of an affine map for the whole line."""
+def unexpanded(tensor: Tensor, keep: int = 0) -> Tensor:
+    """The tensor with its repeated dimensions at size one: the scale of N(0, 1) on a million weights is one number.
 
-    _support: Any
+    :param int keep: how many of the last dimensions stay as they are.
 
-    @property
-    def support(self) -> Any:  # noqa: D102
-        return self._support
+    Example::
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        """The same law with a larger batch shape."""
-        return on_support(super().expand(batch_shape, _instance), self._support)
-
-
-def on_support(law: Any, support: Any) -> Any:
-    """The law, and where it is an image of another, with this as its support.
-
-    >>> import pyro.distributions as dist
-    >>> doubled = dist.TransformedDistribution(dist.LogNormal(0.0, 1.0), torch.distributions.AffineTransform(0.0, 2.0))
-    >>> doubled.support, on_support(doubled, constraints.positive).support
-    (Real(), GreaterThan(lower_bound=0.0))
+        >>> unexpanded(torch.ones(()).expand(3, 2)).shape
+        torch.Size([1, 1])
     """
-    new = copy.copy(law)
-    if type(law) in (pyro.distributions.TransformedDistribution, Image):
-        new.__class__ = Image
-        new._support = support
-    elif isinstance(law, Independent) and isinstance(support, constraints.independent):
-        rest = support.reinterpreted_batch_ndims - law.reinterpreted_batch_ndims
-        if rest >= 0:
-            inner = support.base_constraint
-            new.base_dist = on_support(law.base_dist, constraints.independent(inner, rest) if rest else inner)
-    return new
+    strides = tensor.stride()[: tensor.dim() - keep]
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+
+
+def to_like(distribution: Any, like: Tensor) -> Any:
+    """The same distribution with its tensors on the device and, where floating, in the dtype of ``like``.
+
+    :param distribution: any distribution, with those inside it; it is not changed.
+    :param Tensor like: a tensor of the wanted device and dtype.
+
+    Example::
+
+        >>> to_like(dist.Normal(0.0, 1.0).expand([3]).to_event(1), torch.zeros((), dtype=torch.float64)).mean.dtype
+        torch.float64
+    """
+    if isinstance(distribution, Tensor):
+        return distribution.to(like.device, like.dtype if distribution.is_floating_point() else distribution.dtype)
+    if type(distribution) in (list, tuple):
+        return type(distribution)(to_like(item, like) for item in distribution)
+    if isinstance(distribution, Distribution | TorchDistributionMixin | Transform):
+        clone = copy.copy(distribution)
+        for key, item in vars(distribution).items():
+            clone.__dict__[key] = to_like(item, like)
+        return clone
+    return distribution

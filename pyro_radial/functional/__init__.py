@@ -4,14 +4,14 @@
 """Priors on functions instead of weights, how far functions are from them, and where to compare."""
 
 from pyro_radial.functional.adversarial import AdversarialPoints
-from pyro_radial.functional.contexts import FromData, FromSampler, Together, UniformBox
+from pyro_radial.functional.contexts import Concatenated, FromData, FromSampler, UniformBox
 from pyro_radial.functional.divergences import DivergenceEstimate, GaussianKL, RegularisedKL, SteinKL
 from pyro_radial.functional.implicit_priors import (
+    BNNPrior,
     ImplicitProcess,
     Mixture,
     PiecewiseConstant,
     PiecewiseLinear,
-    RadialBNNPrior,
     Sum,
 )
 from pyro_radial.functional.priors import FunctionPrior, GaussianProcess
@@ -19,6 +19,8 @@ from pyro_radial.functional.scores import GaussianMoments, SpectralStein, Stein
 
 __all__ = [
     "AdversarialPoints",
+    "BNNPrior",
+    "Concatenated",
     "DivergenceEstimate",
     "FromData",
     "FromSampler",
@@ -30,12 +32,10 @@ __all__ = [
     "Mixture",
     "PiecewiseConstant",
     "PiecewiseLinear",
-    "RadialBNNPrior",
     "RegularisedKL",
     "SpectralStein",
     "Stein",
     "SteinKL",
     "Sum",
-    "Together",
     "UniformBox",
 ]

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pyro_radial._checks import positive_float
 from pyro_radial.functional.contexts import UniformBox
-from pyro_radial.nn.validation import positive_float
 
 __all__ = ["AdversarialPoints"]
 
@@ -17,13 +17,13 @@ __all__ = ["AdversarialPoints"]
 class AdversarialPoints:
     """A context whose points climb the divergence of the functions from their prior, one step at a time.
 
-    The divergence of two laws of functions is its supremum over all finite sets of points, so the functional ELBO is a
-    game: the network descends it, the points ascend. Points start at random in the box and never leave it. Each step
-    is one of Adam in coordinates where the box is the unit cube.
+    The divergence of two distributions of functions is its supremum over all finite sets of points, so the functional
+    ELBO is a game: the network descends it, the points ascend. Points start at random in the box and never leave it.
+    Each step is one of Adam in coordinates where the box is the unit cube.
 
-    Source: Sun et al. (2019), section 3.2, who found that it generalises less well than points drawn at random: it
+    Source: Sun et al. (2019), section 3.2, who found that it generalizes less well than points drawn at random: it
     ends near the data, where most is known of the function, and nothing shapes the function elsewhere. Put random ones
-    beside it with :class:`~pyro_radial.functional.Together`.
+    beside it with :class:`~pyro_radial.functional.Concatenated`.
 
     Example::
 
@@ -44,7 +44,7 @@ class AdversarialPoints:
             raise ValueError(f"box must be a UniformBox, but is {type(box).__name__}")
         self.box = box
         self.lr = positive_float("lr", lr)
-        # No module: an optimiser that trains the network would take the points for its own, and descend.
+        # No module: an optimizer that trains the network would take the points for its own, and descend.
         self._unit: Tensor | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._like: Tensor | None = None

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial.nn.validation import positive_count
+from pyro_radial._checks import positive_count
 
-__all__ = ["FromData", "FromSampler", "Together", "UniformBox"]
+__all__ = ["Concatenated", "FromData", "FromSampler", "UniformBox"]
 
 Context = Callable[[Tensor], Tensor]
 
@@ -45,7 +45,7 @@ class UniformBox:
             raise ValueError(f"low has shape {list(self.low.shape)}, but high has shape {list(self.high.shape)}")
         if bool((self.low > self.high).any()):
             raise ValueError("low must not be above high")
-        self.num_points = positive_count("num_points", "the number of points", num_points)
+        self.num_points = positive_count("num_points", num_points)
 
     @classmethod
     def around(cls, x_train: Tensor, num_points: int, margin: float = 0.5) -> UniformBox:
@@ -103,7 +103,7 @@ class FromData:
 
     def __init__(self, points: Tensor, num_points: int) -> None:
         self.points = _points("points", points)
-        self.num_points = positive_count("num_points", "the number of points", num_points)
+        self.num_points = positive_count("num_points", num_points)
         if num_points > len(points):
             raise ValueError(f"num_points is {num_points}, but points has only {len(points)} rows")
 
@@ -134,7 +134,7 @@ class FromSampler:
         if not callable(function):
             raise ValueError(f"function must be a function of a number of points, but is {function!r}")
         self.function = function
-        self.num_points = positive_count("num_points", "the number of points", num_points)
+        self.num_points = positive_count("num_points", num_points)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Points ``[M, ...]``."""
@@ -148,13 +148,13 @@ class FromSampler:
         return f"FromSampler({getattr(self.function, '__name__', self.function)}, num_points={self.num_points})"
 
 
-class Together:
+class Concatenated:
     """The points of several contexts, one after the other.
 
     Example::
 
         >>> far, near = UniformBox(-9.0, 9.0, num_points=10), UniformBox(-1.0, 1.0, num_points=30)
-        >>> Together([far, near])(torch.zeros(4, 2)).shape
+        >>> Concatenated([far, near])(torch.zeros(4, 2)).shape
         torch.Size([40, 2])
 
     :param contexts: at least one.
@@ -180,7 +180,7 @@ class Together:
                 context.ascend(objective)
 
     def __repr__(self) -> str:
-        return f"Together({list(self.contexts)})"
+        return f"Concatenated({list(self.contexts)})"
 
 
 def _finite(argument: str, value: Any) -> Tensor:

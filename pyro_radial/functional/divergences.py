@@ -1,11 +1,12 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""The divergence of the law of a network's function values from a prior on functions, at finitely many points.
+r"""The divergence of the distribution of a network's function values from a prior on functions, at finitely many
+points.
 
 A divergence is a function ``divergence(f, x, prior)`` of draws of function values ``[S, N, O]`` at points ``x`` that
-returns a :class:`DivergenceEstimate`. The draws must carry gradients to the parameters of their law, and are treated as
-draws of one vector of N O values, with two exceptions that their docstrings name.
+returns a :class:`DivergenceEstimate`. The draws must carry gradients to the parameters of their distribution, and are
+treated as draws of one vector of N O values, with two exceptions that their docstrings name.
 """
 
 import math
@@ -16,10 +17,10 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
+from pyro_radial._checks import positive_count, positive_float
 from pyro_radial.functional.gaussian import cholesky, with_diagonal
 from pyro_radial.functional.priors import FunctionPrior, check_values
 from pyro_radial.functional.scores import Stein
-from pyro_radial.nn.validation import positive_count, positive_float
 
 __all__ = ["DivergenceEstimate", "GaussianKL", "RegularisedKL", "SteinKL"]
 
@@ -38,9 +39,9 @@ class DivergenceEstimate(NamedTuple):
 
 
 class SteinKL:
-    r"""The gradient of the KL divergence by the scores of both laws, for laws of any form.
+    r"""The gradient of the KL divergence by the scores of both distributions, for distributions of any form.
 
-    Since the expected score of a law is zero, for reparameterised draws f of q
+    Since the expected score of a distribution is zero, for reparameterized draws f of q
 
     .. math:: \nabla_\phi KL(q \| p) = E\big[ \nabla_\phi f \cdot (\nabla_f \log q(f) - \nabla_f \log p(f)) \big],
 
@@ -59,11 +60,11 @@ class SteinKL:
         >>> log_scale = torch.zeros((), requires_grad=True)
         >>> f = log_scale.exp() * torch.randn(1000, 3, 1)
         >>> SteinKL()(f, x, GaussianProcess(RBF(1), noise=1.0)).surrogate.backward()
-        >>> bool(log_scale.grad < 0)  # a law that is too narrow, told to widen
+        >>> bool(log_scale.grad < 0)  # a distribution that is too narrow, told to widen
         True
 
     :param estimator: estimates the score of q: any of :mod:`~pyro_radial.functional.scores`; ``Stein()`` by default,
-        the one that is right for normal laws (slope of the estimate on the truth 0.98 in the mean of 10 to 60
+        the one that is right for normal distributions (slope of the estimate on the truth 0.98 in the mean of 10 to 60
         dimensions and 100 to 500 draws, ``benchmarks/score_estimators.py``) and also follows others.
     :param prior_estimator: estimates that of a prior without a known score; like ``estimator`` by default.
     :param int num_prior_samples: draws of such a prior.
@@ -81,7 +82,7 @@ class SteinKL:
                 raise ValueError(f"{name} must be a function of samples and values, but is {given!r}")
         self.estimator: ScoreEstimator = Stein() if estimator is None else estimator
         self.prior_estimator = self.estimator if prior_estimator is None else prior_estimator
-        self.num_prior_samples = positive_count("num_prior_samples", "draws of the prior", num_prior_samples)
+        self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """The surrogate; the value is None."""
@@ -101,7 +102,7 @@ class SteinKL:
 
 
 class GaussianKL:
-    r"""The KL divergence between the normal laws with the moments of the draws and of the prior.
+    r"""The KL divergence between the normal distributions with the moments of the draws and of the prior.
 
     With n draws of d values, of mean m and covariance S (divided by :math:`\nu = n - 1`), and a prior with moments
     :math:`\mu, K`,
@@ -114,10 +115,10 @@ class GaussianKL:
     log-determinant of a Wishart matrix lies below that of its mean in expectation, and the 1/n takes out the spread of
     m. The plain moments of 200 draws at 12 points, divided by n, would give 0.23 nats too much.
 
-    A law that is not normal has a larger divergence from a normal prior than its moments say. For a prior that is not
-    Gaussian, the moments are those of draws of it, with the same corrections for them, and that of
+    A distribution that is not normal has a larger divergence from a normal prior than its moments say. For a prior that
+    is not Gaussian, the moments are those of draws of it, with the same corrections for them, and that of
     :class:`~pyro_radial.functional.scores.GaussianMoments` for the inverse of their covariance; what is estimated then
-    is the divergence from the normal law nearest to the prior.
+    is the divergence from the normal distribution nearest to the prior.
 
     Source: the moments of a Wishart matrix, e.g. Bishop (2006), "Pattern Recognition and Machine Learning", eq. B.81.
 
@@ -130,7 +131,7 @@ class GaussianKL:
         >>> bool(value.abs() < 0.02)  # of the prior from itself
         True
 
-    :param bool factorise: False for the divergence of all outputs jointly, which needs more than N O draws. True
+    :param bool factorize: False for the divergence of all outputs jointly, which needs more than N O draws. True
         for the sum over outputs of the divergence of each by itself, for which more than N draws suffice. Under a prior
         with independent outputs this leaves out how much q's outputs know of each other, and so is at most the joint
         divergence: a loss with it is no longer a bound unless q's outputs are independent too.
@@ -139,9 +140,9 @@ class GaussianKL:
         Pyro's validation) if their covariance is singular: the divergence is infinite.
     """
 
-    def __init__(self, factorise: bool = False, num_prior_samples: int = 1000) -> None:
-        self.factorise = factorise
-        self.num_prior_samples = positive_count("num_prior_samples", "draws of the prior", num_prior_samples)
+    def __init__(self, factorize: bool = False, num_prior_samples: int = 1000) -> None:
+        self.factorize = factorize
+        self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """The divergence, as a surrogate and a value."""
@@ -170,29 +171,29 @@ class GaussianKL:
         if len(f) < 2:
             raise ValueError(f"{name} must be at least two draws, but is {len(f)}")
         by_output = f.double().permute(2, 0, 1)
-        blocks = by_output if self.factorise else by_output.transpose(0, 1).flatten(1).unsqueeze(0)
+        blocks = by_output if self.factorize else by_output.transpose(0, 1).flatten(1).unsqueeze(0)
         mean = blocks.mean(-2)
-        centred = blocks - mean.unsqueeze(-2)
-        return _Moments(mean, centred.mT @ centred / (len(f) - 1), len(f))
+        centered = blocks - mean.unsqueeze(-2)
+        return _Moments(mean, centered.mT @ centered / (len(f) - 1), len(f))
 
     def _prior_moments(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> "_Moments":
         try:
             mean, covariance = prior.moments(x, f.shape[-1])
         except NotImplementedError:
             return self._moments(prior.sample(x, self.num_prior_samples, f.shape[-1]), "num_prior_samples")
-        if self.factorise:
+        if self.factorize:
             return _Moments(mean.mT, covariance, None)
         return _Moments(mean.mT.reshape(1, -1), torch.block_diag(*covariance).unsqueeze(0), None)
 
 
 class RegularisedKL(GaussianKL):
-    r"""The KL divergence between the normal laws of :class:`GaussianKL` with more noise on both.
+    r"""The KL divergence between the normal distributions of :class:`GaussianKL` with more noise on both.
 
     .. math:: KL\big( \mathcal N(m, S + \gamma N I)\ \|\ \mathcal N(\mu, K + \gamma N I) \big)
 
     for N points. It is finite where the divergence of functions is infinite, as that of most networks from most
-    Gaussian processes: where draws of one law never are draws of the other, or there are fewer draws than values.
-    As N grows it tends to a divergence of laws of functions that all points together define. With
+    Gaussian processes: where draws of one distribution never are draws of the other, or there are fewer draws than
+    values. As N grows it tends to a divergence of distributions of functions that all points together define. With
     :math:`\gamma \to 0` it is :class:`GaussianKL`.
 
     The corrections for sampled moments are those of :class:`GaussianKL` in the limit. Else they are right in the first
@@ -201,7 +202,7 @@ class RegularisedKL(GaussianKL):
     inverse becomes :math:`A - (W^2 + W \operatorname{tr} W) A / \nu` with :math:`W = A C`.
 
     Source: Cinquin and Bamler (2025), "Well-Defined Function-Space Variational Inference in Bayesian Neural Networks
-    via Regularized KL-Divergence" (arXiv 2406.04317), section 4, who know the moments of linearised networks and so
+    via Regularized KL-Divergence" (arXiv 2406.04317), section 4, who know the moments of linearized networks and so
     need no correction.
 
     Example::
@@ -214,13 +215,13 @@ class RegularisedKL(GaussianKL):
         True
 
     :param float gamma: the variance of the noise, per point.
-    :param bool factorise: as in :class:`GaussianKL`.
+    :param bool factorize: as in :class:`GaussianKL`.
     :param int num_prior_samples: as there.
     :raises ValueError: naming the argument that does not fit.
     """
 
-    def __init__(self, gamma: float, factorise: bool = False, num_prior_samples: int = 1000) -> None:
-        super().__init__(factorise, num_prior_samples)
+    def __init__(self, gamma: float, factorize: bool = False, num_prior_samples: int = 1000) -> None:
+        super().__init__(factorize, num_prior_samples)
         self.gamma = positive_float("gamma", gamma)
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
@@ -228,12 +229,12 @@ class RegularisedKL(GaussianKL):
         check_values(f, x)
         noise = self.gamma * len(x)
         q, p = self._moments(f, "f"), self._prior_moments(f, x, prior)
-        factors = [torch.linalg.cholesky_ex(with_diagonal(law.covariance, noise)).L for law in (q, p)]
+        factors = [torch.linalg.cholesky_ex(with_diagonal(distribution.covariance, noise)).L for distribution in (q, p)]
         return _estimate(f, _kl(q, factors[0], p, factors[1], noise))
 
 
 class _Moments(NamedTuple):
-    """Mean ``[B, d]`` and covariance ``[B, d, d]`` of laws of one block of values each."""
+    """Mean ``[B, d]`` and covariance ``[B, d, d]`` of distributions of one block of values each."""
 
     mean: Tensor
     covariance: Tensor
@@ -286,8 +287,8 @@ def _unbiased_inverse(inverse: Tensor, covariance: Tensor, num_samples: int) -> 
     return inverse - (share @ share + trace * share) @ inverse / (num_samples - 1)
 
 
-def _trace_of_product(matrix: Tensor, law: _Moments) -> Tensor:
-    return (matrix * law.covariance).sum((-2, -1))
+def _trace_of_product(matrix: Tensor, distribution: _Moments) -> Tensor:
+    return (matrix * distribution.covariance).sum((-2, -1))
 
 
 def _log_det(factor: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_radial.nn.validation import positive_count, positive_float
+from pyro_radial._checks import positive_count, positive_float
 
 
-def maximise_marginal_likelihood(
+def maximize_marginal_likelihood(
     log_marginal_likelihood: Callable[[Tensor, Tensor], Tensor],
     parameters: Sequence[Tensor],
     data: tuple[Tensor, Tensor],
@@ -25,13 +25,13 @@ def maximise_marginal_likelihood(
     """Climbs with Adam, each step on a random subset of at most ``num_points`` data.
 
     A subset's marginal likelihood is that of a smaller data set, no unbiased estimate of the whole one's: it is
-    maximised per datum, so that its size does not change the step.
+    maximized per datum, so that its size does not change the step.
 
     :returns: the objective per datum and output before each step, ``[steps]``.
     :raises ValueError: naming the number that does not fit.
     """
-    positive_count("num_points", "the number of data in a step", num_points)
-    positive_count("steps", "the number of steps", steps)
+    positive_count("num_points", num_points)
+    positive_count("steps", steps)
     x, y = data
     optimizer = torch.optim.Adam(parameters, lr=positive_float("lr", lr), maximize=True)
     history = y.new_empty(steps)

@@ -15,13 +15,13 @@ from pyro.infer.autoguide import AutoGuide, AutoGuideList
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from pyro_radial._checks import positive_float
 from pyro_radial._naming import rename_tree, unique_name
 from pyro_radial.functional.gaussian import gaussian_log_prob, gaussian_score
 from pyro_radial.functional.priors import FunctionPrior, check_values
 from pyro_radial.nn.bayesian_module import BayesianModule
-from pyro_radial.nn.validation import positive_float
 
-__all__ = ["ImplicitProcess", "Mixture", "PiecewiseConstant", "PiecewiseLinear", "RadialBNNPrior", "Sum"]
+__all__ = ["BNNPrior", "ImplicitProcess", "Mixture", "PiecewiseConstant", "PiecewiseLinear", "Sum"]
 
 
 class ImplicitProcess(FunctionPrior):
@@ -191,7 +191,7 @@ class Mixture(FunctionPrior):
         return self._joint(f, x).logsumexp(0).to(f.dtype)
 
     def extra_repr(self) -> str:
-        """The normalised weights."""
+        """The normalized weights."""
         return f"weights={self.weights}"
 
     def _joint(self, f: Tensor, x: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ class Sum(FunctionPrior):
         return torch.stack([prior.sample(x, num_samples, num_outputs) for prior in self.priors]).sum(0)
 
 
-class RadialBNNPrior(FunctionPrior):
+class BNNPrior(FunctionPrior):
     """The functions of a Bayesian network: under its own prior on weights, or under a trained guide.
 
     Any :class:`~pyro_radial.nn.BayesianModule` and any guide for it, radial or not. The network, and a guide that is a
@@ -272,7 +272,7 @@ class RadialBNNPrior(FunctionPrior):
         >>> bnn = BayesianModule(nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)))
         >>> guide = AutoRadial(bnn)
         >>> guide.setup(torch.zeros(2, 1))
-        >>> before_data, after_data = RadialBNNPrior(bnn), RadialBNNPrior(bnn, guide)
+        >>> before_data, after_data = BNNPrior(bnn), BNNPrior(bnn, guide)
         >>> after_data.sample(torch.rand(7, 1), num_samples=5).shape
         torch.Size([5, 7, 1])
 
@@ -297,7 +297,7 @@ class RadialBNNPrior(FunctionPrior):
         self.requires_grad_(False)
         self.eval()
 
-    def train(self, mode: bool = True) -> "RadialBNNPrior":
+    def train(self, mode: bool = True) -> "BNNPrior":
         """Leaves the copies in evaluation mode: a prior drops no units, and keeps running statistics as they are."""
         return super().train(False)
 

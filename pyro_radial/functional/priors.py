@@ -12,6 +12,7 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
+from pyro_radial._checks import positive_count, positive_float
 from pyro_radial.functional.gaussian import (
     JITTER,
     cholesky,
@@ -20,15 +21,14 @@ from pyro_radial.functional.gaussian import (
     gaussian_score,
     with_diagonal,
 )
-from pyro_radial.functional.gp_fit import maximise_marginal_likelihood
+from pyro_radial.functional.gp_fit import maximize_marginal_likelihood
 from pyro_radial.functional.kernels import Covariance, own_copy
-from pyro_radial.nn.validation import positive_count, positive_float
 
 __all__ = ["FunctionPrior", "GaussianProcess"]
 
 
 class FunctionPrior(nn.Module):
-    """A law of functions, known by the laws of its values at any finite set of points.
+    """A distribution of functions, known by the distributions of its values at any finite set of points.
 
     A subclass implements ``_sample(x, num_samples, num_outputs)``, and where they are known
     :meth:`moments`, :meth:`score` and :meth:`log_prob`.
@@ -52,8 +52,8 @@ class FunctionPrior(nn.Module):
             not real, or (under Pyro's validation) NaN.
         """
         check_points(x)
-        positive_count("num_samples", "the number of draws", num_samples)
-        positive_count("num_outputs", "the number of outputs", num_outputs)
+        positive_count("num_samples", num_samples)
+        positive_count("num_outputs", num_outputs)
         values = self._sample(x, num_samples, num_outputs)
         name, shape = type(self).__name__, (num_samples, len(x), num_outputs)
         if values.shape != shape:
@@ -103,7 +103,7 @@ class GaussianProcess(FunctionPrior):
     The noise of *observations* is another: :meth:`fit` learns it as :attr:`observation_noise`, and no draw holds it.
 
     Modules among the kernels and means are copied, so that the ones given are never written, and their parameters
-    are fixed outside of :meth:`fit`: no optimiser that meets this prior trains them.
+    are fixed outside of :meth:`fit`: no optimizer that meets this prior trains them.
 
     Source: Sun et al. (2019), "Functional Variational Bayesian Neural Networks", sections 3.3, 5 and D.1.
 
@@ -192,7 +192,8 @@ class GaussianProcess(FunctionPrior):
         return self._log_marginal_likelihood(x, check_targets(y, x), self.observation_noise)
 
     def posterior(self, x: Tensor, y: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        r"""The exact law of the function at points, given observations: what a network's posterior should be near to.
+        r"""The exact distribution of the function at points, given observations: what a network's posterior should be
+        near to.
 
         .. math:: m_* + K_{*x} (K_{xx} + \mathrm{noise}_{obs}^2 I)^{-1} (y - m_x), \qquad
             K_{**} - K_{*x} (K_{xx} + \mathrm{noise}_{obs}^2 I)^{-1} K_{x*},
@@ -241,7 +242,7 @@ class GaussianProcess(FunctionPrior):
     ) -> Tensor:
         r"""Fits the parameters of kernel and mean and the noise of observations to data, and fixes them again.
 
-        Adam maximises the marginal likelihood; where there are more than ``num_points`` data, each step has a new
+        Adam maximizes the marginal likelihood; where there are more than ``num_points`` data, each step has a new
         random subset of so many (Sun et al., sections 5 and 5.2.2, who take 1000 of large data and 10,000 steps).
         The noise starts at a tenth of the targets' standard deviation, unless it is known; parameters with
         ``requires_grad=False`` stay as they are.
@@ -275,7 +276,7 @@ class GaussianProcess(FunctionPrior):
         if observation_noise is not None:
             log_noise = y.new_tensor(math.log(positive_float("observation_noise", observation_noise)))
         with _trainable(parameters):
-            history = maximise_marginal_likelihood(
+            history = maximize_marginal_likelihood(
                 lambda x, y: self._log_marginal_likelihood(x, y, log_noise.exp()),
                 [*parameters, log_noise] if log_noise.requires_grad else parameters,
                 (x, y),

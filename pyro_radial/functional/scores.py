@@ -1,15 +1,15 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""Scores of laws that are known by their samples: estimates of :math:`\nabla_f \log q(f)`.
+r"""Scores of distributions that are known by their samples: estimates of :math:`\nabla_f \log q(f)`.
 
 An estimator is a function ``estimator(samples, at=None)`` of draws ``[S, K]`` that returns ``[T, K]``: the score of the
-law of the draws at the values ``at``, ``[T, K]``, or at the draws themselves. It keeps nothing between calls, and its
-result is a constant to autograd, in the dtype of the draws; inside all is float64.
+distribution of the draws at the values ``at``, ``[T, K]``, or at the draws themselves. It keeps nothing between calls,
+and its result is a constant to autograd, in the dtype of the draws; inside all is float64.
 
 Every estimator works in coordinates in which the draws are white. So it is equivariant: draws in other units, or mixed
 by any invertible matrix, have the same score in those. A kernel of one width for all directions, as published, does
-not see those in which values at neighbouring points differ, where the score of a smooth function's values is largest.
+not see those in which values at neighboring points differ, where the score of a smooth function's values is largest.
 At the draws themselves and elsewhere an estimate has different errors: see :class:`GaussianMoments`.
 """
 
@@ -19,8 +19,8 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
+from pyro_radial._checks import positive_count, positive_float
 from pyro_radial.functional.gaussian import JITTER, with_diagonal
-from pyro_radial.nn.validation import positive_count, positive_float
 
 __all__ = ["GaussianMoments", "SpectralStein", "Stein"]
 
@@ -28,7 +28,7 @@ Shrinkage = Literal["oas"] | None
 
 
 class GaussianMoments:
-    r"""The score of the normal law with the draws' mean m and covariance C.
+    r"""The score of the normal distribution with the draws' mean m and covariance C.
 
     .. math:: \hat s(f) = -c\, C^{-1} (f - m).
 
@@ -36,7 +36,7 @@ class GaussianMoments:
     draws (Hartlap, Simon and Schneider 2007, eq. 17, who use :math:`n - 1` degrees of freedom for C). At the draws
     themselves that factor would be wrong, for a draw is nearer to the mean by a metric that it had a part in.
     There :math:`c = n / (n - 1)` is exact: then :math:`\frac1n \sum_i \hat s(f_i) (f_i - m)^T = -I`, which is Stein's
-    identity, and the gradient that it gives of the entropy of a normal law is that of
+    identity, and the gradient that it gives of the entropy of a normal distribution is that of
     :math:`\tfrac12 \log\det C`, with nothing lost.
 
     Example::
@@ -64,7 +64,7 @@ class GaussianMoments:
 
 
 class Stein:
-    r"""Stein's identity solved by ridge regression, with what the draws do not say left to the normal law.
+    r"""Stein's identity solved by ridge regression, with what the draws do not say left to the normal distribution.
 
     The score satisfies :math:`E[k(f, \cdot) s(f) + \nabla_f k(f, \cdot)] = 0` for every kernel k. Let K be the kernel's
     matrix of the n draws X, and :math:`b(z) = \sum_i \nabla_{x_i} k(x_i, z)`. The solution with the least sum of errors
@@ -128,8 +128,9 @@ class SpectralStein:
     3, where :math:`\eta = 0` and draws are not white. The published code leaves out the eigenvalue that crosses
     the threshold, takes all of them where that leaves none, and keeps J of the first call for all later ones.
 
-    The ridge shrinks the score: the slope of its estimate on the true score of normal laws is 0.79 in the mean, that of
-    the published code 0.57, that of :class:`Stein` 0.98 (``benchmarks/score_estimators.py``, at the draws).
+    The ridge shrinks the score: the slope of its estimate on the true score of normal distributions is 0.79 in the
+    mean, that of the published code 0.57, that of :class:`Stein` 0.98 (``benchmarks/score_estimators.py``, at the
+    draws).
 
     Example::
 
@@ -156,7 +157,7 @@ class SpectralStein:
         shrinkage: Shrinkage = None,
     ) -> None:
         if num_eigenfunctions is not None:
-            positive_count("num_eigenfunctions", "the number of eigenfunctions", num_eigenfunctions)
+            positive_count("num_eigenfunctions", num_eigenfunctions)
         if not 0.0 < threshold <= 1.0:
             raise ValueError(f"threshold must be in (0, 1], but is {threshold!r}")
         self.num_eigenfunctions, self.threshold = num_eigenfunctions, threshold
@@ -211,11 +212,11 @@ def _whiten(samples: Tensor, at: Tensor | None, shrinkage: Shrinkage) -> _White:
         hint = " without shrinkage='oas'" if shrinkage is None else ""
         raise ValueError(f"samples must be at least {least} draws of {dim} values{hint}, but are {num_samples}")
     values = samples.double()
-    centred = values - values.mean(0)
-    covariance = centred.mT @ centred / (num_samples - 1)
+    centered = values - values.mean(0)
+    covariance = centered.mT @ centered / (num_samples - 1)
     mean_variance = covariance.diagonal().mean()
     if is_validation_enabled() and not bool((mean_variance > 0) & mean_variance.isfinite()):
-        raise ValueError("samples must be finite and not all equal: a law at one point has no score")
+        raise ValueError("samples must be finite and not all equal: a distribution at one point has no score")
     if shrinkage is not None and dim > 1:
         covariance = _shrink(covariance, num_samples - 1)
     # Draws may have fewer degrees of freedom than values.
@@ -224,7 +225,7 @@ def _whiten(samples: Tensor, at: Tensor | None, shrinkage: Shrinkage) -> _White:
     def transform(residual: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(factor.mT, residual, upper=True, left=False)
 
-    white = transform(centred)
+    white = transform(centered)
     return _White(
         white, white if at is None else transform(at.double() - values.mean(0)), factor, shrinkage is not None
     )
@@ -242,7 +243,7 @@ def _shrink(covariance: Tensor, degrees: int) -> Tensor:
 
 
 def _gaussian_score(white: _White, values: Tensor, at_samples: bool) -> Tensor:
-    """The score of the draws' normal law in white coordinates, corrected as :class:`GaussianMoments` says."""
+    """The score of the draws' normal distribution in white coordinates, corrected as :class:`GaussianMoments` says."""
     num_samples, dim = white.samples.shape
     if white.shrunk:
         return -values * (dim * num_samples / white.samples.square().sum() if at_samples else 1.0)

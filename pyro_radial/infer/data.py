@@ -65,12 +65,6 @@ class Rows:
         return self.take(torch.arange(len(self)))
 
 
-def check_count(name: str, value: Any) -> None:
-    """A positive integer, or a ``ValueError`` that names the argument."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
-
-
 def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
     """Tensors of one length without NaN, or a ``ValueError`` that names the argument and the row.
 

@@ -12,9 +12,10 @@ import pyro.poutine as poutine
 import torch
 from torch import nn
 
+from pyro_radial._checks import positive_count
 from pyro_radial.infer.autoguide.loc_scale import AutoLocScale
 from pyro_radial.infer.checkpoint import first_not_finite, seeded
-from pyro_radial.infer.data import Rows, check_count, device_of, evaluating, move, num_rows
+from pyro_radial.infer.data import Rows, device_of, evaluating, move, num_rows
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.predict import FUNCTION_SITE
 from pyro_radial.poutine import mean_only
@@ -85,7 +86,7 @@ def diagnose(
         >>> diagnosis.unmoved_scales
         ['weight', 'bias']
     """
-    check_count("diagnose: num_particles", num_particles)
+    positive_count("diagnose: num_particles", num_particles)
     device = device_of(guide, model)
     x, y = (move(part, device) for part in Rows(data, "data").all())
     broken = first_not_finite(guide.named_parameters())

@@ -37,7 +37,7 @@ class LossTerms:
     """One loss in its terms: detached tensors in nats, for the whole data set unless taken per datum.
 
     ``loss = negative_log_likelihood + kl_weight * kl``, and site by site ``kl = cross_entropy - entropy`` wherever
-    the guide's law has an entropy.
+    the guide's distribution has an entropy.
     """
 
     kl_weight: float
@@ -49,7 +49,7 @@ class LossTerms:
 
     @property
     def entropy_by_site(self) -> dict[str, Tensor]:
-        """The entropy of each latent site whose law in the guide has one."""
+        """The entropy of each latent site whose distribution in the guide has one."""
         return self.entropies()
 
     @property
@@ -69,13 +69,13 @@ class LossTerms:
 
     @property
     def entropy(self) -> Tensor | None:
-        """The guide's entropy, or None where a site's law has none."""
+        """The guide's entropy, or None where a site's distribution has none."""
         by_site = self.entropy_by_site
         return _total(by_site) if by_site.keys() == self.kl_by_site.keys() else None
 
     @property
     def cross_entropy(self) -> Tensor | None:
-        """E[-log p(w)] under the guide, or None where a site's law has no entropy."""
+        """E[-log p(w)] under the guide, or None where a site's distribution has no entropy."""
         entropy = self.entropy
         return None if entropy is None else self.kl + entropy
 
@@ -114,7 +114,7 @@ class RadialELBO(TraceMeanField_ELBO):
     guide.
 
     After each evaluation :attr:`terms` holds its :class:`LossTerms`, at no second pass. Works with ``SVI``, and as
-    ``elbo(model, guide)`` with a torch optimiser; an object serves one model and guide.
+    ``elbo(model, guide)`` with a torch optimizer; an object serves one model and guide.
 
     :param int num_particles: draws of the guide for one loss.
     :param kl_weight: :math:`\lambda`, a number of at least 0, or a function of :attr:`step`. It is applied here because
@@ -215,7 +215,10 @@ class RadialELBO(TraceMeanField_ELBO):
                 self._current_weight,
                 {name: value.detach() for name, value in observed.items()},
                 {name: value.detach() for name, value in latent.items()},
-                partial(_entropies, {name: _law(site) for name, site in guide_trace.nodes.items() if name in latent}),
+                partial(
+                    _entropies,
+                    {name: _distribution(site) for name, site in guide_trace.nodes.items() if name in latent},
+                ),
                 _num_data(model_trace, observed),
             )
         )
@@ -229,14 +232,16 @@ class RadialELBO(TraceMeanField_ELBO):
         }
 
     def _vectorized_num_particles(self, fn: Any) -> Any:
-        """As Pyro's, but sites remember what law they had before."""
-        return _Record("repeated_law")(super()._vectorized_num_particles(_Record("own_law")(fn)))
+        """As Pyro's, but sites remember what distribution they had before."""
+        return _Record("repeated_distribution")(super()._vectorized_num_particles(_Record("own_distribution")(fn)))
 
     def _site_kl(self, name: str, guide_site: Any, model_trace: Trace, guide_trace: Trace) -> Tensor:
         """The scaled and masked KL of one site, summed; for a guide's auxiliary site its log-density."""
         model_site: Any = model_trace.nodes.get(name)
         if is_validation_enabled() and not guide_site["fn"].has_rsample:
-            raise NotImplementedError(f"RadialELBO: the guide's law of site '{name}' has no reparameterised sampler")
+            raise NotImplementedError(
+                f"RadialELBO: the guide's distribution of site '{name}' has no reparameterized sampler"
+            )
         if model_site is None:
             self._allow_sampling(name, "an auxiliary site of the guide, whose log-density is sampled")
             return _sampled_entropy_term(name, guide_trace)
@@ -249,7 +254,7 @@ class RadialELBO(TraceMeanField_ELBO):
             reason = "masked differently in the model and the guide"
         else:
             try:
-                kl = kl_divergence(_own_law(guide_site), _own_law(model_site))
+                kl = kl_divergence(_own_distribution(guide_site), _own_distribution(model_site))
                 kl = scale_and_mask(kl, scale=guide_site["scale"], mask=guide_site["mask"])
                 return kl.expand(guide_site["fn"].batch_shape).sum()
             except NotImplementedError:
@@ -269,7 +274,7 @@ class RadialELBO(TraceMeanField_ELBO):
 
 
 class _Record(Messenger):
-    """Keeps the law that a sample statement has at this place among the handlers."""
+    """Keeps the distribution that a sample statement has at this place among the handlers."""
 
     def __init__(self, key: str) -> None:
         super().__init__()
@@ -279,12 +284,12 @@ class _Record(Messenger):
         msg[self.key] = msg["fn"]
 
 
-def _own_law(site: Any) -> Any:
-    """The law of a site before the plate of the particles repeated it, unless a handler has put another in its place.
+def _own_distribution(site: Any) -> Any:
+    """A site's distribution before the plate of the particles repeated it, unless a handler has replaced it.
 
-    A KL of laws that all particles share is one KL, not as many.
+    A KL of distributions that all particles share is one KL, not as many.
     """
-    return site["own_law"] if site["fn"] is site.get("repeated_law") else site["fn"]
+    return site["own_distribution"] if site["fn"] is site.get("repeated_distribution") else site["fn"]
 
 
 def _with_density_shape(site: Any) -> Any:
@@ -321,14 +326,14 @@ def _check_weight(weight: float) -> float:
     return float(weight)
 
 
-def _law(site: Any) -> dict[str, Any]:
+def _distribution(site: Any) -> dict[str, Any]:
     """What an entropy needs of a site; its value, a copy of all weights, is let go."""
     return {key: site[key] for key in ("fn", "scale", "mask")}
 
 
 @torch.no_grad()
 def _entropies(sites: dict[str, Any]) -> dict[str, Tensor]:
-    """The scaled entropy of each site whose law has one."""
+    """The scaled entropy of each site whose distribution has one."""
     result = {}
     for name, site in sites.items():
         try:
@@ -359,7 +364,7 @@ def _divided(by_site: list[dict[str, Tensor]], number: int) -> dict[str, Tensor]
 
 
 def _average(particles: list[LossTerms], num_particles: int) -> LossTerms:
-    """The mean over looped particles; a vectorised trace holds the sum over all of them."""
+    """The mean over looped particles; a vectorized trace holds the sum over all of them."""
     return LossTerms(
         particles[0].kl_weight,
         _divided([p.nll_by_site for p in particles], num_particles),

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from tqdm.auto import tqdm
 
+from pyro_radial._checks import positive_count
 from pyro_radial.infer.checkpoint import load_checkpoint
-from pyro_radial.infer.data import Rows, check_count
+from pyro_radial.infer.data import Rows
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training_run import Record, TrainingRun
 
@@ -73,11 +74,11 @@ def fit(
     :param guide: its guide, an ``nn.Module`` such as :class:`~pyro_radial.infer.autoguide.AutoRadial`.
     :param data: ``(x, y)``, x a tensor or a tuple of tensors, or a map-style torch ``Dataset`` of such pairs.
     :param int epochs: passes over the data, those of ``pretrain_epochs`` included.
-    :param int batch_size: rows in one optimiser step; the last batch of an epoch may be smaller.
-    :param optim: a function from parameters to a torch optimiser, or a Pyro optimiser such as
+    :param int batch_size: rows in one optimizer step; the last batch of an epoch may be smaller.
+    :param optim: a function from parameters to a torch optimizer, or a Pyro optimizer such as
         ``pyro.optim.Adam({"lr": 1e-3})``. The default is Adam at 1e-3.
     :param loss: a :class:`~pyro_radial.infer.elbo.RadialELBO` or another loss with its ``terms`` and ``step``; a
-        schedule of its ``kl_weight`` gets the number of optimiser steps taken so far.
+        schedule of its ``kl_weight`` gets the number of optimizer steps taken so far.
     :param validation: data as above; after each epoch its negative log predictive density per datum is measured
         with 16 draws, and at the end the guide and model get the parameters of the best epoch. Needs a model with
         an attribute ``likelihood``.
@@ -89,7 +90,7 @@ def fit(
         dropout, whose noise is that of each part).
     :param int seed: seeds Pyro and torch at the start of a new run.
     :param checkpoint: a file to write the state to and to resume from if it exists.
-    :param int checkpoint_every: optimiser steps between checkpoints, with one at the end; by default one per epoch.
+    :param int checkpoint_every: optimizer steps between checkpoints, with one at the end; by default one per epoch.
     :param callback: called with the record of each epoch; a true return value ends the training.
     :param bool progress: whether to show a progress bar.
     :raises ValueError: naming the argument, for values out of range, NaN in the data, or a checkpoint that is
@@ -111,7 +112,7 @@ def fit(
     counts = {"epochs": epochs, "batch_size": batch_size, "accumulate": accumulate}
     optional = {"patience": patience, "checkpoint_every": checkpoint_every, "pretrain_epochs": pretrain_epochs or None}
     for name, value in (counts | {k: v for k, v in optional.items() if v is not None}).items():
-        check_count(f"fit: {name}", value)
+        positive_count(f"fit: {name}", value)
     if not isinstance(guide, nn.Module):
         raise ValueError(f"fit: guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
     if patience is not None and validation is None:
@@ -163,18 +164,18 @@ def fit(
 
 
 def _constructor(optim: Any) -> Callable[[list[Tensor]], Optimizer]:
-    """From parameters to one torch optimiser of them all."""
+    """From parameters to one torch optimizer of them all."""
     if not isinstance(optim, PyroOptim):
         if isinstance(optim, Optimizer) or not callable(optim):
             raise ValueError(
-                "fit: optim must be a function from parameters to a torch optimiser, such as partial(torch.optim.Adam, "
-                f"lr=1e-3), or a Pyro optimiser; got {type(optim).__name__}"
+                "fit: optim must be a function from parameters to a torch optimizer, such as partial(torch.optim.Adam, "
+                f"lr=1e-3), or a Pyro optimizer; got {type(optim).__name__}"
             )
         return optim
     if not isinstance(optim.pt_optim_args, dict) or optim.pt_clip_args or isinstance(optim, PyroLRScheduler):
         raise ValueError(
             "fit: optim must have one setting for all parameters, no clipping and no learning rate schedule; pass a "
-            "function from parameters to a torch optimiser instead"
+            "function from parameters to a torch optimizer instead"
         )
     constructor: Any = optim.pt_optim_constructor
     return partial(constructor, **optim.pt_optim_args)

@@ -25,10 +25,10 @@ class FunctionalELBO(RadialELBO):
     .. math:: -\mathcal{L} = E_q[-\log p(y \mid f)]
         + \lambda\, D\big(q(f^X) \,\|\, p(f^X)\big),
 
-    with X the inputs of the call and further measurement points, :math:`f^X` the function values there, q their law
-    under the guide's weights, p a prior over functions, and D a divergence between the two: by default the KL, its
-    gradient by scores. The weights' own priors and densities are never evaluated, so that they may be anything; a
-    latent site on which the function does not depend, such as a noise level, keeps its ordinary KL.
+    with X the inputs of the call and further measurement points, :math:`f^X` the function values there, q their
+    distribution under the guide's weights, p a prior over functions, and D a divergence between the two: by default the
+    KL, its gradient by scores. The weights' own priors and densities are never evaluated, so that they may be anything;
+    a latent site on which the function does not depend, such as a noise level, keeps its ordinary KL.
 
     It is a bound on the log evidence only where X holds *all* training inputs, since the KL on fewer points is smaller
     (Burt et al. 2020, "Understanding variational inference in function-space"); on a mini-batch the likelihood is
@@ -42,7 +42,7 @@ class FunctionalELBO(RadialELBO):
     the divergence by one over the size of the measurement set, which is ``kl_weight`` here.
 
     All functions of a step are drawn at once, so :math:`f` must not depend on the data of a mini-batch but for its
-    inputs. Works with ``SVI``, and as ``elbo(model, guide)`` with a torch optimiser; ``fit`` takes it as its loss.
+    inputs. Works with ``SVI``, and as ``elbo(model, guide)`` with a torch optimizer; ``fit`` takes it as its loss.
 
     :param FunctionPrior prior: a prior over functions, such as :class:`~pyro_radial.functional.GaussianProcess`.
     :param context: a function of the call's inputs that returns further measurement points, or None for the inputs

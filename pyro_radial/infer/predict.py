@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 from tqdm.auto import tqdm
 
+from pyro_radial._checks import positive_count
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.checkpoint import seeded
-from pyro_radial.infer.data import Inputs, check_count, check_inputs, device_of, evaluating, move, num_rows, take
+from pyro_radial.infer.data import Inputs, check_inputs, device_of, evaluating, move, num_rows, take
 
 FUNCTION_SITE = "f"
 
@@ -128,8 +129,8 @@ def predict(
     check_inputs(x, "predict: x")
     if num_rows(x) == 0:
         raise ValueError("predict: x has no rows")
-    check_count("predict: num_samples", num_samples)
-    check_count("predict: chunk_size", chunk_size)
+    positive_count("predict: num_samples", num_samples)
+    positive_count("predict: chunk_size", chunk_size)
     _check_has_parameters(guide)
     likelihood = getattr(model, "likelihood", None)
     device = device_of(guide, model)

@@ -1,19 +1,17 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Reparameterisers for Pyro's ``poutine.reparam``."""
+"""Reparameterizers for Pyro's ``poutine.reparam``."""
 
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from pyro.infer.reparam.reparam import Reparam
-from torch.distributions import Independent
 
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
-from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.distributions.wrappers import leaf, map_leaf
 
 __all__ = ["HalfCauchyReparam"]
 
@@ -27,8 +25,8 @@ class HalfCauchyReparam(Reparam):
         \mathtt{x\_inverse\_gamma} \sim \mathrm{InverseGamma}(\tfrac12, 1), \quad
         \mathtt{x} = \sqrt{\mathtt{x\_gamma} \cdot \mathtt{x\_inverse\_gamma}}.
 
-    The law of x does not change. A log-normal has no closed-form KL to a half-Cauchy law, but one to each factor; the
-    posterior of x that two of them make is :func:`~pyro_radial.distributions.sqrt_product`. See
+    The distribution of x does not change. A log-normal has no closed-form KL to a half-Cauchy distribution, but one to
+    each factor; the posterior of x that two of them make is :func:`~pyro_radial.distributions.sqrt_product`. See
     :func:`~pyro_radial.distributions.half_cauchy_factors` for the source.
 
     The distribution of the site is ``HalfCauchy`` under any nesting of ``expand``, ``to_event`` and ``mask``.
@@ -60,23 +58,15 @@ class HalfCauchyReparam(Reparam):
         if msg["is_observed"]:
             raise ValueError(f"HalfCauchyReparam: site '{name}' is observed, but only a latent site has two factors")
         scale = half_cauchy.scale
-        # An initial value is split so that both factors, each in units of its own law's scale, are the same.
+        # An initial value is split so that both factors, each in units of its own distribution's scale, are the same.
         initial = (None, None) if value is None else (value * scale, value / scale)
-        factors = [
-            pyro.sample(f"{name}_{factor}", _with_leaf(fn, law), obs=start, infer={"is_observed": False})
-            for factor, law, start in zip(("gamma", "inverse_gamma"), half_cauchy_factors(scale), initial, strict=True)
-        ]
+
+        def factor(kind: str, distribution: Any, start: Any) -> Any:
+            nested = map_leaf(lambda _: distribution, fn)
+            return pyro.sample(f"{name}_{kind}", nested, obs=start, infer={"is_observed": False})
+
+        kinds = ("gamma", "inverse_gamma")
+        factors = [factor(*each) for each in zip(kinds, half_cauchy_factors(scale), initial, strict=True)]
         if value is None:
             value = half_cauchy_value(*factors)
         return {"fn": dist.Delta(value, event_dim=fn.event_dim).mask(False), "value": value, "is_observed": True}
-
-
-def _with_leaf(law: Any, new: Any) -> Any:
-    """The new law under the same nesting of wrappers."""
-    if isinstance(law, Independent):
-        return _with_leaf(law.base_dist, new).to_event(law.reinterpreted_batch_ndims)
-    if isinstance(law, MaskedDistribution):
-        return _with_leaf(law.base_dist, new).mask(law._mask)
-    if isinstance(law, ExpandedDistribution):
-        return _with_leaf(law.base_dist, new).expand(law.batch_shape)
-    return new

@@ -91,7 +91,7 @@ class TrainingRun:
 
     @property
     def steps_done(self) -> int:
-        """Optimiser steps since the start of the run, across resumes."""
+        """Optimizer steps since the start of the run, across resumes."""
         return self.epoch * self.steps_per_epoch + self.step_in_epoch
 
     def _module(self, loss: ELBO) -> nn.Module:
@@ -101,7 +101,7 @@ class TrainingRun:
         return move(pair[0], self.device), move(pair[1], self.device)
 
     def step(self) -> None:
-        """One optimiser step on the next batch."""
+        """One optimizer step on the next batch."""
         if self.step_in_epoch == 0 or self.order is None:
             generator = torch.Generator().manual_seed(self.shuffle_seed + self.epoch)
             self.order = torch.randperm(len(self.rows), generator=generator)
@@ -109,7 +109,7 @@ class TrainingRun:
         batch = self._to_device(self.rows.take(index))
         pretraining = self.epoch < self.pretrain_epochs
         loss = self.pretraining_loss if pretraining else self.loss
-        # A schedule of the KL weight counts optimiser steps, however a batch is split.
+        # A schedule of the KL weight counts optimizer steps, however a batch is split.
         loss.step = self.steps_done
         self.optimizer.zero_grad()
         terms = self._accumulate_gradients(loss, batch, pretraining)
@@ -245,7 +245,7 @@ class TrainingRun:
 
 
 def _make_parameters(model: Any, guide: nn.Module, batch: tuple[Any, Any]) -> dict[str, Tensor]:
-    """Run everything once, so that an optimiser finds all parameters; returns those that are in neither module."""
+    """Run everything once, so that an optimizer finds all parameters; returns those that are in neither module."""
     with evaluating(model, guide), torch.no_grad(), poutine.block():
         getattr(guide, "setup", guide)(*batch)
         with seeded(0, device_of(guide, model)), poutine.trace(param_only=True) as capture:

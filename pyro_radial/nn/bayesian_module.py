@@ -34,7 +34,7 @@ class BayesianModule(UniquelyNamed):
     runs the network, so ``bnn(x)`` belongs *outside* a plate over data. The network given is read once and never
     written: what is not random is copied into this module, trained with the rest, and announced to Pyro.
 
-    A site's value may have leading dims: the draws. They come from vectorised particles or
+    A site's value may have leading dims: the draws. They come from vectorized particles or
     ``Predictive(parallel=True)``; dims of size one are dropped. With sites of shape ``[*draws, *parameter.shape]``
     the output is ``[*draws, *output.shape]``, for each tensor in it, as if the network had been called once per
     draw. This is one :func:`torch.func.vmap`; networks that it cannot batch (``nn.LSTM``, ``nn.GRU``, ``nn.RNN``)
@@ -60,8 +60,8 @@ class BayesianModule(UniquelyNamed):
         ...     bnn(torch.zeros(5, 3)).shape
         torch.Size([4, 5, 2])
 
-    :param nn.Module net: a plain network, materialised (no lazy layer that has not run yet).
-    :param prior: the law of the random parameters, one of
+    :param nn.Module net: a plain network, materialized (no lazy layer that has not run yet).
+    :param prior: the distribution of the random parameters, one of
 
         - an object with ``sample_parameter(name, parameter) -> tensor`` that makes its own sites (see
           :class:`~pyro_radial.nn.priors.LearnedScale`); a module is registered here and trained;

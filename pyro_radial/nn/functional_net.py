@@ -74,7 +74,7 @@ class FunctionalNet:
                 self._said_statistics_are_frozen = True
                 warnings.warn(
                     "running statistics are not updated by calls in train mode with several draws; "
-                    "each draw is normalised by the statistics of its own batch",
+                    "each draw is normalized by the statistics of its own batch",
                     stacklevel=2,
                 )
             shared = {name: tensor for name, tensor in shared.items() if name not in left_out}

@@ -11,8 +11,8 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from pyro_radial._checks import positive_count
 from pyro_radial._naming import UniquelyNamed
-from pyro_radial.nn.validation import positive_count
 
 __all__ = ["Likelihood", "is_target"]
 
@@ -26,7 +26,7 @@ def is_target(site: Mapping[str, Any]) -> bool:
 
 class Likelihood(UniquelyNamed):
     """
-    Base class: a law of targets ``y`` given a network's output ``f``.
+    Base class: a distribution of targets ``y`` given a network's output ``f``.
 
     A subclass defines :meth:`observation` and :meth:`inverse_link`, and where it differs :meth:`noise`,
     :meth:`target_shape` and :meth:`predictive_entropy`.
@@ -46,7 +46,7 @@ class Likelihood(UniquelyNamed):
 
     def __init__(self, num_data: int | None = None, event_dim: int = 1) -> None:
         super().__init__()
-        self.num_data = positive_count("num_data", "the number of training points", num_data)
+        self.num_data = positive_count("num_data", num_data)
         if isinstance(event_dim, bool) or not isinstance(event_dim, int) or event_dim < self.min_event_dim:
             raise ValueError(f"event_dim must be an integer >= {self.min_event_dim}, but is {event_dim!r}")
         self.event_dim = event_dim
@@ -74,7 +74,7 @@ class Likelihood(UniquelyNamed):
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """
-        The law of the targets.
+        The distribution of the targets.
 
         :param torch.Tensor f: ``[*draws, B, *outputs]``.
         :param noise: what :meth:`noise` returns; its shape broadcasts with ``[*draws, B]``.
@@ -84,7 +84,8 @@ class Likelihood(UniquelyNamed):
 
     def inverse_link(self, f: Tensor) -> Tensor:
         """
-        The mean of the targets, as a function of the network's output; for a categorical law its probabilities.
+        The mean of the targets, as a function of the network's output; for a categorical distribution its
+        probabilities.
 
         :param torch.Tensor f: ``[..., B, *outputs]``.
         :returns: a tensor of the same shape unless a class says otherwise.
@@ -93,7 +94,7 @@ class Likelihood(UniquelyNamed):
 
     def noise(self, f: Tensor) -> dict[str, Tensor]:
         """
-        What the law needs besides ``f``, sampled or learned; nothing by default.
+        What the distribution needs besides ``f``, sampled or learned; nothing by default.
 
         :param torch.Tensor f: the network's output, for its dtype and device.
         :returns: keyword arguments of :meth:`observation`.
@@ -102,7 +103,7 @@ class Likelihood(UniquelyNamed):
 
     def predictive_entropy(self, mean: Tensor) -> Tensor:
         r"""
-        The entropy, in nats, of the discrete law with the given mean, summed over the outputs.
+        The entropy, in nats, of the discrete distribution with the given mean, summed over the outputs.
 
         :param torch.Tensor mean: an average of :meth:`inverse_link` over draws, ``[..., N, *outputs]``.
         :returns: a tensor ``[..., N]``.
@@ -126,7 +127,7 @@ class Likelihood(UniquelyNamed):
             )
 
     def check_target(self, f: Tensor, y: Tensor) -> Tensor:
-        """The targets in the dtype and shape of this law, or a ValueError that names ``y``."""
+        """The targets in the dtype and shape of this distribution, or a ValueError that names ``y``."""
         self.check_target_dtype(y)
         wanted = self.target_shape(f)
         if y.shape == wanted[:-1] and wanted[1:] == (1,):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 r"""
-Likelihoods: the law of the targets given the output of a network.
+Likelihoods: the distribution of the targets given the output of a network.
 
 Each owns the plate over data, named ``"data"``, at dim -1. With targets of B of the N training points it scales
 their log-likelihood by N/B, so that a loss is that of the whole data set; without targets the plate has the size
@@ -21,10 +21,10 @@ from pyro.nn import PyroParam
 from pyro.nn.module import pyro_method
 from torch import Tensor
 
+from pyro_radial._checks import positive_float
 from pyro_radial.nn.likelihood import Likelihood
-from pyro_radial.nn.priors.normal import check_positive_scalar_law
+from pyro_radial.nn.priors.normal import check_positive_scalar_distribution
 from pyro_radial.nn.site_priors import Following
-from pyro_radial.nn.validation import positive_float
 
 __all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "Poisson"]
 
@@ -49,7 +49,7 @@ class Categorical(Likelihood):
     min_event_dim = 1
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """The categorical law with logits ``f``."""
+        """The categorical distribution with logits ``f``."""
         return dist.Categorical(logits=f).to_event(self.event_dim - 1)
 
     def inverse_link(self, f: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Bernoulli(Likelihood):
     is_discrete = True
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """The Bernoulli law with logits ``f``."""
+        """The Bernoulli distribution with logits ``f``."""
         return dist.Bernoulli(logits=f).to_event(self.event_dim)
 
     def inverse_link(self, f: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class Gaussian(Likelihood):
         if precision_prior is not None:
             if scale is not None or learn_scale:
                 raise ValueError("precision_prior makes the noise random: give neither scale nor learn_scale")
-            check_positive_scalar_law("precision_prior", precision_prior)
+            check_positive_scalar_distribution("precision_prior", precision_prior)
             self.precision_prior = Following(precision_prior)
             return
         self.scale: Any = positive_float("scale", 1.0 if scale is None else scale)
@@ -158,7 +158,7 @@ class Gaussian(Likelihood):
             self.scale = PyroParam(initial, constraints.softplus_positive)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """The normal law around ``f``; ``scale`` broadcasts with ``[*draws, B]``."""
+        """The normal distribution around ``f``; ``scale`` broadcasts with ``[*draws, B]``."""
         scale = noise["scale"]
         return dist.Normal(f, scale.reshape(scale.shape + (1,) * self.event_dim)).to_event(self.event_dim)
 
@@ -204,7 +204,7 @@ class HeteroscedasticGaussian(Likelihood):
         self.floor = positive_float("floor", floor)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """The normal law with the locations and scales in ``f``."""
+        """The normal distribution with the locations and scales in ``f``."""
         loc, raw = f.chunk(2, -1)
         scale = torch.nn.functional.softplus(raw) + self.floor
         return dist.Normal(loc, scale).to_event(self.event_dim)
@@ -242,7 +242,7 @@ class Poisson(Likelihood):
     """
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """The Poisson law with log rate ``f``."""
+        """The Poisson distribution with log rate ``f``."""
         return dist.Poisson(f.exp()).to_event(self.event_dim)
 
     def inverse_link(self, f: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 
 """What a user gives as a prior, made into one distribution for each parameter."""
 
-import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -11,9 +10,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from pyro.distributions.torch_distribution import ExpandedDistribution, TorchDistributionMixin
 from torch import Tensor
-from torch.distributions import Distribution, Transform
+from torch.distributions import Distribution
 
-__all__ = ["Following", "ParameterPrior", "SitePriors", "follow"]
+from pyro_radial.distributions.wrappers import to_like
+
+__all__ = ["Following", "ParameterPrior", "SitePriors"]
 
 
 @runtime_checkable
@@ -52,7 +53,7 @@ class SitePriors:
 
 
 def _builder(prior: TorchDistributionMixin, name: str, parameter: Tensor) -> Callable[[], TorchDistributionMixin]:
-    prior = follow(prior, parameter)
+    prior = to_like(prior, parameter)
     shape = prior.shape()
     if shape == torch.Size():
         prior = prior.expand(parameter.shape)
@@ -63,7 +64,7 @@ def _builder(prior: TorchDistributionMixin, name: str, parameter: Tensor) -> Cal
         )
     event: TorchDistributionMixin = prior.to_event(parameter.dim() - prior.event_dim)
     # Pyro's default expand changes the distribution it is called on, so a plate would change ours: hand out copies.
-    return partial(follow, event, parameter) if _expands_in_place(event) else partial(_same, event)
+    return partial(to_like, event, parameter) if _expands_in_place(event) else partial(_same, event)
 
 
 def _same(prior: TorchDistributionMixin) -> TorchDistributionMixin:
@@ -105,17 +106,6 @@ def _check_names(prior: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> 
         raise ValueError(f"prior has entries for {unknown}, but the random sites are {list(parameters)}")
 
 
-def follow(prior: TorchDistributionMixin, like: Tensor) -> TorchDistributionMixin:
-    """
-    The same distribution with its tensors on the device and, where floating, in the dtype of ``like``.
-
-    :param TorchDistributionMixin prior: any distribution; it is not changed.
-    :param torch.Tensor like: a tensor of the wanted device and dtype.
-    """
-    moved: TorchDistributionMixin = _moved(prior, like)
-    return moved
-
-
 class Following:
     """
     A distribution that is moved once for each device and dtype it meets.
@@ -131,19 +121,6 @@ class Following:
     def __call__(self, like: Tensor) -> TorchDistributionMixin:
         """The distribution on the device and in the dtype of ``like``."""
         if self._for != (like.device, like.dtype):
-            self._moved = follow(self.prior, like)
+            self._moved = to_like(self.prior, like)
             self._for = like.device, like.dtype
         return self._moved
-
-
-def _moved(value: Any, like: Tensor) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(like.device, like.dtype if value.is_floating_point() else value.dtype)
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(_moved(item, like) for item in value)
-    if isinstance(value, Distribution | TorchDistributionMixin | Transform):
-        clone = copy.copy(value)
-        for key, item in vars(value).items():
-            clone.__dict__[key] = _moved(item, like)
-        return clone
-    return value

@@ -1,27 +1,32 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Run a guide without noise: every latent site at the centre of its law."""
+"""Run a guide without noise: every latent site at the center of its distribution."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pyro.distributions as dist
-import torch
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
-from torch import Tensor
+
+from pyro_radial.distributions.moments import center
+
+__all__ = ["MeanOnlyMessenger", "mean_only"]
 
 
 class MeanOnlyMessenger(Messenger):
-    """Replaces each latent site by a ``Delta`` at its law's centre; see :func:`mean_only`."""
+    """Replaces each latent site by a ``Delta`` at its distribution's center; see :func:`mean_only`."""
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["done"] or msg["is_observed"] or site_is_subsample(msg):
             return
-        center = _center(msg["fn"], msg["name"])
-        msg["fn"] = dist.Delta(center, event_dim=msg["fn"].event_dim)
-        msg["value"] = center
+        try:
+            value = center(msg["fn"])
+        except ValueError as error:
+            raise ValueError(f"mean_only: the distribution of site '{msg['name']}', {error}") from None
+        msg["fn"] = dist.Delta(value, event_dim=msg["fn"].event_dim)
+        msg["value"] = value
         msg["done"] = True
 
 
@@ -34,7 +39,7 @@ def mean_only(guide: Callable[..., Any] | None = None) -> Any:
     Farquhar, Osborne and Gal (2020), appendix D.
 
     :param guide: a guide to wrap; without one, a context manager for the guides run inside it.
-    :raises ValueError: naming the site, for a discrete law.
+    :raises ValueError: naming the site, for a discrete distribution.
 
     Example::
 
@@ -46,16 +51,3 @@ def mean_only(guide: Callable[..., Any] | None = None) -> Any:
     """
     messenger = MeanOnlyMessenger()
     return messenger if guide is None else messenger(guide)
-
-
-def _center(fn: Any, name: str) -> Tensor:
-    if isinstance(fn, torch.distributions.TransformedDistribution):
-        value = _center(fn.base_dist, name)
-        for transform in fn.transforms:
-            value = transform(value)
-        return value
-    if isinstance(fn, torch.distributions.Independent | dist.torch_distribution.MaskedDistribution):
-        return _center(fn.base_dist, name)
-    if not fn.has_rsample:
-        raise ValueError(f"mean_only: the law of site '{name}', {type(fn).__name__}, has no mean among its values")
-    return fn.mean

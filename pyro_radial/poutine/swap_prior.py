@@ -8,16 +8,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from pyro.distributions.torch_distribution import MaskedDistribution, TorchDistributionMixin
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.autoguide import AutoGuide
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import nn
-from torch.distributions import Distribution, Independent
+from torch.distributions import Distribution
 
-from pyro_radial.distributions.wrappers import WRAPPERS, expanded, on_support
+from pyro_radial.distributions.pushforward import on_support
+from pyro_radial.distributions.wrappers import expanded, leaf, mask_of
 
-# Elements drawn at most to find out whether two laws live in the same place.
+__all__ = ["SwapPriorMessenger", "check_prior", "is_guide", "replaced", "swap_prior"]
+
+# Elements drawn at most to find out whether two distributions live in the same place.
 _NUM_CHECKED = 100_000
 
 
@@ -25,13 +28,14 @@ class SwapPriorMessenger(Messenger):
     """Replaces the distribution of latent sites; see :func:`swap_prior`, which is how to use it.
 
     :param Mapping priors: distributions by site name.
+    :param set swapped: sites known to fit their new prior, which are not compared again; those that are get added.
     """
 
-    def __init__(self, priors: Mapping[str, Distribution]) -> None:
+    def __init__(self, priors: Mapping[str, Distribution], swapped: set[str] | None = None) -> None:
         super().__init__()
         self.priors = dict(priors)
         #: The sites that have been given their new prior, and so compared with their old one.
-        self.swapped: set[str] = set()
+        self.swapped: set[str] = set() if swapped is None else swapped
 
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
@@ -129,20 +133,12 @@ def _expanded(name: str, prior: Any, old: Any) -> Any:
 
 
 def _mask(name: str, old: Any) -> Any:
-    """The mask over a site's batch, if its prior carries one."""
-    mask = None
-    event_dim = 0
-    while isinstance(old, WRAPPERS):
-        if isinstance(old, MaskedDistribution):
-            if event_dim:
-                raise ValueError(
-                    f"the prior of site '{name}' masks single elements of its event; a new prior cannot take that over"
-                )
-            mask = old._mask if mask is None else mask & old._mask
-        if isinstance(old, Independent):
-            event_dim += old.reinterpreted_batch_ndims
-        old = old.base_dist
-    return mask
+    try:
+        return mask_of(old)
+    except ValueError as error:
+        raise ValueError(
+            f"the prior of site '{name}' masks single elements of its event, which a new prior cannot take over: {error}"
+        ) from None
 
 
 @torch.no_grad()
@@ -156,30 +152,32 @@ def check_prior(name: str, prior: Any, old: Any) -> None:
             f"the new prior of site '{name}' has event shape {tuple(prior.event_shape)}, the site's is "
             f"{tuple(old.event_shape)}"
         )
-    law = _expanded(name, prior, old)
+    distribution = _expanded(name, prior, old)
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(cuda):
         # Of the processor alone: a seed for all would be one for devices that are not in use yet.
         torch.default_generator.manual_seed(0)
         number = torch.Size([max(1, min(64, _NUM_CHECKED // max(1, old.shape().numel())))])
-        if not bool(old.support.check(law.sample(number)).all()):
+        if not bool(old.support.check(distribution.sample(number)).all()):
             raise ValueError(f"the new prior of site '{name}' has values outside of the site's support, {old.support}")
         try:
             typical = old.sample(number)
         except NotImplementedError:
             # An improper prior, whose only claim is its support.
             return
-        if not bool(law.support.check(typical).all()) or _has_zero_density(law, typical):
+        if not bool(distribution.support.check(typical).all()) or _has_zero_density(distribution, typical):
             raise ValueError(
                 f"the new prior of site '{name}', {type(prior).__name__}, gives zero density to values that the site "
                 "can take: no data could ever lead there"
             )
 
 
-def _has_zero_density(law: Any, values: Any) -> bool:
+def _has_zero_density(distribution: Any, values: Any) -> bool:
     """Whether any value has density zero, and not because rounding took its preimage to infinity."""
-    while isinstance(law, torch.distributions.TransformedDistribution):
-        for transform in reversed(law.transforms):
+    inner = leaf(distribution)
+    while isinstance(inner, torch.distributions.TransformedDistribution):
+        for transform in reversed(inner.transforms):
             values = transform.inv(values)
-        law = law.base_dist
-    return bool((law.log_prob(values.nan_to_num(0.0, 0.0, 0.0)) == -torch.inf).any())
+        distribution = inner.base_dist
+        inner = leaf(distribution)
+    return bool((distribution.log_prob(values.nan_to_num(0.0, 0.0, 0.0)) == -torch.inf).any())

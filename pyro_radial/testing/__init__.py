@@ -5,9 +5,9 @@
 
 Example, in a test file that pytest collects::
 
-    class TestMyLaw(DistributionTests):
+    class TestMyDistribution(DistributionTests):
         def make(self, dtype=torch.float64):
-            return MyLaw(torch.zeros(3, dtype=dtype), torch.ones(3, dtype=dtype))
+            return MyDistribution(torch.zeros(3, dtype=dtype), torch.ones(3, dtype=dtype))
 
     class TestMyGuide(GuideTests):
         def make(self, model, **kwargs):

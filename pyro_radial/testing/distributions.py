@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What must hold of every reparameterised distribution on real tensors."""
+"""What must hold of every reparameterized distribution on real tensors."""
 
 import copy
 import pickle
@@ -32,80 +32,90 @@ class DistributionTests:
         return self.make(dtype)
 
     def test_samples_and_densities_have_the_shapes_pyro_expects(self) -> None:
-        law = self._example()
+        distribution = self._example()
         for sample_shape in ((), (2,), (2, 3)):
-            value = law.rsample(torch.Size(sample_shape))
-            assert value.shape == torch.Size(sample_shape) + law.batch_shape + law.event_shape
-            assert law.log_prob(value).shape == torch.Size(sample_shape) + law.batch_shape
-        assert law.entropy().shape == law.batch_shape
-        assert law.mean.shape == law.variance.shape == law.batch_shape + law.event_shape
-        assert law.support.event_dim == law.event_dim
+            value = distribution.rsample(torch.Size(sample_shape))
+            assert value.shape == torch.Size(sample_shape) + distribution.batch_shape + distribution.event_shape
+            assert distribution.log_prob(value).shape == torch.Size(sample_shape) + distribution.batch_shape
+        assert distribution.entropy().shape == distribution.batch_shape
+        assert (
+            distribution.mean.shape
+            == distribution.variance.shape
+            == distribution.batch_shape + distribution.event_shape
+        )
+        assert distribution.support.event_dim == distribution.event_dim
 
     def test_samples_lie_in_the_support_and_carry_no_gradient(self) -> None:
-        law = self._example()
-        value = law.sample(torch.Size((100,)))
+        distribution = self._example()
+        value = distribution.sample(torch.Size((100,)))
         assert not value.requires_grad
-        assert bool(law.support.check(value).all())
+        assert bool(distribution.support.check(value).all())
 
     def test_a_seed_gives_the_same_sample_twice(self) -> None:
-        law = self._example()
+        distribution = self._example()
         pyro.set_rng_seed(1)
-        first = law.sample()
+        first = distribution.sample()
         pyro.set_rng_seed(1)
-        assert torch.equal(first, law.sample())
+        assert torch.equal(first, distribution.sample())
 
     def test_everything_has_the_dtype_of_the_parameters(self) -> None:
         for dtype in (torch.float32, torch.float64):
-            law = self._example(dtype)
-            value = law.rsample()
-            for tensor in (value, law.log_prob(value), law.entropy(), law.mean, law.variance):
+            distribution = self._example(dtype)
+            value = distribution.rsample()
+            for tensor in (
+                value,
+                distribution.log_prob(value),
+                distribution.entropy(),
+                distribution.mean,
+                distribution.variance,
+            ):
                 assert tensor.dtype == dtype
 
     def test_moments_match_samples(self) -> None:
-        law = self._example()
-        deviation = law.sample(torch.Size((NUM_SAMPLES,))) - law.mean
-        _assert_mean_is(deviation, torch.zeros_like(law.mean))
-        _assert_mean_is(deviation.square(), law.variance)
+        distribution = self._example()
+        deviation = distribution.sample(torch.Size((NUM_SAMPLES,))) - distribution.mean
+        _assert_mean_is(deviation, torch.zeros_like(distribution.mean))
+        _assert_mean_is(deviation.square(), distribution.variance)
 
     def test_entropy_is_the_mean_of_minus_the_log_density(self) -> None:
-        law = self._example()
-        _assert_mean_is(-law.log_prob(law.sample(torch.Size((NUM_SAMPLES,)))), law.entropy())
+        distribution = self._example()
+        _assert_mean_is(-distribution.log_prob(distribution.sample(torch.Size((NUM_SAMPLES,)))), distribution.entropy())
 
     def test_gradient_of_the_log_density_matches_differences(self) -> None:
-        law = self._example()
-        value = law.sample()
+        distribution = self._example()
+        value = distribution.sample()
         direction = torch.randn_like(value)
         at = value.clone().requires_grad_()
-        total = law.log_prob(at).sum()
+        total = distribution.log_prob(at).sum()
         # A constant density does not depend on where it is evaluated.
         gradient = torch.autograd.grad(total, at)[0] if total.requires_grad else torch.zeros_like(at)
         # A difference leaves a support without interior, such as a sphere.
         with pyro.validation_enabled(False):
-            change = _central_difference(lambda t: law.log_prob(value + t * direction).sum())
+            change = _central_difference(lambda t: distribution.log_prob(value + t * direction).sum())
         torch.testing.assert_close(
             (gradient * direction).sum(), change, rtol=DIFFERENCE_TOLERANCE, atol=DIFFERENCE_TOLERANCE
         )
 
-    def test_expanding_repeats_the_law_and_leaves_the_original(self) -> None:
-        law = self._example()
-        before = law.batch_shape
-        larger = law.expand(torch.Size((5, *before)))
+    def test_expanding_repeats_the_distribution_and_leaves_the_original(self) -> None:
+        distribution = self._example()
+        before = distribution.batch_shape
+        larger = distribution.expand(torch.Size((5, *before)))
         again = larger.expand(torch.Size((2, 5, *before)))
-        assert law.batch_shape == before
+        assert distribution.batch_shape == before
         assert larger.batch_shape == (5, *before)
         assert again.batch_shape == (2, 5, *before)
-        assert type(larger) is type(law)
+        assert type(larger) is type(distribution)
         value = again.sample()
-        assert value.shape == again.batch_shape + law.event_shape
-        torch.testing.assert_close(again.log_prob(value), law.log_prob(value))
+        assert value.shape == again.batch_shape + distribution.event_shape
+        torch.testing.assert_close(again.log_prob(value), distribution.log_prob(value))
         # Each copy has its own noise.
         assert not torch.equal(value[0], value[1])
 
-    def test_copies_and_pickles_are_the_same_law(self) -> None:
-        law = self._example()
-        value = law.sample()
-        for twin in (copy.deepcopy(law), pickle.loads(pickle.dumps(law))):
-            assert torch.equal(twin.log_prob(value), law.log_prob(value))
+    def test_copies_and_pickles_are_the_same_distribution(self) -> None:
+        distribution = self._example()
+        value = distribution.sample()
+        for twin in (copy.deepcopy(distribution), pickle.loads(pickle.dumps(distribution))):
+            assert torch.equal(twin.log_prob(value), distribution.log_prob(value))
 
 
 def _assert_mean_is(samples: Tensor, expected: Tensor) -> None:

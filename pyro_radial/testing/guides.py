@@ -39,7 +39,7 @@ def _adam(lr: float) -> PyroOptim:
 
 
 def _beside_data(value: Tensor, event_dim: int) -> Tensor:
-    """A value of one draw, or of many with whatever dimensions a vectorising handler left, as [draws, 1, *event]."""
+    """A value of one draw, or of many with whatever dimensions a vectorizing handler left, as [draws, 1, *event]."""
     event = value.shape[value.dim() - event_dim :]
     return value.reshape(-1, 1, *event) if value.dim() > event_dim else value.expand(1, *event)
 
@@ -108,16 +108,16 @@ class GuideTests:
         for mean, error in zip(means[1:], errors[1:], strict=True):
             assert abs(mean - means[0]) <= STANDARD_ERRORS * (error**2 + errors[0] ** 2).sqrt()
 
-    def test_a_vectorised_loss_estimates_the_looped_one(self) -> None:
+    def test_a_vectorized_loss_estimates_the_looped_one(self) -> None:
         x, y = self._data()
         guide = self.make(weights_model)
         guide(x, y)
-        vectorised = RadialELBO(num_particles=NUM_PARTICLES, vectorize_particles=True, max_plate_nesting=1)
+        vectorized = RadialELBO(num_particles=NUM_PARTICLES, vectorize_particles=True, max_plate_nesting=1)
         looped = RadialELBO()
         with torch.no_grad():
-            value = float(vectorised.loss(weights_model, guide, x, y))
+            value = float(vectorized.loss(weights_model, guide, x, y))
             draws = torch.tensor([float(looped.loss(weights_model, guide, x, y)) for _ in range(400)])
-        # Both are means of the same draws: 400 looped and ten times as many vectorised ones.
+        # Both are means of the same draws: 400 looped and ten times as many vectorized ones.
         assert abs(value - draws.mean()) <= STANDARD_ERRORS * draws.std() * (1 / 400 + 1 / NUM_PARTICLES) ** 0.5
 
     def test_training_lowers_the_loss_by_svi_and_by_torch(self) -> None:
@@ -132,13 +132,13 @@ class GuideTests:
                 make_module: Any = RadialELBO(num_particles=4)
                 elbo = make_module(weights_model, guide)
                 elbo(x, y)
-                optimiser = torch.optim.Adam(elbo.parameters(), lr=0.05)
+                optimizer = torch.optim.Adam(elbo.parameters(), lr=0.05)
                 values = []
                 for _ in range(60):
-                    optimiser.zero_grad()
+                    optimizer.zero_grad()
                     loss = elbo(x, y)
                     loss.backward()
-                    optimiser.step()
+                    optimizer.step()
                     values.append(loss.item())
                 assert sum(values[-10:]) < sum(values[:10])
 

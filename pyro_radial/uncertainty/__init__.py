@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Scores and pictures of predictive uncertainty."""
+"""Scores and plots of predictive uncertainty."""
 
 from pyro_radial.uncertainty.metrics import (
     Reliability,

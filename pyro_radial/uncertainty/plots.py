@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Pictures of predictive uncertainty and of training.
+"""Plots of predictive uncertainty and of training.
 
 Every function draws into the axes or the figure it is given. Without one it makes a bare
 :class:`matplotlib.figure.Figure`, which opens no window and is not kept alive by pyplot; save it with
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_images", "plot_reliability", "plot_training_terms"]
 
-# Okabe and Ito's palette, told apart also by the colour-blind, without its black and yellow.
+# Okabe and Ito's palette, told apart also by the color-blind, without its black and yellow.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = "osD^vP"
 FEW = 10  # predictions in a bin; the standard error of their accuracy is up to 0.16
@@ -82,7 +82,7 @@ def plot_images(
 ) -> list[Axes]:
     """Draw a grid of images, row by row.
 
-    :param images: intensities in ``[0, 1]``, shape ``[N, C, H, W]`` with one (grey) or three (red, green, blue)
+    :param images: intensities in ``[0, 1]``, shape ``[N, C, H, W]`` with one (gray) or three (red, green, blue)
         channels.
     :param titles: one title per image, such as its class and predictive entropy.
     :param num_columns: images per row; default all in one row up to eight.

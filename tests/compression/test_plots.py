@@ -17,13 +17,13 @@ RECORDS = [CutRecord(Cut(), 0.10, 90, 130), CutRecord(Cut(), 0.30, 30, 50), CutR
 
 
 def assert_draws(figure):
-    """The picture can be rendered (warnings are errors) and is not blank."""
+    """The plot can be rendered (warnings are errors) and is not blank."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     assert len(np.unique(canvas.buffer_rgba())) > 2
 
 
-def test_scores_are_sorted_in_two_colours_with_the_cut_between():
+def test_scores_are_sorted_in_two_colors_with_the_cut_between():
     axes = plot_scores(SCORES, gap_cut(SCORES))
     kept, cut, line = axes[0].lines
     assert kept.get_xydata().tolist() == [[1, 0], [2, -1]]

@@ -21,7 +21,7 @@ def guided(prior, family, net=None, **kwargs):
     return guide
 
 
-def randomised(guide):
+def randomized(guide):
     with torch.no_grad():
         for parameter in guide.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
@@ -43,7 +43,7 @@ class TestRadiiAndDirections:
 
     @pytest.mark.parametrize("shared", [True, False])
     def test_the_score_is_the_log_mode_of_the_radius_plus_the_log_length_of_the_mean_direction(self, shared):
-        guide = randomised(guided(RadialDirectionalPrior("row"), AutoRadialDirectional, shared_concentration=shared))
+        guide = randomized(guided(RadialDirectionalPrior("row"), AutoRadialDirectional, shared_concentration=shared))
         posterior = guide.posterior()
         # The mode by search, so that no formula of the library's is on both sides.
         a, b = (posterior[f"0.weight.local_radius_{kind}"].base_dist for kind in ("gamma", "inverse_gamma"))
@@ -57,14 +57,15 @@ class TestRadiiAndDirections:
 class TestSignalToNoise:
     @pytest.mark.parametrize("family", [AutoRadial, AutoMeanField])
     def test_it_is_that_of_a_row_and_of_a_column(self, family):
-        guide = randomised(guided(dist.Normal(0.0, 1.0), family))
+        guide = randomized(guided(dist.Normal(0.0, 1.0), family))
         draws = torch.stack([guide()["0.weight"] for _ in range(4_000)])
         mean = guide.median()["0.weight"]
         noise = (draws - mean).square().mean(0)
         scores = unit_scores(guide)
         for found, dims in ((scores.outputs["0"], (1, 2, 3)), (scores.inputs["0"], (0, 2, 3))):
             expected = 0.5 * (mean.square().sum(dims) / noise.sum(dims)).log()
-            # The noise of a radial law is a mean of squares of one normal radius: a relative error of sqrt(2 / 4000).
+            # The noise of a radial distribution is a mean of squares of one normal radius: a relative error of sqrt(2 /
+            # 4000).
             torch.testing.assert_close(found, expected, atol=4 * 0.5 * (2 / 4_000) ** 0.5, rtol=0)
 
     def test_a_tensor_beside_radii_and_directions_is_scored_by_it(self):

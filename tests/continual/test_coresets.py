@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyro_radial.continual.coresets import k_center_coreset, random_coreset, separate
+from pyro_radial.continual.coresets import k_center_coreset, random_coreset, split_coreset
 
 CORESETS = [random_coreset, k_center_coreset]
 
@@ -24,7 +24,7 @@ def squared_distances(x):
 
 
 def greedy(x, size, center):
-    """Gonzalez's algorithm word for word: the first of the farthest rows that are not yet centres."""
+    """Gonzalez's algorithm word for word: the first of the farthest rows that are not yet centers."""
     distances, centers = squared_distances(x), [center]
     while len(centers) < size:
         others = [row for row in range(len(x)) if row not in centers]
@@ -118,7 +118,7 @@ def test_the_first_center_is_drawn_by_the_seed():
 
 def test_separate_takes_apart_what_belongs_together():
     x = torch.arange(6.0)[:, None]
-    (coreset_x, coreset_y), (rest_x, rest_y) = separate((x, torch.arange(6) * 10), torch.tensor([4, 1]))
+    (coreset_x, coreset_y), (rest_x, rest_y) = split_coreset((x, torch.arange(6) * 10), torch.tensor([4, 1]))
     assert coreset_x[:, 0].tolist() == [4, 1]
     assert coreset_y.tolist() == [40, 10]
     assert rest_x[:, 0].tolist() == [0, 2, 3, 5]
@@ -164,9 +164,9 @@ def test_k_center_needs_finite_inputs():
 )
 def test_bad_indices_are_named(index, message):
     with pytest.raises(ValueError, match=message):
-        separate((torch.rand(3, 2), torch.rand(3)), index)
+        split_coreset((torch.rand(3, 2), torch.rand(3)), index)
 
 
 def test_bad_data_is_named():
     with pytest.raises(ValueError, match="data: x has 3 rows and y has 2"):
-        separate((torch.rand(3, 2), torch.rand(2)), torch.tensor([0]))
+        split_coreset((torch.rand(3, 2), torch.rand(2)), torch.tensor([0]))

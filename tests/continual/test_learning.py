@@ -136,8 +136,10 @@ def killed(monkeypatch, one, *where, **options):
 
 
 def test_several_heads_learn_their_tasks_and_the_others_are_left_alone(fits, monkeypatch):
-    laws = []
-    monkeypatch.setattr(PriorChain, "advance", partial_after(PriorChain.advance, lambda c, *_: laws.append(c.prior)))
+    distributions = []
+    monkeypatch.setattr(
+        PriorChain, "advance", partial_after(PriorChain.advance, lambda c, *_: distributions.append(c.prior))
+    )
     heads = []
     recorded = partial_after(stream_run.predict, lambda c, *_: heads.append(head_of(c)))
     monkeypatch.setattr(stream_run, "predict", recorded)
@@ -153,7 +155,7 @@ def test_several_heads_learn_their_tasks_and_the_others_are_left_alone(fits, mon
     assert matrix.baseline is None
     assert matrix.values[0, 1].isnan()
     # The second task has moved the trunk and left the first task's head where it was.
-    after_first, after_second = laws
+    after_first, after_second = distributions
     assert sorted(after_first) == ["heads.0.bias", "heads.0.weight", "trunk.0.weight"]
     assert torch.equal(after_first["heads.0.weight"].mean, after_second["heads.0.weight"].mean)
     assert not torch.equal(after_first["trunk.0.weight"].mean, after_second["trunk.0.weight"].mean)
@@ -211,7 +213,7 @@ def test_the_guide_and_the_options_are_the_caller_s():
 def test_the_seed_decides_and_nothing_else_does():
     assert_same(learn(), learn())
     (_, one), (_, other) = learn(), learn(seed=4)
-    assert not torch.equal(one["laws.[trunk/0/weight].loc"], other["laws.[trunk/0/weight].loc"])
+    assert not torch.equal(one["distributions.[trunk/0/weight].loc"], other["distributions.[trunk/0/weight].loc"])
 
 
 @pytest.mark.parametrize("seed", [0, 20_240_101, 2**40])
@@ -223,7 +225,7 @@ def test_every_stage_has_a_seed_of_its_own(fits, seed, monkeypatch):
     own = seeds[:2] + list(dict.fromkeys(seeds[2:]))
     assert len(own) == len(set(own)) == 2 + 4 + 5
     assert all(0 <= s < 2**32 for s in own)
-    # Epochs count on from the seed of a fit, so neighbours would share their order of rows.
+    # Epochs count on from the seed of a fit, so neighbors would share their order of rows.
     ordered = sorted(call["seed"] for call in fits)
     assert min(b - a for a, b in itertools.pairwise(ordered)) > OPTIONS["epochs"]
 
@@ -262,9 +264,9 @@ def test_the_coreset_is_used_for_the_prediction():
     tasks = stream()
     x, y = tasks[0].train
     kept = torch.arange(6)
-    relabelled = y.clone()
-    relabelled[kept] = 1 - y[kept]
-    first = Task("first", (x, relabelled), (x[kept], relabelled[kept]))
+    relabeled = y.clone()
+    relabeled[kept] = 1 - y[kept]
+    first = Task("first", (x, relabeled), (x[kept], relabeled[kept]))
     one = TaskStream.of([first], num_outputs=2)
     accuracies = []
     for options in ({"optim": partial(torch.optim.Adam, lr=1e-6)}, {"epochs": 30}):
@@ -385,7 +387,7 @@ def test_other_settings_are_refused_in_the_first_task_and_after_it(setting, monk
         assert torch.equal(value, before[name])
 
 
-def test_pyro_s_optimisers_are_told_apart_by_their_settings(tmp_path):
+def test_pyro_s_optimizers_are_told_apart_by_their_settings(tmp_path):
     options = {"checkpoint": tmp_path}
     learn(optim=pyro.optim.Adam({"lr": 0.1}), **options)
     learn(optim=pyro.optim.Adam({"lr": 0.1}), **options)

@@ -21,7 +21,7 @@ LINES = [plot_average_accuracy, plot_final_accuracy]
 
 
 def assert_draws(figure):
-    """The picture can be rendered (warnings are errors) and is not blank."""
+    """The plot can be rendered (warnings are errors) and is not blank."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     assert len(np.unique(canvas.buffer_rgba())) > 2
@@ -43,7 +43,7 @@ def test_matrix_has_a_figure_per_measured_cell_and_blanks_elsewhere():
     assert_draws(ax.figure)
 
 
-def test_matrix_is_labelled_with_the_tasks():
+def test_matrix_is_labeled_with_the_tasks():
     ax = plot_accuracy_matrix(DONE)
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("Accuracy on", "After learning")
     for labels in (ax.get_xticklabels(), ax.get_yticklabels()):
@@ -52,7 +52,7 @@ def test_matrix_is_labelled_with_the_tasks():
 
 
 def contrast(one, other):
-    """The contrast ratio of two colours as the Web Content Accessibility Guidelines define it, from 1 to 21."""
+    """The contrast ratio of two colors as the Web Content Accessibility Guidelines define it, from 1 to 21."""
 
     def luminance(color):
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
@@ -62,7 +62,7 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_figures_are_readable_on_every_colour():
+def test_figures_are_readable_on_every_color():
     size = 41
     names = tuple(str(i) for i in range(size))
     values = torch.full((size, size), float("nan"))

@@ -196,8 +196,8 @@ def test_the_normal_prior_is_the_nearest_and_its_first_kl_closed(prior):
     assert abs(first_terms(mean_field, mean_field.guide(AutoMeanField)).kl) < 1e-3
 
 
-def test_laws_that_are_no_guide_s_can_be_chained():
-    laws = {
+def test_distributions_that_are_no_guide_s_can_be_chained():
+    distributions = {
         "gamma": (dist.Gamma(2.0, 1.0), dist.Gamma(torch.tensor(7.0), torch.tensor(3.0))),
         "beta": (dist.Beta(1.0, 1.0), dist.Beta(torch.tensor(2.0), torch.tensor(5.0))),
         "simplex": (dist.Dirichlet(torch.ones(3)), dist.Dirichlet(torch.tensor([4.0, 2.0, 3.0]))),
@@ -209,30 +209,30 @@ def test_laws_that_are_no_guide_s_can_be_chained():
     }
 
     def model():
-        for name, (prior, _) in laws.items():
+        for name, (prior, _) in distributions.items():
             pyro.sample(name, prior)
 
     chain = PriorChain(model)
-    chain.advance({name: law for name, (_, law) in laws.items()})
+    chain.advance({name: distribution for name, (_, distribution) in distributions.items()})
     fresh = PriorChain(model)
     fresh.load_state_dict(through_a_file(chain.state_dict()))
     for one in (chain, fresh):
         trace = poutine.trace(one).get_trace()
         trace.compute_log_prob()
-        for name, (_, law) in laws.items():
+        for name, (_, distribution) in distributions.items():
             value = trace.nodes[name]["value"]
-            torch.testing.assert_close(trace.nodes[name]["log_prob_sum"], law.log_prob(value))
+            torch.testing.assert_close(trace.nodes[name]["log_prob_sum"], distribution.log_prob(value))
     for family in (AutoRadial, AutoMeanField, AutoNormal):
         guide = fresh.guide(family)
         guide()
         medians = guide.median()
-        torch.testing.assert_close(medians["gamma"], laws["gamma"][1].mean)
-        torch.testing.assert_close(medians["simplex"], laws["simplex"][1].mean)
+        torch.testing.assert_close(medians["gamma"], distributions["gamma"][1].mean)
+        torch.testing.assert_close(medians["simplex"], distributions["simplex"][1].mean)
         torch.testing.assert_close(medians["rate"], torch.tensor(1.0).exp())
         torch.testing.assert_close(medians["vector"], torch.ones(2))
         assert math.isfinite(first_terms(fresh, guide, strict=False).loss)
     with pytest.raises(ValueError, match=r"'gamma'.*no normal of its moments"):
-        PriorChain(model, "normal").advance({"gamma": laws["gamma"][1]})
+        PriorChain(model, "normal").advance({"gamma": distributions["gamma"][1]})
 
 
 def plated():
@@ -251,7 +251,7 @@ def test_a_plated_site_is_chained_at_full_size():
 
 
 @pytest.mark.parametrize("model", [plated, summed(W), summed(CONSTRAINED["dirichlet"])], ids=["plate", "line", "other"])
-def test_vectorised_particles_are_the_loop(model):
+def test_vectorized_particles_are_the_loop(model):
     chain = learned(model)
     guide = train(chain, chain.guide(AutoRadial), steps=10)
     losses = []
@@ -368,7 +368,7 @@ def test_a_list_of_guides_is_chained_part_by_part():
     torch.testing.assert_close(again[1][0].locs.b, chain.prior["b"].base_dist.mean)
 
 
-def test_a_foreign_guide_starts_at_the_prior_s_mean_and_its_laws_are_given_by_name():
+def test_a_foreign_guide_starts_at_the_prior_s_mean_and_its_distributions_are_given_by_name():
     for prior in (W, CONSTRAINED["log normal"], CONSTRAINED["dirichlet"]):
         chain = learned(summed(prior))
         ours, foreign = chain.guide(AutoRadial), chain.guide(AutoNormal)
@@ -387,7 +387,7 @@ def test_a_foreign_guide_starts_at_the_prior_s_mean_and_its_laws_are_given_by_na
     torch.testing.assert_close(chain.prior["w"].mean, guide.locs.w.detach())
 
 
-def test_a_real_law_without_a_known_mean_leaves_the_start_to_the_family():
+def test_a_real_distribution_without_a_known_mean_leaves_the_start_to_the_family():
     chain = PriorChain(summed(W))
     shifted = dist.TransformedDistribution(
         dist.Normal(torch.zeros(3), 1.0).to_event(1), [dist.transforms.AffineTransform(1.0, 2.0)]
@@ -398,7 +398,7 @@ def test_a_real_law_without_a_known_mean_leaves_the_start_to_the_family():
         assert math.isfinite(first_terms(chain, guide, strict=False).loss)
 
 
-# Models with parameters of their own, optimisers, prediction
+# Models with parameters of their own, optimizers, prediction
 
 
 def own_parameters():
@@ -429,11 +429,11 @@ def test_the_model_s_own_parameters_are_trained_through_the_chain_and_saved():
     assert list(fresh.state_dict()) == list(chain.state_dict())
     for one, other in zip(chain.parameters(), fresh.parameters(), strict=True):
         assert torch.equal(one, other)
-    for name, law in fresh.prior.items():
-        assert torch.equal(law.mean, guide.posterior()[name].mean)
+    for name, distribution in fresh.prior.items():
+        assert torch.equal(distribution.mean, guide.posterior()[name].mean)
     # Buffers are not trained.
-    laws = {id(buffer) for buffer in chain.buffers()}
-    assert laws.isdisjoint({id(p) for p in RadialELBO()(chain, chain.guide(AutoRadial)).parameters()})
+    distributions = {id(buffer) for buffer in chain.buffers()}
+    assert distributions.isdisjoint({id(p) for p in RadialELBO()(chain, chain.guide(AutoRadial)).parameters()})
 
 
 def test_fit_and_predict_take_a_chain():
@@ -500,43 +500,43 @@ def test_copies_are_independent_also_after_use():
         assert_unchanged(chain, before)
         assert not torch.equal(leaf_mean(other), leaf_mean(chain))
         file = io.BytesIO()
-        torch.save(chain.laws, file)
+        torch.save(chain.distributions, file)
         file.seek(0)
         assert torch.equal(leaf_mean(chain), leaf_mean_of(torch.load(file, weights_only=False)["w"]))
         assert_unchanged(chain, before)
 
 
-def leaf_mean_of(law):
-    return getattr(law, "base_dist", law).mean
+def leaf_mean_of(distribution):
+    return getattr(distribution, "base_dist", distribution).mean
 
 
 def leaf_mean(chain):
     return leaf_mean_of(chain.prior["w"])
 
 
-def test_a_cast_moves_the_laws_and_they_stay_on_the_buffers():
+def test_a_cast_moves_the_distributions_and_they_stay_on_the_buffers():
     model, _ = problem()
     chain = learned(model, AutoRadial, *data())
     x, y = data()
     chain.double()
-    assert {law.mean.dtype for law in chain.prior.values()} == {torch.float64}
+    assert {distribution.mean.dtype for distribution in chain.prior.values()} == {torch.float64}
     guide = chain.guide(AutoRadial)
     assert first_terms(chain, guide, x.double(), y).loss.dtype == torch.float64
     assert abs(first_terms(chain, guide, x.double(), y).kl) < 1e-6
     buffers = {id(buffer) for buffer in chain.buffers()}
-    assert {id(law.loc) for law in chain.prior.values()} <= buffers
+    assert {id(distribution.loc) for distribution in chain.prior.values()} <= buffers
     meta = copy.deepcopy(chain).to("meta")
-    assert all(buffer.is_meta for buffer in meta.laws.buffers())
+    assert all(buffer.is_meta for buffer in meta.distributions.buffers())
 
 
 def test_a_state_brings_its_own_sites_and_they_are_compared_anew():
     def model():
         return {name: pyro.sample(name, W) for name in ("a", "b.c", "d/e", "f%2F")}
 
-    law = dist.Normal(torch.ones(3), 2.0).to_event(1)
+    distribution = dist.Normal(torch.ones(3), 2.0).to_event(1)
     one, two, three = PriorChain(model), PriorChain(model), PriorChain(model)
-    one.advance({"a": law, "f%2F": law})
-    two.advance({"b.c": law, "d/e": law})
+    one.advance({"a": distribution, "f%2F": distribution})
+    two.advance({"b.c": distribution, "d/e": distribution})
     three.advance({"a": dist.LogNormal(torch.zeros(3), 1.0).to_event(1)})
     one()
     one.load_state_dict(two.state_dict())
@@ -544,7 +544,7 @@ def test_a_state_brings_its_own_sites_and_they_are_compared_anew():
     one()
     one.load_state_dict(PriorChain(model).state_dict())
     assert one.prior == {}
-    two.advance({"a": law})
+    two.advance({"a": distribution})
     two()
     two.load_state_dict(three.state_dict())
     with pytest.raises(ValueError, match=r"'a'.*zero density"):
@@ -611,8 +611,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("law", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_posterior_that_cannot_be_a_prior_is_refused_and_nothing_changes(law, message):
+@pytest.mark.parametrize(("distribution", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_posterior_that_cannot_be_a_prior_is_refused_and_nothing_changes(distribution, message):
     def model():
         pyro.sample("a", W)
         pyro.sample("w", W)
@@ -621,7 +621,7 @@ def test_a_posterior_that_cannot_be_a_prior_is_refused_and_nothing_changes(law, 
     chain.advance({"a": W})
     before = buffers_of(chain)
     with pytest.raises(ValueError, match=message):
-        chain.advance({"a": dist.Normal(torch.ones(3), 1.0).to_event(1), "w": law})
+        chain.advance({"a": dist.Normal(torch.ones(3), 1.0).to_event(1), "w": distribution})
     assert_unchanged(chain, before)
 
 
@@ -632,19 +632,19 @@ WRONG_PLACE = {
 }
 
 
-@pytest.mark.parametrize(("law", "message"), WRONG_PLACE.values(), ids=WRONG_PLACE.keys())
-def test_a_posterior_of_another_place_is_refused_by_the_first_run_or_at_once(law, message):
+@pytest.mark.parametrize(("distribution", "message"), WRONG_PLACE.values(), ids=WRONG_PLACE.keys())
+def test_a_posterior_of_another_place_is_refused_by_the_first_run_or_at_once(distribution, message):
     chain = PriorChain(summed(W))
     chain.advance({"w": W})
     chain()  # What was compared before is compared again.
-    chain.advance({"w": law})
+    chain.advance({"w": distribution})
     for _ in range(2):
         with pytest.raises(ValueError, match=message):
             chain()
     # A guide knows its site.
     chain = PriorChain(summed(W))
     guide = train(chain, chain.guide(AutoRadial))
-    guide.posterior = lambda: {"w": law}
+    guide.posterior = lambda: {"w": distribution}
     with pytest.raises(ValueError, match=message):
         chain.advance(guide)
     assert chain.prior == {}
@@ -655,7 +655,7 @@ def test_sites_may_keep_their_prior():
         for name in ("net.weight", "net.bias", "other"):
             pyro.sample(name, W)
 
-    laws = {name: dist.Normal(torch.ones(3), 2.0).to_event(1) for name in ("net.weight", "net.bias", "other")}
+    distributions = {name: dist.Normal(torch.ones(3), 2.0).to_event(1) for name in ("net.weight", "net.bias", "other")}
     excludes = {
         "pattern": r"^net\.",
         "names": ["net.weight", "net.bias"],
@@ -664,9 +664,9 @@ def test_sites_may_keep_their_prior():
     }
     for exclude in excludes.values():
         chain = PriorChain(model)
-        chain.advance(laws, exclude=exclude)
+        chain.advance(distributions, exclude=exclude)
         assert list(chain.prior) == ["other"]
-    chain.advance({"net.bias": laws["net.bias"]})
+    chain.advance({"net.bias": distributions["net.bias"]})
     assert sorted(chain.prior) == ["net.bias", "other"]
     with pytest.raises(ValueError, match="no site that is not excluded"):
-        chain.advance(laws, exclude="")
+        chain.advance(distributions, exclude="")

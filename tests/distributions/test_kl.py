@@ -36,7 +36,7 @@ def p():
 
 
 @pytest.mark.parametrize("dim", [1, 2, 5, 50, 200, 36_864])
-def test_kl_to_a_factorised_normal_is_that_of_samples_in_any_dimension(dim):
+def test_kl_to_a_factorized_normal_is_that_of_samples_in_any_dimension(dim):
     q = RadialNormal(torch.randn(dim, dtype=torch.double), 0.2 + torch.rand(dim, dtype=torch.double))
     p = dist.Normal(torch.randn(dim, dtype=torch.double), 0.5 + torch.rand(dim, dtype=torch.double)).to_event(1)
     assert_kl_is_that_of_samples(q, p, 400 if dim > 1000 else NUM_SAMPLES)
@@ -90,7 +90,7 @@ def test_kl_is_exact_under_any_nesting(nesting, q, p):
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_the_batch_of_a_prior_that_repeats_one_law_is_kept(copied):
+def test_the_batch_of_a_prior_that_repeats_one_distribution_is_kept(copied):
     q = RadialNormal(torch.zeros(5), torch.ones(5))
     p = dist.Normal(0.0, 1.0).expand([3, 5])
     p = dist.Normal(p.loc.clone(), p.scale.clone()) if copied else p

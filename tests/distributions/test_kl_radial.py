@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The KL to a radial law, against references that share no code with it."""
+"""The KL to a radial distribution, against references that share no code with it."""
 
 import json
 import math
@@ -25,12 +25,12 @@ FAMILIES = ["radial", "normal"]
 STEP = 0.2
 
 
-def law(family, loc, scale):
+def distribution(family, loc, scale):
     return RadialNormal(loc, scale) if family == "radial" else dist.Normal(loc, scale).to_event(1)
 
 
 def kl_of(family, loc, scale, center, unit):
-    return kl_divergence(law(family, loc, scale), RadialNormal(center, unit))
+    return kl_divergence(distribution(family, loc, scale), RadialNormal(center, unit))
 
 
 def standard(dim, dtype=torch.double):
@@ -53,7 +53,7 @@ def mean_log(log_transform):
 
 
 def kl_by_quadrature(family, ratio, shift):
-    """The exact KL to a standard radial law: for normal q, for radial q at equal means, and for radial q at D = 2."""
+    """The exact KL to a standard radial: for normal q, for radial q at equal means, and for radial q at D = 2."""
     ratio, shift = np.asarray(ratio), np.asarray(shift)
     a, dim = ratio**2, len(ratio)
     radial = family == "radial"
@@ -87,7 +87,7 @@ def kl_by_quadrature(family, ratio, shift):
 def independent_calls(family, ratio, shift, count):
     """As many calls with directions of their own, as rows of one batch."""
     dim = len(ratio)
-    # In a batch, as many directions as a call for one law alone takes.
+    # In a batch, as many directions as a call for one distribution alone takes.
     with pyro.settings.context(radial_kl_directions=num_directions(dim)):
         return kl_of(family, shift.repeat(count, 1), ratio.repeat(count, 1), *standard(dim, ratio.dtype))
 
@@ -151,7 +151,7 @@ def test_at_equal_means_its_mean_is_the_integral(dim):
 
 @pytest.mark.parametrize("dim", [2, 3, 5, 20, 200])
 @pytest.mark.parametrize("length", [0.0, 0.3, 10.0])
-def test_from_a_normal_law_its_mean_is_the_integral(dim, length):
+def test_from_a_normal_distribution_its_mean_is_the_integral(dim, length):
     ratio, shift = spread_ratios(dim), shift_of_length(length, dim)
     assert_mean_is(independent_calls("normal", ratio, shift, 100), kl_by_quadrature("normal", ratio, shift))
 
@@ -168,7 +168,7 @@ def test_in_two_dimensions_its_mean_is_the_integral_over_angles(length):
 def test_its_mean_is_that_of_samples(family, dim):
     ratio, shift = spread_ratios(dim), shift_of_length(1.5, dim)
     center, unit = torch.randn(dim, dtype=torch.double), 0.5 + torch.rand(dim, dtype=torch.double)
-    q, p = law(family, center + unit * shift, unit * ratio), RadialNormal(center, unit)
+    q, p = distribution(family, center + unit * shift, unit * ratio), RadialNormal(center, unit)
     value = q.sample((200_000,))
     draws = q.log_prob(value) - p.log_prob(value)
     with pyro.settings.context(radial_kl_directions=20_000):
@@ -192,7 +192,7 @@ def test_nearly_proportional_scales_leave_noise_of_third_order():
     assert float(values.std()) < 5e-4
 
 
-def test_one_dominant_element_does_not_disturb_the_estimate_of_a_normal_law():
+def test_one_dominant_element_does_not_disturb_the_estimate_of_a_normal_distribution():
     ratio = torch.full((200,), 0.1, dtype=torch.double)
     ratio[7] = 10.0
     values = independent_calls("normal", ratio, torch.zeros_like(ratio), 100)
@@ -202,15 +202,15 @@ def test_one_dominant_element_does_not_disturb_the_estimate_of_a_normal_law():
 
 @pytest.mark.parametrize(("family", "dim"), [("radial", 50), ("normal", 20)])
 def test_a_shrunk_parabola_is_quieter_than_a_whole_one(family, dim, monkeypatch):
-    laws = [(spread_ratios(dim), shift_of_length(float(i % 2), dim)) for i in range(20)]
+    distributions = [(spread_ratios(dim), shift_of_length(float(i % 2), dim)) for i in range(20)]
 
     def noise():
-        deviations = [independent_calls(family, *law, 40).std() for law in laws]
+        deviations = [independent_calls(family, *distribution, 40).std() for distribution in distributions]
         return float(torch.stack(deviations).square().mean().sqrt())
 
     shrunk = noise()
     monkeypatch.setattr(log_distance, "_shrinkage", lambda _: 1.0)
-    # The ratio of the two is near 0.55 in the mean over many laws.
+    # The ratio of the two is near 0.55 in the mean over many distributions.
     assert shrunk < 0.8 * noise()
 
 
@@ -317,8 +317,8 @@ def normal(event_dim, shape=FULL):
     return dist.Normal(*leaves(shape)).to_event(event_dim)
 
 
-def expanded(law, batch_shape):
-    return ExpandedDistribution(law, torch.Size(batch_shape))
+def expanded(distribution, batch_shape):
+    return ExpandedDistribution(distribution, torch.Size(batch_shape))
 
 
 NESTINGS = {
@@ -343,12 +343,15 @@ NESTINGS = {
     "particles": lambda: (radial(1, (5,)).expand([6, 1]), radial(1, (5,)).expand([6, 1])),
     "particles over a plate": lambda: (radial(1, (4, 5)).expand([6, 4]), radial(1, (5,)).expand([6, 4])),
     "particles of a normal": lambda: (dist.Normal(*leaves((5,))).expand([6, 1, 5]).to_event(1), radial(1, (5,))),
-    "rows of one law": lambda: (radial(1, (5,)).expand([4]).to_event(1), radial(1, (5,)).expand([4]).to_event(1)),
-    "rows of one law, masked": lambda: (
+    "rows of one distribution": lambda: (
+        radial(1, (5,)).expand([4]).to_event(1),
+        radial(1, (5,)).expand([4]).to_event(1),
+    ),
+    "rows of one distribution, masked": lambda: (
         radial(1, (5,)).expand([4]).to_event(1).mask(True),
         radial(1, (5,)).expand([4]).to_event(1),
     ),
-    "rows of one law, expanded": lambda: (
+    "rows of one distribution, expanded": lambda: (
         expanded(radial(1, (5,)).expand([4]).to_event(1), [2]),
         expanded(radial(1, (5,)).expand([4]).to_event(1), [2]),
     ),
@@ -361,7 +364,10 @@ NESTINGS = {
     "a masked guide": lambda: (radial(2).mask(MASK), radial(2)),
     "both masked": lambda: (normal(2).mask(MASK), radial(2).mask(MASK)),
     "masked rows": lambda: (radial(1).to_event(1), radial(1).mask(ROWS).to_event(1)),
-    "masked rows of one law": lambda: (radial(1).to_event(1), radial(1, (5,)).expand([3, 4]).mask(ROWS).to_event(1)),
+    "masked rows of one distribution": lambda: (
+        radial(1).to_event(1),
+        radial(1, (5,)).expand([3, 4]).mask(ROWS).to_event(1),
+    ),
 }
 
 
@@ -411,15 +417,15 @@ def test_the_same_transform_of_both_leaves_it_as_it_is():
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("vectorize", [False, True])
 def test_a_strict_elbo_takes_a_radial_prior(family, vectorize):
-    prior, guide_law = radial(1, (4,)), law(family, *leaves((4,)))
+    prior, guide_distribution = radial(1, (4,)), distribution(family, *leaves((4,)))
 
     def model():
         w = pyro.sample("w", prior)
         pyro.sample("y", dist.Normal(w.sum(-1), 1.0), obs=torch.zeros((), dtype=torch.double))
 
     elbo = RadialELBO(2, strict_kl=True, vectorize_particles=vectorize, max_plate_nesting=0)
-    elbo.loss(model, lambda: pyro.sample("w", guide_law))
-    torch.testing.assert_close(elbo.terms.kl_by_site["w"], kl_divergence(guide_law, prior))
+    elbo.loss(model, lambda: pyro.sample("w", guide_distribution))
+    torch.testing.assert_close(elbo.terms.kl_by_site["w"], kl_divergence(guide_distribution, prior))
 
 
 # --- numerics
@@ -428,11 +434,11 @@ def test_a_strict_elbo_takes_a_radial_prior(family, vectorize):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dim", [2, 50])
 @pytest.mark.parametrize("ratio", [1e-6, 1.0, 1e6, None])
-def test_in_float32_extreme_laws_have_finite_values_and_gradients(family, dim, ratio):
+def test_in_float32_extreme_distributions_have_finite_values_and_gradients(family, dim, ratio):
     scale = torch.logspace(-6, 6, dim) if ratio is None else torch.full((dim,), ratio)
     lengths = torch.tensor([0.0, 1e-30, 1e-20, 1e-10, 1e-3, 1.0, 1e3, 1e6])
     for vector in (torch.randn(dim), torch.eye(dim)[0], torch.eye(dim)[-1], 1.0 / scale):
-        # The last of these is a direction of the noise for which the line through the other centre is hit.
+        # The last of these is a direction of the noise for which the line through the other center is hit.
         shift = lengths[:, None] * vector / vector.norm()
         rows = [shift, scale.repeat(len(shift), 1), torch.zeros_like(shift), torch.ones_like(shift)]
         rows = [tensor.requires_grad_() for tensor in rows]
@@ -444,11 +450,11 @@ def test_in_float32_extreme_laws_have_finite_values_and_gradients(family, dim, r
 @pytest.mark.parametrize("family", FAMILIES)
 def test_with_sums_in_float32_it_stays_within_a_percent(family, monkeypatch):
     cases = [(dim, length) for dim in (2, 200, 20_000) for length in (0.0, 1e-3, 1.0, 10.0)]
-    laws = [(spread_ratios(dim).float(), shift_of_length(length, dim).float()) for dim, length in cases]
-    exact = [float(kl_of(family, shift, ratio, *standard(len(ratio), torch.float32))) for ratio, shift in laws]
+    distributions = [(spread_ratios(dim).float(), shift_of_length(length, dim).float()) for dim, length in cases]
+    exact = [float(kl_of(family, shift, ratio, *standard(len(ratio), torch.float32))) for ratio, shift in distributions]
     for module in (log_distance, kl):
         monkeypatch.setattr(module, "accumulation_dtype", lambda _: torch.float32)
-    for (ratio, shift), value in zip(laws, exact, strict=True):
+    for (ratio, shift), value in zip(distributions, exact, strict=True):
         parameters = [tensor.requires_grad_() for tensor in (shift, ratio)]
         low = kl_of(family, *parameters, *standard(len(ratio), torch.float32))
         assert float(low.detach()) == pytest.approx(value, rel=0.01, abs=1.0)

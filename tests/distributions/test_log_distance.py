@@ -45,7 +45,7 @@ def test_the_mean_log_square_is_that_of_quadrature_at_every_scale():
         np.testing.assert_allclose(value, expected, rtol=1e-13, atol=3e-13)
 
 
-def test_at_the_centre_it_is_the_mean_log_of_chi_squared():
+def test_at_the_center_it_is_the_mean_log_of_chi_squared():
     zero = torch.zeros((), dtype=torch.double)
     assert float(mean_log_square(zero, zero)) == pytest.approx(-np.euler_gamma - math.log(2.0), abs=1e-13)
 

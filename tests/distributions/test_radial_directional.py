@@ -17,7 +17,7 @@ from torch.distributions import kl_divergence
 from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
 from pyro_radial.distributions.radial_directional import mean_log
 from pyro_radial.distributions.storage import describe, rebuild
-from pyro_radial.nn.site_priors import follow
+from pyro_radial.distributions.wrappers import to_like
 
 NUM_SAMPLES = 40_000
 
@@ -27,14 +27,14 @@ def double(value):
 
 
 def radial_pair(dim):
-    """The same law made in two ways."""
+    """The same distribution made in two ways."""
     direction = HypersphericalUniform(dim, like=double(0.0))
     zeros, ones = torch.zeros(dim, dtype=torch.double), torch.ones(dim, dtype=torch.double)
     return RadialDirectional(dist.HalfNormal(double(1.0)), direction), RadialNormal(zeros, ones)
 
 
 def directed(batch=(), dim=3, dtype=torch.double):
-    """A law with a radius and a direction of its own for each element of a batch."""
+    """A distribution with a radius and a direction of its own for each element of a batch."""
     loc = torch.nn.functional.normalize(torch.randn(*batch, dim, dtype=dtype), dim=-1)
     radius = dist.LogNormal(0.3 * torch.randn(batch, dtype=dtype), 0.2 + 0.3 * torch.rand(batch, dtype=dtype))
     return RadialDirectional(radius, VonMisesFisherStable(loc, 0.5 + 3 * torch.rand(batch, dtype=dtype)))
@@ -42,15 +42,15 @@ def directed(batch=(), dim=3, dtype=torch.double):
 
 @pytest.mark.parametrize("dim", [2, 3, 10, 1000])
 def test_a_half_normal_radius_and_a_uniform_direction_are_the_radial_normal(dim):
-    law, radial = radial_pair(dim)
+    distribution, radial = radial_pair(dim)
     value = radial.sample((50,))
-    torch.testing.assert_close(law.log_prob(value), radial.log_prob(value), rtol=1e-12, atol=1e-9)
-    torch.testing.assert_close(law.entropy(), radial.entropy(), rtol=1e-12, atol=1e-9)
-    torch.testing.assert_close(law.mean, radial.mean)
-    torch.testing.assert_close(law.variance, radial.variance)
+    torch.testing.assert_close(distribution.log_prob(value), radial.log_prob(value), rtol=1e-12, atol=1e-9)
+    torch.testing.assert_close(distribution.entropy(), radial.entropy(), rtol=1e-12, atol=1e-9)
+    torch.testing.assert_close(distribution.mean, radial.mean)
+    torch.testing.assert_close(distribution.variance, radial.variance)
 
 
-def test_its_samples_have_the_law_of_the_radial_normal():
+def test_its_samples_have_the_distribution_of_the_radial_normal():
     draws = radial_pair(5)[0].sample((NUM_SAMPLES,))
     norm = draws.norm(dim=-1)
     assert stats.kstest(norm.numpy(), "halfnorm").pvalue > 1e-3
@@ -69,22 +69,22 @@ POSITIVE = [
 
 @pytest.mark.parametrize("radius", POSITIVE)
 def test_the_density_integrates_to_one_in_two_dimensions(radius):
-    law = RadialDirectional(radius, VonMisesFisherStable(double([0.6, 0.8]), double(2.0)))
+    distribution = RadialDirectional(radius, VonMisesFisherStable(double([0.6, 0.8]), double(2.0)))
     angles = 2 * math.pi * torch.arange(64, dtype=torch.double) / 64
     norms = LOG_NORMS.exp()[:, None]
     points = norms[..., None] * torch.stack([angles.cos(), angles.sin()], -1)
-    total = (law.log_prob(points).exp() * norms**2).sum() * STEP * 2 * math.pi / 64
+    total = (distribution.log_prob(points).exp() * norms**2).sum() * STEP * 2 * math.pi / 64
     assert float(total) == pytest.approx(1.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("radius", POSITIVE)
 def test_the_density_integrates_to_one_in_three_dimensions(radius):
-    law = RadialDirectional(radius, VonMisesFisherStable(double([0, 0, 1.0]), double(1.5)))
+    distribution = RadialDirectional(radius, VonMisesFisherStable(double([0, 0, 1.0]), double(1.5)))
     # The density is symmetric about the last axis.
     cosines, weights = (torch.as_tensor(array) for array in np.polynomial.legendre.leggauss(40))
     norms = LOG_NORMS.exp()[:, None]
     directions = torch.stack([(1 - cosines**2).sqrt(), torch.zeros_like(cosines), cosines], -1)
-    density = law.log_prob(norms[..., None] * directions).exp()
+    density = distribution.log_prob(norms[..., None] * directions).exp()
     total = (density * norms**3 * weights).sum() * STEP * 2 * math.pi
     assert float(total) == pytest.approx(1.0, abs=1e-9)
 
@@ -108,58 +108,63 @@ def test_the_mean_log_radius_is_that_of_samples(radius):
 @pytest.mark.parametrize("dim", [2, 30])
 def test_the_entropy_is_that_of_samples(radius, dim):
     loc = torch.nn.functional.normalize(torch.ones(dim, dtype=torch.double), dim=0)
-    law = RadialDirectional(radius, VonMisesFisherStable(loc, double(3.0)))
-    draws = -law.log_prob(law.sample((NUM_SAMPLES,)))
-    assert abs(draws.mean() - law.entropy()) <= 4 * draws.std() / NUM_SAMPLES**0.5
+    distribution = RadialDirectional(radius, VonMisesFisherStable(loc, double(3.0)))
+    draws = -distribution.log_prob(distribution.sample((NUM_SAMPLES,)))
+    assert abs(draws.mean() - distribution.entropy()) <= 4 * draws.std() / NUM_SAMPLES**0.5
 
 
 def test_the_entropy_of_another_radius_is_not_implemented():
-    law = RadialDirectional(dist.Weibull(1.0, 1.5), HypersphericalUniform(3))
+    distribution = RadialDirectional(dist.Weibull(1.0, 1.5), HypersphericalUniform(3))
     with pytest.raises(NotImplementedError, match="Weibull"):
-        law.entropy()
+        distribution.entropy()
 
 
 def test_moments_are_those_of_samples():
-    law = directed((4,), dim=5)
-    deviation = law.sample((NUM_SAMPLES,)) - law.mean
-    for draws, expected in ((deviation, torch.zeros_like(law.mean)), (deviation.square(), law.variance)):
+    distribution = directed((4,), dim=5)
+    deviation = distribution.sample((NUM_SAMPLES,)) - distribution.mean
+    for draws, expected in (
+        (deviation, torch.zeros_like(distribution.mean)),
+        (deviation.square(), distribution.variance),
+    ):
         assert bool(((draws.mean(0) - expected).abs() <= 4.5 * draws.std(0) / NUM_SAMPLES**0.5).all())
 
 
 def test_batches_broadcast_and_each_element_has_draws_of_its_own():
-    law = RadialDirectional(dist.HalfNormal(torch.ones(3, 1)), HypersphericalUniform(4).expand([2]))
-    assert (law.batch_shape, law.event_shape) == ((3, 2), (4,))
-    norm = law.sample((1000,)).norm(dim=-1)
+    distribution = RadialDirectional(dist.HalfNormal(torch.ones(3, 1)), HypersphericalUniform(4).expand([2]))
+    assert (distribution.batch_shape, distribution.event_shape) == ((3, 2), (4,))
+    norm = distribution.sample((1000,)).norm(dim=-1)
     assert norm.shape == (1000, 3, 2)
     correlation = torch.corrcoef(norm.flatten(1).T)
     assert bool(((correlation - torch.eye(6)).abs() < 4.5 / 1000**0.5).all())
 
 
-def test_expanding_changes_neither_the_law_nor_its_parts():
+def test_expanding_changes_neither_the_distribution_nor_its_parts():
     radius = ExpandedDistribution(dist.LogNormal(0.0, 1.0))
-    law = RadialDirectional(radius, HypersphericalUniform(4))
-    larger = law.expand([3])
-    assert (law.batch_shape, radius.batch_shape, larger.batch_shape) == ((), (), (3,))
-    assert law.sample().shape == (4,)
+    distribution = RadialDirectional(radius, HypersphericalUniform(4))
+    larger = distribution.expand([3])
+    assert (distribution.batch_shape, radius.batch_shape, larger.batch_shape) == ((), (), (3,))
+    assert distribution.sample().shape == (4,)
     assert larger.sample().shape == (3, 4)
     value = larger.sample()
-    torch.testing.assert_close(larger.log_prob(value), law.log_prob(value))
+    torch.testing.assert_close(larger.log_prob(value), distribution.log_prob(value))
 
 
-def test_gradients_flow_to_both_laws_through_a_draw():
+def test_gradients_flow_to_both_distributions_through_a_draw():
     loc, scale = double(0.3).requires_grad_(), double(0.5).requires_grad_()
     concentration = double(2.0).requires_grad_()
-    law = RadialDirectional(dist.LogNormal(loc, scale), VonMisesFisherStable(double([0.0, 0.6, 0.8]), concentration))
-    assert law.has_rsample
+    distribution = RadialDirectional(
+        dist.LogNormal(loc, scale), VonMisesFisherStable(double([0.0, 0.6, 0.8]), concentration)
+    )
+    assert distribution.has_rsample
     # d E[w] by the parameters, by the gradient of one mean of many draws.
-    law.rsample((NUM_SAMPLES,)).mean(0)[2].backward()
-    expected = torch.autograd.grad(law.mean[2], [loc, scale, concentration])
+    distribution.rsample((NUM_SAMPLES,)).mean(0)[2].backward()
+    expected = torch.autograd.grad(distribution.mean[2], [loc, scale, concentration])
     for parameter, gradient in zip((loc, scale, concentration), expected, strict=True):
         assert float(parameter.grad) == pytest.approx(float(gradient), rel=0.05)
-    assert not law.sample().requires_grad
+    assert not distribution.sample().requires_grad
 
 
-def test_without_reparameterised_parts_it_still_samples():
+def test_without_reparameterized_parts_it_still_samples():
     class Score(dist.LogNormal):
         has_rsample = False
 
@@ -170,9 +175,9 @@ def test_without_reparameterised_parts_it_still_samples():
             with torch.no_grad():
                 return dist.LogNormal.rsample(self, sample_shape)
 
-    law = RadialDirectional(Score(0.0, 1.0), HypersphericalUniform(3))
-    assert not law.has_rsample
-    assert law.sample((5,)).shape == (5, 3)
+    distribution = RadialDirectional(Score(0.0, 1.0), HypersphericalUniform(3))
+    assert not distribution.has_rsample
+    assert distribution.sample((5,)).shape == (5, 3)
 
 
 @pytest.mark.parametrize(
@@ -181,9 +186,9 @@ def test_without_reparameterised_parts_it_still_samples():
 )
 def test_at_zero_the_density_is_infinite_or_zero_and_its_gradient_zero(radius, sign):
     direction = VonMisesFisherStable(double([0.6, 0.8]), double(2.0))
-    law = RadialDirectional(radius, direction)
+    distribution = RadialDirectional(radius, direction)
     value = double([[0.0, 0.0], [0.3, -0.2]]).requires_grad_()
-    log_prob = law.log_prob(value)
+    log_prob = distribution.log_prob(value)
     assert float(log_prob[0].detach()) == sign * math.inf
     assert bool(log_prob[1].isfinite())
     (gradient,) = torch.autograd.grad(log_prob.sum(), value)
@@ -211,15 +216,15 @@ def test_gradients_of_the_density_match_differences():
 def test_float32_keeps_its_digits_in_many_dimensions():
     # A float32 norm of so many elements is off by 1e-3.
     dim = 5_000_000
-    law = RadialDirectional(dist.LogNormal(torch.tensor(0.5), 0.1), HypersphericalUniform(dim))
-    value = law.sample()
+    distribution = RadialDirectional(dist.LogNormal(torch.tensor(0.5), 0.1), HypersphericalUniform(dim))
+    value = distribution.sample()
     wide = RadialDirectional(dist.LogNormal(double(0.5), double(0.1)), HypersphericalUniform(dim, like=double(0.0)))
     expected = wide.log_prob(value.double())
-    assert float(law.log_prob(value)) == pytest.approx(float(expected), rel=1e-6)
+    assert float(distribution.log_prob(value)) == pytest.approx(float(expected), rel=1e-6)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 20])
-def test_kl_is_that_of_samples_and_zero_of_a_law_to_itself(dim):
+def test_kl_is_that_of_samples_and_zero_of_a_distribution_to_itself(dim):
     q, p = directed((3,), dim), directed((3,), dim)
     exact = kl_divergence(q, p)
     assert exact.shape == (3,)
@@ -244,43 +249,45 @@ def test_kl_between_different_dimensions_is_not_implemented():
 @pytest.mark.parametrize("batch", [(), (3,)])
 @pytest.mark.parametrize("uniform", [False, True])
 def test_it_can_be_stored_and_rebuilt(batch, uniform):
-    law = directed(batch, 4)
+    distribution = directed(batch, 4)
     if uniform:
-        law = RadialDirectional(law.radius, HypersphericalUniform(4))
-    twin = rebuild(*describe(law))
+        distribution = RadialDirectional(distribution.radius, HypersphericalUniform(4))
+    twin = rebuild(*describe(distribution))
     assert type(twin) is RadialDirectional
-    assert (twin.batch_shape, twin.event_shape) == (law.batch_shape, law.event_shape)
-    value = law.sample()
-    assert torch.equal(twin.log_prob(value), law.log_prob(value))
-    assert torch.equal(copy.deepcopy(law).log_prob(value), law.log_prob(value))
+    assert (twin.batch_shape, twin.event_shape) == (distribution.batch_shape, distribution.event_shape)
+    value = distribution.sample()
+    assert torch.equal(twin.log_prob(value), distribution.log_prob(value))
+    assert torch.equal(copy.deepcopy(distribution).log_prob(value), distribution.log_prob(value))
 
 
 def test_its_tensors_follow_a_dtype():
-    law = directed((3,), 4, torch.float32)
-    moved = follow(law, torch.zeros((), dtype=torch.double))
+    distribution = directed((3,), 4, torch.float32)
+    moved = to_like(distribution, torch.zeros((), dtype=torch.double))
     assert moved.sample().dtype == torch.double
-    assert law.sample().dtype == torch.float32
-    value = law.sample()
-    torch.testing.assert_close(moved.log_prob(value.double()).float(), law.log_prob(value), rtol=1e-4, atol=1e-4)
+    assert distribution.sample().dtype == torch.float32
+    value = distribution.sample()
+    torch.testing.assert_close(
+        moved.log_prob(value.double()).float(), distribution.log_prob(value), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_it_can_be_a_site_in_a_plate():
-    law = directed(dim=3)
+    distribution = directed(dim=3)
 
     def model():
         with pyro.plate("rows", 5):
-            return pyro.sample("w", law)
+            return pyro.sample("w", distribution)
 
     trace = pyro.poutine.trace(model).get_trace()
     trace.compute_log_prob()
     assert trace.nodes["w"]["fn"].batch_shape == (5,)
-    assert law.batch_shape == ()
+    assert distribution.batch_shape == ()
 
 
 def test_it_batches_under_vmap():
-    law = directed((3,), 4)
-    value = law.sample((6,))
-    torch.testing.assert_close(torch.func.vmap(law.log_prob)(value), law.log_prob(value))
+    distribution = directed((3,), 4)
+    value = distribution.sample((6,))
+    torch.testing.assert_close(torch.func.vmap(distribution.log_prob)(value), distribution.log_prob(value))
 
 
 UNIFORM = HypersphericalUniform(3)
@@ -292,9 +299,13 @@ UNIFORM = HypersphericalUniform(3)
         (dist.Normal(0.0, 1.0), UNIFORM, "radius must be a positive"),
         (dist.LogNormal(torch.zeros(2), 1.0).to_event(1), UNIFORM, "radius must be a positive"),
         (dist.Poisson(1.0), UNIFORM, "radius must be a positive"),
-        (dist.HalfNormal(1.0), dist.Normal(torch.zeros(3), 1.0).to_event(1), "direction must be a law of unit"),
-        (dist.HalfNormal(1.0), dist.Normal(0.0, 1.0), "direction must be a law of unit"),
-        (dist.HalfNormal(1.0), UNIFORM.expand([2]).to_event(1), "direction must be a law of unit"),
+        (
+            dist.HalfNormal(1.0),
+            dist.Normal(torch.zeros(3), 1.0).to_event(1),
+            "direction must be a distribution of unit",
+        ),
+        (dist.HalfNormal(1.0), dist.Normal(0.0, 1.0), "direction must be a distribution of unit"),
+        (dist.HalfNormal(1.0), UNIFORM.expand([2]).to_event(1), "direction must be a distribution of unit"),
         (dist.HalfNormal(torch.ones(4)), UNIFORM.expand([3]), "radius, .*direction, .*broadcast"),
     ],
 )
@@ -304,7 +315,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name(radius, direction, words)
 
 
 def test_a_value_outside_the_support_is_refused_under_validation():
-    law = RadialDirectional(dist.HalfNormal(1.0), UNIFORM, validate_args=True)
-    assert law.support is constraints.real_vector
+    distribution = RadialDirectional(dist.HalfNormal(1.0), UNIFORM, validate_args=True)
+    assert distribution.support is constraints.real_vector
     with pytest.raises(ValueError, match="support"):
-        law.log_prob(torch.tensor([0.0, math.nan, 1.0]))
+        distribution.log_prob(torch.tensor([0.0, math.nan, 1.0]))

@@ -39,24 +39,26 @@ def test_one_element_samples_pass_a_test_of_normality():
 
 
 def test_the_density_integrates_to_one_in_two_dimensions():
-    law = RadialNormal(torch.tensor([0.3, -0.2], dtype=torch.double), torch.tensor([0.7, 1.9], dtype=torch.double))
+    distribution = RadialNormal(
+        torch.tensor([0.3, -0.2], dtype=torch.double), torch.tensor([0.7, 1.9], dtype=torch.double)
+    )
 
     # Polar coordinates about loc: the Jacobian cancels the pole.
     def integrand(angle, radius):
-        point = law.loc + radius * torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.double)
-        return float(law.log_prob(point).exp()) * radius
+        point = distribution.loc + radius * torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.double)
+        return float(distribution.log_prob(point).exp()) * radius
 
     total, error = dblquad(integrand, 1e-9, 16.0, 0.0, 2 * math.pi, epsabs=1e-6)
     assert total == pytest.approx(1.0, abs=1e-5 + error)
 
 
 def test_the_density_integrates_to_one_in_three_dimensions():
-    law = RadialNormal(torch.zeros(3, dtype=torch.double), torch.tensor([0.5, 1.0, 1.4], dtype=torch.double))
+    distribution = RadialNormal(torch.zeros(3, dtype=torch.double), torch.tensor([0.5, 1.0, 1.4], dtype=torch.double))
 
     def integrand(polar, azimuth, radius):
         direction = [math.sin(polar) * math.cos(azimuth), math.sin(polar) * math.sin(azimuth), math.cos(polar)]
         point = radius * torch.tensor(direction, dtype=torch.double)
-        return float(law.log_prob(point).exp()) * radius**2 * math.sin(polar)
+        return float(distribution.log_prob(point).exp()) * radius**2 * math.sin(polar)
 
     # The density is even in each coordinate: one octant suffices.
     octant, error = tplquad(integrand, 1e-9, 9.0, 0.0, math.pi / 2, 0.0, math.pi / 2, epsabs=1e-4, epsrel=1e-4)
@@ -66,30 +68,30 @@ def test_the_density_integrates_to_one_in_three_dimensions():
 @pytest.mark.parametrize("dim", [1, 2, 3, 10, 50, 200, 36_864])
 def test_entropy_is_that_of_samples_in_any_dimension(dim):
     scale = 0.1 + torch.rand(dim, dtype=torch.double)
-    law = RadialNormal(torch.randn(dim, dtype=torch.double), scale)
+    distribution = RadialNormal(torch.randn(dim, dtype=torch.double), scale)
     count = 400 if dim > 1000 else NUM_SAMPLES
-    draws = -law.log_prob(law.sample((count,)))
-    assert abs(draws.mean() - law.entropy()) <= 4 * draws.std() / count**0.5
+    draws = -distribution.log_prob(distribution.sample((count,)))
+    assert abs(draws.mean() - distribution.entropy()) <= 4 * draws.std() / count**0.5
 
 
 @pytest.mark.parametrize("event_dim", [1, 2])
 def test_the_radius_is_half_normal_and_the_direction_uniform(event_dim):
-    law = RadialNormal(torch.randn(4, 5), 0.5 + torch.rand(4, 5), event_dim)
-    unit = (law.sample((4_000,)) - law.loc) / law.scale
-    unit = unit.reshape(-1, law.num_elements)
+    distribution = RadialNormal(torch.randn(4, 5), 0.5 + torch.rand(4, 5), event_dim)
+    unit = (distribution.sample((4_000,)) - distribution.loc) / distribution.scale
+    unit = unit.reshape(-1, distribution.num_elements)
     radius = unit.norm(dim=-1)
     assert stats.kstest(radius.numpy(), "halfnorm").pvalue > 1e-3
     cosine = (unit / radius[:, None])[:, 0].numpy()
-    n = law.num_elements
+    n = distribution.num_elements
     assert stats.kstest(cosine**2, stats.beta(0.5, (n - 1) / 2).cdf).pvalue > 1e-3
     # Independent of the radius: the rank correlation of |cosine| and radius is zero up to 1/sqrt(count).
     assert abs(stats.spearmanr(abs(cosine), radius.numpy()).statistic) < 4 / len(radius) ** 0.5
 
 
 def test_one_radius_per_row_makes_rows_independent():
-    law = RadialNormal(torch.zeros(2, 30), torch.ones(2, 30), event_dim=1).to_event(1)
-    assert law.event_shape == (2, 30)
-    radius = law.sample((NUM_SAMPLES,)).norm(dim=-1)
+    distribution = RadialNormal(torch.zeros(2, 30), torch.ones(2, 30), event_dim=1).to_event(1)
+    assert distribution.event_shape == (2, 30)
+    radius = distribution.sample((NUM_SAMPLES,)).norm(dim=-1)
     assert abs(torch.corrcoef(radius.T)[0, 1]) < 4 / NUM_SAMPLES**0.5
     shared = RadialNormal(torch.zeros(2, 30), torch.ones(2, 30), event_dim=2).sample((NUM_SAMPLES,)).norm(dim=-1)
     assert torch.corrcoef(shared.T)[0, 1] > 0.5
@@ -98,9 +100,9 @@ def test_one_radius_per_row_makes_rows_independent():
 def test_at_loc_the_density_is_infinite_and_its_gradient_zero():
     loc = torch.randn(3, 4, requires_grad=True)
     scale = (0.5 + torch.rand(3, 4)).requires_grad_()
-    law = RadialNormal(loc, scale)
+    distribution = RadialNormal(loc, scale)
     value = loc.detach().clone().requires_grad_()
-    log_prob = law.log_prob(value)
+    log_prob = distribution.log_prob(value)
     assert bool(torch.isposinf(log_prob).all())
     log_prob.sum().backward()
     assert bool((value.grad == 0).all())
@@ -138,21 +140,21 @@ def test_float32_is_accurate_in_a_million_dimensions():
     assert ((low_grad - high_grad).abs() * scale).max() < 1e-4 * (high_grad.abs() * scale).max()
 
 
-def test_samples_keep_their_law_in_ten_million_dimensions():
+def test_samples_keep_their_distribution_in_ten_million_dimensions():
     # A float32 norm of so many elements is off by 1e-3; the radius must not be.
     dim = 10**7
     pyro.set_rng_seed(0)
-    law = RadialNormal(torch.zeros(dim), torch.ones(dim))
-    value = law.sample()
+    distribution = RadialNormal(torch.zeros(dim), torch.ones(dim))
+    value = distribution.sample()
     rho = value.double().norm()
     pyro.set_rng_seed(0)
     torch.randn(dim)
     assert rho == pytest.approx(float(torch.randn(1, dtype=torch.double).abs()), rel=1e-6)
-    expected = law._log_unit_density(rho)
-    assert law.log_prob(value) == pytest.approx(float(expected), rel=1e-6)
+    expected = distribution._log_unit_density(rho)
+    assert distribution.log_prob(value) == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_reparameterised_gradients_are_those_of_the_transformation():
+def test_reparameterized_gradients_are_those_of_the_transformation():
     loc = torch.randn(6, dtype=torch.double, requires_grad=True)
     scale = (0.5 + torch.rand(6, dtype=torch.double)).requires_grad_()
     value = RadialNormal(loc, scale).rsample((3,))
@@ -167,24 +169,24 @@ def test_the_log_density_of_a_draw_depends_on_the_parameters_through_log_scale_a
     # The entropy's gradient, -1 / scale, with no noise: the distance of a draw from its own loc does not move.
     loc = torch.randn(50, dtype=torch.double, requires_grad=True)
     scale = (0.5 + torch.rand(50, dtype=torch.double)).requires_grad_()
-    law = RadialNormal(loc, scale)
-    law.log_prob(law.rsample()).backward()
+    distribution = RadialNormal(loc, scale)
+    distribution.log_prob(distribution.rsample()).backward()
     torch.testing.assert_close(loc.grad, torch.zeros_like(loc), atol=1e-10, rtol=0)
     torch.testing.assert_close(scale.grad, -1 / scale.detach(), rtol=1e-10, atol=0)
 
 
 def test_marginal_quantiles_are_those_of_samples():
-    law = RadialNormal(torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.5, 2.0, 1.0]))
-    draws = law.sample((NUM_SAMPLES,))
-    for level, quantile in zip((0.05, 0.5, 0.8), law.marginal_quantiles([0.05, 0.5, 0.8]), strict=True):
+    distribution = RadialNormal(torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.5, 2.0, 1.0]))
+    draws = distribution.sample((NUM_SAMPLES,))
+    for level, quantile in zip((0.05, 0.5, 0.8), distribution.marginal_quantiles([0.05, 0.5, 0.8]), strict=True):
         share = (draws <= quantile).double().mean(0)
         assert bool(((share - level).abs() < 4 * (level * (1 - level) / NUM_SAMPLES) ** 0.5).all())
 
 
 def test_infer_shapes_agrees_with_the_distribution():
-    law = RadialNormal(torch.zeros(4, 1, 3), torch.ones(5, 3), 2)
+    distribution = RadialNormal(torch.zeros(4, 1, 3), torch.ones(5, 3), 2)
     shapes = RadialNormal.infer_shapes(loc=torch.Size((4, 1, 3)), scale=torch.Size((5, 3)), event_dim=2)
-    assert shapes == (law.batch_shape, law.event_shape)
+    assert shapes == (distribution.batch_shape, distribution.event_shape)
 
 
 @settings(max_examples=50, deadline=None)
@@ -195,25 +197,25 @@ def test_infer_shapes_agrees_with_the_distribution():
 )
 def test_any_shape_and_event_dim_give_consistent_shapes(shape, scalar_scale, data):
     event_dim = data.draw(st.integers(0, len(shape)))
-    law = RadialNormal(torch.zeros(shape), torch.tensor(0.5) if scalar_scale else torch.ones(shape), event_dim)
-    assert law.batch_shape + law.event_shape == torch.Size(shape)
-    assert law.event_dim == event_dim
-    value = law.sample((2,))
+    distribution = RadialNormal(torch.zeros(shape), torch.tensor(0.5) if scalar_scale else torch.ones(shape), event_dim)
+    assert distribution.batch_shape + distribution.event_shape == torch.Size(shape)
+    assert distribution.event_dim == event_dim
+    value = distribution.sample((2,))
     assert value.shape == (2, *shape)
-    assert bool(torch.isfinite(law.log_prob(value)).all())
+    assert bool(torch.isfinite(distribution.log_prob(value)).all())
 
 
-def test_python_numbers_make_a_scalar_law():
-    law = RadialNormal(0.0, 2.0, event_dim=0)
-    assert law.entropy() == pytest.approx(float(dist.Normal(0.0, 2.0).entropy()))
+def test_python_numbers_make_a_scalar_distribution():
+    distribution = RadialNormal(0.0, 2.0, event_dim=0)
+    assert distribution.entropy() == pytest.approx(float(dist.Normal(0.0, 2.0).entropy()))
 
 
 def test_half_precision_samples_and_densities_are_finite():
     for dtype in (torch.float16, torch.bfloat16):
-        law = RadialNormal(torch.zeros(1000, dtype=dtype), torch.ones(1000, dtype=dtype))
-        value = law.sample()
+        distribution = RadialNormal(torch.zeros(1000, dtype=dtype), torch.ones(1000, dtype=dtype))
+        value = distribution.sample()
         assert value.dtype == dtype
-        assert bool(torch.isfinite(law.log_prob(value)))
+        assert bool(torch.isfinite(distribution.log_prob(value)))
 
 
 def test_it_works_as_a_latent_site_under_a_plate_without_pyros_default_expand():
@@ -221,9 +223,9 @@ def test_it_works_as_a_latent_site_under_a_plate_without_pyros_default_expand():
         with pyro.plate("groups", 4):
             pyro.sample("w", RadialNormal(torch.zeros(3), torch.ones(3)))
 
-    law = pyro.poutine.trace(model).get_trace().nodes["w"]["fn"]
-    assert type(law) is RadialNormal
-    assert law.batch_shape == (4,)
+    distribution = pyro.poutine.trace(model).get_trace().nodes["w"]["fn"]
+    assert type(distribution) is RadialNormal
+    assert distribution.batch_shape == (4,)
 
 
 def test_it_can_be_the_prior_of_a_model_that_svi_trains():
@@ -267,9 +269,9 @@ def test_arguments_that_do_not_fit_are_refused_in_words(arguments, words):
 
 
 def test_a_value_outside_the_support_is_refused_under_validation():
-    law = RadialNormal(torch.zeros(2), torch.ones(2), validate_args=True)
+    distribution = RadialNormal(torch.zeros(2), torch.ones(2), validate_args=True)
     with pytest.raises(ValueError, match="support"):
-        law.log_prob(torch.tensor([0.0, math.nan]))
+        distribution.log_prob(torch.tensor([0.0, math.nan]))
 
 
 def test_the_constraint_of_the_scale_has_a_bijection():
@@ -279,9 +281,9 @@ def test_the_constraint_of_the_scale_has_a_bijection():
 
 
 def _draw_and_densities(loc, scale):
-    law = RadialNormal(loc, scale, validate_args=False)
-    value = law.rsample()
-    return value, law.log_prob(value), law.entropy()
+    distribution = RadialNormal(loc, scale, validate_args=False)
+    value = distribution.rsample()
+    return value, distribution.log_prob(value), distribution.entropy()
 
 
 # The compiler itself makes an instance of autograd.Function, of which torch warns.
@@ -302,8 +304,8 @@ def test_it_compiles_to_one_graph_and_batches_under_vmap():
 @pytest.mark.cuda
 def test_on_cuda_samples_and_densities_are_those_of_the_cpu():
     loc, scale = torch.randn(1000), 0.5 + torch.rand(1000)
-    law = RadialNormal(loc.cuda(), scale.cuda())
-    value = law.sample()
+    distribution = RadialNormal(loc.cuda(), scale.cuda())
+    value = distribution.sample()
     assert value.is_cuda
-    torch.testing.assert_close(law.log_prob(value).cpu(), RadialNormal(loc, scale).log_prob(value.cpu()))
-    torch.testing.assert_close(law.entropy().cpu(), RadialNormal(loc, scale).entropy())
+    torch.testing.assert_close(distribution.log_prob(value).cpu(), RadialNormal(loc, scale).log_prob(value.cpu()))
+    torch.testing.assert_close(distribution.entropy().cpu(), RadialNormal(loc, scale).entropy())

@@ -234,7 +234,7 @@ def test_the_kl_to_the_uniform_is_the_kl_to_concentration_zero():
 
 
 @pytest.mark.parametrize("dim", [2, 3, 41, 500, 10**5])
-def test_concentration_zero_is_exactly_the_uniform_law(dim):
+def test_concentration_zero_is_exactly_the_uniform_distribution(dim):
     zero = torch.zeros((), dtype=torch.double, requires_grad=True)
     for scalar in (log_mean_exp_cosine, mean_cosine, mean_cosine_gap, log_vmf_peak, vmf_kl_to_uniform):
         assert scalar(zero, dim) == 0
@@ -349,7 +349,7 @@ def test_the_kl_broadcasts_and_answers_in_the_widest_dtype_given():
 
 
 @pytest.mark.parametrize(("dim", "words"), [(1, "only a sign"), (0, "at least 2"), (2.0, "integer"), (True, "integer")])
-def test_a_dimension_without_such_a_law_is_an_error_that_names_it(dim, words):
+def test_a_dimension_without_such_a_distribution_is_an_error_that_names_it(dim, words):
     for scalar in SCALARS:
         with pytest.raises(ValueError, match=rf"^dim must be .*{words}"):
             scalar(torch.ones(()), dim)

@@ -52,7 +52,7 @@ def test_mean_and_variance_of_the_cosine_are_exact_at_any_concentration(dim, kap
 
 
 @pytest.mark.parametrize(("dim", "kappa"), [(2, 0.3), (2, 8.0), (3, 4.0), (4, 2.0), (5, 30.0), (50, 60.0)])
-def test_the_cosine_has_its_law(dim, kappa):
+def test_the_cosine_has_its_distribution(dim, kappa):
     gap = sample_one_minus_cosine(filled(kappa, 20_000), dim).numpy()
 
     # In the angle the density has no pole in two dimensions.

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Any law as tensors and a description, and back."""
+"""Any distribution as tensors and a description, and back."""
 
 import copy
 import io
@@ -23,7 +23,7 @@ from pyro_radial.distributions.storage import describe, rebuild
 
 
 class Shifted(dist.TorchDistribution):
-    """A law of a user: no expand of its own, private attributes, one optional argument."""
+    """A distribution of a user: no expand of its own, private attributes, one optional argument."""
 
     arg_constraints = {}
     support = constraints.real
@@ -101,15 +101,15 @@ def mixture():
     return dist.MixtureSameFamily(dist.Categorical(positive(4)), dist.Normal(torch.randn(4), positive(4)))
 
 
-def used(law):
-    """Laws keep what they compute when they are used."""
+def used(distribution):
+    """Distributions keep what they compute when they are used."""
     for name in ("probs", "logits", "covariance_matrix", "precision_matrix", "scale_tril"):
-        getattr(law, name, None)
-    law.log_prob(law.sample())
-    return law
+        getattr(distribution, name, None)
+    distribution.log_prob(distribution.sample())
+    return distribution
 
 
-LAWS = {
+DISTRIBUTIONS = {
     "normal": lambda: dist.Normal(torch.randn(3), 2.0),
     "torch's normal": lambda: torch.distributions.Normal(torch.randn(3), 2.0),
     "normal expanded": lambda: dist.Normal(0.0, 1.0).expand([3, 2]).to_event(1),
@@ -179,29 +179,29 @@ def saved_and_loaded(tensors):
     return torch.load(file, weights_only=True)
 
 
-def sample_of(law):
+def sample_of(distribution):
     pyro.set_rng_seed(1)
-    return law.sample()
+    return distribution.sample()
 
 
-@pytest.fixture(params=LAWS.values(), ids=LAWS.keys())
-def law(request):
+@pytest.fixture(params=DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
+def distribution(request):
     return request.param()
 
 
 class TestRoundTrip:
-    def test_the_law_is_the_same(self, law):
-        description, tensors = describe(law)
+    def test_the_distribution_is_the_same(self, distribution):
+        description, tensors = describe(distribution)
         twin = rebuild(str(description), saved_and_loaded(tensors))
-        assert type(twin) is type(law)
-        assert (twin.batch_shape, twin.event_shape) == (law.batch_shape, law.event_shape)
-        assert repr(twin.support) == repr(law.support)
-        sample = sample_of(law)
+        assert type(twin) is type(distribution)
+        assert (twin.batch_shape, twin.event_shape) == (distribution.batch_shape, distribution.event_shape)
+        assert repr(twin.support) == repr(distribution.support)
+        sample = sample_of(distribution)
         torch.testing.assert_close(sample_of(twin), sample)
-        torch.testing.assert_close(twin.log_prob(sample), law.log_prob(sample))
+        torch.testing.assert_close(twin.log_prob(sample), distribution.log_prob(sample))
 
-    def test_the_parts_are_plain(self, law):
-        description, tensors = describe(law)
+    def test_the_parts_are_plain(self, distribution):
+        description, tensors = describe(distribution)
         assert type(description) is str
         assert isinstance(json.loads(description), dict)
         module = nn.Module()
@@ -212,21 +212,21 @@ class TestRoundTrip:
             module.register_buffer(name, tensor)
         assert module.state_dict().keys() == tensors.keys()
 
-    def test_describing_it_leaves_the_random_state_alone(self, law):
+    def test_describing_it_leaves_the_random_state_alone(self, distribution):
         state = torch.get_rng_state()
-        describe(law)
+        describe(distribution)
         assert torch.equal(torch.get_rng_state(), state)
 
-    def test_tensors_cast_to_float64_give_a_law_in_float64(self, law):
-        description, tensors = describe(law)
+    def test_tensors_cast_to_float64_give_a_distribution_in_float64(self, distribution):
+        description, tensors = describe(distribution)
         cast = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
         twin = rebuild(description, cast)
-        sample = sample_of(law)
+        sample = sample_of(distribution)
         value = sample
         if sample.is_floating_point() and any(tensor.is_floating_point() for tensor in tensors.values()):
             assert twin.sample().dtype == torch.float64
             value = sample.double()
-        torch.testing.assert_close(twin.log_prob(value).float(), law.log_prob(sample), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(twin.log_prob(value).float(), distribution.log_prob(sample), rtol=1e-3, atol=1e-3)
 
 
 class TestTensors:
@@ -234,13 +234,16 @@ class TestTensors:
         ("make", "names"),
         [
             (lambda: dist.Normal(torch.randn(3), positive(3)).to_event(1), ["loc", "scale"]),
-            (LAWS["radial of rows"], ["loc", "scale"]),
-            (LAWS["masked by a tensor"], ["loc", "scale", "mask"]),
+            (DISTRIBUTIONS["radial of rows"], ["loc", "scale"]),
+            (DISTRIBUTIONS["masked by a tensor"], ["loc", "scale", "mask"]),
             (mixture, ["probs", "loc", "scale"]),
-            (LAWS["MVN used"], ["loc", "precision_matrix"]),
-            (LAWS["categorical used"], ["logits"]),
-            (LAWS["one-hot"], ["logits"]),
-            (LAWS["two affine maps"], ["loc", "scale", "transforms_0_loc", "transforms_0_scale", "transforms_1_scale"]),
+            (DISTRIBUTIONS["MVN used"], ["loc", "precision_matrix"]),
+            (DISTRIBUTIONS["categorical used"], ["logits"]),
+            (DISTRIBUTIONS["one-hot"], ["logits"]),
+            (
+                DISTRIBUTIONS["two affine maps"],
+                ["loc", "scale", "transforms_0_loc", "transforms_0_scale", "transforms_1_scale"],
+            ),
         ],
     )
     def test_their_names_are_as_short_as_can_be(self, make, names):
@@ -254,13 +257,13 @@ class TestTensors:
         assert {name: tensor.numel() for name, tensor in tensors.items()} == {"loc": 1, "scale": 1}
         assert rebuild(description, tensors).event_shape == (1000, 1000)
 
-    def test_they_are_copies_of_the_laws(self):
-        law = dist.Normal(torch.zeros(3), torch.ones(3))
-        _, tensors = describe(law)
-        law.loc.fill_(7.0)
+    def test_they_are_copies_of_the_distributions(self):
+        distribution = dist.Normal(torch.zeros(3), torch.ones(3))
+        _, tensors = describe(distribution)
+        distribution.loc.fill_(7.0)
         assert tensors["loc"].tolist() == [0.0, 0.0, 0.0]
 
-    def test_the_rebuilt_law_uses_the_given_ones(self):
+    def test_the_rebuilt_distribution_uses_the_given_ones(self):
         description, tensors = describe(radial(1).to_event(1))
         tensors["loc"].requires_grad_()
         twin = rebuild(description, tensors)
@@ -269,10 +272,10 @@ class TestTensors:
         assert tensors["loc"].grad is not None
 
     @pytest.mark.cuda
-    def test_a_law_on_the_device_stays_there_and_leaves_its_random_state_alone(self):
-        law = RadialNormal(torch.zeros(3, device="cuda"), 1.0).to_event(0)
+    def test_a_distribution_on_the_device_stays_there_and_leaves_its_random_state_alone(self):
+        distribution = RadialNormal(torch.zeros(3, device="cuda"), 1.0).to_event(0)
         state = torch.cuda.get_rng_state()
-        description, tensors = describe(law)
+        description, tensors = describe(distribution)
         assert torch.equal(torch.cuda.get_rng_state(), state)
         assert rebuild(description, tensors).sample().is_cuda
         assert not rebuild(description, {name: t.cpu() for name, t in tensors.items()}).sample().is_cuda
@@ -280,17 +283,17 @@ class TestTensors:
 
 class TestRebuild:
     @pytest.mark.parametrize("validate_args", [True, False])
-    def test_validation_reaches_the_law_and_those_inside(self, validate_args):
+    def test_validation_reaches_the_distribution_and_those_inside(self, validate_args):
         description, tensors = describe(dist.LogNormal(torch.zeros(3), 1.0).to_event(1))
         twin = rebuild(description, tensors, validate_args=validate_args)
         assert twin._validate_args == twin.base_dist._validate_args == validate_args
 
     def test_the_cache_of_a_transform_is_kept(self):
-        twin = rebuild(*describe(LAWS["two affine maps"]()))
+        twin = rebuild(*describe(DISTRIBUTIONS["two affine maps"]()))
         assert [transform._cache_size for transform in twin.transforms] == [0, 1]
 
     @pytest.mark.parametrize(
-        ("module", "name"), [("antigravity", "Law"), (__name__, "Gone"), (__name__, "Shifted.Gone")]
+        ("module", "name"), [("antigravity", "Distribution"), (__name__, "Gone"), (__name__, "Shifted.Gone")]
     )
     def test_nothing_is_imported(self, module, name):
         description, tensors = describe(Shifted(torch.zeros(3)))
@@ -301,7 +304,7 @@ class TestRebuild:
         assert "antigravity" not in sys.modules
 
     @pytest.mark.parametrize(("module", "name"), [("os", "system"), ("subprocess", "Popen"), ("torch.nn", "Linear")])
-    def test_only_laws_and_transforms_are_made(self, module, name):
+    def test_only_distributions_and_transforms_are_made(self, module, name):
         description = json.dumps({"class": [module, name], "arguments": {}})
         with pytest.raises(ValueError, match="neither a distribution nor a transform"):
             rebuild(description, {})
@@ -345,14 +348,14 @@ class TestRefused:
             describe(make())
 
     def test_a_tensor_that_is_not_finite_is_named(self):
-        law = dist.Normal(torch.zeros(3), torch.tensor([1.0, math.inf, 1.0]), validate_args=False).to_event(1)
+        distribution = dist.Normal(torch.zeros(3), torch.tensor([1.0, math.inf, 1.0]), validate_args=False).to_event(1)
         with pytest.raises(ValueError, match=r"tensor 'base_distribution\.scale' is not finite"):
-            describe(law)
+            describe(distribution)
 
-    def test_a_refused_law_is_left_as_it_was(self):
-        law, state = dist.Uniform(0.0, math.inf, validate_args=False), torch.get_rng_state()
-        before = copy.copy(vars(law))
+    def test_a_refused_distribution_is_left_as_it_was(self):
+        distribution, state = dist.Uniform(0.0, math.inf, validate_args=False), torch.get_rng_state()
+        before = copy.copy(vars(distribution))
         with pytest.raises(ValueError, match="'high' is not finite"):
-            describe(law)
-        assert vars(law) == before
+            describe(distribution)
+        assert vars(distribution) == before
         assert torch.equal(torch.get_rng_state(), state)

@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from pyro_radial.distributions import HypersphericalUniform, VonMisesFisherStable
 from pyro_radial.distributions.special import cosine_variance, log_vmf_peak, mean_cosine
 from pyro_radial.distributions.storage import describe, rebuild
-from pyro_radial.nn.site_priors import follow
+from pyro_radial.distributions.wrappers import to_like
 
 NUM_SAMPLES = 40_000
 DIMS = [2, 3, 10, 500, 4608]
@@ -49,43 +49,45 @@ def sphere_points(dim):
 @pytest.mark.parametrize("dim", [2, 3])
 @pytest.mark.parametrize("concentration", [0.0, 0.5, 30.0])
 def test_density_moments_and_entropy_are_their_integrals_over_the_sphere(dim, concentration):
-    law = von_mises_fisher(dim, concentration=concentration)
+    distribution = von_mises_fisher(dim, concentration=concentration)
     points, weights = sphere_points(dim)
-    log_prob = law.log_prob(points)
+    log_prob = distribution.log_prob(points)
     mass = weights * log_prob.exp()
     assert float(mass.sum()) == pytest.approx(1.0, abs=1e-12)
     mean = mass @ points
-    torch.testing.assert_close(law.mean, mean, rtol=0, atol=1e-12)
-    torch.testing.assert_close(law.variance, mass @ (points - mean).square(), rtol=0, atol=1e-12)
-    torch.testing.assert_close(law.entropy(), -(mass * log_prob).sum(), rtol=0, atol=1e-12)
-    torch.testing.assert_close(law.mode, law.loc)
+    torch.testing.assert_close(distribution.mean, mean, rtol=0, atol=1e-12)
+    torch.testing.assert_close(distribution.variance, mass @ (points - mean).square(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(distribution.entropy(), -(mass * log_prob).sum(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(distribution.mode, distribution.loc)
 
 
 @pytest.mark.parametrize(("dim", "concentration"), [(3, 2.0), (10, 50.0), (50, 200.0)])
 def test_the_density_is_that_of_scipy(dim, concentration):
-    law = von_mises_fisher(dim, concentration=concentration)
-    value = law.sample((20,))
-    reference = stats.vonmises_fisher(law.loc.numpy(), concentration)
+    distribution = von_mises_fisher(dim, concentration=concentration)
+    value = distribution.sample((20,))
+    reference = stats.vonmises_fisher(distribution.loc.numpy(), concentration)
     torch.testing.assert_close(
-        law.log_prob(value), torch.tensor(reference.logpdf(value.numpy())), rtol=1e-11, atol=1e-11
+        distribution.log_prob(value), torch.tensor(reference.logpdf(value.numpy())), rtol=1e-11, atol=1e-11
     )
-    assert float(law.entropy()) == pytest.approx(float(reference.entropy()), rel=1e-11)
+    assert float(distribution.entropy()) == pytest.approx(float(reference.entropy()), rel=1e-11)
 
 
 @pytest.mark.parametrize("dim", DIMS)
 def test_the_variances_of_all_coordinates_add_up(dim):
-    law = VonMisesFisherStable(unit(6, dim), torch.tensor([0.0, 1e-3, 1.0, 30.0, 1e4, 1e6], dtype=torch.double))
-    total = 1.0 - law.mean.square().sum(-1)
-    torch.testing.assert_close(law.variance.sum(-1), total, rtol=1e-9, atol=1e-15)
+    distribution = VonMisesFisherStable(
+        unit(6, dim), torch.tensor([0.0, 1e-3, 1.0, 30.0, 1e4, 1e6], dtype=torch.double)
+    )
+    total = 1.0 - distribution.mean.square().sum(-1)
+    torch.testing.assert_close(distribution.variance.sum(-1), total, rtol=1e-9, atol=1e-15)
 
 
 @pytest.mark.parametrize(("dim", "concentration"), [(3, 1e6), (500, 5e3), (500, 1e6), (4608, 5e4)])
 def test_in_float32_the_density_at_draws_is_good_to_rounding(dim, concentration):
-    law = von_mises_fisher(100, dim, concentration=concentration, dtype=torch.float)
-    value = law.sample()
-    exact = VonMisesFisherStable(law.loc.double(), law.concentration.double(), validate_args=False)
+    distribution = von_mises_fisher(100, dim, concentration=concentration, dtype=torch.float)
+    value = distribution.sample()
+    exact = VonMisesFisherStable(distribution.loc.double(), distribution.concentration.double(), validate_args=False)
     peak = float(log_vmf_peak(exact.concentration[0], dim)) + abs(float(exact.entropy()[0]))
-    error = (law.log_prob(value).double() - exact.log_prob(value.double())).abs().max()
+    error = (distribution.log_prob(value).double() - exact.log_prob(value.double())).abs().max()
     assert float(error) < 4 * torch.finfo(torch.float).eps * peak
 
 
@@ -94,13 +96,27 @@ def test_in_float32_the_density_at_draws_is_good_to_rounding(dim, concentration)
 def test_nothing_is_nan_or_infinite_at_any_concentration(dim, dtype):
     raw = torch.randn(len(CONCENTRATIONS), dim, dtype=dtype, requires_grad=True)
     kappa = torch.tensor(CONCENTRATIONS, dtype=dtype, requires_grad=True)
-    law = VonMisesFisherStable(normalize(raw, dim=-1), kappa)
+    distribution = VonMisesFisherStable(normalize(raw, dim=-1), kappa)
     other = von_mises_fisher(len(CONCENTRATIONS), dim, dtype=dtype)
     uniform = HypersphericalUniform(dim, like=raw)
-    value = law.rsample()
-    scalars = [law.log_prob(value), law.log_prob(other.sample()), law.entropy(), law.variance, law.mean]
-    scalars += [kl_divergence(law, other), kl_divergence(other, law), kl_divergence(law, law)]
-    scalars += [kl_divergence(law, uniform), kl_divergence(uniform, law), value * torch.randn_like(value)]
+    value = distribution.rsample()
+    scalars = [
+        distribution.log_prob(value),
+        distribution.log_prob(other.sample()),
+        distribution.entropy(),
+        distribution.variance,
+        distribution.mean,
+    ]
+    scalars += [
+        kl_divergence(distribution, other),
+        kl_divergence(other, distribution),
+        kl_divergence(distribution, distribution),
+    ]
+    scalars += [
+        kl_divergence(distribution, uniform),
+        kl_divergence(uniform, distribution),
+        value * torch.randn_like(value),
+    ]
     for scalar in scalars:
         assert bool(scalar.isfinite().all())
         first = torch.autograd.grad(scalar.sum(), (raw, kappa), create_graph=True, allow_unused=True)
@@ -113,16 +129,19 @@ def test_nothing_is_nan_or_infinite_at_any_concentration(dim, dtype):
             assert gradient is None or bool(gradient.isfinite().all())
 
 
-def test_concentration_zero_is_the_uniform_law():
-    law, uniform = (
+def test_concentration_zero_is_the_uniform_distribution():
+    distribution, uniform = (
         von_mises_fisher(4, 7, concentration=0.0),
         HypersphericalUniform(7, (4,), like=torch.zeros(()).double()),
     )
     value = uniform.sample()
-    for ours, theirs in ((law.log_prob(value), uniform.log_prob(value)), (law.entropy(), uniform.entropy())):
+    for ours, theirs in (
+        (distribution.log_prob(value), uniform.log_prob(value)),
+        (distribution.entropy(), uniform.entropy()),
+    ):
         torch.testing.assert_close(ours, theirs, rtol=1e-15, atol=0)
-    torch.testing.assert_close(law.mean, uniform.mean)
-    torch.testing.assert_close(law.variance, uniform.variance)
+    torch.testing.assert_close(distribution.mean, uniform.mean)
+    torch.testing.assert_close(distribution.variance, uniform.variance)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 10, 41, 500])
@@ -131,8 +150,8 @@ def test_gradients_of_density_and_entropy_match_differences(dim):
     kappa = torch.tensor([0.3, 5.0, 200.0], dtype=torch.double, requires_grad=True)
 
     def scalars(raw, kappa):
-        law = VonMisesFisherStable(normalize(raw, dim=-1), kappa, validate_args=False)
-        return law.log_prob(value), law.entropy()
+        distribution = VonMisesFisherStable(normalize(raw, dim=-1), kappa, validate_args=False)
+        return distribution.log_prob(value), distribution.entropy()
 
     assert torch.autograd.gradcheck(scalars, (raw, kappa), fast_mode=dim > 10)
     assert torch.autograd.gradgradcheck(scalars, (raw, kappa), fast_mode=dim > 10)
@@ -140,7 +159,7 @@ def test_gradients_of_density_and_entropy_match_differences(dim):
 
 @pytest.mark.parametrize(("dim", "concentration"), [(2, 1.5), (3, 4.0), (5, 2.0), (30, 40.0)])
 def test_the_gradient_of_an_expectation_over_draws_is_unbiased(dim, concentration):
-    # E (a . x)^2 has the closed form below, from the moments of the law.
+    # E (a . x)^2 has the closed form below, from the moments of the distribution.
     a, raw = torch.randn(dim, dtype=torch.double), torch.randn(dim, dtype=torch.double)
     kappa = torch.full((NUM_SAMPLES,), concentration, dtype=torch.double, requires_grad=True)
     rows = raw.repeat(NUM_SAMPLES, 1).requires_grad_()
@@ -157,11 +176,11 @@ def test_the_gradient_of_an_expectation_over_draws_is_unbiased(dim, concentratio
 
 def test_the_mean_of_draws_is_differentiable_in_the_direction_too():
     rows = unit(1, 4).repeat(NUM_SAMPLES, 1).requires_grad_()
-    law = VonMisesFisherStable(normalize(rows, dim=-1), torch.tensor(3.0, dtype=torch.double))
+    distribution = VonMisesFisherStable(normalize(rows, dim=-1), torch.tensor(3.0, dtype=torch.double))
     a = torch.randn(4, dtype=torch.double)
-    (draws,) = torch.autograd.grad((law.rsample() @ a).sum(), rows)
-    loc = law.loc[0].detach()
-    exact = mean_cosine(law.concentration[0], 4) * (a - (a @ loc) * loc)
+    (draws,) = torch.autograd.grad((distribution.rsample() @ a).sum(), rows)
+    loc = distribution.loc[0].detach()
+    exact = mean_cosine(distribution.concentration[0], 4) * (a - (a @ loc) * loc)
     assert bool(((draws.mean(0) - exact).abs() <= 4 * draws.std(0) / NUM_SAMPLES**0.5).all())
 
 
@@ -247,21 +266,25 @@ def test_a_uniform_prior_pulls_a_guide_to_the_data():
     assert float(kappa) == pytest.approx(float(total.norm()), rel=0.2)
 
 
-def test_a_plate_expands_the_laws_without_pyros_default_expand():
-    for law in (von_mises_fisher(3), HypersphericalUniform(3)):
+def test_a_plate_expands_the_distributions_without_pyros_default_expand():
+    for distribution in (von_mises_fisher(3), HypersphericalUniform(3)):
         with pyro.plate("groups", 4):
-            site = pyro.poutine.trace(lambda law=law: pyro.sample("x", law)).get_trace().nodes["x"]
-        assert type(site["fn"]) is type(law)
+            site = (
+                pyro.poutine.trace(lambda distribution=distribution: pyro.sample("x", distribution))
+                .get_trace()
+                .nodes["x"]
+            )
+        assert type(site["fn"]) is type(distribution)
         assert site["fn"].batch_shape == (4,)
 
 
 def test_infer_shapes_agrees_with_the_distribution():
-    law = VonMisesFisherStable(unit(4, 1, 3), torch.ones(5, dtype=torch.double))
+    distribution = VonMisesFisherStable(unit(4, 1, 3), torch.ones(5, dtype=torch.double))
     shapes = VonMisesFisherStable.infer_shapes(loc=torch.Size((4, 1, 3)), concentration=torch.Size((5,)))
-    assert shapes == (law.batch_shape, law.event_shape) == ((4, 5), (3,))
+    assert shapes == (distribution.batch_shape, distribution.event_shape) == ((4, 5), (3,))
 
 
-LAWS = {
+DISTRIBUTIONS = {
     "von Mises-Fisher": lambda: von_mises_fisher(2, 3),
     "shared concentration, expanded": lambda: von_mises_fisher(3).expand([4, 2]),
     "uniform": lambda: HypersphericalUniform(3, like=torch.zeros((), dtype=torch.double)),
@@ -271,25 +294,25 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize("make", LAWS.values(), ids=LAWS.keys())
-def test_the_laws_can_be_stored_and_rebuilt_in_another_dtype(make):
-    law = make()
-    description, tensors = describe(law)
+@pytest.mark.parametrize("make", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
+def test_the_distributions_can_be_stored_and_rebuilt_in_another_dtype(make):
+    distribution = make()
+    description, tensors = describe(distribution)
     twin = rebuild(description, tensors)
-    assert (twin.batch_shape, twin.event_shape) == (law.batch_shape, law.event_shape)
-    value = law.sample()
-    assert torch.equal(twin.log_prob(value), law.log_prob(value))
+    assert (twin.batch_shape, twin.event_shape) == (distribution.batch_shape, distribution.event_shape)
+    value = distribution.sample()
+    assert torch.equal(twin.log_prob(value), distribution.log_prob(value))
     single = rebuild(description, {name: tensor.float() for name, tensor in tensors.items()})
     assert single.sample().dtype == torch.float
 
 
-@pytest.mark.parametrize("make", LAWS.values(), ids=LAWS.keys())
-def test_the_laws_follow_a_parameter_to_another_dtype(make):
-    law = make()
-    moved = follow(law, torch.zeros((), dtype=torch.float))
+@pytest.mark.parametrize("make", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
+def test_the_distributions_follow_a_parameter_to_another_dtype(make):
+    distribution = make()
+    moved = to_like(distribution, torch.zeros((), dtype=torch.float))
     assert moved.sample().dtype == moved.log_prob(moved.sample()).dtype == moved.mean.dtype == torch.float
-    assert moved.batch_shape == law.batch_shape
-    assert law.sample().dtype == torch.double
+    assert moved.batch_shape == distribution.batch_shape
+    assert distribution.sample().dtype == torch.double
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
@@ -308,8 +331,8 @@ def test_a_loc_that_is_not_of_length_one_is_refused_by_name(bad):
 
 def test_what_normalize_gives_in_float32_is_accepted_in_any_dimension():
     for dim in (2, 3, 500, 10**5):
-        law = VonMisesFisherStable(unit(50, dim, dtype=torch.float), torch.tensor(10.0))
-        assert bool(law.support.check(law.sample()).all())
+        distribution = VonMisesFisherStable(unit(50, dim, dtype=torch.float), torch.tensor(10.0))
+        assert bool(distribution.support.check(distribution.sample()).all())
 
 
 @pytest.mark.parametrize(
@@ -338,15 +361,15 @@ def test_arguments_that_do_not_fit_are_refused_in_words(arguments, words):
         ({"dim": 3, "like": torch.zeros(2, dtype=torch.long)}, "like"),
     ],
 )
-def test_the_uniform_law_refuses_what_does_not_fit_in_words(arguments, words):
+def test_the_uniform_distribution_refuses_what_does_not_fit_in_words(arguments, words):
     with pytest.raises(ValueError, match=words):
         HypersphericalUniform(**arguments)
 
 
-@pytest.mark.parametrize("law", [VonMisesFisherStable(torch.eye(2), 1.0), HypersphericalUniform(2)])
-def test_a_value_off_the_sphere_is_refused_under_validation(law):
+@pytest.mark.parametrize("distribution", [VonMisesFisherStable(torch.eye(2), 1.0), HypersphericalUniform(2)])
+def test_a_value_off_the_sphere_is_refused_under_validation(distribution):
     with pytest.raises(ValueError, match="support"):
-        law.log_prob(torch.tensor([1.0, 1.0]))
+        distribution.log_prob(torch.tensor([1.0, 1.0]))
 
 
 def test_the_constraint_of_the_concentration_has_a_bijection():
@@ -356,17 +379,19 @@ def test_the_constraint_of_the_concentration_has_a_bijection():
 
 def test_half_precision_draws_and_densities_are_finite():
     for dtype in (torch.float16, torch.bfloat16):
-        law = VonMisesFisherStable(unit(5, 100).to(dtype), torch.tensor(50.0, dtype=dtype), validate_args=False)
-        value = law.rsample()
+        distribution = VonMisesFisherStable(
+            unit(5, 100).to(dtype), torch.tensor(50.0, dtype=dtype), validate_args=False
+        )
+        value = distribution.rsample()
         assert value.dtype == dtype
         assert bool(value.isfinite().all())
-        assert bool(law.log_prob(value).isfinite().all())
+        assert bool(distribution.log_prob(value).isfinite().all())
 
 
 def _draw_and_densities(raw, kappa):
-    law = VonMisesFisherStable(normalize(raw, dim=-1), kappa, validate_args=False)
-    value = law.rsample((2,))
-    return value, law.log_prob(value), law.entropy()
+    distribution = VonMisesFisherStable(normalize(raw, dim=-1), kappa, validate_args=False)
+    value = distribution.rsample((2,))
+    return value, distribution.log_prob(value), distribution.entropy()
 
 
 # The compiler itself makes an instance of autograd.Function, of which torch warns.
@@ -390,11 +415,11 @@ def test_it_compiles_to_one_graph_with_its_gradients(dim):
 def test_it_batches_under_vmap_with_draws_and_gradients_of_its_own_for_each(dim):
     raw, kappa = torch.randn(1, dim).repeat(5, 1), torch.full((5,), 4.0)
     value, log_prob, entropy = torch.func.vmap(_draw_and_densities, randomness="different")(raw, kappa)
-    law = VonMisesFisherStable(normalize(raw, dim=-1), kappa)
+    distribution = VonMisesFisherStable(normalize(raw, dim=-1), kappa)
     assert value.shape == (5, 2, dim)
     assert not torch.equal(value[0], value[1])
-    torch.testing.assert_close(log_prob.T, law.log_prob(value.transpose(0, 1)))
-    torch.testing.assert_close(entropy, law.entropy())
+    torch.testing.assert_close(log_prob.T, distribution.log_prob(value.transpose(0, 1)))
+    torch.testing.assert_close(entropy, distribution.entropy())
 
     def total(raw, kappa):
         return _draw_and_densities(raw, kappa)[0][..., 0].sum()
@@ -412,10 +437,15 @@ def _step_on_cuda(dim):
     prior = VonMisesFisherStable(normalize(torch.randn(256, dim, device="cuda"), dim=-1), kappa.detach())
 
     def step():
-        law = VonMisesFisherStable(normalize(raw, dim=-1), kappa, validate_args=False)
-        value = law.rsample()
+        distribution = VonMisesFisherStable(normalize(raw, dim=-1), kappa, validate_args=False)
+        value = distribution.rsample()
         uniform = HypersphericalUniform(dim, like=raw, validate_args=False)
-        terms = [law.log_prob(value), law.entropy(), kl_divergence(law, prior), kl_divergence(law, uniform)]
+        terms = [
+            distribution.log_prob(value),
+            distribution.entropy(),
+            kl_divergence(distribution, prior),
+            kl_divergence(distribution, uniform),
+        ]
         return torch.autograd.grad(value[..., 0].sum() + sum(term.sum() for term in terms), (raw, kappa))
 
     return step
@@ -435,10 +465,10 @@ def test_on_cuda_nothing_waits_for_the_device(dim):
 
 @pytest.mark.cuda
 def test_on_cuda_a_draw_takes_at_most_a_hundred_kernels():
-    law = VonMisesFisherStable(normalize(torch.randn(256, 4608, device="cuda"), dim=-1), 4608.0)
-    law.rsample()
+    distribution = VonMisesFisherStable(normalize(torch.randn(256, 4608, device="cuda"), dim=-1), 4608.0)
+    distribution.rsample()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        law.rsample()
+        distribution.rsample()
         torch.cuda.synchronize()
     kernels = [event for event in profile.events() if "mem" not in event.name.lower()]
     assert 0 < len(kernels) <= 100
@@ -446,9 +476,9 @@ def test_on_cuda_a_draw_takes_at_most_a_hundred_kernels():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dim", [2, 3, 500])
-def test_on_cuda_draws_have_the_moments_of_the_law(dim):
-    law = VonMisesFisherStable(normalize(torch.randn(dim, device="cuda"), dim=-1), float(dim))
-    cosine = law.sample((NUM_SAMPLES,)).double() @ law.loc.double()
+def test_on_cuda_draws_have_the_moments_of_the_distribution(dim):
+    distribution = VonMisesFisherStable(normalize(torch.randn(dim, device="cuda"), dim=-1), float(dim))
+    cosine = distribution.sample((NUM_SAMPLES,)).double() @ distribution.loc.double()
     one = torch.tensor(float(dim), dtype=torch.double)
     for draws, exact in (
         (cosine, mean_cosine(one, dim)),

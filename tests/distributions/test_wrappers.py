@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.wrappers import expanded, is_real, leaf
+from pyro_radial.distributions.constraints import is_real
+from pyro_radial.distributions.wrappers import expanded, leaf
 
 BASES = {"radial": RadialNormal(torch.zeros(3, 2), torch.ones(3, 2)), "normal": dist.Normal(torch.zeros(3), 1.0)}
 
@@ -20,13 +21,13 @@ def test_every_nesting_is_seen_through(base):
     assert type(leaf(base.mask(True).expand([4, 3]))) is type(base)
 
 
-def test_a_transformed_law_is_a_leaf_of_its_own():
-    law = dist.TransformedDistribution(dist.Normal(0.0, 1.0), [dist.transforms.SigmoidTransform()])
-    assert leaf(law) is law
+def test_a_transformed_distribution_is_a_leaf_of_its_own():
+    distribution = dist.TransformedDistribution(dist.Normal(0.0, 1.0), [dist.transforms.SigmoidTransform()])
+    assert leaf(distribution) is distribution
 
 
 class Halves(dist.TorchDistribution):
-    """A law without an ``expand`` of its own: Pyro's general one changes in place when it is done again."""
+    """A distribution without an ``expand`` of its own: Pyro's general one changes in place when it is done again."""
 
     arg_constraints = {}
     support = dist.constraints.real
@@ -52,32 +53,32 @@ EXPANDED = {
 }
 
 
-@pytest.mark.parametrize("law", EXPANDED.values(), ids=EXPANDED.keys())
-def test_expanded_never_changes_the_law_that_it_is_given(law):
-    before = structure(law)
-    larger, largest = expanded(law, [4, 3]), expanded(law, [5, 1, 3])
+@pytest.mark.parametrize("distribution", EXPANDED.values(), ids=EXPANDED.keys())
+def test_expanded_never_changes_the_distribution_that_it_is_given(distribution):
+    before = structure(distribution)
+    larger, largest = expanded(distribution, [4, 3]), expanded(distribution, [5, 1, 3])
     assert larger.batch_shape == torch.Size([4, 3])
     assert largest.batch_shape == torch.Size([5, 1, 3])
-    assert larger.event_shape == law.event_shape
-    assert larger.sample().shape == (4, 3, *law.event_shape)
+    assert larger.event_shape == distribution.event_shape
+    assert larger.sample().shape == (4, 3, *distribution.event_shape)
     expanded(larger, [2, 4, 3])
     assert larger.batch_shape == torch.Size([4, 3])
-    assert structure(law) == before
-    assert law.sample().shape == law.shape()
+    assert structure(distribution) == before
+    assert distribution.sample().shape == distribution.shape()
 
 
-def structure(law):
-    """The classes and shapes of a law and of those inside it."""
-    inside = structure(law.base_dist) if hasattr(law, "base_dist") else []
-    return [(type(law), tuple(law.batch_shape), tuple(law.event_shape)), *inside]
+def structure(distribution):
+    """The classes and shapes of a distribution and of those inside it."""
+    inside = structure(distribution.base_dist) if hasattr(distribution, "base_dist") else []
+    return [(type(distribution), tuple(distribution.batch_shape), tuple(distribution.event_shape)), *inside]
 
 
 def test_what_does_not_expand_is_an_error_and_changes_nothing():
-    for law in EXPANDED.values():
-        before = structure(law)
+    for distribution in EXPANDED.values():
+        before = structure(distribution)
         with pytest.raises((RuntimeError, ValueError)):
-            expanded(law, [4])
-        assert structure(law) == before
+            expanded(distribution, [4])
+        assert structure(distribution) == before
 
 
 def test_is_real_sees_through_events():

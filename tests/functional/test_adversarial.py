@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_radial.functional import AdversarialPoints, GaussianProcess, Together, UniformBox
+from pyro_radial.functional import AdversarialPoints, Concatenated, GaussianProcess, UniformBox
 
 
 def bump(points):
@@ -77,7 +77,7 @@ def test_points_have_the_dtype_of_the_latest_batch(dtype):
 
 
 def test_points_find_where_two_gaussian_processes_differ_most():
-    # Means differ only around 0.6, so there the divergence of their laws is largest.
+    # Means differ only around 0.6, so there the divergence of their distributions is largest.
     kernel = gp_kernels.RBF(1, lengthscale=torch.tensor(0.2))
     q = GaussianProcess(kernel, mean=lambda x: (-(x[:, 0] - 0.6).square() / 0.5).exp(), noise=0.1)
     p = GaussianProcess(kernel, noise=0.1)
@@ -95,7 +95,7 @@ def test_points_find_where_two_gaussian_processes_differ_most():
 
 def test_it_climbs_beside_random_points():
     adversary = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4), lr=0.1)
-    context, x = Together([UniformBox(-1.0, 1.0, num_points=3), adversary]), torch.zeros(5, 1)
+    context, x = Concatenated([UniformBox(-1.0, 1.0, num_points=3), adversary]), torch.zeros(5, 1)
     context(x)
     for _ in range(40):
         context.ascend(lambda points: points.sum())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from pyro_radial.functional import FromData, FromSampler, Together, UniformBox
+from pyro_radial.functional import Concatenated, FromData, FromSampler, UniformBox
 
 
 def test_points_are_uniform_in_the_box():
@@ -48,7 +48,7 @@ def test_points_have_the_dtype_of_the_batch_and_stay_in_the_box(dtype):
         FromData(data, num_points=5),
         FromSampler(lambda n: torch.rand(n, 2), num_points=5),
     ]
-    for context in [*contexts, Together(contexts)]:
+    for context in [*contexts, Concatenated(contexts)]:
         assert context(x).dtype == dtype
     points = contexts[0](x)
     assert bool((points <= torch.tensor(0.3, dtype=dtype)).all() and (points >= -1).all())
@@ -67,7 +67,7 @@ def test_rows_of_data_are_drawn_without_repeats_and_each_as_often():
 def test_contexts_together_give_their_points_in_order():
     first, second = FromSampler(torch.ones, 2), FromSampler(torch.zeros, 3)
     first.function, second.function = (lambda n: torch.ones(n, 1)), (lambda n: torch.zeros(n, 1))
-    points = Together([first, second])(torch.zeros(5, 1))
+    points = Concatenated([first, second])(torch.zeros(5, 1))
     assert points.flatten().tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
@@ -83,7 +83,7 @@ def test_together_lets_those_ascend_that_can():
             self.objectives.append(objective)
 
     climbing = Climbing()
-    Together([UniformBox(0.0, 1.0, 2), climbing]).ascend(torch.sum)
+    Concatenated([UniformBox(0.0, 1.0, 2), climbing]).ascend(torch.sum)
     assert climbing.objectives == [torch.sum]
 
 
@@ -93,7 +93,7 @@ def test_contexts_show_what_they_are():
     assert repr(UniformBox.around(torch.rand(5, 28, 28), 2)).startswith("UniformBox(low=<[28, 28]>")
     assert repr(FromData(torch.zeros(9, 2), 3)) == "FromData([9, 2], num_points=3)"
     assert repr(FromSampler(torch.rand, 3)) == "FromSampler(rand, num_points=3)"
-    assert repr(Together([box])) == f"Together([{box}])"
+    assert repr(Concatenated([box])) == f"Concatenated([{box}])"
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_contexts_show_what_they_are():
         (lambda: FromData(torch.zeros(3, 2), 4), "num_points is 4, but points has only 3"),
         (lambda: FromData(torch.zeros(3, 2, dtype=torch.uint8), 2), "points"),
         (lambda: FromSampler(3, 2), "function"),
-        (lambda: Together([]), "contexts"),
-        (lambda: Together([3]), "contexts"),
+        (lambda: Concatenated([]), "contexts"),
+        (lambda: Concatenated([3]), "contexts"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_by_name(make, words):

@@ -18,30 +18,30 @@ POINTS = torch.linspace(-1, 1, NUM_POINTS, dtype=torch.double).unsqueeze(-1)
 
 
 class NormalPrior(FunctionPrior):
-    """A normal law of values at given points, with the same mean and covariance for each output."""
+    """A normal distribution of values at given points, with the same mean and covariance for each output."""
 
-    def __init__(self, law):
+    def __init__(self, distribution):
         super().__init__()
-        self.law = law
+        self.distribution = distribution
 
     def moments(self, x, num_outputs=1):
-        covariance = self.law.covariance_matrix
-        return self.law.mean.unsqueeze(-1).expand(-1, num_outputs), covariance.expand(num_outputs, -1, -1)
+        covariance = self.distribution.covariance_matrix
+        return self.distribution.mean.unsqueeze(-1).expand(-1, num_outputs), covariance.expand(num_outputs, -1, -1)
 
     def score(self, f, x):
-        residual = f - self.law.mean.unsqueeze(-1)
-        return -torch.einsum("nm,smo->sno", self.law.precision_matrix, residual)
+        residual = f - self.distribution.mean.unsqueeze(-1)
+        return -torch.einsum("nm,smo->sno", self.distribution.precision_matrix, residual)
 
 
 class SampledPrior(FunctionPrior):
-    """The same law, known by its draws alone."""
+    """The same distribution, known by its draws alone."""
 
-    def __init__(self, law):
+    def __init__(self, distribution):
         super().__init__()
-        self.law = law
+        self.distribution = distribution
 
     def _sample(self, x, num_samples, num_outputs):
-        return self.law.sample((num_samples, num_outputs)).mT
+        return self.distribution.sample((num_samples, num_outputs)).mT
 
 
 def kernel(length, scale=1.0):
@@ -52,20 +52,20 @@ def eye(size, scale=1.0):
     return scale * torch.eye(size, dtype=torch.double)
 
 
-def q_law():
+def q_distribution():
     return MultivariateNormal((3 * POINTS[:, 0]).sin() / 2, kernel(0.3, 0.3) + eye(NUM_POINTS, 0.05))
 
 
-def p_law():
+def p_distribution():
     return MultivariateNormal(0.1 * POINTS[:, 0], kernel(0.5) + eye(NUM_POINTS, 0.01))
 
 
-def with_noise(law, variance):
-    return MultivariateNormal(law.mean, law.covariance_matrix + eye(NUM_POINTS, variance))
+def with_noise(distribution, variance):
+    return MultivariateNormal(distribution.mean, distribution.covariance_matrix + eye(NUM_POINTS, variance))
 
 
-def draws(law, count):
-    return law.sample((count,)).unsqueeze(-1)
+def draws(distribution, count):
+    return distribution.sample((count,)).unsqueeze(-1)
 
 
 def assert_mean_is(estimates, truth, slack=0.0):
@@ -75,19 +75,19 @@ def assert_mean_is(estimates, truth, slack=0.0):
     assert bool((deviation <= 4.0 * estimates.std(0) / len(estimates) ** 0.5 + slack).all())
 
 
-# The divergence of normal laws by their sampled moments.
+# The divergence of normal distributions by their sampled moments.
 
 
 @pytest.mark.parametrize("count", [NUM_POINTS + 1, 50])
 def test_gaussian_kl_is_unbiased(count):
-    q, p = q_law(), p_law()
+    q, p = q_distribution(), p_distribution()
     values = [GaussianKL()(draws(q, count), POINTS, NormalPrior(p)).value for _ in range(300)]
     assert_mean_is(values, kl_divergence(q, p))
 
 
 @pytest.mark.parametrize(("count", "num_prior_samples"), [(30, 40), (100, 40), (30, 400)])
 def test_gaussian_kl_is_unbiased_with_a_sampled_prior(count, num_prior_samples):
-    q, p = q_law(), p_law()
+    q, p = q_distribution(), p_distribution()
     divergence = GaussianKL(num_prior_samples=num_prior_samples)
     values = [divergence(draws(q, count), POINTS, SampledPrior(p)).value for _ in range(300)]
     assert_mean_is(values, kl_divergence(q, p))
@@ -121,7 +121,7 @@ def test_gaussian_kl_of_exact_moments_is_the_closed_form(count, dim):
 
 
 def test_gradient_of_gaussian_kl_is_unbiased():
-    q, p = q_law(), p_law()
+    q, p = q_distribution(), p_distribution()
     loc, factor = q.mean.clone().requires_grad_(), q.scale_tril.clone().requires_grad_()
     kl_divergence(MultivariateNormal(loc, scale_tril=factor), p).backward()
     truth = torch.cat([loc.grad.unsqueeze(-1), factor.grad.tril()], -1)
@@ -186,76 +186,76 @@ def test_gaussian_kl_has_the_gradient_in_the_points():
 
 
 def mixed_outputs(q, count):
-    """Two outputs with correlation 0.8, each of law q."""
+    """Two outputs with correlation 0.8, each of distribution q."""
     f = q.sample((count, 2))
     mixing = torch.tensor([[1.0, 0.0], [0.8, 0.6]], dtype=torch.double)
     return (q.mean + torch.einsum("po,son->spn", mixing, f - q.mean)).mT
 
 
-def test_outputs_are_compared_jointly_unless_factorised():
-    q, p = q_law(), p_law()
+def test_outputs_are_compared_jointly_unless_factorized():
+    q, p = q_distribution(), p_distribution()
     joint = [GaussianKL()(mixed_outputs(q, 60), POINTS, NormalPrior(p)).value for _ in range(300)]
     information = -0.5 * NUM_POINTS * math.log(1 - 0.8**2)
     assert_mean_is(joint, 2 * kl_divergence(q, p) + information)
-    # Each by itself is of law q; what one output knows of the other is left out.
-    single = [GaussianKL(factorise=True)(mixed_outputs(q, 60), POINTS, NormalPrior(p)).value for _ in range(300)]
+    # Each by itself is of distribution q; what one output knows of the other is left out.
+    single = [GaussianKL(factorize=True)(mixed_outputs(q, 60), POINTS, NormalPrior(p)).value for _ in range(300)]
     assert_mean_is(single, 2 * kl_divergence(q, p))
 
 
-@pytest.mark.parametrize("factorise", [False, True])
-def test_outputs_with_priors_of_their_own_meet_them(factorise):
+@pytest.mark.parametrize("factorize", [False, True])
+def test_outputs_with_priors_of_their_own_meet_them(factorize):
     kernels = [RBF(1, lengthscale=torch.tensor(0.3)), RBF(1, variance=torch.tensor(4.0))]
     prior, x = GaussianProcess(kernels, noise=0.2), torch.linspace(-1, 1, 4, dtype=torch.double).unsqueeze(-1)
     mean, covariance = prior.moments(x, 2)
     standard = MultivariateNormal(torch.zeros(4, dtype=torch.double), eye(4))
     truth = sum(kl_divergence(standard, MultivariateNormal(mean[:, o], covariance[o])) for o in range(2))
     f = torch.randn(100, 50, 4, 2, dtype=torch.double)
-    assert_mean_is([GaussianKL(factorise=factorise)(values, x, prior).value for values in f], truth)
-    # With noise that covers both laws nothing is left.
-    assert float(RegularisedKL(1e9, factorise=factorise)(f[0], x, prior).value) == pytest.approx(0.0, abs=1e-3)
+    assert_mean_is([GaussianKL(factorize=factorize)(values, x, prior).value for values in f], truth)
+    # With noise that covers both distributions nothing is left.
+    assert float(RegularisedKL(1e9, factorize=factorize)(f[0], x, prior).value) == pytest.approx(0.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("factorise", [False, True])
-def test_a_sampled_prior_of_several_outputs_is_estimated_as_the_draws_are(factorise):
-    q, p = q_law(), p_law()
-    divergence = GaussianKL(factorise=factorise, num_prior_samples=100)
+@pytest.mark.parametrize("factorize", [False, True])
+def test_a_sampled_prior_of_several_outputs_is_estimated_as_the_draws_are(factorize):
+    q, p = q_distribution(), p_distribution()
+    divergence = GaussianKL(factorize=factorize, num_prior_samples=100)
     values = [divergence(q.sample((60, 2)).mT, POINTS, SampledPrior(p)).value for _ in range(200)]
     assert_mean_is(values, 2 * kl_divergence(q, p))
 
 
-# The regularised divergence.
+# The regularized divergence.
 
 
 @pytest.mark.parametrize("prior", [NormalPrior, SampledPrior])
 @pytest.mark.parametrize("gamma", [1e-4, 1e-2, 1.0])
-def test_regularised_kl_is_that_of_laws_with_noise(gamma, prior):
-    q, p = q_law(), p_law()
-    truth = kl_divergence(*(with_noise(law, gamma * NUM_POINTS) for law in (q, p)))
+def test_regularized_kl_is_that_of_distributions_with_noise(gamma, prior):
+    q, p = q_distribution(), p_distribution()
+    truth = kl_divergence(*(with_noise(distribution, gamma * NUM_POINTS) for distribution in (q, p)))
     divergence = RegularisedKL(gamma, num_prior_samples=300)
     values = [divergence(draws(q, 100), POINTS, prior(p)).value for _ in range(100)]
     # What is left of the bias is of the second order of one over the number of draws.
     assert_mean_is(values, truth, slack=0.01 * float(truth))
 
 
-def test_regularised_kl_needs_no_more_draws_than_points_where_noise_covers_directions():
-    q, p, gamma = q_law(), p_law(), 0.1
-    truth = kl_divergence(*(with_noise(law, gamma * NUM_POINTS) for law in (q, p)))
+def test_regularized_kl_needs_no_more_draws_than_points_where_noise_covers_directions():
+    q, p, gamma = q_distribution(), p_distribution(), 0.1
+    truth = kl_divergence(*(with_noise(distribution, gamma * NUM_POINTS) for distribution in (q, p)))
     values = [RegularisedKL(gamma)(draws(q, 8), POINTS, NormalPrior(p)).value for _ in range(300)]
     assert_mean_is(values, truth, slack=0.03)
 
 
 @pytest.mark.parametrize("prior", [NormalPrior, SampledPrior])
-def test_regularised_kl_tends_to_gaussian_kl(prior):
-    f, p = draws(q_law(), 50), p_law()
+def test_regularized_kl_tends_to_gaussian_kl(prior):
+    f, p = draws(q_distribution(), 50), p_distribution()
     torch.manual_seed(1)
     expected = GaussianKL()(f, POINTS, prior(p)).value
     torch.manual_seed(1)
     torch.testing.assert_close(RegularisedKL(1e-11)(f, POINTS, prior(p)).value, expected, rtol=1e-5, atol=0)
 
 
-def test_regularised_kl_is_finite_where_the_divergence_is_not():
+def test_regularized_kl_is_finite_where_the_divergence_is_not():
     lines = torch.randn(50, 1, 1, dtype=torch.double, requires_grad=True)
-    f, prior = lines * POINTS, NormalPrior(p_law())
+    f, prior = lines * POINTS, NormalPrior(p_distribution())
     with pytest.raises(ValueError, match=r"f must not have a singular covariance.*RegularisedKL"):
         GaussianKL()(f, POINTS, prior)
     estimate = RegularisedKL(1e-2)(f, POINTS, prior)
@@ -264,9 +264,9 @@ def test_regularised_kl_is_finite_where_the_divergence_is_not():
     assert bool(lines.grad.isfinite().all())
 
 
-def test_regularised_kl_has_the_gradient_of_its_value():
-    f = draws(q_law(), 6)
-    for prior in (NormalPrior(p_law()), SampledPrior(p_law())):
+def test_regularized_kl_has_the_gradient_of_its_value():
+    f = draws(q_distribution(), 6)
+    for prior in (NormalPrior(p_distribution()), SampledPrior(p_distribution())):
 
         def divergence(f, prior=prior):
             torch.manual_seed(1)
@@ -295,8 +295,8 @@ def true_gradient(q, p):
     return torch.cat([loc.grad, log_scale.grad.unsqueeze(0)])
 
 
-def test_stein_kl_has_the_gradient_of_the_divergence_of_normal_laws():
-    q, p = q_law(), p_law()
+def test_stein_kl_has_the_gradient_of_the_divergence_of_normal_distributions():
+    q, p = q_distribution(), p_distribution()
     exact = score_gradients(SteinKL(GaussianMoments()), q, NormalPrior(p), 50, 300)
     assert_mean_is(exact, true_gradient(q, p))
     # The kernel's share of the score is shrunk by a few percent of the entropy's force, one a value.
@@ -306,20 +306,20 @@ def test_stein_kl_has_the_gradient_of_the_divergence_of_normal_laws():
 
 @pytest.mark.parametrize("estimator", [None, GaussianMoments()])
 def test_stein_kl_estimates_the_score_of_a_sampled_prior(estimator):
-    q, p = q_law(), p_law()
+    q, p = q_distribution(), p_distribution()
     truth = true_gradient(q, p)
     gradient = torch.stack(score_gradients(SteinKL(estimator), q, SampledPrior(p), 100, 20)).mean(0)
     assert float((gradient - truth).norm() / truth.norm()) < 0.15
 
 
-def test_a_gradient_from_a_law_to_itself_is_zero_in_the_mean():
-    p = p_law()
+def test_a_gradient_from_a_distribution_to_itself_is_zero_in_the_mean():
+    p = p_distribution()
     for prior in (NormalPrior(p), SampledPrior(p)):
         divergence = SteinKL(GaussianMoments(), num_prior_samples=60)
         assert_mean_is(score_gradients(divergence, p, prior, 50, 300), torch.zeros(NUM_POINTS + 1))
 
 
-def test_stein_kl_uses_the_estimators_it_is_given_for_each_law():
+def test_stein_kl_uses_the_estimators_it_is_given_for_each_distribution():
     seen = []
 
     def estimator(name, value):
@@ -340,13 +340,13 @@ def test_stein_kl_uses_the_estimators_it_is_given_for_each_law():
 
 # What holds for all.
 
-DIVERGENCES = {"stein": SteinKL(), "gaussian": GaussianKL(), "regularised": RegularisedKL(1e-3)}
+DIVERGENCES = {"stein": SteinKL(), "gaussian": GaussianKL(), "regularized": RegularisedKL(1e-3)}
 each_divergence = pytest.mark.parametrize("divergence", DIVERGENCES.values(), ids=DIVERGENCES.keys())
 
 
 @each_divergence
 def test_estimates_are_in_the_dtype_of_the_values(divergence):
-    f = (q_law().sample((50,)).float() + torch.randn(50, NUM_POINTS)).unsqueeze(-1).requires_grad_()
+    f = (q_distribution().sample((50,)).float() + torch.randn(50, NUM_POINTS)).unsqueeze(-1).requires_grad_()
     prior = GaussianProcess(RBF(1), noise=0.1)
     estimate = divergence(f, POINTS.float(), prior)
     estimate.surrogate.backward()
@@ -381,15 +381,18 @@ def test_bad_input_is_named(divergence, f, x, message):
     [
         (lambda f, p: GaussianKL()(f(12, 1), POINTS, p), "f must be at least 13 draws"),
         (lambda f, p: GaussianKL()(f(24, 2), POINTS, p), "f must be at least 25 draws"),
-        (lambda f, p: GaussianKL(factorise=True)(f(12, 2), POINTS, p), "f must be at least 13 draws"),
+        (lambda f, p: GaussianKL(factorize=True)(f(12, 2), POINTS, p), "f must be at least 13 draws"),
         (lambda f, p: RegularisedKL(0.1)(f(1, 1), POINTS, p), "f must be at least two draws"),
         (lambda f, p: SteinKL()(f(14, 1), POINTS, p), "samples must be at least 15 draws"),
-        (lambda f, p: GaussianKL(False, 14)(f(20, 1), POINTS, SampledPrior(p.law)), "num_prior_samples must"),
+        (lambda f, p: GaussianKL(False, 14)(f(20, 1), POINTS, SampledPrior(p.distribution)), "num_prior_samples must"),
         (
-            lambda f, p: RegularisedKL(1.0, num_prior_samples=1)(f(9, 1), POINTS, SampledPrior(p.law)),
+            lambda f, p: RegularisedKL(1.0, num_prior_samples=1)(f(9, 1), POINTS, SampledPrior(p.distribution)),
             "num_prior_sample",
         ),
-        (lambda f, p: SteinKL(num_prior_samples=14)(f(20, 1), POINTS, SampledPrior(p.law)), "samples must be at least"),
+        (
+            lambda f, p: SteinKL(num_prior_samples=14)(f(20, 1), POINTS, SampledPrior(p.distribution)),
+            "samples must be at least",
+        ),
         (lambda f, p: GaussianKL()(f(20, 1) * torch.nan, POINTS, p), "f must not have a singular covariance"),
         (lambda f, p: SteinKL()(f(20, 1) * torch.nan, POINTS, p), "samples must be finite"),
         (lambda f, p: RegularisedKL(0.0), "gamma must be positive"),
@@ -401,4 +404,7 @@ def test_bad_input_is_named(divergence, f, x, message):
 )
 def test_what_cannot_be_estimated_is_named(call, message):
     with pytest.raises(ValueError, match=message):
-        call(lambda count, outputs: torch.randn(count, NUM_POINTS, outputs, dtype=torch.double), NormalPrior(p_law()))
+        call(
+            lambda count, outputs: torch.randn(count, NUM_POINTS, outputs, dtype=torch.double),
+            NormalPrior(p_distribution()),
+        )

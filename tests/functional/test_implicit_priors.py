@@ -16,12 +16,12 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.functional import (
+    BNNPrior,
     GaussianProcess,
     ImplicitProcess,
     Mixture,
     PiecewiseConstant,
     PiecewiseLinear,
-    RadialBNNPrior,
     Sum,
 )
 from pyro_radial.nn import likelihoods
@@ -178,7 +178,7 @@ def test_a_mixture_draws_whole_functions_of_its_members_in_their_shares():
     for c, share in enumerate((0.125, 0.25, 0.625)):
         tolerance = 5 * math.sqrt(share * (1 - share) / NUM_SAMPLES)
         assert float((f[:, 0] == c).double().mean()) == pytest.approx(share, abs=tolerance)
-    # Neighbours are no more alike than any two draws.
+    # Neighbors are no more alike than any two draws.
     alike = float((f[1:, 0] == f[:-1, 0]).double().mean())
     assert alike == pytest.approx(0.125**2 + 0.25**2 + 0.625**2, abs=5 * 0.5 / math.sqrt(NUM_SAMPLES))
 
@@ -269,7 +269,7 @@ def small_bnn(outputs=1, prior=None):
 def test_functions_of_a_linear_network_have_the_moments_of_its_prior():
     bnn = BayesianModule(nn.Linear(2, 1), {"weight": dist.Normal(0.5, 2.0), "bias": dist.Normal(0.0, 0.3)})
     x = torch.randn(4, 2)
-    f = RadialBNNPrior(bnn).sample(x, NUM_SAMPLES)[..., 0]
+    f = BNNPrior(bnn).sample(x, NUM_SAMPLES)[..., 0]
     covariance = 4.0 * x @ x.T + 0.09
     variance = covariance.diagonal()
     assert bool(((f.mean(0) - 0.5 * x.sum(-1)).abs() < 5 * (variance / NUM_SAMPLES).sqrt()).all())
@@ -283,7 +283,7 @@ def test_functions_under_a_guide_are_near_those_of_its_median_when_it_is_narrow(
     guide = guide_class(bnn, init_scale=1e-4)
     x = torch.randn(5, 1)
     guide(x)
-    f = RadialBNNPrior(bnn, guide).sample(x, 6, num_outputs=2)
+    f = BNNPrior(bnn, guide).sample(x, 6, num_outputs=2)
     expected = bnn.to_module(guide.median(x))(x)
     torch.testing.assert_close(f, expected.expand(6, -1, -1), rtol=0, atol=2e-2)
     assert float(f.std(0).min()) > 0
@@ -293,13 +293,13 @@ def test_a_guide_of_a_supervised_model_serves_its_network():
     model = SupervisedModel(small_bnn(), likelihoods.Gaussian(num_data=5))
     guide = AutoRadial(model)
     guide.setup(torch.zeros(5, 1), torch.zeros(5, 1))
-    assert RadialBNNPrior(model.bnn, guide).sample(torch.zeros(3, 1), 4).shape == (4, 3, 1)
+    assert BNNPrior(model.bnn, guide).sample(torch.zeros(3, 1), 4).shape == (4, 3, 1)
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 7])
 @pytest.mark.parametrize("prior", [lambda: dist.Normal(0.0, 1.0), LearnedScale, lambda: RadialDirectionalPrior("row")])
 def test_any_number_of_draws_has_its_dim_whatever_sites_the_prior_makes(num_samples, prior):
-    f = RadialBNNPrior(small_bnn(prior=prior())).sample(torch.zeros(4, 1), num_samples)
+    f = BNNPrior(small_bnn(prior=prior())).sample(torch.zeros(4, 1), num_samples)
     assert f.shape == (num_samples, 4, 1)
 
 
@@ -310,7 +310,7 @@ def test_a_function_may_be_the_guide_and_what_it_leaves_out_comes_from_the_prior
         loc = pyro.param("loc", torch.tensor([[7.0]]))
         pyro.sample("weight", dist.Normal(loc, 1e-3).to_event(2))
 
-    slope_and_rest = RadialBNNPrior(bnn, guide).sample(torch.tensor([[0.0], [1.0]]), 4000)[..., 0]
+    slope_and_rest = BNNPrior(bnn, guide).sample(torch.tensor([[0.0], [1.0]]), 4000)[..., 0]
     slope = slope_and_rest[:, 1] - slope_and_rest[:, 0]
     assert float((slope - 7.0).abs().max()) < 0.01
     assert float(slope_and_rest[:, 0].std()) == pytest.approx(1.0, rel=5 / math.sqrt(2 * 4000))
@@ -323,7 +323,7 @@ def test_the_prior_stays_where_it_is_when_guide_and_network_train_on(guide_class
     guide = guide_class(model)
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO())
     svi.step(x, y)
-    prior = RadialBNNPrior(model.bnn, guide)
+    prior = BNNPrior(model.bnn, guide)
     copied = copy.deepcopy(prior)
 
     def draw(prior):
@@ -345,7 +345,7 @@ def test_draws_within_a_training_step_leave_no_site_and_no_gradient():
     guide = AutoRadial(bnn)
     x = torch.randn(4, 1)
     guide.setup(x)
-    prior = RadialBNNPrior(bnn, guide)
+    prior = BNNPrior(bnn, guide)
     with pyro.poutine.trace() as handler, pyro.plate("outer", 5):
         f = prior.sample(x, 3)
     assert f.shape == (3, 4, 1)
@@ -358,7 +358,7 @@ def test_draws_within_a_training_step_leave_no_site_and_no_gradient():
 def test_running_statistics_and_modes_stay_as_they_are():
     net = nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 1))
     bnn = BayesianModule(net).train()
-    prior = RadialBNNPrior(bnn).train()
+    prior = BNNPrior(bnn).train()
     before = copy.deepcopy(prior.state_dict())
     prior.sample(torch.randn(6, 1), 1)
     assert not prior.bnn.training
@@ -371,7 +371,7 @@ def test_a_point_estimate_gives_the_same_function_at_every_draw():
     guide = AutoDelta(bnn)
     x = torch.randn(4, 1)
     guide(x)
-    f = RadialBNNPrior(bnn, guide).sample(x, 3)
+    f = BNNPrior(bnn, guide).sample(x, 3)
     torch.testing.assert_close(f, f[:1].expand(3, -1, -1))
 
 
@@ -391,9 +391,9 @@ class NoPyroModule(nn.Module):
 )
 def test_networks_and_guides_that_do_not_fit_are_refused_by_name(arguments, words):
     with pytest.raises(ValueError, match=words):
-        RadialBNNPrior(*arguments)
+        BNNPrior(*arguments)
 
 
 def test_a_network_with_another_number_of_outputs_is_refused():
-    with pytest.raises(ValueError, match=r"RadialBNNPrior: .* shape \(3, 4, 1\)"):
-        RadialBNNPrior(small_bnn(outputs=2)).sample(torch.zeros(4, 1), 3)
+    with pytest.raises(ValueError, match=r"BNNPrior: .* shape \(3, 4, 1\)"):
+        BNNPrior(small_bnn(outputs=2)).sample(torch.zeros(4, 1), 3)

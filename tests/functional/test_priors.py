@@ -65,11 +65,11 @@ def test_the_density_is_that_of_a_multivariate_normal_jointly_over_outputs():
     x, f = points(), torch.randn(4, 6, 3, dtype=torch.double)
     prior = GaussianProcess(squared_exponential, mean=0.4, noise=0.5)
     mean, covariance = prior.moments(x)
-    law = dist.MultivariateNormal(mean[:, 0], covariance[0])
-    torch.testing.assert_close(prior.log_prob(f, x), law.log_prob(f.mT).sum(-1), rtol=1e-6, atol=1e-6)
+    distribution = dist.MultivariateNormal(mean[:, 0], covariance[0])
+    torch.testing.assert_close(prior.log_prob(f, x), distribution.log_prob(f.mT).sum(-1), rtol=1e-6, atol=1e-6)
 
 
-def test_a_list_of_kernels_gives_each_output_its_own_law():
+def test_a_list_of_kernels_gives_each_output_its_own_distribution():
     x, f = points(), torch.randn(4, 6, 2, dtype=torch.double)
     wide, narrow = rbf(lengthscale=2.0), rbf(lengthscale=0.2)
     both = GaussianProcess([wide, narrow], noise=0.1)
@@ -93,7 +93,7 @@ def test_the_score_is_the_gradient_of_the_density(kernel):
     torch.testing.assert_close(prior.score(f, x), gradient, rtol=1e-9, atol=1e-9)
 
 
-def test_the_score_of_a_nearly_singular_law_is_accurate_in_single_precision():
+def test_the_score_of_a_nearly_singular_distribution_is_accurate_in_single_precision():
     # Forty points of a smooth kernel: the covariance has a condition number of about 1e10 before the noise.
     x = torch.linspace(-1, 1, 40).unsqueeze(-1)
     prior = GaussianProcess(rbf(input_dim=1), noise=0.01)
@@ -403,7 +403,7 @@ def test_a_mean_of_another_shape_is_refused_by_name():
         GaussianProcess(squared_exponential, mean=lambda x: x).moments(points())
 
 
-def test_a_prior_says_which_of_its_laws_are_not_known():
+def test_a_prior_says_which_of_its_distributions_are_not_known():
     class Unknown(FunctionPrior):
         pass
 

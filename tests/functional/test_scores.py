@@ -79,7 +79,7 @@ def test_moments_elsewhere_are_unbiased():
     ],
 )
 @pytest.mark.parametrize("smooth", [False, True])
-def test_error_on_normal_laws_is_as_small_as_measured(name, dim, count, largest_error, slopes, smooth):
+def test_error_on_normal_distributions_is_as_small_as_measured(name, dim, count, largest_error, slopes, smooth):
     covariance = smooth_covariance(dim) if smooth else torch.eye(dim, dtype=torch.double)
     precision = torch.linalg.inv(covariance)
     draws, others = normal(count, covariance), normal(count, covariance)
@@ -121,7 +121,7 @@ def test_one_value_needs_no_shrinkage(estimator):
     torch.testing.assert_close(shrunk, estimator(draws), rtol=1e-6, atol=1e-6)
 
 
-# Other laws.
+# Other distributions.
 
 
 def two_modes(count, mode):
@@ -164,7 +164,7 @@ def test_stein_solves_its_regression():
     torch.testing.assert_close(kernel @ score + eta * (elsewhere - base), -slope, rtol=1e-6, atol=1e-6)
 
 
-def test_stein_with_a_large_ridge_is_the_normal_law():
+def test_stein_with_a_large_ridge_is_the_normal_distribution():
     draws, at = torch.randn(50, 3), torch.randn(9, 3)
     for place in (None, at):
         torch.testing.assert_close(

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
-from pyro_radial.infer.data import Rows, check_count, check_inputs, device_of, evaluating, move, num_rows, take
+from pyro_radial.infer.data import Rows, check_inputs, device_of, evaluating, move, num_rows, take
 from pyro_radial.nn import likelihoods
 
 
@@ -102,12 +102,6 @@ def test_what_is_no_data_is_named(data, message):
 def test_a_dataset_whose_items_are_no_pairs_is_named(item):
     with pytest.raises(ValueError, match=r"an item of the Dataset must be a pair \(x, y\)"):
         Rows(Items([item]), "data").all()
-
-
-@pytest.mark.parametrize("value", [0, -3, 2.0, True, None, "3"])
-def test_what_is_no_count_is_named(value):
-    with pytest.raises(ValueError, match="chunk_size must be a positive integer"):
-        check_count("chunk_size", value)
 
 
 def test_integers_and_infinities_are_inputs():

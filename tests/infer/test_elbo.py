@@ -95,7 +95,7 @@ def test_particles_are_averaged_in_loss_and_terms(vectorize):
     assert elbo.terms.num_data == 40
 
 
-def test_particles_share_the_kl_of_laws_that_do_not_depend_on_them(monkeypatch):
+def test_particles_share_the_kl_of_distributions_that_do_not_depend_on_them(monkeypatch):
     sizes = []
 
     def counted(q, p):
@@ -295,22 +295,22 @@ def test_log_densities_of_latent_sites_are_left_alone_where_the_kl_is_analytic(m
     guide = AutoRadial(model)
     guide.setup(X, Y)
     evaluated = []
-    for law in (RadialNormal, dist.Normal):
-        monkeypatch.setattr(law, "log_prob", _recording(evaluated, law.log_prob))
+    for distribution in (RadialNormal, dist.Normal):
+        monkeypatch.setattr(distribution, "log_prob", _recording(evaluated, distribution.log_prob))
     RadialELBO(strict_kl=True)(model, guide)(X, Y)
     # The observation's alone.
     assert evaluated == ["Normal"]
 
 
 def _recording(evaluated, log_prob):
-    def recorded(law, value):
-        evaluated.append(type(law).__name__)
-        return log_prob(law, value)
+    def recorded(distribution, value):
+        evaluated.append(type(distribution).__name__)
+        return log_prob(distribution, value)
 
     return recorded
 
 
-def test_a_guide_that_cannot_be_reparameterised_is_named():
+def test_a_guide_that_cannot_be_reparameterized_is_named():
     def model():
         pyro.sample("k", dist.Poisson(3.0))
 
@@ -335,16 +335,16 @@ def test_a_latent_site_with_dims_of_no_plate_is_found_without_its_log_density():
 
 
 @poutine.reparam(config={"scale": HalfCauchyReparam()})
-def reparameterised_model():
+def reparameterized_model():
     with pyro.plate("groups", 4):
         pyro.sample("scale", dist.HalfCauchy(1.0))
     with pyro.plate("data", 10):
         pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.zeros(10))
 
 
-def test_a_reparameterised_site_is_no_observation():
+def test_a_reparameterized_site_is_no_observation():
     elbo = RadialELBO(strict_kl=True)
-    elbo(reparameterised_model, AutoMeanField(reparameterised_model))()
+    elbo(reparameterized_model, AutoMeanField(reparameterized_model))()
     assert elbo.terms.num_data == 10
     assert set(elbo.terms.nll_by_site) == {"y"}
 

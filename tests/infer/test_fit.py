@@ -185,9 +185,9 @@ def test_a_parameter_broken_by_the_very_last_step_is_named():
 def test_a_validation_that_turns_nan_stops_training(monkeypatch):
     class Nan(likelihoods.Gaussian):
         def observation(self, f, **noise):
-            law = super().observation(f, **noise)
+            distribution = super().observation(f, **noise)
             # Prediction gives draws a dim of their own.
-            return law if f.dim() == 2 else dist.Normal(f * float("nan"), 1.0, validate_args=False).to_event(1)
+            return distribution if f.dim() == 2 else dist.Normal(f * float("nan"), 1.0, validate_args=False).to_event(1)
 
     model, guide = problem(likelihood=Nan(num_data=ROWS))
     pair = data()[0], torch.zeros(ROWS, 2)

@@ -153,11 +153,11 @@ def test_a_tuple_of_inputs_is_cut_into_chunks_together():
 # ---------------------------------------------------------------------------------------------------- the summaries
 
 
-def by_hand(law, link, y, samples):
+def by_hand(distribution, link, y, samples):
     """Mean, variance and log density of each point, draw by draw in double precision."""
     means, variances, densities = [], [], []
     for s in range(len(samples)):
-        observation = law(s, samples[s].double())
+        observation = distribution(s, samples[s].double())
         means.append(link(s, samples[s].double()))
         variances.append(observation.variance)
         densities.append(observation.log_prob(y.double()).reshape(len(y), -1).sum(-1).exp())
@@ -204,16 +204,18 @@ REGRESSION = {
 
 @pytest.mark.parametrize("kind", REGRESSION)
 def test_mean_variance_and_log_density_are_those_computed_by_hand(kind):
-    likelihood, y, law = REGRESSION[kind]
+    likelihood, y, distribution = REGRESSION[kind]
     outputs = 2 if kind == "heteroscedastic" else 1
     model, guide = problem(likelihood, nn.Linear(2, outputs), y)
     prediction = draws(model, guide, num_samples=40, chunk_size=10)
     assert prediction.samples.shape == (40, POINTS, outputs)
 
-    def law_of(s, f):
-        return law(s, f, prediction.noise)
+    def distribution_of(s, f):
+        return distribution(s, f, prediction.noise)
 
-    mean, variance, log_density = by_hand(law_of, lambda s, f: law_of(s, f).mean, y, prediction.samples)
+    mean, variance, log_density = by_hand(
+        distribution_of, lambda s, f: distribution_of(s, f).mean, y, prediction.samples
+    )
     assert prediction.mean.shape == prediction.variance.shape == (POINTS, 1)
     # Single against double precision: a few roundings of 6e-8 each, ten times that where exponents grow the error.
     assert torch.allclose(prediction.mean.double(), mean, rtol=1e-5, atol=1e-6)

@@ -25,13 +25,13 @@ SITES = ("radius_gamma", "radius_inverse_gamma")
 MASK = torch.tensor([True, False, True])
 
 
-def reparameterised(law, plates=()):
+def reparameterized(distribution, plates=()):
     """A model that is one half-Cauchy site, inside plates of these sizes."""
 
     @poutine.reparam(config={"radius": HalfCauchyReparam()})
     def model():
         with pyro.plate_stack("plates", plates):
-            return pyro.sample("radius", law)
+            return pyro.sample("radius", distribution)
 
     return model
 
@@ -43,12 +43,12 @@ def trace_of(model):
 
 
 @pytest.mark.parametrize("scale", [0.3, 2.0])
-def test_the_law_of_the_site_stays_half_cauchy(scale):
-    draws = reparameterised(dist.HalfCauchy(scale).expand([NUM_SAMPLES]).to_event(1))()
+def test_the_distribution_of_the_site_stays_half_cauchy(scale):
+    draws = reparameterized(dist.HalfCauchy(scale).expand([NUM_SAMPLES]).to_event(1))()
     assert stats.kstest(draws.numpy(), stats.halfcauchy(scale=scale).cdf).pvalue > 1e-3
 
 
-LAWS = {
+DISTRIBUTIONS = {
     "scalar": (dist.HalfCauchy(0.5), ()),
     "event": (dist.HalfCauchy(0.5).expand([4]).to_event(1), ()),
     "event of its own scales": (dist.HalfCauchy(torch.rand(2, 4)).to_event(2), ()),
@@ -63,13 +63,13 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize(("law", "plates"), LAWS.values(), ids=LAWS.keys())
-def test_both_sites_have_the_shape_of_the_site_and_the_value_is_the_root_of_their_product(law, plates):
+@pytest.mark.parametrize(("distribution", "plates"), DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
+def test_both_sites_have_the_shape_of_the_site_and_the_value_is_the_root_of_their_product(distribution, plates):
     def bare():
         with pyro.plate_stack("plates", plates):
-            return pyro.sample("radius", law)
+            return pyro.sample("radius", distribution)
 
-    expected, trace = trace_of(bare).nodes["radius"], trace_of(reparameterised(law, plates))
+    expected, trace = trace_of(bare).nodes["radius"], trace_of(reparameterized(distribution, plates))
     site = trace.nodes["radius"]
     assert site["value"].shape == expected["value"].shape
     assert site["is_observed"]
@@ -89,20 +89,20 @@ def test_both_sites_have_the_shape_of_the_site_and_the_value_is_the_root_of_thei
     assert set(trace.stochastic_nodes) - set(SITES) == {f"plates_{i}" for i in range(len(plates))}
 
 
-def test_each_site_has_the_law_of_its_factor():
+def test_each_site_has_the_distribution_of_its_factor():
     scale = torch.tensor([0.2, 1.0, 7.0])
-    trace = trace_of(reparameterised(dist.HalfCauchy(scale).to_event(1)))
-    for name, law in zip(SITES, half_cauchy_factors(scale), strict=True):
+    trace = trace_of(reparameterized(dist.HalfCauchy(scale).to_event(1)))
+    for name, distribution in zip(SITES, half_cauchy_factors(scale), strict=True):
         site = trace.nodes[name]
-        torch.testing.assert_close(site["log_prob"], law.log_prob(site["value"]).sum())
+        torch.testing.assert_close(site["log_prob"], distribution.log_prob(site["value"]).sum())
 
 
 def test_a_product_beyond_float32_has_a_finite_root():
     values = dict.fromkeys(SITES, torch.tensor(1e30))
-    model = poutine.condition(reparameterised(dist.HalfCauchy(1.0)), data=values)
+    model = poutine.condition(reparameterized(dist.HalfCauchy(1.0)), data=values)
     torch.testing.assert_close(model(), torch.tensor(1e30))
     values = dict.fromkeys(SITES, torch.tensor(1e-30))
-    model = poutine.condition(reparameterised(dist.HalfCauchy(1.0)), data=values)
+    model = poutine.condition(reparameterized(dist.HalfCauchy(1.0)), data=values)
     torch.testing.assert_close(model(), torch.tensor(1e-30))
 
 
@@ -114,15 +114,15 @@ def test_an_observed_site_is_refused_by_name():
         poutine.reparam(model, config={"radius": HalfCauchyReparam()})()
 
 
-@pytest.mark.parametrize("law", [dist.HalfNormal(1.0), dist.Gamma(torch.ones(3), 1.0).to_event(1)])
-def test_another_distribution_is_refused_by_name(law):
+@pytest.mark.parametrize("distribution", [dist.HalfNormal(1.0), dist.Gamma(torch.ones(3), 1.0).to_event(1)])
+def test_another_distribution_is_refused_by_name(distribution):
     with pytest.raises(ValueError, match="'radius' must be HalfCauchy"):
-        reparameterised(law)()
+        reparameterized(distribution)()
 
 
 def test_the_initial_value_of_the_site_is_that_of_the_product():
     start = torch.tensor([0.01, 1.0, 30.0])
-    model = reparameterised(dist.HalfCauchy(torch.tensor([0.1, 1.0, 5.0])).to_event(1))
+    model = reparameterized(dist.HalfCauchy(torch.tensor([0.1, 1.0, 5.0])).to_event(1))
     guide = AutoMeanField(model, init_loc_fn=init_to_value(values={"radius": start}))
     guide.setup()
     first, second = (guide.median()[name] for name in SITES)
@@ -136,7 +136,7 @@ DATA = torch.tensor([0.3, -1.2, 0.8, 2.0, -0.5, 0.1, -0.9, 1.4])
 
 @poutine.reparam(config={"radius": HalfCauchyReparam()})
 def scale_model():
-    """The scale of a normal law, whose posterior is a one-dimensional integral away."""
+    """The scale of a normal distribution, whose posterior is a one-dimensional integral away."""
     radius = pyro.sample("radius", dist.HalfCauchy(0.5))
     with pyro.plate("data", len(DATA)):
         pyro.sample("y", dist.Normal(0.0, radius), obs=DATA)
@@ -181,13 +181,18 @@ def test_svi_with_analytic_kls_finds_the_best_of_its_family(elbo):
     draws = torch.tensor([-svi.evaluate_loss() for _ in range(50)])
     assert float(draws.mean()) == pytest.approx(-best.fun, abs=0.03 + 4 * float(draws.std()) / 50**0.5)
     # The posterior of the two factors is also one of the radius itself.
-    radius = sqrt_product(*(dist.LogNormal(law.loc, law.scale) for law in (gamma, inverse_gamma)))
+    radius = sqrt_product(
+        *(dist.LogNormal(distribution.loc, distribution.scale) for distribution in (gamma, inverse_gamma))
+    )
     assert float(radius.loc) == pytest.approx((best.x[0] + best.x[1]) / 2, abs=0.05)
 
 
 def test_the_analytic_loss_is_the_sampled_one_in_expectation():
-    for law in (dist.HalfCauchy(0.5).expand([4]).to_event(1), dist.HalfCauchy(torch.ones(3, 4)).to_event(1).mask(MASK)):
-        model = reparameterised(law, law.batch_shape)
+    for distribution in (
+        dist.HalfCauchy(0.5).expand([4]).to_event(1),
+        dist.HalfCauchy(torch.ones(3, 4)).to_event(1).mask(MASK),
+    ):
+        model = reparameterized(distribution, distribution.batch_shape)
         guide = AutoMeanField(model, init_scale=0.3)
         sampled = Trace_ELBO(num_particles=2000, vectorize_particles=True, max_plate_nesting=1)
         draws = -torch.tensor([sampled.loss(model, guide) for _ in range(20)])

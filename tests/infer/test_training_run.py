@@ -45,7 +45,7 @@ SCENARIOS = {
     "accumulate": (partial(problem, "dropout"), {"accumulate": 2}),
     "pretraining": (problem, {"pretrain_epochs": 1}),
     "momentum": (problem, {"optim": partial(SGD, lr=1e-3, momentum=0.9)}),
-    "pyro optimiser": (problem, {"optim": pyro.optim.ClippedAdam({"lr": 1e-2, "lrd": 0.99})}),
+    "pyro optimizer": (problem, {"optim": pyro.optim.ClippedAdam({"lr": 1e-2, "lrd": 0.99})}),
     "two particles": (problem, {"loss": lambda: RadialELBO(num_particles=2)}),
     "mean field": (partial(problem, guide=AutoMeanField), {}),
     "model function": (function_problem, {}),
@@ -263,7 +263,7 @@ def _set_up(pair):
     return pair
 
 
-def test_a_schedule_of_the_kl_weight_counts_optimiser_steps_however_batches_are_split():
+def test_a_schedule_of_the_kl_weight_counts_optimizer_steps_however_batches_are_split():
     for accumulate in (1, 3):
         seen = []
 
@@ -301,7 +301,7 @@ def test_the_loss_of_pretraining_is_that_of_the_mean_network():
     assert result.history[0]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_pyro_optimiser_trains_as_its_torch_one_does():
+def test_a_pyro_optimizer_trains_as_its_torch_one_does():
     state, result = trained(*problem(), optim=partial(Adam, lr=0.02, betas=(0.8, 0.9)))
     other, other_result = trained(*problem(), optim=pyro.optim.Adam({"lr": 0.02, "betas": (0.8, 0.9)}))
     assert other_result == result

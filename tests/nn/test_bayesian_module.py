@@ -208,11 +208,11 @@ class TestTraining:
             names = {name for name, _ in elbo.named_parameters()}
             assert {"model.bnn.net.1.weight", "model.bnn.net.1.bias"} <= names
             before = {name: value.detach().clone() for name, value in elbo.named_parameters()}
-            optimiser = torch.optim.Adam(elbo.parameters(), lr=0.05)
+            optimizer = torch.optim.Adam(elbo.parameters(), lr=0.05)
             for _ in range(3):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 elbo(x, y).backward()
-                optimiser.step()
+                optimizer.step()
             for name, value in elbo.named_parameters():
                 assert not torch.equal(value, before[name]), name
 

@@ -41,9 +41,9 @@ class TestToModule:
         draw = draws_of(bnn)
         before, kept = copy.deepcopy(bnn.state_dict()), {name: value.clone() for name, value in draw.items()}
         plain = bnn.to_module(draw)
-        optimiser = torch.optim.SGD(plain.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
         plain(torch.randn(8, 3)).square().sum().backward()
-        optimiser.step()
+        optimizer.step()
         assert not torch.equal(plain[1].weight, before["net.1.weight"])
         for name, value in bnn.state_dict().items():
             assert torch.equal(value, before[name])

@@ -21,7 +21,7 @@ def trace_of(bnn, *args):
 
 
 class TestDraws:
-    def test_vectorised_particles_have_the_density_of_each_particle_alone(self):
+    def test_vectorized_particles_have_the_density_of_each_particle_alone(self):
         model, (x, y) = classifier(), data(10)
         guide = AutoNormal(model, init_scale=0.3)
         elbo = TraceMeanField_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
@@ -32,7 +32,7 @@ class TestDraws:
             alone = alone + poutine.trace(poutine.condition(model, data=draw)).get_trace(x, y).log_prob_sum()
         torch.testing.assert_close(together.log_prob_sum(), alone, rtol=1e-5, atol=1e-3)
 
-    def test_vectorised_particles_have_the_particle_dim_first(self):
+    def test_vectorized_particles_have_the_particle_dim_first(self):
         model, (x, y) = classifier(), data(10)
         guide = AutoNormal(model)
         elbo = TraceMeanField_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
@@ -64,8 +64,8 @@ class TestDraws:
         assert draws["f"].shape == (4, 7, 2)
         assert draws["0.weight"].shape == (4, 1, 6, 3)
 
-    @pytest.mark.parametrize("vectorised", [False, True])
-    def test_a_hand_written_model_is_right(self, vectorised):
+    @pytest.mark.parametrize("vectorized", [False, True])
+    def test_a_hand_written_model_is_right(self, vectorized):
         bnn, (x, y) = BayesianModule(normed_mlp()), data(10)
 
         def model(x, y=None):
@@ -74,9 +74,9 @@ class TestDraws:
                 return pyro.sample("y", dist.Categorical(logits=logits), obs=y)
 
         guide = AutoNormal(model)
-        elbo = TraceMeanField_ELBO(num_particles=3, vectorize_particles=vectorised, max_plate_nesting=1)
+        elbo = TraceMeanField_ELBO(num_particles=3, vectorize_particles=vectorized, max_plate_nesting=1)
         model_trace, _ = next(elbo._get_traces(model, guide, (x, y), {}))
-        assert model_trace.nodes["y"]["log_prob"].shape == ((3, 10) if vectorised else (10,))
+        assert model_trace.nodes["y"]["log_prob"].shape == ((3, 10) if vectorized else (10,))
         before = bnn.net.get_submodule("1").weight.detach().clone()
         svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), elbo)
         svi.step(x, y)

@@ -155,12 +155,12 @@ def test_the_return_value_is_the_targets(case):
 @pytest.mark.parametrize("case", CASES)
 def test_the_inverse_link_is_the_mean_of_the_observation(case):
     likelihood, f, _, _ = case()
-    law, mean = likelihood.observation(f, **likelihood.noise(f)), likelihood.inverse_link(f)
+    distribution, mean = likelihood.observation(f, **likelihood.noise(f)), likelihood.inverse_link(f)
     if isinstance(likelihood, Categorical):
-        base = law.base_dist if law.event_dim else law
+        base = distribution.base_dist if distribution.event_dim else distribution
         torch.testing.assert_close(mean, base.probs)
     else:
-        torch.testing.assert_close(mean, law.mean)
+        torch.testing.assert_close(mean, distribution.mean)
 
 
 def test_the_whole_data_set_has_scale_one():
@@ -182,7 +182,7 @@ def test_targets_without_the_last_dim_stand_for_one_heteroscedastic_output():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_law_is_in_the_outputs_dtype(dtype):
+def test_the_distribution_is_in_the_outputs_dtype(dtype):
     f, y = torch.randn(B, 1, dtype=dtype), torch.randn(B, 1)
     for likelihood in (Gaussian(N, scale=0.5), Gaussian(N, learn_scale=True), HeteroscedasticGaussian(N)):
         output = f.expand(B, 2) if isinstance(likelihood, HeteroscedasticGaussian) else f
@@ -248,24 +248,24 @@ class TestNoise:
         likelihood = Gaussian(N, precision_prior=dist.Gamma(6.0, 6.0))
         assert likelihood.noise(torch.zeros(B, 1).double())["scale"].dtype == torch.float64
 
-    @pytest.mark.parametrize("vectorised", [False, True])
-    def test_a_model_with_random_noise_trains_and_predicts(self, vectorised):
+    @pytest.mark.parametrize("vectorized", [False, True])
+    def test_a_model_with_random_noise_trains_and_predicts(self, vectorized):
         x = torch.randn(B, 3)
         likelihood = Gaussian(N, precision_prior=dist.Gamma(6.0, 6.0))
         model = SupervisedModel(BayesianModule(mlp(outputs=1)), likelihood)
         guide = AutoNormal(model)
-        elbo = Trace_ELBO(num_particles=3, vectorize_particles=vectorised)
+        elbo = Trace_ELBO(num_particles=3, vectorize_particles=vectorized)
         svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.03}), elbo)
         for _ in range(3):
             svi.step(x, x[:, :1])
-        draws = Predictive(model, guide=guide, num_samples=5, parallel=vectorised)(torch.randn(9, 3))
+        draws = Predictive(model, guide=guide, num_samples=5, parallel=vectorized)(torch.randn(9, 3))
         assert draws["f"].shape == draws["y"].shape == (5, 9, 1)
         expected = draws["precision"].flatten().rsqrt()
         torch.testing.assert_close(draws["noise_scale"].flatten(), expected)
 
     def test_the_floor_bounds_the_heteroscedastic_scale(self):
-        law = HeteroscedasticGaussian(N, floor=0.1).observation(torch.tensor([[0.0, -100.0]]))
-        assert law.stddev.item() == pytest.approx(0.1)
+        distribution = HeteroscedasticGaussian(N, floor=0.1).observation(torch.tensor([[0.0, -100.0]]))
+        assert distribution.stddev.item() == pytest.approx(0.1)
 
 
 class TestEntropy:

@@ -152,7 +152,7 @@ class TestPredictions:
         for index in range(4):
             torch.testing.assert_close(together[index], call_with(bnn, at(draws, index), x))
 
-    def test_vectorised_particles_are_those_of_a_loop(self):
+    def test_vectorized_particles_are_those_of_a_loop(self):
         model, (x, y) = classifier(net=network()), data(10)
         use_head(model, 1)
         guide = AutoRadial(model, init_stddev=0.3)

@@ -72,7 +72,7 @@ def test_observed_sites_and_mini_batches_are_left_alone():
     assert "obs" not in trace.nodes
 
 
-def test_wrapped_laws_are_seen_through():
+def test_wrapped_distributions_are_seen_through():
     def guide():
         base = RadialNormal(torch.tensor([1.0, 2.0]), torch.ones(2))
         pyro.sample("masked", base.mask(True))
@@ -85,7 +85,7 @@ def test_wrapped_laws_are_seen_through():
     assert bool((trace.nodes["rows"]["value"] == 1).all())
 
 
-def test_a_discrete_law_is_refused_by_name():
+def test_a_discrete_distribution_is_refused_by_name():
     def guide():
         pyro.sample("coin", dist.Categorical(torch.ones(3)))
 

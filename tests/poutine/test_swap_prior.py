@@ -31,8 +31,8 @@ def site(model, name="w", *args):
     return poutine.trace(model).get_trace(*args).nodes[name]
 
 
-def sampled(law):
-    return lambda: pyro.sample("w", law)
+def sampled(distribution):
+    return lambda: pyro.sample("w", distribution)
 
 
 def test_the_log_density_is_that_of_the_new_prior_and_the_rest_stays():
@@ -119,10 +119,10 @@ def test_the_prior_that_is_given_never_changes():
 
 @pytest.mark.parametrize("mask", [False, torch.tensor([True, False, True])], ids=["all", "some"])
 def test_masks_of_the_prior_and_of_handlers_stay(mask):
-    law = dist.Normal(torch.zeros(3), 1.0)
+    distribution = dist.Normal(torch.zeros(3), 1.0)
     new = dist.Normal(torch.ones(3), 2.0)
-    handled = poutine.mask(sampled(law), mask=mask)
-    for masked in (sampled(law.mask(mask)), sampled(law.mask(True).mask(mask)), handled):
+    handled = poutine.mask(sampled(distribution), mask=mask)
+    for masked in (sampled(distribution.mask(mask)), sampled(distribution.mask(True).mask(mask)), handled):
         trace = poutine.trace(swap_prior(masked, {"w": new})).get_trace()
         trace.compute_log_prob()
         node = trace.nodes["w"]
@@ -131,9 +131,9 @@ def test_masks_of_the_prior_and_of_handlers_stay(mask):
 
 
 def test_a_mask_inside_the_event_is_refused_with_the_name_of_the_site():
-    law = dist.Normal(torch.zeros(3), 1.0).mask(torch.tensor([True, False, True])).to_event(1)
+    distribution = dist.Normal(torch.zeros(3), 1.0).mask(torch.tensor([True, False, True])).to_event(1)
     with pytest.raises(ValueError, match=r"'w' masks single elements"):
-        swap_prior(sampled(law), {"w": NEW})()
+        swap_prior(sampled(distribution), {"w": NEW})()
 
 
 @pytest.mark.parametrize("outside", [True, False])
@@ -226,11 +226,11 @@ def test_the_support_stays_where_torch_forgets_it(nesting):
     assert bool((guide.median()["w"] > 2).all() & (guide.median()["w"] < 3).all())
 
 
-def test_a_law_with_a_support_of_its_own_keeps_its_class():
-    law = dist.AffineBeta(torch.tensor(3.0), 2.0, 1.0, 3.0)
-    fn = site(swap_prior(sampled(dist.AffineBeta(2.0, 2.0, 1.0, 3.0)), {"w": law}))["fn"]
+def test_a_distribution_with_a_support_of_its_own_keeps_its_class():
+    distribution = dist.AffineBeta(torch.tensor(3.0), 2.0, 1.0, 3.0)
+    fn = site(swap_prior(sampled(dist.AffineBeta(2.0, 2.0, 1.0, 3.0)), {"w": distribution}))["fn"]
     assert isinstance(fn, dist.AffineBeta)
-    assert torch.equal(fn.mean, law.mean)
+    assert torch.equal(fn.mean, distribution.mean)
 
 
 def test_the_image_of_a_radial_has_its_closed_kl():

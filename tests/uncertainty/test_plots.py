@@ -31,7 +31,7 @@ HISTORY = [
 
 
 def assert_draws(figure):
-    """The picture can be rendered (warnings are errors) and is not blank."""
+    """The plot can be rendered (warnings are errors) and is not blank."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     assert len(np.unique(canvas.buffer_rgba())) > 2
@@ -91,7 +91,7 @@ def test_images_are_shown_in_order_with_their_pixels():
     assert_draws(axes[0].figure)
 
 
-def test_grey_images_share_one_scale():
+def test_gray_images_share_one_scale():
     axes = plot_images(torch.stack([torch.full((1, 4, 4), 0.25), torch.full((1, 4, 4), 0.5)]))
     assert [ax.images[0].get_clim() for ax in axes] == [(0, 1), (0, 1)]
     assert axes[0].images[0].get_array().shape == (4, 4)

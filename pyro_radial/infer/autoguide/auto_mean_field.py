@@ -10,12 +10,13 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_radial._checks import positive_float
 from pyro_radial.infer.autoguide.initialization import init_to_network
-from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV, AutoLocScale, check_init_scale
+from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV, AutoLocScale
 
 
 class AutoMeanField(AutoLocScale):
-    """A guide with a factorised normal for each latent site: the baseline of every comparison.
+    """A guide with a factorized normal for each latent site: the baseline of every comparison.
 
     The same posterior family as Pyro's ``AutoNormal``, but sampled directly on each site's support, so that
     :class:`~pyro.infer.TraceMeanField_ELBO` finds the analytic KL and is right on constrained sites.
@@ -47,7 +48,7 @@ class AutoMeanField(AutoLocScale):
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(model, init_loc_fn=init_loc_fn, create_plates=create_plates)
-        self._init_scale = check_init_scale("init_scale", init_scale)
+        self._init_scale = positive_float("init_scale", init_scale)
 
     def _initial_scale(self, name: str, unconstrained: Tensor, event_dim: int) -> float:
         return self._init_scale

@@ -12,11 +12,12 @@ import torch
 from pyro.distributions import Distribution
 from torch import Tensor
 
+from pyro_radial._checks import positive_float
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.initialization import init_to_network
-from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV, AutoLocScale, check_init_scale
+from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV, AutoLocScale
 
 
 class GuideRadialNormal(RadialNormal):
@@ -37,14 +38,14 @@ class AutoRadial(AutoLocScale):
     r"""A guide with one :class:`~pyro_radial.distributions.RadialNormal` for each latent site.
 
     The whole site shares one radius, so a draw's distance from the mean does not grow with the number of weights,
-    as it does in mean field. Against factorised normal priors its KL is closed, and
+    as it does in mean field. Against factorized normal priors its KL is closed, and
     :class:`~pyro.infer.TraceMeanField_ELBO` uses it. A site of one element gets exactly a normal.
 
     Source: Farquhar, Osborne and Gal (2020), "Radial Bayesian Neural Networks", section 3.
 
     :param model: a Pyro model with continuous latent sites; constrained ones get the image of a radial normal.
     :param init_loc_fn: a per-site init function. The default starts at the network's own weights where the model is
-        made by :class:`~pyro_radial.nn.BayesianModule`, else at a fan-in init, else at the prior's centre.
+        made by :class:`~pyro_radial.nn.BayesianModule`, else at a fan-in init, else at the prior's center.
     :param float init_scale: the scale every element starts at, the paper's sigma. At most one of this and
         ``init_stddev``.
     :param float init_stddev: the marginal standard deviation, sigma / sqrt(D), every element starts at. The default
@@ -86,15 +87,15 @@ class AutoRadial(AutoLocScale):
         super().__init__(model, init_loc_fn=init_loc_fn, create_plates=create_plates)
         if init_scale is not None and init_stddev is not None:
             raise ValueError("AutoRadial: give init_scale or init_stddev, not both")
-        self._init_scale = None if init_scale is None else check_init_scale("init_scale", init_scale)
-        self._init_stddev = check_init_scale("init_stddev", DEFAULT_INIT_STDDEV if init_stddev is None else init_stddev)
+        self._init_scale = None if init_scale is None else positive_float("init_scale", init_scale)
+        self._init_stddev = positive_float("init_stddev", DEFAULT_INIT_STDDEV if init_stddev is None else init_stddev)
         self._event_dim = event_dim if event_dim is None or isinstance(event_dim, int) else dict(event_dim)
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
         _check_event_dim(self._event_dim, self._event_dims)
-        laws = [self._site_posterior(name, *self._site_parameters(name)) for name in self._event_dims]
-        if laws and all(leaf(law).num_elements == 1 for law in laws):
+        distributions = [self._site_posterior(name, *self._site_parameters(name)) for name in self._event_dims]
+        if distributions and all(leaf(distribution).num_elements == 1 for distribution in distributions):
             warnings.warn(
                 f"AutoRadial: every site ({', '.join(self._event_dims)}) has one element per event, so this is plain "
                 "mean field; did the model forget .to_event(...) on its weights?",
@@ -119,14 +120,14 @@ class AutoRadial(AutoLocScale):
     def _site_posterior(self, name: str, *parameters: Tensor) -> Distribution:
         return self._make(RadialNormal, name, *parameters)
 
-    def _guide_law(self, name: str, *parameters: Tensor) -> Distribution:
+    def _guide_distribution(self, name: str, *parameters: Tensor) -> Distribution:
         return self._make(GuideRadialNormal, name, *parameters)
 
     def _make(self, family: type[RadialNormal], name: str, loc: Tensor, scale: Tensor) -> Distribution:
         radius_dim = self._radius_dim(name)
         # The softplus keeps scales positive, so that checking each element at every step would find nothing.
-        law = family(loc, scale, radius_dim, validate_args=False)
-        return law.to_event(self._event_dims[name] - radius_dim)
+        distribution = family(loc, scale, radius_dim, validate_args=False)
+        return distribution.to_event(self._event_dims[name] - radius_dim)
 
     def _unconstrained_quantiles(self, name: str, levels: list[float]) -> Tensor:
         return RadialNormal(*self._site_parameters(name), self._radius_dim(name)).marginal_quantiles(levels)

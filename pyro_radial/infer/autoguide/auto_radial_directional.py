@@ -16,9 +16,10 @@ from torch.distributions import Transform
 from torch.nn.functional import normalize
 
 from pyro_radial._compat import deep_setattr
+from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.von_mises_fisher import VonMisesFisherStable
-from pyro_radial.distributions.wrappers import is_on_sphere, leaf
+from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.auto_mean_field import AutoMeanField
 from pyro_radial.infer.autoguide.auto_radial import GuideRadialNormal
 from pyro_radial.infer.autoguide.initialization import init_to_network
@@ -26,12 +27,13 @@ from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV
 
 
 class AutoRadialDirectional(AutoMeanField):
-    r"""A guide with a von Mises-Fisher law on each direction, a log-normal on each positive site, normals elsewhere.
+    r"""A guide with a von Mises-Fisher distribution on each direction, a log-normal on each positive site, normals
+    elsewhere.
 
     Made for models with the prior :class:`~pyro_radial.nn.priors.RadialDirectionalPrior`, where every KL is then
     closed; it takes any model with continuous latent sites.
 
-    A direction's mean is a free vector, normalised; its concentration :math:`\kappa` is one number for the whole site,
+    A direction's mean is a free vector, normalized; its concentration :math:`\kappa` is one number for the whole site,
     so for a layer, or with ``shared_concentration=False`` one for each group. Under a uniform prior a group costs
     :math:`\kappa A(\kappa) + \log C(\kappa) + S` nats, with the ratio A of Bessel functions and the log-area S of
     the sphere: a shared concentration makes every group pay for the sharpest; concentrations of their own let a group
@@ -45,7 +47,7 @@ class AutoRadialDirectional(AutoMeanField):
     :param float init_mean_cosine: E[mu . x] of every direction at the start, between 0 and 1; 0.9 is the paper's. It
         sets :math:`\kappa` to :math:`A (n - A^2) / (1 - A^2)` in n dimensions (Banerjee et al. 2005, eq. 4.4).
     :param bool shared_concentration: one concentration for a site, or one for each of its groups.
-    :param str rest: "normal" or "radial", the law of sites on the whole line.
+    :param str rest: "normal" or "radial", the distribution of sites on the whole line.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
     :raises ValueError: for an argument out of range and, naming the site, for a discrete latent site.
 
@@ -93,12 +95,12 @@ class AutoRadialDirectional(AutoMeanField):
         if name not in self._directions:
             return super()._init_site(name, unconstrained, event_dim)
         self._event_dims[name] = event_dim
-        law = leaf(self._start.get(name))
+        distribution = leaf(self._start.get(name))
         concentration = self._first_concentration(unconstrained, event_dim)
-        if isinstance(law, VonMisesFisherStable):
-            unconstrained = law.loc.expand_as(unconstrained).to(unconstrained).clone()
+        if isinstance(distribution, VonMisesFisherStable):
+            unconstrained = distribution.loc.expand_as(unconstrained).to(unconstrained).clone()
             if self._start_scales:
-                given = law.concentration.to(concentration).expand(unconstrained.shape[:-1])
+                given = distribution.concentration.to(concentration).expand(unconstrained.shape[:-1])
                 concentration = self._per_concentration(given, event_dim)
         self._initial_scales[name] = concentration
         deep_setattr(self.locs, name, PyroParam(unconstrained, constraints.real, event_dim))
@@ -121,17 +123,17 @@ class AutoRadialDirectional(AutoMeanField):
         loc, scale = parameters
         event_dim = self._event_dims[name]
         if name in self._directions:
-            law = VonMisesFisherStable(normalize(loc, dim=-1), scale, validate_args=False)
-            return law.to_event(event_dim - 1)
+            distribution = VonMisesFisherStable(normalize(loc, dim=-1), scale, validate_args=False)
+            return distribution.to_event(event_dim - 1)
         if self._is_radial(name):
             return RadialNormal(loc, scale, event_dim, validate_args=False)
         return super()._site_posterior(name, *parameters)
 
-    def _guide_law(self, name: str, *parameters: Tensor) -> Distribution:
+    def _guide_distribution(self, name: str, *parameters: Tensor) -> Distribution:
         if self._is_radial(name):
             loc, scale = parameters
             return GuideRadialNormal(loc, scale, self._event_dims[name], validate_args=False)
-        return super()._guide_law(name, *parameters)
+        return super()._guide_distribution(name, *parameters)
 
     def _is_radial(self, name: str) -> bool:
         return self._rest == "radial" and self._transforms[name] is None and name not in self._directions

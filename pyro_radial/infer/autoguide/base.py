@@ -19,7 +19,7 @@ from torch.distributions import Transform, biject_to
 
 from pyro_radial._compat import helpful_support_errors, periodic_repeat, prototype_hide_fn
 from pyro_radial._naming import UniquelyNamed
-from pyro_radial.distributions.wrappers import is_on_sphere
+from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.infer.autoguide.initialization import has_real_support
 from pyro_radial.nn.likelihood import is_target
 
@@ -27,12 +27,12 @@ from pyro_radial.nn.likelihood import is_target
 class AutoPerSite(UniquelyNamed, AutoGuide):
     """Base of the guides: an independent posterior for each latent site.
 
-    Each site is sampled *directly* from a law on its support. An auxiliary normal plus a ``Delta``, as in Pyro's
-    ``AutoNormal``, loses every analytic KL, and on constrained sites makes
+    Each site is sampled *directly* from a distribution on its support. An auxiliary normal plus a ``Delta``, as in
+    Pyro's ``AutoNormal``, loses every analytic KL, and on constrained sites makes
     :class:`~pyro.infer.TraceMeanField_ELBO` wrong by the log-Jacobian.
 
-    A subclass says what parameters a site has (:meth:`_init_site`, :meth:`_site_parameters`), what law they make
-    (:meth:`_site_posterior`, in unconstrained space) and where its centre is (:meth:`_site_center`).
+    A subclass says what parameters a site has (:meth:`_init_site`, :meth:`_site_parameters`), what distribution they
+    make (:meth:`_site_posterior`, in unconstrained space) and where its center is (:meth:`_site_center`).
 
     :param model: a Pyro model.
     :param init_loc_fn: a per-site init function, as in :mod:`pyro.infer.autoguide.initialization`.
@@ -64,21 +64,21 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         raise NotImplementedError
 
     def _site_posterior(self, name: str, *parameters: Tensor) -> dist.Distribution:
-        """The law of the unconstrained value of one site."""
+        """The distribution of the unconstrained value of one site."""
         raise NotImplementedError
 
     def _site_center(self, name: str) -> Tensor:
         """The median of the unconstrained value of one site, at full size."""
         raise NotImplementedError
 
-    def _guide_law(self, name: str, *parameters: Tensor) -> dist.Distribution:
-        """The law that is sampled in the guide, where it differs from the posterior in how it is evaluated."""
+    def _guide_distribution(self, name: str, *parameters: Tensor) -> dist.Distribution:
+        """The distribution that is sampled in the guide, where it differs from the posterior in how it is evaluated."""
         return self._site_posterior(name, *parameters)
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
         """Make the parameters now, by running the model once on these arguments; nothing where they exist.
 
-        After this an optimiser, ``load_state_dict`` and ``DistributedDataParallel`` can take the guide.
+        After this an optimizer, ``load_state_dict`` and ``DistributedDataParallel`` can take the guide.
         """
         if self.prototype_trace is not None:
             return
@@ -106,11 +106,11 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             site["value"] = site["value"].detach().to("meta")
 
     def _transform_of(self, site: Mapping[str, Any]) -> Transform | None:
-        """The map from where a site's law is made to the site's support, or None where that is the support."""
+        """The map from where a site's distribution is made to the site's support, or None where that is the support."""
         if is_on_sphere(site["fn"].support):
             raise ValueError(
                 f"{type(self).__name__}: site '{site['name']}' is a direction, which no transform leads to; "
-                "AutoRadialDirectional has a law for it"
+                "AutoRadialDirectional has a distribution for it"
             )
         return None if has_real_support(site) else _site_transform(site)
 
@@ -127,16 +127,16 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             with ExitStack() as stack:
                 for frame in site["cond_indep_stack"]:
                     stack.enter_context(plates[frame.name])
-                law = self._guide_law(name, *self._site_parameters(name))
-                result[name] = pyro.sample(name, self._on_support(name, law))
+                distribution = self._guide_distribution(name, *self._site_parameters(name))
+                result[name] = pyro.sample(name, self._on_support(name, distribution))
         return result
 
-    def _on_support(self, name: str, law: Any) -> Any:
+    def _on_support(self, name: str, distribution: Any) -> Any:
         transform = self._transforms[name]
         if transform is None:
-            return law
+            return distribution
         # The cache makes the inverse of a sample exact, where rounding would move it.
-        return dist.TransformedDistribution(law, [transform.with_cache()], validate_args=False)
+        return dist.TransformedDistribution(distribution, [transform.with_cache()], validate_args=False)
 
     @torch.no_grad()
     def posterior(self) -> dict[str, dist.Distribution]:

@@ -12,7 +12,7 @@ import torch
 from pyro.infer.autoguide.initialization import init_to_mean, init_to_median, init_to_sample
 from torch import Tensor, nn
 
-from pyro_radial.distributions.wrappers import is_on_sphere, is_real
+from pyro_radial.distributions.constraints import is_on_sphere, is_real
 
 InitFn = Callable[..., Any]
 
@@ -25,7 +25,7 @@ def has_real_support(site: Mapping[str, Any]) -> bool:
 def init_to_center(site: Mapping[str, Any] | None = None) -> Any:
     """Start at the prior's mean where every real value is allowed, so biases at zero, and at its median elsewhere.
 
-    Directions start at a draw: a uniform law on the sphere has neither.
+    Directions start at a draw: a uniform distribution on the sphere has neither.
     """
     if site is None:
         return init_to_center

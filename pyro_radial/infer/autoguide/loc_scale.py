@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Transform
 
 from pyro_radial._compat import deep_setattr
-from pyro_radial.distributions.kl import elementary, pull_back
+from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide.base import AutoPerSite
 
 # From benchmarks/init_scale.py: with 0.003 the best in the mean, and ahead of it on two of its three data sets.
@@ -42,20 +42,21 @@ class AutoLocScale(AutoPerSite):
         self.locs = PyroModule()
         self.scales = PyroModule()
 
-    def start_at(self, laws: Mapping[str, Distribution], *, scales: bool = True) -> None:
-        """Start these sites at the mean and, element by element, the standard deviation of a law on their support.
+    def start_at(self, distributions: Mapping[str, Distribution], *, scales: bool = True) -> None:
+        """Start these sites at the mean and, elementwise, the standard deviation of a distribution on their support.
 
-        Both are taken in unconstrained space, where the law is the image of one there; of any other law with a finite
-        mean, the mean alone. :class:`~pyro_radial.PriorChain` starts a guide so at the chained prior.
+        Both are taken in unconstrained space, where the distribution is the image of one there; of any other
+        distribution with a finite mean, the mean alone. :class:`~pyro_radial.PriorChain` starts a guide so at the
+        chained prior.
 
-        :param laws: distributions by site name; sites without one start as they would.
-        :param bool scales: whether the scales start at the laws too.
+        :param distributions: distributions by site name; sites without one start as they would.
+        :param bool scales: whether the scales start at the distributions too.
         :raises RuntimeError: if the guide has its parameters already.
-        :raises ValueError: once it gets them, naming the site, for a law of another shape.
+        :raises ValueError: once it gets them, naming the site, for a distribution of another shape.
         """
         if self.prototype_trace is not None:
             raise RuntimeError(f"{type(self).__name__}.start_at: the guide has its parameters already")
-        self._start, self._start_scales = dict(laws), scales
+        self._start, self._start_scales = dict(distributions), scales
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
@@ -76,7 +77,7 @@ class AutoLocScale(AutoPerSite):
         mean, stddev = unconstrained_moments(self._start.get(name), self._transforms[name])
         if mean is not None:
             _check_expands(name, mean, unconstrained)
-            # A copy: the parameter is trained in place, and the law's own tensors must not move with it.
+            # A copy: the parameter is trained in place, and the distribution's own tensors must not move with it.
             unconstrained = torch.empty_like(unconstrained).copy_(mean)
         if stddev is not None and self._start_scales:
             elements = self._elements_per_radius(name, unconstrained.shape)
@@ -119,8 +120,8 @@ class AutoLocScale(AutoPerSite):
                 target.copy_(value)
         return MissingMeans(missing)
 
-    def scales_start_at_law(self, name: str) -> bool:
-        """Whether a site's scales started at a law given to :meth:`start_at`."""
+    def scales_start_at_distribution(self, name: str) -> bool:
+        """Whether a site's scales started at a distribution given to :meth:`start_at`."""
         return isinstance(self._initial_scales[name], Tensor)
 
     @torch.no_grad()
@@ -135,35 +136,11 @@ class AutoLocScale(AutoPerSite):
         return result
 
 
-def unconstrained_moments(law: Distribution | None, transform: Transform | None) -> tuple[Tensor | None, Tensor | None]:
-    """Mean and standard deviation of the law whose image under the transform is the one given, each where it has one.
-
-    Of a law that is no such image, or of one without moments there, the mean's preimage alone.
-    """
-    if law is None:
-        return None, None
-    try:
-        base = law if transform is None else pull_back(law, elementary([transform]))
-        mean, variance = _moment(base, "mean"), _moment(base, "variance")
-    except NotImplementedError:
-        mean = variance = None
-    if mean is None and transform is not None:
-        mean = _moment(law, "mean")
-        mean = None if mean is None else _finite(transform.inv(mean))
-    if mean is None or variance is None or not bool((variance > 0).all()):
-        return mean, None
-    return mean, variance.sqrt()
-
-
-def _moment(law: Distribution, name: str) -> Tensor | None:
-    try:
-        return _finite(getattr(law, name))
-    except NotImplementedError:
-        return None
-
-
-def _finite(tensor: Tensor) -> Tensor | None:
-    return tensor if bool(torch.isfinite(tensor).all()) else None
+def unconstrained_moments(
+    distribution: Distribution | None, transform: Transform | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Mean and standard deviation of the distribution whose pushforward is the one given, each where it has one."""
+    return (None, None) if distribution is None else moments(distribution, transform)
 
 
 def _check_expands(name: str, mean: Tensor, value: Tensor) -> None:
@@ -171,13 +148,6 @@ def _check_expands(name: str, mean: Tensor, value: Tensor) -> None:
         mean.expand_as(value)
     except RuntimeError:
         raise ValueError(
-            f"start_at: the law of site '{name}' has shape {tuple(mean.shape)}, which does not expand to the site's "
-            f"{tuple(value.shape)} in unconstrained space"
+            f"start_at: the distribution of site '{name}' has shape {tuple(mean.shape)}, which does not expand to "
+            f"the site's {tuple(value.shape)} in unconstrained space"
         ) from None
-
-
-def check_init_scale(argument: str, value: float) -> float:
-    """A positive finite number, or an error that names the argument."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
-        raise ValueError(f"{argument} must be a positive finite number, got {value!r}")
-    return float(value)

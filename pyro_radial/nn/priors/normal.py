@@ -16,9 +16,9 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 
+from pyro_radial._checks import positive_float
 from pyro_radial._compat import deep_setattr
 from pyro_radial.nn.site_priors import Following
-from pyro_radial.nn.validation import positive_float
 
 __all__ = ["FanIn", "HyperScale", "LearnedScale", "ScaleMixture"]
 
@@ -98,7 +98,7 @@ class LearnedScale(PyroModule):
     r"""
     A normal prior whose standard deviation is a parameter, one for each parameter tensor: empirical Bayes.
 
-    .. math:: w_i \sim N(0, \sigma^2), \qquad \sigma \text{ maximises the ELBO}
+    .. math:: w_i \sim N(0, \sigma^2), \qquad \sigma \text{ maximizes the ELBO}
 
     The scales are trained with the guide. An object serves one network.
 
@@ -180,7 +180,7 @@ class HyperScale:
 
     def __init__(self, scale_prior: TorchDistributionMixin | None = None) -> None:
         scale_prior = dist.HalfNormal(1.0) if scale_prior is None else scale_prior
-        check_positive_scalar_law("scale_prior", scale_prior)
+        check_positive_scalar_distribution("scale_prior", scale_prior)
         self.scale_prior = Following(scale_prior)
 
     def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
@@ -203,12 +203,14 @@ def _sample_normal(name: str, parameter: Tensor, scale: Tensor) -> Tensor:
     return pyro.sample(name, normal, infer=infer)
 
 
-def check_positive_scalar_law(argument: str, law: Any) -> None:
+def check_positive_scalar_distribution(argument: str, distribution: Any) -> None:
     """Raises a ValueError that names the argument, unless it is a distribution of one positive number."""
-    if not isinstance(law, TorchDistributionMixin):
-        raise ValueError(f"{argument} must be a distribution, but is {type(law).__name__}")
-    if law.shape() != torch.Size():
-        raise ValueError(f"{argument} must have shape (), but has shape {tuple(law.shape())}")
-    lower = getattr(law.support, "lower_bound", None)
+    if not isinstance(distribution, TorchDistributionMixin):
+        raise ValueError(f"{argument} must be a distribution, but is {type(distribution).__name__}")
+    if distribution.shape() != torch.Size():
+        raise ValueError(f"{argument} must have shape (), but has shape {tuple(distribution.shape())}")
+    lower = getattr(distribution.support, "lower_bound", None)
     if lower is None or lower < 0:
-        raise ValueError(f"{argument} must be a law of positive numbers, but its support is {law.support}")
+        raise ValueError(
+            f"{argument} must be a distribution of positive numbers, but its support is {distribution.support}"
+        )

@@ -13,11 +13,11 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
+from pyro_radial._checks import positive_float
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform
+from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.priors.normal import FanIn
-from pyro_radial.nn.site_priors import follow
-from pyro_radial.nn.validation import positive_float
 
 __all__ = ["RadialDirectionalPrior"]
 
@@ -29,16 +29,16 @@ DirectionPrior = Literal["uniform"] | Callable[[str, Tensor], TorchDistributionM
 
 @dataclass(frozen=True)
 class _Site:
-    """The name, the law and the first value of a site."""
+    """The name, the distribution and the first value of a site."""
 
     name: str
-    law: Any
+    distribution: Any
     first: Tensor
 
     def sample(self) -> Tensor:
         """The site's value, with the first one for a guide to start at."""
         infer: Any = {"initial_value": self.first}
-        return pyro.sample(self.name, self.law, infer=infer)
+        return pyro.sample(self.name, self.distribution, infer=infer)
 
 
 @dataclass(frozen=True)
@@ -96,22 +96,23 @@ class RadialDirectionalPrior:
     .. math:: w_r = s\, z_r\, u_r, \qquad s \sim C^+(\gamma), \quad z_r \sim C^+(1), \quad u_r \sim p(u)
         \text{ on the unit sphere,}
 
-    with the half-Cauchy law :math:`C^+`, whose mass near zero and heavy tail let a few groups be large and the rest
-    vanish. Each radius is the square root of a gamma times an inverse-gamma variable, which are the sites; so a
+    with the half-Cauchy distribution :math:`C^+`, whose mass near zero and heavy tail let a few groups be large and the
+    rest vanish. Each radius is the square root of a gamma times an inverse-gamma variable, which are the sites; so a
     :class:`~pyro_radial.AutoRadialDirectional` guide has every KL in closed form. A scale for z too would only
     multiply :math:`\gamma`.
 
     A row is the weights of one output, flattened over inputs and kernel positions; a column those of one input, over
     outputs and kernel positions. ``"double"`` multiplies one part of each kind element by element,
-    :math:`W_{ij} = s\, z_i u_{ij}\, c_j v_{ji}`, with laws of its own for either. Groups of one element have a standard
+    :math:`W_{ij} = s\, z_i u_{ij}\, c_j v_{ji}`, with distributions of its own for either. Groups of one element have a
+        standard
     normal in place of a direction, which in one dimension is only a sign. Parameters of one dim, such as biases, are
     normal, and so are those that a mapping of groupings leaves out, as under :class:`FanIn`.
 
     Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks", eq. 7
     and 14 to 18. The radius is :math:`\sqrt{\alpha\beta}` (they print its square as their product), and for two
     groupings the product of two densities of the same matrix, as printed, is no density: the product of two parts,
-    here and in their code, is a model. The uniform law of directions is their prior's honest form: theirs takes the
-    posterior's own mean as its mean, which no prior can.
+    here and in their code, is a model. The uniform distribution of directions is their prior's honest form: theirs
+    takes the posterior's own mean as its mean, which no prior can.
 
     The sites of the tensor ``0.weight`` are ``0.weight.direction``, ``0.weight.local_radius_gamma``,
     ``0.weight.local_radius_inverse_gamma``, those of columns ``0.weight.column_direction`` and so on, and the two of
@@ -129,10 +130,12 @@ class RadialDirectionalPrior:
     :param grouping: "row", "column" or "double" for all weight tensors, or a mapping from their names to these.
     :param float global_scale: :math:`\gamma`, the median of a tensor's radius; smaller is sparser.
     :param direction: "uniform", or a function of (site, ``[groups, n]`` directions of the network's own weights) that
-        returns a law of shape ``[groups, n]`` or ``[n]`` on the sphere, such as a ``VonMisesFisherStable`` around them.
+        returns a distribution of shape ``[groups, n]`` or ``[n]`` on the sphere, such as a ``VonMisesFisherStable``
+        around them.
     :param float bias_scale: the standard deviation of parameters of one dim.
     :raises ValueError: for another grouping or direction, a scale that is not positive and finite; once it meets the
-        network, naming the parameter, for one without dims, or naming the site, for a direction's law of another shape.
+        network, naming the parameter, for one without dims, or naming the site, for a direction's distribution of
+        another shape.
     """
 
     def __init__(
@@ -164,8 +167,10 @@ class RadialDirectionalPrior:
         """
         grouping = self._grouping_of(name, parameter)
         if grouping is None:
-            law = follow(self._normal(name, parameter), parameter).expand(parameter.shape).to_event(parameter.dim())
-            return _Site(name, law, parameter).sample()
+            distribution = (
+                to_like(self._normal(name, parameter), parameter).expand(parameter.shape).to_event(parameter.dim())
+            )
+            return _Site(name, distribution, parameter).sample()
         made = self._tensors.get(name)
         # A network that was moved or cast has new tensors.
         if made is None or made.parameter is not parameter:
@@ -191,11 +196,11 @@ class RadialDirectionalPrior:
             typical = norm.log().mean().exp()
             global_radius = global_radius * typical
             prefix = f"{name}.column_" if side == "column" else f"{name}."
-            direction = _Site(f"{prefix}direction", self._direction_law(f"{prefix}direction", first), first)
+            direction = _Site(f"{prefix}direction", self._direction_distribution(f"{prefix}direction", first), first)
             sides.append(_Side(side == "column", direction, _radius(f"{prefix}local_radius", 1.0, norm / typical)))
         return _Tensor(parameter, _radius(f"{name}.global_radius", self.global_scale, global_radius), tuple(sides))
 
-    def _direction_law(self, site: str, first: Tensor) -> TorchDistributionMixin:
+    def _direction_distribution(self, site: str, first: Tensor) -> TorchDistributionMixin:
         groups, size = first.shape
         if size == 1:
             given: Any = dist.Normal(0.0, 1.0).expand(first.shape).to_event(1)
@@ -203,20 +208,22 @@ class RadialDirectionalPrior:
             given = self.direction(site, first)
         else:
             given = HypersphericalUniform(size)
-        law: Any = follow(given, first)
-        if law.event_shape != (size,) or law.batch_shape not in ((), (groups,)):
+        distribution: Any = to_like(given, first)
+        if distribution.event_shape != (size,) or distribution.batch_shape not in ((), (groups,)):
             raise ValueError(
-                f"direction: the law of site {site!r} has batch_shape {tuple(law.batch_shape)} and event_shape "
-                f"{tuple(law.event_shape)}, but it must be of {groups} vectors of size {size}"
+                f"direction: the distribution of site {site!r} has batch_shape {tuple(distribution.batch_shape)} and "
+                f"event_shape {tuple(distribution.event_shape)}, but it must be of {groups} vectors of size {size}"
             )
-        return law.expand((groups,)).to_event(1)
+        return distribution.expand((groups,)).to_event(1)
 
 
 def _radius(name: str, scale: float, first: Tensor) -> _Radius:
-    laws: tuple[Any, Any] = half_cauchy_factors(first.new_tensor(scale))
+    distributions: tuple[Any, Any] = half_cauchy_factors(first.new_tensor(scale))
     gamma, inverse_gamma = (
-        _Site(f"{name}_{kind}", law.expand(first.shape).to_event(first.dim()), value)
-        for kind, law, value in zip(("gamma", "inverse_gamma"), laws, _most_probable(first, scale), strict=True)
+        _Site(f"{name}_{kind}", distribution.expand(first.shape).to_event(first.dim()), value)
+        for kind, distribution, value in zip(
+            ("gamma", "inverse_gamma"), distributions, _most_probable(first, scale), strict=True
+        )
     )
     return _Radius(name, (gamma, inverse_gamma))
 

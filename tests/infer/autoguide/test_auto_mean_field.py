@@ -15,13 +15,13 @@ def test_the_mean_field_guide_refuses_a_bad_scale():
         AutoMeanField(matrix_model, init_scale=0)
 
 
-def test_its_posterior_is_a_factorised_normal_at_the_initial_scale():
+def test_its_posterior_is_a_factorized_normal_at_the_initial_scale():
     guide = AutoMeanField(matrix_model, init_scale=0.3)
     guide.setup()
-    law = guide.posterior()["weight"]
-    assert law.event_shape == (5, 4)
-    assert isinstance(law.base_dist, dist.Normal)
-    torch.testing.assert_close(law.stddev, torch.full((5, 4), 0.3))
+    distribution = guide.posterior()["weight"]
+    assert distribution.event_shape == (5, 4)
+    assert isinstance(distribution.base_dist, dist.Normal)
+    torch.testing.assert_close(distribution.stddev, torch.full((5, 4), 0.3))
 
 
 def test_it_reaches_the_exact_posterior_of_a_conjugate_model():
@@ -34,6 +34,6 @@ def test_it_reaches_the_exact_posterior_of_a_conjugate_model():
 
     guide = AutoMeanField(model, init_scale=0.3)
     train_to_convergence(model, guide, num_steps=800, num_particles=100, max_plate_nesting=0)
-    law = guide.posterior()["w"]
-    torch.testing.assert_close(law.mean, y / 2, atol=0.02, rtol=0)
-    torch.testing.assert_close(law.stddev, torch.full((3,), 0.5**0.5), atol=0, rtol=0.02)
+    distribution = guide.posterior()["w"]
+    torch.testing.assert_close(distribution.mean, y / 2, atol=0.02, rtol=0)
+    torch.testing.assert_close(distribution.stddev, torch.full((3,), 0.5**0.5), atol=0, rtol=0.02)

@@ -44,9 +44,9 @@ def test_init_scale_is_sigma_and_init_stddev_the_marginal_standard_deviation():
 def test_event_dim_narrows_the_radius():
     rows = AutoRadial(matrix_model, event_dim=1)
     rows.setup()
-    law = rows.posterior()["weight"]
-    assert law.event_shape == (5, 4)
-    assert law.base_dist.num_elements == 4
+    distribution = rows.posterior()["weight"]
+    assert distribution.event_shape == (5, 4)
+    assert distribution.base_dist.num_elements == 4
     mapped = AutoRadial(matrix_model, event_dim={"weight": 1})
     mapped.setup()
     assert mapped.posterior()["weight"].base_dist.num_elements == 4
@@ -150,7 +150,7 @@ def test_predictive_of_a_network_has_a_draw_per_sample_both_ways(parallel, event
     draws = Predictive(model, guide=guide, num_samples=300, parallel=parallel, return_sites=("f", "y"))(X)
     assert draws["f"].shape == (300, 6, 2)
     assert draws["y"].shape == (300, 6)
-    # Its function draws have the law of ours: their means agree within the noise of the two samples.
+    # Its function draws have the distribution of ours: their means agree within the noise of the two samples.
     ours = predict(model, guide, X, num_samples=300).samples
     error = (draws["f"].var(0) / 300 + ours.var(0) / 300).sqrt()
     assert bool(((draws["f"].mean(0) - ours.mean(0)).abs() <= 4.5 * error).all())

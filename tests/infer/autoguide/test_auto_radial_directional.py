@@ -30,7 +30,7 @@ def network():
 
 
 class TestLaws:
-    def test_each_kind_of_site_has_its_own_law(self):
+    def test_each_kind_of_site_has_its_own_distribution(self):
         guide = AutoRadialDirectional(mixed_model, init_scale=0.3)
         guide.setup()
         posterior = guide.posterior()
@@ -48,7 +48,7 @@ class TestLaws:
         posterior = guide.posterior()
         assert isinstance(posterior["bias"], RadialNormal)
         torch.testing.assert_close(posterior["bias"].stddev, torch.full((5,), 0.3))
-        # A log-radial law has no closed KL to a gamma; the positive sites stay log-normal.
+        # A log-radial distribution has no closed KL to a gamma; the positive sites stay log-normal.
         RadialELBO(strict_kl=True)(mixed_model, guide)()
 
     @pytest.mark.parametrize("shared", [True, False])
@@ -101,10 +101,10 @@ class TestExactPosterior:
         guide_steps = SVI(model, guide, pyro.optim.Adam({"lr": 0.005}), RadialELBO(num_particles=4, strict_kl=True))
         for _ in range(300):
             guide_steps.step()
-        law = guide.posterior()["mu"]
+        distribution = guide.posterior()["mu"]
         exact = VonMisesFisherStable(total / total.norm(), noise * total.norm())
-        # Nats that the learned law is away; the evidence itself is of the order of 10.
-        assert float(kl_divergence(law, exact)) < 0.02
+        # Nats that the learned distribution is away; the evidence itself is of the order of 10.
+        assert float(kl_divergence(distribution, exact)) < 0.02
 
 
 class TestAsAPrior:
@@ -132,7 +132,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="init_mean_cosine"):
             AutoRadialDirectional(mixed_model, init_mean_cosine=cosine)
 
-    def test_an_unknown_law_for_the_rest_is_named(self):
+    def test_an_unknown_distribution_for_the_rest_is_named(self):
         with pytest.raises(ValueError, match="rest must be"):
             AutoRadialDirectional(mixed_model, rest="gamma")
 

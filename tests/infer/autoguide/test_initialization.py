@@ -31,7 +31,7 @@ def test_the_start_of_a_bare_model_follows_the_fan_in():
 
     guide = AutoRadial(model)
     guide.setup()
-    # He's initialisation; the standard error of a standard deviation of n normals is sd / sqrt(2n).
+    # He's initialization; the standard error of a standard deviation of n normals is sd / sqrt(2n).
     assert guide.median()["weight"].std() == pytest.approx((2 / 100) ** 0.5, rel=4 / (2 * 40_000) ** 0.5)
     assert bool((guide.median()["bias"] == 0).all())
     assert bool((guide.median()["rate"] > 0).all())

@@ -66,10 +66,10 @@ class TestScaleMixture:
         expected = ScaleMixture(0.25)("w", site["value"]).log_prob(site["value"]).sum()
         torch.testing.assert_close(site["fn"].log_prob(site["value"]), expected)
 
-    @pytest.mark.parametrize("vectorised", [False, True])
-    def test_an_autoguide_trains_under_it(self, vectorised):
+    @pytest.mark.parametrize("vectorized", [False, True])
+    def test_an_autoguide_trains_under_it(self, vectorized):
         model, (x, y) = regression(ScaleMixture()), points()
-        elbo = Trace_ELBO(num_particles=2, vectorize_particles=vectorised)
+        elbo = Trace_ELBO(num_particles=2, vectorize_particles=vectorized)
         svi = SVI(model, AutoNormal(model), pyro.optim.Adam({"lr": 0.03}), elbo)
         losses = [svi.step(x, y) for _ in range(60)]
         assert sum(losses[-10:]) < sum(losses[:10])
@@ -95,15 +95,15 @@ class TestLearnedScale:
         else:
             elbo = TraceMeanField_ELBO()(model, guide)
             elbo(x, y)
-            optimiser = torch.optim.Adam(elbo.parameters(), lr=0.05)
+            optimizer = torch.optim.Adam(elbo.parameters(), lr=0.05)
             for _ in range(3):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 elbo(x, y).backward()
-                optimiser.step()
+                optimizer.step()
         scales = [model.bnn.prior.scale(site).item() for site in model.bnn.sites]
         assert all(abs(scale - 1.0) > 1e-3 for scale in scales)
 
-    def test_it_finds_the_scale_that_maximises_the_evidence(self):
+    def test_it_finds_the_scale_that_maximizes_the_evidence(self):
         # With the guide fixed at N(m, s^2), the best prior variance is the mean of m^2 + s^2.
         prior = LearnedScale(1.0)
         bnn = BayesianModule(nn.Linear(30, 20, bias=False), prior)
@@ -118,7 +118,7 @@ class TestLearnedScale:
         expected = (loc.square().mean() + spread**2).sqrt().item()
         assert prior.scale("weight").item() == pytest.approx(expected, rel=0.02)
 
-    def test_it_works_with_vectorised_particles(self):
+    def test_it_works_with_vectorized_particles(self):
         model, (x, y) = regression(LearnedScale()), points()
         elbo = TraceMeanField_ELBO(num_particles=3, vectorize_particles=True)
         SVI(model, AutoNormal(model), pyro.optim.Adam({"lr": 0.05}), elbo).step(x, y)
@@ -160,17 +160,17 @@ class TestHyperScale:
         torch.testing.assert_close(weight["log_prob"], expected)
         assert trace.nodes["_RETURN"]["value"].shape == (4, 5, 2)
 
-    @pytest.mark.parametrize("vectorised", [False, True])
-    def test_a_stock_autoguide_trains_and_predicts(self, vectorised):
+    @pytest.mark.parametrize("vectorized", [False, True])
+    def test_a_stock_autoguide_trains_and_predicts(self, vectorized):
         # A site name with a dot below another site's would break the guide's own names.
         model, (x, y) = regression(HyperScale()), points()
         guide = AutoNormal(model)
-        elbo = Trace_ELBO(num_particles=3, vectorize_particles=vectorised)
+        elbo = Trace_ELBO(num_particles=3, vectorize_particles=vectorized)
         svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.03}), elbo)
         losses = [svi.step(x, y) for _ in range(60)]
         assert sum(losses[-10:]) < sum(losses[:10])
         assert "0.weight_prior_scale" in guide.median()
-        draws = Predictive(model, guide=guide, num_samples=5, parallel=vectorised)(torch.randn(9, 3))
+        draws = Predictive(model, guide=guide, num_samples=5, parallel=vectorized)(torch.randn(9, 3))
         assert draws["f"].shape == (5, 9, 1)
 
     def test_a_draw_needs_the_weights_only(self):
@@ -193,7 +193,7 @@ class TestHyperScale:
     ],
 )
 def test_scales_out_of_range_are_named(make, argument, bad):
-    with pytest.raises(ValueError, match=f"{argument} must be positive and finite"):
+    with pytest.raises(ValueError, match=f"{argument} must be a positive finite number"):
         make(**{argument: bad})
 
 
@@ -204,7 +204,7 @@ def test_a_mixing_weight_out_of_range_is_named(bad):
 
 
 @pytest.mark.parametrize("bad", [1.0, dist.Normal(0.0, 1.0), dist.HalfNormal(torch.ones(2))])
-def test_a_scale_prior_that_is_no_law_of_one_positive_number_is_named(bad):
+def test_a_scale_prior_that_is_no_distribution_of_one_positive_number_is_named(bad):
     with pytest.raises(ValueError, match="scale_prior must"):
         HyperScale(bad)
 

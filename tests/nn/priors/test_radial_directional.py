@@ -87,9 +87,11 @@ class TestSites:
     def test_a_direction_may_have_a_prior_around_the_networks_own_weights(self):
         net = nn.Linear(3, 4)
         prior = RadialDirectionalPrior(direction=lambda site, loc: VonMisesFisherStable(loc, torch.full((4,), 50.0)))
-        law = poutine.trace(BayesianModule(net, prior)).get_trace(torch.zeros(1, 3)).nodes["weight.direction"]["fn"]
+        distribution = (
+            poutine.trace(BayesianModule(net, prior)).get_trace(torch.zeros(1, 3)).nodes["weight.direction"]["fn"]
+        )
         own = nn.functional.normalize(net.weight.detach(), dim=1)
-        torch.testing.assert_close(law.base_dist.loc, own)
+        torch.testing.assert_close(distribution.base_dist.loc, own)
 
     @pytest.mark.parametrize("grouping", GROUPINGS)
     def test_a_network_that_was_cast_has_sites_of_the_new_dtype(self, grouping):
@@ -134,8 +136,8 @@ class TestUnderAGuide:
         guide = AutoRadialDirectional(model)
         elbo = RadialELBO(strict_kl=True)
         elbo(model, guide)(torch.zeros(2, 3), torch.tensor([0, 1]))
-        law = guide.posterior()["weight.global_radius_gamma"]
-        loc, scale = law.base_dist.mean, law.base_dist.stddev
+        distribution = guide.posterior()["weight.global_radius_gamma"]
+        loc, scale = distribution.base_dist.mean, distribution.base_dist.stddev
         rate, alpha = 1 / 0.2**2, 0.5
         # The corrected form: eq. 51 of the paper has the sign of the mean wrong and lacks pi.
         expected = (
@@ -148,7 +150,7 @@ class TestUnderAGuide:
         torch.testing.assert_close(elbo.terms.kl_by_site["weight.global_radius_gamma"], expected, rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize("grouping", GROUPINGS)
-    def test_vectorised_particles_estimate_the_same_loss(self, grouping):
+    def test_vectorized_particles_estimate_the_same_loss(self, grouping):
         model = model_of(conv_net(), RadialDirectionalPrior(grouping))
         guide = AutoRadialDirectional(model, init_mean_cosine=0.99)
         data = images()
@@ -169,7 +171,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match="grouping must be one of"):
             RadialDirectionalPrior({"0.weight": "rows"})
 
-    def test_a_direction_that_is_no_law_of_directions_is_refused(self):
+    def test_a_direction_that_is_no_distribution_of_directions_is_refused(self):
         with pytest.raises(ValueError, match="direction must be"):
             RadialDirectionalPrior(direction="vmf")
         bnn = BayesianModule(nn.Linear(3, 4), RadialDirectionalPrior(direction=lambda *_: HypersphericalUniform(5)))

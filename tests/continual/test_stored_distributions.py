@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_radial.continual.stored_laws import DESCRIPTION, StoredLaw, StoredLaws
+from pyro_radial.continual.stored_distributions import DESCRIPTION, StoredDistribution, StoredDistributions
 from pyro_radial.distributions import RadialNormal
 
 EXP = dist.transforms.ExpTransform
-LAWS = {
+DISTRIBUTIONS = {
     "normal": dist.Normal(torch.rand(3), 1.0).to_event(1),
     "radial": RadialNormal(torch.rand(2, 3), torch.rand(2, 3) + 0.1, 2),
     "log radial": dist.TransformedDistribution(RadialNormal(torch.rand(3), torch.ones(3)), [EXP(cache_size=1)]),
@@ -24,12 +24,12 @@ LAWS = {
     "multivariate": dist.MultivariateNormal(torch.zeros(2), torch.eye(2)),
     "log normal": dist.LogNormal(torch.zeros(3), 1.0).to_event(1),
 }
-NAMES = ["w", "a.b.c", "a/b", "100%", "%2F", "a%2Fb.c/d", "[x]", "laws", "training", "_place", " "]
+NAMES = ["w", "a.b.c", "a/b", "100%", "%2F", "a%2Fb.c/d", "[x]", "distributions", "training", "_place", " "]
 
 
-def stored(laws):
-    module = StoredLaws()
-    module.update({name: StoredLaw.of(law) for name, law in laws.items()})
+def stored(distributions):
+    module = StoredDistributions()
+    module.update({name: StoredDistribution.of(distribution) for name, distribution in distributions.items()})
     return module
 
 
@@ -40,20 +40,20 @@ def through_a_file(state):
     return torch.load(file, weights_only=True)
 
 
-def tensors_of(law):
-    while hasattr(law, "base_dist"):
-        law = law.base_dist
-    return {id(value) for value in vars(law).values() if isinstance(value, torch.Tensor)}
+def tensors_of(distribution):
+    while hasattr(distribution, "base_dist"):
+        distribution = distribution.base_dist
+    return {id(value) for value in vars(distribution).values() if isinstance(value, torch.Tensor)}
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS.keys())
-def test_a_law_comes_back_from_a_file_of_tensors(law):
-    module, fresh = stored({"w": law}), StoredLaws()
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
+def test_a_distribution_comes_back_from_a_file_of_tensors(distribution):
+    module, fresh = stored({"w": distribution}), StoredDistributions()
     fresh.load_state_dict(through_a_file(module.state_dict()))
-    value = law.sample().clone()
+    value = distribution.sample().clone()
     for other in (module["w"], fresh["w"], copy.deepcopy(module)["w"], pickle.loads(pickle.dumps(module))["w"]):
-        assert (other.batch_shape, other.event_shape) == (law.batch_shape, law.event_shape)
-        torch.testing.assert_close(other.log_prob(value), law.log_prob(value))
+        assert (other.batch_shape, other.event_shape) == (distribution.batch_shape, distribution.event_shape)
+        torch.testing.assert_close(other.log_prob(value), distribution.log_prob(value))
 
 
 def test_the_copy_is_frozen():
@@ -68,11 +68,11 @@ def test_the_copy_is_frozen():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_name_of_a_site_survives(name):
-    module = stored({name: LAWS["normal"], "other": LAWS["gamma"]})
-    fresh = StoredLaws()
+    module = stored({name: DISTRIBUTIONS["normal"], "other": DISTRIBUTIONS["gamma"]})
+    fresh = StoredDistributions()
     fresh.load_state_dict(through_a_file(module.state_dict()))
     assert list(fresh) == list(module) == [name, "other"]
-    assert torch.equal(fresh[name].mean, LAWS["normal"].mean)
+    assert torch.equal(fresh[name].mean, DISTRIBUTIONS["normal"].mean)
 
 
 def test_names_that_look_alike_stay_apart():
@@ -81,41 +81,49 @@ def test_names_that_look_alike_stay_apart():
     assert [float(module[name].mean) for name in names] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def test_the_laws_are_on_the_buffers_and_follow_them():
-    module = stored(LAWS)
-    for name, law in module.as_dict().items():
-        assert law is module[name]
+def test_the_distributions_are_on_the_buffers_and_follow_them():
+    module = stored(DISTRIBUTIONS)
+    for name, distribution in module.as_dict().items():
+        assert distribution is module[name]
         if name == "radial":
-            assert tensors_of(law) <= {id(buffer) for buffer in module.buffers()}
+            assert tensors_of(distribution) <= {id(buffer) for buffer in module.buffers()}
     module.double()
-    for name, law in module.as_dict().items():
-        assert law.sample().dtype == torch.float64, name
+    for name, distribution in module.as_dict().items():
+        assert distribution.sample().dtype == torch.float64, name
     module.float()
     assert module["radial"].loc.dtype == torch.float32
     meta = copy.deepcopy(module).to("meta")
     assert all(buffer.is_meta for buffer in meta.buffers())
     # From the meta device a state with its values brings it back.
     meta.load_state_dict(module.state_dict(), assign=True)
-    assert torch.equal(meta["radial"].loc, LAWS["radial"].loc)
+    assert torch.equal(meta["radial"].loc, DISTRIBUTIONS["radial"].loc)
 
 
 def test_loading_replaces_the_sites_that_were_there():
-    one = stored({"a": LAWS["normal"], "b": LAWS["gamma"], "same": dist.Normal(torch.zeros(2), 1.0).to_event(1)})
-    two = stored({"b": LAWS["radial"], "c": LAWS["beta"], "same": dist.Normal(torch.ones(2), 1.0).to_event(1)})
+    one = stored(
+        {
+            "a": DISTRIBUTIONS["normal"],
+            "b": DISTRIBUTIONS["gamma"],
+            "same": dist.Normal(torch.zeros(2), 1.0).to_event(1),
+        }
+    )
+    two = stored(
+        {"b": DISTRIBUTIONS["radial"], "c": DISTRIBUTIONS["beta"], "same": dist.Normal(torch.ones(2), 1.0).to_event(1)}
+    )
     assert one["same"].mean.sum() == 0.0
-    holder, other = nn.ModuleDict({"laws": one}), nn.ModuleDict({"laws": two})
+    holder, other = nn.ModuleDict({"distributions": one}), nn.ModuleDict({"distributions": two})
     holder.load_state_dict(other.state_dict())
     assert sorted(one) == ["b", "c", "same"]
     assert one["b"].event_shape == (2, 3)
     assert one["same"].mean.sum() == 2.0
-    holder.load_state_dict(nn.ModuleDict({"laws": StoredLaws()}).state_dict())
+    holder.load_state_dict(nn.ModuleDict({"distributions": StoredDistributions()}).state_dict())
     assert len(one) == 0
     assert sorted(two) == ["b", "c", "same"]
 
 
-def test_a_law_in_use_can_be_copied_and_pickled():
+def test_a_distribution_in_use_can_be_copied_and_pickled():
     """Its transforms keep the last value, which may belong to a graph; that is no part of a copy."""
-    module = stored({"w": LAWS["log radial"]})
+    module = stored({"w": DISTRIBUTIONS["log radial"]})
     value = torch.ones(3, requires_grad=True).exp()
     module["w"].log_prob(value)
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
@@ -125,7 +133,7 @@ def test_a_law_in_use_can_be_copied_and_pickled():
 
 
 def test_a_description_that_cannot_be_read_names_the_site():
-    module = stored({"a.b": LAWS["normal"]})
+    module = stored({"a.b": DISTRIBUTIONS["normal"]})
     state = module.state_dict()
     text = bytes(state[f"[a/b].{DESCRIPTION}"].tolist()).decode().replace('"Normal"', '"Gauss9"')
     assert "Gauss9" in text
@@ -137,10 +145,10 @@ def test_a_description_that_cannot_be_read_names_the_site():
 
 def test_what_cannot_be_stored_is_refused():
     with pytest.raises(ValueError, match="Independent cannot be stored"):
-        StoredLaw.of(dist.Normal(torch.full((2,), torch.nan), 1.0, validate_args=False).to_event(1))
+        StoredDistribution.of(dist.Normal(torch.full((2,), torch.nan), 1.0, validate_args=False).to_event(1))
 
 
-def test_what_is_loaded_in_place_is_another_law():
+def test_what_is_loaded_in_place_is_another_distribution():
     """Both descriptions have the same length and the tensors the same shapes, so the buffers stay."""
     normal, cauchy = (stored({"w": family(torch.zeros(3), 1.0).to_event(1)}) for family in (dist.Normal, dist.Cauchy))
     assert type(normal["w"].base_dist) is dist.Normal

@@ -14,48 +14,48 @@ from pyro_radial.distributions.storage import describe, rebuild
 DESCRIPTION = "description"
 
 
-class StoredLaw(nn.Module):
+class StoredDistribution(nn.Module):
     """One distribution: its tensors, and what to make of them as the bytes of a JSON text."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
-        self._law: Any = None
+        self._distribution: Any = None
 
     @classmethod
-    def of(cls, law: Any) -> "StoredLaw":
+    def of(cls, distribution: Any) -> "StoredDistribution":
         """A copy of a distribution.
 
         :raises ValueError: if it cannot be stored.
         """
-        text, tensors = describe(law)
+        text, tensors = describe(distribution)
         return cls({**tensors, DESCRIPTION: torch.tensor(list(text.encode()), dtype=torch.uint8)})
 
     @property
-    def law(self) -> Any:
+    def distribution(self) -> Any:
         """The distribution, on these very buffers."""
-        if self._law is None:
+        if self._distribution is None:
             tensors = dict(self.named_buffers())
             text = bytes(tensors.pop(DESCRIPTION).tolist()).decode()
-            self._law = rebuild(text, tensors)
-        return self._law
+            self._distribution = rebuild(text, tensors)
+        return self._distribution
 
     def __getstate__(self) -> dict[str, Any]:
-        # For a copy or a file: a law in use remembers, in its transforms, values that belong to a graph.
-        return {**self.__dict__, "_law": None}
+        # For a copy or a file: a distribution in use remembers, in its transforms, values that belong to a graph.
+        return {**self.__dict__, "_distribution": None}
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StoredLaw":
-        self._law = None
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StoredDistribution":
+        self._distribution = None
         super()._apply(fn, recurse)
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self._law = None
+        self._distribution = None
         super()._load_from_state_dict(*args, **kwargs)
 
 
-class StoredLaws(nn.Module):
+class StoredDistributions(nn.Module):
     """Distributions by site name. Loading a state makes and removes sites as the state has them."""
 
     _place: Tensor
@@ -67,11 +67,11 @@ class StoredLaws(nn.Module):
 
     def __getitem__(self, name: str) -> Any:
         stored = self._modules[_key(name)]
-        assert isinstance(stored, StoredLaw)
+        assert isinstance(stored, StoredDistribution)
         try:
-            return stored.law
+            return stored.distribution
         except ValueError as error:
-            raise ValueError(f"the stored law of site '{name}': {error}") from error
+            raise ValueError(f"the stored distribution of site '{name}': {error}") from error
 
     def __iter__(self) -> Iterator[str]:
         return (_name(key) for key in self._modules)
@@ -79,10 +79,10 @@ class StoredLaws(nn.Module):
     def __len__(self) -> int:
         return len(self._modules)
 
-    def update(self, laws: Mapping[str, StoredLaw]) -> None:
-        """Put these laws in the places of their sites."""
-        for name, law in laws.items():
-            self._modules[_key(name)] = law
+    def update(self, distributions: Mapping[str, StoredDistribution]) -> None:
+        """Put these distributions in the places of their sites."""
+        for name, distribution in distributions.items():
+            self._modules[_key(name)] = distribution
 
     def as_dict(self) -> dict[str, Any]:
         """``{site: distribution}``."""
@@ -100,7 +100,7 @@ class StoredLaws(nn.Module):
             # In a state that is not ours to judge, torch reports what is missing.
             if not _fits(self._modules.get(site), tensors):
                 empty = {name: torch.empty_like(t, device=self._place.device) for name, t in tensors.items()}
-                self._modules[site] = StoredLaw(empty)
+                self._modules[site] = StoredDistribution(empty)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

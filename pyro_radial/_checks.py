@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Arguments that are out of range, named."""
+"""Numbers that are out of range, named."""
 
 import math
 import operator
@@ -11,29 +11,26 @@ __all__ = ["positive_count", "positive_float"]
 
 
 def positive_float(argument: str, value: Any) -> float:
-    """
-    The value as a float.
+    """The value as a float.
 
     :param str argument: the name to put in the message.
-    :param value: a number.
+    :param value: a number of any kind, but no bool.
     :raises ValueError: if it is not positive and finite.
     """
     try:
-        fits = 0.0 < value < math.inf
-    except TypeError:
+        fits = not isinstance(value, bool) and bool(0.0 < value < math.inf)
+    except (TypeError, ValueError, RuntimeError):
         fits = False
     if not fits:
-        raise ValueError(f"{argument} must be positive and finite, but is {value!r}")
+        raise ValueError(f"{argument} must be a positive finite number, got {value!r}")
     return float(value)
 
 
-def positive_count(argument: str, meaning: str, value: Any) -> int:
-    """
-    The value as an int.
+def positive_count(argument: str, value: Any) -> int:
+    """The value as an int.
 
     :param str argument: the name to put in the message.
-    :param str meaning: what it counts.
-    :param value: an integer of any kind.
+    :param value: an integer of any kind, but no bool.
     :raises ValueError: if it is missing, no integer, or less than one.
     """
     try:
@@ -41,5 +38,5 @@ def positive_count(argument: str, meaning: str, value: Any) -> int:
     except TypeError:
         count = 0
     if count < 1:
-        raise ValueError(f"{argument}, {meaning}, must be a positive integer, but is {value!r}")
+        raise ValueError(f"{argument} must be a positive integer, got {value!r}")
     return count

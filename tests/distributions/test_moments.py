@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributions import kl_divergence
 
-from pyro_radial.continual.moment_matching import moment_matched
 from pyro_radial.distributions import RadialNormal
+from pyro_radial.distributions.moments import moment_matched
 from pyro_radial.distributions.wrappers import leaf
 
 LOC, SCALE = torch.tensor([[0.5, -1.0, 2.0], [0.0, 3.0, 1.0]]), torch.tensor([[0.1, 1.0, 2.0], [0.3, 0.2, 1.0]])
@@ -23,13 +23,13 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("law", REAL.values(), ids=REAL.keys())
-def test_a_real_law_keeps_shape_mean_and_variance(law):
-    normal = moment_matched(law)
+@pytest.mark.parametrize("distribution", REAL.values(), ids=REAL.keys())
+def test_a_real_distribution_keeps_shape_mean_and_variance(distribution):
+    normal = moment_matched(distribution)
     assert type(leaf(normal)) is dist.Normal
-    assert (normal.batch_shape, normal.event_shape) == (law.batch_shape, law.event_shape)
-    torch.testing.assert_close(normal.mean, law.mean)
-    torch.testing.assert_close(normal.variance, law.variance)
+    assert (normal.batch_shape, normal.event_shape) == (distribution.batch_shape, distribution.event_shape)
+    torch.testing.assert_close(normal.mean, distribution.mean)
+    torch.testing.assert_close(normal.variance, distribution.variance)
 
 
 def test_the_standard_deviation_of_a_radial_is_its_scale_over_the_root_of_its_elements():
@@ -38,33 +38,37 @@ def test_the_standard_deviation_of_a_radial_is_its_scale_over_the_root_of_its_el
 
 
 def test_normals_and_log_normals_are_themselves():
-    for law in (dist.Normal(LOC, SCALE).to_event(2), dist.LogNormal(LOC, SCALE).to_event(1), dist.LogNormal(0.0, 1.0)):
-        assert moment_matched(law) is law
+    for distribution in (
+        dist.Normal(LOC, SCALE).to_event(2),
+        dist.LogNormal(LOC, SCALE).to_event(1),
+        dist.LogNormal(0.0, 1.0),
+    ):
+        assert moment_matched(distribution) is distribution
 
 
-def test_the_image_of_a_law_becomes_the_image_of_its_normal():
+def test_the_image_of_a_distribution_becomes_the_image_of_its_normal():
     transforms = [dist.transforms.ExpTransform()]
-    for law in (
+    for distribution in (
         dist.TransformedDistribution(RadialNormal(LOC[0], SCALE[0]), transforms),
         dist.TransformedDistribution(dist.Laplace(LOC[0], SCALE[0]), transforms).to_event(1),
     ):
-        image = moment_matched(law)
-        assert image.event_shape == law.event_shape
+        image = moment_matched(distribution)
+        assert image.event_shape == distribution.event_shape
         inner = leaf(image)
         assert inner.transforms == transforms
         assert type(leaf(inner.base_dist)) is dist.Normal
         torch.testing.assert_close(inner.base_dist.mean, LOC[0])
-        torch.testing.assert_close(inner.base_dist.variance, leaf(law).base_dist.variance)
+        torch.testing.assert_close(inner.base_dist.variance, leaf(distribution).base_dist.variance)
 
 
-def test_no_other_factorised_normal_is_nearer():
-    law = REAL["multivariate"]
-    best = moment_matched(law)
-    least = kl_divergence(law, dense(best))
+def test_no_other_factorized_normal_is_nearer():
+    distribution = REAL["multivariate"]
+    best = moment_matched(distribution)
+    least = kl_divergence(distribution, dense(best))
     for factor in (0.9, 1.1):
         for shift in (0.0, 0.05):
             other = dist.Normal(best.mean + shift, best.stddev * factor).to_event(1)
-            assert kl_divergence(law, dense(other)) > least
+            assert kl_divergence(distribution, dense(other)) > least
 
 
 def dense(normal):
@@ -72,9 +76,9 @@ def dense(normal):
 
 
 def test_what_has_no_such_normal_is_refused():
-    for law in (dist.Gamma(2.0, 1.0), dist.Dirichlet(torch.ones(3)), dist.Uniform(LOC, LOC + 1).to_event(1)):
-        with pytest.raises(ValueError, match=f"{type(leaf(law)).__name__} has no normal of its moments"):
-            moment_matched(law)
-    for law in (dist.Cauchy(0.0, 1.0), dist.StudentT(2.0, LOC, SCALE).to_event(2)):
-        with pytest.raises(ValueError, match=f"{type(leaf(law)).__name__} has no finite mean and variance"):
-            moment_matched(law)
+    for distribution in (dist.Gamma(2.0, 1.0), dist.Dirichlet(torch.ones(3)), dist.Uniform(LOC, LOC + 1).to_event(1)):
+        with pytest.raises(ValueError, match=f"{type(leaf(distribution)).__name__} has no normal of its moments"):
+            moment_matched(distribution)
+    for distribution in (dist.Cauchy(0.0, 1.0), dist.StudentT(2.0, LOC, SCALE).to_event(2)):
+        with pytest.raises(ValueError, match=f"{type(leaf(distribution)).__name__} has no finite mean and variance"):
+            moment_matched(distribution)

@@ -1,0 +1,161 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Where distributions have their center, and their first two moments, in the space that a guide works in."""
+
+from typing import Any, NamedTuple
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+from torch.distributions import LogNormal, Normal, TransformedDistribution
+from torch.distributions.transforms import AffineTransform, Transform
+
+from pyro_radial.distributions.constraints import is_real
+from pyro_radial.distributions.pushforward import Pushforward
+from pyro_radial.distributions.wrappers import elementary, leaf, map_leaf, pull_back, unmasked
+
+__all__ = ["Moments", "center", "moment_matched", "moments"]
+
+
+class Moments(NamedTuple):
+    """Mean and standard deviation of each element, each None where it is unknown or infinite."""
+
+    mean: Tensor | None
+    stddev: Tensor | None
+
+
+def center(distribution: Any) -> Tensor:
+    """The value to which a distribution shrinks without its noise: the mean, or what transforms make of the base's.
+
+    :param distribution: any nesting; masks do not matter.
+    :returns: a value ``[*batch, *event]``.
+    :raises ValueError: naming the class, for a discrete distribution and for one without a mean.
+
+    Example::
+
+        >>> center(dist.LogNormal(torch.zeros(2), 1.0).to_event(1).expand([3])).shape
+        torch.Size([3, 2])
+    """
+    inner = leaf(distribution)
+    if isinstance(inner, TransformedDistribution):
+        value = center(inner.base_dist)
+        for transform in inner.transforms:
+            value = transform(value)
+    elif not inner.has_rsample:
+        raise ValueError(f"{type(inner).__name__} has no mean among its values")
+    else:
+        try:
+            value = inner.mean
+        except (NotImplementedError, AttributeError):
+            raise ValueError(f"{type(inner).__name__} has no mean in closed form") from None
+    return value.expand(distribution.batch_shape + distribution.event_shape)
+
+
+def moments(distribution: Any, transform: Transform | None = None) -> Moments:
+    """Mean and standard deviation of the distribution whose pushforward under ``transform`` is the one given.
+
+    Where that one's mean is not known, the preimage of the mean alone.
+
+    :param distribution: any nesting; masks do not matter.
+    :param transform: a bijection onto the distribution's support, or None for the moments of the distribution itself.
+    :returns: two tensors ``[*batch, *event]`` of the preimage; a standard deviation is positive everywhere.
+
+    Example::
+
+        >>> from torch.distributions import ExpTransform
+        >>> moments(dist.LogNormal(1.5, 0.5), ExpTransform())
+        Moments(mean=tensor(1.5000), stddev=tensor(0.5000))
+    """
+    distribution = unmasked(distribution)
+    if transform is None:
+        mean, stddev = _own_moments(distribution)
+    else:
+        mean, stddev = _own_moments(pull_back(distribution, elementary([transform])))
+        if mean is None:
+            outside, _ = _own_moments(distribution)
+            mean, stddev = (None if outside is None else _finite(transform.inv(outside))), None
+    return Moments(mean, None if mean is None else stddev)
+
+
+def _own_moments(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
+    inner = leaf(distribution)
+    mean, stddev = _pushed_forward(inner) if _is_affine(inner) else _declared(inner)
+    shape = distribution.batch_shape + distribution.event_shape
+    return None if mean is None else mean.expand(shape), None if stddev is None else stddev.expand(shape)
+
+
+def _is_pushforward(distribution: Any) -> bool:
+    """Whether this is a transformed distribution without a name, and so formulas, of its own."""
+    return type(distribution) in (dist.TransformedDistribution, Pushforward, TransformedDistribution)
+
+
+def _is_affine(distribution: Any) -> bool:
+    """Whether this is, element by element, an affine function of another."""
+    return _is_pushforward(distribution) and all(
+        isinstance(transform, AffineTransform) for transform in elementary(distribution.transforms)
+    )
+
+
+def _pushed_forward(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
+    mean, stddev = _own_moments(distribution.base_dist)
+    for transform in elementary(distribution.transforms):
+        mean = None if mean is None else transform(mean)
+        stddev = None if stddev is None else stddev * abs(transform.scale)  # type: ignore[attr-defined]
+    return mean, stddev
+
+
+def _declared(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
+    """What the distribution itself says of its moments, where it is finite."""
+    mean, variance = (_attribute(distribution, name) for name in ("mean", "variance"))
+    positive = variance is not None and bool((variance > 0).all())
+    return mean, variance.sqrt() if variance is not None and positive else None
+
+
+def _attribute(distribution: Any, name: str) -> Tensor | None:
+    try:
+        return _finite(getattr(distribution, name))
+    except (NotImplementedError, AttributeError):
+        return None
+
+
+def _finite(tensor: Tensor) -> Tensor | None:
+    return tensor if bool(torch.isfinite(tensor).all()) else None
+
+
+def moment_matched(distribution: Any) -> Any:
+    """The factorized normal of a distribution's mean and variance; of a pushforward, that of the base's normal.
+
+    Of all factorized normals it is the one with the least KL from the distribution. Masks, plates and event dimensions
+    stay as they are.
+
+    :param distribution: any nesting, on the whole real space or a pushforward from there.
+    :raises ValueError: naming the class, for one without finite variance, or on a part of the real space that no
+        transform names.
+
+    Example::
+
+        >>> from pyro_radial.distributions import RadialNormal
+        >>> normal = moment_matched(RadialNormal(torch.zeros(4), torch.ones(4)))
+        >>> normal.event_shape, normal.stddev
+        (torch.Size([4]), tensor([0.5000, 0.5000, 0.5000, 0.5000]))
+    """
+    return map_leaf(_matched, distribution)
+
+
+def _matched(distribution: Any) -> Any:
+    if isinstance(distribution, Normal | LogNormal):
+        return distribution
+    if _is_pushforward(distribution) and not (_is_affine(distribution) and is_real(distribution.base_dist.support)):
+        base = moment_matched(distribution.base_dist)
+        if isinstance(distribution, Pushforward):
+            return Pushforward(base, distribution.transforms, distribution.support)
+        return dist.TransformedDistribution(base, distribution.transforms)
+    if not is_real(distribution.support):
+        raise ValueError(
+            f"{type(distribution).__name__} has no normal of its moments on its support, {distribution.support}"
+        )
+    mean, stddev = _own_moments(distribution)
+    if mean is None or stddev is None:
+        raise ValueError(f"{type(distribution).__name__} has no finite mean and variance to match")
+    return dist.Normal(mean, stddev, validate_args=False).to_event(distribution.event_dim)
