@@ -262,7 +262,7 @@ def keep_pages() -> None:
 
 
 def flat_images(name: str, data_dir: Path | None) -> tuple[Pair, Pair]:
-    """Training and test images as vectors, standardized by mean and deviation of all training pixels, and labels."""
+    """Training and test images as vectors, standardized by mean and standard deviation of all pixels, with labels."""
     data = datasets.load(name, data_dir)
     mean, stddev = data.train_images.mean(), data.train_images.std()
     train, test = (((images - mean) / stddev).flatten(1) for images in (data.train_images, data.test_images))

@@ -17,12 +17,13 @@ from typing import Any
 import pyro
 import torch
 from torch import Tensor, nn
-from torch.distributions import Independent, register_kl
+from torch.distributions import register_kl
 
 from benchmarks.common import Results, Row, markdown_table, with_error
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel
 from pyro_radial.continual import AccuracyMatrix, Coreset, TaskStream, learn_stream
 from pyro_radial.distributions import RadialNormal
+from pyro_radial.distributions.wrappers import map_leaf
 from pyro_radial.nn import MultiHead, likelihoods
 
 METHODS = ("radial exact", "radial published", "radial normal", "mean field")
@@ -54,13 +55,11 @@ class PublishedChain(PriorChain):
     def advance(self, guide: Any, exclude: Any = None) -> None:
         """As in the library."""
         posterior = guide if isinstance(guide, Mapping) else guide.posterior()
-        super().advance({name: published(own) for name, own in posterior.items()}, exclude)
+        super().advance({name: map_leaf(published, own) for name, own in posterior.items()}, exclude)
 
 
-def published(posterior: Any) -> Any:
-    if isinstance(posterior, Independent):
-        return published(posterior.base_dist).to_event(posterior.reinterpreted_batch_ndims)
-    return PublishedRadial(posterior.loc, posterior.scale, posterior.event_dim)
+def published(radial: RadialNormal) -> PublishedRadial:
+    return PublishedRadial(radial.loc, radial.scale, radial.event_dim)
 
 
 class CosineAmsgrad(torch.optim.Adam):

@@ -27,8 +27,8 @@ def tiny_images(name, data_dir=None):
     generator = torch.Generator().manual_seed(0)
     labels = [torch.arange(10).repeat(count) for count in (30, 10)]
     images = [0.5 * torch.rand(len(own), 1, 28, 28, generator=generator) for own in labels]
-    for pictures, own in zip(images, labels, strict=True):
-        pictures[torch.arange(len(own)), 0, :, 2 * own] += 0.5
+    for pixels, own in zip(images, labels, strict=True):
+        pixels[torch.arange(len(own)), 0, :, 2 * own] += 0.5
     return ImageDataset(name, images[0], labels[0], images[1], labels[1], tuple("0123456789"))
 
 
