@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every Pyro name that Pyro does not document, in one place, so that a change there breaks one line."""
+"""Every name that Pyro or torch does not document, in one place, so that a change there breaks one line."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +13,7 @@ from pyro.infer.trace_mean_field_elbo import _check_mean_field_requirement as ch
 from pyro.nn import PyroModule
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.util import check_model_guide_match, check_site_shape
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
     "adopt",
@@ -26,6 +27,8 @@ __all__ = [
     "periodic_repeat",
     "prototype_hide_fn",
     "stored_name",
+    "tree_leaves",
+    "tree_map_only",
 ]
 
 

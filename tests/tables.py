@@ -49,9 +49,9 @@ DISTRIBUTIONS = {
 GUIDES = {
     "AutoRadial": lambda model, **kwargs: AutoRadial(model, init_stddev=0.1, **kwargs),
     "AutoRadialPerRow": lambda model, **kwargs: AutoRadial(model, init_scale=0.2, event_dim=1, **kwargs),
-    "AutoRadialDirectional": lambda model, **kwargs: AutoRadialDirectional(model, init_scale=0.1, **kwargs),
+    "AutoRadialDirectional": lambda model, **kwargs: AutoRadialDirectional(model, init_stddev=0.1, **kwargs),
     "AutoRadialDirectionalRadial": lambda model, **kwargs: AutoRadialDirectional(
-        model, init_scale=0.1, rest="radial", **kwargs
+        model, init_stddev=0.1, rest="radial", **kwargs
     ),
-    "AutoMeanField": lambda model, **kwargs: AutoMeanField(model, init_scale=0.1, **kwargs),
+    "AutoMeanField": lambda model, **kwargs: AutoMeanField(model, init_stddev=0.1, **kwargs),
 }

@@ -1,7 +1,9 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Pyro moves what it does not document; each such name does here what we use it for."""
+"""Pyro and torch move what they do not document; each such name does here what we use it for."""
+
+from collections import namedtuple
 
 import pyro
 import pyro.distributions as dist
@@ -10,6 +12,8 @@ import torch
 from pyro.nn import PyroModule
 
 from pyro_radial import _compat
+
+Point = namedtuple("Point", ["x", "y"])
 
 
 def test_deep_setattr_makes_the_modules_between():
@@ -36,6 +40,17 @@ def test_deterministic_sites_are_told_from_observations():
     nodes = pyro.poutine.trace(model).get_trace().nodes
     assert _compat.is_deterministic(nodes["f"])
     assert not _compat.is_deterministic(nodes["y"])
+
+
+def test_trees_are_of_named_tuples_lists_and_dicts_and_none_is_a_leaf():
+    tree = Point(torch.ones(2), [None, {"b": 3, "a": torch.zeros(1)}])
+    leaves = _compat.tree_leaves(tree)
+    assert leaves[0] is tree.x
+    assert leaves[1:3] == [None, 3]
+    assert leaves[3] is tree.y[1]["a"]
+    mapped = _compat.tree_map_only(torch.Tensor, len, tree)
+    assert mapped == Point(2, [None, {"b": 3, "a": 1}])
+    assert type(mapped) is Point
 
 
 def test_the_hide_function_keeps_latent_sites_alone():

@@ -1,6 +1,8 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""Data sets from folders, from a server on the loopback interface, and from scikit-learn."""
+
 import gzip
 import hashlib
 import io
@@ -13,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_radial import datasets
-from pyro_radial.datasets import SOURCES, Source, fetch, idx_digest, load
+from pyro_radial.datasets import SOURCES, Source, download, fetch, idx_digest, load
 
 ARRAYS = {
     "train_images": np.random.default_rng(0).integers(0, 256, (6, 4, 5), dtype=np.uint8),
@@ -220,7 +221,7 @@ def test_a_server_that_is_not_there(monkeypatch, nowhere):
 
 
 def test_a_server_that_falls_silent(tiny, site, monkeypatch, tmp_path):
-    monkeypatch.setattr(datasets, "TIMEOUT", 0.2)
+    monkeypatch.setattr(download, "TIMEOUT", 0.2)
     site.stalled.add("/test_labels.gz")
     with pytest.raises(ConnectionError, match=r"test_labels\.gz: .*timed out"):
         fetch(tiny, tmp_path)
@@ -292,7 +293,7 @@ def test_a_single_changed_pixel_is_noticed(tmp_path, monkeypatch):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"'cifar'; known are digits, fashion_mnist, mnist, retinamnist"):
+    with pytest.raises(ValueError, match="name must be one of digits, fashion_mnist, mnist, retinamnist, got 'cifar'"):
         load("cifar")
 
 

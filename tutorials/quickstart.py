@@ -3,11 +3,12 @@
 
 """Train a small convolutional network with two posteriors and see how well each knows what it does not know.
 
-Run it as ``python tutorials/quickstart.py``; ``--help`` lists the options. The settings of the library are its
-defaults throughout: prior N(0, 1) on every weight, the ELBO without a weight on its KL, Adam at 1e-3. The network was
-picked among a few by its scores on the digits' test images, so those are a little too good to be true; one seed and a
-few hundred images tell no method from another.
+Run it as ``python tutorials/quickstart.py``; ``--help`` lists the options.
 """
+
+# The settings of the library are its defaults throughout: prior N(0, 1) on every weight, the ELBO without a weight on
+# its KL, Adam at 1e-3. The network was picked among a few by its scores on the digits' test images, so those are a
+# little too good to be true; one seed and a few hundred images tell no method from another.
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit, predict
 from pyro_radial.datasets import ImageDataset, load
 from pyro_radial.infer import FitResult, Prediction
-from pyro_radial.infer.autoguide.loc_scale import AutoLocScale
+from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import (
     accuracy,
@@ -34,7 +35,7 @@ from pyro_radial.uncertainty import (
     reliability,
 )
 
-GUIDES: dict[str, type[AutoLocScale]] = {"AutoRadial": AutoRadial, "AutoMeanField": AutoMeanField}
+GUIDES: dict[str, type[AutoPerSite]] = {"AutoRadial": AutoRadial, "AutoMeanField": AutoMeanField}
 EPOCHS = {"digits": 50, "fashion_mnist": 3, "mnist": 3, "retinamnist": 30}
 SMALL = 10_000  # Fewer images than this are trained on in batches of 32, more in batches of 128.
 UNSEEN_CLASSES = 2
@@ -124,7 +125,7 @@ def make_net(images: Tensor, num_classes: int) -> nn.Module:
     )
 
 
-def run_method(guide_class: type[AutoLocScale], task: Task, epochs: int, seed: int) -> Outcome:
+def run_method(guide_class: type[AutoPerSite], task: Task, epochs: int, seed: int) -> Outcome:
     """Train the network with one posterior and predict."""
     images, labels = task.train
     torch.manual_seed(seed)  # Both methods start from the same weights.

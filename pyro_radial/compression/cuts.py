@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_radial.compression.counts import count_flops, count_weights
-from pyro_radial.compression.surgery import complete_cut, cut_network
+from pyro_radial.compression.counts import chain_flops, chain_weights
+from pyro_radial.compression.graph import read_chain
+from pyro_radial.compression.surgery import complete_chain_cut, cut_chain
 from pyro_radial.compression.units import Cut, Scores
 
 __all__ = ["CutRecord", "best_on_path", "cut_path", "evaluate_path", "gap_cut", "largest_gap"]
@@ -72,6 +73,7 @@ def gap_cut(scores: Scores, min_share: float = 0.25) -> Cut:
 
     :param scores: how much the units matter.
     :param min_share: as for :func:`largest_gap`.
+    :returns: masks over the layers that have scores.
 
     Example::
 
@@ -97,6 +99,7 @@ def cut_path(scores: Scores, *, num_cuts: int = 50, per_layer: bool = False) -> 
         distinct scores.
     :param per_layer: compare not the scores but their ranks in their own layer, as a share of its units: each cut
         then takes away the same share of every layer, and no common scale is needed.
+    :returns: the cuts, from the one that keeps everything on.
     :raises ValueError: if ``num_cuts`` is below two.
 
     Example::
@@ -154,12 +157,13 @@ def evaluate_path(
         >>> [(record.weights, record.flops, record.loss) for record in records]
         [(9, 13, 0.2), (6, 9, 0.2), (3, 5, 0.2)]
     """
-    records = []
+    records, chain = [], read_chain(net)
     with tqdm(list(path), desc="cuts", disable=not progress) as bar:
         for cut in bar:
-            whole = complete_cut(net, cut, scores)
-            small = cut_network(net, whole)
-            weights, flops = count_weights(small).total, count_flops(small, input_shape).total
+            whole = complete_chain_cut(chain, cut, scores)
+            small = cut_chain(chain, whole)
+            small_chain = read_chain(small)
+            weights, flops = chain_weights(small_chain).total, chain_flops(small_chain, input_shape).total
             record = CutRecord(whole, float(loss(small)), weights, flops)
             bar.set_postfix(weights=record.weights, loss=f"{record.loss:.4g}")
             records.append(record)
@@ -185,7 +189,7 @@ def best_on_path(records: Sequence[CutRecord], tolerance: float) -> CutRecord:
         raise ValueError(f"tolerance must be finite and at least 0, got {tolerance}")
     finite = [record for record in records if math.isfinite(record.loss)]
     if not finite:
-        raise ValueError("records must hold a finite loss")
+        raise ValueError(f"records must hold a finite loss, got {[record.loss for record in records]}")
     allowed = min(record.loss for record in finite) + tolerance
     return min(
         (record for record in finite if record.loss <= allowed), key=lambda record: (record.weights, record.flops)

@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-__all__ = ["IndexSelect", "Layer", "is_sequential", "leaves", "read_chain"]
+__all__ = ["LAYERS", "Chain", "IndexSelect", "Layer", "WeightLayer", "is_sequential", "leaves", "read_chain"]
 
 WeightLayer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -59,7 +59,7 @@ class IndexSelect(nn.Module):
         if index.dtype != torch.long or index.ndim != 1 or index.numel() == 0:
             raise ValueError(f"index must be a vector of int64, got {index.dtype} of shape {[*index.shape]}")
         if not index.is_meta and not (int(index.min()) >= 0 and int(index.max()) < size):
-            raise ValueError(f"index must be in [0, {size})")
+            raise ValueError(f"index must be in [0, {size}), got {index.tolist()}")
         self.size, self.dim = size, dim
         self.register_buffer("index", index)
 
@@ -99,27 +99,41 @@ class Layer:
         return 1 - self.module.weight.ndim
 
 
-def read_chain(net: nn.Module) -> list[Layer]:
-    """The layers of a network, in order.
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """A network with what was read from it: the names of its modules in the order they run, and its layers."""
 
-    :raises ValueError: if the network is not a chain of known modules; the message names the module.
+    net: nn.Sequential
+    names: tuple[str, ...]
+    layers: tuple[Layer, ...]
+
+
+def read_chain(net: nn.Sequential) -> Chain:
+    """Parse a network.
+
+    :param net: nested :class:`~torch.nn.Sequential` of known modules.
+    :returns: its layers and the order of its modules.
+    :raises ValueError: if the network is not such a chain; the message names the module.
     """
     layers: list[Layer] = []
     between: list[tuple[str, nn.Module]] = []  # since the last layer
-    names: dict[int, str] = {}
+    names: list[str] = []
+    owners: dict[int, str] = {}
     for name, module in leaves(net):
+        names.append(name)
         for tensor in (*module.parameters(), *module.buffers()):
-            if names.setdefault(id(tensor), name) != name:
-                raise ValueError(f"net: {names[id(tensor)]!r} and {name!r} share a tensor and cannot be cut apart")
+            if owners.setdefault(id(tensor), name) != name:
+                raise ValueError(f"net must have no shared tensors, got one in {owners[id(tensor)]!r} and {name!r}")
         if isinstance(module, LAYERS):
             layers.append(_read_layer(name, module, layers[-1] if layers else None, between))
             between = []
         else:
             between.append((name, module))
     if not layers:
-        raise ValueError("net holds no linear layer or convolution")
+        kinds = [type(module).__name__ for _, module in between]
+        raise ValueError(f"net must hold a linear layer or a convolution, got {kinds}")
     _refuse_selects(between)
-    return layers
+    return Chain(net, tuple(names), tuple(layers))
 
 
 def leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -128,10 +142,9 @@ def leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in net.named_modules(remove_duplicate=False):
         if is_sequential(module):
             continue
-        if not name:
-            _refuse("net", module)
-        if type(module) not in (*LAYERS, *NORMS, *POOLS, *ELEMENTWISE, *AT_THE_ENDS, nn.Flatten, IndexSelect):
-            _refuse(f"net: {name!r}", module)
+        known = (*LAYERS, *NORMS, *POOLS, *ELEMENTWISE, *AT_THE_ENDS, nn.Flatten, IndexSelect)
+        if not name or type(module) not in known:
+            _refuse(name, module)
         _check_options(name, module)
         yield name, module
 
@@ -142,9 +155,10 @@ def is_sequential(module: nn.Module) -> bool:
 
 
 def _refuse(name: str, module: nn.Module) -> NoReturn:
+    where = f" at {name!r}" if name else ""
     raise ValueError(
-        f"{name} is a {type(module).__name__}; only a plain nn.Sequential of linear layers, convolutions, batch norms, "
-        "pools, flattens, dropouts and elementwise activations can be cut. For networks with branches or skip "
+        "net must be a plain nn.Sequential of linear layers, convolutions, batch norms, pools, flattens, dropouts and "
+        f"elementwise activations, got a {type(module).__name__}{where}. For networks with branches or skip "
         "connections there is the library Torch-Pruning"
     )
 
@@ -152,13 +166,13 @@ def _refuse(name: str, module: nn.Module) -> NoReturn:
 def _check_options(name: str, module: nn.Module) -> None:
     """Options of known modules that would make them something else."""
     if getattr(module, "groups", 1) != 1:
-        raise ValueError(f"net: {name!r} is a {type(module).__name__} with groups={module.groups}, which must be 1")
+        raise ValueError(f"net must have groups=1 in the {type(module).__name__} {name!r}, got {module.groups}")
     if getattr(module, "return_indices", False):
-        raise ValueError(f"net: {name!r} is a {type(module).__name__} with return_indices, and returns two tensors")
+        raise ValueError(f"net must have return_indices=False in the {type(module).__name__} {name!r}, got True")
     # Weight norms and masks of torch.nn.utils make the weight anew from others, so cutting it would do nothing.
     odd = {key for key, _ in module.named_parameters()} - {"weight", "bias"}
     if isinstance(module, LAYERS) and odd:
-        raise ValueError(f"net: the weight of {name!r} is made of {sorted(odd)}; make it a plain parameter first")
+        raise ValueError(f"net must have a plain parameter as the weight of {name!r}, got one made of {sorted(odd)}")
 
 
 def _read_layer(name: str, module: WeightLayer, before: Layer | None, between: list[tuple[str, nn.Module]]) -> Layer:
@@ -167,7 +181,7 @@ def _read_layer(name: str, module: WeightLayer, before: Layer | None, between: l
     if between and isinstance(select := between[-1][1], IndexSelect):
         size, sources = select.size, select.index
         if len(sources) != num_inputs or select.dim != 1 - module.weight.ndim:
-            raise ValueError(f"net: {between[-1][0]!r}, {select}, does not fit {name!r}, {module}")
+            raise ValueError(f"net must have inputs of {name!r} that fit, {module}, got {between[-1][0]!r}, {select}")
         between = between[:-1]
     _refuse_selects(between)
     if before is None:
@@ -190,24 +204,24 @@ def _link(
     norms = []
     for inner, other in between:
         if isinstance(other, AT_THE_ENDS) or (isinstance(other, POOLS) and not maps):
-            raise ValueError(f"net: {inner!r}, {other}, mixes the units of {before.name!r}")
+            raise ValueError(f"net must not mix the units of {before.name!r}, got {inner!r}, {other}")
         if isinstance(other, nn.Flatten):
             if (other.start_dim, other.end_dim) != (1, -1):
-                raise ValueError(f"net: {inner!r}, {other}, must be of start_dim=1 and end_dim=-1")
+                raise ValueError(f"net must flatten with start_dim=1 and end_dim=-1, got {inner!r}, {other}")
             flattened, maps = flattened or maps, False
         elif width := _width(other):
             norms.append((inner, other, width, flattened))
     if isinstance(module, nn.Linear) == maps:
-        needed = "an nn.Flatten" if maps else "channels with positions, not features,"
-        raise ValueError(f"net: {needed} must stand between {before.name!r} and {name!r}")
+        needed = "an nn.Flatten" if maps else "channels with positions"
+        raise ValueError(f"net must have {needed} between {before.name!r} and {name!r}, got none")
     positions = size // num_units
     if size % num_units or (positions > 1 and not flattened):
-        raise ValueError(f"net: {name!r} has {size} inputs, which do not fit the {num_units} units of {before.name!r}")
+        raise ValueError(f"net must fit the {num_units} units of {before.name!r} at {name!r}, got {size} inputs")
     carried = []
     for inner, other, width, after_flatten in norms:
         carried.append((inner, other, positions if after_flatten else 1))
         if width != num_units * carried[-1][2]:
-            raise ValueError(f"net: {inner!r}, {other}, does not fit the {num_units} units of {before.name!r}")
+            raise ValueError(f"net must fit the {num_units} units of {before.name!r} at {inner!r}, got {other}")
     return Layer(name, module, before, num_units, positions, sources, tuple(carried))
 
 
@@ -223,4 +237,4 @@ def _width(module: nn.Module) -> int:
 def _refuse_selects(between: list[tuple[str, nn.Module]]) -> None:
     for name, module in between:
         if isinstance(module, IndexSelect):
-            raise ValueError(f"net: {name!r}, {module}, must stand directly before a linear layer or convolution")
+            raise ValueError(f"net must have a layer directly after an IndexSelect, got none after {name!r}, {module}")

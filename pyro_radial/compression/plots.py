@@ -101,7 +101,8 @@ def plot_frontier(
         'radial (60)'
     """
     if not runs or not all(runs.values()):
-        raise ValueError("runs must hold at least one method, and each at least one record")
+        counts = {method: len(records) for method, records in runs.items()}
+        raise ValueError(f"runs must hold at least one method, and each at least one record, got {counts}")
     if against not in ("weights", "flops"):
         raise ValueError(f"against must be 'weights' or 'flops', got {against!r}")
     ax = new_axes((5.0, 3.2)) if ax is None else ax

@@ -9,17 +9,18 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from torch import Tensor
+from torch.distributions import ExpTransform
 
 from pyro_radial.compression.units import Scores
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.half_cauchy import log_mode, sqrt_product
+from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide.base import AutoPerSite
+from pyro_radial.nn.priors.site_names import Side, TensorSites
 
 __all__ = ["unit_scores"]
 
-# A tensor under a RadialDirectionalPrior has this site, and for its rows and columns a direction and a local radius.
-_GLOBAL = ".global_radius_gamma"
-_SIDES = {"outputs": "", "inputs": "column_"}
+_SIDES: dict[str, Side] = {"outputs": "row", "inputs": "column"}
 
 
 @torch.no_grad()
@@ -58,17 +59,19 @@ def unit_scores(guide: AutoPerSite) -> Scores:
         (dict_keys(['0']), dict_keys(['0', '2']))
     """
     posterior = guide.posterior()
-    scores: dict[str, dict[str, Tensor]] = {side: {} for side in _SIDES}
+    scores: dict[str, dict[str, Tensor]] = {units: {} for units in _SIDES}
     names = list(_weight_tensors(posterior))
     if not names:
-        raise ValueError(f"unit_scores: none of the sites {list(posterior)} is a weight tensor")
+        raise ValueError(f"guide must have a weight tensor among its sites, got {list(posterior)}")
     for name in names:
-        for side in _SIDES:
-            values = (
-                _directional(posterior, name, side) if name + _GLOBAL in posterior else _ratio(posterior[name], side)
-            )
+        sites = TensorSites(name)
+        for units, side in _SIDES.items():
+            if sites.global_radius.gamma in posterior:
+                values = _directional(posterior, sites, side)
+            else:
+                values = _ratio(posterior[name], side)
             if values is not None:
-                scores[side][name.removesuffix(".weight")] = values
+                scores[units][name.removesuffix(".weight")] = values
     scores["outputs"].pop(names[-1].removesuffix(".weight"), None)
     return Scores(**scores)
 
@@ -76,26 +79,26 @@ def unit_scores(guide: AutoPerSite) -> Scores:
 def _weight_tensors(posterior: dict[str, Any]) -> Iterator[str]:
     """Names of parameters of two or more dims, in the order of the network."""
     for site, distribution in posterior.items():
-        if site.endswith(_GLOBAL):
-            yield site.removesuffix(_GLOBAL)
+        if tensor := TensorSites.with_global_radius(site):
+            yield tensor.parameter
         elif len(distribution.event_shape) >= 2 and is_real(distribution.support):
             yield site
 
 
-def _directional(posterior: dict[str, Any], name: str, side: str) -> Tensor | None:
-    prefix = f"{name}.{_SIDES[side]}"
-    if f"{prefix}direction" not in posterior:
+def _directional(posterior: dict[str, Any], sites: TensorSites, side: Side) -> Tensor | None:
+    if sites.direction(side) not in posterior:
         return None
-    factors = (_log_normal(posterior[f"{prefix}local_radius_{factor}"]) for factor in ("gamma", "inverse_gamma"))
-    length = torch.linalg.vector_norm(posterior[f"{prefix}direction"].mean, dim=-1)
+    radius = sites.local_radius(side)
+    factors = (_log_normal(posterior[factor]) for factor in (radius.gamma, radius.inverse_gamma))
+    length = torch.linalg.vector_norm(posterior[sites.direction(side)].mean, dim=-1)
     return log_mode(sqrt_product(*factors)) + length.log()
 
 
 def _log_normal(distribution: Any) -> dist.LogNormal:
     """The posterior of a positive site as the log-normal distribution that it is."""
-    return dist.LogNormal(distribution.base_dist.mean, distribution.base_dist.stddev)
+    return dist.LogNormal(*moments(distribution, ExpTransform()))
 
 
-def _ratio(distribution: Any, side: str) -> Tensor:
-    mean, variance = (t if side == "outputs" else t.transpose(0, 1) for t in (distribution.mean, distribution.variance))
+def _ratio(distribution: Any, side: Side) -> Tensor:
+    mean, variance = (t if side == "row" else t.transpose(0, 1) for t in (distribution.mean, distribution.variance))
     return 0.5 * (mean.square().flatten(1).sum(-1) / variance.flatten(1).sum(-1)).log()

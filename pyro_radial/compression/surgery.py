@@ -8,15 +8,16 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from pyro_radial.compression.graph import IndexSelect, Layer, WeightLayer, is_sequential, read_chain
+from pyro_radial.compression.graph import Chain, IndexSelect, Layer, WeightLayer, is_sequential, read_chain
 from pyro_radial.compression.units import Cut, Scores
 
-__all__ = ["complete_cut", "cut_network", "mask_network"]
+__all__ = ["complete_chain_cut", "complete_cut", "cut_chain", "cut_network", "mask_network"]
 
 
 def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> Cut:
@@ -39,12 +40,17 @@ def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> 
         >>> complete_cut(net, Cut(inputs={"2": torch.tensor([True, False, True])}))
         Cut(outputs={'0': 2 of 3, '2': 2 of 2}, inputs={'0': 4 of 4, '2': 2 of 3})
     """
-    layers = read_chain(net)
+    return complete_chain_cut(read_chain(net), cut, scores)
+
+
+def complete_chain_cut(chain: Chain, cut: Cut, scores: Scores | None = None) -> Cut:
+    """:func:`complete_cut` of a network that is parsed already, with the same arguments and errors."""
+    layers = chain.layers
     _check_fit(layers, cut, scores)
     outputs = {layer.name: _mask(cut.outputs, layer, 0) for layer in layers}
     inputs = {layer.name: _mask(cut.inputs, layer, 1) for layer in layers}
     if not outputs[layers[-1].name].all():
-        raise ValueError(f"cut.outputs[{layers[-1].name!r}] cuts outputs of the network, which are all kept")
+        raise ValueError(f"cut.outputs[{layers[-1].name!r}] must keep all outputs of the network, got some cut")
     for layer in layers:
         owners = layer.owners.cpu()
         units = outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool)
@@ -70,15 +76,17 @@ def mask_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> 
         >>> masked[0].weight[1].tolist(), masked[2].weight[0, 1].item()
         ([0.0, 0.0, 0.0, 0.0], 0.0)
     """
-    whole = complete_cut(net, cut, scores)
+    chain = read_chain(net)
+    whole = complete_chain_cut(chain, cut, scores)
     masked = copy.deepcopy(net)
-    for layer in read_chain(masked):
-        weight, bias = layer.module.weight, layer.module.bias
+    for layer in chain.layers:
+        module = cast("WeightLayer", masked.get_submodule(layer.name))
+        weight, bias = module.weight, module.bias
         rows, columns = (masks[layer.name].to(weight.device) for masks in (whole.outputs, whole.inputs))
         kept = (rows[:, None] & columns).reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))
-        layer.module.weight = nn.Parameter(torch.where(kept, weight.detach(), 0), weight.requires_grad)
+        module.weight = nn.Parameter(torch.where(kept, weight.detach(), 0), weight.requires_grad)
         if bias is not None:
-            layer.module.bias = nn.Parameter(torch.where(rows, bias.detach(), 0), bias.requires_grad)
+            module.bias = nn.Parameter(torch.where(rows, bias.detach(), 0), bias.requires_grad)
     return masked
 
 
@@ -96,6 +104,7 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
         last also of softmaxes, any flattens and :class:`~torch.nn.Unflatten`. Not changed.
     :param cut: the units to keep.
     :param scores: how much the units matter, to choose which one is kept by a layer that would be cut to nothing.
+    :returns: nested Sequentials as in the network.
     :raises ValueError: if the network is not such a chain, or an argument does not fit it; the message names what.
 
     Example::
@@ -108,10 +117,20 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
           (2): Linear(in_features=2, out_features=2, bias=True)
         )
     """
-    whole = complete_cut(net, cut, scores)
+    chain = read_chain(net)
+    return cut_chain(chain, complete_chain_cut(chain, cut, scores))
+
+
+def cut_chain(chain: Chain, whole: Cut) -> nn.Sequential:
+    """:func:`cut_network` of a network that is parsed already.
+
+    :param chain: the network; not changed.
+    :param whole: the units to keep, with all that follows: from :func:`complete_chain_cut`.
+    :returns: the smaller network.
+    """
     smaller: dict[str, nn.Module] = {}
     selects: dict[str, IndexSelect] = {}
-    for layer in read_chain(net):
+    for layer in chain.layers:
         smaller[layer.name] = _cut_layer(layer.module, whole.outputs[layer.name], whole.inputs[layer.name])
         # The network's own inputs arrive whether they are used or not.
         units = whole.outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool)
@@ -123,10 +142,10 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
         if not torch.equal(index, torch.arange(size)):
             select = IndexSelect(index.to(layer.module.weight.device), size, layer.dim)
             selects[layer.name] = select.train(layer.module.training)
-    return _rebuild(net, "", smaller, selects)
+    return _rebuild(chain.net, "", smaller, selects)
 
 
-def _check_fit(layers: list[Layer], cut: Cut, scores: Scores | None) -> None:
+def _check_fit(layers: Sequence[Layer], cut: Cut, scores: Scores | None) -> None:
     """Every mask and score must be of a layer, and one per unit of it."""
     sizes = {layer.name: layer.module.weight.shape[:2] for layer in layers}
     named = {"cut.outputs": (cut.outputs, 0), "cut.inputs": (cut.inputs, 1)}
@@ -135,7 +154,7 @@ def _check_fit(layers: list[Layer], cut: Cut, scores: Scores | None) -> None:
     for argument, (values, side) in named.items():
         for name, value in values.items():
             if name not in sizes:
-                raise ValueError(f"{argument}[{name!r}] is of no layer; the layers are {[*sizes]}")
+                raise ValueError(f"{argument} must be of the layers {[*sizes]}, got {name!r}")
             if len(value) != sizes[name][side]:
                 raise ValueError(f"{argument}[{name!r}] must be of {sizes[name][side]} units, got {len(value)}")
 

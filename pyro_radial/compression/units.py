@@ -75,11 +75,16 @@ class Scores:
         for side, scores in self.sides():
             for layer, values in scores.items():
                 if not values.is_floating_point() or values.ndim != 1 or values.numel() == 0:
-                    raise ValueError(f"{side}[{layer!r}] must be a vector of one floating point number per unit")
+                    raise ValueError(
+                        f"{side}[{layer!r}] must be a vector of one floating point number per unit, "
+                        f"got {values.dtype}, {[*values.shape]}"
+                    )
                 if not (values < torch.inf).all():
-                    raise ValueError(f"{side}[{layer!r}] must be less than infinity, and not NaN")
+                    raise ValueError(
+                        f"{side}[{layer!r}] must be less than infinity, and not NaN, got {float(values.max())}"
+                    )
         if not (self.outputs or self.inputs):
-            raise ValueError("outputs and inputs hold no scores")
+            raise ValueError("outputs or inputs must hold scores, got none")
 
     def sides(self) -> tuple[tuple[str, Mapping[str, Tensor]], tuple[str, Mapping[str, Tensor]]]:
         """``("outputs", scores of outputs)`` and ``("inputs", scores of inputs)``."""

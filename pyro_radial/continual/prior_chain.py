@@ -14,19 +14,24 @@ from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.autoguide import AutoGuide, AutoGuideList
 from pyro.nn import PyroModule
-from torch import nn
+from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from pyro_radial._naming import UniquelyNamed, rename_tree, unique_name
 from pyro_radial.continual.stored_distributions import StoredDistribution, StoredDistributions
-from pyro_radial.distributions.moments import moment_matched
+from pyro_radial.distributions.constraints import is_real
+from pyro_radial.distributions.moments import moment_matched, moments
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.infer.autoguide.initialization import has_real_support, init_to_network
-from pyro_radial.infer.autoguide.loc_scale import AutoLocScale, unconstrained_moments
+from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.diagnose import UNMOVED
 from pyro_radial.poutine.swap_prior import SwapPriorMessenger, check_prior, is_guide
 
+__all__ = ["PriorChain"]
+
 FORMS = ("exact", "normal")
+
+# Where a chain keeps its priors, among its submodules.
+_CHAINED = "chained"
 
 # Below it, a change of the scales is the rounding of the map that keeps them positive.
 ROUNDING = 1e-5
@@ -44,8 +49,8 @@ class PriorChain(nn.Module):
     and Gal (2020), appendix C, leave out; ``RadialELBO(strict_kl=True)`` accepts it.
 
     A plain module: parameters of the model's own stay visible to optimizers, site names are the model's, and a chain of
-    a chain works, the outer one's priors holding. The priors are buffers; ``state_dict()`` holds tensors alone,
-    which ``torch.load(weights_only=True)`` reads and a fresh chain around the same model loads.
+    a chain works, the outer one's priors holding. The priors are buffers, and what to make of them is extra state;
+    ``torch.load(weights_only=True)`` reads the ``state_dict()``, and a fresh chain around the same model loads it.
 
     :param model: a Pyro model, a function or a module.
     :param str form: "exact" for the posterior itself, or "normal" for the normal of its mean and variance, element by
@@ -79,13 +84,13 @@ class PriorChain(nn.Module):
             raise ValueError(f"PriorChain: form must be one of {FORMS}, got {form!r}")
         self.model = model
         self.form = form
-        self.distributions = StoredDistributions()
+        self.chained = StoredDistributions()
         self._compared: set[str] = set()
 
     @property
     def prior(self) -> dict[str, Any]:
         """The priors in the place of the model's own, ``{site: distribution}``."""
-        return self.distributions.as_dict()
+        return self.chained.as_dict()
 
     @property
     def likelihood(self) -> Any:
@@ -97,38 +102,41 @@ class PriorChain(nn.Module):
 
         :raises ValueError: naming the site, for a prior whose shape or support is not the site's.
         """
-        messenger = SwapPriorMessenger(self.prior)
-        messenger.swapped = self._compared
-        with messenger:
+        with SwapPriorMessenger(self.prior, self._compared):
             return self.model(*args, **kwargs)
 
-    def guide(self, family: Callable[..., AutoGuide], *, reset_scales: bool = False, **kwargs: Any) -> Any:
+    def model_state(self) -> dict[str, Tensor]:
+        """What of ``state_dict()`` is the model's own, and so has the same shapes after each task."""
+        own = f"{_CHAINED}."
+        return {name: value for name, value in self.state_dict().items() if not name.startswith(own)}
+
+    def guide(self, guide_type: Callable[..., AutoGuide], *, reset_scales: bool = False, **kwargs: Any) -> Any:
         """A guide of this chain that starts at the chained prior.
 
-        :param family: a guide class such as :class:`~pyro_radial.AutoRadial` or another function of a model.
-        :param bool reset_scales: start the scales where the family starts them, and only the means at the prior.
+        :param guide_type: a guide class such as :class:`~pyro_radial.AutoRadial` or another function of a model.
+        :param bool reset_scales: start the scales where the guide starts them, and only the means at the prior.
             A posterior whose scales have become small leaves little noise to learn from; resetting costs KL at first.
-        :param kwargs: what else the family takes.
-        :returns: ``family(chain, **kwargs)``.
+        :param kwargs: what else the guide takes.
+        :returns: ``guide_type(chain, **kwargs)``.
         """
         start = self.prior
-        takes_init = isinstance(family, type) and "init_loc_fn" in inspect.signature(family).parameters
-        if start and takes_init and not issubclass(family, AutoLocScale):  # type: ignore[arg-type]
+        takes_init = isinstance(guide_type, type) and "init_loc_fn" in inspect.signature(guide_type).parameters
+        if start and takes_init and not hasattr(guide_type, "start_at"):
             kwargs.setdefault("init_loc_fn", partial(_init_to_distributions, start, init_to_network))
-        guide = family(self, **kwargs)
+        guide = guide_type(self, **kwargs)
         if isinstance(guide, PyroModule) and not isinstance(guide, UniquelyNamed):
             # Under its own name it would take over what the guide of an earlier task left in Pyro's store.
             rename_tree(guide, f"{unique_name(type(self))}.{type(guide).__name__}")
-        for part in _parts(guide):
-            if isinstance(part, AutoLocScale):
-                part.start_at(start, scales=not reset_scales)
+        for part in _own_parts(guide):
+            part.start_at(start, scales=not reset_scales)
         return guide
 
     def advance(self, guide: Any, exclude: Exclude = None) -> None:
         """Make a guide's posterior the prior from now on.
 
-        The posterior is copied and frozen; sites that the guide does not have keep the prior they had. Nothing
-        changes if any site is refused. Warns of scales that hardly moved from where the guide's family starts them.
+        The posterior is copied and frozen; sites that the guide does not have, or has a point estimate of, keep the
+        prior they had, the latter with a warning. Nothing changes if any site is refused. Warns of scales that hardly
+        moved from where the guide starts them.
 
         :param guide: a trained guide with ``posterior()``, an ``AutoGuideList`` of such, or distributions by site name.
         :param exclude: sites that keep their prior: a regular expression searched in the name, names, or a function of
@@ -139,12 +147,23 @@ class PriorChain(nn.Module):
         """
         _check_trained(guide)
         leaves_out = _matcher(exclude)
-        posterior = {name: distribution for name, distribution in _posterior(guide).items() if not leaves_out(name)}
+        points = _point_sites(guide)
+        posterior = {
+            name: distribution
+            for name, distribution in _posterior(guide).items()
+            if name not in points and not leaves_out(name)
+        }
         if not posterior:
-            raise ValueError("PriorChain.advance: the guide has no site that is not excluded")
+            raise ValueError("PriorChain.advance: the guide has no site that is not excluded or a point estimate")
         stored = {name: self._store(name, distribution, _site(guide, name)) for name, distribution in posterior.items()}
-        self.distributions.update(stored)
+        self.chained.update(stored)
         self._compared.clear()
+        if points:
+            warnings.warn(
+                f"PriorChain.advance: the guide has point estimates of {points}, which keep the prior they had: a "
+                "point as a prior would give zero density to everything else",
+                stacklevel=2,
+            )
 
     def _store(self, name: str, distribution: Any, site: Any) -> StoredDistribution:
         if not isinstance(distribution, TorchDistributionMixin):
@@ -176,8 +195,9 @@ def _init_to_distributions(
     """A Pyro init function: the mean of a site's distribution in unconstrained space, where it has one."""
     if site is None:
         return partial(_init_to_distributions, distributions, fallback)
-    transform = None if has_real_support(site) else biject_to(site["fn"].support)
-    mean, _ = unconstrained_moments(distributions.get(site["name"]), transform)
+    transform = None if is_real(site["fn"].support) else biject_to(site["fn"].support)
+    distribution = distributions.get(site["name"])
+    mean = None if distribution is None else moments(distribution, transform).mean
     if mean is None:
         return fallback(site)
     value = mean if transform is None else transform(mean)
@@ -187,6 +207,15 @@ def _init_to_distributions(
 def _parts(guide: Any) -> list[Any]:
     """The guides in a list of guides, or the one that is none."""
     return [p for part in guide for p in _parts(part)] if isinstance(guide, AutoGuideList) else [guide]
+
+
+def _own_parts(guide: Any) -> list[Any]:
+    """The parts that are guides of this library, or act like them."""
+    return [part for part in _parts(guide) if hasattr(part, "scale_change")]
+
+
+def _point_sites(guide: Any) -> list[str]:
+    return [name for part in _own_parts(guide) for name in part.point_sites()]
 
 
 def _posterior(guide: Any) -> dict[str, Any]:
@@ -215,9 +244,7 @@ def _site(guide: Any, name: str) -> Any:
 
 def _check_trained(guide: Any) -> None:
     """Refuse scales that were never trained, and warn of those that hardly moved."""
-    for part in _parts(guide):
-        if not isinstance(part, AutoLocScale):
-            continue
+    for part in _own_parts(guide):
         change = part.scale_change()
         if change and all(moved < ROUNDING for moved in change.values()):
             raise ValueError(

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Distributions by site name as buffers of a module: they follow ``.to()`` and are saved as tensors alone."""
+"""Distributions by site name as buffers of a module, which follow ``.to()``; what to make of them is extra state."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,16 +11,24 @@ from torch import Tensor, nn
 
 from pyro_radial.distributions.storage import describe, rebuild
 
-DESCRIPTION = "description"
+__all__ = ["StoredDistribution", "StoredDistributions"]
+
+# Under which torch keeps the extra state of a module.
+EXTRA_STATE = "_extra_state"
 
 
 class StoredDistribution(nn.Module):
-    """One distribution: its tensors, and what to make of them as the bytes of a JSON text."""
+    """One distribution: its tensors as buffers, and its structure as the module's extra state.
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    :param structure: as :func:`~pyro_radial.distributions.storage.describe` gives it, or None until it is loaded.
+    :param Mapping tensors: the tensors that it names.
+    """
+
+    def __init__(self, structure: Any, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
+        self._structure = structure
         self._distribution: Any = None
 
     @classmethod
@@ -29,17 +37,22 @@ class StoredDistribution(nn.Module):
 
         :raises ValueError: if it cannot be stored.
         """
-        text, tensors = describe(distribution)
-        return cls({**tensors, DESCRIPTION: torch.tensor(list(text.encode()), dtype=torch.uint8)})
+        return cls(*describe(distribution))
 
     @property
     def distribution(self) -> Any:
         """The distribution, on these very buffers."""
         if self._distribution is None:
-            tensors = dict(self.named_buffers())
-            text = bytes(tensors.pop(DESCRIPTION).tolist()).decode()
-            self._distribution = rebuild(text, tensors)
+            self._distribution = rebuild(self._structure, dict(self.named_buffers()))
         return self._distribution
+
+    def get_extra_state(self) -> Any:
+        """The structure, in dicts, lists, strings and numbers."""
+        return self._structure
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take over a structure; its tensors are the buffers."""
+        self._structure, self._distribution = state, None
 
     def __getstate__(self) -> dict[str, Any]:
         # For a copy or a file: a distribution in use remembers, in its transforms, values that belong to a graph.
@@ -93,14 +106,15 @@ class StoredDistributions(nn.Module):
         for key, tensor in state_dict.items():
             if key.startswith(f"{prefix}["):
                 site, _, buffer = key[len(prefix) :].rpartition(".")
-                saved.setdefault(site, {})[buffer] = tensor
+                if buffer != EXTRA_STATE:
+                    saved.setdefault(site, {})[buffer] = tensor
         for site in [site for site in self._modules if site not in saved]:
             del self._modules[site]
         for site, tensors in saved.items():
             # In a state that is not ours to judge, torch reports what is missing.
             if not _fits(self._modules.get(site), tensors):
                 empty = {name: torch.empty_like(t, device=self._place.device) for name, t in tensors.items()}
-                self._modules[site] = StoredDistribution(empty)
+                self._modules[site] = StoredDistribution(None, empty)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 

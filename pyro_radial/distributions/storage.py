@@ -1,13 +1,12 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Any distribution as plain tensors and a description of what to make of them.
+"""Any distribution as plain tensors and a structure that says what to make of them.
 
 A distribution is taken apart, and put together again, along the signatures of its class and of the classes inside it.
 """
 
 import inspect
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain, count
@@ -34,21 +33,24 @@ RESERVED = frozenset(dir(nn.Module()))
 
 _MISSING = object()
 
+# In terms that a file may hold without code: dicts, lists, strings and numbers.
+Structure = Any
 
-def describe(distribution: Any) -> tuple[str, dict[str, Tensor]]:
+
+def describe(distribution: Any) -> tuple[Structure, dict[str, Tensor]]:
     """
     Takes a distribution apart, and makes sure that :func:`rebuild` gives it back.
 
-    :param distribution: the distribution: with any nesting of wrappers and transforms, of any class that keeps the
-        arguments of its constructor as attributes.
-    :returns: its structure as JSON; and copies of its tensors, under names that suit the buffers of a module. What
-        is repeated along a dimension is stored once.
+    :param distribution: with any nesting of wrappers and transforms, of any class that keeps the arguments of its
+        constructor as attributes.
+    :returns: its structure in dicts, lists, strings and numbers; and copies of its tensors, under names that suit the
+        buffers of a module. What is repeated along a dimension is stored once.
     :raises ValueError: naming the class, with the reason why such a distribution cannot be stored.
 
     Example::
 
         >>> import pyro.distributions as dist
-        >>> description, tensors = describe(dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        >>> structure, tensors = describe(dist.Normal(torch.zeros(3), 1.0).to_event(1))
         >>> tensors
         {'loc': tensor([0., 0., 0.]), 'scale': tensor([1.])}
     """
@@ -56,19 +58,19 @@ def describe(distribution: Any) -> tuple[str, dict[str, Tensor]]:
     try:
         if not isinstance(distribution, DISTRIBUTIONS):
             raise ValueError("it is no distribution")
-        description = json.dumps(_write(distribution, (), tensors))
-        _check_same(distribution, rebuild(description, tensors), tensors)
+        structure = _write(distribution, (), tensors)
+        _check_same(distribution, rebuild(structure, tensors), tensors)
     # The constructors and densities of others may raise anything.
     except Exception as error:
         raise ValueError(f"a distribution of class {type(distribution).__name__} cannot be stored: {error}") from error
-    return description, tensors
+    return structure, tensors
 
 
-def rebuild(description: str, tensors: Mapping[str, Tensor], validate_args: bool | None = False) -> Any:
+def rebuild(structure: Structure, tensors: Mapping[str, Tensor], validate_args: bool | None = False) -> Any:
     """
     The distribution that :func:`describe` took apart. No code is imported for it.
 
-    :param str description: the structure.
+    :param structure: what :func:`describe` gave, or a copy of it.
     :param Mapping tensors: the tensors, which may have moved to another device or dtype. They are not copied.
     :param validate_args: whether the distribution, and those inside it, check their arguments and values.
     :raises ValueError: naming the class that is not imported, or the tensor that is missing.
@@ -76,15 +78,15 @@ def rebuild(description: str, tensors: Mapping[str, Tensor], validate_args: bool
     Example::
 
         >>> import pyro.distributions as dist
-        >>> description, tensors = describe(dist.Gamma(2.0, torch.ones(3)))
-        >>> rebuild(description, {name: tensor.double() for name, tensor in tensors.items()})
+        >>> structure, tensors = describe(dist.Gamma(2.0, torch.ones(3)))
+        >>> rebuild(structure, {name: tensor.double() for name, tensor in tensors.items()})
         Gamma(concentration: torch.Size([3]), rate: torch.Size([3]))
     """
-    return _read(json.loads(description), tensors, validate_args)
+    return _read(structure, tensors, validate_args)
 
 
 def _write(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    """The value in terms of JSON, its tensors added to ``tensors``."""
+    """The value in dicts, lists, strings and numbers, its tensors added to ``tensors``."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
@@ -171,7 +173,7 @@ def _read(value: Any, tensors: Mapping[str, Tensor], validate_args: bool | None)
         return value
     if "tensor" in value:
         if value["tensor"] not in tensors:
-            raise ValueError(f"the tensor {value['tensor']!r} of the description is missing")
+            raise ValueError(f"the tensor {value['tensor']!r} of the structure is missing")
         tensor = tensors[value["tensor"]]
         return tensor.expand(value["shape"]) if "shape" in value else tensor
     if "class" in value:
@@ -185,7 +187,7 @@ def _read(value: Any, tensors: Mapping[str, Tensor], validate_args: bool | None)
 
 
 def _find_class(module: str, qualname: str) -> type:
-    """A class that is imported already, and that a description may name."""
+    """A class that is imported already, and that a structure may name."""
     # By ``vars``, since ``getattr`` on a module may import.
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):

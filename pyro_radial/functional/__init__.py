@@ -5,16 +5,17 @@
 
 from pyro_radial.functional.adversarial import AdversarialPoints
 from pyro_radial.functional.contexts import Concatenated, FromData, FromSampler, UniformBox
-from pyro_radial.functional.divergences import DivergenceEstimate, GaussianKL, RegularisedKL, SteinKL
-from pyro_radial.functional.implicit_priors import (
+from pyro_radial.functional.divergences import DivergenceEstimate, GaussianKL, RegularizedKL, SteinKL
+from pyro_radial.functional.priors import (
     BNNPrior,
+    FunctionPrior,
+    GaussianProcess,
     ImplicitProcess,
     Mixture,
     PiecewiseConstant,
     PiecewiseLinear,
     Sum,
 )
-from pyro_radial.functional.priors import FunctionPrior, GaussianProcess
 from pyro_radial.functional.scores import GaussianMoments, SpectralStein, Stein
 
 __all__ = [
@@ -32,7 +33,7 @@ __all__ = [
     "Mixture",
     "PiecewiseConstant",
     "PiecewiseLinear",
-    "RegularisedKL",
+    "RegularizedKL",
     "SpectralStein",
     "Stein",
     "SteinKL",

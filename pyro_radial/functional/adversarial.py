@@ -25,6 +25,10 @@ class AdversarialPoints:
     ends near the data, where most is known of the function, and nothing shapes the function elsewhere. Put random ones
     beside it with :class:`~pyro_radial.functional.Concatenated`.
 
+    :param UniformBox box: where the points may be, and how many there are, M.
+    :param float lr: the learning rate: about the share of a side that a point moves in one step.
+    :raises ValueError: naming the argument that does not fit.
+
     Example::
 
         >>> context = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=2), lr=0.05)
@@ -33,25 +37,22 @@ class AdversarialPoints:
         ...     value = context.ascend(lambda points: -(points - 0.5).square().sum())
         >>> bool(((context(torch.zeros(5, 1)) - 0.5).abs() < 0.05).all())
         True
-
-    :param UniformBox box: where the points may be, and how many there are.
-    :param float lr: the learning rate: about the share of a side that a point moves in one step.
-    :raises ValueError: naming the argument that does not fit.
     """
 
     def __init__(self, box: UniformBox, lr: float = 0.01) -> None:
         if not isinstance(box, UniformBox):
-            raise ValueError(f"box must be a UniformBox, but is {type(box).__name__}")
+            raise ValueError(f"box must be a UniformBox, got {type(box).__name__}")
         self.box = box
         self.lr = positive_float("lr", lr)
         # No module: an optimizer that trains the network would take the points for its own, and descend.
         self._unit: Tensor | None = None
         self._optimizer: torch.optim.Optimizer | None = None
-        self._like: Tensor | None = None
+        self._like = torch.empty(0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The points ``[M, D]`` as they are now, without gradient.
 
+        :param Tensor x: a batch of inputs ``[B, D]``, whose dtype and device the points get.
         :raises ValueError: if the batch does not have the box's width.
         """
         self._like = x.new_empty(0)
@@ -60,7 +61,7 @@ class AdversarialPoints:
             self._unit = torch.rand(self.box.num_points, *x.shape[1:], dtype=torch.double, requires_grad=True)
             self._optimizer = torch.optim.Adam([self._unit], lr=self.lr, maximize=True)
         if self._unit.shape[1:] != x.shape[1:]:
-            raise ValueError(f"x must have inputs of shape {list(self._unit.shape[1:])}, but has {list(x.shape[1:])}")
+            raise ValueError(f"x must have inputs of shape {list(self._unit.shape[1:])}, got {list(x.shape[1:])}")
         return self._points(self._unit.detach())
 
     def ascend(self, objective: Callable[[Tensor], Tensor]) -> Tensor:
@@ -75,12 +76,12 @@ class AdversarialPoints:
             raise RuntimeError("call the context on a batch before it ascends")
         value = objective(self._points(self._unit))
         if value.dim() != 0 or not bool(value.isfinite()):
-            raise ValueError(f"objective must return a finite scalar, but it returned {value.detach()}")
+            raise ValueError(f"objective must return a finite scalar, got {value.detach()}")
         if not value.requires_grad:
-            raise ValueError("objective must be differentiable in the points, but its value has no gradient")
+            raise ValueError("objective must be differentiable in the points, got a value without gradient")
         (gradient,) = torch.autograd.grad(value, [self._unit], allow_unused=True)
         if gradient is None:
-            raise ValueError("objective must depend on the points, but its value does not")
+            raise ValueError("objective must depend on the points, got a value that does not")
         self._unit.grad = gradient
         self._optimizer.step()
         with torch.no_grad():
@@ -88,7 +89,6 @@ class AdversarialPoints:
         return value.detach()
 
     def _points(self, unit: Tensor) -> Tensor:
-        assert self._like is not None
         return self.box.place(unit).to(self._like)
 
     def __repr__(self) -> str:

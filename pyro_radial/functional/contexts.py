@@ -1,13 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where functions are compared with their prior besides the data: measurement points from elsewhere.
-
-A context is a function of a batch of inputs ``[B, D]`` (or ``[B, ...]``) that returns further points ``[M, D]``, in the
-batch's dtype and on its device. The compared functions are free wherever no such point ever lies.
-
-Source: Sun et al. (2019), "Functional Variational Bayesian Neural Networks", section 3.2.
-"""
+"""Where functions are compared with their prior besides the data: measurement points from elsewhere."""
 
 from __future__ import annotations
 
@@ -18,33 +12,37 @@ import torch
 from torch import Tensor
 
 from pyro_radial._checks import positive_count
+from pyro_radial.functional.checks import check_floating
 
-__all__ = ["Concatenated", "FromData", "FromSampler", "UniformBox"]
+__all__ = ["Concatenated", "Context", "FromData", "FromSampler", "UniformBox"]
 
+#: A function of a batch of inputs ``[B, D]`` (or ``[B, ...]``) that returns further points ``[M, D]``, in the batch's
+#: dtype and on its device. The compared functions are free wherever no such point ever lies (Sun et al. 2019,
+#: "Functional Variational Bayesian Neural Networks", section 3.2).
 Context = Callable[[Tensor], Tensor]
 
 
 class UniformBox:
     """Points drawn uniformly from a box.
 
+    :param low: the least value of each input: a number, or ``[D]`` (the shape of one input).
+    :param high: the largest, likewise.
+    :param int num_points: M.
+    :raises ValueError: naming the argument that does not fit.
+
     Example::
 
         >>> context = UniformBox(low=-1.0, high=1.0, num_points=40)
         >>> context(torch.zeros(20, 3)).shape
         torch.Size([40, 3])
-
-    :param low: the least value of each input: a number, or ``[D]`` (the shape of one input).
-    :param high: the largest, likewise.
-    :param int num_points: M.
-    :raises ValueError: naming the argument that does not fit.
     """
 
     def __init__(self, low: Any, high: Any, num_points: int) -> None:
         self.low, self.high = _finite("low", low), _finite("high", high)
         if self.low.dim() and self.high.dim() and self.low.shape != self.high.shape:
-            raise ValueError(f"low has shape {list(self.low.shape)}, but high has shape {list(self.high.shape)}")
+            raise ValueError(f"high must have the shape of low, {list(self.low.shape)}, got {list(self.high.shape)}")
         if bool((self.low > self.high).any()):
-            raise ValueError("low must not be above high")
+            raise ValueError(f"low must not be above high, got low = {_shown(self.low)}, high = {_shown(self.high)}")
         self.num_points = positive_count("num_points", num_points)
 
     @classmethod
@@ -52,12 +50,14 @@ class UniformBox:
         r"""The box of the training inputs, each side widened at both ends by ``margin`` times its own width.
 
         Input i has the range :math:`[\min_n x_{ni} - \tfrac d2, \max_n x_{ni} + \tfrac d2]` with its own
-        :math:`d = \max_n x_{ni} - \min_n x_{ni}`, at the default margin (Sun et al., section 5; their code takes one
-        range for all inputs, without a margin, and from test inputs too).
+        :math:`d = \max_n x_{ni} - \min_n x_{ni}`, at the default margin.
+
+        Source: Sun et al. (2019), section 5; their code takes one range for all inputs, without a margin, and from test
+        inputs too.
 
         :param Tensor x_train: training inputs ``[N, ...]``.
         :param int num_points: M.
-        :param float margin: not negative.
+        :param float margin: not negative, in widths of a side.
         :raises ValueError: naming the argument that does not fit.
 
         Example::
@@ -67,7 +67,7 @@ class UniformBox:
         """
         x_train = _points("x_train", x_train)
         if not 0.0 <= margin < float("inf"):
-            raise ValueError(f"margin must be finite and not negative, but is {margin!r}")
+            raise ValueError(f"margin must be finite and not negative, got {margin!r}")
         low, high = x_train.amin(0), x_train.amax(0)
         return cls(low - margin * (high - low), high + margin * (high - low), num_points)
 
@@ -90,22 +90,22 @@ class FromData:
 
     No row is in one choice twice, since the covariance of a prior at equal points is singular.
 
+    :param Tensor points: ``[R, ...]``, floating point, scaled as the batches are.
+    :param int num_points: M, at most R.
+    :raises ValueError: naming the argument that does not fit.
+
     Example::
 
         >>> context = FromData(torch.rand(1000, 1, 28, 28), num_points=16)
         >>> context(torch.rand(32, 1, 28, 28)).shape
         torch.Size([16, 1, 28, 28])
-
-    :param Tensor points: ``[R, ...]``, floating point, scaled as the batches are.
-    :param int num_points: M, at most R.
-    :raises ValueError: naming the argument that does not fit.
     """
 
     def __init__(self, points: Tensor, num_points: int) -> None:
         self.points = _points("points", points)
         self.num_points = positive_count("num_points", num_points)
         if num_points > len(points):
-            raise ValueError(f"num_points is {num_points}, but points has only {len(points)} rows")
+            raise ValueError(f"num_points must be at most the {len(points)} rows of points, got {num_points}")
 
     def __call__(self, x: Tensor) -> Tensor:
         """Points ``[M, ...]``."""
@@ -119,20 +119,20 @@ class FromData:
 class FromSampler:
     """Points that a function draws, such as the inputs one expects to predict at.
 
+    :param function: a function of a number M that returns points ``[M, ...]``.
+    :param int num_points: M.
+    :raises ValueError: naming the argument that does not fit.
+
     Example::
 
         >>> context = FromSampler(lambda num_points: torch.randn(num_points, 2), num_points=8)
         >>> context(torch.zeros(4, 2)).shape
         torch.Size([8, 2])
-
-    :param function: a function of a number M that returns points ``[M, ...]``.
-    :param int num_points: M.
-    :raises ValueError: naming the argument that does not fit.
     """
 
     def __init__(self, function: Callable[[int], Tensor], num_points: int) -> None:
         if not callable(function):
-            raise ValueError(f"function must be a function of a number of points, but is {function!r}")
+            raise ValueError(f"function must be a function of a number of points, got {function!r}")
         self.function = function
         self.num_points = positive_count("num_points", num_points)
 
@@ -141,7 +141,7 @@ class FromSampler:
         points = self.function(self.num_points)
         if not isinstance(points, Tensor) or points.shape[:1] != (self.num_points,):
             what = list(points.shape) if isinstance(points, Tensor) else type(points).__name__
-            raise ValueError(f"function must return a tensor of {self.num_points} points, but it returned {what}")
+            raise ValueError(f"function must return a tensor of {self.num_points} points, got {what}")
         return _like("function", points, x)
 
     def __repr__(self) -> str:
@@ -151,23 +151,23 @@ class FromSampler:
 class Concatenated:
     """The points of several contexts, one after the other.
 
+    :param contexts: at least one.
+    :raises ValueError: naming ``contexts`` if there is none, or one is no function.
+
     Example::
 
         >>> far, near = UniformBox(-9.0, 9.0, num_points=10), UniformBox(-1.0, 1.0, num_points=30)
         >>> Concatenated([far, near])(torch.zeros(4, 2)).shape
         torch.Size([40, 2])
-
-    :param contexts: at least one.
-    :raises ValueError: naming ``contexts`` if there is none, or one is no function.
     """
 
     def __init__(self, contexts: Sequence[Context]) -> None:
         self.contexts = tuple(contexts)
         if not self.contexts or not all(callable(context) for context in self.contexts):
-            raise ValueError(f"contexts must be functions of a batch, at least one, but are {list(self.contexts)!r}")
+            raise ValueError(f"contexts must be functions of a batch, at least one, got {list(self.contexts)!r}")
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Points ``[M, ...]``, where M is the sum of the contexts' own."""
+        """Points ``[M, ...]``, where M is the sum over the contexts."""
         return torch.cat([context(x) for context in self.contexts])
 
     def ascend(self, objective: Callable[[Tensor], Tensor]) -> None:
@@ -186,19 +186,17 @@ class Concatenated:
 def _finite(argument: str, value: Any) -> Tensor:
     tensor = torch.as_tensor(value, dtype=torch.double).detach()
     if not bool(tensor.isfinite().all()):
-        raise ValueError(f"{argument} must be finite")
+        raise ValueError(f"{argument} must be finite, got {_shown(tensor)}")
     return tensor
 
 
 def _points(argument: str, points: Tensor) -> Tensor:
     """Finite points ``[R, ...]``, or a ValueError that names the argument."""
-    if not isinstance(points, Tensor) or not points.is_floating_point():
-        what = getattr(points, "dtype", type(points).__name__)
-        raise ValueError(f"{argument} must be a tensor of floating-point numbers, but is {what}")
+    check_floating(argument, points)
     if points.dim() < 2 or points.numel() == 0:
-        raise ValueError(f"{argument} must have shape [N, D], but its shape is {list(points.shape)}")
+        raise ValueError(f"{argument} must have shape [N, D], got {list(points.shape)}")
     if not bool(points.isfinite().all()):
-        raise ValueError(f"{argument} must be finite")
+        raise ValueError(f"{argument} must be finite, got NaN or infinity")
     return points.detach()
 
 
@@ -206,7 +204,7 @@ def _shape_of_input(x: Tensor) -> torch.Size:
     """The shape of one input of a batch, or a ValueError that names ``x``."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:
         what = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"x must be a batch of shape [B, D] of floating-point numbers, but is {what}")
+        raise ValueError(f"x must be a batch of shape [B, D] of floating-point numbers, got {what}")
     return x.shape[1:]
 
 
@@ -214,7 +212,7 @@ def _fitting(argument: str, bound: Tensor, unit: Tensor) -> Tensor:
     """A bound that one input of the batch has, or a ValueError that names the argument."""
     if bound.dim() and bound.shape != unit.shape[1:]:
         raise ValueError(
-            f"{argument} has shape {list(bound.shape)}, but an input of the batch has shape {list(unit.shape[1:])}"
+            f"{argument} must have the shape of one input of the batch, {list(unit.shape[1:])}, got {list(bound.shape)}"
         )
     return bound.to(unit)
 
@@ -223,8 +221,8 @@ def _like(argument: str, points: Tensor, x: Tensor) -> Tensor:
     """The points as inputs of a batch, or a ValueError that names where they are from."""
     if points.shape[1:] != _shape_of_input(x):
         raise ValueError(
-            f"{argument} gives points of shape {list(points.shape[1:])}, "
-            f"but an input of the batch has shape {list(x.shape[1:])}"
+            f"{argument} must give points of the shape of one input of the batch, {list(x.shape[1:])}, "
+            f"got {list(points.shape[1:])}"
         )
     return points.to(x)
 

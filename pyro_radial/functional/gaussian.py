@@ -9,33 +9,47 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
+__all__ = [
+    "JITTER",
+    "JITTER_LADDER",
+    "cholesky",
+    "gaussian_log_prob",
+    "gaussian_sample",
+    "gaussian_score",
+    "with_diagonal",
+]
+
+#: What covariances get on their diagonals at least, times their mean diagonal.
 JITTER = 1e-8
-# What the jitter is multiplied by, in turn, until a covariance has a Cholesky factor.
+#: What the jitter is multiplied by, in turn, until a covariance has a Cholesky factor.
 JITTER_LADDER = (1.0, 1e2, 1e4)
 
 
 def cholesky(covariance: Tensor, jitter: float = JITTER) -> Tensor:
     """The Cholesky factor of covariances ``[..., N, N]`` with as little jitter as it takes.
 
-    Whether a factor exists is read on the host, as :func:`torch.linalg.cholesky` does too.
+    Whether a factor exists is read on the host: a host-device synchronization, as in :func:`torch.linalg.cholesky`.
 
+    :param Tensor covariance: in float64.
+    :param float jitter: what is added to the diagonal first, times the mean diagonal.
+    :returns: lower triangular factors ``[..., N, N]``.
     :raises ValueError: naming ``kernel``, if there is none, or (under Pyro's validation) if they are not symmetric.
     """
     scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
     if is_validation_enabled():
         asymmetry = (covariance - covariance.mT).abs().amax((-2, -1))
         if bool((asymmetry > 1e-6 * scale.abs()).any()):
-            raise ValueError("kernel must be symmetric, but its covariances of a set of points are not")
+            raise ValueError("kernel must be symmetric, got covariances of a set of points that are not")
     for rung in JITTER_LADDER:
         factor, info = torch.linalg.cholesky_ex(with_diagonal(covariance, (jitter * rung * scale)[..., None]))
         if not bool(info.any() | factor.isnan().any()):
             return factor
     if not bool(covariance.isfinite().all()):
-        raise ValueError("kernel gives covariances that are NaN or infinite")
+        raise ValueError("kernel must give finite covariances, got NaN or infinity")
     least = float(torch.linalg.eigvalsh(covariance.detach()).min())
     raise ValueError(
-        f"kernel is not positive definite: its covariances of {covariance.shape[-1]} points have an eigenvalue of "
-        f"{least:.3g}, and jitter up to {jitter * JITTER_LADDER[-1]:.0e} times their mean diagonal does not help"
+        f"kernel must be positive definite, got covariances of {covariance.shape[-1]} points with an eigenvalue of "
+        f"{least:.3g}; jitter up to {jitter * JITTER_LADDER[-1]:.0e} times their mean diagonal does not help"
     )
 
 

@@ -1,30 +1,30 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""Scores of distributions that are known by their samples: estimates of :math:`\nabla_f \log q(f)`.
+r"""Scores of distributions that are known by their samples: estimates of :math:`\nabla_f \log q(f)`."""
 
-An estimator is a function ``estimator(samples, at=None)`` of draws ``[S, K]`` that returns ``[T, K]``: the score of the
-distribution of the draws at the values ``at``, ``[T, K]``, or at the draws themselves. It keeps nothing between calls,
-and its result is a constant to autograd, in the dtype of the draws; inside all is float64.
-
-Every estimator works in coordinates in which the draws are white. So it is equivariant: draws in other units, or mixed
-by any invertible matrix, have the same score in those. A kernel of one width for all directions, as published, does
-not see those in which values at neighboring points differ, where the score of a smooth function's values is largest.
-At the draws themselves and elsewhere an estimate has different errors: see :class:`GaussianMoments`.
-"""
-
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Literal
 
 import torch
-from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_radial._checks import positive_count, positive_float
-from pyro_radial.functional.gaussian import JITTER, with_diagonal
+from pyro_radial.functional.gaussian import with_diagonal
+from pyro_radial.functional.whitening import Shrinkage, White, check_shrinkage, whiten
 
-__all__ = ["GaussianMoments", "SpectralStein", "Stein"]
+__all__ = ["GaussianMoments", "ScoreEstimator", "SpectralStein", "Stein"]
 
-Shrinkage = Literal["oas"] | None
+#: A function ``estimator(samples, at=None)`` of draws ``[S, K]`` that returns ``[T, K]``: the score of the distribution
+#: of the draws at the values ``at``, ``[T, K]``, or at the draws themselves. It keeps nothing between calls, and its
+#: result is a constant to autograd, in the dtype of the draws; inside all is float64.
+#:
+#: Every estimator here works in coordinates in which the draws are white. So it is equivariant: draws in other units,
+#: or mixed by any invertible matrix, have the same score in those. A kernel of one width for all directions, as
+#: published, does not see those in which values at neighboring points differ, where the score of a smooth function's
+#: values is largest. At the draws themselves and elsewhere an estimate has different errors: see
+#: :class:`GaussianMoments`.
+ScoreEstimator = Callable[..., Tensor]
 
 
 class GaussianMoments:
@@ -39,27 +39,27 @@ class GaussianMoments:
     identity, and the gradient that it gives of the entropy of a normal distribution is that of
     :math:`\tfrac12 \log\det C`, with nothing lost.
 
+    :param shrinkage: None, or ``"oas"``: C is shrunk to a multiple of the identity as far as the draws suggest (Chen,
+        Wiesel, Eldar and Hero 2010, "Shrinkage algorithms for MMSE covariance estimation", eq. 23), which any two draws
+        suffice for. Then c is 1 elsewhere, and at the draws what makes the trace of the identity above right.
+    :raises ValueError: naming ``shrinkage``; when called, naming ``samples`` or ``at`` if they do not fit, or
+        if there are fewer than d + 3 draws and no shrinkage.
+
     Example::
 
         >>> draws = torch.randn(1000, 3)
         >>> score = GaussianMoments()(draws)
         >>> torch.allclose((score * draws).sum(-1).mean(), torch.tensor(-3.0), atol=1e-4)
         True
-
-    :param shrinkage: None, or ``"oas"``: C is shrunk to a multiple of the identity as far as the draws suggest (Chen,
-        Wiesel, Eldar and Hero 2010, "Shrinkage algorithms for MMSE covariance estimation", eq. 23), which any two draws
-        suffice for. Then c is 1 elsewhere, and at the draws what makes the trace of the identity above right.
-    :raises ValueError: naming ``shrinkage``; when called, naming ``samples`` or ``at`` if they do not fit, or
-        if there are fewer than d + 3 draws and no shrinkage.
     """
 
     def __init__(self, shrinkage: Shrinkage = None) -> None:
-        self.shrinkage = _check_shrinkage(shrinkage)
+        self.shrinkage = check_shrinkage(shrinkage)
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
         """The estimated score ``[T, K]``."""
-        white = _whiten(samples, at, self.shrinkage)
+        white = whiten(samples, at, self.shrinkage)
         return white.score(_gaussian_score(white, white.at, at is None), samples)
 
 
@@ -73,31 +73,33 @@ class Stein:
     .. math:: \hat s(z) = g(z) + \tfrac1\eta \big( h(z) - k(z, X) (K + \eta I)^{-1} h(X) \big), \qquad
         h(z) = -b(z) - k(z, X) g(X).
 
-    With :math:`g = 0` and at the draws this is the estimator of Li and Turner (2018), "Gradient estimators for implicit
-    models", section 3, :math:`-(K + \eta I)^{-1} b(X)`; elsewhere it is the Tikhonov estimator of Zhou, Shi and Zhu
-    (2020), "Nonparametric score estimators", section 3, with a diagonal kernel. Shrunk to zero, it misses most of the
-    score in 60 dimensions. Here g is that of :class:`GaussianMoments`: right for normal draws, and the kernel corrects
-    it for others. The kernel is Gaussian, its width the median distance of white draws.
+    Here g is that of :class:`GaussianMoments`: right for normal draws, and the kernel corrects it for others. The
+    kernel is Gaussian, its width the median distance of white draws.
 
-    Example::
-
-        >>> draws = torch.randn(2000, 1) + 2.0 * torch.randn(2000, 1).sign()  # two modes
-        >>> (Stein()(draws, at=torch.tensor([[1.5], [-1.5]])) > 0).flatten()  # uphill is outwards
-        tensor([ True, False])
+    Source: with :math:`g = 0` and at the draws this is the estimator of Li and Turner (2018), "Gradient estimators for
+    implicit models", section 3, :math:`-(K + \eta I)^{-1} b(X)`; elsewhere it is the Tikhonov estimator of Zhou, Shi
+    and Zhu (2020), "Nonparametric score estimators", section 3, with a diagonal kernel. Shrunk to zero, it misses most
+    of the score in 60 dimensions.
 
     :param float ridge: :math:`\rho`.
     :param shrinkage: of the covariance, as in :class:`GaussianMoments`.
     :raises ValueError: naming ``ridge`` or ``shrinkage``; when called, as :class:`GaussianMoments`.
+
+    Example::
+
+        >>> draws = torch.randn(2000, 1) + 2.0 * torch.randn(2000, 1).sign()  # two modes
+        >>> (Stein()(draws, at=torch.tensor([[1.5], [-1.5]])) > 0).flatten()  # uphill is outward
+        tensor([ True, False])
     """
 
     def __init__(self, ridge: float = 0.01, shrinkage: Shrinkage = None) -> None:
         self.ridge = positive_float("ridge", ridge)
-        self.shrinkage = _check_shrinkage(shrinkage)
+        self.shrinkage = check_shrinkage(shrinkage)
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
         """The estimated score ``[T, K]``."""
-        white = _whiten(samples, at, self.shrinkage)
+        white = whiten(samples, at, self.shrinkage)
         width, eta = _median_distance(white.samples), self.ridge * len(samples)
         base = _gaussian_score(white, white.samples, True)
 
@@ -124,20 +126,13 @@ class SpectralStein:
     of the n draws, and :math:`\eta` is ``ridge`` times n. J is the least number of eigenvalues whose share in their
     sum reaches the threshold, hence at least one.
 
-    Source: Shi, Sun and Zhu (2018), "A spectral approach to gradient estimation for implicit distributions", section
-    3, where :math:`\eta = 0` and draws are not white. The published code leaves out the eigenvalue that crosses
-    the threshold, takes all of them where that leaves none, and keeps J of the first call for all later ones.
-
     The ridge shrinks the score: the slope of its estimate on the true score of normal distributions is 0.79 in the
     mean, that of the published code 0.57, that of :class:`Stein` 0.98 (``benchmarks/score_estimators.py``, at the
     draws).
 
-    Example::
-
-        >>> draws = torch.randn(500, 2)
-        >>> score = SpectralStein()(draws)
-        >>> bool(torch.nn.functional.cosine_similarity(score, -draws).mean() > 0.9)
-        True
+    Source: Shi, Sun and Zhu (2018), "A spectral approach to gradient estimation for implicit distributions", section
+    3, where :math:`\eta = 0` and draws are not white. The published code leaves out the eigenvalue that crosses
+    the threshold, takes all of them where that leaves none, and keeps J of the first call for all later ones.
 
     :param int num_eigenfunctions: J, or None to leave it to the threshold.
     :param float threshold: in (0, 1].
@@ -146,6 +141,13 @@ class SpectralStein:
     :param shrinkage: of the covariance, as in :class:`GaussianMoments`.
     :raises ValueError: naming the argument; when called, as :class:`GaussianMoments`, and if there are fewer draws
         than ``num_eigenfunctions``.
+
+    Example::
+
+        >>> draws = torch.randn(500, 2)
+        >>> score = SpectralStein()(draws)
+        >>> bool(torch.nn.functional.cosine_similarity(score, -draws).mean() > 0.9)
+        True
     """
 
     def __init__(
@@ -159,20 +161,20 @@ class SpectralStein:
         if num_eigenfunctions is not None:
             positive_count("num_eigenfunctions", num_eigenfunctions)
         if not 0.0 < threshold <= 1.0:
-            raise ValueError(f"threshold must be in (0, 1], but is {threshold!r}")
+            raise ValueError(f"threshold must be in (0, 1], got {threshold!r}")
         self.num_eigenfunctions, self.threshold = num_eigenfunctions, threshold
         self.ridge = 0.0 if ridge == 0 else positive_float("ridge", ridge)
         self.width = width if width == "median" else positive_float("width", width)
-        self.shrinkage = _check_shrinkage(shrinkage)
+        self.shrinkage = check_shrinkage(shrinkage)
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
         """The estimated score ``[T, K]``."""
-        white = _whiten(samples, at, self.shrinkage)
+        white = whiten(samples, at, self.shrinkage)
         num_samples = len(samples)
         if self.num_eigenfunctions is not None and num_samples < self.num_eigenfunctions:
             raise ValueError(
-                f"samples must be at least num_eigenfunctions = {self.num_eigenfunctions} draws, but are {num_samples}"
+                f"samples must be at least num_eigenfunctions = {self.num_eigenfunctions} draws, got {num_samples}"
             )
         width = _median_distance(white.samples) if self.width == "median" else white.samples.new_tensor(self.width)
         kernel, slope = _kernel_and_slope(white.samples, white.samples, width)
@@ -183,7 +185,7 @@ class SpectralStein:
         return white.score(-kernel @ (vectors @ coefficients), samples)
 
     def _kept(self, eigenvalues: Tensor) -> Tensor:
-        """Which eigenfunctions are used, without reading a number on the host."""
+        """Which eigenfunctions are used, without a host-device synchronization."""
         if self.num_eigenfunctions is not None:
             return torch.arange(len(eigenvalues), device=eigenvalues.device) < self.num_eigenfunctions
         share = eigenvalues / eigenvalues.sum()
@@ -191,58 +193,7 @@ class SpectralStein:
         return (share.cumsum(0) - share < self.threshold) & (eigenvalues > 0)
 
 
-class _White(NamedTuple):
-    """Draws with mean zero and unit covariance, other values in their coordinates, and the way back."""
-
-    samples: Tensor
-    at: Tensor
-    factor: Tensor
-    shrunk: bool
-
-    def score(self, score: Tensor, like: Tensor) -> Tensor:
-        """A score in white coordinates as one in those of the draws, in their dtype."""
-        return torch.linalg.solve_triangular(self.factor, score, upper=False, left=False).to(like.dtype)
-
-
-def _whiten(samples: Tensor, at: Tensor | None, shrinkage: Shrinkage) -> _White:
-    _check_values(samples, at)
-    num_samples, dim = samples.shape
-    least = dim + 3 if shrinkage is None else 2
-    if num_samples < least:
-        hint = " without shrinkage='oas'" if shrinkage is None else ""
-        raise ValueError(f"samples must be at least {least} draws of {dim} values{hint}, but are {num_samples}")
-    values = samples.double()
-    centered = values - values.mean(0)
-    covariance = centered.mT @ centered / (num_samples - 1)
-    mean_variance = covariance.diagonal().mean()
-    if is_validation_enabled() and not bool((mean_variance > 0) & mean_variance.isfinite()):
-        raise ValueError("samples must be finite and not all equal: a distribution at one point has no score")
-    if shrinkage is not None and dim > 1:
-        covariance = _shrink(covariance, num_samples - 1)
-    # Draws may have fewer degrees of freedom than values.
-    factor = torch.linalg.cholesky_ex(with_diagonal(covariance, JITTER * mean_variance)).L
-
-    def transform(residual: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(factor.mT, residual, upper=True, left=False)
-
-    white = transform(centered)
-    return _White(
-        white, white if at is None else transform(at.double() - values.mean(0)), factor, shrinkage is not None
-    )
-
-
-def _shrink(covariance: Tensor, degrees: int) -> Tensor:
-    """The oracle-approximating mixture with the identity, of the same trace."""
-    dim = len(covariance)
-    trace, squares = covariance.trace(), covariance.square().sum()
-    numerator = (1.0 - 2.0 / dim) * squares + trace**2
-    share = numerator / ((degrees + 1.0 - 2.0 / dim) * (squares - trace**2 / dim))
-    # The square's trace exceeds its least value by rounding alone for a multiple of the identity.
-    share = torch.where(squares > trace**2 / dim, share, 1.0).clamp(max=1.0)
-    return with_diagonal((1.0 - share) * covariance, share * trace / dim)
-
-
-def _gaussian_score(white: _White, values: Tensor, at_samples: bool) -> Tensor:
+def _gaussian_score(white: White, values: Tensor, at_samples: bool) -> Tensor:
     """The score of the draws' normal distribution in white coordinates, corrected as :class:`GaussianMoments` says."""
     num_samples, dim = white.samples.shape
     if white.shrunk:
@@ -261,21 +212,3 @@ def _median_distance(samples: Tensor) -> Tensor:
     median = torch.nn.functional.pdist(samples).median()
     # Most draws may be equal to each other.
     return torch.where(median > 0, median, 1.0)
-
-
-def _check_shrinkage(shrinkage: Shrinkage) -> Shrinkage:
-    if shrinkage not in (None, "oas"):
-        raise ValueError(f"shrinkage must be None or 'oas', but is {shrinkage!r}")
-    return shrinkage
-
-
-def _check_values(samples: Tensor, at: Tensor | None) -> None:
-    """Values ``[S, K]`` and ``[T, K]``, or a ValueError that names the argument."""
-    for name, values in (("samples", samples), ("at", at)):
-        if values is None:
-            continue
-        if not isinstance(values, Tensor) or not values.is_floating_point():
-            kind = getattr(values, "dtype", type(values).__name__)
-            raise ValueError(f"{name} must be a tensor of floating-point numbers, but is {kind}")
-        if values.dim() != 2 or values.shape[1] != samples.shape[-1] or values.shape[1] == 0:
-            raise ValueError(f"{name} must be values of shape [S, K], but its shape is {list(values.shape)}")

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pyro_radial._checks import positive_count
-from pyro_radial.infer.autoguide.loc_scale import AutoLocScale
+from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.checkpoint import first_not_finite, seeded
 from pyro_radial.infer.data import Rows, device_of, evaluating, move, num_rows
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
@@ -101,7 +101,7 @@ def diagnose(
         elbo(model, guide)(x, y)  # type: ignore[arg-type]
         signal, noise = _spreads(model, guide, x, max(2, num_particles))
     sampled = list(dict.fromkeys(elbo.sampled))
-    changes = guide.scale_change() if isinstance(guide, AutoLocScale) else {}
+    changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
     unmoved = [name for name, change in changes.items() if change < UNMOVED]
     findings = [
         *_on_terms(elbo.terms, follows_inputs=signal is not None and noise is not None and signal > noise),

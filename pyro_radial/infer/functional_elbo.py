@@ -4,19 +4,34 @@
 """The loss with a prior on functions in the place of one on weights."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
 import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
-from pyro_radial.functional.divergences import DivergenceEstimate, SteinKL
+from pyro_radial.functional.contexts import Context
+from pyro_radial.functional.divergences import Divergence, DivergenceEstimate, SteinKL
 from pyro_radial.functional.priors import FunctionPrior
 from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.nn.likelihood import FUNCTION_SITE
 
-Context = Callable[[Tensor], Tensor]
-Divergence = Callable[[Tensor, Tensor, FunctionPrior], DivergenceEstimate]
+__all__ = ["FunctionalELBO"]
+
+# Where the function site of a trace keeps its :class:`_Measurement`.
+MEASUREMENT = "measurement"
+
+
+class _Measurement(NamedTuple):
+    """What the divergence of one loss is of."""
+
+    #: The measurement points, those of the context among them, ``[M, ...]``.
+    points: Tensor
+    #: The values of the functions there, ``[S, M, O]``.
+    functions: Tensor
+    #: The latent sites that the functions depend on.
+    weights: frozenset[str]
 
 
 class FunctionalELBO(RadialELBO):
@@ -34,15 +49,15 @@ class FunctionalELBO(RadialELBO):
     (Burt et al. 2020, "Understanding variational inference in function-space"); on a mini-batch the likelihood is
     scaled to all N data and D is that on X, unscaled. As X grows D grows to the KL between the processes, which is
     infinite for a finite network under most Gaussian process priors: on few points it is finite, and
-    :class:`~pyro_radial.functional.RegularisedKL` is on all. Under a smooth kernel a few points are enough for a
+    :class:`~pyro_radial.functional.RegularizedKL` is on all. Under a smooth kernel a few points are enough for a
     divergence of no use; a prior with ``noise`` is compared with the network's values with as much noise, as in the
     paper's code. That divergence is smaller than the one of the functions themselves, so the loss bounds nothing then.
 
-    Source: Sun, Zhang, Shi and Grosse (2019), "Functional variational Bayesian neural networks", eq. 3 to 9; they weigh
-    the divergence by one over the size of the measurement set, which is ``kl_weight`` here.
-
     All functions of a step are drawn at once, so :math:`f` must not depend on the data of a mini-batch but for its
     inputs. Works with ``SVI``, and as ``elbo(model, guide)`` with a torch optimizer; ``fit`` takes it as its loss.
+
+    Source: Sun, Zhang, Shi and Grosse (2019), "Functional variational Bayesian neural networks", eq. 3 to 9; they weigh
+    the divergence by one over the size of the measurement set, which is ``kl_weight`` here.
 
     :param FunctionPrior prior: a prior over functions, such as :class:`~pyro_radial.functional.GaussianProcess`.
     :param context: a function of the call's inputs that returns further measurement points, or None for the inputs
@@ -61,13 +76,13 @@ class FunctionalELBO(RadialELBO):
 
         >>> from torch import nn
         >>> from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel
-        >>> from pyro_radial.functional import GaussianKL, GaussianProcess, UniformBox
+        >>> from pyro_radial.functional import GaussianProcess, RegularizedKL, UniformBox
         >>> from pyro_radial.nn import likelihoods
         >>> net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
         >>> model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=5, scale=0.1))
         >>> kernel = lambda a, b: torch.exp(-0.5 * (a - b.T) ** 2)
         >>> box = UniformBox([-2.0], [2.0], num_points=10)
-        >>> elbo = FunctionalELBO(GaussianProcess(kernel), box, divergence=GaussianKL(), num_functions=50)
+        >>> elbo = FunctionalELBO(GaussianProcess(kernel), box, divergence=RegularizedKL(1e-3), num_functions=50)
         >>> guide = AutoMeanField(model)
         >>> loss = elbo(model, guide)(torch.randn(5, 1), torch.randn(5, 1))
         >>> loss.backward()
@@ -81,7 +96,7 @@ class FunctionalELBO(RadialELBO):
         context: Context | None = None,
         *,
         divergence: Divergence | None = None,
-        function_site: str = "f",
+        function_site: str = FUNCTION_SITE,
         num_functions: int = 100,
         kl_weight: float | Callable[[int], float] = 1.0,
         **kwargs: Any,
@@ -91,9 +106,8 @@ class FunctionalELBO(RadialELBO):
         self.context = context
         self.divergence = SteinKL() if divergence is None else divergence
         self.function_site = function_site
-        self._points: Tensor | None = None
-        self._functions: Tensor | None = None
-        self._function_sites: frozenset[str] | None = None
+        # Found once, of the model and guide that this loss serves, as the nesting of their plates is.
+        self._weights: frozenset[str] | None = None
 
     def _guess_max_plate_nesting(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """As Pyro's, without the log-densities that it computes on the way."""
@@ -105,32 +119,39 @@ class FunctionalELBO(RadialELBO):
         self.max_plate_nesting = nesting + (self.num_particles > 1)
 
     def _get_trace(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Trace]:
-        """Model and guide on the data, and the values of the same functions at the measurement points."""
+        """Model and guide on the data, with the values of the same functions at the measurement points."""
         model_trace, guide_trace = super()._get_trace(model, guide, args, kwargs)
-        x = _inputs(args)
-        values = self._values(model_trace, len(x))
-        if self._function_sites is None:
-            self._function_sites = self._sites_of_the_function(model, guide_trace, x)
+        points = _inputs(args)
+        functions = self._values(model_trace, len(points))
+        if self._weights is None:
+            self._weights = self._sites_of_the_function(model, guide_trace, points)
         if self.context is not None:
-            further = self.context(x)
-            if further.shape[1:] != x.shape[1:]:
-                raise ValueError(
-                    f"FunctionalELBO: context gives points of shape {list(further.shape[1:])}, but an input of the "
-                    f"model has shape {list(x.shape[1:])}"
-                )
-            if hasattr(self.context, "ascend") and torch.is_grad_enabled():
-                self._let_context_ascend(model, guide_trace, x, values)
-            values = torch.cat([values, self._values_at(further, model, guide_trace)], 1)
-            x = torch.cat([x, further])
-        self._points, self._functions = x, values
+            further = self._further_points(self.context, model, guide_trace, points, functions)
+            functions = torch.cat([functions, self._values_at(further, model, guide_trace)], 1)
+            points = torch.cat([points, further])
+        site: Any = model_trace.nodes[self.function_site]
+        site[MEASUREMENT] = _Measurement(points, functions, self._weights)
         return model_trace, guide_trace
 
     def _values_at(self, points: Tensor, model: Any, guide_trace: Trace) -> Tensor:
         """The values of the same functions at other points."""
         return self._values(poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(points), len(points))
 
-    def _let_context_ascend(self, model: Any, guide_trace: Trace, x: Tensor, values: Tensor) -> None:
-        """One step of measurement points that seek a larger divergence; the functions stay as they are."""
+    def _further_points(self, context: Context, model: Any, guide_trace: Trace, x: Tensor, values: Tensor) -> Tensor:
+        """The points of the context as they are now; in training, those that can take one step up the divergence."""
+        further = context(x)
+        if further.shape[1:] != x.shape[1:]:
+            raise ValueError(
+                f"FunctionalELBO: context must give points of the shape of one input, {list(x.shape[1:])}, "
+                f"got {list(further.shape[1:])}"
+            )
+        ascend = getattr(context, "ascend", None)
+        if ascend is not None and torch.is_grad_enabled():
+            ascend(self._divergence_at(model, guide_trace, x, values))
+        return further
+
+    def _divergence_at(self, model: Any, guide_trace: Trace, x: Tensor, values: Tensor) -> Callable[[Tensor], Tensor]:
+        """The divergence as a function of further points, for functions that stay as they are."""
         fixed = guide_trace.copy()
         fixed.detach_()
 
@@ -139,30 +160,29 @@ class FunctionalELBO(RadialELBO):
             estimate = self._divergence(both, torch.cat([x, points]))
             if estimate.value is None:
                 raise ValueError(
-                    f"FunctionalELBO: {type(self.divergence).__name__} estimates no value that the context could "
-                    "raise; adversarial points need GaussianKL or RegularisedKL"
+                    "FunctionalELBO: divergence must estimate a value that the context can raise, such as GaussianKL "
+                    f"or RegularizedKL, got {type(self.divergence).__name__}"
                 )
             return estimate.surrogate
 
-        assert self.context is not None
-        self.context.ascend(divergence_at)  # type: ignore[attr-defined]
+        return divergence_at
 
     def _values(self, trace: Trace, num_points: int) -> Tensor:
         """The function values of a run, ``[S, N, O]``."""
         if self.function_site not in trace.nodes:
             raise ValueError(
-                f"FunctionalELBO: the model has no site '{self.function_site}'; record the function's values with "
-                f'pyro.deterministic("{self.function_site}", values)'
+                f"FunctionalELBO: model must record a site '{self.function_site}', got none; record the function's "
+                f'values with pyro.deterministic("{self.function_site}", values)'
             )
         value: Any = trace.nodes[self.function_site]["value"]
         if not value.is_floating_point():
-            raise ValueError(f"FunctionalELBO: site '{self.function_site}' must be real-valued, but is {value.dtype}")
+            raise ValueError(f"FunctionalELBO: site '{self.function_site}' must be real-valued, got {value.dtype}")
         lead = tuple(size for size in value.shape if size != 1)
         expected = tuple(size for size in (self.num_particles, num_points) if size != 1)
         if lead[: len(expected)] != expected:
             raise ValueError(
-                f"FunctionalELBO: site '{self.function_site}' has shape {tuple(value.shape)}, but must hold "
-                f"{self.num_particles} functions at {num_points} inputs"
+                f"FunctionalELBO: site '{self.function_site}' must hold {self.num_particles} functions at {num_points} "
+                f"inputs, got shape {tuple(value.shape)}"
             )
         return value.reshape(self.num_particles, num_points, -1)
 
@@ -193,11 +213,8 @@ class FunctionalELBO(RadialELBO):
 
     def _kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
         """The divergence of the functions under their own site, and the KLs of sites that are no part of them."""
-        assert self._functions is not None
-        assert self._points is not None
-        assert self._function_sites is not None
-        functions, points = self._functions, self._points
-        self._functions = self._points = None
+        site: Any = model_trace.nodes[self.function_site]
+        points, functions, weights = site[MEASUREMENT]
         estimate = self._divergence(functions, points)
         value = 0.0 if estimate.value is None else estimate.value
         # The value of one, the gradient of the other; summed over the particles as all terms are.
@@ -205,12 +222,13 @@ class FunctionalELBO(RadialELBO):
         others = {
             name: self._site_kl(name, site, model_trace, guide_trace)
             for name, site in guide_trace.iter_stochastic_nodes()
-            if name not in self._function_sites
+            if name not in weights
         }
         return {self.function_site: self.num_particles * divergence, **others}
 
 
 def _inputs(args: tuple[Any, ...]) -> Tensor:
     if not args or not isinstance(args[0], Tensor):
-        raise ValueError("FunctionalELBO: the model's first argument must be the tensor of inputs")
+        what = type(args[0]).__name__ if args else "none"
+        raise ValueError(f"FunctionalELBO: the model's first argument must be the tensor of inputs, got {what}")
     return args[0]

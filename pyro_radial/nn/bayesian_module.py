@@ -47,19 +47,6 @@ class BayesianModule(UniquelyNamed):
     returns False the parameter makes no site in a call, and the network gets its first value, without gradient (see
     :class:`~pyro_radial.nn.MultiHead`).
 
-    Example::
-
-        >>> from torch import nn
-        >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> bnn = BayesianModule(net, prior=dist.Normal(0.0, 1.0))
-        >>> bnn.sites
-        ('0.weight', '0.bias', '2.weight', '2.bias')
-        >>> bnn(torch.zeros(5, 3)).shape
-        torch.Size([5, 2])
-        >>> with pyro.plate("draws", 4, dim=-1):
-        ...     bnn(torch.zeros(5, 3)).shape
-        torch.Size([4, 5, 2])
-
     :param nn.Module net: a plain network, materialized (no lazy layer that has not run yet).
     :param prior: the distribution of the random parameters, one of
 
@@ -72,6 +59,19 @@ class BayesianModule(UniquelyNamed):
     :param select: which parameters are random: a function of (name, parameter) that says so, a regular expression
         searched in the name, or None for all but frozen ones (``requires_grad=False``) and those of norm layers.
     :raises ValueError: naming the argument or the site, for a prior or selection that does not fit the network.
+
+    Example::
+
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> bnn = BayesianModule(net, prior=dist.Normal(0.0, 1.0))
+        >>> bnn.sites
+        ('0.weight', '0.bias', '2.weight', '2.bias')
+        >>> bnn(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
+        >>> with pyro.plate("draws", 4, dim=-1):
+        ...     bnn(torch.zeros(5, 3)).shape
+        torch.Size([4, 5, 2])
     """
 
     def __init__(self, net: nn.Module, prior: Any = STANDARD_NORMAL, select: Select = None) -> None:
@@ -150,17 +150,18 @@ class BayesianModule(UniquelyNamed):
         """
         A plain network for one draw of the parameters, with copies of everything, in the current mode.
 
+        :param Mapping draw: a value for each site in use, as ``guide()`` or ``guide.median()`` returns; for a prior
+            with sites of its own, values for these. Leading dims of size one are dropped, other entries ignored.
+            A parameter that the network leaves idle has its first value, unless there is one for it.
+        :returns: a network of the same class as the one given.
+        :raises ValueError: naming the site that is missing or has several draws as leading dims.
+
         Example::
 
             >>> bnn = BayesianModule(nn.Linear(3, 1))
             >>> plain = bnn.to_module(bnn.sample_parameters())
             >>> type(plain).__name__, plain.weight.requires_grad
             ('Linear', True)
-
-        :param Mapping draw: a value for each site in use, as ``guide()`` or ``guide.median()`` returns; for a prior
-            with sites of its own, values for these. Leading dims of size one are dropped, other entries ignored.
-            A parameter that the network leaves idle has its first value, unless there is one for it.
-        :raises ValueError: naming the site that is missing or has several draws as leading dims.
         """
         with torch.no_grad(), poutine.block():
             random = {name: self._value_in(name, draw) for name in self._shapes}
@@ -210,19 +211,20 @@ class BayesianModule(UniquelyNamed):
         shape = self._shapes[name]
         if value.numel() != shape.numel() or value.shape[value.dim() - len(shape) :] != shape:
             raise ValueError(
-                f"draw must hold one value of site {name!r}, of shape {tuple(shape)}, "
-                f"but it has shape {tuple(value.shape)}"
+                f"draw must hold one value of site {name!r}, of shape {tuple(shape)}, got shape {tuple(value.shape)}"
             )
         return value.reshape(shape)
 
     def _value_from_parts(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
         """The value of a parameter that its prior computes from sites of other names."""
         if self._site_priors is not None:
-            raise ValueError(f"draw has no value for site {name!r}")
+            raise ValueError(f"draw must hold a value for site {name!r}, got values for {list(draw)}")
         trace = poutine.trace(poutine.condition(self._sample, data=dict(draw))).get_trace(name)
         missing = prune_subsample_sites(trace).stochastic_nodes
         if missing:
-            raise ValueError(f"draw has no value for site {missing[0]!r}, which {name!r} needs")
+            raise ValueError(
+                f"draw must hold a value for site {missing[0]!r}, which {name!r} needs, got values for {list(draw)}"
+            )
         value: Any = trace.nodes["_RETURN"]["value"]
         return value
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial.nn.functional_net import map_tensors
+from pyro_radial._compat import tree_map_only
 
 __all__ = ["split_draws", "unflatten"]
 
@@ -38,20 +38,26 @@ def split_draws(
         cut = value.dim() - len(shape)
         if cut < 0 or value.shape[cut:] != shape:
             raise ValueError(
-                f"the value of site {name!r} has shape {tuple(value.shape)}, which does not end in "
-                f"the parameter's shape {tuple(shape)}"
+                f"site {name!r} must have a value whose shape ends in the parameter's {tuple(shape)}, "
+                f"got {tuple(value.shape)}"
             )
         lead = tuple(size for size in value.shape[:cut] if size != 1)
         if not lead:
             shared[name] = value.reshape(shape)
             continue
         if draws and lead != draws:
-            raise ValueError(f"site {name!r} has draws of shape {lead}, but site {first!r} has draws of shape {draws}")
+            raise ValueError(f"site {name!r} must have draws of shape {draws}, as site {first!r} has, got {lead}")
         draws, first = lead, first or name
         drawn[name] = value.reshape(math.prod(lead), *shape)
     return draws, shared, drawn
 
 
 def unflatten(outputs: Any, draws: tuple[int, ...]) -> Any:
-    """Gives each tensor in ``outputs``, of shape ``[N, ...]``, the shape ``[*draws, ...]``."""
-    return map_tensors(lambda tensor: tensor.reshape(*draws, *tensor.shape[1:]), outputs)
+    """
+    The outputs with the draws as leading dims.
+
+    :param outputs: tensors of shape ``[N, ...]``, nested in any way.
+    :param tuple draws: the draws' shape, of N elements.
+    :returns: the same with tensors of shape ``[*draws, ...]``.
+    """
+    return tree_map_only(Tensor, lambda tensor: tensor.reshape(*draws, *tensor.shape[1:]), outputs)

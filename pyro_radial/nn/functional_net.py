@@ -6,9 +6,8 @@
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +15,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pyro_radial._compat import tree_leaves, tree_map_only
 from pyro_radial.nn.selection import STATISTICS_LAYERS
 
-__all__ = ["FunctionalNet", "map_tensors"]
+__all__ = ["FunctionalNet"]
 
 logger = logging.getLogger("pyro_radial")
 
@@ -52,6 +52,9 @@ class FunctionalNet:
         The output for one set of tensors. What the network does to its buffers is done to ``tensors``.
 
         :param dict tensors: every parameter and buffer by name; of tied ones, the first name.
+        :param tuple args: the network's inputs.
+        :param dict kwargs: those given by name.
+        :returns: what the network returns.
         """
         with _restored(self.skeleton):
             return functional_call(self.skeleton, tensors, args, kwargs)
@@ -68,6 +71,10 @@ class FunctionalNet:
 
         :param Mapping shared: tensors common to all sets.
         :param Mapping drawn: tensors of shape ``[N, *shape]``, one slice for each set.
+        :param tuple args: the network's inputs.
+        :param dict kwargs: those given by name.
+        :returns: what the network returns, with tensors of shape ``[N, ...]``.
+        :raises TypeError: if it returns what is neither a tensor nor plain data, nested or not.
         """
         with _frozen_statistics(self.skeleton) as left_out:
             if left_out and not self._said_statistics_are_frozen:
@@ -192,48 +199,26 @@ def _vmap_settings(skeleton: nn.Module, drawn: Mapping[str, Tensor]) -> Iterator
         yield
 
 
-@dataclass(frozen=True)
 class _Slot:
     """The place of one tensor in the output of a network."""
-
-    index: int
 
 
 def _take_apart(output: Any) -> tuple[Any, list[Tensor]]:
     """The output with a slot for each tensor, and the tensors."""
-    leaves: list[Tensor] = []
-
-    def slot(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            leaves.append(value)
-            return _Slot(len(leaves) - 1)
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        raise TypeError(
-            f"with several draws, the network may return tensors, and tuples, lists and dicts of them, "
-            f"but not {type(value).__name__}"
-        )
-
-    return _map_leaves(slot, output), leaves
+    leaves = tree_leaves(output)
+    for leaf in leaves:
+        if not (leaf is None or isinstance(leaf, Tensor | bool | int | float | str)):
+            raise TypeError(
+                "output of the network must be of tensors, and tuples, lists and dicts of them, with several draws, "
+                f"got {type(leaf).__name__}"
+            )
+    template = tree_map_only(Tensor, lambda tensor: _Slot(), output)
+    return template, [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _put_together(template: Any, leaves: list[Tensor] | tuple[Tensor, ...]) -> Any:
-    return _map_leaves(lambda value: leaves[value.index] if isinstance(value, _Slot) else value, template)
-
-
-def _map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, dict):
-        return type(value)((key, _map_leaves(fn, item)) for key, item in value.items())
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map_leaves(fn, item) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_map_leaves(fn, item) for item in value)
-    return fn(value)
-
-
-def map_tensors(fn: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Applies ``fn`` to each tensor in nested tuples, lists and dicts."""
-    return _map_leaves(lambda leaf: fn(leaf) if isinstance(leaf, Tensor) else leaf, value)
+def _put_together(template: Any, tensors: Iterable[Tensor]) -> Any:
+    remaining = iter(tensors)
+    return tree_map_only(_Slot, lambda slot: next(remaining), template)
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,7 +14,10 @@ from torch import Tensor
 from pyro_radial._checks import positive_count
 from pyro_radial._naming import UniquelyNamed
 
-__all__ = ["Likelihood", "is_target"]
+__all__ = ["FUNCTION_SITE", "Likelihood", "is_target"]
+
+#: The deterministic site that records the network's output, the values of a function.
+FUNCTION_SITE = "f"
 
 TARGET: Any = {"is_target": True}
 
@@ -28,10 +31,15 @@ class Likelihood(UniquelyNamed):
     """
     Base class: a distribution of targets ``y`` given a network's output ``f``.
 
+    It owns the plate over data, named ``"data"``, at dim -1. With targets of B of the N training points it scales
+    their log-likelihood by N/B, so that a loss is that of the whole data set; without targets the plate has the size
+    of the output and scale one. The output is recorded at the deterministic site ``"f"`` (:data:`FUNCTION_SITE`), of
+    shape ``[*draws, B, *outputs]``, the targets are the site ``"y"``.
+
     A subclass defines :meth:`observation` and :meth:`inverse_link`, and where it differs :meth:`noise`,
     :meth:`target_shape` and :meth:`predictive_entropy`.
 
-    :param int num_data: N, the number of training points; the log-likelihood of B of them is scaled by N/B.
+    :param int num_data: N, the number of training points.
     :param int event_dim: how many dims of ``f``, from the right, belong to one data point: 1 for a network that
         returns ``[B, K]``, 0 for one that returns ``[B]``.
     :raises ValueError: naming the argument that is out of range.
@@ -48,7 +56,7 @@ class Likelihood(UniquelyNamed):
         super().__init__()
         self.num_data = positive_count("num_data", num_data)
         if isinstance(event_dim, bool) or not isinstance(event_dim, int) or event_dim < self.min_event_dim:
-            raise ValueError(f"event_dim must be an integer >= {self.min_event_dim}, but is {event_dim!r}")
+            raise ValueError(f"event_dim must be an integer >= {self.min_event_dim}, got {event_dim!r}")
         self.event_dim = event_dim
 
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
@@ -65,11 +73,11 @@ class Likelihood(UniquelyNamed):
         if y is not None:
             y = self.check_target(f, y)
             if size > self.num_data:
-                raise ValueError(f"num_data is {self.num_data}, but y holds {size} targets")
+                raise ValueError(f"num_data must be at least {size}, the number of targets in y, got {self.num_data}")
         noise = self.noise(f)
         index = torch.arange(size, device=f.device)
         with pyro.plate("data", size if y is None else self.num_data, subsample=index, dim=-1):
-            f = pyro.deterministic("f", f, event_dim=self.event_dim)
+            f = pyro.deterministic(FUNCTION_SITE, f, event_dim=self.event_dim)
             return pyro.sample("y", self.observation(f, **noise), obs=y, infer=TARGET)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
@@ -84,8 +92,7 @@ class Likelihood(UniquelyNamed):
 
     def inverse_link(self, f: Tensor) -> Tensor:
         """
-        The mean of the targets, as a function of the network's output; for a categorical distribution its
-        probabilities.
+        The mean of the targets, as a function of the network's output; for classes, their probabilities.
 
         :param torch.Tensor f: ``[..., B, *outputs]``.
         :returns: a tensor of the same shape unless a class says otherwise.
@@ -122,8 +129,8 @@ class Likelihood(UniquelyNamed):
         """Raises a ValueError naming ``f`` if it cannot be the output of a network for this likelihood."""
         if f.dim() < 1 + self.event_dim:
             raise ValueError(
-                f"f must have a dim for the data and {self.event_dim} more (event_dim), "
-                f"but the network's output at site 'f' has shape {tuple(f.shape)}"
+                f"f must have a dim for the data and {self.event_dim} more (event_dim) at site {FUNCTION_SITE!r}, "
+                f"got shape {tuple(f.shape)}"
             )
 
     def check_target(self, f: Tensor, y: Tensor) -> Tensor:
@@ -136,11 +143,11 @@ class Likelihood(UniquelyNamed):
         if y.shape != wanted:
             raise ValueError(
                 f"y must have shape {tuple(wanted)} for site 'y', since the network's output has shape "
-                f"{tuple(f.shape)}, but it has shape {tuple(y.shape)}"
+                f"{tuple(f.shape)}, got {tuple(y.shape)}"
             )
         return y.to(f.dtype)
 
     def check_target_dtype(self, y: Tensor) -> None:
         """Raises a ValueError naming ``y`` if its dtype is wrong: complex, or bool where numbers are meant."""
         if y.is_complex() or y.dtype == torch.bool:
-            raise ValueError(f"y must hold real numbers for site 'y', but its dtype is {y.dtype}")
+            raise ValueError(f"y must hold real numbers for site 'y', got {y.dtype}")

@@ -1,14 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""
-Likelihoods: the distribution of the targets given the output of a network.
-
-Each owns the plate over data, named ``"data"``, at dim -1. With targets of B of the N training points it scales
-their log-likelihood by N/B, so that a loss is that of the whole data set; without targets the plate has the size
-of the output and scale one. The output is recorded at the deterministic site ``"f"``, of shape
-``[*draws, B, *outputs]``, the targets are the site ``"y"``.
-"""
+"""Likelihoods: the distribution of the targets given the output of a network."""
 
 from typing import Any
 
@@ -22,7 +15,7 @@ from pyro.nn.module import pyro_method
 from torch import Tensor
 
 from pyro_radial._checks import positive_float
-from pyro_radial.nn.likelihood import Likelihood
+from pyro_radial.nn.likelihood import FUNCTION_SITE, Likelihood
 from pyro_radial.nn.priors.normal import check_positive_scalar_distribution
 from pyro_radial.nn.site_priors import Following
 
@@ -36,13 +29,13 @@ class Categorical(Likelihood):
     ``f`` is ``[*draws, B, K]`` and ``y`` holds ``B`` integers from 0 to K-1. The classes are the last dim also
     where a point has many labels: with ``event_dim=3``, ``f`` is ``[B, H, W, K]`` and ``y`` is ``[B, H, W]``.
 
+    :param int num_data: N, the number of training points.
+    :param int event_dim: how many dims of ``f`` belong to one point, the classes included; at least 1.
+
     Example::
 
         >>> Categorical(num_data=100).inverse_link(torch.tensor([[0.0, 0.0]]))
         tensor([[0.5000, 0.5000]])
-
-    :param int num_data: N, the number of training points.
-    :param int event_dim: how many dims of ``f`` belong to one point, the classes included; at least 1.
     """
 
     is_discrete = True
@@ -67,11 +60,11 @@ class Categorical(Likelihood):
     def check_target(self, f: Tensor, y: Tensor) -> Tensor:
         """The labels, or a ValueError that names ``y``."""
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-            raise ValueError(f"y must hold integer labels for site 'y', but its dtype is {y.dtype}")
+            raise ValueError(f"y must hold integer labels for site 'y', got {y.dtype}")
         if y.shape != self.target_shape(f):
             raise ValueError(
                 f"y must have shape {tuple(self.target_shape(f))} for site 'y', since the network's output has "
-                f"shape {tuple(f.shape)} with the classes last, but it has shape {tuple(y.shape)}"
+                f"shape {tuple(f.shape)} with the classes last, got {tuple(y.shape)}"
             )
         return y
 
@@ -80,13 +73,13 @@ class Bernoulli(Likelihood):
     r"""
     Zero or one, for each output alone: ``y`` is one with probability ``sigmoid(f)``.
 
+    :param int num_data: N, the number of training points.
+    :param int event_dim: how many dims of ``f`` belong to one point.
+
     Example::
 
         >>> Bernoulli(num_data=100).predictive_entropy(torch.tensor([[0.5], [1.0]]))
         tensor([0.6931, 0.0000])
-
-    :param int num_data: N, the number of training points.
-    :param int event_dim: how many dims of ``f`` belong to one point.
     """
 
     is_discrete = True
@@ -106,7 +99,7 @@ class Bernoulli(Likelihood):
     def check_target_dtype(self, y: Tensor) -> None:
         """Raises a ValueError naming ``y`` if its dtype is complex."""
         if y.is_complex():
-            raise ValueError(f"y must hold zeros and ones for site 'y', but its dtype is {y.dtype}")
+            raise ValueError(f"y must hold zeros and ones for site 'y', got {y.dtype}")
 
 
 class Gaussian(Likelihood):
@@ -118,18 +111,18 @@ class Gaussian(Likelihood):
     ``Gamma(6, 6)`` of Hernández-Lobato and Adams, *Probabilistic Backpropagation* (2015). It is recorded at the
     deterministic site ``"noise_scale"``, in the units of ``y``.
 
-    Example::
-
-        >>> likelihood = Gaussian(num_data=100, scale=0.1)
-        >>> likelihood.observation(torch.zeros(5, 1), scale=torch.tensor(0.1)).batch_shape
-        torch.Size([5])
-
     :param int num_data: N, the number of training points.
     :param int event_dim: how many dims of ``f`` belong to one point.
     :param float scale: the noise's standard deviation, or its first value; 1 by default.
     :param bool learn_scale: whether to train it.
     :param precision_prior: a distribution of shape ``()`` on the positive numbers, for :math:`1/\sigma^2`.
     :raises ValueError: naming the argument out of range, or given beside ``precision_prior``.
+
+    Example::
+
+        >>> likelihood = Gaussian(num_data=100, scale=0.1)
+        >>> likelihood.observation(torch.zeros(5, 1), scale=torch.tensor(0.1)).batch_shape
+        torch.Size([5])
     """
 
     noise_sites = {"scale": "noise_scale"}
@@ -147,7 +140,7 @@ class Gaussian(Likelihood):
         self.precision_prior: Following | None = None
         if precision_prior is not None:
             if scale is not None or learn_scale:
-                raise ValueError("precision_prior makes the noise random: give neither scale nor learn_scale")
+                raise ValueError("precision_prior must be given alone, got scale or learn_scale beside it")
             check_positive_scalar_distribution("precision_prior", precision_prior)
             self.precision_prior = Following(precision_prior)
             return
@@ -187,14 +180,14 @@ class HeteroscedasticGaussian(Likelihood):
     The last dim of ``f`` has 2K elements, K locations and then K raw scales; ``y`` is ``[B, K]``. The floor keeps
     the density bounded at points that the network fits exactly.
 
+    :param int num_data: N, the number of training points.
+    :param int event_dim: how many dims of ``f`` belong to one point; at least 1.
+    :param float floor: the least standard deviation, in the units of ``y``.
+
     Example::
 
         >>> HeteroscedasticGaussian(num_data=100).inverse_link(torch.tensor([[1.0, 2.0, 0.0, 0.0]]))
         tensor([[1., 2.]])
-
-    :param int num_data: N, the number of training points.
-    :param int event_dim: how many dims of ``f`` belong to one point; at least 1.
-    :param float floor: the least standard deviation, in the units of ``y``.
     """
 
     min_event_dim = 1
@@ -223,8 +216,8 @@ class HeteroscedasticGaussian(Likelihood):
         super().check_output(f)
         if f.shape[-1] % 2:
             raise ValueError(
-                "f must end in a dim of even size, locations and then raw scales, "
-                f"but the network's output at site 'f' has shape {tuple(f.shape)}"
+                f"f must end in a dim of even size at site {FUNCTION_SITE!r}, locations and then raw scales, "
+                f"got shape {tuple(f.shape)}"
             )
 
 
@@ -232,13 +225,13 @@ class Poisson(Likelihood):
     r"""
     Counts, for each output alone: :math:`y \sim \mathrm{Poisson}(\exp f)`.
 
+    :param int num_data: N, the number of training points.
+    :param int event_dim: how many dims of ``f`` belong to one point.
+
     Example::
 
         >>> Poisson(num_data=100).inverse_link(torch.zeros(1, 1))
         tensor([[1.]])
-
-    :param int num_data: N, the number of training points.
-    :param int event_dim: how many dims of ``f`` belong to one point.
     """
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:

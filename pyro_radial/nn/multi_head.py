@@ -22,6 +22,10 @@ class MultiHead(nn.Module):
     has the trunk and this head, and the loss no KL for the others. Only as the whole network, not as a part of one,
     does it say so. The choice of the head is no part of the state.
 
+    :param nn.Module trunk: what the heads share.
+    :param heads: the modules that take the trunk's output, one for each task.
+    :raises ValueError: if the trunk or a head is no module, or there is no head.
+
     Example::
 
         >>> import torch
@@ -32,20 +36,16 @@ class MultiHead(nn.Module):
         ('trunk.weight', 'trunk.bias', 'heads.1.weight', 'heads.1.bias')
         >>> bnn(torch.zeros(7, 3)).shape
         torch.Size([7, 5])
-
-    :param nn.Module trunk: what the heads share.
-    :param heads: the modules that take the trunk's output, one for each task.
-    :raises ValueError: if the trunk or a head is no module, or there is no head.
     """
 
     def __init__(self, trunk: nn.Module, heads: Iterable[nn.Module]) -> None:
         super().__init__()
         heads = list(heads)
         if not heads:
-            raise ValueError("heads must hold at least one module")
+            raise ValueError("heads must hold at least one module, got none")
         for name, module in [("trunk", trunk), *((f"heads[{i}]", head) for i, head in enumerate(heads))]:
             if not isinstance(module, nn.Module):
-                raise ValueError(f"{name} must be a torch.nn.Module, but it is {type(module).__name__}")
+                raise ValueError(f"{name} must be a torch.nn.Module, got {type(module).__name__}")
         self.trunk = trunk
         self.heads = nn.ModuleList(heads)
         self._head = 0
@@ -71,9 +71,10 @@ class MultiHead(nn.Module):
 
     def uses_parameter(self, name: str) -> bool:
         """
-        Whether a call uses a parameter: one of the trunk, or one of the head in use.
+        Whether a call uses a parameter.
 
         :param str name: the name of the parameter in this network.
+        :returns: True for those of the trunk and of the head in use.
         """
         if not name.startswith("heads."):
             return True
@@ -97,7 +98,7 @@ def use_head(model: nn.Module, head: int) -> None:
     """
     found = [module for module in submodules(model) if isinstance(module, MultiHead)]
     if not found:
-        raise ValueError(f"model holds no MultiHead whose head could be set: it is {type(model).__name__}")
+        raise ValueError(f"model must hold a MultiHead, whose head is set, got {type(model).__name__}")
     for module in found:
         module._check_head(head)
     for module in found:

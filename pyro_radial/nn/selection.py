@@ -29,12 +29,12 @@ Select = Callable[[str, nn.Parameter], bool] | str | None
 def check_net(net: nn.Module) -> None:
     """Raises a ValueError naming ``net`` unless it is a plain network with all its tensors made."""
     if not isinstance(net, nn.Module):
-        raise ValueError(f"net must be a torch.nn.Module, but it is {type(net).__name__}")
+        raise ValueError(f"net must be a torch.nn.Module, got {type(net).__name__}")
     if any(isinstance(module, PyroModule) for module in net.modules()):
-        raise ValueError("net must be a plain network, but it holds a PyroModule, which is a Pyro model already")
+        raise ValueError("net must be a plain network, got one with a PyroModule, which is a Pyro model already")
     for name, parameter in net.named_parameters():
         if nn.parameter.is_lazy(parameter):
-            raise ValueError(f"net has the lazy parameter {name!r}: call it once on data first")
+            raise ValueError(f"net must have run once on data, got the lazy parameter {name!r}")
 
 
 def select_parameters(net: nn.Module, select: Select) -> dict[str, nn.Parameter]:
@@ -44,23 +44,24 @@ def select_parameters(net: nn.Module, select: Select) -> dict[str, nn.Parameter]
     :param nn.Module net: the network.
     :param select: a function of (name, parameter), a regular expression searched in the name, or None for all but
         frozen ones and those of norm layers.
-    :raises ValueError: naming ``select``, if it is none of these or chooses nothing.
+    :returns: the chosen parameters by name, in the network's order.
+    :raises ValueError: naming ``select``, if it is none of these, chooses nothing or what is not floating point.
     """
     if not (select is None or isinstance(select, str) or callable(select)):
         raise ValueError(
-            f"select must be a function of (name, parameter), a regular expression or None, not {select!r}"
+            f"select must be a function of (name, parameter), a regular expression or None, got {select!r}"
         )
     try:
         chosen = _matcher(net, select)
     except re.error as error:
-        raise ValueError(f"select is no valid regular expression: {select!r} ({error})") from error
+        raise ValueError(f"select must be a valid regular expression, got {select!r} ({error})") from error
     selected = {name: parameter for name, parameter in net.named_parameters() if chosen(name, parameter)}
     if not selected:
         names = [name for name, _ in net.named_parameters()]
-        raise ValueError(f"select chooses no parameter of the network; it has {names}")
+        raise ValueError(f"select must choose at least one parameter of the network, got none of {names}")
     for name, parameter in selected.items():
         if not parameter.is_floating_point():
-            raise ValueError(f"select chooses {name!r}, which is not floating point but {parameter.dtype}")
+            raise ValueError(f"select must choose floating point parameters, got {name!r} of {parameter.dtype}")
     return selected
 
 

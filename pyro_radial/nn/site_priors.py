@@ -59,8 +59,8 @@ def _builder(prior: TorchDistributionMixin, name: str, parameter: Tensor) -> Cal
         prior = prior.expand(parameter.shape)
     elif shape != parameter.shape:
         raise ValueError(
-            f"the prior of site {name!r} has shape {tuple(shape)} (batch_shape {tuple(prior.batch_shape)}, "
-            f"event_shape {tuple(prior.event_shape)}), but the parameter has shape {tuple(parameter.shape)}"
+            f"the prior of site {name!r} must have shape () or the parameter's {tuple(parameter.shape)}, got "
+            f"{tuple(shape)} (batch_shape {tuple(prior.batch_shape)}, event_shape {tuple(prior.event_shape)})"
         )
     event: TorchDistributionMixin = prior.to_event(parameter.dim() - prior.event_dim)
     # Pyro's default expand changes the distribution it is called on, so a plate would change ours: hand out copies.
@@ -87,12 +87,12 @@ def _prior_of(prior: Any, name: str, parameter: Tensor) -> TorchDistributionMixi
     else:
         raise ValueError(
             "prior must be a distribution, a mapping or function from parameter names to distributions, "
-            f"or an object with sample_parameter(name, parameter), but it is {type(prior).__name__}"
+            f"or an object with sample_parameter(name, parameter), got {type(prior).__name__}"
         )
     if not isinstance(found, TorchDistributionMixin):
         raise ValueError(
             f"the prior of site {name!r} must be a pyro.distributions distribution, "
-            f"but it is {type(found).__module__}.{type(found).__name__}"
+            f"got {type(found).__module__}.{type(found).__name__}"
         )
     return found
 
@@ -100,10 +100,10 @@ def _prior_of(prior: Any, name: str, parameter: Tensor) -> TorchDistributionMixi
 def _check_names(prior: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
     missing = [name for name in parameters if name not in prior]
     if missing:
-        raise ValueError(f"prior has no entry for site {missing[0]!r} (missing in all: {missing})")
+        raise ValueError(f"prior must have an entry for site {missing[0]!r}, got none for {missing}")
     unknown = [name for name in prior if name not in parameters]
     if unknown:
-        raise ValueError(f"prior has entries for {unknown}, but the random sites are {list(parameters)}")
+        raise ValueError(f"prior must have entries for the random sites {list(parameters)} alone, got {unknown}")
 
 
 class Following:

@@ -20,6 +20,11 @@ class SupervisedModel(nn.Module):
 
     It adds nothing to the names of sites: they are those of ``bnn``, with ``"f"`` and ``"y"`` from the likelihood.
 
+    :param PyroModule bnn: a :class:`~pyro_radial.nn.BayesianModule`, or another model that returns the output of a
+        network as a tensor ``[*draws, B, *outputs]``.
+    :param Likelihood likelihood: one of :mod:`pyro_radial.nn.likelihoods`.
+    :raises ValueError: naming the argument that is neither.
+
     Example::
 
         >>> import torch
@@ -28,11 +33,6 @@ class SupervisedModel(nn.Module):
         >>> model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=60_000))
         >>> model(torch.zeros(7, 4)).shape
         torch.Size([7])
-
-    :param PyroModule bnn: a :class:`~pyro_radial.nn.BayesianModule`, or another model that returns the output of a
-        network as a tensor ``[*draws, B, *outputs]``.
-    :param Likelihood likelihood: one of :mod:`pyro_radial.nn.likelihoods`.
-    :raises ValueError: naming the argument that is neither.
     """
 
     # A plain module on purpose: a PyroModule would put its own name before every site.
@@ -41,11 +41,10 @@ class SupervisedModel(nn.Module):
         super().__init__()
         if not isinstance(bnn, PyroModule):
             raise ValueError(
-                f"bnn must be a BayesianModule, but it is {type(bnn).__name__}: wrap a plain network as "
-                "BayesianModule(net)"
+                f"bnn must be a BayesianModule, got {type(bnn).__name__}: wrap a plain network as BayesianModule(net)"
             )
         if not isinstance(likelihood, Likelihood):
-            raise ValueError(f"likelihood must be a Likelihood, but it is {type(likelihood).__name__}")
+            raise ValueError(f"likelihood must be a Likelihood, got {type(likelihood).__name__}")
         self.bnn = bnn
         self.likelihood = likelihood
 
@@ -61,7 +60,7 @@ class SupervisedModel(nn.Module):
         f = self.bnn(*x) if isinstance(x, tuple) else self.bnn(x)
         if not isinstance(f, Tensor):
             raise ValueError(
-                f"the network of bnn must return one tensor, but it returned {type(f).__name__}; "
+                f"the network of bnn must return one tensor, got {type(f).__name__}: "
                 "wrap it in a module that picks the output"
             )
         return self.likelihood(f, y)

@@ -137,7 +137,7 @@ def _mask(name: str, old: Any) -> Any:
         return mask_of(old)
     except ValueError as error:
         raise ValueError(
-            f"the prior of site '{name}' masks single elements of its event, which a new prior cannot take over: {error}"
+            f"the prior of site '{name}' masks single elements of its event; a new prior cannot take that over: {error}"
         ) from None
 
 

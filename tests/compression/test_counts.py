@@ -1,12 +1,14 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""Weights and operations, by layer and in total."""
+
 import pytest
 import torch
 from torch import nn
 
 from pyro_radial.compression import Cut, IndexSelect, count_flops, count_weights, cut_network, mask_network
-from tests.compression.chains import keep, lenet
+from tests.compression.helpers import keep, lenet
 
 MNIST = (1, 28, 28)
 
@@ -86,9 +88,9 @@ def test_a_single_datum_is_enough_where_a_batch_norm_is_training():
 
 
 def test_inputs_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"input_shape \(1, 20, 20\) does not fit the network at '5'"):
+    with pytest.raises(ValueError, match=r"input_shape must fit the network, got \(1, 20, 20\), which fails at '5'"):
         count_flops(lenet(), (1, 20, 20))
-    with pytest.raises(ValueError, match=r"input_shape \(3, 28, 28\) does not fit the network at '0'"):
+    with pytest.raises(ValueError, match=r"input_shape must fit the network, got \(3, 28, 28\), which fails at '0'"):
         count_flops(lenet(), (3, 28, 28))
 
 

@@ -1,6 +1,8 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""Cuts at the largest gap, and along a path by the loss."""
+
 import math
 from itertools import pairwise
 

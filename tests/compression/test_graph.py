@@ -1,12 +1,26 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""Networks read as chains: what is none is refused by name, and each is read once."""
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from pyro_radial.compression import Cut, IndexSelect, complete_cut, count_weights, cut_network
+from pyro_radial.compression import (
+    Cut,
+    IndexSelect,
+    Scores,
+    complete_cut,
+    count_flops,
+    count_weights,
+    cut_network,
+    cut_path,
+    evaluate_path,
+    graph,
+    mask_network,
+)
 
 
 class Skip(nn.Module):
@@ -54,45 +68,89 @@ SELECT = IndexSelect(torch.tensor([0, 2]), size=3)
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (nn.Linear(3, 3), "net is a Linear; only a plain nn.Sequential .* Torch-Pruning"),
-        (Skip(), "net is a Skip; .* skip connections there is the library Torch-Pruning"),
-        (Doubled(nn.Linear(3, 3)), "net is a Doubled;"),
-        (nn.Sequential(nn.Linear(3, 3), nn.Sequential(Skip())), "'1.0' is a Skip; .* Torch-Pruning"),
-        (nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 3)), "'1' is a LSTM;"),
-        (nn.Sequential(nn.MultiheadAttention(4, 2)), "'0' is a MultiheadAttention;"),
-        (nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), "'1' is a LayerNorm;"),
-        (nn.Sequential(OddLinear(3, 3)), "'0' is a OddLinear;"),
-        (nn.Sequential(nn.LazyLinear(3)), "'0' is a LazyLinear;"),
-        (nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3))), "'0' is a ParametrizedLinear;"),
-        (nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), "'0' is a Conv2d with groups=2, which must be 1"),
-        (nn.Sequential(nn.Conv2d(1, 1, 1), nn.MaxPool2d(2, return_indices=True)), "'1' is a MaxPool2d with return_ind"),
-        (pruned(), r"the weight of '0' is made of \['weight_orig'\]"),
-        (tied(), "'0' and '2' share a tensor"),
-        (twice(), "'0' and '2' share a tensor"),
-        (nn.Sequential(nn.ReLU()), "net holds no linear layer or convolution"),
-        (between(), "an nn.Flatten must stand between '0' and '1'"),
-        (between(nn.Flatten(), last=nn.Conv2d(2, 2, 3)), "channels with positions, not features, must stand between"),
-        (between(nn.Flatten(), last=nn.Linear(9, 3)), "'2' has 9 inputs, which do not fit the 2 units of '0'"),
-        (between(first=nn.Linear(2, 4)), "'1' has 8 inputs, which do not fit the 4 units of '0'"),
-        (between(nn.Flatten(), first=nn.Linear(2, 4)), "'2' has 8 inputs, which do not fit the 4 units of '0'"),
-        (between(last=nn.Conv2d(4, 2, 3)), "'1' has 4 inputs, which do not fit the 2 units of '0'"),
-        (between(nn.Flatten(2)), r"'1', Flatten\(start_dim=2, end_dim=-1\), must be of start_dim=1"),
-        (between(nn.Flatten(1, 2)), r"'1', Flatten\(start_dim=1, end_dim=2\), must be of start_dim=1"),
-        (between(nn.Flatten(), nn.MaxPool1d(2)), "'2', MaxPool1d.* mixes the units of '0'"),
-        (between(nn.AvgPool1d(2), first=nn.Linear(2, 16)), "'1', AvgPool1d.* mixes the units of '0'"),
-        (between(nn.Softmax(1), nn.Flatten()), r"'1', Softmax\(dim=1\), mixes the units of '0'"),
-        (between(nn.BatchNorm2d(3), nn.Flatten()), "'1', BatchNorm2d.* does not fit the 2 units of '0'"),
-        (between(nn.Flatten(), nn.BatchNorm1d(2)), "'2', BatchNorm1d.* does not fit the 2 units of '0'"),
-        (nn.Sequential(SELECT, nn.ReLU(), nn.Linear(2, 1)), r"'0', IndexSelect\(2 of 3, dim=-1\), must stand directly"),
-        (nn.Sequential(nn.Linear(2, 3), SELECT), "'1', IndexSelect.* must stand directly"),
-        (nn.Sequential(SELECT, nn.Linear(3, 1)), "'0', IndexSelect.* does not fit '1'"),
-        (nn.Sequential(SELECT, nn.Conv1d(2, 1, 1)), "'0', IndexSelect.* does not fit '1'"),
+        (nn.Linear(3, 3), r"net must be a plain nn\.Sequential .* got a Linear\. .* Torch-Pruning"),
+        (Skip(), r"got a Skip\. .* skip connections there is the library Torch-Pruning"),
+        (Doubled(nn.Linear(3, 3)), r"got a Doubled\."),
+        (nn.Sequential(nn.Linear(3, 3), nn.Sequential(Skip())), r"got a Skip at '1\.0'\. .* Torch-Pruning"),
+        (nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 3)), "got a LSTM at '1'"),
+        (nn.Sequential(nn.MultiheadAttention(4, 2)), "got a MultiheadAttention at '0'"),
+        (nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), "got a LayerNorm at '1'"),
+        (nn.Sequential(OddLinear(3, 3)), "got a OddLinear at '0'"),
+        (nn.Sequential(nn.LazyLinear(3)), "got a LazyLinear at '0'"),
+        (nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 3))), "got a ParametrizedLinear at '0'"),
+        (nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), "groups=1 in the Conv2d '0', got 2"),
+        (nn.Sequential(nn.Conv2d(1, 1, 1), nn.MaxPool2d(2, return_indices=True)), "in the MaxPool2d '1', got True"),
+        (pruned(), r"the weight of '0', got one made of \['weight_orig'\]"),
+        (tied(), "no shared tensors, got one in '0' and '2'"),
+        (twice(), "no shared tensors, got one in '0' and '2'"),
+        (nn.Sequential(nn.ReLU()), "net must hold a linear layer or a convolution"),
+        (between(), r"an nn\.Flatten between '0' and '1'"),
+        (between(nn.Flatten(), last=nn.Conv2d(2, 2, 3)), "channels with positions between"),
+        (between(nn.Flatten(), last=nn.Linear(9, 3)), "fit the 2 units of '0' at '2', got 9 inputs"),
+        (between(first=nn.Linear(2, 4)), "fit the 4 units of '0' at '1', got 8 inputs"),
+        (between(nn.Flatten(), first=nn.Linear(2, 4)), "fit the 4 units of '0' at '2', got 8 inputs"),
+        (between(last=nn.Conv2d(4, 2, 3)), "fit the 2 units of '0' at '1', got 4 inputs"),
+        (between(nn.Flatten(2)), r"start_dim=1 and end_dim=-1, got '1', Flatten\(start_dim=2, end_dim=-1\)"),
+        (between(nn.Flatten(1, 2)), r"start_dim=1 and end_dim=-1, got '1', Flatten\(start_dim=1, end_dim=2\)"),
+        (between(nn.Flatten(), nn.MaxPool1d(2)), "mix the units of '0', got '2', MaxPool1d"),
+        (between(nn.AvgPool1d(2), first=nn.Linear(2, 16)), "mix the units of '0', got '1', AvgPool1d"),
+        (between(nn.Softmax(1), nn.Flatten()), r"mix the units of '0', got '1', Softmax\(dim=1\)"),
+        (between(nn.BatchNorm2d(3), nn.Flatten()), "fit the 2 units of '0' at '1', got BatchNorm2d"),
+        (between(nn.Flatten(), nn.BatchNorm1d(2)), "fit the 2 units of '0' at '2', got BatchNorm1d"),
+        (nn.Sequential(SELECT, nn.ReLU(), nn.Linear(2, 1)), r"none after '0', IndexSelect\(2 of 3, dim=-1\)"),
+        (nn.Sequential(nn.Linear(2, 3), SELECT), "none after '1', IndexSelect"),
+        (nn.Sequential(SELECT, nn.Linear(3, 1)), "inputs of '1' that fit, Linear.* got '0', IndexSelect"),
+        (nn.Sequential(SELECT, nn.Conv1d(2, 1, 1)), "inputs of '1' that fit, Conv1d.* got '0', IndexSelect"),
     ],
 )
 def test_what_is_no_chain_is_refused_by_name(net, message):
     for function in (count_weights, lambda net: complete_cut(net, Cut()), lambda net: cut_network(net, Cut())):
         with pytest.raises(ValueError, match=message):
             function(net)
+
+
+@pytest.fixture
+def parses(monkeypatch):
+    """The networks whose modules were read, one entry for each reading."""
+    read, leaves = [], graph.leaves
+
+    def recorded(net):
+        read.append(net)
+        return leaves(net)
+
+    monkeypatch.setattr(graph, "leaves", recorded)
+    return read
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        count_weights,
+        lambda net: count_flops(net, (4,)),
+        lambda net: complete_cut(net, Cut()),
+        lambda net: mask_network(net, Cut()),
+        lambda net: cut_network(net, Cut()),
+    ],
+    ids=["count_weights", "count_flops", "complete_cut", "mask_network", "cut_network"],
+)
+def test_a_network_is_parsed_once(parses, function):
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    function(net)
+    assert parses == [net]
+
+
+def test_on_a_path_the_network_and_each_smaller_one_are_parsed_once(parses):
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    small = []
+
+    def loss(cut):
+        small.append(cut)
+        return 0.0
+
+    path = cut_path(Scores(outputs={"0": torch.tensor([0.0, 2.0, 1.0])}))
+    evaluate_path(net, path, loss, (4,), progress=False)
+    assert len(small) == len(path) == 3
+    assert parses == [net, *small]
 
 
 def test_anything_known_may_stand_at_the_ends():

@@ -15,7 +15,7 @@ X = torch.zeros(1, 3)
 
 def test_its_weights_are_the_mean_of_the_posterior_where_radii_are_sure():
     bnn = BayesianModule(nn.Linear(3, 4), RadialDirectionalPrior())
-    guide = AutoRadialDirectional(bnn, init_scale=1e-4, init_mean_cosine=0.6)
+    guide = AutoRadialDirectional(bnn, init_stddev=1e-4, init_mean_cosine=0.6)
     guide.setup(X)
     draws = torch.stack([bnn.to_module(guide(X)).weight.detach() for _ in range(4_000)])
     error = draws.std(0) / len(draws) ** 0.5
@@ -27,7 +27,7 @@ def test_a_group_whose_direction_dissolved_is_zero():
     guide = AutoRadialDirectional(bnn, shared_concentration=False)
     guide.setup(X)
     with torch.no_grad():
-        guide.scales.weight.direction_unconstrained[2] = -40.0
+        guide.concentrations.weight.direction_unconstrained[2] = -40.0
     weight = mean_network(bnn, guide).weight
     assert weight[2].abs().max() < 1e-12
     assert weight[[0, 1, 3]].norm(dim=1).min() > 0.01

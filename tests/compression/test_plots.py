@@ -1,6 +1,8 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""Plots of scores and of loss against size."""
+
 import numpy as np
 import pytest
 import torch

@@ -12,6 +12,7 @@ from torch import nn
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule
 from pyro_radial.compression import unit_scores
 from pyro_radial.nn.priors import RadialDirectionalPrior
+from pyro_radial.nn.priors.site_names import TensorSites
 
 
 def guided(prior, family, net=None, **kwargs):
@@ -34,10 +35,7 @@ class TestRadiiAndDirections:
         [("row", {"0": 3}, {}), ("column", {}, {"0": 2, "2": 12}), ("double", {"0": 3}, {"0": 2, "2": 12})],
     )
     def test_rows_score_outputs_and_columns_inputs_but_never_the_networks_outputs(self, grouping, outputs, inputs):
-        if grouping == "row":
-            scores = unit_scores(guided(RadialDirectionalPrior("row"), AutoRadialDirectional))
-        else:
-            scores = unit_scores(guided(RadialDirectionalPrior(grouping), AutoRadialDirectional))
+        scores = unit_scores(guided(RadialDirectionalPrior(grouping), AutoRadialDirectional))
         assert {layer: len(values) for layer, values in scores.outputs.items()} == outputs
         assert {layer: len(values) for layer, values in scores.inputs.items()} == inputs
 
@@ -46,7 +44,8 @@ class TestRadiiAndDirections:
         guide = randomized(guided(RadialDirectionalPrior("row"), AutoRadialDirectional, shared_concentration=shared))
         posterior = guide.posterior()
         # The mode by search, so that no formula of the library's is on both sides.
-        a, b = (posterior[f"0.weight.local_radius_{kind}"].base_dist for kind in ("gamma", "inverse_gamma"))
+        sites = TensorSites("0.weight").local_radius("row")
+        a, b = (posterior[site].base_dist for site in (sites.gamma, sites.inverse_gamma))
         root = dist.LogNormal(0.5 * (a.mean + b.mean), 0.5 * (a.variance + b.variance).sqrt())
         grid = torch.linspace(-6.0, 4.0, 200_001, dtype=torch.float64)
         mode = grid[root.log_prob(grid.exp()[:, None]).argmax(0)]
@@ -64,8 +63,8 @@ class TestSignalToNoise:
         scores = unit_scores(guide)
         for found, dims in ((scores.outputs["0"], (1, 2, 3)), (scores.inputs["0"], (0, 2, 3))):
             expected = 0.5 * (mean.square().sum(dims) / noise.sum(dims)).log()
-            # The noise of a radial distribution is a mean of squares of one normal radius: a relative error of sqrt(2 /
-            # 4000).
+            # The noise of a radial distribution is a mean of squares of one normal radius, so its relative error is
+            # sqrt(2 / 4000).
             torch.testing.assert_close(found, expected, atol=4 * 0.5 * (2 / 4_000) ** 0.5, rtol=0)
 
     def test_a_tensor_beside_radii_and_directions_is_scored_by_it(self):

@@ -1,6 +1,8 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""The cut network computes what the network does without the units."""
+
 import copy
 import io
 import warnings
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 
 from pyro_radial.compression import Cut, IndexSelect, Scores, complete_cut, cut_network, mask_network
-from tests.compression.chains import keep, lenet, random_chain, random_cut, weight_layers
+from tests.compression.helpers import keep, lenet, random_chain, random_cut, weight_layers
 
 CHAINS = range(60)
 
@@ -44,7 +46,7 @@ def without_cut_units(net, x, cut):
     return y
 
 
-def cut_quietly(net, cut):
+def cut_silently(net, cut):
     """The masked and the cut network; small chains are often cut to nothing, which is another test's matter."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -55,7 +57,7 @@ def cut_quietly(net, cut):
 def test_cut_network_computes_what_the_network_does_without_the_units(seed):
     net, x = random_chain(seed)
     cut = random_cut(net, seed)
-    masked, small, rescued = cut_quietly(net, cut)
+    masked, small, rescued = cut_silently(net, cut)
     expected = masked(x)
     torch.testing.assert_close(small(x), expected, rtol=1e-10, atol=1e-10)
     if not rescued:
@@ -66,7 +68,7 @@ def test_random_chains_are_cut_in_every_way():
     kinds, rescued, shrunk = set(), 0, 0
     for seed in CHAINS:
         net, _ = random_chain(seed)
-        _, small, warned = cut_quietly(net, random_cut(net, seed))
+        _, small, warned = cut_silently(net, random_cut(net, seed))
         kinds |= {type(module) for module in small.modules()}
         rescued += warned
         shrunk += sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in net.parameters())
@@ -78,8 +80,8 @@ def test_random_chains_are_cut_in_every_way():
 @pytest.mark.parametrize("seed", range(20))
 def test_cut_of_a_cut_is_exact(seed):
     net, x = random_chain(seed)
-    _, small, _ = cut_quietly(net, random_cut(net, seed, share=0.8))
-    masked, smaller, _ = cut_quietly(small, random_cut(small, seed + 1, share=0.8))
+    _, small, _ = cut_silently(net, random_cut(net, seed, share=0.8))
+    masked, smaller, _ = cut_silently(small, random_cut(small, seed + 1, share=0.8))
     torch.testing.assert_close(smaller(x), masked(x), rtol=1e-10, atol=1e-10)
     assert len(parts(smaller, IndexSelect)) <= len(weight_layers(net))
 
@@ -324,11 +326,11 @@ def test_inputs_of_the_network_cut_to_nothing_keep_the_best():
 @pytest.mark.parametrize(
     ("cut", "scores", "message"),
     [
-        (Cut(outputs={"1": keep(3, [0])}), None, r"cut.outputs\['1'\] is of no layer; the layers are \['0', '2'\]"),
+        (Cut(outputs={"1": keep(3, [0])}), None, r"cut.outputs must be of the layers \['0', '2'\], got '1'"),
         (Cut(inputs={"2": keep(4, [0])}), None, r"cut.inputs\['2'\] must be of 3 units, got 4"),
-        (Cut(outputs={"2": keep(2, [0])}), None, r"cut.outputs\['2'\] cuts outputs of the network"),
+        (Cut(outputs={"2": keep(2, [0])}), None, r"cut.outputs\['2'\] must keep all outputs of the network"),
         (Cut(), Scores(outputs={"0": torch.zeros(2)}), r"scores.outputs\['0'\] must be of 3 units, got 2"),
-        (Cut(), Scores(inputs={"5": torch.zeros(2)}), r"scores.inputs\['5'\] is of no layer"),
+        (Cut(), Scores(inputs={"5": torch.zeros(2)}), r"scores.inputs must be of the layers .*, got '5'"),
     ],
 )
 @pytest.mark.parametrize("surgery", [cut_network, mask_network, complete_cut])
@@ -347,8 +349,8 @@ def test_a_mask_that_keeps_all_outputs_of_the_network_is_fine():
 def test_a_network_is_cut_where_it_lies():
     net, x = random_chain(1)
     cut = random_cut(net, 1)
-    expected = cut_quietly(net, cut)[1](x)
-    masked, small, _ = cut_quietly(net.cuda(), cut)
+    expected = cut_silently(net, cut)[1](x)
+    masked, small, _ = cut_silently(net.cuda(), cut)
     assert {tensor.device.type for tensor in (*small.parameters(), *small.buffers())} == {"cuda"}
     torch.testing.assert_close(small(x.cuda()).cpu(), expected)
     torch.testing.assert_close(masked(x.cuda()).cpu(), expected)

@@ -1,6 +1,8 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""Cuts and scores hold vectors of the right kind."""
+
 import pytest
 import torch
 
@@ -31,7 +33,7 @@ def test_scores_are_vectors_of_numbers(side, scores, message):
 
 
 def test_no_scores_are_refused():
-    with pytest.raises(ValueError, match="hold no scores"):
+    with pytest.raises(ValueError, match="must hold scores"):
         Scores()
 
 

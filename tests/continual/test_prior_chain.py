@@ -252,7 +252,7 @@ def test_a_plated_site_is_chained_at_full_size():
 
 @pytest.mark.parametrize("model", [plated, summed(W), summed(CONSTRAINED["dirichlet"])], ids=["plate", "line", "other"])
 def test_vectorized_particles_are_the_loop(model):
-    chain = learned(model)
+    chain = learned(model, partial(AutoRadial, init_stddev=0.01))
     guide = train(chain, chain.guide(AutoRadial), steps=10)
     losses = []
     for vectorize in (False, True):
@@ -500,7 +500,7 @@ def test_copies_are_independent_also_after_use():
         assert_unchanged(chain, before)
         assert not torch.equal(leaf_mean(other), leaf_mean(chain))
         file = io.BytesIO()
-        torch.save(chain.distributions, file)
+        torch.save(chain.chained, file)
         file.seek(0)
         assert torch.equal(leaf_mean(chain), leaf_mean_of(torch.load(file, weights_only=False)["w"]))
         assert_unchanged(chain, before)
@@ -526,7 +526,7 @@ def test_a_cast_moves_the_distributions_and_they_stay_on_the_buffers():
     buffers = {id(buffer) for buffer in chain.buffers()}
     assert {id(distribution.loc) for distribution in chain.prior.values()} <= buffers
     meta = copy.deepcopy(chain).to("meta")
-    assert all(buffer.is_meta for buffer in meta.distributions.buffers())
+    assert all(buffer.is_meta for buffer in meta.chained.buffers())
 
 
 def test_a_state_brings_its_own_sites_and_they_are_compared_anew():
@@ -576,7 +576,7 @@ def test_a_guide_that_was_never_trained_is_refused():
     # The map that keeps scales positive rounds, to one side or the other.
     for stddev in (0.001, 0.0123, 0.1, 0.77, 3.0):
         for family in (AutoRadial, AutoMeanField):
-            guide = chain.guide(family, **{"init_stddev" if family is AutoRadial else "init_scale": stddev})
+            guide = chain.guide(family, init_stddev=stddev)
             guide.setup()
             with pytest.raises(ValueError, match=r"was never trained.*\['w'\]"):
                 chain.advance(guide)

@@ -215,7 +215,7 @@ def test_the_loss_of_a_mean_field_guide_on_a_gamma_site_has_no_noise(distributio
         with pyro.plate("rows", 3):
             pyro.sample("w", distribution(torch.tensor(2.0), torch.tensor(1.5)).expand([4]).to_event(1))
 
-    guide = AutoMeanField(model, init_scale=0.3)
+    guide = AutoMeanField(model, init_stddev=0.3)
     assert len({float(TraceMeanField_ELBO().loss(model, guide)) for _ in range(3)}) == 1
     RadialELBO(strict_kl=True).loss(model, guide)
     # A radial guide has no closed form: sampled, and refused under strict_kl by the name of the site.

@@ -297,12 +297,12 @@ DISTRIBUTIONS = {
 @pytest.mark.parametrize("make", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
 def test_the_distributions_can_be_stored_and_rebuilt_in_another_dtype(make):
     distribution = make()
-    description, tensors = describe(distribution)
-    twin = rebuild(description, tensors)
+    structure, tensors = describe(distribution)
+    twin = rebuild(structure, tensors)
     assert (twin.batch_shape, twin.event_shape) == (distribution.batch_shape, distribution.event_shape)
     value = distribution.sample()
     assert torch.equal(twin.log_prob(value), distribution.log_prob(value))
-    single = rebuild(description, {name: tensor.float() for name, tensor in tensors.items()})
+    single = rebuild(structure, {name: tensor.float() for name, tensor in tensors.items()})
     assert single.sample().dtype == torch.float
 
 

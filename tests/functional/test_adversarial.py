@@ -150,7 +150,7 @@ def test_bad_arguments_and_orders_are_refused():
     context(torch.zeros(3, 2))
     with pytest.raises(ValueError, match="x must have inputs"):
         context(torch.zeros(3, 4))
-    with pytest.raises(ValueError, match="low has shape"):
+    with pytest.raises(ValueError, match="low must have the shape"):
         AdversarialPoints(UniformBox([0.0, 0.0], [1.0, 1.0], 2))(torch.zeros(3, 4))
 
 

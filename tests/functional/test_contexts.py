@@ -64,14 +64,14 @@ def test_rows_of_data_are_drawn_without_repeats_and_each_as_often():
     assert float((counts - 1200).abs().max()) < 5 * math.sqrt(3000 * 0.4 * 0.6)
 
 
-def test_contexts_together_give_their_points_in_order():
+def test_concatenated_contexts_give_their_points_in_order():
     first, second = FromSampler(torch.ones, 2), FromSampler(torch.zeros, 3)
     first.function, second.function = (lambda n: torch.ones(n, 1)), (lambda n: torch.zeros(n, 1))
     points = Concatenated([first, second])(torch.zeros(5, 1))
     assert points.flatten().tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
-def test_together_lets_those_ascend_that_can():
+def test_concatenated_lets_those_ascend_that_can():
     class Climbing:
         def __init__(self):
             self.objectives = []
@@ -100,7 +100,7 @@ def test_contexts_show_what_they_are():
     ("make", "words"),
     [
         (lambda: UniformBox(1.0, 0.0, 3), "low must not be above high"),
-        (lambda: UniformBox([0.0, 0.0], [1.0, 1.0, 1.0], 3), "low has shape"),
+        (lambda: UniformBox([0.0, 0.0], [1.0, 1.0, 1.0], 3), "high must have the shape of low"),
         (lambda: UniformBox(-math.inf, 0.0, 3), "low must be finite"),
         (lambda: UniformBox(0.0, math.nan, 3), "high must be finite"),
         (lambda: UniformBox(0.0, 1.0, 0), "num_points"),
@@ -108,7 +108,7 @@ def test_contexts_show_what_they_are():
         (lambda: UniformBox.around(torch.zeros(3, 2, dtype=torch.long), 3), "x_train"),
         (lambda: UniformBox.around(torch.full((3, 2), math.nan), 3), "x_train must be finite"),
         (lambda: UniformBox.around(torch.zeros(3, 2), 3, margin=-0.1), "margin"),
-        (lambda: FromData(torch.zeros(3, 2), 4), "num_points is 4, but points has only 3"),
+        (lambda: FromData(torch.zeros(3, 2), 4), "num_points must be at most the 3 rows of points, got 4"),
         (lambda: FromData(torch.zeros(3, 2, dtype=torch.uint8), 2), "points"),
         (lambda: FromSampler(3, 2), "function"),
         (lambda: Concatenated([]), "contexts"),
@@ -123,10 +123,10 @@ def test_arguments_that_do_not_fit_are_refused_by_name(make, words):
 @pytest.mark.parametrize(
     ("context", "words"),
     [
-        (UniformBox([0.0, 0.0], [1.0, 1.0], 3), r"low has shape \[2\].*shape \[3\]"),
-        (UniformBox(0.0, [1.0, 1.0], 3), r"high has shape \[2\].*shape \[3\]"),
-        (FromData(torch.zeros(9, 2), 3), r"points gives points of shape \[2\].*shape \[3\]"),
-        (FromSampler(lambda n: torch.zeros(n, 2), 3), r"function gives points of shape \[2\].*shape \[3\]"),
+        (UniformBox([0.0, 0.0], [1.0, 1.0], 3), r"low must have the shape .* \[3\], got \[2\]"),
+        (UniformBox(0.0, [1.0, 1.0], 3), r"high must have the shape .* \[3\], got \[2\]"),
+        (FromData(torch.zeros(9, 2), 3), r"points must give points of the shape .* \[3\], got \[2\]"),
+        (FromSampler(lambda n: torch.zeros(n, 2), 3), r"function must give points of the shape .* \[3\], got \[2\]"),
         (FromSampler(lambda n: torch.zeros(n + 1, 3), 3), "function must return a tensor of 3 points"),
         (FromSampler(lambda n: [0.0] * n, 3), "function must return a tensor"),
     ],

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pyro_radial.functional.scores import GaussianMoments, SpectralStein, Stein
+from tests.functional.helpers import white
 
 ESTIMATORS = {"moments": GaussianMoments(), "stein": Stein(), "spectral": SpectralStein()}
 each_estimator = pytest.mark.parametrize("estimator", ESTIMATORS.values(), ids=ESTIMATORS.keys())
@@ -22,13 +23,6 @@ def normal(count, covariance):
 
 def error_and_slope(estimate, truth):
     return float((estimate - truth).norm() / truth.norm()), float((estimate * truth).sum() / truth.square().sum())
-
-
-def white(count, dim):
-    """Draws whose mean is zero and covariance one, exactly."""
-    draws = torch.randn(count, dim, dtype=torch.double)
-    draws -= draws.mean(0)
-    return draws @ torch.linalg.inv(torch.linalg.cholesky(torch.cov(draws.mT).reshape(dim, dim))).mT
 
 
 def kernel_and_slope(z, draws):
@@ -61,8 +55,8 @@ def test_moments_elsewhere_are_unbiased():
     at = normal(3, covariance)
     estimates = torch.stack([GaussianMoments()(normal(12, covariance) - 1.0, at - 1.0) for _ in range(1500)])
     truth = -at @ torch.linalg.inv(covariance)
-    deviation = (estimates.mean(0) - truth).abs() / (estimates.std(0) / 1500**0.5)
-    assert float(deviation.max()) < 4.0
+    standard_errors = (estimates.mean(0) - truth).abs() / (estimates.std(0) / 1500**0.5)
+    assert float(standard_errors.max()) < 4.0
 
 
 # The largest error and the least and largest slope among at the draws and elsewhere, from the benchmark.

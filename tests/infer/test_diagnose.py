@@ -103,7 +103,7 @@ def test_a_huge_spread_is_found_to_predict_a_constant():
 
 def test_signal_and_noise_are_the_spreads_over_inputs_and_draws():
     """f(x) = w x with w ~ N(1, 0.1^2): the function varies like x, and at x by 0.1 |x|."""
-    model, guide = problem(net=nn.Linear(1, 1, bias=False), guide=AutoMeanField, init_scale=0.1)
+    model, guide = problem(net=nn.Linear(1, 1, bias=False), guide=AutoMeanField, init_stddev=0.1)
     guide.setup(*DATA)
     guide.load_means({"weight": torch.ones(1, 1)})
     draws = 400
@@ -127,7 +127,7 @@ def test_a_missing_plate_is_found():
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
         pyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
 
-    diagnosis = diagnose(model, AutoMeanField(model, init_scale=0.1), (X, DATA[1][:, 0]))
+    diagnosis = diagnose(model, AutoMeanField(model, init_stddev=0.1), (X, DATA[1][:, 0]))
     assert says(diagnosis, "No observation is inside a plate")
     # There is no site "f" either.
     assert (diagnosis.signal, diagnosis.noise) == (None, None)

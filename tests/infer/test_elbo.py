@@ -75,7 +75,7 @@ def test_without_an_entropy_there_is_no_split():
         pyro.sample("rate", dist.LogNormal(0.0, 1.0))
 
     elbo = RadialELBO()
-    elbo(model, AutoMeanField(model, init_scale=0.5))()
+    elbo(model, AutoMeanField(model, init_stddev=0.5))()
     assert elbo.terms.entropy is None
     assert elbo.terms.cross_entropy is None
 
@@ -114,7 +114,7 @@ def test_particles_have_kls_of_their_own_where_a_prior_depends_on_a_draw():
         scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
         pyro.sample("weight", dist.Normal(0.0, scale))
 
-    guide = AutoMeanField(model, init_scale=0.5)
+    guide = AutoMeanField(model, init_stddev=0.5)
     guide.setup()
     elbo = RadialELBO(num_particles=20_000, vectorize_particles=True, max_plate_nesting=1)
     elbo(model, guide)()
@@ -407,5 +407,5 @@ def test_the_elbo_bounds_the_log_evidence():
 
     evidence = dist.MultivariateNormal(torch.zeros(5), torch.eye(5) + 1).log_prob(y)
     for scale in (0.1, 0.4, 2.0):
-        mean, error = mean_and_error(RadialELBO(), model, AutoMeanField(model, init_scale=scale))
+        mean, error = mean_and_error(RadialELBO(), model, AutoMeanField(model, init_stddev=scale))
         assert -mean <= evidence + 4 * error

@@ -25,6 +25,7 @@ from pyro_radial.functional import (
     GaussianKL,
     GaussianProcess,
     ImplicitProcess,
+    RegularizedKL,
     SteinKL,
     UniformBox,
 )
@@ -110,7 +111,7 @@ def test_the_noise_of_a_prior_is_added_to_the_functions_as_well():
 
 
 def test_it_bounds_the_log_evidence_for_any_guide():
-    guide = AutoMeanField(linear_model, init_scale=0.3)
+    guide = AutoMeanField(linear_model, init_stddev=0.3)
     elbo = FunctionalELBO(GaussianProcess(kernel), divergence=GaussianKL(), num_functions=2_000)
     with torch.no_grad():
         loss = elbo(linear_model, guide)(X, Y)
@@ -205,8 +206,31 @@ class TestUse:
         model = regression()
         context = AdversarialPoints(UniformBox([-2.0, -2.0], [2.0, 2.0], num_points=3))
         elbo = self.elbo(context=context, divergence=SteinKL())
-        with pytest.raises(ValueError, match="SteinKL estimates no value"):
+        with pytest.raises(ValueError, match=r"must estimate a value .* got SteinKL"):
             elbo(model, AutoMeanField(model))(*self.data)
+
+    def test_it_reads_the_functions_at_the_site_that_it_is_told(self):
+        losses = {}
+        for site in ("f", "values"):
+
+            def model(x, y=None, site=site):
+                slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+                values = slope[..., None] * x[:, 0]
+                with pyro.plate("data", len(x), dim=-1):
+                    pyro.deterministic(site, values)
+                    pyro.sample("y", dist.Normal(values, 1.0), obs=y)
+
+            pyro.set_rng_seed(0)
+            elbo = self.elbo(function_site=site, divergence=RegularizedKL(0.1))
+            losses[site] = float(elbo(model, AutoMeanField(model))(self.data[0], self.data[1][:, 0]).detach())
+            assert list(elbo.terms.kl_by_site) == [site]
+        assert losses["f"] == losses["values"]
+
+    def test_nothing_of_a_loss_stays_in_the_object_but_its_terms(self):
+        model = regression()
+        elbo = self.elbo()
+        elbo(model, AutoMeanField(model))(*self.data).backward()
+        assert not any(isinstance(value, torch.Tensor) for value in vars(elbo).values())
 
     def test_the_weight_of_the_divergence_is_a_schedule(self):
         model = regression()
@@ -228,7 +252,7 @@ class TestBadInput:
                 pyro.sample("y", dist.Normal(w, 1.0), obs=y)
 
         elbo = FunctionalELBO(GaussianProcess(smooth), num_functions=10)
-        with pytest.raises(ValueError, match="no site 'f'"):
+        with pytest.raises(ValueError, match="must record a site 'f', got none"):
             elbo(model, AutoMeanField(model))(torch.randn(3, 1), torch.randn(3))
 
     def test_a_model_without_inputs_is_refused(self):
@@ -248,16 +272,24 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("prior", "options", "words"),
         [
-            (GaussianProcess(lambda a, b: -smooth(a, b)), {}, "kernel is not positive definite"),
-            (ImplicitProcess(lambda x, s: torch.full((s, len(x)), math.nan)), {}, "a sample holds NaN"),
+            (GaussianProcess(lambda a, b: -smooth(a, b)), {}, "kernel must be positive definite"),
+            (
+                ImplicitProcess(lambda x, s: torch.full((s, len(x)), math.nan)),
+                {},
+                "a sample must be of numbers, got NaN",
+            ),
             (
                 GaussianProcess(smooth),
                 {"num_functions": 10},
                 r"num_functions = 10 functions: samples must be at least 11",
             ),
             (GaussianProcess(smooth), {"context": UniformBox([0.0] * 2, [1.0] * 2, 4)}, r"\[2\]"),
-            (GaussianProcess(smooth), {"context": FromSampler(lambda m: torch.rand(m, 2), 4)}, r"shape \[2\]"),
-            (GaussianProcess(smooth), {"context": lambda x: torch.rand(4, 2)}, r"context gives .* \[2\]"),
+            (GaussianProcess(smooth), {"context": FromSampler(lambda m: torch.rand(m, 2), 4)}, r"\[1\], got \[2\]"),
+            (
+                GaussianProcess(smooth),
+                {"context": lambda x: torch.rand(4, 2)},
+                r"context must give .* \[1\], got \[2\]",
+            ),
         ],
     )
     def test_what_the_divergence_cannot_use_is_named_with_the_site(self, prior, options, words):

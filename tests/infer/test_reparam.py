@@ -170,7 +170,7 @@ def exact_elbo(parameters):
 def test_svi_with_analytic_kls_finds_the_best_of_its_family(elbo):
     best = minimize(lambda parameters: -exact_elbo(parameters), [0.0, 0.0, -0.5, -0.5], tol=1e-8)
     assert -best.fun < log_evidence()
-    guide = AutoMeanField(scale_model, init_scale=0.3)
+    guide = AutoMeanField(scale_model, init_stddev=0.3)
     loss = elbo(num_particles=32, vectorize_particles=True, max_plate_nesting=1)
     svi = SVI(scale_model, guide, pyro.optim.ClippedAdam({"lr": 0.1, "lrd": 0.992}), loss)
     for _ in range(600):
@@ -193,7 +193,7 @@ def test_the_analytic_loss_is_the_sampled_one_in_expectation():
         dist.HalfCauchy(torch.ones(3, 4)).to_event(1).mask(MASK),
     ):
         model = reparameterized(distribution, distribution.batch_shape)
-        guide = AutoMeanField(model, init_scale=0.3)
+        guide = AutoMeanField(model, init_stddev=0.3)
         sampled = Trace_ELBO(num_particles=2000, vectorize_particles=True, max_plate_nesting=1)
         draws = -torch.tensor([sampled.loss(model, guide) for _ in range(20)])
         analytic = TraceMeanField_ELBO(num_particles=500, vectorize_particles=True, max_plate_nesting=1)

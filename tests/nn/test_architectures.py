@@ -5,6 +5,8 @@
 
 import logging
 import warnings
+from collections import OrderedDict
+from typing import NamedTuple
 
 import pyro
 import pytest
@@ -54,6 +56,22 @@ class ManyOutputs(nn.Module):
     def forward(self, x, shift=0.0):
         y = self.layer(x) + shift
         return {"y": y, "rest": [y.sum(-1), (None, 3, y.exp())]}
+
+
+class Scores(NamedTuple):
+    mean: torch.Tensor
+    label: str | None
+    rest: OrderedDict
+
+
+class NamedOutputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return Scores(y, None, OrderedDict(last=y.exp(), most=y.max(-1)))
 
 
 class SelfAttention(nn.Module):
@@ -111,6 +129,7 @@ CASES = {
     "prelu": (lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU()), (5, 3)),
     "weight-norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), (5, 3)),
     "many-outputs": (ManyOutputs, (5, 3)),
+    "named-outputs": (NamedOutputs, (5, 3)),
 }
 
 
@@ -251,13 +270,25 @@ def test_a_mistake_in_the_call_is_not_taken_for_a_lack_of_batching():
     assert bnn.batching == "vmap"
 
 
+@pytest.mark.parametrize("batching", ["vmap", "loop"])
+def test_an_output_keeps_its_kinds_and_what_is_no_tensor(batching):
+    bnn, x = BayesianModule(NamedOutputs()), torch.randn(5, 3)
+    bnn._functional.batching = batching
+    output = call_with(bnn, draws_of(bnn, 4), x)
+    assert type(output) is Scores
+    assert output.label is None
+    assert list(output.rest) == ["last", "most"]
+    assert type(output.rest["most"]) is torch.return_types.max
+    torch.testing.assert_close(output.rest["most"].values, output.mean.max(-1).values)
+
+
 def test_an_output_that_hides_tensors_is_refused():
     class Odd(nn.Linear):
         def forward(self, x):
             return {super().forward(x).sum()}
 
     bnn = BayesianModule(Odd(3, 2))
-    with pytest.raises(TypeError, match="not set"):
+    with pytest.raises(TypeError, match="several draws, got set"):
         call_with(bnn, draws_of(bnn, 3), torch.randn(5, 3))
 
 

@@ -269,21 +269,21 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("kwargs", "message"),
         [
-            ({"select": "nothing"}, "select chooses no parameter"),
-            ({"select": lambda name, parameter: False}, "select chooses no parameter"),
-            ({"select": "("}, "select is no valid regular expression"),
+            ({"select": "nothing"}, "select must choose at least one parameter"),
+            ({"select": lambda name, parameter: False}, "select must choose at least one parameter"),
+            ({"select": "("}, "select must be a valid regular expression"),
             ({"select": 3}, "select must be"),
             ({"prior": 3.0}, "prior must be"),
-            ({"prior": {"0.weight": dist.Normal(0.0, 1.0)}}, r"prior has no entry for site '0\.bias'"),
+            ({"prior": {"0.weight": dist.Normal(0.0, 1.0)}}, r"prior must have an entry for site '0\.bias'"),
             ({"prior": torch.distributions.Normal(0.0, 1.0)}, r"'0\.weight' must be a pyro\.distributions"),
             ({"prior": lambda name, parameter: 1.0}, r"'0\.weight' must be a pyro\.distributions"),
             (
                 {"prior": dist.Normal(torch.zeros(2, 3), 1.0)},
-                r"'0\.weight' has shape \(2, 3\) .* parameter has shape \(6, 3\)",
+                r"'0\.weight' must have shape \(\) or the parameter's \(6, 3\), got \(2, 3\) ",
             ),
             (
                 {"prior": dist.MultivariateNormal(torch.zeros(3), torch.eye(3))},
-                r"'0\.weight' has shape \(3,\) .*event_shape \(3,\).* parameter has shape \(6, 3\)",
+                r"'0\.weight' must have shape \(\) or the parameter's \(6, 3\), got \(3,\) .*event_shape \(3,\)",
             ),
         ],
     )
@@ -312,5 +312,5 @@ class TestBadInput:
         net = nn.Linear(3, 2)
         net.index = nn.Parameter(torch.arange(3), requires_grad=False)
         assert BayesianModule(net).sites == ("weight", "bias")
-        with pytest.raises(ValueError, match="'index', which is not floating"):
+        with pytest.raises(ValueError, match=r"floating point parameters, got 'index' of torch\.int64"):
             BayesianModule(net, select=lambda name, parameter: True)

@@ -99,11 +99,13 @@ class TestDraws:
     def test_sites_whose_draws_differ_are_refused(self):
         bnn = BayesianModule(mlp())
         draws = {**draws_of(bnn, 3), "2.bias": torch.zeros(4, 2)}
-        with pytest.raises(ValueError, match=r"'2\.bias' has draws of shape \(4,\), but site '0\.weight'"):
+        with pytest.raises(
+            ValueError, match=r"'2\.bias' must have draws of shape \(3,\), as site '0\.weight' has, got \(4,\)"
+        ):
             call_with(bnn, draws, torch.randn(5, 3))
 
     @pytest.mark.parametrize("shape", [(6, 2), (3,), ()])
     def test_a_value_of_a_wrong_shape_is_refused(self, shape):
         bnn = BayesianModule(mlp())
-        with pytest.raises(ValueError, match=r"'0\.weight' has shape"):
+        with pytest.raises(ValueError, match=r"'0\.weight' must have a value whose shape ends in"):
             call_with(bnn, {**draws_of(bnn), "0.weight": torch.zeros(shape)}, torch.randn(5, 3))

@@ -41,7 +41,7 @@ class TestBadInput:
     def test_more_targets_than_num_data_is_named(self, make):
         f, y = torch.zeros(B, 2), torch.zeros(B, dtype=torch.long)
         y = y if make is Categorical else y[:, None].expand(B, 1 if make is HeteroscedasticGaussian else 2)
-        with pytest.raises(ValueError, match=f"num_data is {B - 1}, but y holds {B}"):
+        with pytest.raises(ValueError, match=f"num_data must be at least {B}, the number of targets in y, got {B - 1}"):
             make(B - 1)(f, y)
         make(B - 1)(f)
 
@@ -58,7 +58,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("make", LIKELIHOODS)
     def test_an_output_of_too_few_dims_is_named(self, make):
-        with pytest.raises(ValueError, match=r"f must have .*event_dim.* site 'f' has shape"):
+        with pytest.raises(ValueError, match=r"f must have .*event_dim.* site 'f', got shape"):
             make(N)(torch.zeros(4))
 
     def test_an_odd_heteroscedastic_output_is_named(self):

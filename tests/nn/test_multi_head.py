@@ -242,7 +242,7 @@ class TestToModule:
         del draw["heads.1.bias"]
         bnn.to_module(draw)
         use_head(bnn, 1)
-        with pytest.raises(ValueError, match=r"no value for site 'heads\.1\.bias'"):
+        with pytest.raises(ValueError, match=r"draw must hold a value for site 'heads\.1\.bias'"):
             bnn.to_module(draw)
 
 
@@ -268,7 +268,7 @@ class TestUseHead:
         assert BayesianModule(net).sites_in_use == (*TRUNK, *head(2))
 
     def test_a_model_without_heads_is_refused(self):
-        with pytest.raises(ValueError, match="model holds no MultiHead"):
+        with pytest.raises(ValueError, match="model must hold a MultiHead"):
             use_head(classifier(), 0)
 
     def test_no_network_is_changed_where_one_has_no_such_head(self):
@@ -280,5 +280,5 @@ class TestUseHead:
 
 def test_a_prior_for_every_site_is_still_asked_for():
     prior = {name: dist.Normal(0.0, 1.0) for name in TRUNK + head(0)}
-    with pytest.raises(ValueError, match=r"no entry for site 'heads\.1\.weight'"):
+    with pytest.raises(ValueError, match=r"must have an entry for site 'heads\.1\.weight'"):
         BayesianModule(network(), prior)

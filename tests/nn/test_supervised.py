@@ -123,5 +123,5 @@ def test_what_does_not_fit_is_named(bnn, likelihood, message):
 
 def test_a_network_with_several_outputs_is_named():
     model = SupervisedModel(BayesianModule(nn.LSTM(3, 2)), likelihoods.Gaussian(40))
-    with pytest.raises(ValueError, match="must return one tensor, but it returned tuple"):
+    with pytest.raises(ValueError, match="must return one tensor, got tuple"):
         model(torch.randn(5, 2, 3))

@@ -3,30 +3,18 @@
 
 """The radial and directional guide: von Mises-Fisher directions, log-normal radii, and normals or radials elsewhere."""
 
-import math
-from collections.abc import Callable, Mapping
-from operator import attrgetter
+from collections.abc import Callable
 from typing import Any, Literal
 
-import torch
-from pyro.distributions import Distribution, constraints
-from pyro.nn.module import PyroParam
-from torch import Tensor
-from torch.distributions import Transform
-from torch.nn.functional import normalize
-
-from pyro_radial._compat import deep_setattr
-from pyro_radial.distributions.constraints import is_on_sphere
-from pyro_radial.distributions.radial_normal import RadialNormal
-from pyro_radial.distributions.von_mises_fisher import VonMisesFisherStable
-from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.infer.autoguide.auto_mean_field import AutoMeanField
-from pyro_radial.infer.autoguide.auto_radial import GuideRadialNormal
+from pyro_radial.distributions.constraints import is_on_sphere, is_real
+from pyro_radial.infer.autoguide.base import AutoPerSite
+from pyro_radial.infer.autoguide.families import Families, Family, Normal, Radial, VonMisesFisher
 from pyro_radial.infer.autoguide.initialization import init_to_network
-from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV
+
+__all__ = ["AutoRadialDirectional"]
 
 
-class AutoRadialDirectional(AutoMeanField):
+class AutoRadialDirectional(AutoPerSite):
     r"""A guide with a von Mises-Fisher distribution on each direction, a log-normal on each positive site, normals
     elsewhere.
 
@@ -43,11 +31,13 @@ class AutoRadialDirectional(AutoMeanField):
 
     :param model: a Pyro model with continuous latent sites.
     :param init_loc_fn: a per-site init function; the default is that of :class:`~pyro_radial.AutoRadial`.
-    :param float init_scale: the standard deviation every element of the other sites starts at, in unconstrained space.
+    :param float init_stddev: the marginal standard deviation of every element of the other sites at the start, in
+        unconstrained space; by default 0.01 at sites of a network, which carry their initial value, and 0.1 at others.
     :param float init_mean_cosine: E[mu . x] of every direction at the start, between 0 and 1; 0.9 is the paper's. It
         sets :math:`\kappa` to :math:`A (n - A^2) / (1 - A^2)` in n dimensions (Banerjee et al. 2005, eq. 4.4).
     :param bool shared_concentration: one concentration for a site, or one for each of its groups.
     :param str rest: "normal" or "radial", the distribution of sites on the whole line.
+    :param families: other families for some sites, as in :class:`~pyro_radial.AutoRadial`.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
     :raises ValueError: for an argument out of range and, naming the site, for a discrete latent site.
 
@@ -69,88 +59,24 @@ class AutoRadialDirectional(AutoMeanField):
         model: Callable[..., Any],
         *,
         init_loc_fn: Callable[..., Any] = init_to_network,
-        init_scale: float = DEFAULT_INIT_STDDEV,
+        init_stddev: float | None = None,
         init_mean_cosine: float = 0.9,
         shared_concentration: bool = True,
         rest: Literal["normal", "radial"] = "normal",
+        families: Families | None = None,
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
-        super().__init__(model, init_loc_fn=init_loc_fn, init_scale=init_scale, create_plates=create_plates)
-        if not 0.0 < init_mean_cosine < 1.0:
-            raise ValueError(f"init_mean_cosine must lie between zero and one, got {init_mean_cosine!r}")
+        super().__init__(
+            model, init_loc_fn=init_loc_fn, init_stddev=init_stddev, families=families, create_plates=create_plates
+        )
         if rest not in ("normal", "radial"):
             raise ValueError(f'rest must be "normal" or "radial", got {rest!r}')
-        self._init_mean_cosine = float(init_mean_cosine)
-        self._shared_concentration = shared_concentration
-        self._rest = rest
-        self._directions: set[str] = set()
+        self._direction = VonMisesFisher(init_mean_cosine, shared_concentration)
+        self._on_the_line: Family = Radial() if rest == "radial" else Normal()
 
-    def _transform_of(self, site: Mapping[str, Any]) -> Transform | None:
-        if is_on_sphere(site["fn"].support):
-            self._directions.add(site["name"])
-            return None
-        return super()._transform_of(site)
-
-    def _init_site(self, name: str, unconstrained: Tensor, event_dim: int) -> None:
-        if name not in self._directions:
-            return super()._init_site(name, unconstrained, event_dim)
-        self._event_dims[name] = event_dim
-        distribution = leaf(self._start.get(name))
-        concentration = self._first_concentration(unconstrained, event_dim)
-        if isinstance(distribution, VonMisesFisherStable):
-            unconstrained = distribution.loc.expand_as(unconstrained).to(unconstrained).clone()
-            if self._start_scales:
-                given = distribution.concentration.to(concentration).expand(unconstrained.shape[:-1])
-                concentration = self._per_concentration(given, event_dim)
-        self._initial_scales[name] = concentration
-        deep_setattr(self.locs, name, PyroParam(unconstrained, constraints.real, event_dim))
-        # Its logarithm is what is trained: useful concentrations span orders of magnitude.
-        deep_setattr(self.scales, name, PyroParam(concentration.clone(), constraints.positive, event_dim - 1))
-
-    def _first_concentration(self, direction: Tensor, event_dim: int) -> Tensor:
-        size, cosine = direction.shape[-1], self._init_mean_cosine
-        concentration = cosine * (size - cosine**2) / (1.0 - cosine**2)
-        return self._per_concentration(torch.full_like(direction[..., 0], concentration), event_dim)
-
-    def _per_concentration(self, concentrations: Tensor, event_dim: int) -> Tensor:
-        """One for each group, or their geometric mean for the whole event."""
-        if not self._shared_concentration or event_dim == 1:
-            return concentrations.clone()
-        groups = tuple(range(1 - event_dim, 0))
-        return concentrations.log().mean(groups, keepdim=True).exp()
-
-    def _site_posterior(self, name: str, *parameters: Tensor) -> Distribution:
-        loc, scale = parameters
-        event_dim = self._event_dims[name]
-        if name in self._directions:
-            distribution = VonMisesFisherStable(normalize(loc, dim=-1), scale, validate_args=False)
-            return distribution.to_event(event_dim - 1)
-        if self._is_radial(name):
-            return RadialNormal(loc, scale, event_dim, validate_args=False)
-        return super()._site_posterior(name, *parameters)
-
-    def _guide_distribution(self, name: str, *parameters: Tensor) -> Distribution:
-        if self._is_radial(name):
-            loc, scale = parameters
-            return GuideRadialNormal(loc, scale, self._event_dims[name], validate_args=False)
-        return super()._guide_distribution(name, *parameters)
-
-    def _is_radial(self, name: str) -> bool:
-        return self._rest == "radial" and self._transforms[name] is None and name not in self._directions
-
-    def _elements_per_radius(self, name: str, shape: torch.Size) -> int:
-        return shape[len(shape) - self._event_dims[name] :].numel() if self._is_radial(name) else 1
-
-    def _initial_scale(self, name: str, unconstrained: Tensor, event_dim: int) -> float:
-        return self._init_scale * math.sqrt(self._elements_per_radius(name, unconstrained.shape))
-
-    def _site_center(self, name: str) -> Tensor:
-        loc = attrgetter(name)(self.locs)
-        return normalize(loc, dim=-1) if name in self._directions else loc
-
-    def _unconstrained_quantiles(self, name: str, levels: list[float]) -> Tensor:
-        if name in self._directions:
-            raise ValueError(f"site '{name}' is a direction, whose elements have no closed-form quantiles")
-        if self._is_radial(name):
-            return RadialNormal(*self._site_parameters(name), self._event_dims[name]).marginal_quantiles(levels)
-        return super()._unconstrained_quantiles(name, levels)
+    def default_family(self, name: str, site: Any) -> Family:
+        """By the support: a direction, the whole line, or what is transformed from it."""
+        support = site["fn"].support
+        if is_on_sphere(support):
+            return self._direction
+        return self._on_the_line if is_real(support) else Normal()

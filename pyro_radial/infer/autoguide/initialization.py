@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where guides of networks start: a per-site function from a site to its initial value, as Pyro's own."""
+"""Where guides start: per-site functions from a site to its initial value, as Pyro's own."""
 
 import functools
 import math
@@ -9,56 +9,64 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from pyro.infer.autoguide.initialization import init_to_mean, init_to_median, init_to_sample
+from pyro.infer.autoguide.initialization import init_to_feasible, init_to_sample
 from torch import Tensor, nn
 
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 
+__all__ = ["carries_initial_value", "init_to_fan_in", "init_to_network", "init_to_prototype"]
+
 InitFn = Callable[..., Any]
 
 
-def has_real_support(site: Mapping[str, Any]) -> bool:
-    """Whether a site takes every real value, whatever its shape."""
-    return is_real(site["fn"].support)
+def carries_initial_value(site: Mapping[str, Any]) -> bool:
+    """Whether a site says itself where it starts, as those of a network do."""
+    return "initial_value" in site["infer"]
 
 
-def init_to_center(site: Mapping[str, Any] | None = None) -> Any:
-    """Start at the prior's mean where every real value is allowed, so biases at zero, and at its median elsewhere.
-
-    Directions start at a draw: a uniform distribution on the sphere has neither.
-    """
+def init_to_prototype(site: Mapping[str, Any] | None = None) -> Any:
+    """Start where Pyro's ``AutoNormal`` does: at zero in unconstrained space. Directions start at a draw."""
     if site is None:
-        return init_to_center
-    if is_on_sphere(site["fn"].support):
-        return init_to_sample(site)
-    # The mean is exact; Pyro's median is that of a few samples, but finite also where a mean is not.
-    return init_to_mean(site) if has_real_support(site) else init_to_median(site)
+        return init_to_prototype
+    return init_to_sample(site) if is_on_sphere(site["fn"].support) else init_to_feasible(site)
 
 
 def init_to_fan_in(
-    site: Mapping[str, Any] | None = None, gain: float = math.sqrt(2.0), fallback: InitFn = init_to_center
+    site: Mapping[str, Any] | None = None, gain: float = math.sqrt(2.0), fallback: InitFn = init_to_prototype
 ) -> Any:
     r"""Start weight tensors at :math:`N(0, \mathrm{gain}^2 / \mathrm{fan\_in})`, all else at ``fallback``.
 
-    The fan-in of an event of shape [out, in, ...] is the product of all sizes but the first. Pyro's own
-    ``init_to_median`` and ``init_to_feasible`` start every weight at zero, where a network has no gradient to follow.
+    The fan-in of an event of shape [out, in, ...] is the product of all sizes but the first. For networks written by
+    hand: the default start of such a model is zero for every weight, where the means of a network have no gradient to
+    follow.
 
     :param site: a Pyro site; without one, the function with its settings bound, as Pyro's init functions do.
     :param float gain: sqrt(2) is He's, for ReLU networks.
     :param fallback: the init function for sites that are no weight tensors: fewer than two event dimensions or a
         constrained support.
+
+    Example::
+
+        >>> import pyro, pyro.distributions as dist
+        >>> from pyro_radial import AutoRadial
+        >>> def model():
+        ...     pyro.sample("weight", dist.Normal(0., 1.).expand([20, 30]).to_event(2))
+        >>> guide = AutoRadial(model, init_loc_fn=init_to_fan_in)
+        >>> guide.setup()
+        >>> bool(0.2 < guide.median()["weight"].std() < 0.3)
+        True
     """
     if site is None:
         return functools.partial(init_to_fan_in, gain=gain, fallback=fallback)
     fn = site["fn"]
-    if fn.event_dim < 2 or not has_real_support(site):
+    if fn.event_dim < 2 or not is_real(fn.support):
         return fallback(site)
     fan_in = fn.event_shape[1:].numel()
     return torch.randn_like(fn.sample()) * (gain / math.sqrt(fan_in))
 
 
 def init_to_network(
-    site: Mapping[str, Any] | None = None, net: nn.Module | None = None, fallback: InitFn = init_to_fan_in
+    site: Mapping[str, Any] | None = None, net: nn.Module | None = None, fallback: InitFn = init_to_prototype
 ) -> Any:
     """Start each site at the network's own parameter of that name, so at the init that suits its architecture.
 

@@ -20,7 +20,7 @@ from pyro_radial._checks import positive_float
 from pyro_radial._compat import deep_setattr
 from pyro_radial.nn.site_priors import Following
 
-__all__ = ["FanIn", "HyperScale", "LearnedScale", "ScaleMixture"]
+__all__ = ["FanIn", "HyperScale", "LearnedScale", "ScaleMixture", "check_positive_scalar_distribution"]
 
 
 class FanIn:
@@ -34,14 +34,14 @@ class FanIn:
     width, so that each vector has a squared length of about ``gain**2``. The scaling with the width is that of
     Neal, *Bayesian Learning for Neural Networks* (1996), chapter 2.
 
+    :param float gain: the standard deviation of a unit's sum over inputs of mean square one.
+    :param float bias_scale: the standard deviation of biases and other vectors.
+    :raises ValueError: if an argument is not positive and finite.
+
     Example::
 
         >>> FanIn(gain=2.0)("weight", torch.zeros(10, 16)).scale
         tensor(0.5000)
-
-    :param float gain: the standard deviation of a unit's sum over inputs of mean square one.
-    :param float bias_scale: the standard deviation of biases and other vectors.
-    :raises ValueError: if an argument is not positive and finite.
     """
 
     def __init__(self, gain: float = 1.0, bias_scale: float = 1.0) -> None:
@@ -64,20 +64,20 @@ class ScaleMixture:
     (Blundell et al., *Weight Uncertainty in Neural Networks*, 2015, equation 7). It has no closed-form KL to a
     normal or radial posterior: :class:`~pyro.infer.TraceMeanField_ELBO` estimates it by Monte Carlo.
 
-    Example::
-
-        >>> ScaleMixture()("weight", torch.zeros(3)).log_prob(torch.zeros(())).exp()
-        tensor(80.6719)
-
     :param float pi: the weight of the first normal, between zero and one.
     :param float scale1: the standard deviation of the first.
     :param float scale2: the standard deviation of the second.
     :raises ValueError: if an argument is out of its range.
+
+    Example::
+
+        >>> ScaleMixture()("weight", torch.zeros(3)).log_prob(torch.zeros(())).exp()
+        tensor(80.6719)
     """
 
     def __init__(self, pi: float = 0.5, scale1: float = 1.0, scale2: float = math.exp(-6)) -> None:
         if not 0.0 < pi < 1.0:
-            raise ValueError(f"pi must lie between zero and one, but is {pi}")
+            raise ValueError(f"pi must be between zero and one, got {pi}")
         self.pi = float(pi)
         self.scale1 = positive_float("scale1", scale1)
         self.scale2 = positive_float("scale2", scale2)
@@ -102,6 +102,9 @@ class LearnedScale(PyroModule):
 
     The scales are trained with the guide. An object serves one network.
 
+    :param float init_scale: the first value of every scale.
+    :raises ValueError: if it is not positive and finite.
+
     Example::
 
         >>> from torch import nn
@@ -110,9 +113,6 @@ class LearnedScale(PyroModule):
         >>> bnn = BayesianModule(nn.Linear(3, 2), prior)
         >>> prior.scale("weight")
         tensor(0.5000, grad_fn=<...>)
-
-    :param float init_scale: the first value of every scale.
-    :raises ValueError: if it is not positive and finite.
     """
 
     def __init__(self, init_scale: float = 1.0) -> None:
@@ -128,22 +128,23 @@ class LearnedScale(PyroModule):
         :raises ValueError: if the scales are there already.
         """
         if list(self.scales.parameters()):
-            raise ValueError("this LearnedScale is the prior of a network already; make one for each network")
+            raise ValueError("prior must be a new LearnedScale for each network, got one that has a network already")
         for name, parameter in named_parameters:
             scale = parameter.new_full((), self.init_scale)
             deep_setattr(self.scales, name, PyroParam(scale, constraints.softplus_positive))
 
     def scale(self, name: str) -> Tensor:
         """
-        The standard deviation of one site, a scalar.
+        The standard deviation of one site.
 
         :param str name: the site.
+        :returns: a scalar tensor.
         :raises ValueError: if there is no scale of this name.
         """
         try:
             return attrgetter(name)(self.scales)
         except AttributeError as error:
-            raise ValueError(f"LearnedScale has no scale for site {name!r}") from error
+            raise ValueError(f"name must be a site with a learned scale, got {name!r}") from error
 
     def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
         """
@@ -165,6 +166,9 @@ class HyperScale:
     The scale of the parameter ``0.weight`` is the site ``0.weight_prior_scale``. (No dot: Pyro's autoguides nest
     their own parameters by the dots, where a site cannot be the parent of another.)
 
+    :param scale_prior: a distribution of shape ``()`` on the positive numbers.
+    :raises ValueError: if it is not.
+
     Example::
 
         >>> from torch import nn
@@ -173,9 +177,6 @@ class HyperScale:
         >>> bnn = BayesianModule(nn.Linear(3, 2), HyperScale(dist.HalfNormal(0.5)))
         >>> list(poutine.trace(bnn).get_trace(torch.zeros(1, 3)).stochastic_nodes)
         ['weight_prior_scale', 'weight', 'bias_prior_scale', 'bias']
-
-    :param scale_prior: a distribution of shape ``()`` on the positive numbers.
-    :raises ValueError: if it is not.
     """
 
     def __init__(self, scale_prior: TorchDistributionMixin | None = None) -> None:
@@ -206,11 +207,11 @@ def _sample_normal(name: str, parameter: Tensor, scale: Tensor) -> Tensor:
 def check_positive_scalar_distribution(argument: str, distribution: Any) -> None:
     """Raises a ValueError that names the argument, unless it is a distribution of one positive number."""
     if not isinstance(distribution, TorchDistributionMixin):
-        raise ValueError(f"{argument} must be a distribution, but is {type(distribution).__name__}")
+        raise ValueError(f"{argument} must be a distribution, got {type(distribution).__name__}")
     if distribution.shape() != torch.Size():
-        raise ValueError(f"{argument} must have shape (), but has shape {tuple(distribution.shape())}")
+        raise ValueError(f"{argument} must have shape (), got {tuple(distribution.shape())}")
     lower = getattr(distribution.support, "lower_bound", None)
     if lower is None or lower < 0:
         raise ValueError(
-            f"{argument} must be a distribution of positive numbers, but its support is {distribution.support}"
+            f"{argument} must be a distribution of positive numbers, got one with support {distribution.support}"
         )

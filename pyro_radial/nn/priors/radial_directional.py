@@ -18,10 +18,11 @@ from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauc
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.priors.normal import FanIn
+from pyro_radial.nn.priors.site_names import RadiusSites, Side, TensorSites
 
 __all__ = ["RadialDirectionalPrior"]
 
-SIDES = {"row": ("row",), "column": ("column",), "double": ("row", "column")}
+SIDES: dict[str, tuple[Side, ...]] = {"row": ("row",), "column": ("column",), "double": ("row", "column")}
 
 Grouping = Literal["row", "column", "double"]
 DirectionPrior = Literal["uniform"] | Callable[[str, Tensor], TorchDistributionMixin]
@@ -96,17 +97,16 @@ class RadialDirectionalPrior:
     .. math:: w_r = s\, z_r\, u_r, \qquad s \sim C^+(\gamma), \quad z_r \sim C^+(1), \quad u_r \sim p(u)
         \text{ on the unit sphere,}
 
-    with the half-Cauchy distribution :math:`C^+`, whose mass near zero and heavy tail let a few groups be large and the
-    rest vanish. Each radius is the square root of a gamma times an inverse-gamma variable, which are the sites; so a
-    :class:`~pyro_radial.AutoRadialDirectional` guide has every KL in closed form. A scale for z too would only
+    with the half-Cauchy distribution :math:`C^+`, whose mass near zero and heavy tail let a few groups be large and
+    the rest vanish. Each radius is the square root of a gamma times an inverse-gamma variable, which are the sites; so
+    a :class:`~pyro_radial.AutoRadialDirectional` guide has every KL in closed form. A scale for z too would only
     multiply :math:`\gamma`.
 
     A row is the weights of one output, flattened over inputs and kernel positions; a column those of one input, over
     outputs and kernel positions. ``"double"`` multiplies one part of each kind element by element,
-    :math:`W_{ij} = s\, z_i u_{ij}\, c_j v_{ji}`, with distributions of its own for either. Groups of one element have a
-        standard
-    normal in place of a direction, which in one dimension is only a sign. Parameters of one dim, such as biases, are
-    normal, and so are those that a mapping of groupings leaves out, as under :class:`FanIn`.
+    :math:`W_{ij} = s\, z_i u_{ij}\, c_j v_{ji}`, with distributions of its own for either. Groups of one element have
+    a standard normal in place of a direction, which in one dimension is only a sign. Parameters of one dim, such as
+    biases, are normal, and so are those that a mapping of groupings leaves out, as under :class:`FanIn`.
 
     Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks", eq. 7
     and 14 to 18. The radius is :math:`\sqrt{\alpha\beta}` (they print its square as their product), and for two
@@ -118,15 +118,6 @@ class RadialDirectionalPrior:
     ``0.weight.local_radius_inverse_gamma``, those of columns ``0.weight.column_direction`` and so on, and the two of
     ``0.weight.global_radius``. The radii themselves are deterministic sites.
 
-    Example::
-
-        >>> from torch import nn
-        >>> from pyro_radial.nn import BayesianModule
-        >>> bnn = BayesianModule(nn.Linear(3, 2), RadialDirectionalPrior("row"))
-        >>> trace = pyro.poutine.trace(bnn).get_trace(torch.zeros(1, 3))
-        >>> trace.nodes["weight.direction"]["value"].shape, trace.nodes["weight.local_radius"]["value"].shape
-        (torch.Size([2, 3]), torch.Size([2]))
-
     :param grouping: "row", "column" or "double" for all weight tensors, or a mapping from their names to these.
     :param float global_scale: :math:`\gamma`, the median of a tensor's radius; smaller is sparser.
     :param direction: "uniform", or a function of (site, ``[groups, n]`` directions of the network's own weights) that
@@ -136,6 +127,15 @@ class RadialDirectionalPrior:
     :raises ValueError: for another grouping or direction, a scale that is not positive and finite; once it meets the
         network, naming the parameter, for one without dims, or naming the site, for a direction's distribution of
         another shape.
+
+    Example::
+
+        >>> from torch import nn
+        >>> from pyro_radial.nn import BayesianModule
+        >>> bnn = BayesianModule(nn.Linear(3, 2), RadialDirectionalPrior("row"))
+        >>> trace = pyro.poutine.trace(bnn).get_trace(torch.zeros(1, 3))
+        >>> trace.nodes["weight.direction"]["value"].shape, trace.nodes["weight.local_radius"]["value"].shape
+        (torch.Size([2, 3]), torch.Size([2]))
     """
 
     def __init__(
@@ -147,9 +147,9 @@ class RadialDirectionalPrior:
     ) -> None:
         for one in grouping.values() if isinstance(grouping, Mapping) else (grouping,):
             if one not in SIDES:
-                raise ValueError(f"grouping must be one of {tuple(SIDES)} or a mapping to these, but is {one!r}")
+                raise ValueError(f"grouping must be one of {tuple(SIDES)} or a mapping to these, got {one!r}")
         if direction != "uniform" and not callable(direction):
-            raise ValueError(f'direction must be "uniform" or a function of (site, directions), but is {direction!r}')
+            raise ValueError(f'direction must be "uniform" or a function of (site, directions), got {direction!r}')
         self.grouping = grouping
         self.global_scale = positive_float("global_scale", global_scale)
         self.direction = direction
@@ -167,10 +167,8 @@ class RadialDirectionalPrior:
         """
         grouping = self._grouping_of(name, parameter)
         if grouping is None:
-            distribution = (
-                to_like(self._normal(name, parameter), parameter).expand(parameter.shape).to_event(parameter.dim())
-            )
-            return _Site(name, distribution, parameter).sample()
+            normal = to_like(self._normal(name, parameter), parameter)
+            return _Site(name, normal.expand(parameter.shape).to_event(parameter.dim()), parameter).sample()
         made = self._tensors.get(name)
         # A network that was moved or cast has new tensors.
         if made is None or made.parameter is not parameter:
@@ -181,8 +179,8 @@ class RadialDirectionalPrior:
         asked_for = isinstance(self.grouping, Mapping) and name in self.grouping
         if parameter.dim() == 0 or (parameter.dim() == 1 and asked_for):
             raise ValueError(
-                f"RadialDirectionalPrior: parameter {name!r} has shape {tuple(parameter.shape)}, no rows and columns; "
-                "leave it out by a mapping of groupings or by select"
+                f"parameter {name!r} must have rows and columns under a RadialDirectionalPrior, got shape "
+                f"{tuple(parameter.shape)}: leave it out by a mapping of groupings or by select"
             )
         if isinstance(self.grouping, Mapping):
             return self.grouping.get(name)
@@ -190,15 +188,15 @@ class RadialDirectionalPrior:
 
     @torch.no_grad()
     def _make(self, name: str, parameter: Tensor, grouping: Grouping) -> _Tensor:
-        sides, global_radius = [], parameter.new_ones(())
+        sites, sides, global_radius = TensorSites(name), [], parameter.new_ones(())
         for side, part in zip(SIDES[grouping], _split(parameter, len(SIDES[grouping])), strict=True):
             norm, first = _polar(_groups(part, side == "column"))
             typical = norm.log().mean().exp()
             global_radius = global_radius * typical
-            prefix = f"{name}.column_" if side == "column" else f"{name}."
-            direction = _Site(f"{prefix}direction", self._direction_distribution(f"{prefix}direction", first), first)
-            sides.append(_Side(side == "column", direction, _radius(f"{prefix}local_radius", 1.0, norm / typical)))
-        return _Tensor(parameter, _radius(f"{name}.global_radius", self.global_scale, global_radius), tuple(sides))
+            site = sites.direction(side)
+            direction = _Site(site, self._direction_distribution(site, first), first)
+            sides.append(_Side(side == "column", direction, _radius(sites.local_radius(side), 1.0, norm / typical)))
+        return _Tensor(parameter, _radius(sites.global_radius, self.global_scale, global_radius), tuple(sides))
 
     def _direction_distribution(self, site: str, first: Tensor) -> TorchDistributionMixin:
         groups, size = first.shape
@@ -211,21 +209,21 @@ class RadialDirectionalPrior:
         distribution: Any = to_like(given, first)
         if distribution.event_shape != (size,) or distribution.batch_shape not in ((), (groups,)):
             raise ValueError(
-                f"direction: the distribution of site {site!r} has batch_shape {tuple(distribution.batch_shape)} and "
-                f"event_shape {tuple(distribution.event_shape)}, but it must be of {groups} vectors of size {size}"
+                f"direction must give site {site!r} a distribution of {groups} vectors of size {size}, got "
+                f"batch_shape {tuple(distribution.batch_shape)} and event_shape {tuple(distribution.event_shape)}"
             )
         return distribution.expand((groups,)).to_event(1)
 
 
-def _radius(name: str, scale: float, first: Tensor) -> _Radius:
+def _radius(sites: RadiusSites, scale: float, first: Tensor) -> _Radius:
     distributions: tuple[Any, Any] = half_cauchy_factors(first.new_tensor(scale))
     gamma, inverse_gamma = (
-        _Site(f"{name}_{kind}", distribution.expand(first.shape).to_event(first.dim()), value)
-        for kind, distribution, value in zip(
-            ("gamma", "inverse_gamma"), distributions, _most_probable(first, scale), strict=True
+        _Site(name, distribution.expand(first.shape).to_event(first.dim()), value)
+        for name, distribution, value in zip(
+            (sites.gamma, sites.inverse_gamma), distributions, _most_probable(first, scale), strict=True
         )
     )
-    return _Radius(name, (gamma, inverse_gamma))
+    return _Radius(sites.radius, (gamma, inverse_gamma))
 
 
 def _most_probable(radius: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -11,12 +11,12 @@ from tests.infer.autoguide.models import matrix_model, train_to_convergence
 
 
 def test_the_mean_field_guide_refuses_a_bad_scale():
-    with pytest.raises(ValueError, match="init_scale"):
-        AutoMeanField(matrix_model, init_scale=0)
+    with pytest.raises(ValueError, match="init_stddev"):
+        AutoMeanField(matrix_model, init_stddev=0)
 
 
 def test_its_posterior_is_a_factorized_normal_at_the_initial_scale():
-    guide = AutoMeanField(matrix_model, init_scale=0.3)
+    guide = AutoMeanField(matrix_model, init_stddev=0.3)
     guide.setup()
     distribution = guide.posterior()["weight"]
     assert distribution.event_shape == (5, 4)
@@ -32,7 +32,7 @@ def test_it_reaches_the_exact_posterior_of_a_conjugate_model():
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
         pyro.sample("y", dist.Normal(w, 1.0).to_event(1), obs=y)
 
-    guide = AutoMeanField(model, init_scale=0.3)
+    guide = AutoMeanField(model, init_stddev=0.3)
     train_to_convergence(model, guide, num_steps=800, num_particles=100, max_plate_nesting=0)
     distribution = guide.posterior()["w"]
     torch.testing.assert_close(distribution.mean, y / 2, atol=0.02, rtol=0)

@@ -13,7 +13,7 @@ from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel, predict
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.infer.autoguide.auto_radial import GuideRadialNormal
+from pyro_radial.infer.autoguide.families.radial import GuideRadialNormal
 from pyro_radial.nn import likelihoods
 from tests.infer.autoguide.models import matrix_model, train_to_convergence
 

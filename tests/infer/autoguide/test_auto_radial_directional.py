@@ -31,7 +31,7 @@ def network():
 
 class TestLaws:
     def test_each_kind_of_site_has_its_own_distribution(self):
-        guide = AutoRadialDirectional(mixed_model, init_scale=0.3)
+        guide = AutoRadialDirectional(mixed_model, init_stddev=0.3)
         guide.setup()
         posterior = guide.posterior()
         assert isinstance(posterior["direction"].base_dist, VonMisesFisherStable)
@@ -43,7 +43,7 @@ class TestLaws:
         torch.testing.assert_close(posterior["bias"].stddev, torch.full((5,), 0.3))
 
     def test_the_rest_may_be_radial_at_the_same_marginal_deviation(self):
-        guide = AutoRadialDirectional(mixed_model, init_scale=0.3, rest="radial")
+        guide = AutoRadialDirectional(mixed_model, init_stddev=0.3, rest="radial")
         guide.setup()
         posterior = guide.posterior()
         assert isinstance(posterior["bias"], RadialNormal)
@@ -55,7 +55,7 @@ class TestLaws:
     def test_a_concentration_is_shared_by_the_site_or_each_groups_own(self, shared):
         guide = AutoRadialDirectional(mixed_model, shared_concentration=shared)
         guide.setup()
-        assert guide.scales.direction.shape == ((1,) if shared else (3,))
+        assert guide.concentrations.direction.shape == ((1,) if shared else (3,))
         assert guide.posterior()["direction"].base_dist.concentration.shape == (3,)
 
     @pytest.mark.parametrize("cosine", [0.05, 0.5, 0.9, 0.999])

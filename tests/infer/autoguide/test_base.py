@@ -47,7 +47,7 @@ def test_targets_that_are_not_given_are_no_latent_site(likelihood):
 
 
 def test_a_decreasing_transform_keeps_quantiles_in_order():
-    guide = AutoMeanField(lambda: pyro.sample("w", NegativeExponential(1.0)), init_scale=0.5)
+    guide = AutoMeanField(lambda: pyro.sample("w", NegativeExponential(1.0)), init_stddev=0.5)
     guide()
     low, high = guide.quantiles([0.1, 0.9])["w"]
     assert low < high < 0

@@ -23,13 +23,13 @@ def test_the_default_start_of_a_network_is_its_own_weights():
             assert torch.equal(guide.median()[name], parameter)
 
 
-def test_the_start_of_a_bare_model_follows_the_fan_in():
+def test_a_network_written_by_hand_may_start_by_the_fan_in():
     def model():
         pyro.sample("weight", dist.Normal(0.0, 1.0).expand([400, 100]).to_event(2))
         pyro.sample("bias", dist.Normal(0.0, 1.0).expand([400]).to_event(1))
         pyro.sample("rate", dist.LogNormal(0.0, 1.0).expand([3, 3]).to_event(2))
 
-    guide = AutoRadial(model)
+    guide = AutoRadial(model, init_loc_fn=init_to_fan_in)
     guide.setup()
     # He's initialization; the standard error of a standard deviation of n normals is sd / sqrt(2n).
     assert guide.median()["weight"].std() == pytest.approx((2 / 100) ** 0.5, rel=4 / (2 * 40_000) ** 0.5)

@@ -102,7 +102,7 @@ def test_scales_may_stay_where_the_family_starts_them_and_sites_without_a_distri
     assert torch.equal(guide.median()["weight"], START["weight"].mean)
     torch.testing.assert_close(guide.scales.weight, torch.full((5, 4), 0.3 * math.sqrt(20)))
     guide = started(distributions={"bias": START["bias"], "unknown": START["bias"]})
-    torch.testing.assert_close(guide.scales.weight, torch.full((5, 4), 0.01 * math.sqrt(20)))
+    torch.testing.assert_close(guide.scales.weight, torch.full((5, 4), 0.1 * math.sqrt(20)))
     torch.testing.assert_close(guide.posterior()["bias"].stddev, START["bias"].stddev)
 
 
@@ -158,7 +158,7 @@ def test_a_constrained_site_starts_in_unconstrained_space():
     # Any other distribution has a mean alone.
     guide = started(model=rates, distributions={"rate": dist.Gamma(torch.full((5,), 6.0), 2.0).to_event(1)})
     torch.testing.assert_close(guide.median()["rate"], torch.full((5,), 3.0))
-    torch.testing.assert_close(guide.scales.rate, torch.full((5,), 0.01 * math.sqrt(5)))
+    torch.testing.assert_close(guide.scales.rate, torch.full((5,), 0.1 * math.sqrt(5)))
 
 
 def test_a_distribution_without_moments_leaves_the_start_as_it_would_be():
@@ -170,7 +170,7 @@ def test_a_distribution_without_moments_leaves_the_start_as_it_would_be():
     ):
         guide = started(distributions={"bias": distribution})
         assert torch.equal(guide.median()["bias"], mean)
-        torch.testing.assert_close(guide.scales.bias, torch.full((5,), 0.01 * math.sqrt(5)))
+        torch.testing.assert_close(guide.scales.bias, torch.full((5,), 0.1 * math.sqrt(5)))
 
 
 def test_a_start_is_refused_too_late_and_in_the_wrong_shape():

@@ -199,7 +199,7 @@ def test_scales_out_of_range_are_named(make, argument, bad):
 
 @pytest.mark.parametrize("bad", [0.0, 1.0, -0.1, math.nan])
 def test_a_mixing_weight_out_of_range_is_named(bad):
-    with pytest.raises(ValueError, match="pi must lie between"):
+    with pytest.raises(ValueError, match="pi must be between"):
         ScaleMixture(pi=bad)
 
 

@@ -3,13 +3,16 @@
 
 """Hyper-parameters by marginal likelihood, on random subsets of the data."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_radial._checks import positive_count, positive_float
+
+__all__ = ["maximize_marginal_likelihood", "trainable"]
 
 
 def maximize_marginal_likelihood(
@@ -27,6 +30,13 @@ def maximize_marginal_likelihood(
     A subset's marginal likelihood is that of a smaller data set, no unbiased estimate of the whole one's: it is
     maximized per datum, so that its size does not change the step.
 
+    :param log_marginal_likelihood: a function of points ``[N, D]`` and targets ``[N, O]``, a scalar in nats.
+    :param parameters: what it is maximized in.
+    :param data: all points and targets.
+    :param int num_points: data in one step.
+    :param int steps: steps of Adam.
+    :param float lr: its learning rate.
+    :param bool progress: whether to show a progress bar.
     :returns: the objective per datum and output before each step, ``[steps]``.
     :raises ValueError: naming the number that does not fit.
     """
@@ -46,3 +56,16 @@ def maximize_marginal_likelihood(
         if progress:
             bar.set_postfix(log_likelihood=f"{float(objective):.4f}", refresh=False)
     return history
+
+
+@contextmanager
+def trainable(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Parameters that require a gradient within this context, and have none after it."""
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+            parameter.grad = None

@@ -1,0 +1,11 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Real data by name, from a folder or its public source, checked against a known digest before use."""
+
+from pyro_radial.datasets.arrays import idx_digest
+from pyro_radial.datasets.download import fetch
+from pyro_radial.datasets.images import ImageDataset, load
+from pyro_radial.datasets.sources import SOURCES, Source
+
+__all__ = ["SOURCES", "ImageDataset", "Source", "fetch", "idx_digest", "load"]

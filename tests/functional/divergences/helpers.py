@@ -1,0 +1,70 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Two normal distributions at twelve points, and priors with the moments of such."""
+
+import torch
+from torch.distributions import MultivariateNormal
+
+from pyro_radial.functional import FunctionPrior
+
+NUM_POINTS = 12
+POINTS = torch.linspace(-1, 1, NUM_POINTS, dtype=torch.double).unsqueeze(-1)
+
+
+class NormalPrior(FunctionPrior):
+    """A normal distribution of values at given points, with the same mean and covariance for each output."""
+
+    def __init__(self, distribution):
+        super().__init__()
+        self.distribution = distribution
+
+    def moments(self, x, num_outputs=1):
+        covariance = self.distribution.covariance_matrix
+        return self.distribution.mean.unsqueeze(-1).expand(-1, num_outputs), covariance.expand(num_outputs, -1, -1)
+
+    def score(self, f, x):
+        residual = f - self.distribution.mean.unsqueeze(-1)
+        return -torch.einsum("nm,smo->sno", self.distribution.precision_matrix, residual)
+
+
+class SampledPrior(FunctionPrior):
+    """The same distribution, known by its draws alone."""
+
+    def __init__(self, distribution):
+        super().__init__()
+        self.distribution = distribution
+
+    def _sample(self, x, num_samples, num_outputs):
+        return self.distribution.sample((num_samples, num_outputs)).mT
+
+
+def kernel(length, scale=1.0):
+    return scale * (-0.5 * ((POINTS - POINTS.mT) / length).square()).exp()
+
+
+def eye(size, scale=1.0):
+    return scale * torch.eye(size, dtype=torch.double)
+
+
+def normal_q():
+    return MultivariateNormal((3 * POINTS[:, 0]).sin() / 2, kernel(0.3, 0.3) + eye(NUM_POINTS, 0.05))
+
+
+def normal_p():
+    return MultivariateNormal(0.1 * POINTS[:, 0], kernel(0.5) + eye(NUM_POINTS, 0.01))
+
+
+def with_noise(distribution, variance):
+    return MultivariateNormal(distribution.mean, distribution.covariance_matrix + eye(NUM_POINTS, variance))
+
+
+def draws(distribution, count):
+    return distribution.sample((count,)).unsqueeze(-1)
+
+
+def assert_mean_is(estimates, truth, slack=0.0):
+    """Within four standard errors, and a bias that is known."""
+    estimates = torch.stack(estimates)
+    error = (estimates.mean(0) - truth).abs()
+    assert bool((error <= 4.0 * estimates.std(0) / len(estimates) ** 0.5 + slack).all())

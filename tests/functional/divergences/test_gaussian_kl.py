@@ -1,0 +1,162 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import math
+
+import pytest
+import torch
+from pyro.contrib.gp.kernels import RBF
+from scipy.special import digamma
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from pyro_radial.functional import GaussianKL, GaussianProcess, ImplicitProcess, RegularizedKL
+from tests.functional.divergences.helpers import (
+    NUM_POINTS,
+    POINTS,
+    NormalPrior,
+    SampledPrior,
+    assert_mean_is,
+    draws,
+    eye,
+    normal_p,
+    normal_q,
+)
+from tests.functional.helpers import white
+
+
+@pytest.mark.parametrize("count", [NUM_POINTS + 1, 50])
+def test_gaussian_kl_is_unbiased(count):
+    q, p = normal_q(), normal_p()
+    values = [GaussianKL()(draws(q, count), POINTS, NormalPrior(p)).value for _ in range(300)]
+    assert_mean_is(values, kl_divergence(q, p))
+
+
+@pytest.mark.parametrize(("count", "num_prior_samples"), [(30, 40), (100, 40), (30, 400)])
+def test_gaussian_kl_is_unbiased_with_a_sampled_prior(count, num_prior_samples):
+    q, p = normal_q(), normal_p()
+    divergence = GaussianKL(num_prior_samples=num_prior_samples)
+    values = [divergence(draws(q, count), POINTS, SampledPrior(p)).value for _ in range(300)]
+    assert_mean_is(values, kl_divergence(q, p))
+
+
+def mean_log_det_of_wishart(count, dim):
+    """Of the sampled covariance of so many standard normal draws."""
+    degrees = count - 1
+    return sum(digamma((degrees + 1 - i) / 2) for i in range(1, dim + 1)) + dim * math.log(2 / degrees)
+
+
+@pytest.mark.parametrize(("count", "dim"), [(8, 1), (8, 2), (8, 7), (51, 12)])
+def test_gaussian_kl_of_exact_moments_is_the_closed_form(count, dim):
+    f, x = white(count, dim).unsqueeze(-1), torch.zeros(dim, 1, dtype=torch.double)
+    p = MultivariateNormal(torch.ones(dim, dtype=torch.double), eye(dim, 2.0))
+    wishart = mean_log_det_of_wishart(count, dim)
+    expected = 0.5 * ((1 - 1 / count) * dim / 2 + dim / 2 - dim + dim * math.log(2) + wishart)
+    assert float(GaussianKL()(f, x, NormalPrior(p)).value) == pytest.approx(expected, rel=1e-6)
+    # The same moments, of draws: the inverse shrinks, the distance of means loses their spread.
+    sampled = ImplicitProcess(lambda x, num_samples: 1 + 2**0.5 * white(num_samples, dim))
+    expected += 0.5 * (-((dim + 1) / 39) * ((1 - 1 / count) * dim / 2 + dim / 2) - dim / 40)
+    expected -= 0.5 * mean_log_det_of_wishart(40, dim)
+    assert float(GaussianKL(num_prior_samples=40)(f, x, sampled).value) == pytest.approx(expected, rel=1e-6)
+
+
+def test_gradient_of_gaussian_kl_is_unbiased():
+    q, p = normal_q(), normal_p()
+    loc, factor = q.mean.clone().requires_grad_(), q.scale_tril.clone().requires_grad_()
+    kl_divergence(MultivariateNormal(loc, scale_tril=factor), p).backward()
+    truth = torch.cat([loc.grad.unsqueeze(-1), factor.grad.tril()], -1)
+    gradients = []
+    for _ in range(200):
+        loc.grad = factor.grad = None
+        f = loc + torch.randn(30, NUM_POINTS, dtype=torch.double) @ factor.mT
+        GaussianKL()(f.unsqueeze(-1), POINTS, NormalPrior(p)).surrogate.backward()
+        gradients.append(torch.cat([loc.grad.unsqueeze(-1), factor.grad.tril()], -1))
+    assert_mean_is(gradients, truth, slack=1e-4)
+
+
+def linear_model():
+    """Targets of a linear model in random features, the exact posterior of its values, and their log-density."""
+    noise = 0.1
+    features = torch.randn(NUM_POINTS, 30, dtype=torch.double) / 30**0.5
+    prior = MultivariateNormal(
+        torch.zeros(NUM_POINTS, dtype=torch.double), features @ features.mT + eye(NUM_POINTS, 1e-3)
+    )
+    evidence = MultivariateNormal(prior.mean, prior.covariance_matrix + eye(NUM_POINTS, noise**2))
+    y = evidence.sample()
+    gain = torch.linalg.solve(evidence.covariance_matrix, prior.covariance_matrix).mT
+    covariance = prior.covariance_matrix - gain @ prior.covariance_matrix
+    posterior = MultivariateNormal(gain @ y, 0.5 * (covariance + covariance.mT))
+
+    def log_likelihood(f):
+        return torch.distributions.Normal(f.squeeze(-1), noise).log_prob(y).sum(-1).mean()
+
+    return prior, posterior, log_likelihood, evidence.log_prob(y)
+
+
+def test_elbo_at_the_exact_posterior_of_a_linear_model_is_the_log_evidence():
+    prior, posterior, log_likelihood, log_evidence = linear_model()
+    f = draws(posterior, 50_000)
+    elbo = log_likelihood(f) - GaussianKL()(f, POINTS, NormalPrior(prior)).value
+    assert float(elbo) == pytest.approx(float(log_evidence), abs=0.01)
+
+
+def test_with_few_draws_it_is_the_correction_that_makes_the_elbo_right():
+    prior, posterior, log_likelihood, log_evidence = linear_model()
+    elbos, uncorrected = [], []
+    for _ in range(200):
+        f = draws(posterior, 200)
+        elbos.append(log_likelihood(f) - GaussianKL()(f, POINTS, NormalPrior(prior)).value)
+        fitted = MultivariateNormal(f.mean((0, 2)), torch.cov(f.squeeze(-1).mT, correction=0))
+        uncorrected.append(log_likelihood(f) - kl_divergence(fitted, prior))
+    assert_mean_is(elbos, log_evidence)
+    assert float(log_evidence - torch.stack(uncorrected).mean()) == pytest.approx(0.23, abs=0.01)
+
+
+def test_gaussian_kl_has_the_gradient_in_the_points():
+    prior = GaussianProcess(RBF(1, lengthscale=torch.tensor(0.5)), noise=0.3)
+    noise = torch.randn(40, 3, 1, dtype=torch.double)
+
+    def divergence(x):
+        return GaussianKL()(x + x * noise, x, prior).surrogate
+
+    torch.autograd.gradcheck(divergence, torch.tensor([[-1.0], [0.4], [1.5]], dtype=torch.double, requires_grad=True))
+
+
+# Several outputs.
+
+
+def mixed_outputs(q, count):
+    """Two outputs with correlation 0.8, each distributed as q."""
+    f = q.sample((count, 2))
+    mixing = torch.tensor([[1.0, 0.0], [0.8, 0.6]], dtype=torch.double)
+    return (q.mean + torch.einsum("po,son->spn", mixing, f - q.mean)).mT
+
+
+def test_outputs_are_compared_jointly_unless_factorized():
+    q, p = normal_q(), normal_p()
+    joint = [GaussianKL()(mixed_outputs(q, 60), POINTS, NormalPrior(p)).value for _ in range(300)]
+    information = -0.5 * NUM_POINTS * math.log(1 - 0.8**2)
+    assert_mean_is(joint, 2 * kl_divergence(q, p) + information)
+    # Each by itself is distributed as q; what one output knows of the other is left out.
+    single = [GaussianKL(factorize=True)(mixed_outputs(q, 60), POINTS, NormalPrior(p)).value for _ in range(300)]
+    assert_mean_is(single, 2 * kl_divergence(q, p))
+
+
+@pytest.mark.parametrize("factorize", [False, True])
+def test_outputs_with_priors_of_their_own_meet_them(factorize):
+    kernels = [RBF(1, lengthscale=torch.tensor(0.3)), RBF(1, variance=torch.tensor(4.0))]
+    prior, x = GaussianProcess(kernels, noise=0.2), torch.linspace(-1, 1, 4, dtype=torch.double).unsqueeze(-1)
+    mean, covariance = prior.moments(x, 2)
+    standard = MultivariateNormal(torch.zeros(4, dtype=torch.double), eye(4))
+    truth = sum(kl_divergence(standard, MultivariateNormal(mean[:, o], covariance[o])) for o in range(2))
+    f = torch.randn(100, 50, 4, 2, dtype=torch.double)
+    assert_mean_is([GaussianKL(factorize=factorize)(values, x, prior).value for values in f], truth)
+    # With noise that covers both distributions nothing is left.
+    assert float(RegularizedKL(1e9, factorize=factorize)(f[0], x, prior).value) == pytest.approx(0.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("factorize", [False, True])
+def test_a_sampled_prior_of_several_outputs_is_estimated_as_the_draws_are(factorize):
+    q, p = normal_q(), normal_p()
+    divergence = GaussianKL(factorize=factorize, num_prior_samples=100)
+    values = [divergence(q.sample((60, 2)).mT, POINTS, SampledPrior(p)).value for _ in range(200)]
+    assert_mean_is(values, 2 * kl_divergence(q, p))

@@ -1,0 +1,78 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+
+import pytest
+import torch
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from pyro_radial.functional import GaussianMoments, ImplicitProcess, SteinKL
+from tests.functional.divergences.helpers import (
+    NUM_POINTS,
+    POINTS,
+    NormalPrior,
+    SampledPrior,
+    assert_mean_is,
+    normal_p,
+    normal_q,
+)
+
+
+def score_gradients(divergence, q, prior, count, repeats):
+    """Gradients in the mean and in the logarithm of the scale of q."""
+    gradients = []
+    for _ in range(repeats):
+        loc, log_scale = q.mean.clone().requires_grad_(), torch.zeros((), dtype=torch.double, requires_grad=True)
+        noise = torch.randn(count, NUM_POINTS, dtype=torch.double) @ q.scale_tril.mT
+        divergence((loc + log_scale.exp() * noise).unsqueeze(-1), POINTS, prior).surrogate.backward()
+        gradients.append(torch.cat([loc.grad, log_scale.grad.unsqueeze(0)]))
+    return gradients
+
+
+def true_gradient(q, p):
+    loc, log_scale = q.mean.clone().requires_grad_(), torch.zeros((), dtype=torch.double, requires_grad=True)
+    kl_divergence(MultivariateNormal(loc, scale_tril=log_scale.exp() * q.scale_tril), p).backward()
+    return torch.cat([loc.grad, log_scale.grad.unsqueeze(0)])
+
+
+def test_stein_kl_has_the_gradient_of_the_divergence_of_normal_distributions():
+    q, p = normal_q(), normal_p()
+    exact = score_gradients(SteinKL(GaussianMoments()), q, NormalPrior(p), 50, 300)
+    assert_mean_is(exact, true_gradient(q, p))
+    # The kernel's share of the score is shrunk by a few percent of the entropy's force, one a value.
+    by_stein = score_gradients(SteinKL(), q, NormalPrior(p), 200, 30)
+    assert_mean_is(by_stein, true_gradient(q, p), slack=0.03 * NUM_POINTS)
+
+
+@pytest.mark.parametrize("estimator", [None, GaussianMoments()])
+def test_stein_kl_estimates_the_score_of_a_sampled_prior(estimator):
+    q, p = normal_q(), normal_p()
+    truth = true_gradient(q, p)
+    gradient = torch.stack(score_gradients(SteinKL(estimator), q, SampledPrior(p), 100, 20)).mean(0)
+    assert float((gradient - truth).norm() / truth.norm()) < 0.15
+
+
+def test_a_gradient_from_a_distribution_to_itself_is_zero_in_the_mean():
+    p = normal_p()
+    for prior in (NormalPrior(p), SampledPrior(p)):
+        divergence = SteinKL(GaussianMoments(), num_prior_samples=60)
+        assert_mean_is(score_gradients(divergence, p, prior, 50, 300), torch.zeros(NUM_POINTS + 1))
+
+
+def test_stein_kl_uses_the_estimators_it_is_given_for_each_distribution():
+    seen = []
+
+    def estimator(name, value):
+        def estimate(samples, at=None):
+            seen.append((name, tuple(samples.shape), None if at is None else tuple(at.shape)))
+            return torch.full_like(samples if at is None else at, value)
+
+        return estimate
+
+    f = torch.randn(9, NUM_POINTS, 2, requires_grad=True)
+    divergence = SteinKL(estimator("q", 3.0), estimator("p", 1.0), num_prior_samples=30)
+    estimate = divergence(f, POINTS.float(), ImplicitProcess(lambda x, s: torch.randn(s, len(x), 2)))
+    assert seen == [("q", (9, 24), None), ("p", (30, 24), (9, 24))]
+    estimate.surrogate.backward()
+    torch.testing.assert_close(f.grad, torch.full_like(f, 2.0 / 9.0))
+    assert estimate.value is None

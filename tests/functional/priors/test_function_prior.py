@@ -1,0 +1,31 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+
+import pytest
+import torch
+
+from pyro_radial.functional import FunctionPrior, ImplicitProcess, PiecewiseConstant
+from tests.functional.priors.helpers import points
+
+
+def test_a_prior_names_its_class_for_all_that_it_does_not_know():
+    class Unknown(FunctionPrior):
+        pass
+
+    for call in (
+        lambda prior: prior.moments(points()),
+        lambda prior: prior.score(torch.zeros(2, 6, 1), points()),
+        lambda prior: prior.log_prob(torch.zeros(2, 6, 1), points()),
+        lambda prior: prior.sample(points(), 2),
+    ):
+        with pytest.raises(NotImplementedError, match="Unknown"):
+            call(Unknown())
+
+
+@pytest.mark.parametrize("prior", [PiecewiseConstant(), ImplicitProcess(lambda x, s: torch.zeros(s, len(x)))])
+def test_what_has_no_density_says_so(prior):
+    with pytest.raises(NotImplementedError, match=type(prior).__name__):
+        prior.score(torch.zeros(2, 3, 1), torch.zeros(3, 1))
+    with pytest.raises(NotImplementedError, match=type(prior).__name__):
+        prior.moments(torch.zeros(3, 1))
