@@ -179,7 +179,11 @@ def train_posterior(
 
 def two_rates(guide: nn.Module, setting: Setting, parameters: list[Tensor]) -> torch.optim.Adam:
     """Adam with a larger rate for radii, scales and concentrations, which travel far on their logarithms."""
-    far = {id(p) for name, p in guide.named_parameters() if "radius" in name or name.startswith("scales.")}
+    far = {
+        id(p)
+        for name, p in guide.named_parameters()
+        if "radius" in name or name.startswith(("scales.", "concentrations."))
+    }
     groups = [
         {"params": [p for p in parameters if id(p) not in far], "lr": setting.learning_rate},
         {"params": [p for p in parameters if id(p) in far], "lr": setting.radius_learning_rate},

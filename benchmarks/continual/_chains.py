@@ -107,7 +107,7 @@ class Setting:
         start = {"init_stddev": self.init_stddev, "init_scale": self.init_scale}
         start = {name: value for name, value in start.items() if value is not None}
         if method == "mean field":
-            return partial(_guide, AutoMeanField, self.reset_scales, {"init_scale": next(iter(start.values()))})
+            return partial(_guide, AutoMeanField, self.reset_scales, {"init_stddev": next(iter(start.values()))})
         return partial(_guide, AutoRadial, self.reset_scales, start | {"event_dim": self.event_dim})
 
 

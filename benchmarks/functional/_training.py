@@ -65,7 +65,7 @@ def train(
 
     Epochs that train the means alone come before the steps.
     """
-    guide = AutoMeanField(model, init_scale=init_stddev)
+    guide = AutoMeanField(model, init_stddev=init_stddev)
     steps_per_epoch = -(-len(data[0]) // batch_size)
     epochs = max(1, steps // steps_per_epoch)
     ramp = max(1, round(RAMP * epochs * steps_per_epoch))

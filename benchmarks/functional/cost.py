@@ -26,7 +26,7 @@ from pyro_radial.functional import (
     GaussianKL,
     GaussianProcess,
     PiecewiseLinear,
-    RegularisedKL,
+    RegularizedKL,
     SteinKL,
     UniformBox,
 )
@@ -98,7 +98,7 @@ class Case:
 def divergences(points: int, draws: int) -> dict[str, tuple[Divergence, FunctionPrior]]:
     """Those that can be estimated at so many points from so many draws, and the prior of each."""
     process = GaussianProcess(RBF(input_dim=1, lengthscale=torch.tensor(0.5)), noise=0.1)
-    found: dict[str, tuple[Divergence, FunctionPrior]] = {"RegularizedKL(1e-3)": (RegularisedKL(1e-3), process)}
+    found: dict[str, tuple[Divergence, FunctionPrior]] = {"RegularizedKL(1e-3)": (RegularizedKL(1e-3), process)}
     if draws >= points + 3:
         found["GaussianKL()"] = (GaussianKL(), process)
         found["SteinKL()"] = (SteinKL(), process)

@@ -32,14 +32,17 @@ from benchmarks.common import (
     with_error,
 )
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, fit, predict
-from pyro_radial.infer.autoguide.loc_scale import DEFAULT_INIT_STDDEV, AutoLocScale
+from pyro_radial.infer.autoguide import families
+from pyro_radial.infer.autoguide.base import NETWORK_INIT_STDDEV
 from pyro_radial.nn import likelihoods, priors
 
 __all__ = ["claims", "draw", "report", "run"]
 
 STDDEVS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 LINKS = {"softplus": constraints.softplus_positive, "exp": constraints.positive}
-GUIDES = ("AutoRadial", "AutoMeanField")
+GUIDES = {"AutoRadial": AutoRadial, "AutoMeanField": AutoMeanField}
+# Of the weights of each; the link belongs to the family.
+FAMILIES = {"AutoRadial": families.Radial, "AutoMeanField": families.Normal}
 SETS = ("mnist", "boston", "yacht")
 Split = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -98,8 +101,8 @@ def score(split: Split, size: Size, *, data: str, guide: str, link: str, init_st
     settings: dict[str, Any] = {"epochs": size.regression_epochs, "batch_size": 32}
     if data == "mnist":
         settings = {"epochs": size.image_epochs, "batch_size": 128}
-    with scales_by(link):
-        posterior = make_guide(guide, model, init_stddev)
+    with scales_by(link, FAMILIES[guide]):
+        posterior = GUIDES[guide](model, init_stddev=init_stddev)
         fit(model, posterior, split[:2], seed=seed, progress=False, **settings)
         torch.manual_seed(seed)
         density = predict(model, posterior, split[2], num_samples=32).log_prob(split[3])
@@ -107,20 +110,14 @@ def score(split: Split, size: Size, *, data: str, guide: str, link: str, init_st
 
 
 @contextmanager
-def scales_by(link: str) -> Iterator[None]:
-    """Scales of the guides that are made inside are positive by this link."""
-    before = AutoLocScale.scale_constraint
-    AutoLocScale.scale_constraint = LINKS[link]
+def scales_by(link: str, family: type[families.LocScale]) -> Iterator[None]:
+    """Scales of the posteriors of this family that are made inside are positive by this link."""
+    before = family.scale_constraint
+    family.scale_constraint = LINKS[link]
     try:
         yield
     finally:
-        AutoLocScale.scale_constraint = before
-
-
-def make_guide(name: str, model: nn.Module, stddev: float) -> nn.Module:
-    if name == "AutoRadial":
-        return AutoRadial(model, init_stddev=stddev)
-    return AutoMeanField(model, init_scale=stddev)
+        family.scale_constraint = before
 
 
 def make_model(data: str, split: Split) -> SupervisedModel:
@@ -144,9 +141,9 @@ def means(results: Results, **keys: Any) -> dict[float, float]:
     return found
 
 
-def default_link() -> str:
-    """The one that the library's guides have."""
-    return next(name for name, constraint in LINKS.items() if constraint is AutoLocScale.scale_constraint)
+def default_link(guide: str) -> str:
+    """The one that the library has."""
+    return next(name for name, constraint in LINKS.items() if constraint is FAMILIES[guide].scale_constraint)
 
 
 def exp_less_softplus(results: Results, **keys: Any) -> str:
@@ -166,10 +163,10 @@ def claims(results: Results) -> list[Claim]:
     """The default start is one of the two best."""
     found = []
     for guide in GUIDES:
-        by_start = means(results, guide=guide, link=default_link())
-        rank = sorted(by_start, key=by_start.__getitem__).index(DEFAULT_INIT_STDDEV) + 1
-        text = f"`{guide}`: the default start of {DEFAULT_INIT_STDDEV:g} is one of the two best of {len(by_start)}"
-        numbers = f"{by_start[DEFAULT_INIT_STDDEV]:.3f}, place {rank}; the best {min(by_start.values()):.3f}"
+        by_start = means(results, guide=guide, link=default_link(guide))
+        rank = sorted(by_start, key=by_start.__getitem__).index(NETWORK_INIT_STDDEV) + 1
+        text = f"`{guide}`: the default start of {NETWORK_INIT_STDDEV:g} is one of the two best of {len(by_start)}"
+        numbers = f"{by_start[NETWORK_INIT_STDDEV]:.3f}, place {rank}; the best {min(by_start.values()):.3f}"
         found.append(Claim(text, "", numbers, str(len(results.distinct("seed"))), rank <= 2))
     return found
 
@@ -185,8 +182,8 @@ def report(results: Results) -> str:
             cells = (f"{by_start[stddev]:.3f}" if stddev in by_start else "" for stddev in stddevs)
             lines.append([f"{guide}, {data}", link, *cells])
     links = "; ".join(
-        f"`{guide}` {exp_less_softplus(results, guide=guide)}"
-        f", from the default start {exp_less_softplus(results, guide=guide, init_stddev=DEFAULT_INIT_STDDEV)}"
+        f"`{guide}` (by default {default_link(guide)}) {exp_less_softplus(results, guide=guide)}, "
+        f"from the default start {exp_less_softplus(results, guide=guide, init_stddev=NETWORK_INIT_STDDEV)}"
         for guide in GUIDES
     )
     return f"""### Initial scales, and their link
@@ -195,7 +192,7 @@ Where the scales should start, and by which link they should come from real para
 predictive density by initial marginal standard deviation, {len(results.distinct("seed"))} seeds \
 (`python -m benchmarks.guides.init_scale --data-dir DIR`). With both links 0.003 and 0.01 lead in the mean; of these \
 two 0.01 is ahead on two of the three sets, and is the default of both guides at sites of a network. By an exponential \
-less by a softplus, paired by set, start and seed: {links}. The default is {default_link()}.
+less by a softplus, paired by set, start and seed: {links}.
 
 {markdown_table(["", "link", *(f"{stddev:g}" for stddev in stddevs)], lines)}
 

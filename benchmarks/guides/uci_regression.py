@@ -221,7 +221,7 @@ def draw(results: Results) -> None:
         title = f"{title} less mean field's, {'relative' if name == 'rmse' else 'nats'}"
         ax.set(title=title, yticks=range(len(names)), yticklabels=names)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.axes[1].legend(frameon=False, fontsize=8)
+    figure.legend(*figure.axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     results.save_plot(figure)
 
 
