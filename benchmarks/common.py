@@ -159,9 +159,7 @@ class Results:
     def checkpoint(self, *parts: Any) -> Path:
         """Where a run named by these parts keeps what it goes on from; beside the results, and not in the history."""
         name = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in str(part)) for part in parts)
-        folder = self.path.parent / "checkpoints" / self.path.stem
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder / name
+        return self.path.parent / "checkpoints" / self.path.stem / name
 
     def plot_path(self, suffix: str = "") -> Path:
         """The file of a plot of these results."""
