@@ -1,7 +1,6 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -53,15 +52,6 @@ def test_the_fourth_example_comes_near_the_exact_process(scope):
     assert gap[0] < 0.1
     assert gap[1] < 0.5
     assert ((functions.std(0) / stddev - 1).abs() < 0.5).all()
-
-
-def test_the_figures_are_those_of_the_results(monkeypatch):
-    path = README.parent / "benchmarks" / "report.py"
-    monkeypatch.syspath_prepend(path.parent)
-    spec = importlib.util.spec_from_file_location("report", path)
-    report = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(report)
-    assert report.figures() in report.PAGE.read_text()
 
 
 @pytest.mark.parametrize("room", re.findall(r"^ {2,4}(\w+(?:/|\.py))", README.read_text(), flags=re.MULTILINE))

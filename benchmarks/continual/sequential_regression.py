@@ -1,0 +1,189 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Bayesian linear regression in five batches, where the exact posterior after each batch is known.
+
+python -m benchmarks.continual.sequential_regression
+"""
+
+import itertools
+import operator
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+import pyro
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main, markdown_table
+from benchmarks.continual._chains import METHODS, make_chain
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit
+from pyro_radial.nn import likelihoods
+
+__all__ = ["claims", "draw", "report", "run"]
+
+NUM_WEIGHTS, ROWS, NOISE = 10, 40, 0.5
+DESIGNS = {"independent": 0.0, "correlated": 0.6}
+Phases = tuple[tuple[int, float], ...]
+
+
+class Size(NamedTuple):
+    """Batches of data, and steps on each with their rates: first fast, then with little noise left."""
+
+    batches: int = 5
+    phases: Phases = ((600, 2e-2), (300, 2e-3))
+
+
+SIZES = {"default": Size(), "small": Size(2, ((10, 2e-2),))}
+
+
+def run(output: Path, *, form: Form = "default", seeds: int = 3, workers: int = 2, threads: int = 1) -> None:
+    """Of y = x w + noise with ten weights, prior N(0, 1), noise of 0.5 and 40 rows a batch.
+
+    Features are independent or correlated (0.6 between any two). For each chain: the root mean square error of the
+    posterior mean and the mean ratio of standard deviations, both in units of the exact posterior's own, and the same
+    for one guide on all batches at once, which is what a perfect chain of that family would reach.
+    """
+    size = SIZES[form]
+    setting = {"torch": torch.__version__, "weights": NUM_WEIGHTS, "rows": ROWS, "noise": NOISE, "phases": size.phases}
+    results = Results(output, setting)
+    jobs = [
+        Job({"design": design, "method": method, "seed": seed}, score, (method, design, seed, size))
+        for design, method, seed in itertools.product(DESIGNS, METHODS, range(seeds if form == "default" else 1))
+    ]
+    compute_all(results, jobs, workers, threads)
+
+
+def data(design: str, seed: int, num_batches: int) -> tuple[Tensor, Tensor]:
+    """Inputs ``[batches, rows, weights]`` and targets ``[batches, rows, 1]``."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = partial(torch.randn, generator=generator)
+    common = noise(num_batches, ROWS, 1)
+    rho = DESIGNS[design]
+    x = (1 - rho) ** 0.5 * noise(num_batches, ROWS, NUM_WEIGHTS) + rho**0.5 * common
+    return x, x @ noise(NUM_WEIGHTS, 1) + NOISE * noise(num_batches, ROWS, 1)
+
+
+def exact(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviations of the posterior given all these rows."""
+    x, y = x.reshape(-1, NUM_WEIGHTS).double(), y.reshape(-1, 1).double()
+    precision = torch.eye(NUM_WEIGHTS).double() + x.T @ x / NOISE**2
+    covariance = precision.inverse()
+    return (covariance @ x.T @ y / NOISE**2).squeeze(-1), covariance.diagonal().sqrt()
+
+
+def chained(method: str, x: Tensor, y: Tensor, phases: Phases) -> list[Row]:
+    """How far the chain is from the exact posterior after each batch."""
+    net = nn.Linear(NUM_WEIGHTS, 1, bias=False)
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(ROWS, scale=NOISE))
+    chain = make_chain(method, model)
+    rows = []
+    for number in range(len(x)):
+        model.likelihood.num_data = len(x[number])
+        guide = chain.guide(AutoMeanField if method == "mean field" else AutoRadial)
+        for steps, learning_rate in phases:
+            fit(
+                chain,
+                guide,
+                (x[number], y[number]),
+                epochs=steps,
+                batch_size=len(x[number]),
+                optim=partial(torch.optim.Adam, lr=learning_rate),
+                loss=RadialELBO(8, vectorize_particles=True, strict_kl=True),
+                progress=False,
+            )
+        posterior = guide.posterior()["weight"]
+        mean, stddev = exact(x[: number + 1], y[: number + 1])
+        error = (posterior.mean.squeeze(0) - mean) / stddev
+        ratio = posterior.variance.sqrt().squeeze(0) / stddev
+        rows.append({"error": float(error.square().mean().sqrt()), "ratio": float(ratio.mean())})
+        chain.advance(guide)
+    return rows
+
+
+def score(method: str, design: str, seed: int, size: Size) -> Row:
+    pyro.clear_param_store()
+    pyro.set_rng_seed(seed)
+    x, y = data(design, seed, size.batches)
+    chain = chained(method, x, y, size.phases)
+    at_once = chained(method, x.reshape(1, -1, NUM_WEIGHTS), y.reshape(1, -1, 1), size.phases)[0]
+    return {
+        "mean_error": [round(row["error"], 4) for row in chain],
+        "stddev_ratio": [round(row["ratio"], 4) for row in chain],
+        "mean_error_at_once": at_once["error"],
+        "stddev_ratio_at_once": at_once["ratio"],
+    }
+
+
+def last(results: Results, name: str, **keys: str) -> float:
+    """A result of the chain after the last batch, the mean over seeds."""
+    return mean(values[-1] for values in results.values(name, **keys))
+
+
+def claims(results: Results) -> list[Claim]:
+    """What the README says of exact chains and of those of normals."""
+    seeds = str(len(results.distinct("seed")))
+    errors = {
+        method: [last(results, "mean_error", method=method, design=design) for design in DESIGNS] for method in METHODS
+    }
+
+    def compared(method: str, text: str, holds: Callable[[float, float], bool]) -> Claim:
+        pairs = list(zip(errors[method], errors["mean field"], strict=True))
+        numbers = ", ".join(f"{ours:.2f} against {theirs:.2f}" for ours, theirs in pairs)
+        return Claim(text, "", numbers, seeds, all(holds(*pair) for pair in pairs))
+
+    return [
+        compared(
+            "radial exact",
+            "Linear regression: a chain of exact radial posteriors ends further from the exact one than mean field",
+            operator.gt,
+        ),
+        compared(
+            "radial normal",
+            "Linear regression: a radial chain of normals ends as near to the exact posterior as mean field",
+            operator.le,
+        ),
+    ]
+
+
+def report(results: Results) -> str:
+    """Errors and standard deviations by chain."""
+    lines = []
+    for design, method in results.distinct("design", "method"):
+        keys = {"design": design, "method": method}
+        chain = [last(results, name, **keys) for name in ("mean_error", "stddev_ratio")]
+        at_once = [mean(results.values(f"{name}_at_once", **keys)) for name in ("mean_error", "stddev_ratio")]
+        lines.append([f"{method}, {design}", *(f"{value:.2f}" for value in (*chain, *at_once))])
+    headings = ["error", "standard deviations", "error at once", "standard deviations at once"]
+    return f"""### Sequential linear regression
+
+Bayesian linear regression in five batches, where the posterior is known: error of the chain's mean, root mean square \
+in standard deviations of the exact posterior, and its standard deviations over the exact ones; beside them one guide \
+on all batches at once; means of {len(results.distinct("seed"))} seeds \
+(`python -m benchmarks.continual.sequential_regression`).
+
+{markdown_table(["method, features", *headings], lines)}
+
+{results.plot("Error of the mean by batch")}"""
+
+
+def draw(results: Results) -> None:
+    """Errors after each batch."""
+    figure = Figure(figsize=(9, 4), layout="constrained", dpi=150)
+    for design, ax in zip(DESIGNS, figure.subplots(1, 2, sharey=True), strict=True):
+        for method in METHODS:
+            errors = torch.tensor(results.values("mean_error", design=design, method=method)).mean(0)
+            ax.plot(range(1, len(errors) + 1), errors.tolist(), marker="o", label=method)
+        ax.set(title=f"{design} features", xlabel="batches learned", xticks=range(1, len(errors) + 1), yscale="log")
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("error of the mean, in exact standard deviations")
+    figure.axes[1].legend(frameon=False)
+    results.save_plot(figure)
+
+
+if __name__ == "__main__":
+    main(run, report, draw)

@@ -1,0 +1,98 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the experiments with priors on functions share: networks with one output, and training with a falling rate."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.common import Pair
+from pyro_radial import AutoMeanField, RadialELBO, SupervisedModel, fit, predict
+
+# Draws from a posterior, by the form of an experiment.
+NUM_SAMPLES = {"default": 500, "small": 10, "paper": 500}
+# The share of the steps in which the weight of the divergence rises to its own.
+RAMP = 0.5
+# Shares of the steps, each with what its rate is times.
+FALLING = ((0.7, 1.0), (0.3, 0.1))
+
+
+def network(inputs: int, hidden: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
+    """A plain network with one output."""
+    sizes = [inputs, *hidden]
+    layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), activation())]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
+
+
+@torch.no_grad()
+def spread_kinks(net: nn.Sequential, low: float, high: float) -> nn.Sequential:
+    """The same network of one input, with the points where its first units change uniform between two numbers.
+
+    PyTorch's own start has half of them within one unit of zero, wherever the data and the measurement points lie.
+    """
+    first = net[0]
+    kinks = low + (high - low) * torch.rand(len(first.bias))
+    first.bias.copy_(-first.weight[:, 0] * kinks)
+    return net
+
+
+def weight_space(kl_weight: Callable[[int], float]) -> RadialELBO:
+    """The loss of a network with a prior on its weights."""
+    return RadialELBO(10, vectorize_particles=True, strict_kl=True, kl_weight=kl_weight)
+
+
+def train(
+    model: SupervisedModel,
+    data: Pair,
+    make_loss: Callable[[Callable[[int], float]], RadialELBO],
+    *,
+    steps: int,
+    lr: float,
+    batch_size: int,
+    checkpoint: Path,
+    kl_weight: float = 1.0,
+    init_stddev: float = 0.01,
+    rates: Sequence[tuple[float, float]] = FALLING,
+    pretrain_epochs: int = 0,
+) -> AutoMeanField:
+    """A mean-field guide, with the divergence weighed up at first and a lower rate later.
+
+    Epochs that train the means alone come before the steps.
+    """
+    guide = AutoMeanField(model, init_stddev=init_stddev)
+    steps_per_epoch = -(-len(data[0]) // batch_size)
+    epochs = max(1, steps // steps_per_epoch)
+    ramp = max(1, round(RAMP * epochs * steps_per_epoch))
+    ends = [0, *(max(1, round(share * epochs)) for share in accumulate(share for share, _ in rates))]
+
+    def weight_after(start: int, step: int) -> float:
+        return kl_weight * min(1.0, (start + step + 1) / ramp)
+
+    def run(epochs: int, rate: float, name: str, **more: Any) -> None:
+        path = checkpoint.with_name(f"{checkpoint.name}_{name}.pt")
+        adam = partial(torch.optim.Adam, lr=rate)
+        every = {"checkpoint": path, "checkpoint_every": 500, "progress": False}
+        fit(model, guide, data, epochs=epochs, batch_size=batch_size, optim=adam, **every, **more)
+
+    if pretrain_epochs:
+        run(pretrain_epochs, lr, "means", pretrain_epochs=pretrain_epochs)
+    for number, ((start, end), (_, factor)) in enumerate(zip(pairwise(ends), rates, strict=True)):
+        if end > start:
+            run(end - start, factor * lr, str(number), loss=make_loss(partial(weight_after, start * steps_per_epoch)))
+    return guide
+
+
+def function_draws(model: SupervisedModel, guide: AutoMeanField, x: Tensor, num_samples: int) -> Tensor:
+    """Values ``[S, N]`` of draws from the posterior, in float64."""
+    return predict(model, guide, x, num_samples=num_samples).samples.squeeze(-1).double()
+
+
+def rounded(values: Tensor) -> list[float]:
+    """Numbers for a results file."""
+    return [round(value, 4) for value in values.tolist()]

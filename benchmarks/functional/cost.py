@@ -1,0 +1,228 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""One training step with FunctionalELBO as a multiple of one with a prior on weights, and how the cost grows.
+
+python -m benchmarks.functional.cost
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyro
+import torch
+from matplotlib.figure import Figure
+from pyro.contrib.gp.kernels import RBF
+from torch import Tensor, nn
+
+from benchmarks.common import BLOCK, Claim, Form, Results, Row, Subjects, keep_pages, main, markdown_table, medians
+from benchmarks.functional._training import network
+from pyro_radial import AutoMeanField, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial.functional import (
+    FunctionPrior,
+    GaussianKL,
+    GaussianProcess,
+    PiecewiseLinear,
+    RegularizedKL,
+    SteinKL,
+    UniformBox,
+)
+from pyro_radial.infer.functional_elbo import Divergence, FunctionalELBO
+from pyro_radial.nn import likelihoods
+
+__all__ = ["claims", "draw", "report", "run"]
+
+NUM_DATA = 20
+BASE = (60, 100)
+DRAWS = ((60, 50), (60, 200), (60, 400))
+POINTS = ((30, 300), (60, 300), (120, 300), (240, 300))
+WEIGHTS, LIKELIHOOD, DEFAULT = "weights", "likelihood", "SteinKL()"
+
+
+class Size(NamedTuple):
+    """Points and draws: the base case, more draws at its points, more points at 300 draws; hidden units, and rounds."""
+
+    shapes: tuple[tuple[int, int], ...] = (BASE, *DRAWS, *POINTS)
+    width: int = 100
+    rounds: int = 8
+
+
+SIZES = {"default": Size(), "small": Size(((24, 30), (30, 40)), 10, 2)}
+
+
+def run(output: Path, *, form: Form = "default") -> None:
+    """A step is the loss, its gradient and Adam, on 20 data, with the guide AutoMeanField.
+
+    The network is 1-100-100-100-100-100-1 with ReLU; the functional loss has a UniformBox of further points, up to the
+    number of points named. Its unit is a step with RadialELBO on the same data with as many draws, all at once, and
+    every KL in closed form. ``likelihood`` is that step without its KL, what no loss with so many draws goes below;
+    ``over_likelihood`` is in its units. ``divergence_ms`` is the divergence alone, forward and backward, of fixed
+    function values, and ``share`` its part of the step.
+
+    The prior is a Gaussian process with noise, but for ``SteinKL(), implicit prior``: piecewise linear functions, whose
+    score is estimated from 500 draws. A divergence that needs more draws than a case has is left out there.
+
+    All subjects take turns in one run. The time is that of one thread's work, so that another program on the machine
+    counts little, and the allocator keeps its pages.
+    """
+    torch.set_num_threads(1)
+    keep_pages()
+    size = SIZES[form]
+    setting = {"threads": 1, "rounds": size.rounds, "calls_per_round": BLOCK, "torch": torch.__version__}
+    functional = [Case(name, *shape) for shape in size.shapes for name in divergences(*shape)]
+    draws = sorted({case.draws for case in functional})
+    units = [Case(name, NUM_DATA, number) for name in (LIKELIHOOD, WEIGHTS) for number in draws]
+    cases = [*units, *functional]
+    Results(output, setting).add_all([asdict(case) for case in cases], lambda: measure(units, functional, size))
+
+
+class LikelihoodAlone(RadialELBO):
+    """The loss without its KL."""
+
+    def _kl_by_site(self, model_trace: Any, guide_trace: Any) -> dict[str, Tensor]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is timed: a divergence by name, or one of the units."""
+
+    subject: str
+    points: int
+    draws: int
+
+
+def divergences(points: int, draws: int) -> dict[str, tuple[Divergence, FunctionPrior]]:
+    """Those that can be estimated at so many points from so many draws, and the prior of each."""
+    process = GaussianProcess(RBF(input_dim=1, lengthscale=torch.tensor(0.5)), noise=0.1)
+    found: dict[str, tuple[Divergence, FunctionPrior]] = {"RegularizedKL(1e-3)": (RegularizedKL(1e-3), process)}
+    if draws >= points + 3:
+        found["GaussianKL()"] = (GaussianKL(), process)
+        found["SteinKL()"] = (SteinKL(), process)
+        found["SteinKL(), implicit prior"] = (SteinKL(), PiecewiseLinear(-1.0, 1.0))
+    return found
+
+
+def make_loss(case: Case) -> RadialELBO:
+    if case.subject in (WEIGHTS, LIKELIHOOD):
+        loss = RadialELBO if case.subject == WEIGHTS else LikelihoodAlone
+        return loss(case.draws, vectorize_particles=True, strict_kl=True)
+    divergence, prior = divergences(case.points, case.draws)[case.subject]
+    box = UniformBox(-1.0, 1.0, case.points - NUM_DATA)
+    return FunctionalELBO(prior, box, divergence=divergence, num_functions=case.draws)
+
+
+def make_step(case: Case, width: int) -> Callable[[], None]:
+    """A function that makes one training step."""
+    pyro.set_rng_seed(0)
+    net = network(1, (width,) * 5, nn.ReLU)
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=NUM_DATA, scale=0.1))
+    loss = make_loss(case)(model, AutoMeanField(model))
+    x = 2.0 * torch.rand(NUM_DATA, 1) - 1.0
+    y = (4.0 * x).sin() + 0.1 * torch.randn(NUM_DATA, 1)
+    loss(x, y)
+    optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(x, y).backward()
+        optimizer.step()
+
+    return step
+
+
+def make_divergence(case: Case) -> Callable[[], Any]:
+    """A function that computes the divergence of fixed function values, and its gradient in them."""
+    pyro.set_rng_seed(0)
+    divergence, prior = divergences(case.points, case.draws)[case.subject]
+    x = 2.0 * torch.rand(case.points, 1) - 1.0
+    # As much like a network's values as draws of another Gaussian process are.
+    f = GaussianProcess(RBF(input_dim=1), noise=0.1).sample(x, case.draws).requires_grad_()
+    return lambda: torch.autograd.grad(divergence(f, x, prior).surrogate, f)
+
+
+def measure(units: list[Case], functional: list[Case], size: Size) -> list[Row]:
+    subjects: Subjects = {f"{case}": make_step(case, size.width) for case in (*units, *functional)}
+    subjects |= {f"{case} alone": make_divergence(case) for case in functional}
+    times = medians(subjects, size.rounds)
+    return [row_of(case, times) for case in (*units, *functional)]
+
+
+def row_of(case: Case, times: dict[str, float]) -> Row:
+    step = times[f"{case}"]
+    row = {"median_ms": round(step, 3)}
+    for name, unit in (("ratio", WEIGHTS), ("over_likelihood", LIKELIHOOD)):
+        row[name] = round(step / times[f"{Case(unit, NUM_DATA, case.draws)}"], 3)
+    alone = times.get(f"{case} alone")
+    return row if alone is None else row | {"divergence_ms": round(alone, 3), "share": round(alone / step, 3)}
+
+
+def claims(results: Results) -> list[Claim]:
+    """No cost of a functional loss is published or promised."""
+    return []
+
+
+def report(results: Results) -> str:
+    """Growth with draws and with points."""
+    setting, shapes = results.setting, [(row["points"], row["draws"]) for row in results.rows if "share" in row]
+    points, draws = BASE if BASE in shapes else shapes[-1]
+    most = max(results.distinct("draws"), key=lambda number: len({p for p, d in shapes if d == number}))
+    (base,) = results.where(subject=DEFAULT, points=points, draws=draws)
+    (likelihood,) = results.where(subject=LIKELIHOOD, draws=draws)
+    return f"""### Cost of a functional loss
+
+One training step with `FunctionalELBO` (loss, gradient, Adam) as a multiple of one with `RadialELBO`, strict KL, \
+`vectorize_particles=True` and as many draws; in brackets the part of the step that is the divergence. Network \
+1-100-100-100-100-100-1, `AutoMeanField`, 20 data; points are the data and those of a `UniformBox`. One thread, \
+medians of {setting["rounds"]} interleaved rounds, torch {setting["torch"]} (`python -m benchmarks.functional.cost`). \
+At {draws} draws the likelihood alone, without any KL, costs {likelihood["ratio"]:.2f} of the `RadialELBO` step. The \
+base case, `{DEFAULT}` at {points} points, costs {base["over_likelihood"]:.2f} times the likelihood alone. An empty \
+cell has too few draws for the divergence. The implicit prior is `PiecewiseLinear`, known by 500 draws a step. By \
+draws, at {points} points:
+
+{growth(results, {"points": points}, "draws")}
+
+By points, at {most} draws:
+
+{growth(results, {"draws": most}, "points")}
+
+{results.plot("Time of a step by draws and by points")}"""
+
+
+def growth(results: Results, fixed: dict[str, int], grows: str) -> str:
+    """A table of the cases that differ in one number."""
+    rows = [row for row in results.where(**fixed) if "share" in row]
+    sizes = sorted({row[grows] for row in rows})
+
+    def cell(subject: str, size: int) -> str:
+        found = (row for row in rows if (row["subject"], row[grows]) == (subject, size))
+        return next((f"{row['ratio']:.2f} ({row['share']:.0%})" for row in found), "")
+
+    subjects = sorted({row["subject"] for row in rows})
+    lines = [[f"`{name}`", *(cell(name, size) for size in sizes)] for name in subjects]
+    return markdown_table(["", *(f"{size} {grows}" for size in sizes)], lines)
+
+
+def draw(results: Results) -> None:
+    """Ratios of all cases at the points, and at the draws, that most cases have."""
+    functional = [row for row in results.rows if "share" in row]
+    figure = Figure(figsize=(8, 3), layout="constrained", dpi=110)
+    axes = figure.subplots(1, 2, sharey=True)
+    for grows, held, ax in (("draws", "points", axes[0]), ("points", "draws", axes[1])):
+        common = statistics.mode(row[held] for row in functional)
+        for name in sorted({row["subject"] for row in functional}):
+            rows = [row for row in functional if (row["subject"], row[held]) == (name, common)]
+            rows.sort(key=lambda row: row[grows])
+            ax.plot([row[grows] for row in rows], [row["ratio"] for row in rows], marker="o", ms=4, label=name)
+        ax.set(title=f"{common} {held}", xlabel=grows)
+        ax.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("multiple of a RadialELBO step")
+    figure.axes[1].legend(frameon=False, fontsize=8)
+    results.save_plot(figure)
+
+
+if __name__ == "__main__":
+    main(run, report, draw)

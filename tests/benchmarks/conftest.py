@@ -1,0 +1,57 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Tiny made-up data in the places of the real ones, so that every experiment runs anywhere in seconds."""
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_radial import datasets
+from pyro_radial.datasets import ImageDataset
+
+NUM_SPLITS = 20
+
+
+@pytest.fixture
+def tiny_data(tmp_path, monkeypatch):
+    """A folder of data as the experiments expect it; images come from memory, since real ones are checked by digest."""
+    monkeypatch.setattr(datasets, "load", tiny_images)
+    folder = tmp_path / "data"
+    write_uci(folder / "uci")
+    write_series(folder / "timeseries")
+    return folder
+
+
+def tiny_images(name, data_dir=None):
+    generator = torch.Generator().manual_seed(0)
+    labels = [torch.arange(10).repeat(count) for count in (30, 10)]
+    images = [0.5 * torch.rand(len(own), 1, 28, 28, generator=generator) for own in labels]
+    for pixels, own in zip(images, labels, strict=True):
+        pixels[torch.arange(len(own)), 0, :, 2 * own] += 0.5
+    return ImageDataset(name, images[0], labels[0], images[1], labels[1], tuple("0123456789"))
+
+
+def write_uci(folder):
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 3))
+    y = x @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=40)
+    order = rng.permutation(40)
+    splits = {f"{part}_indices_{i}": rows for i in range(NUM_SPLITS) for part, rows in halves(order).items()}
+    columns = {"feature_columns": np.arange(3), "target_column": np.array(3)}
+    for name in ("yacht", "bostonHousing"):
+        np.savez(folder / f"{name}.npz", data=np.column_stack([x, y]), **columns, **splits)
+
+
+def halves(order):
+    return {"train": order[:30], "test": order[30:]}
+
+
+def write_series(folder):
+    folder.mkdir(parents=True)
+    lines = ["date,decimal_date,average"]
+    for month in range(2006 * 12, 2021 * 12):
+        year = month / 12
+        lines.append(f"x,{year:.4f},{300 + 2 * (year - 2006) + 3 * np.sin(2 * np.pi * year):.2f}")
+    (folder / "co2_mauna_loa_monthly.csv").write_text("\n".join(lines) + "\n")

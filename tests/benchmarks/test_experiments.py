@@ -1,0 +1,117 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import mpmath
+import pytest
+import scipy
+import torch
+
+from benchmarks.common import Claim, Results
+from benchmarks.report import HERE, PAGE, committed, experiments, page
+
+EXPERIMENTS = experiments()
+
+
+def name_of(experiment):
+    return experiment.__name__.partition(".")[2]
+
+
+each_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS, ids=name_of)
+
+
+def options_of(experiment, **wanted):
+    """Those of these options that the experiment has."""
+    return {name: value for name, value in wanted.items() if name in inspect.signature(experiment.run).parameters}
+
+
+def test_experiments_are_found_by_their_place():
+    assert {path.parent.name for path in HERE.glob("*/__init__.py")} == {
+        name_of(experiment).partition(".")[0] for experiment in EXPERIMENTS
+    }
+    assert all(hasattr(experiment, part) for experiment in EXPERIMENTS for part in ("run", "report", "claims"))
+    assert all(committed(experiment).rows for experiment in EXPERIMENTS)
+
+
+def test_every_saved_result_belongs_to_an_experiment():
+    paths = {committed(experiment).path for experiment in EXPERIMENTS}
+    assert {path for path in HERE.rglob("*.json") if not path.stem.endswith("_paper")} == paths
+
+
+@each_experiment
+def test_the_smallest_form_runs_and_is_reported(experiment, tiny_data, tmp_path):
+    output = tmp_path / "results.json"
+    dtype = torch.get_default_dtype()
+    experiment.run(output, **options_of(experiment, form="small", data_dir=tiny_data, workers=1, threads=1))
+    assert torch.get_default_dtype() == dtype
+    results = Results(output)
+    assert results.rows
+    if hasattr(experiment, "draw"):
+        experiment.draw(results)
+    section = experiment.report(results)
+    plots = re.findall(r"!\[.+\]\((.+)\)", section)
+    assert sorted(map(Path, plots)) == sorted(tmp_path.glob("*.png"))
+
+
+@each_experiment
+def test_the_section_of_the_page_names_its_command_and_its_plots(experiment):
+    section = experiment.report(committed(experiment))
+    assert section.startswith("### ")
+    assert re.search(rf"`python -m {re.escape(experiment.__name__)}( --data-dir DIR)?`", section)
+    data_dir = inspect.signature(experiment.run).parameters.get("data_dir")
+    needs_data = data_dir is not None and data_dir.default is data_dir.empty
+    assert ("--data-dir DIR" in section) == needs_data
+    plots = re.findall(r"!\[.+\]\((.+)\)", section)
+    assert plots
+    assert all((HERE / plot).exists() for plot in plots)
+
+
+@each_experiment
+def test_claims_are_made_of_saved_rows(experiment):
+    for claim in experiment.claims(committed(experiment)):
+        assert isinstance(claim, Claim)
+        assert claim.text
+        assert claim.ours
+        assert isinstance(claim.held, bool)
+
+
+@each_experiment
+def test_the_saved_rows_are_those_of_the_default_form(experiment, tiny_data, monkeypatch):
+    results = committed(experiment)
+    for package in (torch, scipy, mpmath):
+        saved = results.setting.get(package.__name__, package.__version__)
+        monkeypatch.setattr(package, "__version__", saved)
+    monkeypatch.setattr(Results, "_save", lambda self, rows, keys: pytest.fail(f"not saved: {list(keys)}"))
+    experiment.run(results.path, **options_of(experiment, data_dir=tiny_data))
+
+
+def test_the_page_is_made_of_the_saved_results():
+    assert PAGE.read_text() == page()
+
+
+@pytest.mark.parametrize("path", sorted(HERE.rglob("*.py")), ids=lambda path: str(path.relative_to(HERE)))
+def test_no_module_imports_an_experiment_or_the_report(path):
+    taboo = {experiment.__name__ for experiment in EXPERIMENTS} | {"benchmarks.report"}
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    assert not imported & taboo
+
+
+def test_the_example_of_the_readme_is_an_experiment(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", (HERE / "README.md").read_text(), flags=re.DOTALL)
+    scope = {"__name__": "addition"}
+    exec(code, scope)
+    scope["run"](tmp_path / "addition.json", form="small")
+    results = Results(tmp_path / "addition.json")
+    assert results.distinct("size") == [10]
+    assert scope["report"](results).startswith("### Addition")
+    assert len(scope["claims"](results)) == 1
