@@ -28,7 +28,8 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 benchmark: $(READY)
-	$(BIN)/python benchmarks/step_time.py
+	rm -f build/step_time.json
+	$(BIN)/python -m benchmarks.guides.step_time --output build/step_time.json
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

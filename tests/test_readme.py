@@ -46,7 +46,7 @@ def test_the_fourth_example_comes_near_the_exact_process(scope):
     exec(EXAMPLES[3], scope)
     stddev = scope["covariance"][0].diagonal().sqrt()
     functions = scope["draws"].samples.squeeze(-1)
-    # Among the data a few hundredths; beyond them, in deviations that are nearly those of the prior.
+    # Among the data a few hundredths; beyond them, in standard deviations that are nearly those of the prior.
     assert stddev[0] < 0.1 < 0.9 < stddev[1]
     gap = (functions.mean(0) - scope["mean"].squeeze(-1)).abs()
     assert gap[0] < 0.1
@@ -54,13 +54,13 @@ def test_the_fourth_example_comes_near_the_exact_process(scope):
     assert ((functions.std(0) / stddev - 1).abs() < 0.5).all()
 
 
-@pytest.mark.parametrize("room", re.findall(r"^ {2,4}(\w+(?:/|\.py))", README.read_text(), flags=re.MULTILINE))
-def test_every_room_of_the_floor_plan_exists(room):
+@pytest.mark.parametrize("name", re.findall(r"^ {2,4}(\w+(?:/|\.py))", README.read_text(), flags=re.MULTILINE))
+def test_every_module_of_the_package_layout_exists(name):
     package = README.parent / "pyro_radial"
-    assert (package / room).exists() or (package / "infer" / room).exists()
+    assert (package / name).exists() or (package / "infer" / name).exists()
 
 
-def test_every_room_of_the_house_is_on_the_floor_plan():
+def test_every_package_is_in_the_package_layout():
     package = README.parent / "pyro_radial"
-    rooms = [path.name for path in package.iterdir() if path.is_dir() and (path / "__init__.py").exists()]
-    assert all(f"  {room}/" in README.read_text() for room in rooms)
+    packages = [path.name for path in package.iterdir() if path.is_dir() and (path / "__init__.py").exists()]
+    assert all(f"  {name}/" in README.read_text() for name in packages)

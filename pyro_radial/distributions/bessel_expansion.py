@@ -1,16 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""Coefficients of the uniform expansion of the Bessel ratio :math:`A = I_{m/2} / I_{m/2-1}`, once per dimension m.
-
-With :math:`\lambda = (m-1)/2` the ratio solves :math:`A' = 1 - A^2 - 2\lambda A / \kappa`, and with
-:math:`t = \lambda / \sqrt{\kappa^2 + \lambda^2}`, :math:`a_0 = \kappa / (\sqrt{\kappa^2 + \lambda^2} + \lambda)`
-
-.. math:: A = a_0 F(t), \qquad F = \sum_k P_k(t) / \lambda^k,
-
-for every :math:`\kappa \ge 0` at once. The derivatives of A and the integral of A have such a form too. Below
-``LEAST_LAMBDA`` the expansion is used at a dimension 2n higher and a recurrence in steps of 2 leads down.
-"""
+"""Coefficients of the uniform expansion of the Bessel ratio :math:`A = I_{m/2} / I_{m/2-1}`, once per dimension m."""
 
 import math
 import operator
@@ -22,6 +13,8 @@ import numpy as np
 import torch
 from numpy.polynomial import Chebyshev, Polynomial
 from numpy.polynomial import polynomial as poly
+
+__all__ = ["BesselPlan", "bessel_plan", "expansion_polynomials"]
 
 # From here on so many terms give A to a rounding of float64, and its second derivative to 3e-14.
 LEAST_LAMBDA = 20.0
@@ -48,7 +41,15 @@ class BesselPlan(NamedTuple):
 
 
 def bessel_plan(dim: int) -> BesselPlan:
-    """The coefficients for the von Mises-Fisher distribution on the unit sphere of R^dim.
+    r"""The coefficients for the von Mises-Fisher distribution on the unit sphere of R^dim.
+
+    With :math:`\lambda = (m-1)/2` the ratio solves :math:`A' = 1 - A^2 - 2\lambda A / \kappa`, and with
+    :math:`t = \lambda / \sqrt{\kappa^2 + \lambda^2}`, :math:`a_0 = \kappa / (\sqrt{\kappa^2 + \lambda^2} + \lambda)`
+
+    .. math:: A = a_0 F(t), \qquad F = \sum_k P_k(t) / \lambda^k,
+
+    for every :math:`\kappa \ge 0` at once. The derivatives of A and the integral of A have such a form too. Below
+    ``LEAST_LAMBDA`` the expansion is used at a dimension 2n higher and a recurrence in steps of 2 leads down.
 
     :param int dim: m, at least 2.
     :raises ValueError: if ``dim`` is not an integer, or less than 2.

@@ -1,23 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""How a draw of the von Mises-Fisher cosine moves with the concentration, its distribution function held fixed.
-
-With :math:`f(w) \propto (1 - w^2)^{(m-3)/2} e^{\kappa w}` the density of the cosine and A its mean,
-
-.. math:: \frac{dw}{d\kappa} = \tau(w) = \frac1{f(w)} \int_w^1 (v - A) f(v)\, dv = (1 - w^2)\, g(w).
-
-This is implicit reparameterization (Figurnov, Mohamed and Mnih, 2018): whatever made the draw, rejections included, it
-gives an unbiased gradient without a correction term. Uniformly in the concentration, with :math:`\lambda = (m-1)/2`,
-
-.. math:: g = \frac1\lambda \sum_k \frac{\gamma_k(t, \xi)}{\lambda^k}, \qquad \gamma_0 = \frac{t \xi}2, \quad
-    \gamma_k = -\frac{t \xi^2}4 \cdot
-    \frac{(1-t) P_k + [2 (1+t) \xi - t (1+t) \xi^2 - 2]\, \partial_\xi \gamma_{k-1}}{1 - \xi},
-
-with t, :math:`a_0` and P_k of :mod:`~pyro_radial.distributions.bessel_expansion` and
-:math:`\xi = (1 + a_0^2) / (1 + a_0 w)`. Each division is exact, and every power of :math:`\xi` comes with one of t: the
-series is a polynomial in t and :math:`s = t \xi`, which is never much above 2.
-"""
+"""How a draw of the von Mises-Fisher cosine moves with the concentration, its distribution function held fixed."""
 
 import math
 from fractions import Fraction
@@ -32,18 +16,37 @@ from pyro_radial.distributions.bessel_expansion import expansion_polynomials
 from pyro_radial.distributions.special import mean_cosine_gap
 from pyro_radial.distributions.vmf_formulas import uniform_variables
 
+__all__ = ["implicit_slope", "slope_polynomials"]
+
 # From here on 13 terms are good for 1e-11 down to 6 standard deviations below the mean; the recurrence adds nothing.
 LEAST_LAMBDA = 12.0
 NUM_TERMS = 13
 _TOLERANCE = 1e-13
 # The draws, in standard deviations from the mean, for which the number of terms is chosen.
-_DEVIATIONS = (-6.0, 0.0, 4.0)
+_STDDEVS = (-6.0, 0.0, 4.0)
 # Rounding may carry g out of its range by less than this.
 _SLACK = 1e-6
 
 
 def implicit_slope(concentration: Tensor, one_minus_cosine: Tensor, dim: int) -> Tensor:
     r"""g, by which :math:`dw / d\kappa = (1 - w^2)\, g`, in differentiable operations.
+
+    With :math:`f(w) \propto (1 - w^2)^{(m-3)/2} e^{\kappa w}` the density of the cosine and A its mean,
+
+    .. math:: \frac{dw}{d\kappa} = \tau(w) = \frac1{f(w)} \int_w^1 (v - A) f(v)\, dv = (1 - w^2)\, g(w).
+
+    This is implicit reparameterization (Figurnov, Mohamed and Mnih, 2018): whatever made the draw, rejections included,
+    it gives an unbiased gradient without a correction term. Uniformly in the concentration, with :math:`\lambda =
+    (m-1)/2`,
+
+    .. math:: g = \frac1\lambda \sum_k \frac{\gamma_k(t, \xi)}{\lambda^k}, \qquad \gamma_0 = \frac{t \xi}2, \quad
+        \gamma_k = -\frac{t \xi^2}4 \cdot
+        \frac{(1-t) P_k + [2 (1+t) \xi - t (1+t) \xi^2 - 2]\, \partial_\xi \gamma_{k-1}}{1 - \xi},
+
+    with t, :math:`a_0` and P_k of :mod:`~pyro_radial.distributions.bessel_expansion` and
+    :math:`\xi = (1 + a_0^2) / (1 + a_0 w)`. Each division is exact, and every power of :math:`\xi` comes with one of t:
+        the
+    series is a polynomial in t and :math:`s = t \xi`, which is never much above 2.
 
     In few dimensions the expansion is used for :math:`m + 2n` and an exact recurrence leads down,
 
@@ -112,10 +115,10 @@ def _table(lam: float) -> list[list[float]]:
 def _largest_share(term: np.ndarray, lam: float) -> float:
     """The largest absolute value of a term over the leading one, where draws lie."""
     t = np.linspace(0.01, 1.0, 100)
-    deviation = 0.5 * t * np.sqrt((1.0 - t) / lam)
+    stddev = 0.5 * t * np.sqrt((1.0 - t) / lam)
     return max(
         float(np.abs(poly.polyval2d(s, t, term) * 2.0 * lam / s).max())
-        for s in (t / (1.0 + z * deviation) for z in _DEVIATIONS)
+        for s in (t / (1.0 + z * stddev) for z in _STDDEVS)
     )
 
 

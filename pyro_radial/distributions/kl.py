@@ -1,12 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every KL rule of the library, as one table.
-
-The rules are registered on torch's classes: Pyro's ``Independent`` rule peels its layers and wraps what is left in
-torch's ``Independent``, so a rule on Pyro's subclass would be missed, silently. A rule that does not apply raises
-``NotImplementedError``, which is how :class:`~pyro.infer.TraceMeanField_ELBO` knows to fall back on sampling.
-"""
+"""Every KL rule of the library, as one table."""
 
 import math
 from collections.abc import Callable
@@ -44,6 +39,8 @@ from pyro_radial.distributions.von_mises_fisher import (
     kl_von_mises_fisher_to_uniform,
 )
 from pyro_radial.distributions.wrappers import carry_to_batch, elementary, leaf, pull_back, unexpanded
+
+__all__ = ["RULES", "kl_by_cross_entropy", "kl_of_transformed", "kl_radial_to_multivariate_normal"]
 
 
 class _Noise(NamedTuple):
@@ -88,7 +85,7 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     exact for proportional scales and equal means, zero with zero gradient at q = p. ``pyro.settings`` has the number
     of directions, ``radial_kl_directions`` (small events take more), and their seed, ``radial_kl_seed`` (None for
     fresh ones in each call). One call's standard deviation, and with it how far below zero it can fall, is below 1 %
-    of max(KL, 100 nats) in the cases of ``benchmarks/radial_kl.py``; it is more where one element's ratio
+    of max(KL, 100 nats) in the cases of ``benchmarks/distributions/radial_kl.py``; it is more where one element's ratio
     :math:`\sigma_i / t_i` is far above all others. At equal scales the KL has a cone in the means, of slope about
     1.2533 (D - 1) in units of t: they do not move until the likelihood's gradient exceeds that.
 
@@ -173,6 +170,9 @@ def _cross_entropy_to_radial(q: _Noise, p: RadialNormal) -> Tensor:
     return cross_entropy.expand(shape[: len(shape) - p.event_dim])
 
 
+# The rules are registered on torch's classes: Pyro's ``Independent`` rule peels its layers and wraps what is left in
+# torch's ``Independent``, so a rule on Pyro's subclass would be missed, silently. A rule that does not apply raises
+# ``NotImplementedError``, which is how :class:`~pyro.infer.TraceMeanField_ELBO` knows to fall back on sampling.
 # Pairs that torch or Pyro register themselves (Independent on Independent, masked on masked) are left to them:
 # both end in one of the rows below.
 RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor]]] = [

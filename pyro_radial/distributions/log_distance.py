@@ -1,16 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""The mean log-distance from a radial distribution's center, E log rho: the one term of a radial KL without a closed
-form.
-
-With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` elementwise, :math:`\rho = \|s \odot \epsilon + d\|` where
-:math:`\epsilon` is the unit noise of the other distribution. Along a unit direction u, with signed
-:math:`r \sim N(0, 1)`, :math:`\rho^2 = A r^2 + 2 B r + C`, whose mean logarithm over r is exact
-(:func:`mean_log_square`). What is left is an average over directions. Each stands for the antithetic pair
-:math:`\pm u`, and control variates whose means are known take away what varies with it to first order in :math:`A` and
-:math:`B^2` and to second in A. That makes the noise fall with the dimension; ``benchmarks/radial_kl.py`` measures it.
-"""
+"""The mean log-distance from a radial distribution's center: the one term of its KL without a closed form."""
 
 import math
 
@@ -22,8 +13,11 @@ from torch import Tensor
 from pyro_radial._checks import positive_count
 from pyro_radial.distributions.special import accumulation_dtype
 
+__all__ = ["mean_log_distance_of_normal", "mean_log_distance_of_radial", "mean_log_square", "num_directions"]
+
 # Directions, and how many numbers to draw at least: a small event is noisier, and cheap; in a batch of them the noise
-# averages out. By benchmarks/radial_kl.py it is then below 1 % of max(KL, 100 nats) in every case measured there.
+# averages out. By benchmarks/distributions/radial_kl.py it is then below 1 % of max(KL, 100 nats) in every case
+# measured there.
 NUM_DIRECTIONS = 2
 _LEAST_DRAWS = 1000
 # Fixed, so that a KL is a function of its parameters; None draws fresh directions from torch's global generator.
@@ -86,8 +80,17 @@ def mean_log_square(offset: Tensor, width: Tensor) -> Tensor:
 
 
 def mean_log_distance_of_radial(ratio: Tensor, shift: Tensor) -> Tensor:
-    r"""E log rho for the unit noise of a radial distribution, an unbiased and quiet estimate; exact for constant s and
-    d = 0.
+    r"""E log rho for the unit noise of a radial distribution, an unbiased, low-variance estimate; exact for constant s
+    and d = 0.
+
+    With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` elementwise, :math:`\rho = \|s \odot \epsilon + d\|` where
+    :math:`\epsilon` is the unit noise of the other distribution. Along a unit direction u, with signed
+    :math:`r \sim N(0, 1)`, :math:`\rho^2 = A r^2 + 2 B r + C`, whose mean logarithm over r is exact
+    (:func:`mean_log_square`). What is left is an average over directions. Each stands for the antithetic pair
+    :math:`\pm u`, and control variates whose means are known take away what varies with it to first order in :math:`A`
+        and
+    :math:`B^2` and to second in A. That makes the noise fall with the dimension;
+        ``benchmarks/distributions/radial_kl.py`` measures it.
 
     :param Tensor ratio: s, positive, ``[*batch, D]``.
     :param Tensor shift: d, ``[*batch, D]``.
@@ -101,8 +104,8 @@ def mean_log_distance_of_radial(ratio: Tensor, shift: Tensor) -> Tensor:
     a = _project(direction.square(), squared).to(sums)
     b = _project(direction, ratio * shift).to(sums)
     c = shift.square().sum(-1, keepdim=True, dtype=sums)
-    deviation = squared - mean_a.to(squared.dtype)
-    variance_a = deviation.square().sum(-1, keepdim=True, dtype=sums) * (2.0 / (dim * (dim + 2)))
+    centered = squared - mean_a.to(squared.dtype)
+    variance_a = centered.square().sum(-1, keepdim=True, dtype=sums) * (2.0 / (dim * (dim + 2)))
     mean_b_squared = (ratio * shift).square().sum(-1, keepdim=True, dtype=sums) / dim
 
     slope_a, curve_a, slope_b = _local_shape(mean_a, variance_a, mean_b_squared, c)
@@ -112,7 +115,7 @@ def mean_log_distance_of_radial(ratio: Tensor, shift: Tensor) -> Tensor:
 
 
 def mean_log_distance_of_normal(ratio: Tensor, shift: Tensor) -> Tensor:
-    r"""E log rho for standard normal noise, an unbiased and quiet estimate.
+    r"""E log rho for standard normal noise, an unbiased, low-variance estimate.
 
     Along any fixed unit v the noise is :math:`r v + \epsilon_\perp`, so the same integral over r applies with
     :math:`s \odot \epsilon_\perp + d` in the place of d. Here v points along s, where the noise is largest.
@@ -161,7 +164,7 @@ def _local_shape(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """How the integral over r depends on A (to second order) and B^2 (to first), by differences over their spread.
 
-    Any values leave the estimate unbiased; these make it quiet.
+    Any values leave the estimate unbiased; these make its variance low.
     """
     step = torch.minimum(torch.maximum(variance_a.sqrt(), 1e-4 * mean_a), 0.5 * mean_a)
     reference = torch.maximum(mean_b_squared, 1e-8 * mean_a.square())

@@ -25,6 +25,8 @@ from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype
 from pyro_radial.distributions.wrappers import expanded
 
+__all__ = ["RadialDirectional", "kl_radial_directional", "mean_log"]
+
 
 class RadialDirectional(TorchDistribution):
     r"""A radius times an independent direction: a distribution of vectors in :math:`R^n`.

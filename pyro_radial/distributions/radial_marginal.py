@@ -10,6 +10,8 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import betainc, erf
 
+__all__ = ["radial_marginal_mass", "radial_marginal_quantile"]
+
 # Beyond this the half-normal has no mass left in float64.
 _FAR = 40.0
 

@@ -17,6 +17,8 @@ from pyro_radial.distributions.constraints import finite_positive
 from pyro_radial.distributions.radial_marginal import radial_marginal_quantile
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype, log_sphere_area
 
+__all__ = ["RadialNormal"]
+
 
 class RadialNormal(TorchDistribution):
     r"""A uniform direction times a half-normal radius, scaled and shifted elementwise.

@@ -1,17 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""Special functions of the distributions on a sphere: its area, and the scalars of the von Mises-Fisher distribution.
-
-A direction x on the unit sphere of :math:`R^m` with density :math:`C_m(\kappa)\, e^{\kappa \mu \cdot x}` has one
-special function, :math:`L(\kappa) = \log E\, e^{\kappa u_1}` with u uniform on the sphere. The mean of the cosine
-:math:`w = \mu \cdot x` is :math:`A = L'`, its variance :math:`A'`. Where L, :math:`\kappa A` and :math:`\kappa` would
-cancel against each other, there is a function for the difference.
-
-They take concentrations of any shape, at least 0 (the uniform distribution); for m from 2 to 100,000 and concentrations
-up to 1e6 they are good to the last digit of float32, and to 1e-14 in float64. The work is done in float64 where the
-device has it, and nothing branches on data. Derivatives are these functions again, not derivatives of an approximation.
-"""
+"""Special functions of a sphere: its area, and the scalars of the von Mises-Fisher distribution."""
 
 import math
 from typing import Any
@@ -21,6 +11,20 @@ from torch import Tensor
 
 from pyro_radial.distributions import vmf_formulas as formulas
 from pyro_radial.distributions.bessel_expansion import bessel_plan
+
+__all__ = [
+    "MEAN_LOG_HALF_NORMAL",
+    "accumulation_dtype",
+    "cosine_variance",
+    "log_mean_exp_cosine",
+    "log_sphere_area",
+    "log_vmf_constant",
+    "log_vmf_peak",
+    "mean_cosine",
+    "mean_cosine_gap",
+    "vmf_kl",
+    "vmf_kl_to_uniform",
+]
 
 # E log|r| for r ~ N(0, 1): -(Euler's constant + log 2) / 2.
 MEAN_LOG_HALF_NORMAL = -0.5 * (0.57721566490153286061 + math.log(2.0))
@@ -45,6 +49,17 @@ def log_sphere_area(dim: int) -> float:
 
 def log_mean_exp_cosine(concentration: Tensor, dim: int) -> Tensor:
     r"""The cumulant generating function of one coordinate of a uniform direction, L.
+
+    A direction x on the unit sphere of :math:`R^m` with density :math:`C_m(\kappa)\, e^{\kappa \mu \cdot x}` has one
+    special function, :math:`L(\kappa) = \log E\, e^{\kappa u_1}` with u uniform on the sphere. The mean of the cosine
+    :math:`w = \mu \cdot x` is :math:`A = L'`, its variance :math:`A'`. Where L, :math:`\kappa A` and :math:`\kappa`
+        would
+    cancel against each other, there is a function for the difference.
+
+    These functions take concentrations of any shape, at least 0 (the uniform distribution); for m from 2 to 100,000 and
+    concentrations up to 1e6 they are good to the last digit of float32, and to 1e-14 in float64. The work is done in
+    float64 where the device has it, and nothing branches on data. Derivatives are these functions again, not
+    derivatives of an approximation.
 
     .. math:: L(\kappa) = \log E\, e^{\kappa u_1} = \log {}_0F_1(; \tfrac m2; \tfrac{\kappa^2}4)
         = \log \Gamma(\nu + 1) + \log I_\nu(\kappa) - \nu \log \tfrac\kappa2, \qquad \nu = \tfrac m2 - 1.

@@ -1,12 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""Draws on the unit sphere of :math:`R^m`: uniform ones, and of the von Mises-Fisher distribution in two
-differentiable steps.
-
-First the cosine between the draw and the mean direction, kept as d = 1 - cosine: at a high concentration the cosine
-itself has no digits left for it. Then a direction uniform around the first axis, which a reflection takes to the mean.
-"""
+"""Draws on the unit sphere: uniform ones, and of the von Mises-Fisher distribution in two differentiable steps."""
 
 import math
 from typing import Any
@@ -17,6 +12,8 @@ from torch import Tensor
 from pyro_radial.distributions.cosine_gradient import implicit_slope
 from pyro_radial.distributions.special import accumulation_dtype
 from pyro_radial.distributions.vmf_formulas import uniform_variables
+
+__all__ = ["sample_direction", "sample_one_minus_cosine", "sample_uniform_direction"]
 
 # The probability that a proposal is refused is at most this, so that for all of them it is below 1e-11.
 MOST_REFUSED = 0.3423
@@ -32,6 +29,10 @@ def sample_uniform_direction(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 def sample_one_minus_cosine(concentration: Tensor, dim: int) -> Tensor:
     r"""One draw of 1 - cosine for each concentration, differentiable in it by implicit reparameterization.
+
+    First the cosine between the draw and the mean direction, kept as d = 1 - cosine: at a high concentration the cosine
+    itself has no digits left for it. Then a direction uniform around the first axis, which a reflection takes to the
+    mean.
 
     :param Tensor concentration: :math:`\kappa \ge 0`, ``[*shape]``.
     :param int dim: m, at least 2.
@@ -86,7 +87,7 @@ def _in_three_dimensions(concentration: Tensor) -> Tensor:
 def _by_rejection(concentration: Tensor, dim: int) -> Tensor:
     """A few proposals for each row, then many for the few rows that are left, of which there is a bound.
 
-    So all shapes are known in advance, and nothing waits for the device to count rows.
+    So all shapes are known in advance, and nothing synchronizes with the device to count rows.
     """
     variables = uniform_variables(concentration.flatten(), 0.5 * (dim - 1))
     a, one_minus_a = variables.a0, variables.one_minus_a0

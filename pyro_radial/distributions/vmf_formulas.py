@@ -1,12 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""The scalars of the von Mises-Fisher distribution as elementwise formulas, without a derivative of their own.
-
-Each is the uniform expansion at dimension m + 2n, in variables none of which is a difference, and then n steps of a
-recurrence whose terms have one sign. So each result is good to a few roundings of its own size, in float32 too. The
-derivatives are other formulas of this module; :mod:`~pyro_radial.distributions.special` ties them together.
-"""
+"""The scalars of the von Mises-Fisher distribution as elementwise formulas, without a derivative of their own."""
 
 import math
 from collections.abc import Iterator
@@ -18,6 +13,19 @@ from torch import Tensor
 
 from pyro_radial.distributions.bessel_expansion import BesselPlan
 
+__all__ = [
+    "UniformVariables",
+    "complement",
+    "kl_to_uniform",
+    "log_mean_exp",
+    "mean",
+    "peak",
+    "same_mean_kl",
+    "uniform_variables",
+    "variance",
+    "variance_slope",
+]
+
 # Nodes and weights on (0, 1): 12 points give the integral over a factor of e to 2e-15, 10 points to 5e-15.
 _GAUSS_LEGENDRE = [(0.5 * (1.0 + x), 0.5 * w) for x, w in zip(*np.polynomial.legendre.leggauss(12), strict=True)]
 # How many growth factors are multiplied before a logarithm is taken: fewer logarithms, and no overflow in float32.
@@ -25,7 +33,12 @@ _GROUP = 4
 
 
 class UniformVariables(NamedTuple):
-    r"""The variables of the expansion that is uniform in the concentration: none is a difference of close numbers."""
+    r"""The variables of the expansion that is uniform in the concentration: none is a difference of close numbers.
+
+    Each is the uniform expansion at dimension m + 2n, in variables none of which is a difference, and then n steps of a
+    recurrence whose terms have one sign. So each result is good to a few roundings of its own size, in float32 too. The
+    derivatives are other formulas of this module; :mod:`~pyro_radial.distributions.special` ties them together.
+    """
 
     concentration: Tensor  # kappa
     lam: float  # lambda

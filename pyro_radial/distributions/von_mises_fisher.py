@@ -20,6 +20,15 @@ from pyro_radial.distributions.sphere_sampling import (
     sample_uniform_direction,
 )
 
+__all__ = [
+    "HypersphericalUniform",
+    "VonMisesFisherStable",
+    "kl_uniform",
+    "kl_uniform_to_von_mises_fisher",
+    "kl_von_mises_fisher",
+    "kl_von_mises_fisher_to_uniform",
+]
+
 
 class VonMisesFisherStable(TorchDistribution):
     r"""A random direction around a mean direction, stable in any dimension and at any concentration.

@@ -127,8 +127,8 @@ class SpectralStein:
     sum reaches the threshold, hence at least one.
 
     The ridge shrinks the score: the slope of its estimate on the true score of normal distributions is 0.79 in the
-    mean, that of the published code 0.57, that of :class:`Stein` 0.98 (``benchmarks/score_estimators.py``, at the
-    draws).
+    mean, that of the published code 0.57, that of :class:`Stein` 0.98 (``benchmarks/functional/score_estimators.py``,
+    at the draws).
 
     Source: Shi, Sun and Zhu (2018), "A spectral approach to gradient estimation for implicit distributions", section
     3, where :math:`\eta = 0` and draws are not white. The published code leaves out the eigenvalue that crosses

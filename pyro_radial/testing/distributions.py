@@ -11,6 +11,8 @@ import pyro
 import torch
 from torch import Tensor
 
+__all__ = ["DistributionTests"]
+
 NUM_SAMPLES = 40_000
 # Standard errors that a Monte Carlo estimate may be off; with about 50 such comparisons a suite, by chance 1 in 300.
 STANDARD_ERRORS = 4.0
@@ -73,9 +75,9 @@ class DistributionTests:
 
     def test_moments_match_samples(self) -> None:
         distribution = self._example()
-        deviation = distribution.sample(torch.Size((NUM_SAMPLES,))) - distribution.mean
-        _assert_mean_is(deviation, torch.zeros_like(distribution.mean))
-        _assert_mean_is(deviation.square(), distribution.variance)
+        centered = distribution.sample(torch.Size((NUM_SAMPLES,))) - distribution.mean
+        _assert_mean_is(centered, torch.zeros_like(distribution.mean))
+        _assert_mean_is(centered.square(), distribution.variance)
 
     def test_entropy_is_the_mean_of_minus_the_log_density(self) -> None:
         distribution = self._example()

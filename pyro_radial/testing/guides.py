@@ -20,6 +20,8 @@ from torch import Tensor
 
 from pyro_radial.infer.elbo import RadialELBO
 
+__all__ = ["GuideTests"]
+
 NUM_PARTICLES = 4_000
 STANDARD_ERRORS = 4.0
 

@@ -138,7 +138,7 @@ def target(request):
     return request.param(0.5 + torch.rand(FULL, dtype=torch.double), 0.5 + torch.rand(FULL, dtype=torch.double))
 
 
-def image(distribution, support):
+def pushforward(distribution, support):
     """What an automatic guide makes of a normal distribution on a positive site."""
     return dist.TransformedDistribution(distribution, [biject_to(support).with_cache()], validate_args=False)
 
@@ -151,16 +151,19 @@ NESTINGS = {
         dist.LogNormal(q.loc, q.scale).to_event(1).to_event(1),
         p.to_event(2),
     ),
-    "an image without an event": lambda q, p: (image(q, p.support), p),
-    "an image of an event": lambda q, p: (image(q.to_event(2), p.to_event(2).support), p.to_event(2)),
-    "an event of an image": lambda q, p: (image(q.to_event(1), p.to_event(1).support).to_event(1), p.to_event(2)),
-    "both masked": lambda q, p: (image(q.to_event(2), p.support).mask(MASK), p.to_event(2).mask(MASK)),
+    "a pushforward without an event": lambda q, p: (pushforward(q, p.support), p),
+    "a pushforward of an event": lambda q, p: (pushforward(q.to_event(2), p.to_event(2).support), p.to_event(2)),
+    "an event of a pushforward": lambda q, p: (
+        pushforward(q.to_event(1), p.to_event(1).support).to_event(1),
+        p.to_event(2),
+    ),
+    "both masked": lambda q, p: (pushforward(q.to_event(2), p.support).mask(MASK), p.to_event(2).mask(MASK)),
     "expanded prior": lambda q, p: (
-        image(q.to_event(2), p.support),
+        pushforward(q.to_event(2), p.support),
         type(p)(p.concentration[0, 0, 0], p.rate[0, 0, 0]).expand([4, 2]).to_event(2).expand([3]),
     ),
     "generally expanded prior": lambda q, p: (
-        image(q.to_event(2), p.support),
+        pushforward(q.to_event(2), p.support),
         dist.torch_distribution.ExpandedDistribution(type(p)(p.concentration[0], p.rate[0]).to_event(2), (3,)),
     ),
     "expanded posterior": lambda q, p: (
@@ -183,15 +186,15 @@ def test_kl_is_that_of_samples_under_any_nesting(nesting, base, target):
 def test_what_has_no_closed_form_is_left_to_sampling(base, target):
     radial = RadialNormal(base.loc, base.scale, 2)
     for q, p in (
-        (image(radial, target.support), target.to_event(2)),
+        (pushforward(radial, target.support), target.to_event(2)),
         (dist.TransformedDistribution(base, [dist.transforms.SoftplusTransform()]), target),
         (dist.LogNormal(base.loc, base.scale), dist.HalfCauchy(target.rate)),
         (base, dist.LogNormal(base.loc, base.scale)),
         (base, dist.TransformedDistribution(base, [dist.transforms.ExpTransform().inv])),
         (base, dist.TransformedDistribution(target, [dist.transforms.AffineTransform(1.0, 2.0)])),
-        (image(base.to_event(2), target.support), target.to_event(1)),
+        (pushforward(base.to_event(2), target.support), target.to_event(1)),
         # A mask on one side leaves that side's Jacobian, which does not cancel.
-        (image(base, target.support), target.mask(True)),
+        (pushforward(base, target.support), target.mask(True)),
     ):
         with pytest.raises(NotImplementedError):
             kl_divergence(q, p)

@@ -139,7 +139,7 @@ def test_with_one_element_it_is_the_kl_of_normals(family):
     torch.testing.assert_close(kl_divergence(q, RadialNormal(center[:, 0], unit[:, 0], 0)), exact)
 
 
-# --- the estimate: unbiased, quiet, of the right slope
+# --- the estimate: unbiased, low-variance, of the right slope
 
 
 @pytest.mark.parametrize("dim", [2, 3, 5, 20, 200])
@@ -205,8 +205,8 @@ def test_a_shrunk_parabola_is_quieter_than_a_whole_one(family, dim, monkeypatch)
     distributions = [(spread_ratios(dim), shift_of_length(float(i % 2), dim)) for i in range(20)]
 
     def noise():
-        deviations = [independent_calls(family, *distribution, 40).std() for distribution in distributions]
-        return float(torch.stack(deviations).square().mean().sqrt())
+        stddevs = [independent_calls(family, *distribution, 40).std() for distribution in distributions]
+        return float(torch.stack(stddevs).square().mean().sqrt())
 
     shrunk = noise()
     monkeypatch.setattr(log_distance, "_shrinkage", lambda _: 1.0)

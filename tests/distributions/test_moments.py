@@ -46,15 +46,15 @@ def test_normals_and_log_normals_are_themselves():
         assert moment_matched(distribution) is distribution
 
 
-def test_the_image_of_a_distribution_becomes_the_image_of_its_normal():
+def test_the_pushforward_of_a_distribution_becomes_that_of_its_normal():
     transforms = [dist.transforms.ExpTransform()]
     for distribution in (
         dist.TransformedDistribution(RadialNormal(LOC[0], SCALE[0]), transforms),
         dist.TransformedDistribution(dist.Laplace(LOC[0], SCALE[0]), transforms).to_event(1),
     ):
-        image = moment_matched(distribution)
-        assert image.event_shape == distribution.event_shape
-        inner = leaf(image)
+        pushforward = moment_matched(distribution)
+        assert pushforward.event_shape == distribution.event_shape
+        inner = leaf(pushforward)
         assert inner.transforms == transforms
         assert type(leaf(inner.base_dist)) is dist.Normal
         torch.testing.assert_close(inner.base_dist.mean, LOC[0])

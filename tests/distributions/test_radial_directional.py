@@ -121,10 +121,10 @@ def test_the_entropy_of_another_radius_is_not_implemented():
 
 def test_moments_are_those_of_samples():
     distribution = directed((4,), dim=5)
-    deviation = distribution.sample((NUM_SAMPLES,)) - distribution.mean
+    centered = distribution.sample((NUM_SAMPLES,)) - distribution.mean
     for draws, expected in (
-        (deviation, torch.zeros_like(distribution.mean)),
-        (deviation.square(), distribution.variance),
+        (centered, torch.zeros_like(distribution.mean)),
+        (centered.square(), distribution.variance),
     ):
         assert bool(((draws.mean(0) - expected).abs() <= 4.5 * draws.std(0) / NUM_SAMPLES**0.5).all())
 

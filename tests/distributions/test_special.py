@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Each figure below is the largest error on the points of its test, over true values of 60 digits."""
+"""Each number below is the largest error on the points of its test, over true values of 60 digits."""
 
 import math
 from functools import cache

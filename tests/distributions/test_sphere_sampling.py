@@ -135,7 +135,7 @@ def test_far_in_the_tails_and_at_the_ends_the_gradient_keeps_to_its_range():
 
 # The last column is the largest standard deviation of the gradient of one draw, in units of the gradient.
 @pytest.mark.parametrize(("dim", "kappa", "spread"), [(3, 5.0, 1.0), (10, 10.0, 0.45), (500, 500.0, 0.06)])
-def test_the_gradient_of_the_mean_cosine_is_unbiased_and_quiet(dim, kappa, spread):
+def test_the_gradient_of_the_mean_cosine_is_unbiased_and_of_low_variance(dim, kappa, spread):
     one = filled(kappa).requires_grad_()
     cosine = 1.0 - sample_one_minus_cosine(one, dim)
     # A constant added to the cosine, however large, changes nothing.
@@ -164,7 +164,7 @@ def test_the_second_derivative_of_the_mean_cosine_is_unbiased(dim, kappa):
     assert standard_errors(second, exact) < 4
 
 
-def test_it_is_five_hundred_times_quieter_than_a_corrected_path_gradient():
+def test_it_has_a_five_hundredth_of_the_noise_of_a_corrected_path_gradient():
     # Davidson et al. (2018) add to the path's gradient a score times the whole loss, here a cosine plus 100.
     dim, kappa = 500, 500.0
     one = filled(kappa, 20_000).requires_grad_()

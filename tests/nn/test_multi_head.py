@@ -209,7 +209,7 @@ class TestGuides:
         use_head(model, 1)
         with (
             pytest.warns(UserWarning, match="in guide but not model|in model but not guide"),
-            pytest.raises(ValueError, match=r"'heads\.1\.weight' of the model is not in the guide"),
+            pytest.raises(ValueError, match=r"guide must have latent site 'heads\.1\.weight' of the model"),
         ):
             RadialELBO().differentiable_loss(model, guide, x, y)
 

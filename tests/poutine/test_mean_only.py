@@ -51,7 +51,7 @@ def test_the_scales_get_no_gradient_and_the_means_do():
         assert (parameter.grad is None) == name.startswith("scales")
 
 
-def test_as_a_context_it_quietens_the_guide_and_leaves_the_model():
+def test_as_a_context_it_takes_the_noise_from_the_guide_and_leaves_the_model():
     guide = AutoRadial(model)
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.0}), TraceMeanField_ELBO())
     with mean_only():

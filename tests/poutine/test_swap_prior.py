@@ -171,7 +171,7 @@ WRONG = {
     "batch shape": (W, dist.Normal(torch.zeros(2, 3), 1.0).to_event(1), r"'w' has batch shape \(2,\)"),
     "values outside": (dist.LogNormal(0.0, 1.0), dist.Normal(0.0, 1.0), "'w' has values outside"),
     "a point": (W, dist.Delta(torch.zeros(3)).to_event(1), "'w'.*zero density"),
-    "the image of a point": (
+    "the pushforward of a point": (
         dist.LogNormal(0.0, 1.0),
         dist.TransformedDistribution(dist.Delta(torch.tensor(0.0)), [dist.transforms.ExpTransform()]),
         "'w'.*zero density",
@@ -209,7 +209,7 @@ def test_an_improper_prior_may_be_replaced():
 
 @pytest.mark.parametrize("nesting", ["one event", "elements"])
 def test_the_support_stays_where_torch_forgets_it(nesting):
-    """torch takes the image of an affine map for the whole line, and a guide would then sample outside."""
+    """torch takes the pushforward under an affine map for the whole line, and a guide would then sample outside."""
     old = dist.Uniform(2.0, 3.0).expand([3]).to_event(1)
     base = dist.Normal(torch.zeros(3), 1.0)
     if nesting == "one event":
@@ -233,7 +233,7 @@ def test_a_distribution_with_a_support_of_its_own_keeps_its_class():
     assert torch.equal(fn.mean, distribution.mean)
 
 
-def test_the_image_of_a_radial_has_its_closed_kl():
+def test_the_pushforward_of_a_radial_has_its_closed_kl():
     old = dist.Uniform(2.0, 3.0).expand([3]).to_event(1)
     prior = dist.TransformedDistribution(RadialNormal(torch.zeros(3), torch.ones(3)), UNIT)
     swapped = swap_prior(sampled(old), {"w": prior})

@@ -31,7 +31,7 @@ class SteinKL:
 
     :param estimator: estimates the score of q: any of :mod:`~pyro_radial.functional.scores`; ``Stein()`` by default,
         the one that is right for normal distributions (slope of the estimate on the truth 0.98 in the mean of 10 to 60
-        dimensions and 100 to 500 draws, ``benchmarks/score_estimators.py``) and also follows others.
+        dimensions and 100 to 500 draws, ``benchmarks/functional/score_estimators.py``) and also follows others.
     :param prior_estimator: estimates that of a prior without a known score; like ``estimator`` by default.
     :param int num_prior_samples: draws of such a prior.
     :raises ValueError: naming the argument that does not fit, and as the estimator does for too few draws.

@@ -38,7 +38,9 @@ def test_functions_of_a_linear_network_have_the_moments_of_its_prior():
 @pytest.mark.parametrize("guide_class", [AutoRadial, AutoMeanField, AutoNormal, AutoLowRankMultivariateNormal])
 def test_functions_under_a_guide_are_near_those_of_its_median_when_it_is_narrow(guide_class):
     bnn = small_bnn(outputs=2)
-    guide = guide_class(bnn, init_scale=1e-4)
+    # What Pyro's guides call a scale is the standard deviation too.
+    start = "init_stddev" if guide_class in (AutoRadial, AutoMeanField) else "init_scale"
+    guide = guide_class(bnn, **{start: 1e-4})
     x = torch.randn(5, 1)
     guide(x)
     f = BNNPrior(bnn, guide).sample(x, 6, num_outputs=2)

@@ -29,7 +29,7 @@ def network():
     return BayesianModule(nn.Linear(3, 4), RadialDirectionalPrior("row"))
 
 
-class TestLaws:
+class TestPosterior:
     def test_each_kind_of_site_has_its_own_distribution(self):
         guide = AutoRadialDirectional(mixed_model, init_stddev=0.3)
         guide.setup()
@@ -42,7 +42,7 @@ class TestLaws:
         assert isinstance(posterior["bias"].base_dist, dist.Normal)
         torch.testing.assert_close(posterior["bias"].stddev, torch.full((5,), 0.3))
 
-    def test_the_rest_may_be_radial_at_the_same_marginal_deviation(self):
+    def test_the_rest_may_be_radial_at_the_same_marginal_standard_deviation(self):
         guide = AutoRadialDirectional(mixed_model, init_stddev=0.3, rest="radial")
         guide.setup()
         posterior = guide.posterior()

@@ -150,8 +150,8 @@ def test_a_constrained_site_starts_in_unconstrained_space():
     def rates():
         pyro.sample("rate", dist.Gamma(2.0, 1.0).expand([5]).to_event(1))
 
-    image = dist.TransformedDistribution(base, [dist.transforms.ExpTransform()])
-    for distribution in (image, dist.LogNormal(base.mean, base.stddev).to_event(1)):
+    pushforward = dist.TransformedDistribution(base, [dist.transforms.ExpTransform()])
+    for distribution in (pushforward, dist.LogNormal(base.mean, base.stddev).to_event(1)):
         guide = started(model=rates, distributions={"rate": distribution})
         torch.testing.assert_close(guide.locs.rate, base.mean)
         torch.testing.assert_close(guide.posterior()["rate"].base_dist.variance, base.variance)
