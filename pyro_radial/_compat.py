@@ -16,6 +16,7 @@ from pyro.util import check_model_guide_match, check_site_shape
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
+    "OVERRIDDEN",
     "adopt",
     "check_mean_field_requirement",
     "check_model_guide_match",
@@ -26,10 +27,18 @@ __all__ = [
     "own_mask",
     "periodic_repeat",
     "prototype_hide_fn",
+    "set_context",
     "stored_name",
     "tree_leaves",
     "tree_map_only",
 ]
+
+# What a subclass can only override where Pyro has it: the methods, by Pyro's class.
+OVERRIDDEN = {
+    "AutoGuide": ("_create_plates", "_prototype_hide_fn", "_setup_prototype"),
+    "ELBO": ("_get_traces", "_guess_max_plate_nesting", "_vectorized_num_particles"),
+    "TraceMeanField_ELBO": ("_differentiable_loss_particle", "_get_trace"),
+}
 
 
 def is_deterministic(site: Mapping[str, Any]) -> bool:
@@ -46,9 +55,14 @@ def own_mask(distribution: MaskedDistribution) -> Any:
     return distribution._mask
 
 
-def stored_name(module: PyroModule) -> str:
-    """Under which name Pyro's parameter store keeps what belongs to a module."""
-    return module._pyro_name
+def stored_name(module: PyroModule, parameter: str | None = None) -> str:
+    """Under which name Pyro's parameter store keeps what belongs to a module, or one of its parameters."""
+    return module._pyro_name if parameter is None else module._pyro_get_fullname(parameter)
+
+
+def set_context(module: PyroModule, context: Any) -> None:
+    """Give a module another context: what says whether its parameters are read from Pyro's store."""
+    module._pyro_context = context
 
 
 def adopt(module: PyroModule, name: str, of: PyroModule | None = None) -> None:

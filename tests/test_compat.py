@@ -3,14 +3,21 @@
 
 """Pyro and torch move what they do not document; each such name does here what we use it for."""
 
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
 from collections import namedtuple
+from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.nn import PyroModule
+from pyro.nn import PyroModule, PyroParam
 
+import pyro_radial
 from pyro_radial import _compat
 
 Point = namedtuple("Point", ["x", "y"])
@@ -63,3 +70,66 @@ def test_the_hide_function_keeps_latent_sites_alone():
     nodes = pyro.poutine.trace(model).get_trace().nodes
     hidden = {name: _compat.prototype_hide_fn(nodes[name]) for name in ("w", "y", "rows")}
     assert hidden == {"w": False, "y": True, "rows": True}
+
+
+def test_a_module_has_a_name_in_the_store_and_may_get_another():
+    root, child = PyroModule("root"), PyroModule()
+    root.child = child
+    assert _compat.stored_name(child) == "root.child"
+    assert _compat.stored_name(child, "weight") == "root.child.weight"
+    _compat.adopt(child, "other")
+    assert _compat.stored_name(child, "weight") == "other.weight"
+
+
+def test_a_module_of_another_context_reads_none_of_the_store():
+    class Apart:
+        active = False
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+    pyro.get_param_store()["m.scale"] = torch.tensor(3.0)
+    module = PyroModule("m")
+    module.scale = PyroParam(torch.tensor(1.0))
+    _compat.set_context(module, Apart())
+    assert float(module.scale) == 1.0
+
+
+@pytest.mark.parametrize("mask", [True, False, torch.tensor([True, False])])
+def test_a_masked_distribution_has_its_mask(mask):
+    assert _compat.own_mask(dist.Normal(torch.zeros(2), 1.0).mask(mask)) is mask
+
+
+@pytest.mark.parametrize(("name", "methods"), _compat.OVERRIDDEN.items(), ids=_compat.OVERRIDDEN.keys())
+def test_what_ours_override_is_there(name, methods):
+    cls = getattr(pyro.infer, name, None) or getattr(pyro.infer.autoguide, name)
+    for method in methods:
+        assert callable(getattr(cls, method))
+
+
+def test_no_other_private_method_of_pyros_is_overridden():
+    listed = {method for methods in _compat.OVERRIDDEN.values() for method in methods}
+    for module in pkgutil.walk_packages(pyro_radial.__path__, "pyro_radial."):
+        for cls in vars(importlib.import_module(module.name)).values():
+            if not inspect.isclass(cls) or cls.__module__ != module.name:
+                continue
+            bases = [base for base in cls.__mro__ if base.__module__.startswith("pyro.")]
+            theirs = {name for base in bases for name in vars(base) if private(name)}
+            own = {name for name in vars(cls) if private(name)}
+            assert own & theirs <= listed, cls
+
+
+def private(name):
+    # The sample statement's hook is Pyro's documented way to write a handler; the other is Python's own.
+    return re.match(r"_[a-z]", name) and name not in ("_pyro_sample", "_abc_impl")
+
+
+def test_no_private_attribute_of_pyros_is_read_elsewhere():
+    for path in Path(pyro_radial.__file__).parent.rglob("*.py"):
+        if path.name == "_compat.py":
+            continue
+        read = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        assert not [name for name in read if name == "_mask" or name.startswith("_pyro_")], path

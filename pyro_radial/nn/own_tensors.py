@@ -10,6 +10,8 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from pyro_radial._compat import stored_name
+
 __all__ = ["OwnTensors", "own_copy"]
 
 
@@ -76,7 +78,7 @@ class OwnTensors:
 def _adopt_stored_value(owner: PyroModule, leaf: str) -> None:
     # Pyro trains what its store holds under our name, which after a load of the store is not our tensor.
     store = pyro.get_param_store()
-    fullname = owner._pyro_get_fullname(leaf)
+    fullname = stored_name(owner, leaf)
     own = dict(owner.named_parameters(recurse=False))[leaf]
     if fullname in store and store[fullname] is not own:
         with torch.no_grad():

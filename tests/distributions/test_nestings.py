@@ -21,14 +21,16 @@ from pyro_radial.poutine import mean_only, swap_prior
 from tests.nestings import EXP, is_positive, masks_inside_an_event, nestings, without_masks
 from tests.tables import DISTRIBUTIONS
 
-NAMES = ["Normal", "RadialNormalVector", "RadialNormalNoEvent", "RadialDirectional", "VonMisesFisherVector"]
-NAMES += ["HypersphericalUniform"]
 NUM_SAMPLES = 2_000
 
 
 def base_of(name):
     pyro.set_rng_seed(0)
     return DISTRIBUTIONS[name].make(torch.float64)
+
+
+# The first row of each class, and a radius for each element.
+NAMES = list({type(leaf(base_of(name))): name for name in reversed(DISTRIBUTIONS)}.values()) + ["RadialNormalNoEvent"]
 
 
 @pytest.fixture(params=NAMES)

@@ -11,6 +11,8 @@ from pyro.contrib.gp.kernels import Kernel as PyroKernel
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from pyro_radial._compat import set_context
+
 __all__ = ["Covariance", "mean_at", "own_copy"]
 
 
@@ -85,5 +87,5 @@ def own_copy(function: Any) -> Any:
     function = copy.deepcopy(function).double()
     for module in function.modules():
         if isinstance(module, PyroModule):
-            module._pyro_context = _OwnParameters()  # type: ignore[assignment]
+            set_context(module, _OwnParameters())
     return function

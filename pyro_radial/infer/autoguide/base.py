@@ -15,14 +15,15 @@ import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import InitMessenger
-from pyro.nn import PyroModule, PyroParam
+from pyro.nn import PyroModule
 from torch import Tensor
-from torch.distributions import Distribution, IndependentTransform, Transform
+from torch.distributions import Distribution
 
 from pyro_radial._checks import positive_float
-from pyro_radial._compat import deep_setattr, periodic_repeat, prototype_hide_fn
+from pyro_radial._compat import deep_setattr, prototype_hide_fn
 from pyro_radial._naming import UniquelyNamed
 from pyro_radial.infer.autoguide.families import Families, Family, Site, choose_families
+from pyro_radial.infer.autoguide.families.setup import as_one_number, as_site, initial_values
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.nn.likelihood import is_target
 
@@ -122,31 +123,26 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._start = {}
 
     def _make_parameters(self, name: str, prior_site: Any, family: Family) -> None:
-        transform = family.transform(prior_site)
-        value = prior_site["value"].detach()
-        unconstrained = value if transform is None else transform.inv(value)
-        if not torch.isfinite(unconstrained).all():
-            raise ValueError(f"{type(self).__name__}: the initial value of site '{name}' is not finite")
-        # A transform may change the number of event dimensions, as the one of a covariance does.
-        event_dim = prior_site["fn"].event_dim + unconstrained.dim() - value.dim()
-        unconstrained = _repeat_to_full_size(unconstrained, prior_site, event_dim)
         default = NETWORK_INIT_STDDEV if carries_initial_value(prior_site) else INIT_STDDEV
-        site = Site(name, unconstrained.shape, event_dim, self._init_stddev or default, transform)
+        try:
+            site, value = as_site(name, prior_site, family.transform(prior_site), self._init_stddev or default)
+        except FloatingPointError as error:
+            raise ValueError(f"{type(self).__name__}: {error}") from None
         start = self._start.get(name)
         if start is None:
-            parameters = family.initial(site, unconstrained)
+            parameters = family.initial(site, value)
         else:
-            parameters = family.initial_at(site, unconstrained, start, self._start_spread)
+            parameters = family.initial_at(site, value, start, self._start_spread)
         for parameter, initial in parameters.items():
             deep_setattr(self._container(parameter, name), name, initial)
         self._families[name], self._site[name] = family, site
         self._parameter_names[name] = tuple(parameters)
-        spread = family.spread(**_values(parameters))
+        spread = family.spread(**initial_values(parameters))
         if spread is None:
             return
-        self._initial_spreads[name] = _as_one_number(spread.detach())
+        self._initial_spreads[name] = as_one_number(spread.detach())
         if start is not None and self._start_spread:
-            usual = family.spread(**_values(family.initial(site, unconstrained)))
+            usual = family.spread(**initial_values(family.initial(site, value)))
             if usual is None or not torch.equal(spread, usual):
                 self._spread_started.add(name)
 
@@ -217,10 +213,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         return {name: self._site_quantiles(name, levels) for name in self._families}
 
     def _site_quantiles(self, name: str, levels: list[float]) -> Tensor:
-        if _is_decreasing(name, self._site[name].transform):
-            levels = [1.0 - q for q in levels]
-        quantiles = self._families[name].quantiles(self._site[name], levels, **self._parameters_of(name))
-        return self._constrain(name, quantiles)
+        site = self._site[name]
+        levels = [1.0 - q for q in levels] if site.is_decreasing() else levels
+        return self._constrain(name, self._families[name].quantiles(site, levels, **self._parameters_of(name)))
 
     def _constrain(self, name: str, unconstrained: Tensor) -> Tensor:
         transform = self._site[name].transform
@@ -320,36 +315,3 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
 def _init_latent(init_loc_fn: Callable[..., Any], site: Mapping[str, Any]) -> Any:
     return site["fn"].sample() if is_target(site) else init_loc_fn(site)
-
-
-def _is_decreasing(name: str, transform: Transform | None) -> bool:
-    """Whether a transform turns the order of values around, where it has one for each element."""
-    while isinstance(transform, IndependentTransform):
-        transform = transform.base_transform
-    if transform is None:
-        return False
-    if transform.domain.event_dim or transform.codomain.event_dim:
-        raise ValueError(
-            f"site '{name}' is transformed by {type(transform).__name__}, which mixes its elements: "
-            "they have no closed-form marginal quantiles; draw samples instead"
-        )
-    return bool(transform.sign < 0)
-
-
-def _values(parameters: Mapping[str, PyroParam]) -> dict[str, Tensor]:
-    return {name: torch.as_tensor(parameter.init_value) for name, parameter in parameters.items()}
-
-
-def _as_one_number(spread: Tensor) -> Tensor:
-    """The tensor, as a scalar where all its elements are one: a copy of all scales is worth saving."""
-    first = spread.flatten()[0]
-    return first.clone() if bool((spread == first).all()) else spread.clone()
-
-
-def _repeat_to_full_size(value: Tensor, site: Mapping[str, Any], event_dim: int) -> Tensor:
-    """The value of a subsampled site repeated to the size of its plates, so that every row has parameters."""
-    for frame in site["cond_indep_stack"]:
-        full_size = frame.full_size or frame.size
-        if full_size != frame.size:
-            value = periodic_repeat(value, full_size, frame.dim - event_dim)
-    return value.contiguous()

@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from pyro.nn.module import PyroParam
 from torch import Tensor
-from torch.distributions import Transform, biject_to
+from torch.distributions import IndependentTransform, Transform, biject_to
 
 from pyro_radial._compat import helpful_support_errors
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
@@ -41,6 +41,23 @@ class Site:
     def event_shape(self) -> torch.Size:
         """The shape of one event."""
         return self.shape[len(self.shape) - self.event_dim :]
+
+    def is_decreasing(self) -> bool:
+        """Whether the transform turns the order of values around.
+
+        :raises ValueError: naming the site, where it has no transform for each element.
+        """
+        transform = self.transform
+        while isinstance(transform, IndependentTransform):
+            transform = transform.base_transform
+        if transform is None:
+            return False
+        if transform.domain.event_dim or transform.codomain.event_dim:
+            raise ValueError(
+                f"site '{self.name}' is transformed by {type(transform).__name__}, which mixes its elements: "
+                "they have no closed-form marginal quantiles; draw samples instead"
+            )
+        return bool(transform.sign < 0)
 
 
 class Family:
