@@ -30,7 +30,7 @@ def base_of(name):
 
 
 # The first row of each class, and a radius for each element.
-NAMES = list({type(leaf(base_of(name))): name for name in reversed(DISTRIBUTIONS)}.values()) + ["RadialNormalNoEvent"]
+NAMES = [*{type(leaf(base_of(name))): name for name in reversed(DISTRIBUTIONS)}.values(), "RadialNormalNoEvent"]
 
 
 @pytest.fixture(params=NAMES)
