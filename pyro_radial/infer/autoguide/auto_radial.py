@@ -30,8 +30,7 @@ class AutoRadial(AutoPerSite):
 
     :param model: a Pyro model with continuous latent sites; constrained ones get the pushforward of a radial normal.
     :param init_loc_fn: a per-site init function. The default starts at the network's own weights where the model is
-        made by :class:`~pyro_radial.nn.BayesianModule`, and elsewhere as Pyro's ``AutoNormal`` does; for a network
-        written by hand take :func:`~pyro_radial.infer.autoguide.init_to_fan_in`.
+        made by :class:`~pyro_radial.nn.BayesianModule`, and elsewhere as Pyro's ``AutoNormal`` does.
     :param float init_scale: the scale every element starts at, the paper's sigma. At most one of this and
         ``init_stddev``.
     :param float init_stddev: the marginal standard deviation, sigma / sqrt(D), of every element at the start, in

@@ -37,8 +37,8 @@ def init_to_fan_in(
     r"""Start weight tensors at :math:`N(0, \mathrm{gain}^2 / \mathrm{fan\_in})`, all else at ``fallback``.
 
     The fan-in of an event of shape [out, in, ...] is the product of all sizes but the first. For networks written by
-    hand: the default start of such a model is zero for every weight, where the means of a network have no gradient to
-    follow.
+    hand whose means are to be a working network from the start; by default their weights start at zero, as all sites
+    that do not say where they start.
 
     :param site: a Pyro site; without one, the function with its settings bound, as Pyro's init functions do.
     :param float gain: sqrt(2) is He's, for ReLU networks.
