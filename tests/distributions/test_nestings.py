@@ -3,6 +3,7 @@
 
 """What takes distributions apart, and everything that uses it, over all nestings of all distributions."""
 
+import math
 import warnings
 
 import pyro
@@ -18,7 +19,7 @@ from pyro_radial.distributions.moments import center, moment_matched, moments
 from pyro_radial.distributions.storage import describe, rebuild
 from pyro_radial.distributions.wrappers import leaf, map_leaf, mask_of, pull_back, to_like, unmasked
 from pyro_radial.poutine import mean_only, swap_prior
-from tests.nestings import EXP, is_positive, masks_inside_an_event, nestings, without_masks
+from tests.nestings import AFFINE, EXP, is_positive, masks_inside_an_event, nestings, without_masks
 from tests.tables import DISTRIBUTIONS
 
 NUM_SAMPLES = 2_000
@@ -160,22 +161,34 @@ def test_a_pull_back_has_the_density_of_the_change_of_variables(base):
         torch.testing.assert_close(back.log_prob(value.log()), wrapped.log_prob(value) + jacobian, msg=words)
 
 
+def test_several_transforms_are_pulled_back_in_their_order():
+    gamma = dist.Gamma(torch.tensor([2.0, 0.5], dtype=torch.float64), 1.5)
+    value = torch.tensor([0.3, -0.7], dtype=torch.float64)
+    # exp(0.5 + 2 x), whose logarithm has the slope 2.
+    outside = (0.5 + 2 * value).exp()
+    expected = gamma.log_prob(outside) + outside.log() + math.log(2.0)
+    torch.testing.assert_close(pull_back(gamma, [AFFINE, EXP]).log_prob(value), expected)
+
+
 @pytest.mark.parametrize("name", ["Normal", "RadialNormalVector", "RadialNormalNoEvent"])
 def test_a_closed_kl_is_the_mean_of_the_difference_of_log_densities(name):
     q_base, closed = base_of(name), 0
     for loc, scale in ((q_base.loc + 0.3, 1.5 * q_base.scale), (q_base.loc, torch.ones_like(q_base.scale))):
         p_base = dist.Normal(loc, scale, validate_args=False).to_event(q_base.event_dim)
-        for (_, q, words), (_, p, _) in zip(cases(q_base), cases(p_base), strict=True):
-            try:
-                kl = kl_divergence(q, p)
-            except NotImplementedError:
-                continue
-            closed += 1
-            draws = q.sample((NUM_SAMPLES,))
-            difference = q.log_prob(draws) - p.log_prob(draws)
-            error = difference.std(0) / NUM_SAMPLES**0.5
-            assert bool(((difference.mean(0) - kl).abs() <= 5 * error + 1e-9).all()), words
-    assert closed > 60
+        for (operations, wide_q, words), (_, wide_p, _) in zip(cases(q_base), cases(p_base), strict=True):
+            # Masked alike, and on either side alone.
+            one_sided = [(wide_q, unmasked(wide_p)), (unmasked(wide_q), wide_p)] if "mask" in operations else []
+            for q, p in [(wide_q, wide_p), *one_sided]:
+                try:
+                    kl = kl_divergence(q, p)
+                except NotImplementedError:
+                    continue
+                closed += 1
+                draws = q.sample((NUM_SAMPLES,))
+                difference = q.log_prob(draws) - p.log_prob(draws)
+                error = difference.std(0) / NUM_SAMPLES**0.5
+                assert bool(((difference.mean(0) - kl).abs() <= 5 * error + 1e-9).all()), words
+    assert closed > 90
 
 
 def test_every_nesting_is_a_prior_to_swap_and_the_new_one_takes_over_its_mask(base):
