@@ -135,7 +135,7 @@ def claims(results: Results) -> list[Claim]:
         behind = torch.tensor([a - b for a, b in zip(ours, pyros, strict=True)])
         error = float(behind.std() / len(behind) ** 0.5) if len(behind) > 1 else 0.0
         held = float(behind.mean()) <= error
-        text = f"{model.capitalize()}: `{guide}` ends where `AutoNormal` does in as many steps, or before"
+        text = f"{model[0].upper()}{model[1:]}: `{guide}` ends where `AutoNormal` does in as many steps, or before"
         numbers = f"{with_error(ours, 0)} against {with_error(pyros, 0)}"
         found.append(Claim(text, "", numbers, str(len(ours)), held))
     return found
@@ -176,4 +176,4 @@ def draw(results: Results) -> None:
 
 
 if __name__ == "__main__":
-    main(run, report)
+    main(run, report, draw)

@@ -24,7 +24,9 @@ class AutoRadial(AutoPerSite):
     One radius is made for weights that act together. It is a poor choice for a large site of local variables, such as
     the topics of every document: they then all move in and out at once, and the built-in gap of the family's KL, about
     0.635 nats an element, is paid for each. Give such a site ``families={"local": families.Normal()}``, or a radius
-    for each row with ``event_dim={"local": 1}``.
+    for each row with ``event_dim={"local": 1}``. With normals the guide ends where Pyro's ``AutoNormal`` does; with
+    radii a hidden Markov model ends at 2,105 nats against 2,015, and a sparse gamma DEF at 14,601 against 13,589
+    (``benchmarks/guides/pyro_models.py``).
 
     Source: Farquhar, Osborne and Gal (2020), "Radial Bayesian Neural Networks", section 3.
 
