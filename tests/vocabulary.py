@@ -31,7 +31,7 @@ OLD_WORDS = {
     r"linear|marginal|organ|recogn|visual|real|final|special|local)is(e|ed|es|er|ers|ing|ations?)(?![a-z])": "-ize",
     r"(?<![a-z])(behaviour|neighbour|colour|centre|centred|labelled|licence|artefact|grey|favour|analyse)": "American",
 }
-IGNORED = re.compile(r"tests/vocabulary\.py$|CHANGELOG\.md$|LICENSE$|\.(png|json|npz)$")
+IGNORED = re.compile(r"tests/(test_)?vocabulary\.py$|CHANGELOG\.md$|LICENSE$|\.(png|json|npz)$")
 # "Standard deviation" may be broken over two lines of a comment or of a notebook's cell.
 SPLIT = re.compile(r"standard[\s\"\\n,#_]*deviation", re.IGNORECASE)
 
