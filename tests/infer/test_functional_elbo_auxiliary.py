@@ -44,7 +44,7 @@ PHI = features(X)
 PRECISION = PHI.T @ PHI / NOISE**2 + torch.eye(NUM_FEATURES, dtype=torch.float64)
 
 
-# Full covariances start at the exact one but for this factor on standard deviations, factorized ones at 0.2, for 0.26 to 0.33.
+# What full covariances start at, times the exact standard deviations. Factorized ones, of 0.26 to 0.33, start at 0.2.
 START = 0.7
 
 
