@@ -11,6 +11,7 @@ import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
+from pyro_radial._checks import positive_count
 from pyro_radial.functional.contexts import Context
 from pyro_radial.functional.divergences import Divergence, DivergenceEstimate, SteinKL
 from pyro_radial.functional.priors import FunctionPrior
@@ -105,7 +106,9 @@ class FunctionalELBO(RadialELBO):
         kl_weight: float | Callable[[int], float] = 1.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_functions, vectorize_particles=True, kl_weight=kl_weight, **kwargs)
+        super().__init__(
+            positive_count("num_functions", num_functions), vectorize_particles=True, kl_weight=kl_weight, **kwargs
+        )
         self.prior = prior
         self.context = context
         self.divergence = SteinKL() if divergence is None else divergence

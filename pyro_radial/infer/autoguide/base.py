@@ -60,9 +60,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         expressions searched in them, to a :class:`~pyro_radial.infer.autoguide.families.Family`, or a function of the
         name and the site that returns one or None.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
-    :raises ValueError: for an ``init_stddev`` that is not a positive finite number; once the model has run, naming the
-        site, for a discrete latent site, a family that cannot serve its site, a key of ``families`` that names no site,
-        or two patterns for one.
+    :raises ValueError: for an ``init_stddev`` that is not a positive finite number; once the model has run, for one
+        without latent sites, and naming the site, for a discrete latent site, a family that cannot serve its site, a
+        key of ``families`` that names no site, or two patterns for one.
     """
 
     def __init__(
@@ -117,6 +117,11 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
         sites = dict(self._latent_sites())
+        if not sites:
+            raise ValueError(
+                f"{type(self).__name__}: model must have at least one latent site, got none; a model whose parameters "
+                "are all pyro.param needs a guide without sites, such as lambda *args: None"
+            )
         self._places = places(sites)
         chosen = choose_families(self._wanted_families, sites)
         for name, site in sites.items():

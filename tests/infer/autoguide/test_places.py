@@ -87,8 +87,8 @@ class TestASiteBelowAnother:
     def test_a_chain_starts_at_both(self, make):
         chain = PriorChain(hierarchical_model())
         guide = chain.guide(make)
-        svi = SVI(chain, guide, pyro.optim.Adam({"lr": 0.05}), RadialELBO())
-        for _ in range(20):
+        svi = SVI(chain, guide, pyro.optim.Adam({"lr": 0.1}), RadialELBO())
+        for _ in range(2):
             svi.step(*DATA)
         chain.advance(guide)
         following = chain.guide(make)
