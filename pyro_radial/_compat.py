@@ -13,6 +13,7 @@ from pyro.infer.trace_mean_field_elbo import _check_mean_field_requirement as ch
 from pyro.nn import PyroModule
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.util import check_model_guide_match, check_site_shape
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
@@ -23,7 +24,9 @@ __all__ = [
     "check_site_shape",
     "deep_setattr",
     "helpful_support_errors",
+    "initial_scale",
     "is_deterministic",
+    "loc_and_scale",
     "own_mask",
     "periodic_repeat",
     "prototype_hide_fn",
@@ -53,6 +56,17 @@ def is_deterministic(site: Mapping[str, Any]) -> bool:
 def own_mask(distribution: MaskedDistribution) -> Any:
     """The mask of a masked distribution: a bool, or a tensor that broadcasts over its batch."""
     return distribution._mask
+
+
+def initial_scale(guide: Any) -> float:
+    """What the scales of Pyro's ``AutoNormal`` or ``AutoDiagonalNormal`` start at."""
+    return float(guide._init_scale)
+
+
+def loc_and_scale(guide: Any, name: str) -> tuple[Tensor, Tensor]:
+    """The parameters of a site in Pyro's ``AutoNormal``."""
+    loc, scale = guide._get_loc_and_scale(name)
+    return loc, scale
 
 
 def stored_name(module: PyroModule, parameter: str | None = None) -> str:

@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from pyro.infer.autoguide import AutoGuide, AutoGuideList
+from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from pyro_radial._naming import UniquelyNamed, rename_tree, unique_name
+from pyro_radial.continual.guide_posterior import parts, posterior_of, scale_change
 from pyro_radial.continual.stored_distributions import StoredDistribution, StoredDistributions
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.moments import moment_matched, moments
@@ -138,19 +139,24 @@ class PriorChain(nn.Module):
         prior they had, the latter with a warning. Nothing changes if any site is refused. Warns of scales that hardly
         moved from where the guide starts them.
 
-        :param guide: a trained guide with ``posterior()``, an ``AutoGuideList`` of such, or distributions by site name.
+        :param guide: a trained guide with ``posterior()``, Pyro's ``AutoNormal`` or ``AutoDiagonalNormal``, an
+            ``AutoGuideList`` of such, or distributions by site name.
         :param exclude: sites that keep their prior: a regular expression searched in the name, names, or a function of
             the name.
-        :raises ValueError: naming the site, for a guide that was never trained, a posterior that is a point, is not
-            finite, cannot be stored or does not fit the site.
+        :raises ValueError: for another guide; naming the site, for a guide that was never trained, a posterior that is
+            a point, is not finite, cannot be stored or does not fit the site.
         :raises RuntimeError: for a guide without parameters.
         """
         _check_trained(guide)
         leaves_out = _matcher(exclude)
         points = _point_sites(guide)
+        try:
+            distributions = posterior_of(guide)
+        except ValueError as error:
+            raise ValueError(f"PriorChain.advance: {error}") from None
         posterior = {
             name: distribution
-            for name, distribution in _posterior(guide).items()
+            for name, distribution in distributions.items()
             if name not in points and not leaves_out(name)
         }
         if not posterior:
@@ -204,38 +210,18 @@ def _init_to_distributions(
     return value.expand(site["fn"].shape()).clone()
 
 
-def _parts(guide: Any) -> list[Any]:
-    """The guides in a list of guides, or the one that is none."""
-    return [p for part in guide for p in _parts(part)] if isinstance(guide, AutoGuideList) else [guide]
-
-
 def _own_parts(guide: Any) -> list[Any]:
     """The parts that are guides of this library, or act like them."""
-    return [part for part in _parts(guide) if hasattr(part, "scale_change")]
+    return [part for part in parts(guide) if hasattr(part, "scale_change")]
 
 
 def _point_sites(guide: Any) -> list[str]:
     return [name for part in _own_parts(guide) for name in part.point_sites()]
 
 
-def _posterior(guide: Any) -> dict[str, Any]:
-    """``{site: distribution}`` of a guide, of the parts of a list of guides, or as given."""
-    if isinstance(guide, Mapping):
-        return dict(guide)
-    posterior: dict[str, Any] = {}
-    for part in _parts(guide):
-        if not hasattr(part, "posterior"):
-            raise ValueError(
-                f"PriorChain.advance: guide must have a method posterior(), as AutoRadial has, but "
-                f"{type(part).__name__} has none; give its distributions by site name instead"
-            )
-        posterior |= part.posterior()
-    return posterior
-
-
 def _site(guide: Any, name: str) -> Any:
     """The site of the model that a guide was made for, where the guide knows it."""
-    for part in _parts(guide):
+    for part in parts(guide):
         trace = getattr(part, "prototype_trace", None)
         if trace is not None and name in trace.nodes:
             return trace.nodes[name]
@@ -244,17 +230,16 @@ def _site(guide: Any, name: str) -> Any:
 
 def _check_trained(guide: Any) -> None:
     """Refuse scales that were never trained, and warn of those that hardly moved."""
-    for part in _own_parts(guide):
-        change = part.scale_change()
+    for part in [] if isinstance(guide, Mapping) else parts(guide):
+        change = scale_change(part)
         if change and all(moved < ROUNDING for moved in change.values()):
             raise ValueError(
                 f"PriorChain.advance: {type(part).__name__} was never trained: the scales of all its sites, "
                 f"{sorted(change)}, are where they started"
             )
         # Where a site started at the chained prior, what it says if it stays is what the earlier tasks taught.
-        unmoved = [
-            name for name, moved in change.items() if moved < UNMOVED and not part.scales_start_at_distribution(name)
-        ]
+        at_prior = getattr(part, "scales_start_at_distribution", lambda name: False)
+        unmoved = [name for name, moved in change.items() if moved < UNMOVED and not at_prior(name)]
         if unmoved:
             warnings.warn(
                 f"PriorChain.advance: the scales of {unmoved} never moved from their start. As a prior they say how "

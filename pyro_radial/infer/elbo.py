@@ -16,6 +16,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 
+from pyro_radial._checks import positive_count
 from pyro_radial._compat import (
     check_mean_field_requirement,
     check_model_guide_match,
@@ -50,8 +51,9 @@ class RadialELBO(TraceMeanField_ELBO):
     :param bool strict_kl: raise where a KL would be estimated from samples, instead of doing so in silence;
         :attr:`LossTerms.sampled_kl <pyro_radial.infer.LossTerms.sampled_kl>` lists where.
     :param kwargs: ``vectorize_particles``, ``max_plate_nesting`` and the rest of Pyro's.
-    :raises ValueError: for a negative or infinite weight, and naming the site: for a latent site that the guide lacks,
-        and under ``strict_kl``.
+    :raises ValueError: for a negative or infinite weight or no particles; naming the site, for a latent site that the
+        guide lacks, and under ``strict_kl``; naming the parameter of the guide that is NaN or infinite, where
+        validation stops at what comes of it.
 
     Example::
 
@@ -77,7 +79,7 @@ class RadialELBO(TraceMeanField_ELBO):
         strict_kl: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_particles=num_particles, **kwargs)
+        super().__init__(num_particles=positive_count("num_particles", num_particles), **kwargs)
         if not callable(kl_weight):
             _check_weight(kl_weight)
         self.kl_weight = kl_weight
@@ -112,8 +114,15 @@ class RadialELBO(TraceMeanField_ELBO):
 
         Pyro computes those of all latent sites as well; where the KL is analytic nothing asks for them.
         """
-        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
+        run: Any = poutine.trace(guide)
+        try:
+            guide_trace = run.get_trace(*args, **kwargs)
+            model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
+        except ValueError as error:
+            # Where validation stops at what came of it.
+            self._check_parameters(run.trace, error)
+            raise
+        self._check_covered(model_trace, guide_trace)
         if is_validation_enabled():
             check_model_guide_match(model_trace, guide_trace, self.max_plate_nesting)
         model_trace, guide_trace = prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
@@ -138,7 +147,6 @@ class RadialELBO(TraceMeanField_ELBO):
             for name, site in model_trace.nodes.items()
             if site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
         }
-        self._check_covered(model_trace, guide_trace)
         self._sampled = {}
         latent = self._kl_by_site(model_trace, guide_trace)
         loss = weighted(total(observed), self._current_weight, total(latent))
@@ -180,9 +188,39 @@ class RadialELBO(TraceMeanField_ELBO):
         return sampled_kl(name, model_trace, guide_trace)
 
     def _check_covered(self, model_trace: Trace, guide_trace: Trace) -> None:
-        for name, site in model_trace.iter_stochastic_nodes():
-            if name not in guide_trace and not site_is_subsample(site):
-                raise ValueError(f"{type(self).__name__}: guide must have latent site '{name}' of the model, got none")
+        missing = [
+            name
+            for name, site in model_trace.iter_stochastic_nodes()
+            if name not in guide_trace and not site_is_subsample(site)
+        ]
+        if not missing:
+            return
+        advice = ""
+        if any(
+            name not in model_trace and not _is_auxiliary(site) for name, site in guide_trace.iter_stochastic_nodes()
+        ):
+            advice = (
+                "; the guide has sites that the model has no more, as after use_head: make a new guide of the model as "
+                "it is now, such as AutoRadial(model), or chain.guide(AutoRadial) of a PriorChain, or call use_head "
+                "with the head that the guide was made for"
+            )
+        raise ValueError(
+            f"{type(self).__name__}: guide must have latent site '{missing[0]}' of the model, got none{advice}"
+        )
+
+    def _check_parameters(self, guide_trace: Trace, error: ValueError) -> None:
+        """Raise a ``ValueError`` that names the first parameter of the guide that is not finite."""
+        for name, site in dict[str, Any](guide_trace.nodes).items():
+            if site["type"] == "param" and not bool(torch.isfinite(site["value"]).all()):
+                raise ValueError(
+                    f"{type(self).__name__}: guide must have finite parameters, got NaN or infinity in '{name}': "
+                    "training has diverged. Go back to a checkpoint, or start anew with a smaller learning rate"
+                ) from error
+
+
+def _is_auxiliary(site: Any) -> bool:
+    """Whether a guide says of a site that the model has none of its name."""
+    return bool(site["infer"].get("is_auxiliary", False))
 
 
 def _with_density_shape(site: Any) -> Any:

@@ -11,10 +11,13 @@ import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
+from pyro_radial._checks import positive_count
 from pyro_radial.functional.contexts import Context
 from pyro_radial.functional.divergences import Divergence, DivergenceEstimate, SteinKL
 from pyro_radial.functional.priors import FunctionPrior
+from pyro_radial.infer.auxiliary_sites import sites_led_to
 from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.random_state import seeded
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 
 __all__ = ["FunctionalELBO"]
@@ -30,8 +33,8 @@ class _Measurement(NamedTuple):
     points: Tensor
     #: The values of the functions there, ``[S, M, O]``.
     functions: Tensor
-    #: The latent sites that the functions depend on.
-    weights: frozenset[str]
+    #: The sites of the guide that no function depends on, which have a KL each.
+    others: frozenset[str]
 
 
 class FunctionalELBO(RadialELBO):
@@ -43,7 +46,8 @@ class FunctionalELBO(RadialELBO):
     with X the inputs of the call and further measurement points, :math:`f^X` the function values there, q their
     distribution under the guide's weights, p a prior over functions, and D a divergence between the two: by default the
     KL, its gradient by scores. The weights' own priors and densities are never evaluated, so that they may be anything;
-    a latent site on which the function does not depend, such as a noise level, keeps its ordinary KL.
+    a latent site on which the function does not depend, such as a noise level, keeps its ordinary KL. An auxiliary site
+    of the guide, as in Pyro's ``AutoNormal`` and ``AutoMultivariateNormal``, counts with the sites that it leads to.
 
     It is a bound on the log evidence only where X holds *all* training inputs, since the KL on fewer points is smaller
     (Burt et al. 2020, "Understanding variational inference in function-space"); on a mini-batch the likelihood is
@@ -70,7 +74,8 @@ class FunctionalELBO(RadialELBO):
     :param kl_weight: :math:`\lambda`, a number or a function of the step, as in :class:`~pyro_radial.RadialELBO`.
     :param kwargs: as there, but for the particles.
     :raises ValueError: for a model without the function site, with values that are not real-valued or not S functions
-        at the inputs, and from the prior, the context and the divergence.
+        at the inputs, and from the prior, the context and the divergence; naming the sites, for an auxiliary site of
+        the guide from which both weights and sites beside the function are computed.
 
     Example::
 
@@ -101,17 +106,20 @@ class FunctionalELBO(RadialELBO):
         kl_weight: float | Callable[[int], float] = 1.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(num_functions, vectorize_particles=True, kl_weight=kl_weight, **kwargs)
+        super().__init__(
+            positive_count("num_functions", num_functions), vectorize_particles=True, kl_weight=kl_weight, **kwargs
+        )
         self.prior = prior
         self.context = context
         self.divergence = SteinKL() if divergence is None else divergence
         self.function_site = function_site
-        # Found once, of the model and guide that this loss serves, as the nesting of their plates is.
-        self._weights: frozenset[str] | None = None
+        # Found once, of the model and guide that this loss serves, as the nesting of their plates is; with random
+        # numbers apart, so that a loss draws the same whether or not it is the first.
+        self._others: frozenset[str] | None = None
 
     def _guess_max_plate_nesting(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """As Pyro's, without the log-densities that it computes on the way."""
-        with poutine.block():
+        """As Pyro's, without the log-densities that it computes on the way, and with random numbers of its own."""
+        with poutine.block(), seeded(0, _inputs(args).device):
             traces = [poutine.trace(fn).get_trace(*args, **kwargs) for fn in (guide, model)]
         stacks = (site["cond_indep_stack"] for trace in traces for site in trace.nodes.values() if "fn" in site)
         nesting = max((-frame.dim for stack in stacks for frame in stack if frame.vectorized), default=0)
@@ -123,14 +131,15 @@ class FunctionalELBO(RadialELBO):
         model_trace, guide_trace = super()._get_trace(model, guide, args, kwargs)
         points = _inputs(args)
         functions = self._values(model_trace, len(points))
-        if self._weights is None:
-            self._weights = self._sites_of_the_function(model, guide_trace, points)
+        if self._others is None:
+            with seeded(0, points.device):
+                self._others = self._sites_beside_the_function(model, guide, (model_trace, guide_trace), args, kwargs)
         if self.context is not None:
             further = self._further_points(self.context, model, guide_trace, points, functions)
             functions = torch.cat([functions, self._values_at(further, model, guide_trace)], 1)
             points = torch.cat([points, further])
         site: Any = model_trace.nodes[self.function_site]
-        site[MEASUREMENT] = _Measurement(points, functions, self._weights)
+        site[MEASUREMENT] = _Measurement(points, functions, self._others)
         return model_trace, guide_trace
 
     def _values_at(self, points: Tensor, model: Any, guide_trace: Trace) -> Tensor:
@@ -198,8 +207,34 @@ class FunctionalELBO(RadialELBO):
                 f"points of num_functions = {self.num_particles} functions: {error}"
             ) from error
 
+    def _sites_beside_the_function(
+        self, model: Any, guide: Any, traces: tuple[Trace, Trace], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> frozenset[str]:
+        """The sites of the guide that have a KL of their own.
+
+        These are the latent sites of the model on which no function value depends, and the auxiliary sites that lead to
+        them. An auxiliary site that leads to a weight is part of the function, whose density the divergence knows.
+        """
+        model_trace, guide_trace = traces
+        names = {name for name, _ in guide_trace.iter_stochastic_nodes()}
+        auxiliary = names - set(model_trace.nodes)
+        weights = self._sites_of_the_function(model, guide_trace, _inputs(args))
+        others = names - auxiliary - weights
+        for name, leads_to in sites_led_to(guide, auxiliary, args, kwargs).items():
+            beside = sorted(leads_to - weights)
+            if beside and leads_to & weights:
+                raise ValueError(
+                    f"FunctionalELBO: guide must draw sites {beside}, on which no function value depends, apart from "
+                    f"the function's, got auxiliary site '{name}' that leads to both and whose density cannot be "
+                    "divided; give these sites a guide of their own in an AutoGuideList, or use AutoNormal or "
+                    "AutoMeanField"
+                )
+            if beside:
+                others.add(name)
+        return frozenset(others)
+
     def _sites_of_the_function(self, model: Any, guide_trace: Trace, x: Tensor) -> frozenset[str]:
-        """The latent sites that the function values depend on, found by a gradient once."""
+        """The latent sites that the function values depend on, found by a gradient."""
         trace = guide_trace.copy()
         leaves = {}
         for name, site in dict[str, Any](trace.iter_stochastic_nodes()).items():
@@ -214,17 +249,17 @@ class FunctionalELBO(RadialELBO):
     def _kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
         """The divergence of the functions under their own site, and the KLs of sites that are no part of them."""
         site: Any = model_trace.nodes[self.function_site]
-        points, functions, weights = site[MEASUREMENT]
+        points, functions, others = site[MEASUREMENT]
         estimate = self._divergence(functions, points)
         value = 0.0 if estimate.value is None else estimate.value
         # The value of one, the gradient of the other; summed over the particles as all terms are.
         divergence = value + estimate.surrogate - estimate.surrogate.detach()
-        others = {
+        kls = {
             name: self._site_kl(name, site, model_trace, guide_trace)
             for name, site in guide_trace.iter_stochastic_nodes()
-            if name not in weights
+            if name in others
         }
-        return {self.function_site: self.num_particles * divergence, **others}
+        return {self.function_site: self.num_particles * divergence, **kls}
 
 
 def _inputs(args: tuple[Any, ...]) -> Tensor:

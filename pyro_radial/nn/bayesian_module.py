@@ -79,6 +79,7 @@ class BayesianModule(UniquelyNamed):
         check_net(net)
         selected = select_parameters(net, select)
         self._functional = FunctionalNet(net)
+        _make_gradients_dense(net, self._functional.skeleton, selected)
         # Where a guide may start: the network's own values. They follow .to(), and are no part of the state.
         self._initial = {name: own_copy(parameter) for name, parameter in selected.items()}
         self._shapes = {name: parameter.shape for name, parameter in selected.items()}
@@ -227,6 +228,14 @@ class BayesianModule(UniquelyNamed):
             )
         value: Any = trace.nodes["_RETURN"]["value"]
         return value
+
+
+def _make_gradients_dense(net: nn.Module, skeleton: nn.Module, random: Mapping[str, Tensor]) -> None:
+    """A draw of an embedding has a gradient in all its elements, and so no use for one that holds a few rows."""
+    ids = {id(parameter) for parameter in random.values()}
+    for original, module in zip(net.modules(), skeleton.modules(), strict=True):
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(original.weight) in ids:
+            module.sparse = False
 
 
 def submodules(*modules: Any) -> Iterator[nn.Module]:

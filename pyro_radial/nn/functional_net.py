@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -21,6 +22,9 @@ from pyro_radial.nn.selection import STATISTICS_LAYERS
 __all__ = ["FunctionalNet"]
 
 logger = logging.getLogger("pyro_radial")
+
+# What torch says for us where a network uses activation checkpointing.
+RECOMPUTES = "parts of the network run again in the backward pass"
 
 # The network for one draw of its parameters.
 Run = Callable[[Mapping[str, Tensor]], Any]
@@ -39,6 +43,9 @@ class FunctionalNet:
         self.skeleton = _skeleton(net)
         self.batching = "vmap"
         self._said_statistics_are_frozen = False
+        # Whether parts of the network run again in the backward pass: then each call needs modules of its own, that
+        # still have its tensors.
+        self._recomputes = False
         if any(isinstance(module, nn.RNNBase) for module in net.modules()):
             self.batching = "loop"
             logger.info("%s holds a recurrent layer: draws run one after another", type(net).__name__)
@@ -56,8 +63,23 @@ class FunctionalNet:
         :param dict kwargs: those given by name.
         :returns: what the network returns.
         """
-        with _restored(self.skeleton):
-            return functional_call(self.skeleton, tensors, args, kwargs)
+        if not self._recomputes:
+            before = {name: tensors[name].clone() for name, _ in self.skeleton.named_buffers() if name in tensors}
+            try:
+                with disable_saved_tensors_hooks(RECOMPUTES), _restored(self.skeleton):
+                    return functional_call(self.skeleton, tensors, args, kwargs)
+            except RuntimeError as error:
+                if RECOMPUTES not in str(error):
+                    raise
+            # For good, and the call starts again where it was.
+            self._recomputes, self.batching = True, "loop"
+            with torch.no_grad():
+                for name, buffer in before.items():
+                    tensors[name].copy_(buffer)
+        net = self.module(tensors)
+        output = net(*args, **kwargs)
+        tensors.update(net.named_buffers())
+        return output
 
     def many(
         self,
@@ -100,6 +122,8 @@ class FunctionalNet:
             except torch.cuda.OutOfMemoryError:
                 raise
             except RuntimeError as error:
+                if self._recomputes:
+                    return _loop(run, drawn)
                 # A mistake in the call itself raises here again, and then nothing is remembered.
                 outputs = _loop(run, drawn)
                 self.batching = "loop"

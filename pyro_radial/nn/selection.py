@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from pyro.nn import PyroModule
-from torch import nn
+from torch import Tensor, nn
 
 __all__ = ["NORM_LAYERS", "STATISTICS_LAYERS", "Select", "check_net", "select_parameters"]
 
@@ -35,6 +35,14 @@ def check_net(net: nn.Module) -> None:
     for name, parameter in net.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise ValueError(f"net must have run once on data, got the lazy parameter {name!r}")
+    for prefix, module in net.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                raise ValueError(
+                    f"net must hold no tensor that was computed from its parameters, got {attribute!r} of module "
+                    f"{prefix!r} ({type(module).__name__}); compute it in forward, and in the place of "
+                    "torch.nn.utils.weight_norm or spectral_norm take those of torch.nn.utils.parametrizations"
+                )
 
 
 def select_parameters(net: nn.Module, select: Select) -> dict[str, nn.Parameter]:
@@ -61,7 +69,10 @@ def select_parameters(net: nn.Module, select: Select) -> dict[str, nn.Parameter]
         raise ValueError(f"select must choose at least one parameter of the network, got none of {names}")
     for name, parameter in selected.items():
         if not parameter.is_floating_point():
-            raise ValueError(f"select must choose floating point parameters, got {name!r} of {parameter.dtype}")
+            raise ValueError(
+                f"select must choose floating point parameters, got {name!r} of {parameter.dtype}; leave it out with "
+                "select, or hold it as a real parameter and call torch.view_as_complex on it in forward"
+            )
     return selected
 
 

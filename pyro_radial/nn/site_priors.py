@@ -25,6 +25,10 @@ class ParameterPrior(Protocol):
         """
         Samples one parameter, by sample statements whose names start with its name.
 
+        The guides of this library take a site ``name`` and a site ``name + ".lam"``, and so do Pyro's with one vector
+        for all sites, such as ``AutoMultivariateNormal``. Pyro's ``AutoNormal`` and ``AutoDelta`` end in an error of
+        attributes; for these call it ``name + "_lam"``.
+
         :param str name: the name of the parameter in the network.
         :param torch.Tensor parameter: its value in the network, for shape, dtype and device.
         :returns: a value of shape ``[*draws, *parameter.shape]``.

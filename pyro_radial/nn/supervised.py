@@ -8,6 +8,7 @@ from typing import Any
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.nn.likelihoods import Likelihood
 
 __all__ = ["SupervisedModel"]
@@ -23,7 +24,7 @@ class SupervisedModel(nn.Module):
     :param PyroModule bnn: a :class:`~pyro_radial.nn.BayesianModule`, or another model that returns the output of a
         network as a tensor ``[*draws, B, *outputs]``.
     :param Likelihood likelihood: one of :mod:`pyro_radial.nn.likelihoods`.
-    :raises ValueError: naming the argument that is neither.
+    :raises ValueError: naming the argument that is neither, or sites of ``bnn`` with names of the likelihood's.
 
     Example::
 
@@ -45,6 +46,12 @@ class SupervisedModel(nn.Module):
             )
         if not isinstance(likelihood, Likelihood):
             raise ValueError(f"likelihood must be a Likelihood, got {type(likelihood).__name__}")
+        taken = set(getattr(bnn, "sites", ())) & _own_names(likelihood)
+        if taken:
+            raise ValueError(
+                f"bnn must have sites of other names than the likelihood's, got {sorted(taken)}: rename these "
+                "parameters, or make bnn of torch.nn.Sequential(net), which puts a prefix before all names"
+            )
         self.bnn = bnn
         self.likelihood = likelihood
 
@@ -64,3 +71,9 @@ class SupervisedModel(nn.Module):
                 "wrap it in a module that picks the output"
             )
         return self.likelihood(f, y)
+
+
+def _own_names(likelihood: Likelihood) -> set[str]:
+    """The names that a likelihood gives to sites and its plate."""
+    precision = {"precision"} if getattr(likelihood, "precision_prior", None) is not None else set()
+    return {FUNCTION_SITE, "y", "data", *getattr(likelihood, "noise_sites", {}).values()} | precision

@@ -12,7 +12,13 @@ import pyro.poutine as poutine
 import pytest
 import torch
 from pyro.infer import SVI, Predictive
-from pyro.infer.autoguide import AutoGuideList, AutoNormal, AutoNormalizingFlow
+from pyro.infer.autoguide import (
+    AutoDiagonalNormal,
+    AutoGuideList,
+    AutoMultivariateNormal,
+    AutoNormal,
+    AutoNormalizingFlow,
+)
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit, predict
@@ -381,10 +387,73 @@ def test_a_foreign_guide_starts_at_the_prior_s_mean_and_its_distributions_are_gi
     fresh = chain.guide(AutoNormal)
     fresh()
     torch.testing.assert_close(fresh.median()["w"], chain.prior["w"].mean)
-    with pytest.raises(ValueError, match=r"posterior\(\).*AutoNormal"):
-        chain.advance(guide)
     chain.advance({"w": dist.Normal(guide.locs.w, guide.scales.w).to_event(1)})
     torch.testing.assert_close(chain.prior["w"].mean, guide.locs.w.detach())
+    correlated = train(chain, chain.guide(AutoMultivariateNormal))
+    with pytest.raises(ValueError, match=r"posterior\(\).*got AutoMultivariateNormal; use one of these, or give"):
+        chain.advance(correlated)
+
+
+@pytest.mark.parametrize("form", ["exact", "normal"])
+@pytest.mark.parametrize("family", [AutoNormal, AutoDiagonalNormal])
+@pytest.mark.parametrize("prior", SITES.values(), ids=SITES)
+def test_pyro_s_factorized_normals_are_chained_on_the_site_s_own_support(prior, family, form):
+    chain = PriorChain(summed(prior), form)
+    guide = train(chain, chain.guide(family))
+    chain.advance(guide)
+    trace = poutine.trace(guide).get_trace()
+    value = trace.nodes["w"]["value"].detach()
+    # What the guide gives a value: the density of its auxiliary normal, and of the map to the support.
+    density = sum(site["fn"].log_prob(site["value"]).sum() for site in trace.nodes.values() if site["type"] == "sample")
+    torch.testing.assert_close(chain.prior["w"].log_prob(value).sum(), density.detach(), atol=1e-4, rtol=1e-4)
+    assert chain.prior["w"].event_shape == prior.event_shape
+    again = PriorChain(summed(prior), form)
+    again.load_state_dict(through_a_file(chain.state_dict()))
+    assert math.isfinite(first_terms(again, again.guide(AutoMeanField), strict=False).loss)
+
+
+def test_all_sites_of_pyro_s_factorized_normals_are_chained_plates_and_all():
+    def model():
+        pyro.sample("a", W)
+        b = pyro.sample("b", CONSTRAINED["rows of dirichlets"])
+        with pyro.plate("rows", 4, dim=-1):
+            z = pyro.sample("z", CONSTRAINED["log normal"])
+            pyro.sample("y", dist.Normal(z.sum(-1) + b.sum(), 1.0), obs=torch.arange(4.0))
+
+    chain = PriorChain(model)
+    for family in (AutoNormal, AutoDiagonalNormal):
+        guide = train(chain, chain.guide(family))
+        chain.advance(guide)
+        assert list(chain.prior) == ["a", "b", "z"]
+        assert chain.prior["z"].batch_shape == (4,)
+        for name in ("a", "z"):
+            median = chain.prior[name].sample((4_000,)).median(0).values
+            torch.testing.assert_close(median, guide.median()[name], atol=0.1, rtol=0.1)
+
+
+def test_pyro_s_factorized_normals_are_parts_of_a_list():
+    def guides(model):
+        guide = AutoGuideList(model)
+        guide.append(AutoNormal(poutine.block(model, expose=["a"])))
+        guide.append(AutoDiagonalNormal(poutine.block(model, hide=["a"])))
+        return guide
+
+    def model():
+        a, b = pyro.sample("a", W), pyro.sample("b", W)
+        pyro.sample("y", dist.Normal(a + b, 1.0).to_event(1), obs=torch.ones(3))
+
+    chain = PriorChain(model)
+    untrained = chain.guide(guides)
+    with pytest.raises(RuntimeError, match="AutoNormal has no parameters yet"):
+        chain.advance(untrained)
+    untrained()
+    with pytest.raises(ValueError, match="AutoNormal was never trained"):
+        chain.advance(untrained)
+    guide = train(chain, chain.guide(guides))
+    chain.advance(guide)
+    torch.testing.assert_close(chain.prior["a"].mean, guide[0].locs.a.detach())
+    torch.testing.assert_close(chain.prior["b"].mean, guide[1].loc.detach())
+    torch.testing.assert_close(chain.prior["b"].stddev, guide[1].scale.detach())
 
 
 def test_a_real_distribution_without_a_known_mean_leaves_the_start_to_the_family():

@@ -25,6 +25,7 @@ from pyro_radial._naming import UniquelyNamed
 from pyro_radial.infer.autoguide.families import Families, Family, Site, choose_families
 from pyro_radial.infer.autoguide.families.setup import as_one_number, as_site, initial_values
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
+from pyro_radial.infer.autoguide.places import places
 from pyro_radial.nn.likelihood import is_target
 
 __all__ = ["AutoPerSite", "MissingMeans"]
@@ -48,7 +49,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     Pyro's ``AutoNormal``, loses every analytic KL, and on constrained sites makes
     :class:`~pyro.infer.TraceMeanField_ELBO` wrong by the log-Jacobian.
 
-    A subclass is a signature and :meth:`default_family`. Parameters are ``<plural>.<site>``: ``locs.w``, ``scales.w``.
+    A subclass is a signature and :meth:`default_family`. Parameters are ``<plural>.<site>``: ``locs.w``, ``scales.w``;
+    with another site ``w.lam``, those of ``w`` are ``locs.w.own``, ``scales.w.own``.
 
     :param model: a Pyro model.
     :param init_loc_fn: a per-site init function, as in :mod:`pyro.infer.autoguide.initialization`.
@@ -58,9 +60,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         expressions searched in them, to a :class:`~pyro_radial.infer.autoguide.families.Family`, or a function of the
         name and the site that returns one or None.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
-    :raises ValueError: for an ``init_stddev`` that is not a positive finite number; once the model has run, naming the
-        site, for a discrete latent site, a family that cannot serve its site, a key of ``families`` that names no site,
-        or two patterns for one.
+    :raises ValueError: for an ``init_stddev`` that is not a positive finite number; once the model has run, for one
+        without latent sites, and naming the site, for a discrete latent site, a family that cannot serve its site, a
+        key of ``families`` that names no site, or two patterns for one.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._wanted_families = families
         self._families: dict[str, Family] = {}
         self._site: dict[str, Site] = {}
+        self._places: dict[str, str] = {}
         self._parameter_names: dict[str, tuple[str, ...]] = {}
         self._initial_spreads: dict[str, Tensor] = {}
         self._start: dict[str, Distribution] = {}
@@ -114,6 +117,12 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         super()._setup_prototype(*args, **kwargs)
         sites = dict(self._latent_sites())
+        if not sites:
+            raise ValueError(
+                f"{type(self).__name__}: model must have at least one latent site, got none; a model whose parameters "
+                "are all pyro.param needs a guide without sites, such as lambda *args: None"
+            )
+        self._places = places(sites)
         chosen = choose_families(self._wanted_families, sites)
         for name, site in sites.items():
             self._make_parameters(name, site, chosen.get(name) or self.default_family(name, site))
@@ -134,7 +143,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         else:
             parameters = family.initial_at(site, value, start, self._start_spread)
         for parameter, initial in parameters.items():
-            deep_setattr(self._container(parameter, name), name, initial)
+            deep_setattr(self._container(parameter, name), self._places[name], initial)
         self._families[name], self._site[name] = family, site
         self._parameter_names[name] = tuple(parameters)
         spread = family.spread(**initial_values(parameters))
@@ -163,7 +172,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def _parameters_of(self, name: str) -> dict[str, Tensor]:
         """The parameters of one site, those of the rows of a mini-batch within its plate."""
-        return {p: attrgetter(name)(getattr(self, f"{p}s")) for p in self._parameter_names[name]}
+        place = attrgetter(self._places[name])
+        return {p: place(getattr(self, f"{p}s")) for p in self._parameter_names[name]}
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample every latent site; the same arguments as the model."""
@@ -282,7 +292,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         for name, site in self._site.items():
             if name not in missing:
                 value = state_dict[name]
-                target = attrgetter(f"{name}_unconstrained")(self.locs)
+                target = attrgetter(f"{self._places[name]}_unconstrained")(self.locs)
                 value = value if site.transform is None else site.transform.inv(value)
                 if value.shape != target.shape:
                     raise ValueError(
