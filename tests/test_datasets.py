@@ -271,7 +271,7 @@ def test_an_answer_without_end(tiny, site, monkeypatch, tmp_path):
 
 def test_a_file_with_another_digest_is_not_read(tiny, site, monkeypatch, tmp_path):
     url = tiny.urls["test_images"]
-    digests = {url: hashlib.md5(site.content["/test_images.gz"]).hexdigest() for url in [url]}
+    digests = {url: hashlib.md5(site.content["/test_images.gz"]).hexdigest()}
     known = dataclasses.replace(tiny, file_digests=digests)
     assert fetch(known, tmp_path / "cache").exists()
     read = []
