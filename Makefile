@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test lint format benchmark clean
+.PHONY: quickstart test test-oldest soak lint format benchmark clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,6 +17,16 @@ quickstart: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --quiet
+
+# Each dependency at its lower bound, with Python 3.11 or 3.12, which these have wheels for.
+test-oldest:
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(PYTHON) -m tests.oldest > $(VENV)-oldest/constraints.txt
+	$(VENV)-oldest/bin/python -m pip install --quiet --constraint $(VENV)-oldest/constraints.txt --editable '.[dev]'
+	$(VENV)-oldest/bin/python -m pytest --numprocesses 2 --quiet --ignore tests/test_tutorials.py --ignore tests/benchmarks
+
+soak: $(READY)
+	$(BIN)/python -m pytest --quiet -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -32,4 +42,4 @@ benchmark: $(READY)
 	$(BIN)/python -m benchmarks.guides.step_time --output build/step_time.json
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-oldest build *.egg-info .pytest_cache .mypy_cache .ruff_cache

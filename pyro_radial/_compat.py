@@ -6,6 +6,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import pyro
 from pyro.distributions.torch_distribution import MaskedDistribution
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
@@ -23,6 +24,7 @@ __all__ = [
     "check_model_guide_match",
     "check_site_shape",
     "deep_setattr",
+    "forget_stored",
     "helpful_support_errors",
     "initial_scale",
     "is_deterministic",
@@ -72,6 +74,20 @@ def loc_and_scale(guide: Any, name: str) -> tuple[Tensor, Tensor]:
 def stored_name(module: PyroModule, parameter: str | None = None) -> str:
     """Under which name Pyro's parameter store keeps what belongs to a module, or one of its parameters."""
     return module._pyro_name if parameter is None else module._pyro_get_fullname(parameter)
+
+
+def forget_stored(root: str) -> None:
+    """Take everything of a module, and of those below it, out of Pyro's parameter store.
+
+    By hand, since Pyro's own way leaves behind what a parameter was before it got replaced.
+    """
+    store = pyro.get_param_store()
+    below = (f"{root}.", f"{root}$$$")
+    for name in [name for name in list(store._params) if name.startswith(below)]:
+        store._params.pop(name, None)
+        store._constraints.pop(name, None)
+    for tensor in [tensor for tensor, name in list(store._param_to_name.items()) if name.startswith(below)]:
+        store._param_to_name.pop(tensor, None)
 
 
 def set_context(module: PyroModule, context: Any) -> None:

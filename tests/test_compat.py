@@ -137,3 +137,16 @@ def test_no_private_attribute_of_pyros_is_read_elsewhere():
             continue
         read = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
         assert not [name for name in read if name == "_mask" or name.startswith("_pyro_")], path
+
+
+def test_everything_of_a_module_leaves_the_store_and_nothing_else():
+    store = pyro.get_param_store()
+    for name in ("net.weight", "net.below.weight", "net$$$bias", "network.weight", "net"):
+        pyro.param(name, torch.ones(2))
+    # What a parameter was before it got replaced stays in the store, under the same name.
+    store["net.weight"] = torch.zeros(2)
+    assert len(store._param_to_name) == 6
+    _compat.forget_stored("net")
+    assert sorted(store.keys()) == sorted(store._constraints) == ["net", "network.weight"]
+    assert sorted(store._param_to_name.values()) == ["net", "network.weight"]
+    _compat.forget_stored("net")

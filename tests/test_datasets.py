@@ -3,12 +3,16 @@
 
 """Data sets from folders, from a server on the loopback interface, and from scikit-learn."""
 
+import contextlib
+import dataclasses
 import gzip
 import hashlib
 import io
+import math
 import struct
 import sys
 import threading
+import tracemalloc
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -42,7 +46,7 @@ class Site:
     def __init__(self):
         self.content, self.missing_bytes, self.requests = {}, {}, []
         self.stalled, self.release = set(), threading.Event()
-        self.chunked = set()
+        self.chunked, self.endless, self.slow = set(), set(), set()
         site = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -56,10 +60,20 @@ class Site:
                 if self.path in site.chunked:
                     self.send_header("Transfer-Encoding", "chunked")
                     self.end_headers()
-                    self.wfile.write(f"{len(body):x}\r\n".encode())
+                    if self.path not in site.endless | site.slow:
+                        self.wfile.write(f"{len(body):x}\r\n".encode())
                 else:
                     self.send_header("Content-Length", str(len(body)))
                     self.end_headers()
+                if self.path in site.endless | site.slow:
+                    # A server's answer that would not end, or only in hours.
+                    piece, pause = (bytes(1 << 16), 0.0) if self.path in site.endless else (b"x", 0.05)
+                    with contextlib.suppress(OSError):
+                        while not site.release.wait(pause):
+                            self.wfile.write(
+                                b"%x\r\n%s\r\n" % (len(piece), piece) if self.path in site.chunked else piece
+                            )
+                    return
                 if self.path in site.stalled:
                     site.release.wait()
                     return
@@ -227,6 +241,89 @@ def test_a_server_that_falls_silent(tiny, site, monkeypatch, tmp_path):
         fetch(tiny, tmp_path)
 
 
+def test_a_server_that_takes_forever(tiny, site, monkeypatch, tmp_path):
+    monkeypatch.setattr(download, "TOTAL_TIME", 0.5)
+    site.slow.add("/test_labels.gz")
+    site.content["/test_labels.gz"] = bytes(10_000)
+    with pytest.raises(ConnectionError, match=r"test_labels\.gz: it took more than 0\.5 seconds, after \d+ bytes"):
+        fetch(tiny, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_that_announces_too_many_bytes(tiny, site, monkeypatch, tmp_path):
+    monkeypatch.setattr(download, "MAX_BYTES", 1000)
+    site.content["/test_labels.gz"] = bytes(1001)
+    with pytest.raises(
+        ValueError, match=r"test_labels\.gz is damaged: it has 1001 bytes or more, expected at most 1000"
+    ):
+        fetch(tiny, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_an_answer_without_end(tiny, site, monkeypatch, tmp_path):
+    monkeypatch.setattr(download, "MAX_BYTES", 1_000_000)
+    site.endless.add("/test_labels.gz")
+    site.chunked.add("/test_labels.gz")
+    with pytest.raises(ValueError, match=r"test_labels\.gz is damaged: it has \d+ bytes or more"):
+        fetch(tiny, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_with_another_digest_is_not_read(tiny, site, monkeypatch, tmp_path):
+    url = tiny.urls["test_images"]
+    digests = {url: hashlib.md5(site.content["/test_images.gz"]).hexdigest()}
+    known = dataclasses.replace(tiny, file_digests=digests)
+    assert fetch(known, tmp_path / "cache").exists()
+    read = []
+    monkeypatch.setattr(download, "read_idx", lambda content, name, where: read.append(name))
+    monkeypatch.setattr(download, "verified", lambda *_: {})
+    site.content["/test_images.gz"] = gzip.compress(bytes(1 << 20))
+    with pytest.raises(ValueError, match=rf"test_images\.gz is damaged: .* MD5 .*, expected {digests[url]}"):
+        fetch(known, tmp_path / "other")
+    assert read == ["train_images", "train_labels"]
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_download_goes_to_the_disk_piece_by_piece(tiny, site, tmp_path):
+    # Noise does not compress, so that the file is as large as the array.
+    images = np.random.default_rng(3).integers(0, 256, (1, 1 << 23), dtype=np.uint8)
+    content = idx_bytes(images)
+    site.content["/test_images.gz"] = content
+    path = tmp_path / "file"
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    download._download(tiny.urls["test_images"], path, hashlib.md5(content).hexdigest(), math.inf)
+    peak = tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+    assert path.read_bytes() == content
+    assert peak < len(content) / 4
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again(tiny, site, nowhere):
+    path = fetch(tiny)
+    intact = path.read_bytes()
+    path.write_bytes(intact[:100])
+    site.requests.clear()
+    with pytest.raises(ValueError, match="is damaged"):
+        load("tiny", download=False)
+    assert site.requests == []
+    with pytest.warns(UserWarning, match=r"tiny\.npz is damaged.*downloaded again"):
+        assert_is_tiny(load("tiny"))
+    assert len(site.requests) == len(ARRAYS)
+    site.requests.clear()
+    assert_is_tiny(load("tiny"))
+    assert site.requests == []
+
+
+def test_a_damaged_file_in_the_cache_stays_where_the_server_is_gone(tiny, site, nowhere):
+    path = fetch(tiny)
+    path.write_bytes(path.read_bytes()[:100])
+    site.content.clear()
+    with pytest.warns(UserWarning, match="downloaded again"), pytest.raises(ConnectionError, match="404"):
+        load("tiny")
+    assert path.exists()
+
+
 def test_without_download_a_missing_set_makes_no_request(tiny, site):
     with pytest.raises(FileNotFoundError, match=r"tiny\.npz"):
         load("tiny", download=False)
@@ -253,7 +350,7 @@ def test_search_order(tiny, site, nowhere, monkeypatch):
         (place / "tiny.npz").write_bytes(broken)
     for place in places:
         with pytest.raises(ValueError, match="is damaged") as caught:
-            load("tiny", cache_dir=nowhere / "cache")
+            load("tiny", cache_dir=nowhere / "cache", download=place != nowhere / "cache")
         assert str(place / "tiny.npz") in str(caught.value)
         (place / "tiny.npz").unlink()
     (nowhere / "cache" / "tiny.npz").write_bytes(cached)
@@ -351,3 +448,4 @@ def test_every_source_gives_digest_and_address_of_the_same_arrays():
     for name, source in SOURCES.items():
         assert source.name == name
         assert source.digests.keys() == source.urls.keys() >= ARRAYS.keys()
+        assert source.file_digests.keys() == set(source.urls.values())

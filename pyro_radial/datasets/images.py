@@ -4,6 +4,7 @@
 """Small sets of images as tensors."""
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,8 +58,9 @@ def load(
 
     A folder may hold ``NAME.npz`` or ``images/NAME.npz``. Only ``data_dir`` is searched if it is given; else
     ``$PYRO_RADIAL_DATA``, then ``data/`` in the working folder, then the cache. What is found nowhere is
-    downloaded into the cache. ``digits`` is part of scikit-learn, so no folder is searched for it; its 1797
-    images are split once and for all, stratified by class, into 1437 for training and 360 for testing.
+    downloaded into the cache, and so is, with a warning, what is damaged there. ``digits`` is part of scikit-learn,
+    so no folder is searched for it; its 1797 images are split once and for all, stratified by class, into 1437 for
+    training and 360 for testing.
 
     The archives hold uint8 arrays: ``train_images`` of shape ``[N, H, W]`` or ``[N, H, W, C]``,
     ``train_labels`` of shape ``[N]`` or ``[N, 1]``, likewise ``test_*`` and, for RetinaMNIST, ``val_*``.
@@ -89,7 +91,12 @@ def load(
     for folder in folders:
         for path in (folder / f"{name}.npz", folder / "images" / f"{name}.npz"):
             if path.is_file():
-                return _read(path, source)
+                try:
+                    return _read(path, source)
+                except ValueError as error:
+                    if data_dir is not None or not download or folder != cache_folder(cache_dir):
+                        raise
+                    warnings.warn(f"{error}; it is downloaded again", stacklevel=2)
     missing = f"no {name}.npz and no images/{name}.npz in {', '.join(map(str, folders))}"
     if data_dir is not None or not download:
         raise FileNotFoundError(missing)

@@ -4,7 +4,7 @@
 """Where the data sets are published, and the digests by which an intact copy is known."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["SOURCES", "Source"]
 
@@ -18,12 +18,15 @@ class Source:
     :param digests: MD5 of every array (``train_images``, ``train_labels``, ...), see
         :func:`~pyro_radial.datasets.idx_digest`.
     :param urls: for every array, the address of its gzipped IDX file or of an ``.npz`` archive that holds it.
+    :param file_digests: for every address, the MD5 of the file there, compared before anything of it is read; where
+        there is none, the arrays' digests are compared alone.
     """
 
     name: str
     class_names: tuple[str, ...]
     digests: Mapping[str, str]
     urls: Mapping[str, str]
+    file_digests: Mapping[str, str] = field(default_factory=dict)
 
 
 def _idx_urls(base: str) -> dict[str, str]:
@@ -35,6 +38,12 @@ def _idx_urls(base: str) -> dict[str, str]:
     }
 
 
+def _idx_digests(base: str, train_images: str, train_labels: str, test_images: str, test_labels: str) -> dict[str, str]:
+    return dict(zip(_idx_urls(base).values(), (train_images, train_labels, test_images, test_labels), strict=True))
+
+
+_MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 _FASHION_CLASSES = (
     *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
     *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
@@ -62,7 +71,14 @@ SOURCES: dict[str, Source] = {
             "test_images": "2646ac647ad5339dbf082846283269ea",
             "test_labels": "27ae3e4e09519cfbb04c329615203637",
         },
-        urls=_idx_urls("https://ossci-datasets.s3.amazonaws.com/mnist/"),
+        urls=_idx_urls(_MNIST_URL),
+        file_digests=_idx_digests(
+            _MNIST_URL,
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
     ),
     "fashion_mnist": Source(
         name="fashion_mnist",
@@ -73,7 +89,14 @@ SOURCES: dict[str, Source] = {
             "test_images": "8181f5470baa50b63fa0f6fddb340f0a",
             "test_labels": "15d484375f8d13e6eb1aabb0c3f46965",
         },
-        urls=_idx_urls("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"),
+        urls=_idx_urls(_FASHION_URL),
+        file_digests=_idx_digests(
+            _FASHION_URL,
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
     ),
     "retinamnist": Source(
         name="retinamnist",
@@ -81,5 +104,6 @@ SOURCES: dict[str, Source] = {
         class_names=("no retinopathy", "mild", "moderate", "severe", "proliferative"),
         digests=_RETINA_DIGESTS,
         urls=dict.fromkeys(_RETINA_DIGESTS, _RETINA_URL),
+        file_digests={_RETINA_URL: "bd4c0672f1bba3e3a89f0e4e876791e4"},
     ),
 }

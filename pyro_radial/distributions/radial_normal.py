@@ -65,7 +65,8 @@ class RadialNormal(TorchDistribution):
 
     def __init__(self, loc: Any, scale: Any, event_dim: int = 1, *, validate_args: bool | None = None) -> None:
         self.loc, self.scale = _broadcast(loc, scale)
-        shape = self.loc.shape
+        # A tensor that Pyro follows through a model has a plain tuple here.
+        shape = torch.Size(self.loc.shape)
         if not isinstance(event_dim, int) or event_dim < 0:
             raise ValueError(f"RadialNormal: event_dim must be a non-negative integer, got {event_dim!r}")
         if event_dim > len(shape):

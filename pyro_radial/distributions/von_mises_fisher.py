@@ -74,7 +74,7 @@ class VonMisesFisherStable(TorchDistribution):
                 f"{tuple(concentration.shape)} do not broadcast: concentration has one element for each row of loc"
             ) from None
         self.loc, self.concentration = loc.expand(batch_shape + loc.shape[-1:]), concentration.expand(batch_shape)
-        super().__init__(batch_shape, loc.shape[-1:], validate_args=validate_args)
+        super().__init__(batch_shape, torch.Size(loc.shape[-1:]), validate_args=validate_args)
 
     @staticmethod
     def infer_shapes(  # type: ignore[override]
@@ -185,7 +185,7 @@ class HypersphericalUniform(TorchDistribution):
         if like is not None and not like.is_floating_point():
             raise ValueError(f"HypersphericalUniform: like must be a floating-point tensor, got {like.dtype}")
         # Of the distribution's own tensors, which is what moves with it to another dtype or device.
-        self.like = torch.zeros(()) if like is None else like.new_zeros(())
+        self.like = torch.zeros(()) if like is None else torch.zeros((), dtype=like.dtype, device=like.device)
         super().__init__(torch.Size(batch_shape), torch.Size((dim,)), validate_args=validate_args)
 
     def expand(

@@ -20,7 +20,7 @@ from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.not_finite import first_not_finite
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.nn.likelihood import FUNCTION_SITE
-from pyro_radial.poutine import mean_only
+from pyro_radial.poutine import mean_only, one_at_a_time
 
 __all__ = ["UNMOVED", "Diagnosis", "diagnose"]
 
@@ -113,7 +113,7 @@ def diagnose(
         )
     elbo = RadialELBO(num_particles=num_particles, kl_weight=kl_weight)
     # Without validation a value that is not finite gets as far as the report.
-    with evaluating(model, guide), seeded(0, device), pyro.validation_enabled(False):
+    with one_at_a_time(), evaluating(model, guide), seeded(0, device), pyro.validation_enabled(False):
         elbo(model, guide)(x, y)  # type: ignore[arg-type]
         signal, noise = _spreads(model, guide, x, max(2, num_particles), function_site)
     terms = elbo.terms

@@ -21,6 +21,7 @@ from pyro_radial.infer.data import Inputs, check_inputs, device_of, evaluating, 
 from pyro_radial.infer.prediction import Prediction
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.poutine import one_at_a_time
 
 __all__ = ["free_memory", "predict"]
 
@@ -39,7 +40,8 @@ def predict(
     """Draw functions from the guide and evaluate them at any number of inputs.
 
     The draws do not depend on ``chunk_size``: a draw's weights, also those that the guide leaves to the prior, are
-    kept while it passes over the inputs. Modules run in evaluation mode and are left in the mode they were in.
+    kept while it passes over the inputs. Modules run in evaluation mode and are left in the mode they were in. Several
+    threads may predict at once, see :func:`~pyro_radial.poutine.one_at_a_time`.
 
     :param model: a Pyro model ``model(x)`` that records the function's values at a deterministic site.
     :param guide: its trained guide.
@@ -76,23 +78,24 @@ def predict(
     samples: Tensor | None = None
     noise: dict[str, list[Tensor]] = {}
     bar = tqdm(total=num_samples * len(chunks), desc="predict", unit="pass", disable=not progress)
-    with evaluating(model, guide), bar:
+    with bar:
         for draw in range(num_samples):
-            drawn = poutine.trace(guide).get_trace(move(take(x, chunks[0]), device))
-            _check_global(drawn, len(chunks))
-            # What the model samples, targets too, comes from a seed of its own, so that it moves no draw of the guide.
-            with seeded(int(torch.randint(2**62, ())), device):
-                for rows in chunks:
-                    inputs = move(take(x, rows), device)
-                    trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
-                    values = _function_values(trace, function_site, num_rows(inputs))
-                    if samples is None:
-                        samples = _allocate(num_samples, num_rows(x), values)
-                    samples[draw, rows] = values
-                    _keep_global(drawn, trace)
-                    bar.update()
-            for argument, site in getattr(likelihood, "noise_sites", {}).items():
-                noise.setdefault(argument, []).append(_value(trace, site).reshape(1))
+            with one_at_a_time(), evaluating(model, guide):
+                drawn = poutine.trace(guide).get_trace(move(take(x, chunks[0]), device))
+                _check_global(drawn, len(chunks))
+                # What the model samples, targets too, has a seed of its own, so that it moves no draw of the guide.
+                with seeded(int(torch.randint(2**62, ())), device):
+                    for rows in chunks:
+                        inputs = move(take(x, rows), device)
+                        trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(inputs)
+                        values = _function_values(trace, function_site, num_rows(inputs))
+                        if samples is None:
+                            samples = _allocate(num_samples, num_rows(x), values)
+                        samples[draw, rows] = values
+                        _keep_global(drawn, trace)
+                        bar.update()
+                for argument, site in getattr(likelihood, "noise_sites", {}).items():
+                    noise.setdefault(argument, []).append(_value(trace, site).reshape(1))
     assert samples is not None
     return Prediction(samples, likelihood, {name: torch.stack(values) for name, values in noise.items()})
 

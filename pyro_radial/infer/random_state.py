@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from pyro_radial.poutine import one_at_a_time
+
 __all__ = ["rng_state", "seeded", "set_rng_state"]
 
 
@@ -36,7 +38,7 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's random numbers from a seed, and its generators as they were afterwards."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    """Torch's random numbers from a seed, and its generators as they were afterwards; other threads wait."""
+    with one_at_a_time(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

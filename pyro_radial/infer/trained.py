@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pyro_radial.infer.checkpoint import State, check_entries, copied
 from pyro_radial.infer.data import device_of, evaluating
 from pyro_radial.infer.random_state import seeded
+from pyro_radial.poutine import one_at_a_time
 
 __all__ = ["Trained"]
 
@@ -68,7 +69,7 @@ class Trained:
     def _make_parameters(self, batch: tuple[Any, Any]) -> dict[str, Tensor]:
         """Run everything once, so that an optimizer finds all parameters; returns those that are in neither module."""
         model, guide = self.model, self.guide
-        with evaluating(model, guide), torch.no_grad(), poutine.block():
+        with one_at_a_time(), evaluating(model, guide), torch.no_grad(), poutine.block():
             getattr(guide, "setup", guide)(*batch)
             with seeded(0, device_of(guide, model)), poutine.trace(param_only=True) as capture:
                 drawn = poutine.trace(guide).get_trace(*batch)

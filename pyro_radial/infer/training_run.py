@@ -22,7 +22,7 @@ from pyro_radial.infer.random_state import rng_state, set_rng_state
 from pyro_radial.infer.trained import Trained
 from pyro_radial.infer.validation import validation_nll
 from pyro_radial.nn.likelihood import FUNCTION_SITE
-from pyro_radial.poutine import mean_only
+from pyro_radial.poutine import mean_only, one_at_a_time
 
 __all__ = ["Record", "TrainingRun"]
 
@@ -107,10 +107,11 @@ class TrainingRun:
 
         :raises FloatingPointError: if the loss is NaN or infinite; no step is taken then.
         """
-        batch = self.batches.get(self.epoch, self.step_in_epoch)
-        self.optimizer.zero_grad()
-        self.latest = self._accumulate_gradients(batch)
-        self.optimizer.step()
+        with one_at_a_time():
+            batch = self.batches.get(self.epoch, self.step_in_epoch)
+            self.optimizer.zero_grad()
+            self.latest = self._accumulate_gradients(batch)
+            self.optimizer.step()
         for name, value in self.latest.items():
             self.sums[name] += value * num_rows(batch[0]) / len(self.batches.rows)
         self.step_in_epoch += 1

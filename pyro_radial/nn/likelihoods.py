@@ -165,9 +165,9 @@ class Gaussian(Likelihood):
         if self.precision_prior is not None:
             scale = pyro.sample("precision", self.precision_prior(f)).rsqrt()
         elif isinstance(self.scale, float):
-            scale = f.new_full((), self.scale)
+            scale = torch.full((), self.scale, dtype=f.dtype, device=f.device)
         else:
-            scale = self.scale.to(f)
+            scale = self.scale.to(f.device, f.dtype)
         return {"scale": pyro.deterministic("noise_scale", scale)}
 
 

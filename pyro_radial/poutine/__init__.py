@@ -4,6 +4,7 @@
 """Effect handlers."""
 
 from pyro_radial.poutine.mean_only import mean_only
+from pyro_radial.poutine.one_at_a_time import one_at_a_time
 from pyro_radial.poutine.swap_prior import swap_prior
 
-__all__ = ["mean_only", "swap_prior"]
+__all__ = ["mean_only", "one_at_a_time", "swap_prior"]

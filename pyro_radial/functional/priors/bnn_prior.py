@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pyro_radial._naming import rename_tree, unique_name
 from pyro_radial.functional.priors.function_prior import FunctionPrior
 from pyro_radial.nn.bayesian_module import BayesianModule
+from pyro_radial.poutine import one_at_a_time
 
 __all__ = ["BNNPrior"]
 
@@ -65,7 +66,7 @@ class BNNPrior(FunctionPrior):
         return super().train(False)
 
     def _sample(self, x: Tensor, num_samples: int, num_outputs: int) -> Tensor:
-        with poutine.block(), pyro.plate("functions", num_samples):
+        with one_at_a_time(), poutine.block(), pyro.plate("functions", num_samples):
             drawn = None if self.guide is None else poutine.trace(self.guide).get_trace(x)
             values = self.bnn(x) if drawn is None else poutine.replay(self.bnn, trace=drawn)(x)
         if not isinstance(values, Tensor):

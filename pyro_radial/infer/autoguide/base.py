@@ -27,6 +27,7 @@ from pyro_radial.infer.autoguide.families.setup import as_one_number, as_site, i
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.infer.autoguide.places import places
 from pyro_radial.nn.likelihood import is_target
+from pyro_radial.poutine import one_at_a_time
 
 __all__ = ["AutoPerSite", "MissingMeans"]
 
@@ -108,7 +109,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         if self.prototype_trace is not None:
             return
         try:
-            self._setup_prototype(*args, **kwargs)
+            with one_at_a_time():
+                self._setup_prototype(*args, **kwargs)
         except Exception:
             # A guide that failed half-way must not pass for one that has its parameters.
             self.prototype_trace = None
