@@ -33,6 +33,8 @@ __all__ = ["StreamRun"]
 # Of the stages of one task, so that each has its own random numbers and can be run again alone.
 TRAINING, CORESET, PREDICTION = 0, 1, 2
 
+SAVED = ("settings", "done", "values", "baseline", "chain", "model")
+
 
 @dataclass(frozen=True, eq=False)
 class StreamRun:
@@ -166,8 +168,8 @@ class StreamRun:
     def load(self, path: Path, settings: dict[str, Any]) -> tuple[int, AccuracyMatrix]:
         """Go on from a folder: the number of tasks done and their accuracies."""
         file = path / "stream.pt"
-        state = load_checkpoint(file, device_of(self.chain))
-        check_settings(file, state.get("settings", {}), settings)
+        state = load_checkpoint(file, device_of(self.chain), needed=SAVED)
+        check_settings(file, state["settings"], settings)
         check_entries(file, "model", self.chain.model_state(), state["model"])
         self.chain.load_state_dict(state["chain"])
         # A kill just after the last save may have left one.

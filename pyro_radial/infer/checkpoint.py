@@ -1,16 +1,16 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Training state on disk: written whole or not at all, read back only where it belongs."""
+"""Training state on disk: written whole or not at all, read back only whole and where it belongs."""
 
 import copy
+import hashlib
 import io
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torch import Tensor
 __all__ = ["State", "check_entries", "check_settings", "copied", "load_checkpoint", "save_checkpoint"]
 
 FORMAT = 1
+# At the end of a file, before the digest of all that comes before it; torch.load does not mind either.
+SEAL = b"pyro_radial.sha256="
+DIGEST_SIZE = hashlib.sha256().digest_size
 
 State = dict[str, Any]
 
@@ -32,7 +35,9 @@ def save_checkpoint(path: Path, state: State) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".partial")
     with temporary.open("wb") as file:
-        torch.save({"format": FORMAT, **state}, file)
+        sealed = _Sealed(file)
+        torch.save({"format": FORMAT, **state}, sealed)
+        sealed.close()
         file.flush()
         os.fsync(file.fileno())
     try:
@@ -46,22 +51,40 @@ def save_checkpoint(path: Path, state: State) -> None:
     os.replace(temporary, path)
 
 
-def load_checkpoint(path: Path, device: torch.device) -> State:
-    """Read a checkpoint.
+def load_checkpoint(path: Path, device: torch.device, needed: Iterable[str] = ()) -> State:
+    """Read a checkpoint; nothing of it is used before the digest of all of it has been checked.
 
     :param Path path: the file.
     :param torch.device device: where the tensors go.
+    :param needed: the names that it must have.
     :returns: what :func:`save_checkpoint` wrote.
     :raises ValueError: naming the file, if it is damaged or no checkpoint of this library.
     """
-    content = io.BytesIO(path.read_bytes())
-    try:
-        state = torch.load(content, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, LookupError, pickle.UnpicklingError, BadZipFile) as error:
-        raise ValueError(f"checkpoint {path} is damaged or no checkpoint: {error}") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(f"checkpoint {path} is not one that fit wrote")
+    content = memoryview(path.read_bytes())
+    body, end = content[: -DIGEST_SIZE - len(SEAL)], content[-DIGEST_SIZE - len(SEAL) :]
+    if end != SEAL + hashlib.sha256(body).digest():
+        raise ValueError(f"checkpoint {path} is damaged or no checkpoint: its content does not fit its digest")
+    state = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+    if state.get("format") != FORMAT or not state.keys() >= {*needed}:
+        raise ValueError(f"checkpoint {path} is not one that fit wrote, or from another version")
     return state
+
+
+class _Sealed:
+    """A file to write to that ends with a digest of its content."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._digest = file, hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        self._digest.update(content)
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.write(SEAL + self._digest.digest())
 
 
 def copied(state_dict: Mapping[str, Any]) -> State:

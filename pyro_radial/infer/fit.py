@@ -19,7 +19,6 @@ from torch.optim import Adam, Optimizer
 from tqdm.auto import tqdm
 
 from pyro_radial._checks import positive_count
-from pyro_radial.infer.checkpoint import load_checkpoint
 from pyro_radial.infer.data import Rows
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training_run import Record, TrainingRun
@@ -153,7 +152,7 @@ def fit(
     )
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and path.exists():
-        run.load(path, load_checkpoint(path, run.device))
+        run.load(path)
     total = epochs * run.steps_per_epoch
     bar = tqdm(total=total, initial=min(run.steps_done, total), desc="fit", unit="step", disable=not progress)
     # Pyro warns of NaN in a loss; here it is an error, with the site's name.

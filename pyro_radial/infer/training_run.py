@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pyro_radial.infer.batches import Batches, parts
-from pyro_radial.infer.checkpoint import State, check_settings, save_checkpoint
+from pyro_radial.infer.checkpoint import State, check_settings, load_checkpoint, save_checkpoint
 from pyro_radial.infer.data import Rows, device_of, num_rows
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.not_finite import check_parameters, finite_loss, not_finite_error
@@ -29,6 +29,7 @@ __all__ = ["Record", "TrainingRun"]
 Record = dict[str, float]
 
 RESUMED = ("epoch", "step_in_epoch", "best_epoch", "sums", "kl_weight", "history", "stopped", "best")
+SAVED = (*RESUMED, "settings", "shuffle_seed", "optimizer", "rng", "guide", "model", "loose")
 
 
 class TrainingRun:
@@ -171,12 +172,13 @@ class TrainingRun:
         state |= {"shuffle_seed": self.batches.seed, "optimizer": self.optimizer.state_dict()}
         save_checkpoint(path, state | {"rng": rng_state(self.device), **self.trained.copy_of_state()})
 
-    def load(self, path: Path, state: State) -> None:
+    def load(self, path: Path) -> None:
         """Go on from a checkpoint of this very run; what is refused has changed nothing."""
+        state = load_checkpoint(path, self.device, needed=SAVED)
         self.trained.check(path, state)
         check_settings(path, state["settings"], self.settings)
-        self.trained.load(state)
         self.optimizer.load_state_dict(state["optimizer"])
+        self.trained.load(state)
         for name in RESUMED:
             setattr(self, name, state[name])
         self.batches.seed = state["shuffle_seed"]

@@ -20,7 +20,7 @@ from pyro_radial.continual import (
     stream_run,
 )
 from pyro_radial.infer.autoguide import AutoMeanField
-from pyro_radial.infer.checkpoint import copied
+from pyro_radial.infer.checkpoint import copied, save_checkpoint
 from pyro_radial.infer.training_run import TrainingRun
 from tests.continual.runs import CORESET, assert_same, chain, killed, learn, stream
 from tests.infer.runs import Described
@@ -171,7 +171,10 @@ def test_files_that_are_none_of_a_run(tmp_path):
     (tmp_path / "stream.pt").write_bytes(b"")
     with pytest.raises(ValueError, match=r"stream\.pt is damaged or no checkpoint"):
         learn(checkpoint=tmp_path)
-    torch.save({"format": 1}, tmp_path / "stream.pt")
+    save_checkpoint(tmp_path / "stream.pt", {})
+    with pytest.raises(ValueError, match=r"stream\.pt is not one that fit wrote"):
+        learn(checkpoint=tmp_path)
+    save_checkpoint(tmp_path / "stream.pt", dict.fromkeys(stream_run.SAVED, {}))
     with pytest.raises(ValueError, match=r"stream\.pt was made with form=None"):
         learn(checkpoint=tmp_path)
     file = tmp_path / "a file"

@@ -17,6 +17,7 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, S
 from pyro_radial.infer import checkpoint as checkpoint_module
 from pyro_radial.infer.checkpoint import check_entries, copied, load_checkpoint, save_checkpoint
 from pyro_radial.nn import likelihoods
+from tests.infer.damage import flip_bits
 
 ROWS = 12
 CPU = torch.device("cpu")
@@ -106,6 +107,19 @@ def test_a_file_that_is_no_checkpoint_is_named(spoil, tmp_path):
     spoil(path)
     with pytest.raises(ValueError, match=r"checkpoint .*run\.pt is (damaged|not one)"):
         train(path, epochs=2)
+
+
+def test_a_flipped_bit_is_refused_and_changes_nothing(tmp_path):
+    outcomes = flip_bits(tmp_path, count=40)
+    assert outcomes.total() == 40
+    assert outcomes["refused"] == 40
+
+
+def test_a_checkpoint_that_lacks_what_a_run_needs_is_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    save_checkpoint(path, {"epoch": 1})
+    with pytest.raises(ValueError, match=r"checkpoint .*run\.pt is not one that fit wrote"):
+        train(path)
 
 
 def only_weights(model):
