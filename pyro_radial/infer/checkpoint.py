@@ -10,12 +10,12 @@ import os
 import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
 
-__all__ = ["State", "check_entries", "check_settings", "copied", "load_checkpoint", "save_checkpoint"]
+__all__ = ["State", "check_data", "check_entries", "check_settings", "copied", "load_checkpoint", "save_checkpoint"]
 
 FORMAT = 1
 # At the end of a file, before the digest of all that comes before it; torch.load does not mind either.
@@ -36,7 +36,7 @@ def save_checkpoint(path: Path, state: State) -> None:
     temporary = path.with_name(path.name + ".partial")
     with temporary.open("wb") as file:
         sealed = _Sealed(file)
-        torch.save({"format": FORMAT, **state}, sealed)
+        torch.save({"format": FORMAT, **state}, cast(IO[bytes], sealed))
         sealed.close()
         file.flush()
         os.fsync(file.fileno())
@@ -95,34 +95,58 @@ def copied(state_dict: Mapping[str, Any]) -> State:
     }
 
 
-def check_settings(path: Path, saved: State, current: State) -> None:
+def check_settings(path: Path, saved: Mapping[str, Any], current: Mapping[str, Any], within: str = "") -> None:
     """Refuse to resume under other settings.
 
+    :param Path path: the file.
+    :param saved: the settings there; those of a part of the run are a dict of their own.
+    :param current: those here.
+    :param str within: what the settings are of.
     :raises ValueError: naming the setting and both values.
     """
-    for name, value in current.items():
-        if saved.get(name) != value:
+    for name in dict.fromkeys((*current, *saved)):
+        here, there = current.get(name), saved.get(name)
+        called = f"{within}{'.' if within and name else ''}{name}"
+        if isinstance(here, dict) and isinstance(there, dict):
+            check_settings(path, there, here, called)
+        elif here != there:
             raise ValueError(
-                f"checkpoint {path} was made with {name}={saved.get(name)!r}, this run has {name}={value!r}; "
+                f"checkpoint {path} was made with {called}={there!r}, this run has {called}={here!r}; "
                 "use the same settings to resume, or another checkpoint file to start anew"
             )
 
 
+def check_data(path: Path, saved: Mapping[str, Any], current: Mapping[str, Any], name: str) -> None:
+    """As :func:`check_settings`, of the fingerprints of data; what only one of them knows counts for nothing."""
+    both = saved.keys() & current.keys()
+    check_settings(path, {k: saved[k] for k in both}, {k: current[k] for k in current if k in both}, name)
+
+
 def check_entries(path: Path, role: str, current: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Refuse the state of something else: other names, or tensors of other shapes.
+    """Refuse the state of something else: other names, or tensors of other shapes or dtypes.
 
     The values of entries that are no tensors are not compared, since training may change them.
 
     :raises ValueError: naming the first entries that differ, if the checkpoint is from another model or guide.
     """
-    here, there = _shapes(current), _shapes(saved)
+    here, there = _kinds(current), _kinds(saved)
     if here != there:
         differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-        listed = "; ".join(f"{name}: here {here.get(name)}, there {there.get(name)}" for name in differing[:3])
+        listed = "; ".join(_difference(name, here.get(name), there.get(name)) for name in differing[:3])
         raise ValueError(f"checkpoint {path} is from another {role}: {len(differing)} entries differ ({listed})")
 
 
-def _shapes(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+def _difference(name: str, here: Any, there: Any) -> str:
+    """In terms of shapes, or of dtypes where the shapes agree."""
+    if isinstance(here, tuple) and isinstance(there, tuple):
+        here, there = (here[1], there[1]) if here[0] == there[0] else (here[0], there[0])
+    else:
+        here, there = (kind[0] if isinstance(kind, tuple) else kind for kind in (here, there))
+    return f"{name}: here {here}, there {there}"
+
+
+def _kinds(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: tuple(value.shape) if isinstance(value, Tensor) else "no tensor" for name, value in state_dict.items()
+        name: (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else "no tensor"
+        for name, value in state_dict.items()
     }

@@ -151,8 +151,10 @@ def fit(
         patience=patience,
     )
     path = None if checkpoint is None else Path(checkpoint)
-    if path is not None and path.exists():
-        run.load(path)
+    if path is not None:
+        run.identify()
+        if path.exists():
+            run.load(path)
     total = epochs * run.steps_per_epoch
     bar = tqdm(total=total, initial=min(run.steps_done, total), desc="fit", unit="step", disable=not progress)
     # Pyro warns of NaN in a loss; here it is an error, with the site's name.

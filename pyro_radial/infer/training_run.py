@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pyro_radial.infer.batches import Batches, parts
-from pyro_radial.infer.checkpoint import State, check_settings, load_checkpoint, save_checkpoint
+from pyro_radial.infer.checkpoint import State, check_data, check_settings, load_checkpoint, save_checkpoint
 from pyro_radial.infer.data import Rows, device_of, num_rows
+from pyro_radial.infer.data_fingerprint import data_fingerprint
 from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.fingerprint import described
 from pyro_radial.infer.not_finite import check_parameters, finite_loss, not_finite_error
 from pyro_radial.infer.random_state import rng_state, set_rng_state
 from pyro_radial.infer.trained import Trained
@@ -29,7 +31,7 @@ __all__ = ["Record", "TrainingRun"]
 Record = dict[str, float]
 
 RESUMED = ("epoch", "step_in_epoch", "best_epoch", "sums", "kl_weight", "history", "stopped", "best")
-SAVED = (*RESUMED, "settings", "shuffle_seed", "optimizer", "rng", "guide", "model", "loose")
+SAVED = (*RESUMED, "settings", "data", "shuffle_seed", "optimizer", "rng", "guide", "model", "loose")
 
 
 class TrainingRun:
@@ -66,7 +68,7 @@ class TrainingRun:
             "guide": type(guide).__name__,
             "likelihood": type(getattr(model, "likelihood", None)).__name__,
             "loss": type(loss).__name__,
-            "kl_weight": "a schedule" if callable(kl_weight) else kl_weight,
+            "kl_weight": described(kl_weight)[""],
             "num_particles": loss.num_particles,
             "num_data": len(rows),
             "batch_size": batch_size,
@@ -76,6 +78,7 @@ class TrainingRun:
             "validation": validation is not None,
             "optimizer": f"{type(self.optimizer).__name__}({self.optimizer.defaults})",
         }
+        self.data: dict[str, dict[str, Any]] = {}
         self.epoch = self.step_in_epoch = self.best_epoch = 0
         self.sums = {"loss": 0.0, "nll": 0.0, "kl": 0.0}
         self.history: list[Record] = []
@@ -165,10 +168,19 @@ class TrainingRun:
         if self.best is not None:
             self.trained.load(self.best)
 
+    def identify(self) -> None:
+        """Take down what the run is of, before it changes: what a checkpoint of it must agree with."""
+        self.settings |= {
+            "model": described(self.trained.model),
+            "loss settings": described(self.loss),
+        }
+        rows = {"data": self.batches.rows, "validation data": self.validation}
+        self.data = {name: data_fingerprint(r, self.device) for name, r in rows.items() if r is not None}
+
     def save(self, path: Path) -> None:
         """Write everything that the rest of the run depends on; a broken state never replaces a good one."""
         check_parameters(self.parameters, self._where)
-        state = {name: getattr(self, name) for name in (*RESUMED, "settings")}
+        state = {name: getattr(self, name) for name in (*RESUMED, "settings", "data")}
         state |= {"shuffle_seed": self.batches.seed, "optimizer": self.optimizer.state_dict()}
         save_checkpoint(path, state | {"rng": rng_state(self.device), **self.trained.copy_of_state()})
 
@@ -177,6 +189,8 @@ class TrainingRun:
         state = load_checkpoint(path, self.device, needed=SAVED)
         self.trained.check(path, state)
         check_settings(path, state["settings"], self.settings)
+        for name, known in self.data.items():
+            check_data(path, state["data"][name], known, name)
         self.optimizer.load_state_dict(state["optimizer"])
         self.trained.load(state)
         for name in RESUMED:

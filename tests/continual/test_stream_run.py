@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +15,12 @@ import pyro
 import pytest
 import torch
 
-from pyro_radial import RadialELBO
+from pyro_radial import AutoRadial, RadialELBO
 from pyro_radial.continual import (
+    Coreset,
     PriorChain,
+    TaskStream,
+    random_coreset,
     stream_run,
 )
 from pyro_radial.infer.autoguide import AutoMeanField
@@ -153,6 +157,44 @@ def test_other_settings_are_refused_in_the_first_task_and_after_it(setting, monk
     assert_same_state(one.state_dict(), before)
 
 
+def relabeled(number):
+    """The stream with one other label among those that a task learns from."""
+    whole = stream()
+    tasks = list(whole)
+    x, y = tasks[number].train
+    tasks[number] = replace(tasks[number], train=(x, y.index_fill(0, torch.tensor([3]), 1 - int(y[3]))))
+    return TaskStream.of(tasks, num_outputs=whole.num_outputs, num_heads=whole.num_heads)
+
+
+def drawn_with_seed(x, size, *, seed=0):
+    return random_coreset(x, size, seed=seed + SHIFT)
+
+
+SHIFT = 0
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_other_data_of_a_task_that_was_learned_is_refused(number, tmp_path):
+    learn(checkpoint=tmp_path)
+    learn(checkpoint=tmp_path)
+    one = chain()
+    before = copied(one.state_dict())
+    with pytest.raises(ValueError, match=rf"stream\.pt was made with {stream().names[number]}\.train\.y="):
+        learn(one, tasks=relabeled(number), checkpoint=tmp_path)
+    assert_same_state(one.state_dict(), before)
+
+
+def test_functions_of_a_guide_and_of_a_coreset_are_told_apart_by_their_code(tmp_path, monkeypatch):
+    options = {"guide": lambda c: c.guide(AutoRadial), "coreset": Coreset(6, choose=drawn_with_seed)}
+    learn(checkpoint=tmp_path, **options)
+    learn(checkpoint=tmp_path, **options)
+    with pytest.raises(ValueError, match=r"stream\.pt was made with guide="):
+        learn(checkpoint=tmp_path, **{**options, "guide": lambda c: c.guide(AutoMeanField)})
+    monkeypatch.setitem(globals(), "SHIFT", 1)
+    with pytest.raises(ValueError, match=r"stream\.pt was made with coreset\.choose\.SHIFT=0, this run has .*=1"):
+        learn(checkpoint=tmp_path, **options)
+
+
 def test_pyro_s_optimizers_are_told_apart_by_their_settings(tmp_path):
     options = {"checkpoint": tmp_path}
     learn(optim=pyro.optim.Adam({"lr": 0.1}), **options)
@@ -174,7 +216,7 @@ def test_files_that_are_none_of_a_run(tmp_path):
     save_checkpoint(tmp_path / "stream.pt", {})
     with pytest.raises(ValueError, match=r"stream\.pt is not one that fit wrote"):
         learn(checkpoint=tmp_path)
-    save_checkpoint(tmp_path / "stream.pt", dict.fromkeys(stream_run.SAVED, {}))
+    save_checkpoint(tmp_path / "stream.pt", {key: {} for key in stream_run.SAVED})
     with pytest.raises(ValueError, match=r"stream\.pt was made with form=None"):
         learn(checkpoint=tmp_path)
     file = tmp_path / "a file"
