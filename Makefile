@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test lint format benchmark clean
+.PHONY: quickstart test soak lint format benchmark clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,6 +17,10 @@ quickstart: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --quiet
+
+# Full counts of kills and damage, which the suite has in a small form; no part of `make test`.
+soak: $(READY)
+	$(BIN)/python -m pytest --numprocesses 2 --quiet --override-ini 'python_files=soak_*.py' tests/soak
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pyro
 import torch
+from torch import nn
 
+from pyro_radial._state import load_states, states
 from pyro_radial.continual.coresets import Coreset, split_coreset
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
@@ -39,7 +41,7 @@ __all__ = ["StreamRun"]
 # Of the stages of one task, so that each has its own random numbers and can be run again alone.
 TRAINING, CORESET, PREDICTION = 0, 1, 2
 
-SAVED = ("settings", "done", "values", "baseline", "chain", "model", "described", "data")
+SAVED = ("settings", "done", "values", "baseline", "chain", "model", "described", "data", "parts")
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +174,7 @@ class StreamRun:
         state = {"values": matrix.values, "baseline": matrix.baseline, "chain": self.chain.state_dict()}
         state["model"], state["described"] = self.chain.model_state(), described(self.chain.model)
         state["data"] = {task: self._fingerprints(number) for number, task in enumerate(self.stream.names[:done])}
+        state["parts"] = states(self._parts)
         save_checkpoint(path / "stream.pt", {"settings": settings, "done": done, **state})
         # Of the task just learned, and in a new run of one that is not to be resumed.
         self._remove_tasks(path, len(self.stream))
@@ -186,6 +189,7 @@ class StreamRun:
         for number, task in enumerate(self.stream.names[: state["done"]]):
             for name, known in self._fingerprints(number).items():
                 check_data(file, state["data"][task][name], known, f"{task}.{name}")
+        load_states(self._parts, state["parts"])
         self.chain.load_state_dict(state["chain"])
         # A kill just after the last save may have left one.
         self._remove_tasks(path, state["done"])
@@ -193,6 +197,12 @@ class StreamRun:
         return state["done"], AccuracyMatrix(
             state["values"].cpu(), self.stream.names, None if baseline is None else baseline.cpu()
         )
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """What the loss keeps from task to task, such as measurement points."""
+        parts = vars(self.fit_options["loss"]) if "loss" in self.fit_options else {}
+        return {name: part for name, part in parts.items() if not isinstance(part, nn.Module)}
 
     def _fingerprints(self, number: int) -> dict[str, dict[str, Any]]:
         """Which data a task has, to learn from and to measure on."""

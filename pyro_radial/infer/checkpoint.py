@@ -8,14 +8,27 @@ import hashlib
 import io
 import os
 import pickle
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["State", "check_data", "check_entries", "check_settings", "copied", "load_checkpoint", "save_checkpoint"]
+from pyro_radial.infer.sole_writer import new_file
+
+__all__ = [
+    "State",
+    "check_data",
+    "check_entries",
+    "check_settings",
+    "copied",
+    "load_checkpoint",
+    "plain",
+    "save_checkpoint",
+]
 
 FORMAT = 1
 # At the end of a file, before the digest of all that comes before it; torch.load does not mind either.
@@ -25,30 +38,31 @@ DIGEST_SIZE = hashlib.sha256().digest_size
 State = dict[str, Any]
 
 
-def save_checkpoint(path: Path, state: State) -> None:
+def save_checkpoint(path: Path, state: State, *, rehearsal: bool = False) -> None:
     """Write a checkpoint so that a kill at any moment leaves the old one or the new one.
 
     :param Path path: the file; its folder is made if missing.
-    :param state: tensors, numbers, text, and lists and dicts of these.
+    :param state: tensors, numbers, NumPy's among them, text, and lists and dicts of these.
+    :param bool rehearsal: only find out whether it can be done, and leave the file as it is.
     :raises ValueError: naming the file, if ``state`` holds anything else, which :func:`load_checkpoint` would refuse.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".partial")
-    with temporary.open("wb") as file:
+    with new_file(path) as (file, temporary):
         sealed = _Sealed(file)
-        torch.save({"format": FORMAT, **state}, cast(IO[bytes], sealed))
-        sealed.close()
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        # Reads the structure alone, not the tensors.
-        torch.load(str(temporary), map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"checkpoint {path} must hold tensors and plain values alone, as get_extra_state of a module should "
-            f"return, got something else: {error}"
-        ) from error
-    os.replace(temporary, path)
+        try:
+            torch.save(plain({"format": FORMAT, **state}), cast(IO[bytes], sealed))
+            sealed.close()
+            file.flush()
+            os.fsync(file.fileno())
+            # Reads the structure alone, not the tensors.
+            torch.load(str(temporary), map_location="cpu", weights_only=True, mmap=True)
+        except (pickle.PickleError, AttributeError, TypeError) as error:
+            raise ValueError(
+                f"checkpoint {path} must hold tensors and plain values alone, as get_extra_state of a module should "
+                f"return, got something else: {error}"
+            ) from error
+        if not rehearsal:
+            os.replace(temporary, path)
 
 
 def load_checkpoint(path: Path, device: torch.device, needed: Iterable[str] = ()) -> State:
@@ -68,6 +82,17 @@ def load_checkpoint(path: Path, device: torch.device, needed: Iterable[str] = ()
     if state.get("format") != FORMAT or not state.keys() >= {*needed}:
         raise ValueError(f"checkpoint {path} is not one that fit wrote, or from another version")
     return state
+
+
+def plain(value: Any) -> Any:
+    """With NumPy's numbers as Python's, which are the same and can be read back."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (dict, OrderedDict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain(item) for item in value)
+    return value
 
 
 class _Sealed:

@@ -16,6 +16,7 @@ import torch
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.optim.lr_scheduler import LRScheduler
 
 from pyro_radial.functional.priors import FunctionPrior
 from pyro_radial.nn.bayesian_module import BayesianModule
@@ -121,7 +122,9 @@ def _object(value: Any) -> tuple[Any, Mapping[str, Any]]:
     kind = type(value)
     code = _code_of(kind.__call__) if callable(value) else ""
     # Of classes of others nothing is known of what their attributes are for, unless they are there to be called.
-    ours = _is_of_library(kind) or callable(value) or hasattr(value, "sample_parameter")
+    ours = (
+        _is_of_library(kind) or callable(value) or isinstance(value, LRScheduler) or hasattr(value, "sample_parameter")
+    )
     return kind.__qualname__ + code, _settings(value) if ours else {}
 
 
