@@ -16,8 +16,8 @@ import torch
 from pyro.optim import PyroOptim
 from torch import Tensor, nn
 from torch.distributions import Distribution
-from torch.optim.lr_scheduler import LRScheduler
 
+from pyro_radial._state import has_state
 from pyro_radial.functional.priors import FunctionPrior
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import Likelihood
@@ -122,9 +122,8 @@ def _object(value: Any) -> tuple[Any, Mapping[str, Any]]:
     kind = type(value)
     code = _code_of(kind.__call__) if callable(value) else ""
     # Of classes of others nothing is known of what their attributes are for, unless they are there to be called.
-    ours = (
-        _is_of_library(kind) or callable(value) or isinstance(value, LRScheduler) or hasattr(value, "sample_parameter")
-    )
+    # What keeps a state may have its attributes there.
+    ours = _is_of_library(kind) or (not has_state(value) and (callable(value) or hasattr(value, "sample_parameter")))
     return kind.__qualname__ + code, _settings(value) if ours else {}
 
 

@@ -27,7 +27,7 @@ from pyro_radial.infer.autoguide import AutoMeanField
 from pyro_radial.infer.checkpoint import copied, save_checkpoint
 from pyro_radial.infer.training_run import TrainingRun
 from tests.continual.runs import CORESET, assert_same, chain, killed, learn, stream
-from tests.infer.runs import Described
+from tests.infer.runs import Counting, Described
 from tests.infer.runs import assert_same as assert_same_state
 
 STAGES = [
@@ -98,6 +98,18 @@ def test_a_single_head_resumes_too(at, monkeypatch, tmp_path):
     one = learn(chain(multi_head=False), tasks=options["tasks"], checkpoint_every=1)
     killed(monkeypatch, chain(multi_head=False), TrainingRun, "step", at, "after", **options)
     assert_same(learn(chain(multi_head=False), **options), one)
+
+
+@pytest.mark.parametrize(
+    "where", [STAGES[1], STAGES[7], STAGES[12], STAGES[-3]], ids=lambda where: "-".join(map(str, where[1:]))
+)
+def test_what_a_loss_keeps_from_task_to_task_resumes_too(where, monkeypatch, tmp_path):
+    def options():
+        return {"loss": RadialELBO(kl_weight=Counting()), "coreset": CORESET, "measure_all": True}
+
+    expected = learn(**options())
+    killed(monkeypatch, None, *where, checkpoint=tmp_path, **options())
+    assert_same(learn(checkpoint=tmp_path, **options()), expected)
 
 
 def die_in_the_second_task(folder):

@@ -109,6 +109,23 @@ def adversarial_loss():
     return functional_loss(Concatenated([AdversarialPoints(box, lr=0.1), box]))
 
 
+class Counting:
+    """A schedule that counts its own calls, and so has a state."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, step):
+        self.calls += 1
+        return min(1.0, self.calls / 50)
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
 def state_of(model, guide):
     state = {f"guide.{name}": value for name, value in guide.state_dict().items()}
     if isinstance(model, nn.Module):
