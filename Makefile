@@ -25,7 +25,9 @@ test-oldest:
 	$(VENV)-oldest/bin/python -m pip install --quiet --constraint $(VENV)-oldest/constraints.txt --editable '.[dev]'
 	$(VENV)-oldest/bin/python -m pytest --numprocesses 2 --quiet --ignore tests/test_tutorials.py --ignore tests/benchmarks
 
+# Full counts of kills and damage, which the suite has in a small form, and a plain installation; no part of `make test`.
 soak: $(READY)
+	$(BIN)/python -m pytest --numprocesses 2 --quiet --override-ini 'python_files=soak_*.py' tests/soak
 	$(BIN)/python -m pytest --quiet -m slow
 
 lint: $(READY)

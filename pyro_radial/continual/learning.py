@@ -17,6 +17,7 @@ from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.stream_run import StreamRun
 from pyro_radial.continual.streams import TaskStream
 from pyro_radial.infer.autoguide import AutoRadial
+from pyro_radial.infer.sole_writer import sole_writer
 
 __all__ = ["learn_stream"]
 
@@ -94,6 +95,15 @@ def learn_stream(
     run = StreamRun(chain, stream, guide or _radial, coreset, measure_on, num_samples, seed, fit_options)
     path = None if checkpoint is None else Path(checkpoint)
     settings = run.settings() | {"measure_all": measure_all}
+    with sole_writer(None if path is None else path / "stream.pt"):
+        return _learned(run, path, settings, measure_all, progress)
+
+
+def _learned(
+    run: StreamRun, path: Path | None, settings: dict[str, Any], measure_all: bool, progress: bool
+) -> AccuracyMatrix:
+    """The accuracies at the end of a run, from where its checkpoint is."""
+    stream = run.stream
     done, matrix = 0, AccuracyMatrix.empty(stream.names)
     if path is not None and (path / "stream.pt").exists():
         done, matrix = run.load(path, settings)

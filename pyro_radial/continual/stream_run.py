@@ -6,22 +6,30 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyro
 import torch
-from pyro.optim import PyroOptim
+from torch import nn
 
+from pyro_radial._state import load_states, states
 from pyro_radial.continual.coresets import Coreset, split_coreset
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.streams import Pair, Task, TaskStream
-from pyro_radial.infer.checkpoint import check_entries, check_settings, copied, load_checkpoint, save_checkpoint
-from pyro_radial.infer.data import device_of, num_rows
-from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.checkpoint import (
+    check_data,
+    check_entries,
+    check_settings,
+    copied,
+    load_checkpoint,
+    save_checkpoint,
+)
+from pyro_radial.infer.data import Rows, device_of, num_rows
+from pyro_radial.infer.data_fingerprint import data_fingerprint
+from pyro_radial.infer.fingerprint import described
 from pyro_radial.infer.fit import fit
 from pyro_radial.infer.predict import predict
 from pyro_radial.nn.bayesian_module import submodules
@@ -32,6 +40,8 @@ __all__ = ["StreamRun"]
 
 # Of the stages of one task, so that each has its own random numbers and can be run again alone.
 TRAINING, CORESET, PREDICTION = 0, 1, 2
+
+SAVED = ("settings", "done", "values", "baseline", "chain", "model", "described", "data", "parts")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +58,16 @@ class StreamRun:
     fit_options: Mapping[str, Any]
     #: The kept rows of each task, since a task may be costly to build and its rows to choose.
     kept: dict[int, Pair] = field(default_factory=dict)
+    #: Those of the data of each task that was asked for.
+    fingerprints: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
     def learn(self, number: int, checkpoint: Path | None) -> None:
         """Train on one task; its posterior is the prior from then on."""
         task = self.stream[number]
         rest = task.train if self.coreset is None else self._choose(number)
         self._measured(task)
+        if checkpoint is not None:
+            self._fingerprints(number)  # While the task is at hand.
         guide = self._train(task, rest, number, TRAINING, {**self.fit_options, "checkpoint": checkpoint})
         self.chain.advance(guide)
 
@@ -146,19 +160,21 @@ class StreamRun:
         return {
             "form": self.chain.form,
             "tasks": list(self.stream.names),
-            "guide": _described(self.guide),
-            "coreset": None if coreset is None else [coreset.size, _described(coreset.choose)],
-            "coreset_fit_options": None if coreset is None else _described_all(coreset.fit_options),
+            "guide": described(self.guide),
+            "coreset": None if coreset is None else {"size": coreset.size, "choose": described(coreset.choose)},
+            "coreset_fit_options": None if coreset is None else _described_options(coreset.fit_options),
             "measure_on": self.measure_on,
             "num_samples": self.num_samples,
             "seed": self.seed,
-            "fit_options": _described_all(self.fit_options),
+            "fit_options": _described_options(self.fit_options),
         }
 
     def save(self, path: Path, settings: dict[str, Any], done: int, matrix: AccuracyMatrix) -> None:
         """Write what the rest of the run depends on into a folder."""
         state = {"values": matrix.values, "baseline": matrix.baseline, "chain": self.chain.state_dict()}
-        state["model"] = self.chain.model_state()
+        state["model"], state["described"] = self.chain.model_state(), described(self.chain.model)
+        state["data"] = {task: self._fingerprints(number) for number, task in enumerate(self.stream.names[:done])}
+        state["parts"] = states(self._parts)
         save_checkpoint(path / "stream.pt", {"settings": settings, "done": done, **state})
         # Of the task just learned, and in a new run of one that is not to be resumed.
         self._remove_tasks(path, len(self.stream))
@@ -166,9 +182,14 @@ class StreamRun:
     def load(self, path: Path, settings: dict[str, Any]) -> tuple[int, AccuracyMatrix]:
         """Go on from a folder: the number of tasks done and their accuracies."""
         file = path / "stream.pt"
-        state = load_checkpoint(file, device_of(self.chain))
-        check_settings(file, state.get("settings", {}), settings)
+        state = load_checkpoint(file, device_of(self.chain), needed=SAVED)
+        check_settings(file, state["settings"], settings)
         check_entries(file, "model", self.chain.model_state(), state["model"])
+        check_settings(file, state["described"], described(self.chain.model), "model")
+        for number, task in enumerate(self.stream.names[: state["done"]]):
+            for name, known in self._fingerprints(number).items():
+                check_data(file, state["data"][task][name], known, f"{task}.{name}")
+        load_states(self._parts, state["parts"])
         self.chain.load_state_dict(state["chain"])
         # A kill just after the last save may have left one.
         self._remove_tasks(path, state["done"])
@@ -176,6 +197,21 @@ class StreamRun:
         return state["done"], AccuracyMatrix(
             state["values"].cpu(), self.stream.names, None if baseline is None else baseline.cpu()
         )
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """What the loss keeps from task to task, such as measurement points."""
+        parts = vars(self.fit_options["loss"]) if "loss" in self.fit_options else {}
+        return {name: part for name, part in parts.items() if not isinstance(part, nn.Module)}
+
+    def _fingerprints(self, number: int) -> dict[str, dict[str, Any]]:
+        """Which data a task has, to learn from and to measure on."""
+        if number not in self.fingerprints:
+            task = self.stream[number]
+            pairs = {"train": task.train, self.measure_on: self._measured(task)}
+            device = device_of(self.chain)
+            self.fingerprints[number] = {name: data_fingerprint(Rows(p, name), device) for name, p in pairs.items()}
+        return self.fingerprints[number]
 
     def _remove_tasks(self, path: Path, number_of_tasks: int) -> None:
         for number in range(number_of_tasks):
@@ -186,22 +222,9 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """A guide without sites."""
 
 
-def _described_all(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _described(value) for name, value in sorted(options.items())}
-
-
-def _described(value: Any) -> Any:
-    """A setting in a form that can be saved and compared."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return _described_all(value)
-    if isinstance(value, tuple | list):
-        return [_described(item) for item in value]
-    if isinstance(value, partial):
-        return _described([value.func, value.args, value.keywords])
-    if isinstance(value, PyroOptim):
-        return _described([value.pt_optim_constructor, value.pt_optim_args])
-    if isinstance(value, RadialELBO):
-        return _described([type(value), value.num_particles, value.kl_weight])
-    return getattr(value, "__qualname__", type(value).__qualname__)
+def _described_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in a form that can be saved and compared; a callback only watches, so its name is enough."""
+    return {
+        name: getattr(value, "__qualname__", type(value).__qualname__) if name == "callback" else described(value)
+        for name, value in sorted(options.items())
+    }

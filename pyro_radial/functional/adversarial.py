@@ -3,7 +3,9 @@
 
 """The adversary of the functional ELBO: measurement points that seek the largest divergence."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,8 +60,8 @@ class AdversarialPoints:
         self._like = x.new_empty(0)
         if self._unit is None:
             self.box(x)  # Refuses a batch that does not fit before anything is made for its width.
-            self._unit = torch.rand(self.box.num_points, *x.shape[1:], dtype=torch.double, requires_grad=True)
-            self._optimizer = torch.optim.Adam([self._unit], lr=self.lr, maximize=True)
+            self._start(torch.rand(self.box.num_points, *x.shape[1:], dtype=torch.double))
+        assert self._unit is not None
         if self._unit.shape[1:] != x.shape[1:]:
             raise ValueError(f"x must have inputs of shape {list(self._unit.shape[1:])}, got {list(x.shape[1:])}")
         return self._points(self._unit.detach())
@@ -87,6 +89,23 @@ class AdversarialPoints:
         with torch.no_grad():
             self._unit.clamp_(0.0, 1.0)
         return value.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the points are and how they move, for a checkpoint."""
+        if self._unit is None or self._optimizer is None:
+            return {}
+        return {"unit": self._unit.detach().clone(), "optimizer": copy.deepcopy(self._optimizer.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put back what :meth:`state_dict` returned."""
+        self._unit = self._optimizer = None
+        if state:
+            self._start(state["unit"].cpu().clone()).load_state_dict(state["optimizer"])
+
+    def _start(self, unit: Tensor) -> torch.optim.Optimizer:
+        self._unit = unit.requires_grad_()
+        self._optimizer = torch.optim.Adam([self._unit], lr=self.lr, maximize=True)
+        return self._optimizer
 
     def _points(self, unit: Tensor) -> Tensor:
         return self.box.place(unit).to(self._like)

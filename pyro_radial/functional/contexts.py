@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_radial._checks import positive_count
+from pyro_radial._state import load_states, states
 from pyro_radial.functional.checks import check_floating
 
 __all__ = ["Concatenated", "Context", "FromData", "FromSampler", "UniformBox"]
@@ -178,6 +179,18 @@ class Concatenated:
         for context in self.contexts:
             if hasattr(context, "ascend"):
                 context.ascend(objective)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of those that have one, for a checkpoint."""
+        return states(self._named)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put back what :meth:`state_dict` returned."""
+        load_states(self._named, state)
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        return {str(number): context for number, context in enumerate(self.contexts)}
 
     def __repr__(self) -> str:
         return f"Concatenated({list(self.contexts)})"

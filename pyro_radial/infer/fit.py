@@ -16,17 +16,19 @@ from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from tqdm.auto import tqdm
 
 from pyro_radial._checks import positive_count
-from pyro_radial.infer.checkpoint import load_checkpoint
 from pyro_radial.infer.data import Rows
 from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.sole_writer import sole_writer
 from pyro_radial.infer.training_run import Record, TrainingRun
 
 __all__ = ["FitResult", "fit"]
 
 Optim = PyroOptim | Callable[[list[Tensor]], Optimizer]
+Scheduler = PyroLRScheduler | Callable[[Optimizer], Any]
 
 DEFAULT_OPTIM: Optim = partial(Adam, lr=1e-3)
 
@@ -54,6 +56,7 @@ def fit(
     epochs: int = 10,
     batch_size: int = 128,
     optim: Optim = DEFAULT_OPTIM,
+    scheduler: Scheduler | None = None,
     loss: RadialELBO | None = None,
     validation: Any = None,
     patience: int | None = None,
@@ -83,6 +86,10 @@ def fit(
     :param int batch_size: rows in one optimizer step; the last batch of an epoch may be smaller.
     :param optim: a function from parameters to a torch optimizer, or a Pyro optimizer such as
         ``pyro.optim.Adam({"lr": 1e-3})``. The default is Adam at 1e-3.
+    :param scheduler: of the learning rate: a function from the optimizer to a torch scheduler, such as
+        ``partial(torch.optim.lr_scheduler.StepLR, step_size=10)``, or one of Pyro's, which brings its own optimizer in
+        the place of ``optim``. It takes a step after each epoch, ``ReduceLROnPlateau`` on the validation or, without
+        one, on the loss, and is part of a checkpoint.
     :param loss: a :class:`~pyro_radial.infer.elbo.RadialELBO` or another loss with its ``terms`` and ``step``; a
         schedule of its ``kl_weight`` gets the number of optimizer steps taken so far, and where it has a
         ``function_site``, as :class:`~pyro_radial.FunctionalELBO` has, validation predicts at that site.
@@ -103,7 +110,8 @@ def fit(
     :param bool progress: whether to show a progress bar.
     :returns: a :class:`FitResult`.
     :raises ValueError: naming the argument, for values out of range, NaN in the data, or a checkpoint that is
-        damaged, from another model or from other settings.
+        damaged, from another model, from other data or settings, or being written by another run.
+    :raises OSError: before the first step, where a checkpoint cannot be written.
     :raises FloatingPointError: naming the term and site, when a loss is NaN or infinite; no step is taken on it and the
         last checkpoint is kept.
 
@@ -138,6 +146,7 @@ def fit(
     validation_rows = None if validation is None else Rows(validation, "validation")
     if seed is not None:
         pyro.set_rng_seed(seed)
+    make_optimizer, make_scheduler = _constructors(optim, scheduler)
     run = TrainingRun(
         model,
         guide,
@@ -146,14 +155,30 @@ def fit(
         batch_size=batch_size,
         accumulate=accumulate,
         pretrain_epochs=pretrain_epochs,
-        make_optimizer=_constructor(optim),
+        make_optimizer=make_optimizer,
+        make_scheduler=make_scheduler,
         seed=seed,
         validation=validation_rows,
         patience=patience,
     )
     path = None if checkpoint is None else Path(checkpoint)
-    if path is not None and path.exists():
-        run.load(path, load_checkpoint(path, run.device))
+    with sole_writer(path):
+        if path is not None:
+            run.begin(path, epochs)
+        _train(run, path, epochs, checkpoint_every, callback, progress)
+    run.restore_best()
+    return FitResult(run.history, run.best_epoch, run.stopped)
+
+
+def _train(
+    run: TrainingRun,
+    path: Path | None,
+    epochs: int,
+    checkpoint_every: int | None,
+    callback: Callable[[Record], Any] | None,
+    progress: bool,
+) -> None:
+    """The rest of a run, with progress and checkpoints."""
     total = epochs * run.steps_per_epoch
     bar = tqdm(total=total, initial=min(run.steps_done, total), desc="fit", unit="step", disable=not progress)
     # Pyro warns of NaN in a loss; here it is an error, with the site's name.
@@ -168,11 +193,33 @@ def fit(
                     run.save(path)
             record = run.end_epoch()
             if callback is not None and callback(dict(record)):
-                run.stopped = True
+                run.ended = True
             if path is not None and (not checkpoint_every or run.stopped or run.epoch == epochs):
                 run.save(path)
-    run.restore_best()
-    return FitResult(run.history, run.best_epoch, run.stopped)
+
+
+def _constructors(
+    optim: Any, scheduler: Any
+) -> tuple[Callable[[list[Tensor]], Optimizer], Callable[[Optimizer], Any] | None]:
+    """From parameters to their optimizer, and from that to its scheduler."""
+    if not isinstance(scheduler, PyroLRScheduler):
+        if scheduler is not None and (isinstance(scheduler, LRScheduler) or not callable(scheduler)):
+            raise ValueError(
+                "fit: scheduler must be a function from an optimizer to a torch scheduler, such as "
+                "partial(torch.optim.lr_scheduler.StepLR, step_size=10), or a Pyro scheduler, got "
+                f"{type(scheduler).__name__}"
+            )
+        return _constructor(optim), scheduler
+    if optim is not DEFAULT_OPTIM:
+        raise ValueError(
+            f"fit: optim must be left out with a Pyro scheduler, which has its own, got {type(optim).__name__}"
+        )
+    if not isinstance(scheduler.pt_optim_args, dict) or scheduler.pt_clip_args:
+        raise ValueError("fit: scheduler must have one setting for all parameters and no clipping, got others")
+    constructor: Any = scheduler.pt_optim_constructor
+    return partial(constructor, **scheduler.pt_optim_args), partial(
+        scheduler.pt_scheduler_constructor, **scheduler.kwargs
+    )
 
 
 def _constructor(optim: Any) -> Callable[[list[Tensor]], Optimizer]:
@@ -187,7 +234,8 @@ def _constructor(optim: Any) -> Callable[[list[Tensor]], Optimizer]:
     if not isinstance(optim.pt_optim_args, dict) or optim.pt_clip_args or isinstance(optim, PyroLRScheduler):
         raise ValueError(
             "fit: optim must have one setting for all parameters, no clipping and no learning rate schedule, got "
-            f"{type(optim).__name__}; pass a function from parameters to a torch optimizer instead"
+            f"{type(optim).__name__}; pass a function from parameters to a torch optimizer instead, and a schedule as "
+            "scheduler"
         )
     constructor: Any = optim.pt_optim_constructor
     return partial(constructor, **optim.pt_optim_args)

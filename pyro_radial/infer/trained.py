@@ -3,7 +3,9 @@
 
 """A model and its guide as one thing to train, copy and put back."""
 
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,15 @@ class Trained:
     def module(self, loss: ELBO) -> nn.Module:
         """The loss of model and guide, a module that is called with inputs and targets."""
         return loss(self.model, self.guide)  # type: ignore[arg-type]
+
+    def set_up(self, loss: ELBO, batch: tuple[Any, Any]) -> None:
+        """Evaluate the loss once, for what it finds out or draws at its first call alone; the modules stay as they are.
+
+        What goes wrong here is left to the first step, which says where it was.
+        """
+        with evaluating(self.model, self.guide), torch.no_grad(), warnings.catch_warnings(), suppress(Exception):
+            warnings.filterwarnings("ignore", message="Encountered")
+            self.module(loss)(*batch)
 
     def parameters(self, loss: ELBO) -> dict[str, Tensor]:
         """Everything that an optimizer can change, by name."""

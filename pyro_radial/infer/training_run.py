@@ -4,6 +4,7 @@
 """One training run, step by step, with everything that a checkpoint of it must hold."""
 
 import math
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,13 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from pyro_radial._state import has_state, load_states, states
 from pyro_radial.infer.batches import Batches, parts
-from pyro_radial.infer.checkpoint import State, check_settings, save_checkpoint
+from pyro_radial.infer.checkpoint import State, check_data, check_settings, load_checkpoint, plain, save_checkpoint
 from pyro_radial.infer.data import Rows, device_of, num_rows
+from pyro_radial.infer.data_fingerprint import data_fingerprint
 from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.fingerprint import described
 from pyro_radial.infer.not_finite import check_parameters, finite_loss, not_finite_error
-from pyro_radial.infer.random_state import rng_state, set_rng_state
+from pyro_radial.infer.random_state import rng_state, seeded, set_rng_state
 from pyro_radial.infer.trained import Trained
 from pyro_radial.infer.validation import validation_nll
 from pyro_radial.nn.likelihood import FUNCTION_SITE
@@ -28,13 +33,18 @@ __all__ = ["Record", "TrainingRun"]
 
 Record = dict[str, float]
 
-RESUMED = ("epoch", "step_in_epoch", "best_epoch", "sums", "kl_weight", "history", "stopped", "best")
+# Added to the seed of a run for what is drawn before its first step.
+SET_UP = 2**32
+
+RESUMED = ("epoch", "step_in_epoch", "best_epoch", "sums", "kl_weight", "history", "ended", "best")
+SAVED = (*RESUMED, "settings", "data", "shuffle_seed", "optimizer", "rng", "parts", "guide", "model", "loose")
 
 
 class TrainingRun:
     """The state of one training run; its parameters are those of :func:`~pyro_radial.fit`, checked.
 
     :param make_optimizer: a function from parameters to a torch optimizer.
+    :param make_scheduler: a function from that to a scheduler of its learning rate, or None.
     """
 
     def __init__(
@@ -48,6 +58,7 @@ class TrainingRun:
         accumulate: int,
         pretrain_epochs: int,
         make_optimizer: Callable[[list[Tensor]], Optimizer],
+        make_scheduler: Callable[[Optimizer], Any] | None,
         seed: int | None,
         validation: Rows | None,
         patience: int | None,
@@ -56,16 +67,25 @@ class TrainingRun:
         self.validation, self.patience = validation, patience
         shuffle_seed = seed if seed is not None else int(torch.randint(2**31, ()))
         self.batches = Batches(rows, batch_size, shuffle_seed, device_of(guide, model))
-        self.trained = Trained(model, guide, self.batches.first_rows())
+        # What is drawn here must not depend on whether a run starts or resumes, nor move its random numbers.
+        with seeded(SET_UP + shuffle_seed, self.batches.device):
+            self.trained = Trained(model, guide, self.batches.first_rows())
+            self.trained.set_up(loss, self.batches.first_rows())
         self.parameters = self.trained.parameters(loss)
         self.optimizer = make_optimizer([p for p in self.parameters.values() if p.requires_grad])
+        self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
+        if not (self.scheduler is None or has_state(self.scheduler)):
+            raise ValueError(
+                "fit: scheduler must be a function from an optimizer to a scheduler with step, state_dict and "
+                f"load_state_dict, got one that returns {type(self.scheduler).__name__}"
+            )
         self.pretraining_loss = RadialELBO(kl_weight=0.0)
         kl_weight = getattr(loss, "kl_weight", None)
         self.settings = {
             "guide": type(guide).__name__,
             "likelihood": type(getattr(model, "likelihood", None)).__name__,
             "loss": type(loss).__name__,
-            "kl_weight": "a schedule" if callable(kl_weight) else kl_weight,
+            "kl_weight": described(kl_weight)[""],
             "num_particles": loss.num_particles,
             "num_data": len(rows),
             "batch_size": batch_size,
@@ -73,12 +93,13 @@ class TrainingRun:
             "pretrain_epochs": pretrain_epochs,
             "seed": seed,
             "validation": validation is not None,
-            "optimizer": f"{type(self.optimizer).__name__}({self.optimizer.defaults})",
+            "optimizer": f"{type(self.optimizer).__name__}({plain(self.optimizer.defaults)})",
         }
+        self.data: dict[str, dict[str, Any]] = {}
         self.epoch = self.step_in_epoch = self.best_epoch = 0
         self.sums = {"loss": 0.0, "nll": 0.0, "kl": 0.0}
         self.history: list[Record] = []
-        self.stopped = False
+        self.ended = False
         self.best: State | None = None
         self.latest: Record = {}
         self.kl_weight = 1.0
@@ -135,7 +156,7 @@ class TrainingRun:
         return totals
 
     def end_epoch(self) -> Record:
-        """Close the epoch's record, measure the validation, and say whether patience has run out.
+        """Close the epoch's record, measure the validation, and let the scheduler take its step.
 
         :raises FloatingPointError: if a parameter or the validation is not finite.
         """
@@ -145,13 +166,36 @@ class TrainingRun:
             self.best_epoch = self.epoch
         else:
             value = record["validation_nll"] = self._validate(self.validation)
-            if self.best is None or value < self.history[self.best_epoch]["validation_nll"]:
+            if self.best is None:
+                self.best_epoch = self.epoch  # Until one is finite no epoch is better than the latest.
+            if math.isfinite(value) and (self.best is None or value < self.history[self.best_epoch]["validation_nll"]):
                 self.best_epoch, self.best = self.epoch, self.trained.copy_of_state()
         self.history.append(record)
-        self.stopped = self.patience is not None and self.epoch - self.best_epoch >= self.patience
+        self._schedule(record)
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         self.sums = dict.fromkeys(self.sums, 0.0)
         return record
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the callback has ended the run, or the patience of this call has run out."""
+        waited = self.epoch - 1 - (0 if self.best is None else self.best_epoch)
+        return self.ended or (self.patience is not None and waited >= self.patience)
+
+    def _schedule(self, record: Record) -> None:
+        """One step of the scheduler of the learning rate, after an epoch."""
+        if self.scheduler is not None:
+            with warnings.catch_warnings():
+                # Of an optimizer that has taken its steps before the run was killed.
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                plateau = isinstance(self.scheduler, ReduceLROnPlateau)
+                self.scheduler.step(*([record.get("validation_nll", record["loss"])] if plateau else []))
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """What has a state of its own besides model, guide and optimizer; a prior on functions is not trained."""
+        of_loss = {f"loss.{name}": part for name, part in vars(self.loss).items() if not isinstance(part, nn.Module)}
+        return {**of_loss, "scheduler": self.scheduler}
 
     def _validate(self, validation: Rows) -> float:
         """The validation, at the site that the loss reads function values from where it reads them."""
@@ -165,19 +209,45 @@ class TrainingRun:
         if self.best is not None:
             self.trained.load(self.best)
 
+    def begin(self, path: Path, epochs: int) -> None:
+        """Go on from a checkpoint if there is one; what cannot be written is found now, not after an epoch."""
+        self._identify()
+        if path.exists():
+            self._load(path)
+        if self.epoch < epochs and not self.stopped:
+            save_checkpoint(path, self._state(), rehearsal=True)
+
+    def _identify(self) -> None:
+        """Take down what the run is of, before it changes: what a checkpoint of it must agree with."""
+        self.settings |= {
+            "model": described(self.trained.model),
+            "loss settings": described(self.loss),
+            "scheduler": described(self.scheduler),
+        }
+        rows = {"data": self.batches.rows, "validation data": self.validation}
+        self.data = {name: data_fingerprint(r, self.device) for name, r in rows.items() if r is not None}
+
     def save(self, path: Path) -> None:
         """Write everything that the rest of the run depends on; a broken state never replaces a good one."""
         check_parameters(self.parameters, self._where)
-        state = {name: getattr(self, name) for name in (*RESUMED, "settings")}
-        state |= {"shuffle_seed": self.batches.seed, "optimizer": self.optimizer.state_dict()}
-        save_checkpoint(path, state | {"rng": rng_state(self.device), **self.trained.copy_of_state()})
+        save_checkpoint(path, self._state())
 
-    def load(self, path: Path, state: State) -> None:
+    def _state(self) -> State:
+        state = {name: getattr(self, name) for name in (*RESUMED, "settings", "data")}
+        state |= {"shuffle_seed": self.batches.seed, "optimizer": self.optimizer.state_dict()}
+        state |= {"parts": states(self._parts), "rng": rng_state(self.device)}
+        return state | self.trained.copy_of_state()
+
+    def _load(self, path: Path) -> None:
         """Go on from a checkpoint of this very run; what is refused has changed nothing."""
+        state = load_checkpoint(path, self.device, needed=SAVED)
         self.trained.check(path, state)
         check_settings(path, state["settings"], self.settings)
-        self.trained.load(state)
+        for name, known in self.data.items():
+            check_data(path, state["data"][name], known, name)
         self.optimizer.load_state_dict(state["optimizer"])
+        load_states(self._parts, state["parts"])
+        self.trained.load(state)
         for name in RESUMED:
             setattr(self, name, state[name])
         self.batches.seed = state["shuffle_seed"]

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,16 +15,19 @@ import pyro
 import pytest
 import torch
 
-from pyro_radial import RadialELBO
+from pyro_radial import AutoRadial, RadialELBO
 from pyro_radial.continual import (
+    Coreset,
     PriorChain,
+    TaskStream,
+    random_coreset,
     stream_run,
 )
 from pyro_radial.infer.autoguide import AutoMeanField
-from pyro_radial.infer.checkpoint import copied
+from pyro_radial.infer.checkpoint import copied, save_checkpoint
 from pyro_radial.infer.training_run import TrainingRun
 from tests.continual.runs import CORESET, assert_same, chain, killed, learn, stream
-from tests.infer.runs import Described
+from tests.infer.runs import Counting, Described
 from tests.infer.runs import assert_same as assert_same_state
 
 STAGES = [
@@ -39,6 +43,7 @@ STAGES = [
 
 @pytest.fixture(scope="module")
 def undisturbed():
+    torch.set_num_threads(1)  # As in every test, which this may run before.
     return learn(coreset=CORESET, measure_all=True)
 
 
@@ -95,6 +100,18 @@ def test_a_single_head_resumes_too(at, monkeypatch, tmp_path):
     assert_same(learn(chain(multi_head=False), **options), one)
 
 
+@pytest.mark.parametrize(
+    "where", [STAGES[1], STAGES[7], STAGES[12], STAGES[-3]], ids=lambda where: "-".join(map(str, where[1:]))
+)
+def test_what_a_loss_keeps_from_task_to_task_resumes_too(where, monkeypatch, tmp_path):
+    def options():
+        return {"loss": RadialELBO(kl_weight=Counting()), "coreset": CORESET, "measure_all": True}
+
+    expected = learn(**options())
+    killed(monkeypatch, None, *where, checkpoint=tmp_path, **options())
+    assert_same(learn(checkpoint=tmp_path, **options()), expected)
+
+
 def die_in_the_second_task(folder):
     """For a process of its own, with as many threads as the tests have: sums depend on their number."""
     torch.set_num_threads(1)
@@ -111,7 +128,13 @@ def test_a_process_that_was_killed_is_continued_by_another(tmp_path):
     code = f"from tests.continual.test_stream_run import *; die_in_the_second_task({str(tmp_path)!r})"
     process = subprocess.run([sys.executable, "-c", code], cwd=root, check=False, timeout=120)
     assert process.returncode == -signal.SIGKILL
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["stream.pt", "task-1.pt"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        # What is left of locks says nothing now.
+        ".stream.pt.lock",
+        ".task-1.pt.lock",
+        "stream.pt",
+        "task-1.pt",
+    ]
 
     def die_in_the_second_task(_):
         def callback(record):
@@ -153,6 +176,44 @@ def test_other_settings_are_refused_in_the_first_task_and_after_it(setting, monk
     assert_same_state(one.state_dict(), before)
 
 
+def relabeled(number):
+    """The stream with one other label among those that a task learns from."""
+    whole = stream()
+    tasks = list(whole)
+    x, y = tasks[number].train
+    tasks[number] = replace(tasks[number], train=(x, y.index_fill(0, torch.tensor([3]), 1 - int(y[3]))))
+    return TaskStream.of(tasks, num_outputs=whole.num_outputs, num_heads=whole.num_heads)
+
+
+def drawn_with_seed(x, size, *, seed=0):
+    return random_coreset(x, size, seed=seed + SHIFT)
+
+
+SHIFT = 0
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_other_data_of_a_task_that_was_learned_is_refused(number, tmp_path):
+    learn(checkpoint=tmp_path)
+    learn(checkpoint=tmp_path)
+    one = chain()
+    before = copied(one.state_dict())
+    with pytest.raises(ValueError, match=rf"stream\.pt was made with {stream().names[number]}\.train\.y="):
+        learn(one, tasks=relabeled(number), checkpoint=tmp_path)
+    assert_same_state(one.state_dict(), before)
+
+
+def test_functions_of_a_guide_and_of_a_coreset_are_told_apart_by_their_code(tmp_path, monkeypatch):
+    options = {"guide": lambda c: c.guide(AutoRadial), "coreset": Coreset(6, choose=drawn_with_seed)}
+    learn(checkpoint=tmp_path, **options)
+    learn(checkpoint=tmp_path, **options)
+    with pytest.raises(ValueError, match=r"stream\.pt was made with guide="):
+        learn(checkpoint=tmp_path, **{**options, "guide": lambda c: c.guide(AutoMeanField)})
+    monkeypatch.setitem(globals(), "SHIFT", 1)
+    with pytest.raises(ValueError, match=r"stream\.pt was made with coreset\.choose\.SHIFT=0, this run has .*=1"):
+        learn(checkpoint=tmp_path, **options)
+
+
 def test_pyro_s_optimizers_are_told_apart_by_their_settings(tmp_path):
     options = {"checkpoint": tmp_path}
     learn(optim=pyro.optim.Adam({"lr": 0.1}), **options)
@@ -171,7 +232,10 @@ def test_files_that_are_none_of_a_run(tmp_path):
     (tmp_path / "stream.pt").write_bytes(b"")
     with pytest.raises(ValueError, match=r"stream\.pt is damaged or no checkpoint"):
         learn(checkpoint=tmp_path)
-    torch.save({"format": 1}, tmp_path / "stream.pt")
+    save_checkpoint(tmp_path / "stream.pt", {})
+    with pytest.raises(ValueError, match=r"stream\.pt is not one that fit wrote"):
+        learn(checkpoint=tmp_path)
+    save_checkpoint(tmp_path / "stream.pt", {key: {} for key in stream_run.SAVED})
     with pytest.raises(ValueError, match=r"stream\.pt was made with form=None"):
         learn(checkpoint=tmp_path)
     file = tmp_path / "a file"

@@ -13,7 +13,8 @@ import torch
 from pyro.distributions import constraints
 from torch import nn
 
-from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, fit
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, fit
+from pyro_radial.functional import AdversarialPoints, Concatenated, GaussianKL, GaussianProcess, UniformBox
 from pyro_radial.infer.checkpoint import copied
 from pyro_radial.infer.training_run import TrainingRun
 from pyro_radial.nn import likelihoods
@@ -82,6 +83,47 @@ def function_problem():
             pyro.sample("y", dist.Normal(f, scale), obs=None if y is None else y.to(f.dtype))
 
     return model, AutoRadial(model)
+
+
+def targets(rows=ROWS):
+    """Inputs and real-valued targets."""
+    x, _ = data(rows)
+    return x, x.sum(-1, keepdim=True).tanh().repeat(1, 2)
+
+
+def regression(guide=AutoMeanField):
+    """As :func:`problem`, with targets of :func:`targets`."""
+    return problem(guide=guide, likelihood=likelihoods.Gaussian(num_data=ROWS, scale=0.3))
+
+
+def functional_loss(context=None):
+    """A loss with a prior on functions, and by default points drawn anew at each step."""
+    prior = GaussianProcess(lambda a, b: (-0.5 * torch.cdist(a, b) ** 2).exp(), noise=0.1)
+    context = UniformBox(-2.0, 2.0, num_points=3) if context is None else context
+    return FunctionalELBO(prior, context, divergence=GaussianKL(), num_functions=40)
+
+
+def adversarial_loss():
+    """The same, with points that climb beside random ones."""
+    box = UniformBox(-2.0, 2.0, num_points=3)
+    return functional_loss(Concatenated([AdversarialPoints(box, lr=0.1), box]))
+
+
+class Counting:
+    """A schedule that counts its own calls, and so has a state."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, step):
+        self.calls += 1
+        return min(1.0, self.calls / 50)
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
 
 
 def state_of(model, guide):

@@ -3,20 +3,29 @@
 
 """Checkpoints: whole or not there, and refused where they do not belong."""
 
+import warnings
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoDelta
 from torch import nn
 from torch.optim import SGD, Adam
+from torch.utils.data import Dataset, TensorDataset
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel, fit
+from pyro_radial.functional import GaussianKL, GaussianProcess
 from pyro_radial.infer import checkpoint as checkpoint_module
 from pyro_radial.infer.checkpoint import check_entries, copied, load_checkpoint, save_checkpoint
+from pyro_radial.infer.data import Rows
+from pyro_radial.infer.data_fingerprint import data_fingerprint
 from pyro_radial.nn import likelihoods
+from tests.infer.damage import flip_bits
 
 ROWS = 12
 CPU = torch.device("cpu")
@@ -27,10 +36,10 @@ def data(rows=ROWS):
     return x, x.sum(-1, keepdim=True)
 
 
-def problem(width=4, guide=AutoRadial, likelihood=likelihoods.Gaussian, activation=nn.Tanh):
+def problem(width=4, guide=AutoRadial, likelihood=likelihoods.Gaussian, activation=nn.Tanh, prior=1.0, dtype=None):
     torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(3, width), activation(), nn.Linear(width, 1))
-    model = SupervisedModel(BayesianModule(net), likelihood(num_data=ROWS))
+    net = nn.Sequential(nn.Linear(3, width), activation(), nn.Linear(width, 1)).to(dtype)
+    model = SupervisedModel(BayesianModule(net, dist.Normal(0.0, prior)), likelihood(num_data=ROWS))
     return model, guide(model)
 
 
@@ -108,6 +117,19 @@ def test_a_file_that_is_no_checkpoint_is_named(spoil, tmp_path):
         train(path, epochs=2)
 
 
+def test_a_flipped_bit_is_refused_and_changes_nothing(tmp_path):
+    outcomes = flip_bits(tmp_path, count=40)
+    assert outcomes["named"] == 40
+    assert outcomes["refused"] == 40
+
+
+def test_a_checkpoint_that_lacks_what_a_run_needs_is_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    save_checkpoint(path, {"epoch": 1})
+    with pytest.raises(ValueError, match=r"checkpoint .*run\.pt is not one that fit wrote"):
+        train(path)
+
+
 def only_weights(model):
     return AutoRadial(poutine.block(model, hide=["0.bias"]))
 
@@ -164,6 +186,140 @@ def test_a_checkpoint_of_other_settings_is_refused_by_their_name(settings, messa
     with pytest.raises(ValueError, match=rf"checkpoint .*run\.pt was made with .*{message}"):
         train(path, pair, epochs=2, **settings)
     assert all(torch.equal(value, before[name]) for name, value in pair[1].state_dict().items())
+
+
+def relabeled():
+    x, y = data()
+    return x, y.index_fill(0, torch.tensor([7]), 0.5)
+
+
+def kernel(length):
+    return GaussianProcess(lambda a, b: (-0.5 * torch.cdist(a, b) ** 2 / length**2).exp())
+
+
+def functional(length):
+    return FunctionalELBO(kernel(length), divergence=GaussianKL(), num_functions=30)
+
+
+def tight(**kwargs):
+    return likelihoods.Gaussian(scale=0.1, **kwargs)
+
+
+OTHERS = {
+    "labels": ({}, {"pair": relabeled}, r"data\.y="),
+    "inputs": ({}, {"pair": lambda: (data()[0] * 2, data()[1])}, r"data\.x="),
+    "dtype of the data": ({}, {"pair": lambda: (data()[0], data()[1].double())}, r"data\.y='torch.float32"),
+    "validation": ({"validation": data(4)}, {"validation": (data(4)[0], data(5)[1][1:])}, r"validation data\.y="),
+    "dataset": (
+        {"pair": lambda: TensorDataset(*data())},
+        {"pair": lambda: TensorDataset(*relabeled())},
+        r"data\.y=",
+    ),
+    "prior scale": ({}, {"prior": 2.0}, r"model\.bnn\.prior\.scale='torch.float32 1.0'"),
+    "likelihood scale": ({}, {"likelihood": tight}, r"model\.likelihood\.scale=1.0, this run has .*=0.1"),
+    "activation": ({}, {"activation": nn.ReLU}, r"model\.bnn\.net\.1='Tanh\(\)', this run has .*'ReLU\(\)'"),
+    "kernel": ({"loss": lambda: functional(1.0)}, {"loss": lambda: functional(2.0)}, r"loss settings\.prior\..*length"),
+    "schedule": (
+        {"loss": lambda: RadialELBO(kl_weight=lambda step: min(1.0, step / 7))},
+        {"loss": lambda: RadialELBO(kl_weight=lambda step: min(1.0, step / 70))},
+        "kl_weight='<lambda> code",
+    ),
+    "dtype of the model": ({}, {"dtype": torch.float64}, r"another guide.*here torch.float64, there torch.float32"),
+}
+
+
+def run_of(path, epochs, **kwargs):
+    """One run, and the model and guide that it trained or refused to train."""
+    kwargs = {"pair": data, **kwargs}
+    making = {name: kwargs.pop(name) for name in ("prior", "likelihood", "activation", "dtype") if name in kwargs}
+    model, guide = problem(**making)
+    rows, settings = kwargs.pop("pair")(), {"batch_size": 6, "seed": 0, "progress": False, **kwargs}
+    if "dtype" in making:
+        rows = tuple(part.to(making["dtype"]) for part in rows)
+    if "loss" in settings:
+        settings["loss"] = settings["loss"]()
+    guide.setup(*rows if isinstance(rows, tuple) else data(2))
+    before = copied(guide.state_dict())
+    with warnings.catch_warnings():
+        # Of eleven functions at a dozen points, which the estimate is fine with.
+        warnings.simplefilter("ignore")
+        try:
+            fit(model, guide, rows, epochs=epochs, checkpoint=path, **settings)
+        except ValueError:
+            assert all(torch.equal(value, before[name]) for name, value in guide.state_dict().items())
+            raise
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_checkpoint_of_another_run_is_refused_by_what_differs(other, tmp_path):
+    path = tmp_path / "run.pt"
+    first, changed, message = OTHERS[other]
+    run_of(path, 1, **first)
+    with pytest.raises(ValueError, match=rf"checkpoint .*run\.pt .*{message}"):
+        run_of(path, 2, **{**first, **changed})
+    run_of(path, 2, **first)
+    assert load_checkpoint(path, CPU)["epoch"] == 2
+
+
+class Items(Dataset):
+    """A data set that may answer differently each time, and may have a fingerprint."""
+
+    def __init__(self, shift=0.0, noise=0.0, rows=ROWS, fingerprint=None):
+        self.x, self.y = data(rows)
+        self.y = self.y + shift
+        self.noise = noise
+        if fingerprint is not None:
+            self.fingerprint = fingerprint
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i] + self.noise * np.random.rand(), self.y[i]  # noqa: NPY002
+
+
+class Others(Items):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (Items(), Items(), None),
+        (Items(), Items(shift=1.0), r"data\.y="),
+        (Items(), Others(), r"data\.class='Items', this run has data\.class='Others'"),
+        (Items(noise=1.0), Items(noise=1.0), None),
+        (Items(noise=1.0), Items(noise=1.0, shift=1.0), None),
+        (Items(noise=1.0), Others(noise=1.0), r"data\.class"),
+        (Items(fingerprint="a"), Items(fingerprint="a", shift=1.0), None),
+        (Items(fingerprint="a"), Items(fingerprint=lambda: "b"), r"data\.fingerprint='a', this run has .*'b'"),
+    ],
+)
+def test_a_dataset_is_known_by_its_content_or_where_that_varies_by_its_class(first, second, message, tmp_path):
+    path = tmp_path / "run.pt"
+    run_of(path, 1, pair=lambda: first)
+    expected = pytest.raises(ValueError, match=rf"run\.pt was made with {message}") if message else nullcontext()
+    with expected:
+        run_of(path, 2, pair=lambda: second)
+
+
+def test_of_a_large_dataset_rows_at_equal_distances_count_and_no_more_are_taken():
+    asked = []
+
+    class Watched(Items):
+        def __getitem__(self, i):
+            asked.append(i)
+            return super().__getitem__(i)
+
+    watched = Watched(rows=5000)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    one = data_fingerprint(Rows(watched, "data"), CPU)
+    assert (torch.get_rng_state().equal(before[0]), np.random.get_state()[1].tolist()) == (True, before[1])  # noqa: NPY002
+    assert len(set(asked)) == 256
+    assert {0, 4999} <= set(asked)
+    watched.y[4999] += 1
+    assert data_fingerprint(Rows(watched, "data"), CPU)["y"] != one["y"]
+    assert one["length"] == 5000
 
 
 def test_what_could_not_be_read_back_is_refused_before_it_replaces_a_checkpoint(tmp_path):

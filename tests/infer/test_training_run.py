@@ -15,20 +15,27 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, MultiStepLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import Dataset
 
 from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
+from tests.infer.kills import KINDS, kill_and_resume
 from tests.infer.runs import (
     FIT,
     ROWS,
     STEPS_PER_EPOCH,
+    Counting,
+    adversarial_loss,
     assert_same,
     data,
     described_problem,
     function_problem,
+    functional_loss,
     killed,
     problem,
+    regression,
     state_of,
+    targets,
     trained,
 )
 
@@ -49,6 +56,21 @@ SCENARIOS = {
     "mean field": (partial(problem, guide=AutoMeanField), {}),
     "model function": (function_problem, {}),
     "extra state": (described_problem, {"validation": data(9, seed=4)}),
+    "vectorized": (problem, {"loss": lambda: RadialELBO(num_particles=3, vectorize_particles=True)}),
+    "functional": (regression, {"loss": functional_loss}),
+    "adversarial points": (regression, {"loss": adversarial_loss, "validation": targets(9)}),
+    "schedule with a state": (problem, {"loss": lambda: RadialELBO(kl_weight=Counting())}),
+    "scheduled": (problem, {"scheduler": partial(StepLR, step_size=1, gamma=0.1)}),
+    "milestones": (problem, {"scheduler": partial(MultiStepLR, milestones=[1, 2])}),
+    "function of the epoch": (problem, {"scheduler": lambda o: LambdaLR(o, lambda epoch: 1 / (1 + epoch))}),
+    "plateau": (
+        problem,
+        {"scheduler": partial(ReduceLROnPlateau, patience=0, threshold=10.0), "validation": data(9, seed=4)},
+    ),
+    "pyro scheduler": (
+        problem,
+        {"scheduler": pyro.optim.ExponentialLR({"optimizer": SGD, "optim_args": {"lr": 1e-3}, "gamma": 0.1})},
+    ),
 }
 # (method, call, when): inside a step, between steps, between the last step of an epoch and its end, between epochs.
 KILLS = [
@@ -69,6 +91,8 @@ CASES = [
 def run(kind, **kwargs):
     make, settings = SCENARIOS[kind]
     model, guide = make()
+    if make is regression:
+        kwargs.setdefault("data", targets())
     fresh = {"loss": settings["loss"]()} if "loss" in settings else {}
     torch.manual_seed(8)
     return trained(model, guide, **{**settings, **fresh, **kwargs})
@@ -145,6 +169,11 @@ def test_a_process_killed_by_sigkill_while_it_writes_resumes_bit_for_bit(tmp_pat
     assert_same(resumed_state, state)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_killed_at_a_random_moment_is_continued_by_another(kind):
+    assert kill_and_resume(kind, 1) == (1, 1)
+
+
 class Augmented(Dataset):
     """Items that change with Python's and NumPy's random numbers."""
 
@@ -185,6 +214,35 @@ def test_a_finished_run_called_again_changes_nothing(tmp_path):
     assert_same(again_state, state)
 
 
+def test_a_run_that_patience_stopped_goes_on_with_a_longer_one(tmp_path):
+    kept = {"validation": data(9, seed=4), "checkpoint": tmp_path / "run.pt", "optim": partial(SGD, lr=2e-2)}
+    settings = {**kept, "epochs": 12}
+    expected_state, expected = trained(*problem(), **{**settings, "checkpoint": None, "patience": 4})
+    _, short = trained(*problem(), patience=1, **settings)
+    assert short.stopped_early
+    assert len(short.history) < len(expected.history)
+    state, result = trained(*problem(), patience=4, **settings)
+    assert result == expected
+    assert_same(state, expected_state)
+
+
+@pytest.mark.parametrize("kind", ["vectorized", "functional"])
+def test_what_a_loss_draws_at_its_first_call_leaves_the_random_numbers_of_the_steps_alone(kind):
+    """The first step's noise is the seed's own, whatever the loss has found out before it."""
+    make, settings = SCENARIOS[kind]
+    rows = targets() if make is regression else data()
+    states = []
+    for used in (False, True):
+        model, guide = make()
+        loss = settings["loss"]()
+        guide.setup(*rows)
+        if used:
+            with torch.no_grad():
+                loss(model, guide)(*(part[:6] for part in rows))
+        states.append(trained(model, guide, data=rows, loss=loss, epochs=1)[0])
+    assert_same(*states)
+
+
 def test_a_run_stopped_by_its_callback_stays_stopped_when_resumed(tmp_path):
     kept = {"checkpoint": tmp_path / "run.pt", "callback": lambda record: record["epoch"] == 1}
     state, result = trained(*problem(), **kept)
@@ -193,6 +251,50 @@ def test_a_run_stopped_by_its_callback_stays_stopped_when_resumed(tmp_path):
     again_state, again = trained(*problem(), **kept)
     assert again == result
     assert_same(again_state, state)
+
+
+def test_a_scheduler_sets_the_rate_of_each_epoch():
+    """An epoch at rate zero changes nothing; the factor of the second is zero."""
+    seen, pair = [], problem()
+
+    def keep(record):
+        seen.append(state_of(*pair))
+
+    trained(*pair, scheduler=lambda o: LambdaLR(o, lambda epoch: float(epoch != 1)), callback=keep)
+    assert_same(seen[0], seen[1])
+    assert any(not torch.equal(value, seen[2][name]) for name, value in seen[1].items())
+
+
+def test_a_pyro_scheduler_trains_as_its_torch_one_does():
+    state, result = run("pyro scheduler")
+    torch.manual_seed(8)
+    other, expected = trained(*problem(), optim=partial(SGD, lr=1e-3), scheduler=partial(ExponentialLR, gamma=0.1))
+    assert result == expected
+    assert_same(state, other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scheduler": 0.1}, "scheduler must be a function from an optimizer to a torch scheduler.*got float"),
+        ({"scheduler": lambda optimizer: 0.1}, "scheduler must be a function.*got one that returns float"),
+        ({"scheduler": StepLR(SGD([torch.zeros(1)], lr=1.0), 1)}, "scheduler must be a function.*got StepLR"),
+        (
+            {"scheduler": SCENARIOS["pyro scheduler"][1]["scheduler"], "optim": partial(SGD, lr=0.1)},
+            "optim must be left out with a Pyro scheduler",
+        ),
+    ],
+)
+def test_what_is_no_scheduler_is_refused(settings, message):
+    with pytest.raises(ValueError, match=f"fit: {message}"):
+        trained(*problem(), **settings)
+
+
+def test_another_scheduler_is_refused_by_its_settings(tmp_path):
+    kept = {"checkpoint": tmp_path / "run.pt"}
+    trained(*problem(), scheduler=partial(StepLR, step_size=1, gamma=0.1), **kept)
+    with pytest.raises(ValueError, match=r"made with scheduler\.gamma=0\.1, this run has scheduler\.gamma=0\.2"):
+        trained(*problem(), scheduler=partial(StepLR, step_size=1, gamma=0.2), **kept)
 
 
 # --------------------------------------------------------------------------------------------- what a step does

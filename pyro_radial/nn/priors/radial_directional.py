@@ -153,6 +153,7 @@ class RadialDirectionalPrior:
         self.grouping = grouping
         self.global_scale = positive_float("global_scale", global_scale)
         self.direction = direction
+        self.bias_scale = bias_scale
         self._normal = FanIn(bias_scale=bias_scale)
         self._tensors: dict[str, _Tensor] = {}
 
