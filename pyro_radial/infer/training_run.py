@@ -17,6 +17,8 @@ from pyro_radial.infer.batches import Batches, parts
 from pyro_radial.infer.checkpoint import State, check_settings, save_checkpoint
 from pyro_radial.infer.data import Rows, device_of, num_rows
 from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.gradient_step import GradientStep
+from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.not_finite import check_parameters, finite_loss, not_finite_error
 from pyro_radial.infer.random_state import rng_state, set_rng_state
 from pyro_radial.infer.trained import Trained
@@ -51,14 +53,18 @@ class TrainingRun:
         seed: int | None,
         validation: Rows | None,
         patience: int | None,
+        num_data: int,
+        clip_norm: float | None,
+        autocast: torch.dtype | None,
     ) -> None:
         self.loss, self.accumulate, self.pretrain_epochs = loss, accumulate, pretrain_epochs
-        self.validation, self.patience = validation, patience
+        self.validation, self.patience, self.num_data = validation, patience, num_data
         shuffle_seed = seed if seed is not None else int(torch.randint(2**31, ()))
         self.batches = Batches(rows, batch_size, shuffle_seed, device_of(guide, model))
-        self.trained = Trained(model, guide, self.batches.first_rows())
+        self.trained = Trained(model, guide, self.batches.first_rows(), autocast)
         self.parameters = self.trained.parameters(loss)
         self.optimizer = make_optimizer([p for p in self.parameters.values() if p.requires_grad])
+        self.gradient_step = GradientStep(self.optimizer, clip_norm, autocast, self.device)
         self.pretraining_loss = RadialELBO(kl_weight=0.0)
         kl_weight = getattr(loss, "kl_weight", None)
         self.settings = {
@@ -67,13 +73,16 @@ class TrainingRun:
             "loss": type(loss).__name__,
             "kl_weight": "a schedule" if callable(kl_weight) else kl_weight,
             "num_particles": loss.num_particles,
-            "num_data": len(rows),
+            "num_data": num_data,
+            "rows": len(rows),
             "batch_size": batch_size,
             "accumulate": accumulate,
             "pretrain_epochs": pretrain_epochs,
             "seed": seed,
             "validation": validation is not None,
-            "optimizer": f"{type(self.optimizer).__name__}({self.optimizer.defaults})",
+            "optimizer": f"{type(self.optimizer).__name__}({_without_rate(self.optimizer.defaults)})",
+            "clip_norm": clip_norm,
+            "autocast": str(autocast),
         }
         self.epoch = self.step_in_epoch = self.best_epoch = 0
         self.sums = {"loss": 0.0, "nll": 0.0, "kl": 0.0}
@@ -110,7 +119,7 @@ class TrainingRun:
         batch = self.batches.get(self.epoch, self.step_in_epoch)
         self.optimizer.zero_grad()
         self.latest = self._accumulate_gradients(batch)
-        self.optimizer.step()
+        self.gradient_step.take()
         for name, value in self.latest.items():
             self.sums[name] += value * num_rows(batch[0]) / len(self.batches.rows)
         self.step_in_epoch += 1
@@ -126,12 +135,23 @@ class TrainingRun:
             loss.step = self.steps_done
             with mean_only() if pretraining else nullcontext():
                 value = finite_loss(self.trained, loss, part, noise, self._where)
-            (value * share).backward()
+            self._check_num_data(loss.terms)
+            self.gradient_step.backward(value * share)
             terms = loss.terms.per_datum()
             for name, term in (("loss", terms.loss), ("nll", terms.negative_log_likelihood), ("kl", terms.kl)):
                 totals[name] += float(term) * share
         self.kl_weight = loss.terms.kl_weight
         return totals
+
+    def _check_num_data(self, terms: LossTerms) -> None:
+        """Refuse plates whose size is not that of the data, for then the KL has a wrong weight."""
+        if terms.num_data not in (None, self.num_data):
+            sites = " and ".join(f"'{name}'" for name in terms.nll_by_site)
+            raise ValueError(
+                f"fit: model must observe {sites} in a plate of the size of the data, {self.num_data}, got one of size "
+                f"{terms.num_data}: pyro.plate('data', {self.num_data}, subsample=...); if that size is meant, say so: "
+                f"fit(..., num_data={terms.num_data})"
+            )
 
     def end_epoch(self) -> Record:
         """Close the epoch's record, measure the validation, and say whether patience has run out.
@@ -144,7 +164,7 @@ class TrainingRun:
             self.best_epoch = self.epoch
         else:
             value = record["validation_nll"] = self._validate(self.validation)
-            if self.best is None or value < self.history[self.best_epoch]["validation_nll"]:
+            if math.isfinite(value) and (self.best is None or value < self.history[self.best_epoch]["validation_nll"]):
                 self.best_epoch, self.best = self.epoch, self.trained.copy_of_state()
         self.history.append(record)
         self.stopped = self.patience is not None and self.epoch - self.best_epoch >= self.patience
@@ -160,14 +180,17 @@ class TrainingRun:
         return value
 
     def restore_best(self) -> None:
-        """Give the guide and the model the parameters of the best validation."""
+        """Give the guide and the model the parameters of the best validation; the last, if none was finite."""
         if self.best is not None:
             self.trained.load(self.best)
+        elif self.epoch:
+            self.best_epoch = self.epoch - 1
 
     def save(self, path: Path) -> None:
         """Write everything that the rest of the run depends on; a broken state never replaces a good one."""
         check_parameters(self.parameters, self._where)
         state = {name: getattr(self, name) for name in (*RESUMED, "settings")}
+        state |= self.gradient_step.state()
         state |= {"shuffle_seed": self.batches.seed, "optimizer": self.optimizer.state_dict()}
         save_checkpoint(path, state | {"rng": rng_state(self.device), **self.trained.copy_of_state()})
 
@@ -177,6 +200,7 @@ class TrainingRun:
         check_settings(path, state["settings"], self.settings)
         self.trained.load(state)
         self.optimizer.load_state_dict(state["optimizer"])
+        self.gradient_step.load(path, state)
         for name in RESUMED:
             setattr(self, name, state[name])
         self.batches.seed = state["shuffle_seed"]
@@ -185,3 +209,8 @@ class TrainingRun:
     def shown(self) -> dict[str, str]:
         """The latest terms, for the progress bar."""
         return {name: f"{self.latest[name]:.4g}" for name in ("nll", "kl")}
+
+
+def _without_rate(settings: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's settings but for the learning rate, which may change between resumes."""
+    return {name: value for name, value in settings.items() if name != "lr"}
