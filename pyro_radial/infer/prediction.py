@@ -118,8 +118,15 @@ class Prediction:
         """A function of the samples of some inputs, and which these are, for all inputs."""
         number = self.samples.shape[1]
         size = max(1, number // PARTS, number * SMALL // max(1, self.samples.numel()))
-        chunks = [slice(start, start + size) for start in range(0, max(1, number), size)]
-        return torch.cat([function(self.samples[:, rows], rows) for rows in chunks])
+        result: Tensor | None = None
+        for start in range(0, max(1, number), size):
+            rows = slice(start, start + size)
+            values = function(self.samples[:, rows], rows)
+            if result is None:
+                result = values.new_empty((number, *values.shape[1:]))
+            result[rows] = values
+        assert result is not None
+        return result
 
     def _require(self, what: str) -> Any:
         if self.likelihood is None:
