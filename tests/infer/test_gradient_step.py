@@ -116,6 +116,12 @@ def test_losses_of_float16_are_scaled_and_their_steps_are_not():
     assert float(parameter.grad[0]) == step.scaler.get_scale() > 1000
     step.take()
     assert parameter.tolist() == [-1.0, -1.0]
+    # Clipped is what the step takes, not the scaled gradient.
+    other = nn.Parameter(torch.zeros(2))
+    clipping = GradientStep(SGD([other], lr=1.0), 0.5, torch.float16, CPU)
+    clipping.backward(other.sum())
+    clipping.take()
+    assert float(other.detach().norm()) == pytest.approx(0.5, rel=1e-4)
     # An overflow takes no step and halves the scale.
     before = step.scaler.get_scale()
     step.optimizer.zero_grad()
