@@ -7,7 +7,7 @@ import math
 import operator
 from typing import Any
 
-__all__ = ["positive_count", "positive_float"]
+__all__ = ["non_negative_integer", "positive_count", "positive_float"]
 
 
 def positive_float(argument: str, value: Any) -> float:
@@ -33,10 +33,24 @@ def positive_count(argument: str, value: Any) -> int:
     :param value: an integer of any kind, but no bool.
     :raises ValueError: if it is missing, no integer, or less than one.
     """
+    return _integer(argument, value, 1, "positive")
+
+
+def non_negative_integer(argument: str, value: Any) -> int:
+    """The value as an int, such as a seed.
+
+    :param str argument: the name to put in the message.
+    :param value: an integer of any kind, but no bool.
+    :raises ValueError: if it is missing, no integer, or less than zero.
+    """
+    return _integer(argument, value, 0, "non-negative")
+
+
+def _integer(argument: str, value: Any, least: int, kind: str) -> int:
     try:
-        count = 0 if isinstance(value, bool) else operator.index(value)
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        count = 0
-    if count < 1:
-        raise ValueError(f"{argument} must be a positive integer, got {value!r}")
-    return count
+        number = least - 1
+    if number < least:
+        raise ValueError(f"{argument} must be a {kind} integer, got {value!r}")
+    return number

@@ -150,7 +150,7 @@ def learn(
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     net = make_net(sizes, stream.num_heads, stream.num_outputs)
-    chain = make_chain(method, SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=1)))
+    chain = make_chain(method, SupervisedModel(BayesianModule(net), likelihoods.Categorical()))
     began = perf_counter()
     matrix = learn_stream(
         chain,

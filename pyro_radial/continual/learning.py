@@ -23,7 +23,7 @@ __all__ = ["learn_stream"]
 
 PARTS = ("test", "validation")
 # What the loop sets itself, or what would be the same for all tasks.
-RESERVED = ("seed", "checkpoint", "progress", "validation")
+RESERVED = ("num_data", "seed", "checkpoint", "progress", "validation")
 
 
 def learn_stream(
@@ -44,7 +44,7 @@ def learn_stream(
 
     For each task a guide of the chain is trained by :func:`~pyro_radial.fit` and becomes the chain's prior, which also
     makes the predictions. In a network with several heads (:class:`~pyro_radial.nn.MultiHead`) each task uses its
-    own: the others are neither trained nor penalized. The likelihood's ``num_data`` is set to each task's.
+    own: the others are neither trained nor penalized. A likelihood made without ``num_data`` takes each task's.
 
     :param PriorChain chain: around a :class:`~pyro_radial.SupervisedModel` of a classifier; at the end its
         prior is the last posterior.
@@ -74,7 +74,7 @@ def learn_stream(
         >>> from pyro_radial.continual import split_by_class
         >>> x = torch.eye(4).repeat(25, 1)
         >>> stream = split_by_class((x, x.argmax(-1)), (x, x.argmax(-1)), multi_head=False)
-        >>> model = SupervisedModel(BayesianModule(torch.nn.Linear(4, 4)), likelihoods.Categorical(num_data=50))
+        >>> model = SupervisedModel(BayesianModule(torch.nn.Linear(4, 4)), likelihoods.Categorical())
         >>> matrix = learn_stream(PriorChain(model), stream, epochs=20, batch_size=50, progress=False,
         ...                       optim=partial(torch.optim.Adam, lr=0.1))
         >>> matrix.values.shape

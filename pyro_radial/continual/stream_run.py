@@ -113,11 +113,12 @@ class StreamRun:
             yield self._train(self.stream[number], kept, learned, CORESET, options, number)
         finally:
             self.chain.load_state_dict(before)
-            self.chain.likelihood.num_data = num_data
+            if num_data is not None:
+                self.chain.likelihood.train_on(num_data, "learn_stream")
 
     def _train(self, task: Task, data: Pair, number: int, stage: int, options: Mapping[str, Any], part: int = 0) -> Any:
         self._use(task)
-        self.chain.likelihood.num_data = num_rows(data[0])
+        self.chain.likelihood.train_on(num_rows(data[0]), f"learn_stream: task {task.name!r}")
         seed = self._seed(number, stage, part)
         guide = self.guide(self.chain)
         fit(self.chain, guide, data, seed=seed, progress=False, **options)

@@ -14,7 +14,7 @@ from torch import nn
 
 from pyro_radial._checks import positive_count
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.data import Rows, device_of, evaluating, move, num_rows
+from pyro_radial.infer.data import Rows, device_of, dtype_of, evaluating, move, num_rows
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.not_finite import first_not_finite
@@ -84,13 +84,13 @@ def diagnose(
 
     :param model: a Pyro model ``model(x, y)``.
     :param guide: its guide, trained or not.
-    :param data: ``(x, y)``, a batch or the whole data set.
+    :param data: a batch or the whole data set, as :func:`~pyro_radial.fit` takes it.
     :param int num_particles: draws to average over.
     :param float kl_weight: that of the training.
     :param str function_site: the deterministic site where the model records the function's values; without it nothing
         is said of the function.
     :returns: a :class:`Diagnosis`.
-    :raises ValueError: for NaN in the data, and for a parameter that is not finite, by name.
+    :raises ValueError: for NaN or infinity in the data, and for a parameter that is not finite, by name.
 
     Example::
 
@@ -104,7 +104,7 @@ def diagnose(
     """
     positive_count("diagnose: num_particles", num_particles)
     device = device_of(guide, model)
-    x, y = (move(part, device) for part in Rows(data, "data").all())
+    x, y = (move(part, device) for part in Rows(data, "data", dtype_of(guide, model)).all())
     broken = first_not_finite(guide.named_parameters())
     if broken is not None:
         raise ValueError(

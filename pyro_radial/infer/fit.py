@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyro
+import torch
 from pyro.infer import ELBO
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
@@ -19,11 +20,13 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from tqdm.auto import tqdm
 
-from pyro_radial._checks import positive_count
-from pyro_radial.infer.data import Rows
+from pyro_radial._checks import non_negative_integer, positive_count, positive_float
+from pyro_radial.infer.data import Rows, dtype_of
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.sole_writer import sole_writer
 from pyro_radial.infer.training_run import Record, TrainingRun
+from pyro_radial.nn.bayesian_module import submodules
+from pyro_radial.nn.likelihood import Likelihood
 
 __all__ = ["FitResult", "fit"]
 
@@ -31,6 +34,7 @@ Optim = PyroOptim | Callable[[list[Tensor]], Optimizer]
 Scheduler = PyroLRScheduler | Callable[[Optimizer], Any]
 
 DEFAULT_OPTIM: Optim = partial(Adam, lr=1e-3)
+DEFAULT_BATCH_SIZE = 128
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ def fit(
     data: Any,
     *,
     epochs: int = 10,
-    batch_size: int = 128,
+    batch_size: int | None = None,
+    num_data: int | None = None,
     optim: Optim = DEFAULT_OPTIM,
     scheduler: Scheduler | None = None,
     loss: RadialELBO | None = None,
@@ -62,6 +67,8 @@ def fit(
     patience: int | None = None,
     pretrain_epochs: int = 0,
     accumulate: int = 1,
+    clip_norm: float | None = None,
+    autocast: torch.dtype | None = None,
     seed: int | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
@@ -72,7 +79,7 @@ def fit(
 
     Each epoch passes over the data once in a random order. With ``checkpoint`` the run can be killed at any moment:
     the same call resumes it and ends, bit for bit on one machine, where an undisturbed run does. More ``epochs`` and
-    another ``patience`` may be given then.
+    another ``patience`` may be given then, and another learning rate of the optimizer, of which a warning says so.
 
     Modules are trained in the mode that they are in. What a model *function* makes with ``pyro.param`` is trained too,
     but buffers and modes of modules that it uses are out of reach: let the model be an ``nn.Module`` to have batch norm
@@ -81,9 +88,16 @@ def fit(
     :param model: a Pyro model ``model(x, y)`` whose likelihood scales a mini-batch, such as
         :class:`~pyro_radial.nn.SupervisedModel`.
     :param guide: its guide, an ``nn.Module`` such as :class:`~pyro_radial.infer.autoguide.AutoRadial`.
-    :param data: ``(x, y)``, x a tensor or a tuple of tensors, or a map-style torch ``Dataset`` of such pairs.
+    :param data: ``(x, y)``, x a tensor, or a tuple or a dict of tensors; ``(x1, x2, ..., y)``, which is
+        ``((x1, x2, ...), y)``; a map-style torch ``Dataset`` of such items; or a ``DataLoader`` of one, of which the
+        dataset, the ``collate_fn`` and the ``batch_size`` are used. Arrays of NumPy are tensors, floating-point ones
+        of the network's dtype.
     :param int epochs: passes over the data, those of ``pretrain_epochs`` included.
-    :param int batch_size: rows in one optimizer step; the last batch of an epoch may be smaller.
+    :param int batch_size: rows in one optimizer step, by default those of a ``DataLoader``'s batch, else 128; the last
+        batch of an epoch may be smaller.
+    :param int num_data: N, the number that the plate around the observations stands for: by default the rows of
+        ``data``, which a likelihood made without ``num_data`` then takes. Give it where the rows are only a part of
+        the data, as in one process of ``DistributedDataParallel`` or for a subset that stands for the whole.
     :param optim: a function from parameters to a torch optimizer, or a Pyro optimizer such as
         ``pyro.optim.Adam({"lr": 1e-3})``. The default is Adam at 1e-3.
     :param scheduler: of the learning rate: a function from the optimizer to a torch scheduler, such as
@@ -102,6 +116,11 @@ def fit(
     :param int accumulate: parts that each batch is split into, for less memory; all parts see the same draw of the
         weights, so that their gradients sum to that of the whole batch (not through batch norm in train mode or
         dropout, whose noise is that of each part).
+    :param float clip_norm: the most that the norm of all gradients together may be, as in
+        ``torch.nn.utils.clip_grad_norm_``, for a loss in nats for the whole data set; no clipping by default.
+    :param torch.dtype autocast: what matrix products and convolutions of the model are computed in, under
+        ``torch.autocast``: ``torch.bfloat16``, or ``torch.float16``, whose losses a ``GradScaler`` then scales. The
+        KL, densities and the validation are computed in full precision.
     :param int seed: seeds Pyro and torch at the start of a new run.
     :param checkpoint: a file to write the state to and to resume from if it exists. What modules keep in their state
         besides tensors (``get_extra_state``) must be numbers, text, and lists and dicts of these.
@@ -109,8 +128,9 @@ def fit(
     :param callback: called with the record of each epoch; a true return value ends the training.
     :param bool progress: whether to show a progress bar.
     :returns: a :class:`FitResult`.
-    :raises ValueError: naming the argument, for values out of range, NaN in the data, or a checkpoint that is
-        damaged, from another model, from other data or settings, or being written by another run.
+    :raises ValueError: naming the argument, for values out of range, NaN or infinity in the data, a ``num_data`` of the
+        likelihood or size of the plate that is not the data's, or a checkpoint that is damaged, from another model,
+        from other data or settings, or being written by another run.
     :raises OSError: before the first step, where a checkpoint cannot be written.
     :raises FloatingPointError: naming the term and site, when a loss is NaN or infinite; no step is taken on it and the
         last checkpoint is kept.
@@ -121,15 +141,20 @@ def fit(
         >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
         >>> from pyro_radial.nn import likelihoods
         >>> x = torch.randn(64, 2)
-        >>> model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=64))
+        >>> model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian())
         >>> result = fit(model, AutoRadial(model), (x, x.sum(-1, keepdim=True)), epochs=3, seed=0, progress=False)
         >>> len(result.history), sorted(result.history[0])
         (3, ['epoch', 'kl', 'kl_weight', 'loss', 'nll'])
     """
-    counts = {"epochs": epochs, "batch_size": batch_size, "accumulate": accumulate}
+    counts = {"epochs": epochs, "accumulate": accumulate}
     optional = {"patience": patience, "checkpoint_every": checkpoint_every, "pretrain_epochs": pretrain_epochs or None}
+    optional |= {"batch_size": batch_size, "num_data": num_data}
     for name, value in (counts | {k: v for k, v in optional.items() if v is not None}).items():
         positive_count(f"fit: {name}", value)
+    seed = None if seed is None else non_negative_integer("fit: seed", seed)
+    clip_norm = None if clip_norm is None else positive_float("fit: clip_norm", clip_norm)
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"fit: autocast must be torch.bfloat16 or torch.float16, got {autocast!r}")
     if not isinstance(guide, nn.Module):
         raise ValueError(f"fit: guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
     if patience is not None and validation is None:
@@ -142,8 +167,13 @@ def fit(
     loss = RadialELBO() if loss is None else loss
     if not isinstance(loss, ELBO) or not hasattr(type(loss), "terms"):
         raise ValueError(f"fit: loss must keep its terms, as RadialELBO does, got {type(loss).__name__}")
-    rows = Rows(data, "data")
-    validation_rows = None if validation is None else Rows(validation, "validation")
+    dtype = dtype_of(guide, model)
+    rows = Rows(data, "data", dtype)
+    validation_rows = None if validation is None else Rows(validation, "validation", dtype)
+    num_data = len(rows) if num_data is None else int(num_data)
+    for likelihood in submodules(model):
+        if isinstance(likelihood, Likelihood):
+            likelihood.train_on(num_data, "fit")
     if seed is not None:
         pyro.set_rng_seed(seed)
     make_optimizer, make_scheduler = _constructors(optim, scheduler)
@@ -152,7 +182,7 @@ def fit(
         guide,
         loss,
         rows,
-        batch_size=batch_size,
+        batch_size=batch_size or rows.batch_size or DEFAULT_BATCH_SIZE,
         accumulate=accumulate,
         pretrain_epochs=pretrain_epochs,
         make_optimizer=make_optimizer,
@@ -160,6 +190,9 @@ def fit(
         seed=seed,
         validation=validation_rows,
         patience=patience,
+        num_data=num_data,
+        clip_norm=clip_norm,
+        autocast=autocast,
     )
     path = None if checkpoint is None else Path(checkpoint)
     with sole_writer(path):
@@ -234,8 +267,8 @@ def _constructor(optim: Any) -> Callable[[list[Tensor]], Optimizer]:
     if not isinstance(optim.pt_optim_args, dict) or optim.pt_clip_args or isinstance(optim, PyroLRScheduler):
         raise ValueError(
             "fit: optim must have one setting for all parameters, no clipping and no learning rate schedule, got "
-            f"{type(optim).__name__}; pass a function from parameters to a torch optimizer instead, and a schedule as "
-            "scheduler"
+            f"{type(optim).__name__}; pass a function from parameters to a torch optimizer instead, clip_norm and a "
+            "scheduler to fit"
         )
     constructor: Any = optim.pt_optim_constructor
     return partial(constructor, **optim.pt_optim_args)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_radial._checks import positive_count
-from pyro_radial.infer.data import Inputs, check_inputs, device_of, evaluating, move, num_rows, take
+from pyro_radial.infer.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.infer.prediction import Prediction
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.nn.likelihood import FUNCTION_SITE
@@ -30,7 +30,7 @@ __all__ = ["free_memory", "predict"]
 def predict(
     model: Callable[..., Any],
     guide: Callable[..., Any],
-    x: Inputs,
+    x: Any,
     num_samples: int = 64,
     chunk_size: int = 1024,
     *,
@@ -45,14 +45,16 @@ def predict(
 
     :param model: a Pyro model ``model(x)`` that records the function's values at a deterministic site.
     :param guide: its trained guide.
-    :param x: inputs ``[N, ...]``, or a tuple of tensors of N rows each.
+    :param x: inputs ``[N, ...]``, a tuple or a dict of tensors of N rows each, arrays of NumPy, or a ``Dataset`` or
+        ``DataLoader`` of such, with or without targets, which gives predictions in the dataset's order.
     :param int num_samples: S, the number of functions.
     :param int chunk_size: inputs in one pass, which bounds the memory of a pass.
     :param str function_site: the name of that site.
     :param bool progress: whether to show a progress bar.
     :returns: a :class:`Prediction` with samples ``[S, N, ...]``.
-    :raises ValueError: for NaN in x, a number below one, an autoguide without parameters, a model without the
-        function site, or a guide with sites inside a plate (they belong to their rows) when x needs several chunks.
+    :raises ValueError: for NaN or infinity in x, a number below one, an autoguide without parameters, a model without
+        the function site, or a guide with sites inside a plate (they belong to their rows) when x needs several
+        chunks.
     :raises MemoryError: with the estimate, if the draws would not fit into free memory.
 
     Example::
@@ -66,9 +68,7 @@ def predict(
         >>> draws.samples.shape, draws.mean.shape, draws.mutual_information.shape
         (torch.Size([8, 5, 3]), torch.Size([5, 3]), torch.Size([5]))
     """
-    check_inputs(x, "predict: x")
-    if num_rows(x) == 0:
-        raise ValueError("predict: x must have at least one row, got none")
+    x = as_inputs(x, "predict: x", dtype_of(guide, model))
     positive_count("predict: num_samples", num_samples)
     positive_count("predict: chunk_size", chunk_size)
     _check_has_parameters(guide)

@@ -4,9 +4,11 @@
 """Draws of functions and the predictions they make."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
@@ -14,12 +16,17 @@ from pyro_radial.distributions.wrappers import leaf
 
 __all__ = ["Prediction"]
 
+# Into how many parts samples are split, for a density makes a few copies of what it is given, and how many numbers
+# need no splitting.
+PARTS, SMALL = 64, 2**14
+
 
 @dataclass(frozen=True)
 class Prediction:
     """Function draws ``[S, N, ...]`` and the predictions they make.
 
-    Draw s is one function at all N inputs: the same weights throughout.
+    Draw s is one function at all N inputs: the same weights throughout. What is computed of them is computed for a few
+    inputs at a time, so that it needs little memory besides the samples.
 
     :param torch.Tensor samples: values of the network at the function site, before the link, ``[S, N, *outputs]``.
     :param likelihood: what describes the observations, or None for a model without a ``likelihood``.
@@ -36,7 +43,10 @@ class Prediction:
 
         :returns: a tensor ``[N, *outputs]``, in the units of the targets.
         """
-        return self._linked().mean(0)
+        likelihood = self.likelihood
+        if likelihood is None:
+            return self.samples.mean(0)
+        return self._by_rows(lambda samples, _: likelihood.inverse_link(samples).mean(0))
 
     @property
     def variance(self) -> Tensor:
@@ -45,13 +55,18 @@ class Prediction:
         :returns: a tensor ``[N, *target]``, in the units of the targets squared.
         :raises ValueError: for a categorical likelihood, whose labels are no numbers.
         """
-        observation = self._require("variance").observation(self.samples, **self.noise)
-        if isinstance(leaf(observation), Categorical):
-            raise ValueError(
-                "Prediction.variance: likelihood must have numbers as targets, got labels of classes, which have no "
-                "variance; use entropy"
-            )
-        return observation.variance.mean(0) + observation.mean.var(0, unbiased=False)
+        likelihood = self._require("variance")
+
+        def variance(samples: Tensor, _: slice) -> Tensor:
+            observation = likelihood.observation(samples, **self.noise)
+            if isinstance(leaf(observation), Categorical):
+                raise ValueError(
+                    "Prediction.variance: likelihood must have numbers as targets, got labels of classes, which have "
+                    "no variance; use entropy"
+                )
+            return observation.variance.mean(0) + observation.mean.var(0, unbiased=False)
+
+        return self._by_rows(variance)
 
     @property
     def entropy(self) -> Tensor:
@@ -73,24 +88,45 @@ class Prediction:
         :returns: a tensor ``[N]``, in nats.
         :raises NotImplementedError: for observations that are not discrete and finite.
         """
-        of_draws = self._require("mutual_information").predictive_entropy(self._linked())
-        return (self.entropy - of_draws.mean(0)).clamp_min(0.0)
+        likelihood = self._require("mutual_information")
 
-    def log_prob(self, y: Tensor) -> Tensor:
+        def information(samples: Tensor, _: slice) -> Tensor:
+            means = likelihood.inverse_link(samples)
+            of_draws = likelihood.predictive_entropy(means).mean(0)
+            return (likelihood.predictive_entropy(means.mean(0)) - of_draws).clamp_min(0.0)
+
+        return self._by_rows(information)
+
+    def log_prob(self, y: Any) -> Tensor:
         """The log predictive density of targets: the log of the mean over draws of the density.
 
         Probabilities are averaged before the log is taken; its mean over test points is the test log-likelihood.
 
-        :param torch.Tensor y: targets ``[N, *target]``.
+        :param torch.Tensor y: targets ``[N, *target]``, or an array of NumPy.
         :returns: a tensor ``[N]``, in nats.
         """
         likelihood = self._require("log_prob")
-        y = likelihood.check_target(self.samples, y.to(self.samples.device))
-        per_draw = likelihood.observation(self.samples, **self.noise).log_prob(y)
-        return per_draw.logsumexp(0) - math.log(len(self.samples))
+        y = likelihood.check_target(self.samples, torch.as_tensor(y, device=self.samples.device))
 
-    def _linked(self) -> Tensor:
-        return self.samples if self.likelihood is None else self.likelihood.inverse_link(self.samples)
+        def log_prob(samples: Tensor, rows: slice) -> Tensor:
+            per_draw = likelihood.observation(samples, **self.noise).log_prob(y[rows])
+            return per_draw.logsumexp(0) - math.log(len(samples))
+
+        return self._by_rows(log_prob)
+
+    def _by_rows(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:
+        """A function of the samples of some inputs, and which these are, for all inputs."""
+        number = self.samples.shape[1]
+        size = max(1, number // PARTS, number * SMALL // max(1, self.samples.numel()))
+        result: Tensor | None = None
+        for start in range(0, max(1, number), size):
+            rows = slice(start, start + size)
+            values = function(self.samples[:, rows], rows)
+            if result is None:
+                result = values.new_empty((number, *values.shape[1:]))
+            result[rows] = values
+        assert result is not None
+        return result
 
     def _require(self, what: str) -> Any:
         if self.likelihood is None:

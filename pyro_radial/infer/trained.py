@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pyro_radial.infer.checkpoint import State, check_entries, copied
 from pyro_radial.infer.data import device_of, evaluating
+from pyro_radial.infer.gradient_step import autocasting
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.poutine import one_at_a_time
 
@@ -28,16 +29,24 @@ class Trained:
     :param model: a Pyro model.
     :param nn.Module guide: its guide.
     :param batch: inputs and targets to run both on once, so that all parameters exist.
+    :param torch.dtype autocast: what the model computes in while it is trained; None for its own dtype.
     """
 
-    def __init__(self, model: Callable[..., Any], guide: nn.Module, batch: tuple[Any, Any]) -> None:
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: nn.Module,
+        batch: tuple[Any, Any],
+        autocast: torch.dtype | None = None,
+    ) -> None:
         self.model, self.guide = model, guide
         self.device = device_of(guide, model)
+        self._run = model if autocast is None else autocasting(model, autocast, self.device)
         self._loose = self._make_parameters(batch)
 
     def module(self, loss: ELBO) -> nn.Module:
         """The loss of model and guide, a module that is called with inputs and targets."""
-        return loss(self.model, self.guide)  # type: ignore[arg-type]
+        return loss(self._run, self.guide)  # type: ignore[arg-type]
 
     def set_up(self, loss: ELBO, batch: tuple[Any, Any]) -> None:
         """Evaluate the loss once, for what it finds out or draws at its first call alone; the modules stay as they are.
@@ -50,7 +59,7 @@ class Trained:
 
     def parameters(self, loss: ELBO) -> dict[str, Tensor]:
         """Everything that an optimizer can change, by name."""
-        return {**dict(self.module(loss).named_parameters()), **self._loose}
+        return {**dict(loss(self.model, self.guide).named_parameters()), **self._loose}  # type: ignore[arg-type]
 
     def state(self) -> dict[str, State]:
         """What a checkpoint must hold of the guide, of the model and of neither module."""

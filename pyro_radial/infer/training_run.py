@@ -22,6 +22,8 @@ from pyro_radial.infer.data import Rows, device_of, num_rows
 from pyro_radial.infer.data_fingerprint import data_fingerprint
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.fingerprint import described
+from pyro_radial.infer.gradient_step import GradientStep
+from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.not_finite import check_parameters, finite_loss, not_finite_error
 from pyro_radial.infer.random_state import rng_state, seeded, set_rng_state
 from pyro_radial.infer.trained import Trained
@@ -37,7 +39,20 @@ Record = dict[str, float]
 SET_UP = 2**32
 
 RESUMED = ("epoch", "step_in_epoch", "best_epoch", "sums", "kl_weight", "history", "ended", "best")
-SAVED = (*RESUMED, "settings", "data", "shuffle_seed", "optimizer", "rng", "parts", "guide", "model", "loose")
+SAVED = (
+    *RESUMED,
+    "settings",
+    "data",
+    "shuffle_seed",
+    "optimizer",
+    "rng",
+    "parts",
+    "learning_rate",
+    "scaler",
+    "guide",
+    "model",
+    "loose",
+)
 
 
 class TrainingRun:
@@ -62,17 +77,21 @@ class TrainingRun:
         seed: int | None,
         validation: Rows | None,
         patience: int | None,
+        num_data: int,
+        clip_norm: float | None,
+        autocast: torch.dtype | None,
     ) -> None:
         self.loss, self.accumulate, self.pretrain_epochs = loss, accumulate, pretrain_epochs
-        self.validation, self.patience = validation, patience
+        self.validation, self.patience, self.num_data = validation, patience, num_data
         shuffle_seed = seed if seed is not None else int(torch.randint(2**31, ()))
         self.batches = Batches(rows, batch_size, shuffle_seed, device_of(guide, model))
         # What is drawn here must not depend on whether a run starts or resumes, nor move its random numbers.
         with seeded(SET_UP + shuffle_seed, self.batches.device):
-            self.trained = Trained(model, guide, self.batches.first_rows())
+            self.trained = Trained(model, guide, self.batches.first_rows(), autocast)
             self.trained.set_up(loss, self.batches.first_rows())
         self.parameters = self.trained.parameters(loss)
         self.optimizer = make_optimizer([p for p in self.parameters.values() if p.requires_grad])
+        self.gradient_step = GradientStep(self.optimizer, clip_norm, autocast, self.device)
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
         if not (self.scheduler is None or has_state(self.scheduler)):
             raise ValueError(
@@ -87,13 +106,16 @@ class TrainingRun:
             "loss": type(loss).__name__,
             "kl_weight": described(kl_weight)[""],
             "num_particles": loss.num_particles,
-            "num_data": len(rows),
+            "num_data": num_data,
+            "rows": len(rows),
             "batch_size": batch_size,
             "accumulate": accumulate,
             "pretrain_epochs": pretrain_epochs,
             "seed": seed,
             "validation": validation is not None,
-            "optimizer": f"{type(self.optimizer).__name__}({plain(self.optimizer.defaults)})",
+            "optimizer": f"{type(self.optimizer).__name__}({_without_rate(plain(self.optimizer.defaults))})",
+            "clip_norm": clip_norm,
+            "autocast": str(autocast),
         }
         self.data: dict[str, dict[str, Any]] = {}
         self.epoch = self.step_in_epoch = self.best_epoch = 0
@@ -132,7 +154,7 @@ class TrainingRun:
             batch = self.batches.get(self.epoch, self.step_in_epoch)
             self.optimizer.zero_grad()
             self.latest = self._accumulate_gradients(batch)
-            self.optimizer.step()
+            self.gradient_step.take()
         for name, value in self.latest.items():
             self.sums[name] += value * num_rows(batch[0]) / len(self.batches.rows)
         self.step_in_epoch += 1
@@ -148,12 +170,23 @@ class TrainingRun:
             loss.step = self.steps_done
             with mean_only() if pretraining else nullcontext():
                 value = finite_loss(self.trained, loss, part, noise, self._where)
-            (value * share).backward()
+            self._check_num_data(loss.terms)
+            self.gradient_step.backward(value * share)
             terms = loss.terms.per_datum()
             for name, term in (("loss", terms.loss), ("nll", terms.negative_log_likelihood), ("kl", terms.kl)):
                 totals[name] += float(term) * share
         self.kl_weight = loss.terms.kl_weight
         return totals
+
+    def _check_num_data(self, terms: LossTerms) -> None:
+        """Refuse plates whose size is not that of the data, for then the KL has a wrong weight."""
+        if terms.num_data not in (None, self.num_data):
+            sites = " and ".join(f"'{name}'" for name in terms.nll_by_site)
+            raise ValueError(
+                f"fit: model must observe {sites} in a plate of the size of the data, {self.num_data}, got one of size "
+                f"{terms.num_data}: pyro.plate('data', {self.num_data}, subsample=...); if that size is meant, say so: "
+                f"fit(..., num_data={terms.num_data})"
+            )
 
     def end_epoch(self) -> Record:
         """Close the epoch's record, measure the validation, and let the scheduler take its step.
@@ -205,7 +238,7 @@ class TrainingRun:
         return value
 
     def restore_best(self) -> None:
-        """Give the guide and the model the parameters of the best validation."""
+        """Give the guide and the model the parameters of the best validation; the last, if none was finite."""
         if self.best is not None:
             self.trained.load(self.best)
 
@@ -235,7 +268,7 @@ class TrainingRun:
     def _state(self) -> State:
         state = {name: getattr(self, name) for name in (*RESUMED, "settings", "data")}
         state |= {"shuffle_seed": self.batches.seed, "optimizer": self.optimizer.state_dict()}
-        state |= {"parts": states(self._parts), "rng": rng_state(self.device)}
+        state |= self.gradient_step.state() | {"parts": states(self._parts), "rng": rng_state(self.device)}
         return state | self.trained.copy_of_state()
 
     def _load(self, path: Path) -> None:
@@ -246,6 +279,7 @@ class TrainingRun:
         for name, known in self.data.items():
             check_data(path, state["data"][name], known, name)
         self.optimizer.load_state_dict(state["optimizer"])
+        self.gradient_step.load(path, state)
         load_states(self._parts, state["parts"])
         self.trained.load(state)
         for name in RESUMED:
@@ -256,3 +290,8 @@ class TrainingRun:
     def shown(self) -> dict[str, str]:
         """The latest terms, for the progress bar."""
         return {name: f"{self.latest[name]:.4g}" for name in ("nll", "kl")}
+
+
+def _without_rate(settings: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's settings but for the learning rate, which may change between resumes."""
+    return {name: value for name, value in settings.items() if name != "lr"}

@@ -25,5 +25,5 @@ def validation_nll(trained: Trained, rows: Rows, function_site: str) -> float:
     x, y = rows.all()
     with seeded(SEED, trained.device):
         prediction = predict(trained.model, trained.guide, x, num_samples=NUM_SAMPLES, function_site=function_site)
-        density = prediction.log_prob(y)  # type: ignore[arg-type]
+        density = prediction.log_prob(y)
     return -float(density.mean())

@@ -116,6 +116,11 @@ class BayesianModule(UniquelyNamed):
         return next(iter(self._initial.values())).device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What the network computes in: the floating-point dtype of its first random parameter."""
+        return next(iter(self._initial.values())).dtype
+
+    @property
     def batching(self) -> str:
         """How several draws are run: ``"vmap"``, or ``"loop"`` where the network cannot be batched."""
         return self._functional.batching

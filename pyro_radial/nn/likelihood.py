@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_radial._checks import positive_count
 from pyro_radial._naming import UniquelyNamed
 
-__all__ = ["FUNCTION_SITE", "Likelihood", "is_target"]
+__all__ = ["FUNCTION_SITE", "Likelihood", "check_values", "is_target"]
 
 #: The deterministic site that records the network's output, the values of a function.
 FUNCTION_SITE = "f"
@@ -33,13 +33,18 @@ class Likelihood(UniquelyNamed):
 
     It owns the plate over data, named ``"data"``, at dim -1. With targets of B of the N training points it scales
     their log-likelihood by N/B, so that a loss is that of the whole data set; without targets the plate has the size
-    of the output and scale one. The output is recorded at the deterministic site ``"f"`` (:data:`FUNCTION_SITE`), of
-    shape ``[*draws, B, *outputs]``, the targets are the site ``"y"``.
+    of the output and scale one. Made without ``num_data``, it gets N from :func:`~pyro_radial.fit` or
+    :func:`~pyro_radial.continual.learn_stream`, from each anew, and keeps it; before that, as in an ``SVI`` of your
+    own, targets are all the data there are (N = B), as under ``pyro.plate("data", len(y))``. So give ``num_data`` to
+    train on mini-batches without ``fit``.
+
+    The output is recorded at the deterministic site ``"f"`` (:data:`FUNCTION_SITE`), of shape ``[*draws, B,
+    *outputs]``, the targets are the site ``"y"``.
 
     A subclass defines :meth:`observation` and :meth:`inverse_link`, and where it differs :meth:`noise`,
     :meth:`target_shape` and :meth:`predictive_entropy`.
 
-    :param int num_data: N, the number of training points.
+    :param int num_data: N, the number of training points; by default what :func:`~pyro_radial.fit` is given.
     :param int event_dim: how many dims of ``f``, from the right, belong to one data point: 1 for a network that
         returns ``[B, K]``, 0 for one that returns ``[B]``.
     :raises ValueError: naming the argument that is out of range.
@@ -54,10 +59,40 @@ class Likelihood(UniquelyNamed):
 
     def __init__(self, num_data: int | None = None, event_dim: int = 1) -> None:
         super().__init__()
-        self.num_data = positive_count("num_data", num_data)
+        self.num_data = num_data
         if isinstance(event_dim, bool) or not isinstance(event_dim, int) or event_dim < self.min_event_dim:
             raise ValueError(f"event_dim must be an integer >= {self.min_event_dim}, got {event_dim!r}")
         self.event_dim = event_dim
+
+    @property
+    def num_data(self) -> int | None:
+        """
+        N, as given or else as the latest training has found it; None before that.
+
+        :raises ValueError: when set to what is neither a positive integer nor None.
+        """
+        return self._found if self._given is None else self._given
+
+    @num_data.setter
+    def num_data(self, num_data: int | None) -> None:
+        self._given = None if num_data is None else positive_count("num_data", num_data)
+        self._found: int | None = None
+
+    def train_on(self, num_data: int, who: str) -> None:
+        """
+        Takes N from the data, where it was not given.
+
+        :param int num_data: N, the number of training points.
+        :param str who: what errors call the training.
+        :raises ValueError: if another number was given.
+        """
+        if self._given not in (None, num_data):
+            raise ValueError(
+                f"{who}: num_data of the likelihood must be the number of training points, got "
+                f"num_data={self._given} for {num_data} rows; make the likelihood without num_data, or if the rows "
+                f"are only a part of the data, say so: fit(..., num_data={self._given})"
+            )
+        self._found = num_data
 
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """
@@ -69,14 +104,22 @@ class Likelihood(UniquelyNamed):
         :raises ValueError: naming the argument whose shape, dtype or number does not fit.
         """
         self.check_output(f)
+        if torch.is_autocast_enabled(f.device.type) and f.dtype in (torch.float16, torch.bfloat16):
+            # Densities are computed in full precision, as torch's own losses are under autocast.
+            f = f.float()
         size = f.shape[-1 - self.event_dim]
+        num_data = size
         if y is not None:
             y = self.check_target(f, y)
-            if size > self.num_data:
-                raise ValueError(f"num_data must be at least {size}, the number of targets in y, got {self.num_data}")
+            num_data = self.num_data or size
+            if size > num_data:
+                origin = "" if self._given else " from the latest fit; set the likelihood's num_data"
+                raise ValueError(
+                    f"num_data must be at least {size}, the number of targets in y, got {num_data}{origin}"
+                )
         noise = self.noise(f)
         index = torch.arange(size, device=f.device)
-        with pyro.plate("data", size if y is None else self.num_data, subsample=index, dim=-1):
+        with pyro.plate("data", num_data, subsample=index, dim=-1):
             f = pyro.deterministic(FUNCTION_SITE, f, event_dim=self.event_dim)
             return pyro.sample("y", self.observation(f, **noise), obs=y, infer=TARGET)
 
@@ -132,6 +175,8 @@ class Likelihood(UniquelyNamed):
                 f"f must have a dim for the data and {self.event_dim} more (event_dim) at site {FUNCTION_SITE!r}, "
                 f"got shape {tuple(f.shape)}"
             )
+        if f.shape[-1 - self.event_dim] == 0:
+            raise ValueError(f"f must have at least one row at site {FUNCTION_SITE!r}, got shape {tuple(f.shape)}")
 
     def check_target(self, f: Tensor, y: Tensor) -> Tensor:
         """The targets in the dtype and shape of this distribution, or a ValueError that names ``y``."""
@@ -145,9 +190,27 @@ class Likelihood(UniquelyNamed):
                 f"y must have shape {tuple(wanted)} for site 'y', since the network's output has shape "
                 f"{tuple(f.shape)}, got {tuple(y.shape)}"
             )
+        self.check_target_values(f, y)
         return y.to(f.dtype)
 
     def check_target_dtype(self, y: Tensor) -> None:
         """Raises a ValueError naming ``y`` if its dtype is wrong: complex, or bool where numbers are meant."""
         if y.is_complex() or y.dtype == torch.bool:
             raise ValueError(f"y must hold real numbers for site 'y', got {y.dtype}")
+
+    def check_target_values(self, f: Tensor, y: Tensor) -> None:
+        """Raises a ValueError naming ``y`` and the value if one is out of range; any number is in, by default."""
+
+
+def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:
+    """
+    Refuse targets that are out of range, where Pyro's validation is on.
+
+    :param torch.Tensor allowed: which elements of ``y`` are in range.
+    :param torch.Tensor y: the targets.
+    :param str wanted: the range, in words.
+    :raises ValueError: with the first value that is out of range, and its place.
+    """
+    if pyro.settings.get("validate_distributions_pyro") and not bool(allowed.all()):
+        place = tuple((~allowed).nonzero()[0].tolist())
+        raise ValueError(f"y must hold {wanted} for site 'y', got {y[place].item()} at {list(place)}")

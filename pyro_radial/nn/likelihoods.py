@@ -15,7 +15,7 @@ from pyro.nn.module import pyro_method
 from torch import Tensor
 
 from pyro_radial._checks import positive_float
-from pyro_radial.nn.likelihood import FUNCTION_SITE, Likelihood
+from pyro_radial.nn.likelihood import FUNCTION_SITE, Likelihood, check_values
 from pyro_radial.nn.priors.normal import check_positive_scalar_distribution
 from pyro_radial.nn.site_priors import Following
 
@@ -29,7 +29,7 @@ class Categorical(Likelihood):
     ``f`` is ``[*draws, B, K]`` and ``y`` holds ``B`` integers from 0 to K-1. The classes are the last dim also
     where a point has many labels: with ``event_dim=3``, ``f`` is ``[B, H, W, K]`` and ``y`` is ``[B, H, W]``.
 
-    :param int num_data: N, the number of training points.
+    :param int num_data: N, the number of training points; by default what :func:`~pyro_radial.fit` is given.
     :param int event_dim: how many dims of ``f`` belong to one point, the classes included; at least 1.
 
     Example::
@@ -66,14 +66,20 @@ class Categorical(Likelihood):
                 f"y must have shape {tuple(self.target_shape(f))} for site 'y', since the network's output has "
                 f"shape {tuple(f.shape)} with the classes last, got {tuple(y.shape)}"
             )
+        self.check_target_values(f, y)
         return y
+
+    def check_target_values(self, f: Tensor, y: Tensor) -> None:
+        """Raises a ValueError naming ``y`` for a label that is no class."""
+        number = f.shape[-1]
+        check_values((y >= 0) & (y < number), y, f"labels from 0 to {number - 1}, of {number} classes,")
 
 
 class Bernoulli(Likelihood):
     r"""
     Zero or one, for each output alone: ``y`` is one with probability ``sigmoid(f)``.
 
-    :param int num_data: N, the number of training points.
+    :param int num_data: N, the number of training points; by default what :func:`~pyro_radial.fit` is given.
     :param int event_dim: how many dims of ``f`` belong to one point.
 
     Example::
@@ -101,6 +107,10 @@ class Bernoulli(Likelihood):
         if y.is_complex():
             raise ValueError(f"y must hold zeros and ones for site 'y', got {y.dtype}")
 
+    def check_target_values(self, f: Tensor, y: Tensor) -> None:
+        """Raises a ValueError naming ``y`` for a number that is neither zero nor one."""
+        check_values((y == 0) | (y == 1), y, "zeros and ones")
+
 
 class Gaussian(Likelihood):
     r"""
@@ -111,7 +121,7 @@ class Gaussian(Likelihood):
     ``Gamma(6, 6)`` of Hernández-Lobato and Adams, *Probabilistic Backpropagation* (2015). It is recorded at the
     deterministic site ``"noise_scale"``, in the units of ``y``.
 
-    :param int num_data: N, the number of training points.
+    :param int num_data: N, the number of training points; by default what :func:`~pyro_radial.fit` is given.
     :param int event_dim: how many dims of ``f`` belong to one point.
     :param float scale: the noise's standard deviation, or its first value; 1 by default.
     :param bool learn_scale: whether to train it.
@@ -180,7 +190,7 @@ class HeteroscedasticGaussian(Likelihood):
     The last dim of ``f`` has 2K elements, K locations and then K raw scales; ``y`` is ``[B, K]``. The floor keeps
     the density bounded at points that the network fits exactly.
 
-    :param int num_data: N, the number of training points.
+    :param int num_data: N, the number of training points; by default what :func:`~pyro_radial.fit` is given.
     :param int event_dim: how many dims of ``f`` belong to one point; at least 1.
     :param float floor: the least standard deviation, in the units of ``y``.
 
@@ -225,7 +235,7 @@ class Poisson(Likelihood):
     r"""
     Counts, for each output alone: :math:`y \sim \mathrm{Poisson}(\exp f)`.
 
-    :param int num_data: N, the number of training points.
+    :param int num_data: N, the number of training points; by default what :func:`~pyro_radial.fit` is given.
     :param int event_dim: how many dims of ``f`` belong to one point.
 
     Example::
@@ -241,6 +251,10 @@ class Poisson(Likelihood):
     def inverse_link(self, f: Tensor) -> Tensor:
         """The rate."""
         return f.exp()
+
+    def check_target_values(self, f: Tensor, y: Tensor) -> None:
+        """Raises a ValueError naming ``y`` for a number that is no count."""
+        check_values((y >= 0) & (y == y.round()), y, "counts, 0, 1, 2, ...,")
 
 
 def _sum_last(values: Tensor, dims: int) -> Tensor:

@@ -5,9 +5,11 @@
 
 from typing import Any
 
+import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.nn.likelihoods import Likelihood
 
@@ -59,12 +61,12 @@ class SupervisedModel(nn.Module):
         """
         Runs the model.
 
-        :param x: the network's input, or a tuple of its inputs.
+        :param x: the network's input, or a tuple or a dict of its inputs.
         :param torch.Tensor y: the targets, or None to sample them.
         :returns: the targets, given or sampled.
-        :raises ValueError: if the network's output is not one tensor.
+        :raises ValueError: if the network cannot take x, or its output is not one tensor.
         """
-        f = self.bnn(*x) if isinstance(x, tuple) else self.bnn(x)
+        f = self._output(x)
         if not isinstance(f, Tensor):
             raise ValueError(
                 f"the network of bnn must return one tensor, got {type(f).__name__}: "
@@ -72,8 +74,34 @@ class SupervisedModel(nn.Module):
             )
         return self.likelihood(f, y)
 
+    def _output(self, x: Any) -> Any:
+        try:
+            if isinstance(x, dict):
+                return self.bnn(**x)
+            return self.bnn(*x) if isinstance(x, tuple) else self.bnn(x)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ValueError(
+                f"x must be what the network of bnn takes{self._dtype()}, got {_described(x)}: {error}"
+            ) from error
+
+    def _dtype(self) -> str:
+        return f", in {self.bnn.dtype} on {self.bnn.device}" if isinstance(self.bnn, BayesianModule) else ""
+
 
 def _own_names(likelihood: Likelihood) -> set[str]:
     """The names that a likelihood gives to sites and its plate."""
     precision = {"precision"} if getattr(likelihood, "precision_prior", None) is not None else set()
     return {FUNCTION_SITE, "y", "data", *getattr(likelihood, "noise_sites", {}).values()} | precision
+
+
+def _described(x: Any) -> str:
+    """Shapes and dtypes of the inputs."""
+    named = x.items() if isinstance(x, dict) else (("x", part) for part in (x if isinstance(x, tuple) else (x,)))
+    return ", ".join(
+        f"{name} of shape {list(part.shape)}, {part.dtype} on {part.device}"
+        if isinstance(part, Tensor)
+        else f"{name} of type {type(part).__name__}"
+        for name, part in named
+    )

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, fit
+from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, diagnose, fit, predict
 from pyro_radial.infer.batches import Batches, parts
 from pyro_radial.infer.data import Rows
 from pyro_radial.nn import likelihoods
@@ -100,6 +100,62 @@ def test_a_tuple_of_inputs_reaches_the_network_as_its_arguments():
     other, other_result = trained(*make(), data=Items(), accumulate=2, validation=Items())
     assert other_result == result
     assert_same(other, state)
+
+
+def forms(x, other, y):
+    """The same rows in all forms that a user may have them in, with names or without."""
+    items = [((x[i], other[i]), y[i]) for i in range(len(x))]
+    named = [({"right": other[i], "left": x[i]}, y[i]) for i in range(len(x))]
+    arrays = x.numpy().astype("float64"), other.numpy().astype("float64"), y.numpy()
+    return {
+        "three tensors": (x, other, y),
+        "arrays": arrays,
+        "arrays by name": ({"left": arrays[0], "right": arrays[1]}, arrays[2]),
+        "dict": ({"left": x, "right": other}, y),
+        "items of three": TensorDataset(x, other, y),
+        "loader": DataLoader(TensorDataset(x, other, y), batch_size=FIT["batch_size"], shuffle=True),
+        "loader of pairs": DataLoader(Listed(items), batch_size=FIT["batch_size"]),
+        "loader of dicts": DataLoader(Listed(named), batch_size=FIT["batch_size"], drop_last=True),
+    }
+
+
+class Listed(Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+
+@pytest.mark.parametrize("form", forms(*[torch.zeros(1)] * 3))
+def test_data_in_every_form_are_trained_on_predicted_and_diagnosed_alike(form):
+    x, y = data()
+
+    def run(given, inputs, **batch_size):
+        torch.manual_seed(1)
+        model = SupervisedModel(BayesianModule(TwoInputs()), likelihoods.Categorical())
+        guide = AutoRadial(model)
+        settings = {**{name: value for name, value in FIT.items() if name != "batch_size"}, **batch_size}
+        result = fit(model, guide, given, validation=given, **settings)
+        torch.manual_seed(2)
+        draws = predict(model, guide, inputs, num_samples=3, chunk_size=7)
+        log_prob = draws.log_prob(y.numpy() if "arrays" in form else y)
+        return result, draws.samples, log_prob, str(diagnose(model, guide, given, num_particles=2))
+
+    expected = run(((x, x.flip(0)), y), (x, x.flip(0)), batch_size=FIT["batch_size"])
+    given = forms(x, x.flip(0), y)[form]
+    inputs = given[0] if isinstance(given, tuple) and len(given) == 2 else given
+    if isinstance(given, tuple) and len(given) == 3:
+        inputs = given[:2]
+    batch_size = {} if "loader" in form else {"batch_size": FIT["batch_size"]}
+    result, samples, log_prob, diagnosis = run(given, inputs, **batch_size)
+    assert result == expected[0]
+    assert torch.equal(samples, expected[1])
+    assert torch.equal(log_prob, expected[2])
+    assert diagnosis == expected[3]
 
 
 @pytest.mark.parametrize(("rows", "size", "per_epoch"), [(7, 3, 3), (6, 3, 2), (2, 5, 1), (1, 1, 1)])

@@ -6,13 +6,13 @@
 import pyro
 import pytest
 import torch
-from torch.optim import Adam
+from torch.optim import LBFGS, Adam
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pyro_radial import fit
 from pyro_radial.infer import training_run
 from pyro_radial.poutine import mean_only
-from tests.infer.runs import FIT, assert_same, data, function_problem, problem, state_of, trained
+from tests.infer.runs import FIT, ROWS, assert_same, data, function_problem, problem, state_of, trained
 
 # -------------------------------------------------------------------------------- validation, early stop, callback
 
@@ -48,6 +48,28 @@ def test_without_validation_the_last_epoch_counts():
 
 def test_a_validation_that_is_infinite_at_first_does_not_hide_a_better_one(monkeypatch):
     scripted_validation(monkeypatch, [float("inf"), 2.0, 3.0])
+    _, result = trained(*problem(), validation=data())
+    assert result.best_epoch == 1
+
+
+def test_a_validation_that_is_never_finite_chooses_nothing(monkeypatch):
+    model, guide = problem()
+    scripted_validation(monkeypatch, [float("inf"), -float("inf"), float("inf"), float("inf")])
+    epochs = []
+    state, result = trained(
+        model,
+        guide,
+        epochs=4,
+        validation=data(),
+        patience=2,
+        callback=lambda record: epochs.append(state_of(model, guide)),
+    )
+    assert (len(result.history), result.best_epoch, result.stopped_early) == (3, 2, True)
+    assert_same(state, epochs[2])
+
+
+def test_a_density_without_bound_does_not_hide_a_better_one(monkeypatch):
+    scripted_validation(monkeypatch, [-float("inf"), 2.0, 3.0])
     _, result = trained(*problem(), validation=data())
     assert result.best_epoch == 1
 
@@ -98,6 +120,12 @@ def nan_in(rows):
     return x, y
 
 
+def infinity_in(rows):
+    x, y = data()
+    x[rows, 1] = float("inf")
+    return x, y
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -110,8 +138,19 @@ def nan_in(rows):
         ({"data": (data()[0], data(9)[1])}, "data: y must have as many rows as x, got 9 for 20"),
         ({"data": (data()[0][:0], data()[1][:0])}, "data must have at least one row"),
         ({"data": data()[0]}, r"data must be a pair \(x, y\) of tensors or a torch Dataset, got Tensor"),
-        ({"data": (data()[0].numpy(), data()[1])}, "data: x must be a tensor of rows"),
-        ({"data": DataLoader(TensorDataset(*data()))}, "got DataLoader"),
+        ({"data": (data()[0].tolist(), data()[1])}, "data: x must be a tensor of rows"),
+        ({"data": DataLoader(Stream())}, "data must be a map-style Dataset"),
+        ({"data": infinity_in([4, 7])}, "data: x must not hold infinity, got infinity in 2 of 20 rows, first in row 4"),
+        ({"validation": infinity_in([19])}, "validation: x must not hold infinity, .* first in row 19"),
+        ({"data": (data()[0], data()[1] + 1)}, r"y must hold labels from 0 to 1, of 2 classes, .*got 2 at"),
+        ({"data": (torch.zeros(ROWS, 7), data()[1])}, r"x must be what the network of bnn takes.*shape \[2, 7\]"),
+        ({"seed": 1.5}, "fit: seed must be a non-negative integer, got 1.5"),
+        ({"seed": -1}, "fit: seed must be a non-negative integer, got -1"),
+        ({"clip_norm": 0.0}, "fit: clip_norm must be a positive finite number, got 0.0"),
+        ({"autocast": torch.float32}, "fit: autocast must be torch.bfloat16 or torch.float16, got torch.float32"),
+        ({"autocast": True}, "fit: autocast must be torch.bfloat16 or torch.float16, got True"),
+        ({"num_data": 0}, "fit: num_data must be a positive integer, got 0"),
+        ({"optim": LBFGS}, "optim must make an optimizer that steps without a closure, got LBFGS"),
         ({"data": Stream()}, "data must be a map-style Dataset"),
         ({"patience": 2}, "validation must be given with patience, got patience=2"),
         ({"loss": pyro.infer.Trace_ELBO()}, "loss must keep its terms"),

@@ -185,7 +185,7 @@ class TestUse:
 
     def test_fit_takes_it(self):
         model = regression()
-        result = fit(model, AutoMeanField(model), self.data, epochs=2, loss=self.elbo(), progress=False)
+        result = fit(model, AutoMeanField(model), self.data, epochs=2, num_data=20, loss=self.elbo(), progress=False)
         assert math.isfinite(result.history[-1]["loss"])
 
     def test_adversarial_points_move_to_where_the_divergence_is_larger(self):

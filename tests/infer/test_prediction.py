@@ -4,8 +4,11 @@
 """Summaries of draws are those of the book."""
 
 import math
+import subprocess
+import sys
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import nn
@@ -162,3 +165,56 @@ def test_the_mean_log_probability_does_not_depend_on_the_number_of_test_points(c
     once = draws(model, guide).log_prob(y).mean()
     more = draws(model, guide, X.repeat(copies, 1)).log_prob(y.repeat(copies)).mean()
     assert float(more) == pytest.approx(float(once), rel=1e-5)
+
+
+MEASURED = """
+import resource
+import torch
+from pyro_radial.infer.prediction import Prediction
+from pyro_radial.nn import likelihoods
+
+def peak():
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+def run(prediction, y, names):
+    for name in names:
+        prediction.log_prob(y) if name == "log_prob" else getattr(prediction, name)
+
+torch.set_num_threads(1)
+draws, rows = 32, 100_000
+cases = [
+    (likelihoods.Gaussian(num_data=1), 10, lambda n: torch.zeros(n, 10), {"scale": torch.ones(draws, 1)}, ["variance"]),
+    (likelihoods.Categorical(num_data=1), 10, lambda n: torch.zeros(n).long(), {}, ["entropy", "mutual_information"]),
+]
+for likelihood, outputs, targets, noise, names in cases:
+    names = ["log_prob", "mean", *names]
+    # Whatever is loaded at the first call, and the largest of the results, are there already.
+    run(Prediction(torch.zeros(draws, 1000, outputs), likelihood, noise), targets(1000), names)
+    samples, y = torch.zeros(draws, rows, outputs), targets(rows)
+    samples.fill_(0.5)
+    before = peak()
+    run(Prediction(samples, likelihood, noise), y, names)
+    print((peak() - before) / samples.nbytes)
+    del samples
+"""
+
+
+def test_nothing_of_a_prediction_needs_much_memory_besides_the_samples():
+    """The highest memory of a process of its own, beyond that with the samples made, in units of the samples."""
+    command = [sys.executable, "-c", MEASURED]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert len(output) == 2
+    assert all(float(share) <= 0.2 for share in output), output
+
+
+@pytest.mark.parametrize("points", [1, 2, 63, 64, 65, 700])
+@pytest.mark.parametrize("outputs", [1, 50])
+def test_parts_of_a_prediction_are_the_whole_of_it(points, outputs):
+    samples = torch.randn(6, points, outputs, dtype=torch.float64)
+    y, noise = torch.randn(points, outputs, dtype=torch.float64), torch.rand(6, 1, dtype=torch.float64) + 0.5
+    whole = dist.Normal(samples, noise[..., None]).to_event(1)
+    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": noise})
+    torch.testing.assert_close(prediction.log_prob(y), whole.log_prob(y).logsumexp(0) - math.log(6))
+    variance = whole.variance.mean(0) + samples.var(0, unbiased=False)
+    torch.testing.assert_close(prediction.variance, variance)
+    torch.testing.assert_close(prediction.mean, samples.mean(0))

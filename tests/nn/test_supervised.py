@@ -51,6 +51,34 @@ def test_a_tuple_is_several_inputs():
     assert model((torch.randn(5, 3), torch.randn(5, 2))).shape == (5, 1)
 
 
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(5, 4), r"x of shape \[5, 4\], torch.float32 on cpu: mat1 and mat2 shapes"),
+        (torch.zeros(5, 3, dtype=torch.float64), r"takes, in torch.float32 on cpu, got x of shape .* torch.float64"),
+        (torch.zeros(5, 3, dtype=torch.long), r"takes, in torch.float32 on cpu, got x of shape .* torch.int64"),
+    ],
+)
+def test_inputs_that_the_network_cannot_take_are_named(x, message):
+    with pytest.raises(ValueError, match=rf"x must be what the network of bnn .*{message}"):
+        classifier()(x, torch.zeros(5, dtype=torch.long))
+
+
+def test_a_dict_is_inputs_by_name():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = nn.Linear(3, 1), nn.Linear(2, 1)
+
+        def forward(self, a, b):
+            return self.left(a) + self.right(b)
+
+    model = SupervisedModel(BayesianModule(Sum()), likelihoods.Gaussian())
+    assert model({"b": torch.randn(5, 2), "a": torch.randn(5, 3)}, torch.randn(5, 1)).shape == (5, 1)
+    with pytest.raises(ValueError, match=r"got b of shape \[5, 9\], torch.float32 on cpu, a of shape \[5, 3\]"):
+        model({"b": torch.randn(5, 9), "a": torch.randn(5, 3)})
+
+
 def test_a_pyro_module_of_ones_own_serves_as_network():
     class Line(PyroModule):
         def forward(self, x):

@@ -1,0 +1,93 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""From the losses of a batch to one step of a torch optimizer: loss scaling, clipping, and a rate that is changed."""
+
+import inspect
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+__all__ = ["GradientStep", "autocasting"]
+
+
+class GradientStep:
+    """The steps of one optimizer.
+
+    :param Optimizer optimizer: the optimizer.
+    :param float clip_norm: the most that the norm of all gradients together may be; None for no clipping.
+    :param torch.dtype autocast: the dtype that the model computes in; float16, whose gradients underflow, has its
+        losses scaled by a ``GradScaler``.
+    :param torch.device device: where the model computes.
+    :raises ValueError: for an optimizer that cannot step on gradients alone.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, clip_norm: float | None, autocast: torch.dtype | None, device: torch.device
+    ) -> None:
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ValueError(
+                "fit: optim must make an optimizer that steps without a closure, got "
+                f"{type(optimizer).__name__}, which evaluates the loss several times in one step"
+            )
+        self.optimizer, self.clip_norm = optimizer, clip_norm
+        self.scaler = torch.amp.GradScaler(device.type, enabled=autocast is torch.float16)
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The optimizer's setting, whatever has become of it since."""
+        rate = self.optimizer.defaults.get("lr")
+        return None if rate is None else float(rate)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss."""
+        self.scaler.scale(loss).backward()
+
+    def take(self) -> None:
+        """One step; with scaled losses none, if a gradient has overflowed."""
+        if self.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold besides the optimizer's own state."""
+        return {"learning_rate": self.learning_rate, "scaler": self.scaler.state_dict()}
+
+    def load(self, path: Path, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint, whose optimizer state is loaded already, at this run's learning rate."""
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
+        old, new = state["learning_rate"], self.learning_rate
+        if old == new or old is None or new is None:
+            return
+        warnings.warn(f"fit: checkpoint {path} was made with lr={old:g}, the run goes on with lr={new:g}", stacklevel=4)
+        for group in self.optimizer.param_groups:
+            # A rate that has decayed has decayed as far from the new one.
+            for name in {"lr", "initial_lr"} & group.keys():
+                group[name] = group[name] * (new / old) if old else new
+
+
+def autocasting(model: Callable[..., Any], dtype: torch.dtype, device: torch.device) -> Callable[..., Any]:
+    """The model under ``torch.autocast``; what is computed of its sites afterwards is in full precision.
+
+    :param model: a Pyro model.
+    :param torch.dtype dtype: what matrix products and convolutions are computed in.
+    :param torch.device device: where.
+    """
+
+    @wraps(getattr(model, "forward", model))
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device.type, dtype):
+            return model(*args, **kwargs)
+
+    return run
