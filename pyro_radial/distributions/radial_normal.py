@@ -169,9 +169,13 @@ class RadialNormal(TorchDistribution):
 
     def accumulated_entropy(self) -> Tensor:
         """The entropy before it is rounded to the parameters' dtype, for differences of large numbers."""
+        return self._sum_event(self.scale.log()) + self.unit_entropy
+
+    @property
+    def unit_entropy(self) -> float:
+        """The entropy at scale one, which the dimension alone decides."""
         constant = log_sphere_area(self.num_elements) + 0.5 * math.log(math.pi / 2.0) + 0.5
-        constant += (self.num_elements - 1) * MEAN_LOG_HALF_NORMAL
-        return self._sum_event(self.scale.log()) + constant
+        return constant + (self.num_elements - 1) * MEAN_LOG_HALF_NORMAL
 
     def marginal_quantiles(self, probabilities: Sequence[float]) -> Tensor:
         """Quantiles of each element's own marginal distribution, ``[len(probabilities), *batch, *event]``.
