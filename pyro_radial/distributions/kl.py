@@ -191,8 +191,8 @@ def _divergence_to_radial(q: _Parameters, p: RadialNormal) -> Tensor:
     # that of sqrt(A); each comes with the part of the squares that keeps it from being negative.
     squared = ratio.square()
     mean = squared.mean(-1, keepdim=True, dtype=sums)
-    low = mean.to(ratio.dtype)
-    spread = _square_less_log((ratio / low.sqrt()), (squared - low) / low).sum(-1, dtype=sums)
+    low = mean.detach().to(ratio.dtype)
+    spread = _square_less_log(ratio / low.sqrt(), (squared - low) / low).sum(-1, dtype=sums)
     mean = mean.squeeze(-1)
     kl = 0.5 * (spread + _square_less_log(mean.sqrt(), mean - 1.0) + shift.square().sum(-1, dtype=sums))
     if dim > 1:

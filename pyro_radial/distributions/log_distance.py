@@ -75,14 +75,16 @@ def excess_log_distance_of_radial(ratio: Tensor, shift: Tensor) -> Tensor:
     dim, sums = ratio.shape[-1], accumulation_dtype(ratio)
     squared, product = ratio.square(), ratio * shift
     mean = squared.mean(-1, keepdim=True, dtype=sums)
-    low = mean.to(squared.dtype)
+    # A constant near the mean, which no result depends on.
+    low = mean.detach().to(squared.dtype)
     centered = squared - low
 
     noise = _noise(ratio)
-    columns = torch.stack([torch.ones_like(squared), squared, centered], -1)
-    length, a, above = (noise.square() @ columns).to(sums).unbind(-1)
-    a, above = a / (length * mean), (above / length + (low - mean)) / mean
-    b = (noise @ product.unsqueeze(-1)).squeeze(-1).to(sums) / (length.sqrt() * mean)
+    squares = noise.square()
+    length = squares.sum(-1).to(sums)
+    a = _project(squares, squared).to(sums) / (length * mean)
+    above = (_project(squares, centered).to(sums) / length + (low - mean)) / mean
+    b = _project(noise, product).to(sums) / (length.sqrt() * mean)
     c = shift.square().sum(-1, keepdim=True, dtype=sums) / mean
     # In units of the mean of A: the mean of B^2, and the variance of A.
     square_b = product.square().sum(-1, keepdim=True, dtype=sums) / (dim * mean.square())
@@ -156,8 +158,7 @@ def log_of_square(root: Tensor, above: Tensor) -> Tensor:
 
 def _sqrt(square: Tensor) -> Tensor:
     """The root of a square that rounding may have left below zero, with gradient zero there: the tip of the cone."""
-    positive = square > 0
-    return torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)
+    return square.clamp(min=torch.finfo(square.dtype).tiny).sqrt()
 
 
 def _shrinkage(relative_variance: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_radial.distributions.chunks import by_chunks
+
 __all__ = ["MEAN_LOG_CHI_SQUARED", "excess_log_square", "mean_log_square"]
 
 # E log r^2 for r ~ N(0, 1).
@@ -75,7 +77,7 @@ class _Excess(torch.autograd.Function):
 
     @staticmethod
     def forward(b: Tensor, c: Tensor) -> Tensor:
-        return _by_chunks(_excess, b, c)
+        return by_chunks(_excess, (b, c), _CHUNK)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -100,7 +102,7 @@ class _Slope(torch.autograd.Function):
 
     @staticmethod
     def forward(b: Tensor, c: Tensor) -> Tensor:
-        return _by_chunks(_slope, b, c)
+        return by_chunks(_slope, (b, c), _CHUNK)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -122,16 +124,6 @@ def _curve(b: Tensor, c: Tensor, slope: Tensor, by_b: Tensor, by_c: Tensor) -> t
     first, second = slope.unbind(0)
     straight, mixed = 2.0 - (b * first + c * second), c * first - b * second
     return by_b * straight + by_c * mixed, by_b * mixed - by_c * straight
-
-
-def _by_chunks(function: Any, b: Tensor, c: Tensor) -> Tensor:
-    """A function of two tensors of one shape, elementwise; what it stacks comes first."""
-    if torch.compiler.is_compiling() or b.numel() <= _CHUNK:
-        value: Tensor = function(b, c)
-        return value
-    parts = [function(*part) for part in zip(b.flatten().split(_CHUNK), c.flatten().split(_CHUNK), strict=True)]
-    joined = torch.cat(parts, -1)
-    return joined.reshape(joined.shape[:-1] + b.shape)
 
 
 def _excess(b: Tensor, c: Tensor) -> Tensor:
@@ -168,8 +160,8 @@ def _mapped(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _polynomial(coefficients: tuple[float, ...], real: Tensor, imag: Tensor) -> tuple[Tensor, Tensor]:
     """A polynomial with real coefficients, the highest power first, at complex points, by a real recurrence."""
     twice, square = 2.0 * real, real * real + imag * imag
-    last, value = coefficients[0], coefficients[0] * twice + coefficients[1]
-    older: Tensor | float = last
-    for coefficient in coefficients[2:-1]:
-        older, value = value, (twice * value).sub_(square * older).add_(coefficient)
+    terms = torch.tensor(coefficients, dtype=real.dtype, device=real.device).unbind(0)
+    older, value = torch.full_like(real, coefficients[0]), coefficients[0] * twice + coefficients[1]
+    for term in terms[2:-1]:
+        older, value = value, torch.addcmul(torch.addcmul(term, twice, value), square, older, value=-1.0)
     return value * real + (coefficients[-1] - square * older), value * imag

@@ -4,6 +4,7 @@
 """The scalars of the von Mises-Fisher distribution as elementwise formulas, without a derivative of their own."""
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -97,9 +98,9 @@ def variance(concentration: Tensor, plan: BesselPlan) -> Tensor:
     """A'."""
     t = uniform_variables(concentration, plan.shifted_lam).t
     result = t.square() / (plan.shifted_lam * (1.0 + t)) * (1.0 + t * _series(plan.slope, t))
-    for total, _, rise in _descent(concentration, plan):
-        result = rise / total.square()
-    return result
+    # The last rung's alone.
+    last = deque(_descent(concentration, plan), maxlen=1)
+    return last[0][2] / last[0][0].square() if last else result
 
 
 def variance_slope(concentration: Tensor, plan: BesselPlan) -> Tensor:
