@@ -35,10 +35,18 @@ def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
         >>> gamma.rate
         tensor([4.0000, 0.2500])
     """
+    if not isinstance(scale, Tensor | int | float) or isinstance(scale, bool):
+        raise TypeError(f"half_cauchy_factors: scale must be a tensor or a number, got {scale!r}")
+    if isinstance(scale, Tensor) and not scale.is_floating_point():
+        raise ValueError(f"half_cauchy_factors: scale must be a floating-point tensor, got {scale.dtype}")
     half_cauchy = dist.HalfCauchy(scale)
     scale = half_cauchy.scale
     rate = scale.reciprocal().square()
-    if half_cauchy._validate_args and not bool(((rate >= torch.finfo(rate.dtype).tiny) & (rate < math.inf)).all()):
+    if (
+        half_cauchy._validate_args
+        and rate.numel() > 0
+        and not bool(((rate >= torch.finfo(rate.dtype).tiny) & (rate < math.inf)).all())
+    ):
         least = torch.finfo(rate.dtype).tiny ** 0.5
         raise ValueError(
             f"half_cauchy_factors: scale must be a number whose square {rate.dtype} has room for, from about "

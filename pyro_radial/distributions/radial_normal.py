@@ -140,7 +140,8 @@ class RadialNormal(TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The normalized log-density, shape ``[*sample, *batch]``; +inf at ``loc`` for D >= 2."""
-        if self._validate_args:
+        # Torch's check of a support cannot take a tensor without elements.
+        if self._validate_args and value.numel() > 0:
             self._validate_sample(value)
         if self.num_elements == 1:
             # As a normal's: the distance has no derivative at loc, its square has two.
@@ -254,6 +255,8 @@ def _unsqueeze(batch_value: Tensor, event_dim: int) -> Tensor:
 def _broadcast(loc: Any, scale: Any) -> tuple[Tensor, Tensor]:
     """Both arguments as floating-point tensors of one shape, or an error that names the argument."""
     for name, argument in (("loc", loc), ("scale", scale)):
+        if not isinstance(argument, Tensor | int | float) or isinstance(argument, bool):
+            raise TypeError(f"RadialNormal: {name} must be a tensor or a number, got {argument!r}")
         if isinstance(argument, Tensor) and not argument.is_floating_point():
             raise ValueError(f"RadialNormal: {name} must be a floating-point tensor, got {argument.dtype}")
     try:

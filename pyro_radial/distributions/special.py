@@ -31,7 +31,7 @@ __all__ = [
 # E log|r| for r ~ N(0, 1): -(Euler's constant + log 2) / 2.
 MEAN_LOG_HALF_NORMAL = -0.5 * (0.57721566490153286061 + math.log(2.0))
 # Elements at a time: in few dimensions a formula has some hundred steps.
-_CHUNK = 2**12
+_CHUNK = 2**14
 
 
 def accumulation_dtype(tensor: Tensor) -> torch.dtype:
