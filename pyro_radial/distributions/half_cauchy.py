@@ -27,7 +27,7 @@ def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
 
     :param scale: positive; a number, or a tensor ``[*batch]``.
     :returns: the two distributions, each of batch shape ``[*batch]``.
-    :raises ValueError: (under validation) if ``scale`` is not positive, or its dtype has no room for its square.
+    :raises ValueError: (under validation) if ``scale`` is not positive, or its dtype does not hold its square.
 
     Example::
 
@@ -49,7 +49,7 @@ def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
     ):
         least = torch.finfo(rate.dtype).tiny ** 0.5
         raise ValueError(
-            f"half_cauchy_factors: scale must be a number whose square {rate.dtype} has room for, from about "
+            f"half_cauchy_factors: scale must be a number whose square {rate.dtype} holds, from about "
             f"{least:.0e} to {1.0 / least:.0e}, got {float(scale.min()):.4g} to {float(scale.max()):.4g}"
         )
     half = torch.full_like(scale, 0.5)

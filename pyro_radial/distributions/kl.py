@@ -79,8 +79,9 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     exact for proportional scales and equal means, zero with zero gradient at q = p. ``pyro.settings`` has the number
     of directions, ``radial_kl_directions`` (small events take more), and their seed, ``radial_kl_seed`` (None for
     fresh ones in each call). With a seed it is a function of the parameters, and its gradient the derivative of that,
-    also under ``vmap`` and ``torch.compile``. One call's standard deviation, and with it how far below zero it can fall, is below 1 %
-    of max(KL, 100 nats) in the cases of ``benchmarks/distributions/radial_kl.py``; it is more where one element's ratio
+    also under ``vmap`` and ``torch.compile``. One call's standard deviation, and with it how far below zero it can
+    fall, is below 1 % of max(KL, 100 nats) in the cases of ``benchmarks/distributions/radial_kl.py``; it is more where
+    one element's ratio
     :math:`\sigma_i / t_i` is far above all others. At equal scales the KL has a cone in the means, of slope about
     1.2533 (D - 1) in units of t: they do not move until the likelihood's gradient exceeds that.
 
@@ -258,7 +259,7 @@ def _against_radial(q: _Parameters, p: RadialNormal) -> tuple[Tensor, Tensor, to
 
 
 def _standardized(q: _Parameters, center: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and mean in units of the other side's, in a dtype in which their squares have room."""
+    """Scale and mean in units of the other side's, in a dtype that holds their squares."""
     dtype = torch.promote_types(torch.promote_types(q.loc.dtype, q.scale.dtype), torch.float32)
     dtype = torch.promote_types(dtype, torch.promote_types(center.dtype, unit.dtype))
     unit = unit.to(dtype)
@@ -270,7 +271,7 @@ def _standardized(q: _Parameters, center: Tensor, unit: Tensor) -> tuple[Tensor,
 # ``NotImplementedError``, which is how :class:`~pyro.infer.TraceMeanField_ELBO` knows to fall back on sampling.
 # A pair that torch or Pyro register themselves (Independent on Independent) is left to them: it ends in one of the rows
 # below. But for masked on masked: Pyro's row takes one mask for both sides, which is right if they have the same.
-RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor]]] = [
+RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor | float]]] = [
     (RadialNormal, RadialNormal, kl_by_cross_entropy),
     (RadialNormal, Normal, kl_by_cross_entropy),
     (RadialNormal, Independent, kl_by_cross_entropy),

@@ -111,12 +111,15 @@ class _Slope(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return _curve(*ctx.saved_tensors, *grad.unbind(0))
+        b, c, slope = ctx.saved_tensors
+        by_b, by_c = grad.unbind(0)
+        return _curve(b, c, slope, by_b, by_c)
 
     @staticmethod
     def jvp(ctx: Any, b_tangent: Tensor, c_tangent: Tensor) -> Tensor:
         # The matrix of second derivatives is symmetric.
-        return torch.stack(_curve(*ctx.saved_tensors, b_tangent, c_tangent))
+        b, c, slope = ctx.saved_tensors
+        return torch.stack(_curve(b, c, slope, b_tangent, c_tangent))
 
 
 def _curve(b: Tensor, c: Tensor, slope: Tensor, by_b: Tensor, by_c: Tensor) -> tuple[Tensor, Tensor]:

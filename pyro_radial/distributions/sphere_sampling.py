@@ -23,7 +23,7 @@ FIRST_PROPOSALS = 3
 
 def sample_uniform_direction(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Uniform unit vectors of this shape, in the dtype and on the device of ``like``."""
-    normal = _normal(shape, _with_room(like))
+    normal = _normal(shape, _widened(like))
     return normal.mul_(_column(_dot(normal, normal).rsqrt(), normal)).to(like.dtype)
 
 
@@ -51,7 +51,7 @@ def sample_direction(loc: Tensor, one_minus_cosine: Tensor) -> Tensor:
     :param Tensor loc: :math:`\mu`, unit vectors, ``[*shape, m]``; the gradient is that along the sphere.
     :param Tensor one_minus_cosine: between 0 and 2, neither included, ``[*shape]``.
     """
-    value: Tensor = _Direction.apply(_with_room(loc), one_minus_cosine)
+    value: Tensor = _Direction.apply(_widened(loc), one_minus_cosine)
     return value.to(loc.dtype)
 
 
@@ -168,8 +168,8 @@ def _reflection(loc: Tensor, gap: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.ones_like(first).copysign(first), first, 1.0 + first.abs()
 
 
-def _with_room(tensor: Tensor) -> Tensor:
-    """In a dtype that has room for a normal vector's squared length, which float16 has up to 65,504 elements."""
+def _widened(tensor: Tensor) -> Tensor:
+    """In a dtype that holds a normal vector's squared length, as float16 does up to 65,504 elements."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

@@ -175,7 +175,10 @@ def _rising_integral(q: Tensor, log_ratio: Tensor, plan: BesselPlan) -> Tensor:
     s = q * torch.stack([node * log_ratio for node, _ in _GAUSS_LEGENDRE]).exp()
     p_over_s_less_1 = torch.stack([(1.0 - node) * log_ratio for node, _ in _GAUSS_LEGENDRE]).expm1()
     integrand = s.square() * p_over_s_less_1 * variance(s, plan)
-    return sum(weight * row for (_, weight), row in zip(_GAUSS_LEGENDRE, integrand.unbind(0), strict=True))
+    total = torch.zeros_like(q)
+    for (_, weight), row in zip(_GAUSS_LEGENDRE, integrand.unbind(0), strict=True):
+        total = total + weight * row
+    return total
 
 
 def _upper_mean(v: UniformVariables, plan: BesselPlan) -> Tensor:

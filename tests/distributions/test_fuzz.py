@@ -101,7 +101,7 @@ def assert_finite(distribution, other, parameters):
 @fuzzed
 @given(st.data())
 def test_radial_numbers_are_finite(dtype, data):
-    # Squares of ratios, and their gradients over a scale, must have room too.
+    # Squares of ratios, and their gradients over a scale, must be in range too.
     low, high = {torch.float32: (1e-4, 1e4), torch.float64: (1e-30, 1e30)}[dtype]
     size = data.draw(st.integers(1, 5))
     sizes = st.floats(math.log(low), math.log(high)).map(math.exp)
