@@ -27,7 +27,7 @@ def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
 
     :param scale: positive; a number, or a tensor ``[*batch]``.
     :returns: the two distributions, each of batch shape ``[*batch]``.
-    :raises ValueError: (under validation) if ``scale`` is not positive.
+    :raises ValueError: (under validation) if ``scale`` is not positive, or its dtype does not hold its square.
 
     Example::
 
@@ -35,9 +35,25 @@ def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
         >>> gamma.rate
         tensor([4.0000, 0.2500])
     """
-    scale = dist.HalfCauchy(scale).scale
+    if not isinstance(scale, Tensor | int | float) or isinstance(scale, bool):
+        raise TypeError(f"half_cauchy_factors: scale must be a tensor or a number, got {scale!r}")
+    if isinstance(scale, Tensor) and not scale.is_floating_point():
+        raise ValueError(f"half_cauchy_factors: scale must be a floating-point tensor, got {scale.dtype}")
+    half_cauchy = dist.HalfCauchy(scale)
+    scale = half_cauchy.scale
+    rate = scale.reciprocal().square()
+    if (
+        half_cauchy._validate_args
+        and rate.numel() > 0
+        and not bool(((rate >= torch.finfo(rate.dtype).tiny) & (rate < math.inf)).all())
+    ):
+        least = torch.finfo(rate.dtype).tiny ** 0.5
+        raise ValueError(
+            f"half_cauchy_factors: scale must be a number whose square {rate.dtype} holds, from about "
+            f"{least:.0e} to {1.0 / least:.0e}, got {float(scale.min()):.4g} to {float(scale.max()):.4g}"
+        )
     half = torch.full_like(scale, 0.5)
-    return dist.Gamma(half, scale.reciprocal().square()), dist.InverseGamma(half, torch.ones_like(scale))
+    return dist.Gamma(half, rate), dist.InverseGamma(half, torch.ones_like(scale))
 
 
 def half_cauchy_value(gamma: Tensor, inverse_gamma: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
+from pyro.distributions.util import scale_and_mask
 from torch import Tensor
 from torch.distributions import (
     Distribution,
@@ -24,8 +25,14 @@ from torch.distributions import (
     register_kl,
 )
 
+from pyro_radial._compat import own_mask
 from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma
-from pyro_radial.distributions.log_distance import mean_log_distance_of_normal, mean_log_distance_of_radial
+from pyro_radial.distributions.log_distance import (
+    excess_log_distance_of_radial,
+    log_of_square,
+    mean_log_distance_of_normal,
+    mean_log_distance_of_radial,
+)
 from pyro_radial.distributions.pushforward import Pushforward
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal
@@ -38,30 +45,17 @@ from pyro_radial.distributions.von_mises_fisher import (
     kl_von_mises_fisher,
     kl_von_mises_fisher_to_uniform,
 )
-from pyro_radial.distributions.wrappers import carry_to_batch, elementary, leaf, pull_back, unexpanded
+from pyro_radial.distributions.wrappers import (
+    carry_to_batch,
+    elementary,
+    leaf,
+    mask_of,
+    pull_back,
+    unexpanded,
+    unmasked,
+)
 
-__all__ = ["RULES", "kl_by_cross_entropy", "kl_of_transformed", "kl_radial_to_multivariate_normal"]
-
-
-class _Noise(NamedTuple):
-    """What a cross-entropy needs of q: ``loc + scale * noise`` at full shape, where an event's noise is of one kind.
-
-    ``radius_dim`` is how many of the last dimensions share one radius, or None for independent normal noise.
-    """
-
-    loc: Tensor
-    scale: Tensor
-    radius_dim: int | None
-
-    @property
-    def variance(self) -> Tensor:
-        squared = self.scale.square()
-        return squared if self.radius_dim is None else squared / self.num_elements
-
-    @property
-    def num_elements(self) -> int:
-        assert self.radius_dim is not None
-        return self.loc.shape[self.loc.dim() - self.radius_dim :].numel()
+__all__ = ["RULES", "kl_by_cross_entropy", "kl_of_masked", "kl_of_transformed", "kl_radial_to_multivariate_normal"]
 
 
 def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
@@ -84,22 +78,34 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     note of theirs says). It is the one term without a closed form: an unbiased estimate with fixed directions,
     exact for proportional scales and equal means, zero with zero gradient at q = p. ``pyro.settings`` has the number
     of directions, ``radial_kl_directions`` (small events take more), and their seed, ``radial_kl_seed`` (None for
-    fresh ones in each call). One call's standard deviation, and with it how far below zero it can fall, is below 1 %
-    of max(KL, 100 nats) in the cases of ``benchmarks/distributions/radial_kl.py``; it is more where one element's ratio
+    fresh ones in each call). With a seed it is a function of the parameters, and its gradient the derivative of that,
+    also under ``vmap`` and ``torch.compile``. One call's standard deviation, and with it how far below zero it can
+    fall, is below 1 % of max(KL, 100 nats) in the cases of ``benchmarks/distributions/radial_kl.py``; it is more where
+    one element's ratio
     :math:`\sigma_i / t_i` is far above all others. At equal scales the KL has a cone in the means, of slope about
     1.2533 (D - 1) in units of t: they do not move until the likelihood's gradient exceeds that.
 
     A mask on either side masks that side's log-density, as it does in a sampled ELBO: the rule is the expectation
-    of ``q.log_prob(w) - p.log_prob(w)``.
+    of ``q.log_prob(w) - p.log_prob(w)``. So it is where both sides are masked, each by its own.
     """
     if not isinstance(leaf(q), RadialNormal | Normal) or not isinstance(leaf(p), RadialNormal | Normal):
         raise NotImplementedError
     if q.event_shape != p.event_shape:
         raise NotImplementedError
-    noise = _noise(q)
-    kl = _cross_entropy(noise, p) - _entropy(q)
+    kl = _with_masks(q, p)
     # Where q has no batch of its own, p's may have been folded to size one.
-    return kl.to(noise.loc.dtype).expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
+    return kl.to(leaf(q).loc.dtype).expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
+
+
+def kl_of_masked(q: MaskedDistribution, p: MaskedDistribution) -> Tensor | float:
+    """KL of two masked distributions: by the rule above where that applies, else where both masks are set."""
+    try:
+        return kl_by_cross_entropy(q, p)
+    except NotImplementedError:
+        masks = own_mask(q), own_mask(p)
+        if any(mask is False for mask in masks):
+            return 0.0
+        return scale_and_mask(kl_divergence(q.base_dist, p.base_dist), mask=masks[0] & masks[1])
 
 
 def kl_radial_to_multivariate_normal(q: RadialNormal, p: MultivariateNormal) -> Tensor:
@@ -119,10 +125,86 @@ def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
     return kl_divergence(q.base_dist, pull_back(p, elementary(q.transforms)))
 
 
-def _noise(q: Distribution) -> _Noise:
+class _Parameters(NamedTuple):
+    """What a divergence needs of q, at full shape: ``loc + scale * noise``, where an event's noise is of one kind.
+
+    ``radius_dim`` is how many of the last dimensions share one radius, or None for independent normal noise.
+    """
+
+    loc: Tensor
+    scale: Tensor
+    radius_dim: int | None
+
+    @property
+    def elements_per_radius(self) -> int:
+        """By which the variance of an element is less than its squared scale."""
+        return 1 if self.radius_dim is None else self.loc.shape[self.loc.dim() - self.radius_dim :].numel()
+
+
+def _parameters(q: Distribution) -> _Parameters:
     inner, shape = leaf(q), q.batch_shape + q.event_shape
     radius_dim = inner.event_dim if isinstance(inner, RadialNormal) else None
-    return _Noise(inner.loc.expand(shape), inner.scale.expand(shape), radius_dim)
+    return _Parameters(inner.loc.expand(shape), inner.scale.expand(shape), radius_dim)
+
+
+def _with_masks(q: Distribution, p: Distribution) -> Tensor:
+    """The divergence as one sum wherever both sides count, so that what is large in both never cancels."""
+    try:
+        q_mask, p_mask = mask_of(q), mask_of(p)
+    except ValueError:
+        # Single elements of an event are masked: each side is a sum of its own elements.
+        return _cross_entropy(q, p) - _entropy(q)
+    kl = _divergence(unmasked(q), unmasked(p))
+    if q_mask is p_mask:
+        return scale_and_mask(kl, mask=q_mask)
+    q_on, p_on = (torch.as_tensor(True if mask is None else mask, device=kl.device) for mask in (q_mask, p_mask))
+    alone = torch.where(p_on, _cross_entropy(unmasked(q), unmasked(p)), -_entropy(unmasked(q)))
+    return torch.where(q_on & p_on, kl, torch.where(q_on | p_on, alone, 0.0))
+
+
+def _divergence(q: Distribution, p: Distribution) -> Tensor:
+    """Without masks the two have the same sums, and each element one term in them."""
+    inner, parameters = leaf(q), _parameters(q)
+    if isinstance(leaf(p), RadialNormal):
+        return carry_to_batch(partial(_divergence_to_radial, parameters), p)
+    kl = carry_to_batch(partial(_divergence_to_normal, parameters), p)
+    if parameters.radius_dim is None:
+        return kl
+    # What the radii add is the same for each, and added last.
+    radii = q.event_shape.numel() // parameters.elements_per_radius
+    constant = 0.5 * inner.num_elements * math.log(2.0 * math.pi) - inner.unit_entropy
+    return kl.to(accumulation_dtype(kl)) + radii * constant
+
+
+def _divergence_to_normal(q: _Parameters, p: Normal) -> Tensor:
+    """Of each element, up to a constant where q is radial."""
+    ratio, shift = _standardized(q, unexpanded(p.loc), unexpanded(p.scale))
+    spread = (ratio.square() - 1.0) if q.radius_dim is None else ratio.square() / q.elements_per_radius
+    return 0.5 * (spread + shift.square()) - ratio.log()
+
+
+def _divergence_to_radial(q: _Parameters, p: RadialNormal) -> Tensor:
+    ratio, shift, shape = _against_radial(q, p)
+    dim, sums = p.num_elements, accumulation_dtype(ratio)
+    if q.radius_dim is None:
+        kl = _unit_cross_entropy(q, ratio, shift, dim) - ratio.log().sum(-1, dtype=sums)
+        return (kl - 0.5 * dim * (1.0 + math.log(2.0 * math.pi))).expand(shape)
+    # With the mean A of the squared ratios the logs are those of s^2 / A, of A, and what the distance's log exceeds
+    # that of sqrt(A); each comes with the part of the squares that keeps it from being negative.
+    squared = ratio.square()
+    mean = squared.mean(-1, keepdim=True, dtype=sums)
+    low = mean.detach().to(ratio.dtype)
+    spread = _square_less_log(ratio / low.sqrt(), (squared - low) / low).sum(-1, dtype=sums)
+    mean = mean.squeeze(-1)
+    kl = 0.5 * (spread + _square_less_log(mean.sqrt(), mean - 1.0) + shift.square().sum(-1, dtype=sums))
+    if dim > 1:
+        kl = kl + (dim - 1) * excess_log_distance_of_radial(ratio, shift)
+    return kl.expand(shape)
+
+
+def _square_less_log(root: Tensor, above: Tensor) -> Tensor:
+    """Of a square that is 1 + above: above less its log, at least zero."""
+    return above - log_of_square(root, above)
 
 
 def _entropy(q: Distribution) -> Tensor:
@@ -134,48 +216,62 @@ def _entropy_of_leaf(q: Distribution) -> Tensor:
     return q.accumulated_entropy() if isinstance(q, RadialNormal) else q.entropy()
 
 
-def _cross_entropy(q: _Noise, p: Distribution) -> Tensor:
+def _cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     """E[-log p(w)]. That q has the full shape already is why everything broadcasts."""
-    return carry_to_batch(partial(_cross_entropy_to_leaf, q), p)
+    return carry_to_batch(partial(_cross_entropy_to_leaf, _parameters(q)), p)
 
 
-def _cross_entropy_to_leaf(q: _Noise, p: Distribution) -> Tensor:
+def _cross_entropy_to_leaf(q: _Parameters, p: Distribution) -> Tensor:
     if isinstance(p, RadialNormal):
-        return _cross_entropy_to_radial(q, p)
+        ratio, shift, shape = _against_radial(q, p)
+        unit = p.scale.log().sum(tuple(range(-p.event_dim, 0)) or None, dtype=accumulation_dtype(p.scale))
+        return _unit_cross_entropy(q, ratio, shift, p.num_elements).expand(shape) + unit
     assert isinstance(p, Normal)
-    loc, scale = unexpanded(p.loc), unexpanded(p.scale)
-    quadratic = (q.variance + (q.loc - loc).square()) * (0.5 / scale.square())
+    scale = unexpanded(p.scale)
+    ratio, shift = _standardized(q, unexpanded(p.loc), scale)
+    quadratic = 0.5 * (ratio.square() / q.elements_per_radius + shift.square())
     return quadratic + (scale.log() + 0.5 * math.log(2.0 * math.pi))
 
 
-def _cross_entropy_to_radial(q: _Noise, p: RadialNormal) -> Tensor:
-    if q.radius_dim is not None and q.radius_dim != p.event_dim:
-        # Radii that are shared differently on the two sides leave more than one to integrate over.
-        raise NotImplementedError
-    dim, sums = p.num_elements, accumulation_dtype(q.loc)
-    # Repeated batch dimensions, such as those of particles, repeat one value.
-    tensors = torch.broadcast_tensors(*(unexpanded(t, p.event_dim) for t in (q.loc, q.scale, p.loc, p.scale)))
-    loc, scale, center, unit = (t.flatten(t.dim() - p.event_dim) if p.event_dim else t.unsqueeze(-1) for t in tensors)
-    ratio, shift = scale / unit, (loc - center) / unit
-    dtype = torch.promote_types(ratio.dtype, shift.dtype)
-    ratio, shift = ratio.to(dtype), shift.to(dtype)
-    mean_square = (ratio.square() / (dim if q.radius_dim is not None else 1) + shift.square()).sum(-1, dtype=sums)
+def _unit_cross_entropy(q: _Parameters, ratio: Tensor, shift: Tensor, dim: int) -> Tensor:
+    """The cross-entropy to the radial distribution at scale one."""
+    sums = accumulation_dtype(ratio)
+    mean_square = (ratio.square() / q.elements_per_radius + shift.square()).sum(-1, dtype=sums)
     cross_entropy = log_sphere_area(dim) + 0.5 * math.log(0.5 * math.pi) + 0.5 * mean_square
-    cross_entropy = cross_entropy + unit.log().sum(-1, dtype=sums)
     if dim > 1:
         mean_log = mean_log_distance_of_normal if q.radius_dim is None else mean_log_distance_of_radial
         cross_entropy = cross_entropy + (dim - 1) * mean_log(ratio, shift)
+    return cross_entropy
+
+
+def _against_radial(q: _Parameters, p: RadialNormal) -> tuple[Tensor, Tensor, torch.Size]:
+    """Ratios and shifts with the event as one last dimension, and the batch shape of all."""
+    if q.radius_dim is not None and q.radius_dim != p.event_dim:
+        # Radii that are shared differently on the two sides leave more than one to integrate over.
+        raise NotImplementedError
+    # Repeated batch dimensions, such as those of particles, repeat one value.
+    tensors = torch.broadcast_tensors(*(unexpanded(t, p.event_dim) for t in (q.loc, q.scale, p.loc, p.scale)))
+    loc, scale, center, unit = (t.flatten(t.dim() - p.event_dim) if p.event_dim else t.unsqueeze(-1) for t in tensors)
+    ratio, shift = _standardized(q._replace(loc=loc, scale=scale), center, unit)
     # Each repeat counts where a wrapper sums over its dimension.
     shape = torch.broadcast_shapes(q.loc.shape, p.loc.shape)
-    return cross_entropy.expand(shape[: len(shape) - p.event_dim])
+    return ratio, shift, shape[: len(shape) - p.event_dim]
+
+
+def _standardized(q: _Parameters, center: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and mean in units of the other side's, in a dtype that holds their squares."""
+    dtype = torch.promote_types(torch.promote_types(q.loc.dtype, q.scale.dtype), torch.float32)
+    dtype = torch.promote_types(dtype, torch.promote_types(center.dtype, unit.dtype))
+    unit = unit.to(dtype)
+    return q.scale.to(dtype) / unit, (q.loc.to(dtype) - center.to(dtype)) / unit
 
 
 # The rules are registered on torch's classes: Pyro's ``Independent`` rule peels its layers and wraps what is left in
 # torch's ``Independent``, so a rule on Pyro's subclass would be missed, silently. A rule that does not apply raises
 # ``NotImplementedError``, which is how :class:`~pyro.infer.TraceMeanField_ELBO` knows to fall back on sampling.
-# Pairs that torch or Pyro register themselves (Independent on Independent, masked on masked) are left to them:
-# both end in one of the rows below.
-RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor]]] = [
+# A pair that torch or Pyro register themselves (Independent on Independent) is left to them: it ends in one of the rows
+# below. But for masked on masked: Pyro's row takes one mask for both sides, which is right if they have the same.
+RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor | float]]] = [
     (RadialNormal, RadialNormal, kl_by_cross_entropy),
     (RadialNormal, Normal, kl_by_cross_entropy),
     (RadialNormal, Independent, kl_by_cross_entropy),
@@ -194,6 +290,7 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor]]
     (MaskedDistribution, Normal, kl_by_cross_entropy),
     (MaskedDistribution, Independent, kl_by_cross_entropy),
     (MaskedDistribution, ExpandedDistribution, kl_by_cross_entropy),
+    (MaskedDistribution, MaskedDistribution, kl_of_masked),
     (ExpandedDistribution, RadialNormal, kl_by_cross_entropy),
     (ExpandedDistribution, Normal, kl_by_cross_entropy),
     (ExpandedDistribution, Independent, kl_by_cross_entropy),

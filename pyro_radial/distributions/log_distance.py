@@ -5,15 +5,22 @@
 
 import math
 
-import numpy as np
 import torch
 from pyro import settings
 from torch import Tensor
 
 from pyro_radial._checks import positive_count
-from pyro_radial.distributions.special import accumulation_dtype
+from pyro_radial.distributions.fixed_noise import fixed_noise
+from pyro_radial.distributions.mean_log_square import MEAN_LOG_CHI_SQUARED, excess_log_square
+from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype
 
-__all__ = ["mean_log_distance_of_normal", "mean_log_distance_of_radial", "mean_log_square", "num_directions"]
+__all__ = [
+    "excess_log_distance_of_radial",
+    "log_of_square",
+    "mean_log_distance_of_normal",
+    "mean_log_distance_of_radial",
+    "num_directions",
+]
 
 # Directions, and how many numbers to draw at least: a small event is noisier, and cheap; in a batch of them the noise
 # averages out. By benchmarks/distributions/radial_kl.py it is then below 1 % of max(KL, 100 nats) in every case
@@ -24,9 +31,6 @@ _LEAST_DRAWS = 1000
 DIRECTION_SEED: int | None = 0
 # Added to the seed: a user's own seed is often 0 too, and means drawn with it would lie along the directions.
 _STREAM = 0x5851F42D
-
-# Terms of the expansion of mean_log_square: its error is below 1e-13, that of 24 terms up to 5e-11.
-_NUM_TERMS = 32
 
 
 @settings.register("radial_kl_directions", __name__, "NUM_DIRECTIONS")
@@ -40,45 +44,6 @@ def _check_seed(value: int | None) -> None:
         raise ValueError(f"radial_kl_seed must be an integer, or None for fresh directions, got {value!r}")
 
 
-def _expansion(terms: int) -> tuple[float, np.ndarray]:
-    """Weideman's map parameter L and the coefficients of his expansion of the Faddeeva function."""
-    width = math.sqrt(terms / math.sqrt(2.0))
-    angles = np.arange(-2 * terms + 1, 2 * terms) * (math.pi / (2 * terms))
-    points = width * np.tan(0.5 * angles)
-    samples = np.concatenate([[0.0], np.exp(-(points**2)) * (width**2 + points**2)])
-    return width, np.fft.fft(np.fft.fftshift(samples)).real[1 : terms + 1] / (4 * terms)
-
-
-_WIDTH, _COEFFICIENTS = _expansion(_NUM_TERMS)
-_POWERS = -2.0 * math.sqrt(math.pi) / _WIDTH * _COEFFICIENTS / np.arange(1, _NUM_TERMS + 1)
-# So that the value tends to log(b^2 + c^2) far away, where Z tends to -1.
-_CONSTANT = math.log(2.0) - float(np.sum(_POWERS * (-1.0) ** np.arange(1, _NUM_TERMS + 1)))
-
-
-def mean_log_square(offset: Tensor, width: Tensor) -> Tensor:
-    r"""E log((r + b)^2 + c^2) for r ~ N(0, 1), to 1e-13 in float64, without a branch or a singularity.
-
-    It is :math:`2\,\mathrm{Re}\,E \log(z + r)` at z = b + ic, whose derivative in z is
-    :math:`-i\sqrt{\pi/2}\, w(z / \sqrt2)` with the Faddeeva function w. Weideman (1994), "Computation of the complex
-    error function", SIAM J. Numer. Anal. 31, expands w in powers of :math:`Z = (L + i\zeta) / (L - i\zeta)` with
-    :math:`\zeta = z / \sqrt2`, which integrates in closed form. Unlike Gauss-Hermite quadrature it holds at b = c = 0,
-    where the logarithm is singular.
-
-    :param Tensor offset: b, any real numbers.
-    :param Tensor width: c, at least zero; broadcasts with b.
-
-    >>> zero = torch.zeros((), dtype=torch.double)
-    >>> bool(torch.isclose(mean_log_square(zero, zero), torch.tensor(-0.5772156649015329 - math.log(2.0)).double()))
-    True
-    """
-    x, y = torch.broadcast_tensors(offset / math.sqrt(2.0), width / math.sqrt(2.0))
-    powers = (torch.complex(_WIDTH - y, x) / torch.complex(_WIDTH + y, -x)).unsqueeze(-1)
-    while powers.shape[-1] < _NUM_TERMS:
-        powers = torch.cat([powers, powers * powers[..., -1:]], -1)
-    coefficients = torch.tensor(_POWERS, dtype=x.dtype, device=x.device)
-    return _CONSTANT + ((_WIDTH + y).square() + x.square()).log() + powers[..., :_NUM_TERMS].real @ coefficients
-
-
 def mean_log_distance_of_radial(ratio: Tensor, shift: Tensor) -> Tensor:
     r"""E log rho for the unit noise of a radial distribution, an unbiased, low-variance estimate; exact for constant s
     and d = 0.
@@ -86,32 +51,63 @@ def mean_log_distance_of_radial(ratio: Tensor, shift: Tensor) -> Tensor:
     With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` elementwise, :math:`\rho = \|s \odot \epsilon + d\|` where
     :math:`\epsilon` is the unit noise of the other distribution. Along a unit direction u, with signed
     :math:`r \sim N(0, 1)`, :math:`\rho^2 = A r^2 + 2 B r + C`, whose mean logarithm over r is exact
-    (:func:`mean_log_square`). What is left is an average over directions. Each stands for the antithetic pair
-    :math:`\pm u`, and control variates whose means are known take away what varies with it to first order in :math:`A`
-        and
-    :math:`B^2` and to second in A. That makes the noise fall with the dimension;
-        ``benchmarks/distributions/radial_kl.py`` measures it.
+    (:func:`~pyro_radial.distributions.mean_log_square.mean_log_square`). What is left is an average over directions.
+    Each stands for the antithetic pair :math:`\pm u`, and control variates whose means are known take away what varies
+    with it to first order in :math:`A` and :math:`B^2` and to second in A. That makes the noise fall with the
+    dimension; ``benchmarks/distributions/radial_kl.py`` measures it.
+
+    :param Tensor ratio: s, positive, ``[*batch, D]``.
+    :param Tensor shift: d, ``[*batch, D]``.
+    :returns: ``[*batch]``, in the accumulation dtype.
+    """
+    mean_square = ratio.square().mean(-1, dtype=accumulation_dtype(ratio))
+    return excess_log_distance_of_radial(ratio, shift) + (0.5 * mean_square.log() + MEAN_LOG_HALF_NORMAL)
+
+
+def excess_log_distance_of_radial(ratio: Tensor, shift: Tensor) -> Tensor:
+    """By how much :func:`mean_log_distance_of_radial` exceeds that of constant ratios, their root mean square, at equal
+    means: zero to the last digit where that is what they are.
 
     :param Tensor ratio: s, positive, ``[*batch, D]``.
     :param Tensor shift: d, ``[*batch, D]``.
     :returns: ``[*batch]``, in the accumulation dtype.
     """
     dim, sums = ratio.shape[-1], accumulation_dtype(ratio)
-    squared = ratio.square()
-    direction = _noise(ratio)
-    direction = direction / torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
-    mean_a = squared.mean(-1, keepdim=True, dtype=sums)
-    a = _project(direction.square(), squared).to(sums)
-    b = _project(direction, ratio * shift).to(sums)
-    c = shift.square().sum(-1, keepdim=True, dtype=sums)
-    centered = squared - mean_a.to(squared.dtype)
-    variance_a = centered.square().sum(-1, keepdim=True, dtype=sums) * (2.0 / (dim * (dim + 2)))
-    mean_b_squared = (ratio * shift).square().sum(-1, keepdim=True, dtype=sums) / dim
+    squared, product = ratio.square(), ratio * shift
+    mean = squared.mean(-1, keepdim=True, dtype=sums)
+    # A constant near the mean, which no result depends on.
+    low = mean.detach().to(squared.dtype)
+    centered = squared - low
 
-    slope_a, curve_a, slope_b = _local_shape(mean_a, variance_a, mean_b_squared, c)
-    controls = slope_a * (a - mean_a) + curve_a * ((a - mean_a).square() - variance_a)
-    controls = controls + slope_b * (b.square() - mean_b_squared)
-    return (_half_mean_log(a, b, c) - controls).mean(-1)
+    noise = _noise(ratio)
+    squares = noise.square()
+    length = squares.sum(-1).to(sums)
+    a = _project(squares, squared).to(sums) / (length * mean)
+    above = (_project(squares, centered).to(sums) / length + (low - mean)) / mean
+    b = _project(noise, product).to(sums) / (length.sqrt() * mean)
+    c = shift.square().sum(-1, keepdim=True, dtype=sums) / mean
+    # In units of the mean of A: the mean of B^2, and the variance of A.
+    square_b = product.square().sum(-1, keepdim=True, dtype=sums) / (dim * mean.square())
+    variance = centered.square().sum(-1, keepdim=True, dtype=sums) * (2.0 / (dim * (dim + 2))) / mean.square()
+
+    # How the integral depends on A (to second order) and B^2 (to first), by differences over their spread. Any values
+    # leave the estimate unbiased; these make its variance low.
+    step = _sqrt(variance).clamp(1e-4, 0.5)
+    reference = square_b.clamp(min=1e-8)
+    # Never near the cone's tip, where a difference would bend with the last digit of its parts.
+    root, one, near = reference.sqrt(), torch.ones_like(reference), torch.maximum(c, 2.0 * reference)
+    value = _half_excess(
+        torch.cat([a, one, one + step, one - step, one], -1),
+        torch.cat([above, torch.zeros_like(step), step, -step, torch.zeros_like(step)], -1),
+        torch.cat([b, root, root, root, torch.zeros_like(root)], -1),
+        torch.cat([c.expand(a.shape), near, near, near, near], -1),
+    )
+    value, (here, more, less, straight) = value[..., :-4], value[..., -4:].unsqueeze(-2).unbind(-1)
+    slope_a = (more - less) / (2.0 * step)
+    curve_a = 0.5 * (more - 2.0 * here + less) / step.square() * _shrinkage(variance)
+    slope_b = (here - straight) / reference
+    controls = slope_a * above + curve_a * (above.square() - variance) + slope_b * (b.square() - square_b)
+    return (value - controls).mean(-1)
 
 
 def mean_log_distance_of_normal(ratio: Tensor, shift: Tensor) -> Tensor:
@@ -125,7 +121,7 @@ def mean_log_distance_of_normal(ratio: Tensor, shift: Tensor) -> Tensor:
     :returns: ``[*batch]``, in the accumulation dtype.
     """
     sums = accumulation_dtype(ratio)
-    along = torch.nn.functional.normalize(ratio.detach(), dim=-1)
+    along = torch.nn.functional.normalize(ratio, dim=-1)
     noise = _noise(ratio)
     noise = noise - _project(noise, along).unsqueeze(-1) * along.unsqueeze(-2)
     shifted = shift.unsqueeze(-2) + ratio.unsqueeze(-2) * noise
@@ -139,41 +135,30 @@ def mean_log_distance_of_normal(ratio: Tensor, shift: Tensor) -> Tensor:
     # Given the noise across v: the mean of rho^2 less its overall mean, and the mean square of that difference.
     first = a + c - mean
     second = 2.0 * a.square() + 4.0 * b.square() + first.square()
-    with torch.no_grad():
-        slope = 0.5 / mean
-        curve = -0.25 / mean.square() * _shrinkage(variance / mean.square())
-    return (_half_mean_log(a, b, c) - slope * first - curve * (second - variance)).mean(-1)
+    slope = 0.5 / mean
+    curve = -0.25 / mean.square() * _shrinkage(variance / mean.square())
+    value = 0.5 * (a.log() + MEAN_LOG_CHI_SQUARED + _excess(a, b, c))
+    return (value - slope * first - curve * (second - variance)).mean(-1)
 
 
-def _half_mean_log(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """E log sqrt(a r^2 + 2 b r + c) for r ~ N(0, 1)."""
+def _half_excess(a: Tensor, above: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """E log sqrt(a r^2 + 2 b r + c) for r ~ N(0, 1), with a = 1 + above, less its value at a = 1, b = c = 0."""
+    return 0.5 * (log_of_square(a.sqrt(), above) + _excess(a, b, c))
+
+
+def _excess(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     offset = b / a
-    width = _sqrt(c / a - offset.square())
-    return 0.5 * (a.log() + mean_log_square(offset, width))
+    return excess_log_square(offset, _sqrt(c / a - offset.square()))
+
+
+def log_of_square(root: Tensor, above: Tensor) -> Tensor:
+    """The log of a square, from its root and from what it has above one, which keeps its digits near one."""
+    return above.clamp(min=-0.5).log1p() + 2.0 * (root * math.sqrt(2.0)).clamp(max=1.0).log()
 
 
 def _sqrt(square: Tensor) -> Tensor:
     """The root of a square that rounding may have left below zero, with gradient zero there: the tip of the cone."""
-    positive = square > 0
-    return torch.where(positive, torch.where(positive, square, 1.0).sqrt(), 0.0)
-
-
-@torch.no_grad()
-def _local_shape(
-    mean_a: Tensor, variance_a: Tensor, mean_b_squared: Tensor, c: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """How the integral over r depends on A (to second order) and B^2 (to first), by differences over their spread.
-
-    Any values leave the estimate unbiased; these make its variance low.
-    """
-    step = torch.minimum(torch.maximum(variance_a.sqrt(), 1e-4 * mean_a), 0.5 * mean_a)
-    reference = torch.maximum(mean_b_squared, 1e-8 * mean_a.square())
-    root = reference.sqrt()
-    here, above, below = (_half_mean_log(a, root, c) for a in (mean_a, mean_a + step, mean_a - step))
-    slope_a = (above - below) / (2.0 * step)
-    curve_a = 0.5 * (above - 2.0 * here + below) / step.square() * _shrinkage(variance_a / mean_a.square())
-    slope_b = (here - _half_mean_log(mean_a, torch.zeros_like(root), c)) / reference
-    return slope_a, curve_a, slope_b
+    return square.clamp(min=torch.finfo(square.dtype).tiny).sqrt()
 
 
 def _shrinkage(relative_variance: Tensor) -> Tensor:
@@ -183,16 +168,15 @@ def _shrinkage(relative_variance: Tensor) -> Tensor:
 
 def num_directions(num_elements: int) -> int:
     """How many directions a mean is taken over, for a batch of events with so many elements in all."""
-    return max(NUM_DIRECTIONS, math.ceil(_LEAST_DRAWS / num_elements))
+    return max(NUM_DIRECTIONS, math.ceil(_LEAST_DRAWS / max(num_elements, 1)))
 
 
 def _noise(like: Tensor) -> Tensor:
     """Standard normal noise for each direction, ``[*batch, directions, D]``."""
     shape = (*like.shape[:-1], num_directions(like.numel()), like.shape[-1])
-    generator = None
-    if DIRECTION_SEED is not None:
-        generator = torch.Generator(like.device).manual_seed((DIRECTION_SEED + _STREAM) % 2**63)
-    return torch.randn(shape, dtype=like.dtype, device=like.device, generator=generator)
+    if DIRECTION_SEED is None:
+        return torch.randn(shape, dtype=like.dtype, device=like.device)
+    return fixed_noise(shape, (DIRECTION_SEED + _STREAM) % 2**63, like)
 
 
 def _project(directions: Tensor, vector: Tensor) -> Tensor:

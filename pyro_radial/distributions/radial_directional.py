@@ -110,7 +110,8 @@ class RadialDirectional(TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The normalized log-density on :math:`R^n`, shape ``[*sample, *batch]``."""
-        if self._validate_args:
+        # Torch's check of a support cannot take a tensor without elements.
+        if self._validate_args and value.numel() > 0:
             self._validate_sample(value)
         norm = torch.linalg.vector_norm(value, dim=-1, dtype=accumulation_dtype(value))
         away = norm > 0
@@ -162,6 +163,9 @@ def kl_radial_directional(q: RadialDirectional, p: RadialDirectional) -> Tensor:
 
 def _check(radius: Any, direction: Any) -> None:
     """An error that names the argument, for a shape or support that does not fit."""
+    for name, argument in (("radius", radius), ("direction", direction)):
+        if not isinstance(argument, Distribution):
+            raise TypeError(f"RadialDirectional: {name} must be a distribution, got {argument!r}")
     if len(radius.event_shape) != 0 or radius.support.is_discrete or is_real(radius.support):
         raise ValueError(
             f"RadialDirectional: radius must be a positive univariate distribution, got {type(radius).__name__} of "

@@ -4,16 +4,19 @@
 """The distribution of one element of a radial normal vector: plain numbers that depend on the dimension alone."""
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 from scipy.integrate import quad
 from scipy.optimize import brentq
-from scipy.special import betainc, erf
+from scipy.special import betainc, erf, erfc
 
-__all__ = ["radial_marginal_mass", "radial_marginal_quantile"]
+__all__ = ["radial_marginal_mass", "radial_marginal_quantile", "radial_marginal_tail"]
 
 # Beyond this the half-normal has no mass left in float64.
 _FAR = 40.0
+# The smallest probability whose quantile lies before that, by a margin.
+_LEAST = 1e-300
 
 
 def radial_marginal_mass(half_width: float, dim: int) -> float:
@@ -21,38 +24,71 @@ def radial_marginal_mass(half_width: float, dim: int) -> float:
 
     Given r, u_1^2 is Beta(1/2, (n-1)/2), so the mass is one integral over the radius.
     """
+    inside = float(erf(half_width / math.sqrt(2.0)))
     if dim == 1:
-        return float(erf(half_width / math.sqrt(2.0)))
+        return inside
+    return inside + _over_radii(half_width, dim, lambda share: betainc(0.5, 0.5 * (dim - 1), share), 1e-13, 1e-11)
+
+
+def radial_marginal_tail(half_width: float, dim: int) -> float:
+    """One less the mass, with digits of its own where the mass has none left."""
+    if dim == 1:
+        return float(erfc(half_width / math.sqrt(2.0)))
+    return _over_radii(
+        half_width, dim, lambda share: betainc(0.5 * (dim - 1), 0.5, -math.expm1(math.log(share))), 0.0, 1e-9
+    )
+
+
+def _over_radii(
+    half_width: float, dim: int, given: Callable[[float], float], absolute: float, relative: float
+) -> float:
+    """The integral over all radii above the half width of what they give, a function of its squared share in them."""
 
     def integrand(log_radius: float) -> float:
         radius = math.exp(log_radius)
         density = math.sqrt(2.0 / math.pi) * math.exp(-0.5 * radius * radius) * radius
-        return density * float(betainc(0.5, 0.5 * (dim - 1), (half_width / radius) ** 2))
+        return density * float(given(min((half_width / radius) ** 2, 1.0)))
 
     low, high = math.log(half_width), math.log(_FAR)
-    # The integrand turns where the Beta distribution's bulk, r ~ half_width sqrt(n), or the half-normal's, r ~ 1, lies.
-    turns = sorted({min(max(low + 0.5 * math.log(dim), low), high), min(max(0.0, low), high)})
-    outside = quad(integrand, low, high, points=turns, limit=400, epsabs=1e-13, epsrel=1e-11)[0]
-    return float(erf(half_width / math.sqrt(2.0))) + outside
+    # The integrand turns where the Beta distribution's bulk, r ~ half_width sqrt(n), or the half-normal's, r ~ 1, lies,
+    # and where the largest of a small tail's radii is: below it by one part in its square.
+    turns = {low + 0.5 * math.log(dim), 0.0, low + 0.5 * math.log1p(dim / (1.0 + half_width**2))}
+    points = sorted(min(max(turn, low), high) for turn in turns)
+    return float(
+        quad(integrand, low, high, points=points, limit=400, epsabs=absolute, epsrel=relative, full_output=1)[0]
+    )
 
 
 @lru_cache(maxsize=4096)
 def radial_marginal_quantile(probability: float, dim: int) -> float:
     r"""Quantile of one coordinate u_1 r of the standard radial distribution in :math:`R^n`.
 
-    :param float probability: in (0, 1).
-    :param int dim: n, the number of elements of one event.
-
     For n = 1 this is the normal quantile; for larger n the marginal is narrower (variance 1/n) and heavier
     tailed (kurtosis 9n/(n+2)).
 
-    >>> round(radial_marginal_quantile(0.975, 1), 4)
-    1.96
+    :param float probability: in (0, 1).
+    :param int dim: n, the number of elements of one event.
+    :raises ValueError: if ``probability`` is not between 0 and 1, or so small that float64 ends before its quantile.
+
+    Example::
+
+        >>> round(radial_marginal_quantile(0.975, 1), 4)
+        1.96
     """
-    mass = abs(2.0 * probability - 1.0)
-    if mass == 0.0:
+    if not _LEAST <= probability < 1.0:
+        raise ValueError(f"probabilities must be between {_LEAST:g} and 1, neither 0 nor 1, got {probability!r}")
+    if probability == 0.5:
         return 0.0
-    log_half_width = brentq(
-        lambda s: radial_marginal_mass(math.exp(s), dim) - mass, math.log(1e-150), math.log(0.99 * _FAR), xtol=1e-12
-    )
+    # Twice the smaller side is all that lies outside of the quantile and its mirror image.
+    tail = 2.0 * min(probability, 1.0 - probability)
+
+    def excess(log_half_width: float) -> float:
+        half_width = math.exp(log_half_width)
+        if tail > 1e-3:
+            return radial_marginal_mass(half_width, dim) - abs(2.0 * probability - 1.0)
+        return math.log(tail) - math.log(max(radial_marginal_tail(half_width, dim), _LEAST))
+
+    # A standard deviation has more than a tenth of the mass outside.
+    least = 1e-150 if tail > 1e-3 else dim**-0.5
+    log_half_width = brentq(excess, math.log(least), math.log(0.99 * _FAR), xtol=1e-12)
     return math.copysign(math.exp(log_half_width), probability - 0.5)

@@ -141,17 +141,22 @@ class RadialNormal(TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The normalized log-density, shape ``[*sample, *batch]``; +inf at ``loc`` for D >= 2."""
-        if self._validate_args:
+        # Torch's check of a support cannot take a tensor without elements.
+        if self._validate_args and value.numel() > 0:
             self._validate_sample(value)
-        rho = _Distance.apply(value, self.loc, self.scale, self.event_dim)
-        log_prob = self._log_unit_density(rho) - self._sum_event(self.scale.log())
-        return log_prob.to(self.loc.dtype)
+        if self.num_elements == 1:
+            # As a normal's: the distance has no derivative at loc, its square has two.
+            unit_density = self._log_unit_normal((value - self.loc) / self.scale)
+        else:
+            unit_density = self._log_unit_density(_Distance.apply(value, self.loc, self.scale, self.event_dim))
+        return (unit_density - self._sum_event(self.scale.log())).to(self.loc.dtype)
+
+    def _log_unit_normal(self, noise: Tensor) -> Tensor:
+        return self._sum_event(-0.5 * noise.to(accumulation_dtype(noise)).square()) - 0.5 * math.log(2.0 * math.pi)
 
     def _log_unit_density(self, rho: Tensor) -> Tensor:
         """Log-density at distance rho from loc, at scale 1, in the accumulation dtype."""
         constant = 0.5 * math.log(2.0 / math.pi) - log_sphere_area(self.num_elements)
-        if self.num_elements == 1:
-            return constant - 0.5 * rho.square()
         away = rho > 0
         # log(1) at the pole keeps its gradient zero rather than NaN.
         log_rho = torch.where(away, rho, 1.0).log()
@@ -170,9 +175,13 @@ class RadialNormal(TorchDistribution):
 
     def accumulated_entropy(self) -> Tensor:
         """The entropy before it is rounded to the parameters' dtype, for differences of large numbers."""
+        return self._sum_event(self.scale.log()) + self.unit_entropy
+
+    @property
+    def unit_entropy(self) -> float:
+        """The entropy at scale one, which the dimension alone decides."""
         constant = log_sphere_area(self.num_elements) + 0.5 * math.log(math.pi / 2.0) + 0.5
-        constant += (self.num_elements - 1) * MEAN_LOG_HALF_NORMAL
-        return self._sum_event(self.scale.log()) + constant
+        return constant + (self.num_elements - 1) * MEAN_LOG_HALF_NORMAL
 
     def marginal_quantiles(self, probabilities: Sequence[float]) -> Tensor:
         """Quantiles of each element's own marginal distribution, ``[len(probabilities), *batch, *event]``.
@@ -206,6 +215,16 @@ class _Distance(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.event_dim = inputs[3]
         ctx.save_for_backward(*inputs[:3], output)
+        ctx.save_for_forward(*inputs[:3], output)
+
+    @staticmethod
+    def jvp(ctx: Any, value_tangent: Tensor, loc_tangent: Tensor, scale_tangent: Tensor, _: None) -> Tensor:
+        value, loc, scale, rho = ctx.saved_tensors
+        share = torch.where(rho > 0, 1.0 / torch.where(rho > 0, rho, 1.0), 0.0)
+        unit = (value - loc) / scale
+        change = unit * ((value_tangent - loc_tangent - unit * scale_tangent) / scale)
+        dims = tuple(range(-ctx.event_dim, 0))
+        return share * (change.sum(dims, dtype=rho.dtype) if dims else change.to(rho.dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
@@ -237,6 +256,8 @@ def _unsqueeze(batch_value: Tensor, event_dim: int) -> Tensor:
 def _broadcast(loc: Any, scale: Any) -> tuple[Tensor, Tensor]:
     """Both arguments as floating-point tensors of one shape, or an error that names the argument."""
     for name, argument in (("loc", loc), ("scale", scale)):
+        if not isinstance(argument, Tensor | int | float) or isinstance(argument, bool):
+            raise TypeError(f"RadialNormal: {name} must be a tensor or a number, got {argument!r}")
         if isinstance(argument, Tensor) and not argument.is_floating_point():
             raise ValueError(f"RadialNormal: {name} must be a floating-point tensor, got {argument.dtype}")
     try:

@@ -4,6 +4,7 @@
 """Special functions of a sphere: its area, and the scalars of the von Mises-Fisher distribution."""
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from pyro_radial.distributions import vmf_formulas as formulas
 from pyro_radial.distributions.bessel_expansion import bessel_plan
+from pyro_radial.distributions.chunks import by_chunks
 
 __all__ = [
     "MEAN_LOG_HALF_NORMAL",
@@ -28,6 +30,8 @@ __all__ = [
 
 # E log|r| for r ~ N(0, 1): -(Euler's constant + log 2) / 2.
 MEAN_LOG_HALF_NORMAL = -0.5 * (0.57721566490153286061 + math.log(2.0))
+# Elements at a time: in few dimensions a formula has some hundred steps.
+_CHUNK = 2**14
 
 
 def accumulation_dtype(tensor: Tensor) -> torch.dtype:
@@ -196,7 +200,7 @@ class _Scalar(torch.autograd.Function):
 
     @staticmethod
     def forward(concentration: Tensor, dim: int, name: str) -> Tensor:
-        return _FORMULAS[name](concentration, bessel_plan(dim))
+        return by_chunks(partial(_FORMULAS[name], plan=bessel_plan(dim)), (concentration,), _CHUNK)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -234,7 +238,7 @@ class _SameMeanKL(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, p: Tensor, dim: int) -> Tensor:
-        return formulas.same_mean_kl(q, p, bessel_plan(dim))
+        return by_chunks(partial(formulas.same_mean_kl, plan=bessel_plan(dim)), (q, p), _CHUNK)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -23,8 +23,8 @@ FIRST_PROPOSALS = 3
 
 def sample_uniform_direction(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Uniform unit vectors of this shape, in the dtype and on the device of ``like``."""
-    normal = _normal(shape, like)
-    return normal.mul_(_column(_dot(normal, normal).rsqrt(), normal))
+    normal = _normal(shape, _widened(like))
+    return normal.mul_(_column(_dot(normal, normal).rsqrt(), normal)).to(like.dtype)
 
 
 def sample_one_minus_cosine(concentration: Tensor, dim: int) -> Tensor:
@@ -51,7 +51,8 @@ def sample_direction(loc: Tensor, one_minus_cosine: Tensor) -> Tensor:
     :param Tensor loc: :math:`\mu`, unit vectors, ``[*shape, m]``; the gradient is that along the sphere.
     :param Tensor one_minus_cosine: between 0 and 2, neither included, ``[*shape]``.
     """
-    return _Direction.apply(loc, one_minus_cosine)
+    value: Tensor = _Direction.apply(_widened(loc), one_minus_cosine)
+    return value.to(loc.dtype)
 
 
 class _OneMinusCosine(torch.autograd.Function):
@@ -165,6 +166,11 @@ def _reflection(loc: Tensor, gap: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The sign s of the first coordinate, that coordinate, and half the squared length of loc + s e_1."""
     first = loc.select(-1, 0).to(gap.dtype)
     return torch.ones_like(first).copysign(first), first, 1.0 + first.abs()
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """In a dtype that holds a normal vector's squared length, as float16 does up to 65,504 elements."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _normal(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -4,7 +4,9 @@
 """The scalars of the von Mises-Fisher distribution as elementwise formulas, without a derivative of their own."""
 
 import math
+from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyro_radial.distributions.bessel_expansion import BesselPlan
+from pyro_radial.distributions.chunks import by_chunks
 
 __all__ = [
     "UniformVariables",
@@ -28,6 +31,8 @@ __all__ = [
 
 # Nodes and weights on (0, 1): 12 points give the integral over a factor of e to 2e-15, 10 points to 5e-15.
 _GAUSS_LEGENDRE = [(0.5 * (1.0 + x), 0.5 * w) for x, w in zip(*np.polynomial.legendre.leggauss(12), strict=True)]
+# Elements at a time, each of which has so many points.
+_CHUNK = 2**12
 # How many growth factors are multiplied before a logarithm is taken: fewer logarithms, and no overflow in float32.
 _GROUP = 4
 
@@ -97,8 +102,11 @@ def variance(concentration: Tensor, plan: BesselPlan) -> Tensor:
     """A'."""
     t = uniform_variables(concentration, plan.shifted_lam).t
     result = t.square() / (plan.shifted_lam * (1.0 + t)) * (1.0 + t * _series(plan.slope, t))
-    for total, _, rise in _descent(concentration, plan):
-        result = rise / total.square()
+    # The last rung's alone.
+    last = deque(_descent(concentration, plan), maxlen=1)
+    if last:
+        total, _, delta, lam = last[0]
+        result = (lam + delta) / total.square()
     return result
 
 
@@ -108,7 +116,8 @@ def variance_slope(concentration: Tensor, plan: BesselPlan) -> Tensor:
     t, lam = v.t, plan.shifted_lam
     result = -v.u * t**3 / (lam * (1.0 + t)).square() * _series(plan.curvature, t)
     first = t.square() / (lam * (1.0 + t)) * (1.0 + t * _series(plan.slope, t))
-    for total, upper, rise in _descent(concentration, plan):
+    for total, upper, delta, lam_here in _descent(concentration, plan):
+        rise = lam_here + delta
         bend = concentration * (2.0 * first + concentration * result)
         result = -(bend + 2.0 * rise * (upper + concentration * first) / total) / total.square()
         first = rise / total.square()
@@ -155,13 +164,21 @@ def same_mean_kl(q: Tensor, p: Tensor, plan: BesselPlan) -> Tensor:
     """
     near = (p < math.e * q) & (q < math.e * p)
     log_ratio = torch.where(near, ((p - q) / torch.where(near, q, 1.0)).log1p(), 0.0)
-    s = q * torch.stack([node * log_ratio for node, _ in _GAUSS_LEGENDRE]).exp()
-    p_over_s_less_1 = torch.stack([(1.0 - node) * log_ratio for node, _ in _GAUSS_LEGENDRE]).expm1()
-    integrand = s.square() * p_over_s_less_1 * variance(s, plan)
-    integral = sum(weight * row for (_, weight), row in zip(_GAUSS_LEGENDRE, integrand.unbind(0), strict=True))
+    integral = by_chunks(partial(_rising_integral, plan=plan), (q, log_ratio), _CHUNK)
     peaked = peak(q, plan) - peak(p, plan) + complement(q, plan) * (p - q)
     flat = kl_to_uniform(q, plan) + log_mean_exp(p, plan) - p * mean(q, plan)
     return torch.where(near, log_ratio * integral, torch.where((q > plan.lam) & (p > plan.lam), peaked, flat))
+
+
+def _rising_integral(q: Tensor, log_ratio: Tensor, plan: BesselPlan) -> Tensor:
+    """The integral over log s from q to p, over the length of that."""
+    s = q * torch.stack([node * log_ratio for node, _ in _GAUSS_LEGENDRE]).exp()
+    p_over_s_less_1 = torch.stack([(1.0 - node) * log_ratio for node, _ in _GAUSS_LEGENDRE]).expm1()
+    integrand = s.square() * p_over_s_less_1 * variance(s, plan)
+    total = torch.zeros_like(q)
+    for (_, weight), row in zip(_GAUSS_LEGENDRE, integrand.unbind(0), strict=True):
+        total = total + weight * row
+    return total
 
 
 def _upper_mean(v: UniformVariables, plan: BesselPlan) -> Tensor:
@@ -200,10 +217,10 @@ def _log_growth(concentration: Tensor, plan: BesselPlan) -> Tensor | float:
     return total + product.log1p()
 
 
-def _descent(concentration: Tensor, plan: BesselPlan) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    r"""At each rung b: :math:`b + \kappa A_{b+2}`, :math:`A_{b+2}` and :math:`b - \kappa^2 A_{b+2}'`.
+def _descent(concentration: Tensor, plan: BesselPlan) -> Iterator[tuple[Tensor, Tensor, Tensor, float]]:
+    r"""At each rung b: :math:`b + \kappa A_{b+2}`, :math:`A_{b+2}`, and :math:`b - \kappa^2 A_{b+2}'` as two summands.
 
-    The last is (b-1)/2 + delta, where delta = (b+1)/2 - kappa^2 A_{b+2}' has a recurrence that does not cancel.
+    They are delta = (b+1)/2 - kappa^2 A_{b+2}', which has a recurrence that does not cancel, and (b-1)/2.
     """
     if not plan.rungs:
         return
@@ -214,9 +231,10 @@ def _descent(concentration: Tensor, plan: BesselPlan) -> Iterator[tuple[Tensor, 
     for rung in plan.rungs:
         lam, sigma = 0.5 * (rung - 1), rung - concentration * gap
         total = concentration + sigma
-        yield total, cosine, lam + delta
-        cosine, gap = concentration / total, sigma / total
-        delta = lam * gap * (1.0 + cosine) - cosine.square() * delta
+        yield total, cosine, delta, lam
+        inverse = total.reciprocal()
+        cosine, gap = concentration * inverse, sigma * inverse
+        delta = torch.addcmul(lam * torch.addcmul(gap, gap, cosine), cosine, cosine * delta, value=-1.0)
 
 
 def _series(coefficients: tuple[float, ...], t: Tensor) -> Tensor:

@@ -182,8 +182,11 @@ class HypersphericalUniform(TorchDistribution):
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise ValueError(f"HypersphericalUniform: dim must be an integer, got {dim!r}")
         _check_dim("HypersphericalUniform", "dim", dim)
-        if like is not None and not like.is_floating_point():
-            raise ValueError(f"HypersphericalUniform: like must be a floating-point tensor, got {like.dtype}")
+        if like is not None and not (isinstance(like, Tensor) and like.is_floating_point()):
+            got = like.dtype if isinstance(like, Tensor) else repr(like)
+            raise ValueError(f"HypersphericalUniform: like must be a floating-point tensor, got {got}")
+        if not isinstance(batch_shape, Sequence) or not all(isinstance(n, int) and n >= 0 for n in batch_shape):
+            raise ValueError(f"HypersphericalUniform: batch_shape must be a sequence of sizes, got {batch_shape!r}")
         # Of the distribution's own tensors, which is what moves with it to another dtype or device.
         self.like = torch.zeros(()) if like is None else torch.zeros((), dtype=like.dtype, device=like.device)
         super().__init__(torch.Size(batch_shape), torch.Size((dim,)), validate_args=validate_args)
@@ -276,6 +279,8 @@ def _checked(loc: Any, concentration: Any) -> tuple[Tensor, Tensor]:
     """Both arguments as floating-point tensors, or an error that names the argument."""
     if not isinstance(loc, Tensor) or loc.dim() == 0:
         raise ValueError(f"VonMisesFisherStable: loc must be a tensor of unit vectors, got {loc!r}")
+    if not isinstance(concentration, Tensor | int | float) or isinstance(concentration, bool):
+        raise TypeError(f"VonMisesFisherStable: concentration must be a tensor or a number, got {concentration!r}")
     concentration = torch.as_tensor(
         concentration, device=loc.device, dtype=None if isinstance(concentration, Tensor) else loc.dtype
     )

@@ -264,7 +264,6 @@ def differences(function, point, step=1e-4):
     ("family", "dim", "length"), [("normal", 6, 0.0), ("normal", 6, 2.0), ("radial", 6, 0.0), ("radial", 2, 1.0)]
 )
 def test_the_mean_of_its_gradients_is_that_of_the_exact_kl(family, dim, length):
-    # Not the derivative of the estimate at fixed directions: the control variates' coefficients are constants there.
     ratio, shift = spread_ratios(dim, 0.5), shift_of_length(length, dim)
     center, unit = torch.randn(dim, dtype=torch.double), 0.5 + torch.rand(dim, dtype=torch.double)
     parameters = [center + unit * shift, unit * ratio, center, unit]

@@ -13,9 +13,9 @@ from pyro_radial.distributions import log_distance
 from pyro_radial.distributions.log_distance import (
     mean_log_distance_of_normal,
     mean_log_distance_of_radial,
-    mean_log_square,
     num_directions,
 )
+from pyro_radial.distributions.mean_log_square import mean_log_square
 
 # Every pair of these is a point (b, c); the signs of b come on top.
 SIZES = [0.0, 1e-8, 1e-3, 0.1, 0.5, 1.0, 2.0, 3.3, 5.0, 8.0, 20.0, 100.0, 1e4]

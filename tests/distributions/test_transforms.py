@@ -1,0 +1,108 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Densities and divergences under the compiler, ``vmap``, both modes of differentiation, and without any rows."""
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch.distributions import kl_divergence
+
+from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
+
+FAMILIES = ["radial", "normal"]
+
+
+def parameters(*shape, dtype=torch.double):
+    return [make(*shape, dtype=dtype) + low for make, low in ((torch.randn, 0.0), (torch.rand, 0.3)) * 2]
+
+
+def kl_of(family):
+    def kl(loc, scale, center, unit):
+        q = RadialNormal(loc, scale, validate_args=False)
+        if family == "normal":
+            q = dist.Normal(loc, scale, validate_args=False).to_event(1)
+        return kl_divergence(q, RadialNormal(center, unit, validate_args=False))
+
+    return kl
+
+
+# Torch's compiler makes an instance of each autograd function that it meets.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kl_compiles_as_one_graph_with_fixed_directions(family):
+    arguments = parameters(4, 3)
+    compiled = torch.compile(kl_of(family), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*arguments), kl_of(family)(*arguments))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kl_is_mapped_with_fixed_directions(family):
+    arguments = parameters(4, 3)
+    mapped = torch.vmap(kl_of(family))(*arguments)
+    # Each example alone: a batch has directions of its own for each row.
+    alone = torch.stack([kl_of(family)(*row) for row in zip(*arguments, strict=True)])
+    torch.testing.assert_close(mapped, alone)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shape", [(2,), (2, 3), (7,)])
+def test_a_fixed_seeds_gradient_is_the_derivative_of_its_value(family, shape):
+    arguments = [tensor.requires_grad_() for tensor in parameters(*shape)]
+    torch.autograd.gradcheck(kl_of(family), arguments, check_forward_ad=True)
+
+
+@pytest.mark.parametrize("event_dim", [0, 1, 2])
+def test_the_density_is_differentiated_forward(event_dim):
+    value, loc, _, scale = parameters(5, 2, 3)
+    arguments = [value.requires_grad_(), loc[0, 0].requires_grad_(), scale.requires_grad_()]
+
+    def log_prob(value, loc, scale):
+        return RadialNormal(loc, scale, event_dim).log_prob(value)
+
+    torch.autograd.gradcheck(log_prob, arguments, check_forward_ad=True)
+    primal = [tensor.detach() for tensor in arguments]
+    _, forward = torch.func.jvp(log_prob, tuple(primal), tuple(torch.ones_like(t) for t in primal))
+    gradients = torch.autograd.grad(log_prob(*arguments).sum(), arguments)
+    torch.testing.assert_close(forward.sum(), sum(gradient.sum() for gradient in gradients))
+
+
+def test_forward_at_loc_itself_the_derivative_is_zero():
+    loc, scale = torch.zeros(3), torch.ones(3)
+    _, tangent = torch.func.jvp(lambda v: RadialNormal(loc, scale).log_prob(v), (loc,), (torch.ones(3),))
+    assert float(tangent) == 0.0
+
+
+EMPTY = {
+    "radial": lambda: RadialNormal(torch.zeros(0, 3), torch.ones(0, 3)),
+    "radial matrices": lambda: RadialNormal(torch.zeros(2, 0, 3, 4), torch.ones(2, 0, 3, 4), 2),
+    "circle": lambda: VonMisesFisherStable(torch.zeros(0, 2), torch.ones(0)),
+    "sphere": lambda: VonMisesFisherStable(torch.zeros(0, 3), torch.ones(0)),
+    "directions": lambda: VonMisesFisherStable(torch.zeros(0, 50), torch.ones(0)),
+    "uniform": lambda: HypersphericalUniform(3, (0,)),
+    "rows": lambda: RadialDirectional(dist.LogNormal(torch.zeros(0), 1.0), HypersphericalUniform(3)),
+}
+
+
+@pytest.mark.parametrize("make", EMPTY.values(), ids=EMPTY.keys())
+def test_an_empty_batch_has_empty_results(make):
+    distribution = make()
+    for shape in ((), (2,)):
+        value = distribution.rsample(shape)
+        assert value.shape == (*shape, *distribution.batch_shape, *distribution.event_shape)
+        assert distribution.log_prob(value).shape == (*shape, *distribution.batch_shape)
+    assert distribution.entropy().shape == distribution.batch_shape
+    assert distribution.mean.shape == distribution.variance.shape == distribution.shape()
+    assert kl_divergence(distribution, make()).shape == distribution.batch_shape
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("prior", FAMILIES)
+def test_the_kl_of_an_empty_batch_to_one_distribution_is_empty(family, prior):
+    sides = [
+        RadialNormal(torch.zeros(shape), torch.ones(shape))
+        if kind == "radial"
+        else dist.Normal(torch.zeros(shape), torch.ones(shape)).to_event(1).mask(True)
+        for kind, shape in ((family, (0, 3)), (prior, (3,)))
+    ]
+    assert kl_divergence(*sides).shape == (0,)
