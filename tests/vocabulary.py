@@ -33,6 +33,7 @@ OLD_WORDS = {
 }
 IGNORED = re.compile(r"tests/(test_)?vocabulary\.py$|CHANGELOG\.md$|LICENSE$|\.(png|json|npz)$")
 # "Standard deviation" may be broken over two lines of a comment or of a notebook's cell.
+IMAGE = re.compile(r'"image/png": ".*"')
 SPLIT = re.compile(r"standard[\s\"\\n,#_]*deviation", re.IGNORECASE)
 
 
@@ -54,7 +55,7 @@ def left(files: dict[str, str]) -> Counter[tuple[str, str]]:
     """How often an old word stands in each file, by (what we say instead, file)."""
     found: Counter[tuple[str, str]] = Counter()
     for name, text in files.items():
-        text = SPLIT.sub("standarddeviation", text)
+        text = SPLIT.sub("standarddeviation", IMAGE.sub("", text))
         for pattern, instead in OLD_WORDS.items():
             flags = re.MULTILINE if "Laws" in pattern or "BNN" in pattern or "Together" in pattern else re.IGNORECASE
             number = len(re.findall(pattern, text, flags)) + len(re.findall(pattern, name, flags))

@@ -26,7 +26,7 @@ def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size
     """
     shape = tensors[0].shape
     # A device other than the processor, and a compiler, have ways of their own.
-    if torch.compiler.is_compiling() or tensors[0].device.type != "cpu" or shape.numel() <= size:
+    if torch.compiler.is_compiling() or tensors[0].device.type != "cpu" or tensors[0].numel() <= size:
         return function(*tensors)
     parts = [function(*part) for part in zip(*(tensor.flatten().split(size) for tensor in tensors), strict=True)]
     joined = torch.cat(parts, -1)
