@@ -7,7 +7,7 @@ import math
 import operator
 from typing import Any
 
-__all__ = ["non_negative_integer", "positive_count", "positive_float"]
+__all__ = ["non_negative_integer", "positive_count", "positive_float", "proper_fraction"]
 
 
 def positive_float(argument: str, value: Any) -> float:
@@ -54,3 +54,19 @@ def _integer(argument: str, value: Any, least: int, kind: str) -> int:
     if number < least:
         raise ValueError(f"{argument} must be a {kind} integer, got {value!r}")
     return number
+
+
+def proper_fraction(argument: str, value: Any) -> float:
+    """The value as a float.
+
+    :param str argument: the name to put in the message.
+    :param value: a number of any kind.
+    :raises ValueError: if it is not strictly between zero and one.
+    """
+    try:
+        fits = bool(0.0 < value < 1.0)
+    except (TypeError, ValueError, RuntimeError):
+        fits = False
+    if not fits:
+        raise ValueError(f"{argument} must be between zero and one, got {value!r}")
+    return float(value)

@@ -14,7 +14,7 @@ from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
-from torch import Tensor, nn
+from torch import nn
 from torch.distributions import biject_to
 
 from pyro_radial._naming import UniquelyNamed, rename_tree, unique_name
@@ -106,7 +106,7 @@ class PriorChain(nn.Module):
         with SwapPriorMessenger(self.prior, self._compared):
             return self.model(*args, **kwargs)
 
-    def model_state(self) -> dict[str, Tensor]:
+    def model_state(self) -> dict[str, Any]:
         """What of ``state_dict()`` is the model's own, and so has the same shapes after each task."""
         own = f"{_CHAINED}."
         return {name: value for name, value in self.state_dict().items() if not name.startswith(own)}

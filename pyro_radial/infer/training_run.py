@@ -87,9 +87,9 @@ class TrainingRun:
         self.batches = Batches(rows, batch_size, shuffle_seed, device_of(guide, model))
         # What is drawn here must not depend on whether a run starts or resumes, nor move its random numbers.
         with seeded(SET_UP + shuffle_seed, self.batches.device):
-            rows = self.batches.first_rows()
-            self.trained = Trained(model, guide, rows, autocast)
-            self.trained.set_up(loss, rows)
+            first_rows = self.batches.first_rows()
+            self.trained = Trained(model, guide, first_rows, autocast)
+            self.trained.set_up(loss, first_rows)
         self.parameters = self.trained.parameters(loss)
         self.optimizer = make_optimizer([p for p in self.parameters.values() if p.requires_grad])
         self.gradient_step = GradientStep(self.optimizer, clip_norm, autocast, self.device)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pyro_radial.compression import Cut, IndexSelect, count_flops, count_weights, cut_network, mask_network
-from tests.compression.helpers import keep, lenet
+from tests.helpers.chains import keep, lenet
 
 MNIST = (1, 28, 28)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pyro_radial.compression import Cut, IndexSelect, Scores, complete_cut, cut_network, mask_network
-from tests.compression.helpers import keep, lenet, random_chain, random_cut, weight_layers
+from tests.helpers.chains import keep, lenet, random_chain, random_cut, weight_layers
 
 CHAINS = range(60)
 

@@ -23,8 +23,8 @@ from pyro_radial.continual import (
     stream_run,
 )
 from pyro_radial.infer.autoguide import AutoMeanField
-from tests.continual.runs import CORESET, HALVES, OPTIONS, ROWS, assert_same, chain, clusters, learn, stream
-from tests.infer.runs import assert_same as assert_same_state
+from tests.helpers.runs import assert_same as assert_same_state
+from tests.helpers.streams import CORESET, HALVES, OPTIONS, ROWS, assert_same, chain, clusters, learn, stream
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from pyro_radial.continual import PriorChain
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.infer.autoguide import AutoMeanField
 from pyro_radial.nn import likelihoods
-from tests.infer.autoguide.models import train_to_convergence
-from tests.infer.runs import FIT, data, problem
+from tests.helpers.models import train_to_convergence
+from tests.helpers.runs import FIT, data, problem
 
 NOISE = 0.5
 EULER = 0.5772156649015329

@@ -26,9 +26,9 @@ from pyro_radial.continual import (
 from pyro_radial.infer.autoguide import AutoMeanField
 from pyro_radial.infer.checkpoint import copied, save_checkpoint
 from pyro_radial.infer.training_run import TrainingRun
-from tests.continual.runs import CORESET, assert_same, chain, killed, learn, stream
-from tests.infer.runs import Counting, Described
-from tests.infer.runs import assert_same as assert_same_state
+from tests.helpers.runs import Counting, Described
+from tests.helpers.runs import assert_same as assert_same_state
+from tests.helpers.streams import CORESET, assert_same, chain, killed, learn, stream
 
 STAGES = [
     # Of a fit: the first task, its coreset, the second task, the two coresets.

@@ -19,7 +19,7 @@ from pyro_radial.distributions.moments import center, moment_matched, moments
 from pyro_radial.distributions.storage import describe, rebuild
 from pyro_radial.distributions.wrappers import leaf, map_leaf, mask_of, pull_back, to_like, unmasked
 from pyro_radial.poutine import mean_only, swap_prior
-from tests.nestings import AFFINE, EXP, is_positive, masks_inside_an_event, nestings, without_masks
+from tests.helpers.nestings import AFFINE, EXP, is_positive, masks_inside_an_event, nestings, without_masks
 from tests.tables import DISTRIBUTIONS
 
 NUM_SAMPLES = 2_000

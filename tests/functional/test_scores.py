@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pyro_radial.functional.scores import GaussianMoments, SpectralStein, Stein
-from tests.functional.helpers import white
+from tests.helpers.functions import white
 
 ESTIMATORS = {"moments": GaussianMoments(), "stein": Stein(), "spectral": SpectralStein()}
 each_estimator = pytest.mark.parametrize("estimator", ESTIMATORS.values(), ids=ESTIMATORS.keys())

@@ -15,7 +15,7 @@ from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, diagnose, f
 from pyro_radial.infer.batches import Batches, parts
 from pyro_radial.infer.data import Rows
 from pyro_radial.nn import likelihoods
-from tests.infer.runs import (
+from tests.helpers.runs import (
     FIT,
     ROWS,
     assert_same,

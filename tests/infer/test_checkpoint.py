@@ -25,7 +25,7 @@ from pyro_radial.infer.checkpoint import check_entries, copied, load_checkpoint,
 from pyro_radial.infer.data import Rows
 from pyro_radial.infer.data_fingerprint import data_fingerprint
 from pyro_radial.nn import likelihoods
-from tests.infer.damage import flip_bits
+from tests.helpers.damage import flip_bits
 
 ROWS = 12
 CPU = torch.device("cpu")

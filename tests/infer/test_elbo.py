@@ -16,7 +16,7 @@ from pyro.infer.autoguide import AutoDelta
 from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.infer import HalfCauchyReparam
-from tests.infer.losses import X, Y, mean_and_error, network
+from tests.helpers.losses import X, Y, mean_and_error, network
 
 
 @pytest.mark.parametrize("vectorize", [False, True])

@@ -20,7 +20,7 @@ from pyro_radial.functional import AdversarialPoints, GaussianProcess, UniformBo
 from pyro_radial.infer.fingerprint import described
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn, LearnedScale, RadialDirectionalPrior
-from tests.infer.runs import data, problem, trained
+from tests.helpers.runs import data, problem, trained
 
 
 def squared(x):

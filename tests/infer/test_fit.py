@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from pyro_radial import fit
 from pyro_radial.infer import training_run
 from pyro_radial.poutine import mean_only
-from tests.infer.runs import FIT, ROWS, assert_same, data, function_problem, problem, state_of, trained
+from tests.helpers.runs import FIT, ROWS, assert_same, data, function_problem, problem, state_of, trained
 
 # -------------------------------------------------------------------------------- validation, early stop, callback
 

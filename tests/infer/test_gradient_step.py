@@ -16,7 +16,7 @@ from pyro_radial import AutoRadial, BayesianModule, FunctionalELBO, SupervisedMo
 from pyro_radial.functional import GaussianKL, GaussianProcess
 from pyro_radial.infer.gradient_step import GradientStep
 from pyro_radial.nn import likelihoods
-from tests.infer.runs import FIT, ROWS, STEPS_PER_EPOCH, assert_same, data, killed, problem, state_of, trained
+from tests.helpers.runs import FIT, ROWS, STEPS_PER_EPOCH, assert_same, data, killed, problem, state_of, trained
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from pyro.infer import SVI
 
 from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
 from pyro_radial.nn import priors
-from tests.infer.losses import X, Y, network
+from tests.helpers.losses import X, Y, network
 
 
 def test_the_terms_add_up_to_the_loss_for_the_whole_data_set():

@@ -14,7 +14,7 @@ from torch.optim import SGD
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.infer.not_finite import first_not_finite
 from pyro_radial.nn import likelihoods
-from tests.infer.runs import FIT, ROWS, STEPS_PER_EPOCH, assert_same, data, problem, trained
+from tests.helpers.runs import FIT, ROWS, STEPS_PER_EPOCH, assert_same, data, problem, trained
 
 
 def test_the_first_tensor_that_is_not_finite_is_named():

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_radial import AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel, diagnose, fit
 from pyro_radial.continual import learn_stream
 from pyro_radial.nn import likelihoods
-from tests.continual.runs import chain, stream
-from tests.infer.runs import FIT, ROWS, assert_same, data, problem, trained
+from tests.helpers.runs import FIT, ROWS, assert_same, data, problem, trained
+from tests.helpers.streams import chain, stream
 
 
 def unsized():

@@ -16,7 +16,7 @@ from torch import nn
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer.predict import free_memory
 from pyro_radial.nn import likelihoods
-from tests.infer.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
+from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
 
 # The package's attribute of this name is the function.
 PREDICT_MODULE = sys.modules["pyro_radial.infer.predict"]

@@ -15,7 +15,7 @@ from torch import nn
 
 from pyro_radial.infer.prediction import Prediction
 from pyro_radial.nn import likelihoods
-from tests.infer.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
+from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
 
 
 def by_hand(distribution, link, y, samples):

@@ -16,7 +16,7 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
 from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.nn import priors
-from tests.infer.losses import X, Y, assert_same_in_expectation, mean_and_error, network
+from tests.helpers.losses import X, Y, assert_same_in_expectation, mean_and_error, network
 
 
 def test_particles_share_the_kl_of_distributions_that_do_not_depend_on_them(monkeypatch):

@@ -18,8 +18,8 @@ from pyro_radial.continual import stream_run
 from pyro_radial.infer import training_run
 from pyro_radial.infer.checkpoint import load_checkpoint, save_checkpoint
 from pyro_radial.infer.sole_writer import sole_writer
-from tests.continual.runs import learn
-from tests.infer.runs import assert_same, problem, trained
+from tests.helpers.runs import assert_same, problem, trained
+from tests.helpers.streams import learn
 
 CPU = torch.device("cpu")
 

@@ -10,7 +10,7 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal
 
 from pyro_radial import AutoMeanField, AutoRadial, predict
 from pyro_radial.infer import training_run
-from tests.infer.runs import (
+from tests.helpers.runs import (
     ROWS,
     assert_same,
     data,

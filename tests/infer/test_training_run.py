@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, MultiStepLR, Reduc
 from torch.utils.data import Dataset
 
 from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
-from tests.infer.kills import KINDS, kill_and_resume
-from tests.infer.runs import (
+from tests.helpers.kills import KINDS, kill_and_resume
+from tests.helpers.runs import (
     FIT,
     ROWS,
     STEPS_PER_EPOCH,
@@ -137,7 +137,7 @@ def test_a_run_killed_after_every_step_still_ends_where_an_undisturbed_one_does(
 
 SCRIPT = """
 import os, signal, sys, torch
-from tests.infer.runs import FIT, data, problem
+from tests.helpers.runs import FIT, data, problem
 from pyro_radial import fit
 from pyro_radial.infer import training_run
 

@@ -14,7 +14,7 @@ from pyro_radial import FunctionalELBO, RadialELBO, predict
 from pyro_radial.functional import GaussianKL, GaussianProcess
 from pyro_radial.infer import training_run
 from pyro_radial.nn import likelihoods
-from tests.infer.runs import ROWS, assert_same, data, problem, state_of, trained
+from tests.helpers.runs import ROWS, assert_same, data, problem, state_of, trained
 
 
 def test_validation_is_the_log_of_the_mean_probability_and_leaves_training_alone():

@@ -16,7 +16,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
-from tests.nn.helpers import at, call_with, draws_of
+from tests.helpers.networks import at, call_with, draws_of
 
 
 class TiedLanguageModel(nn.Module):

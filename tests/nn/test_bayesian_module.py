@@ -14,7 +14,7 @@ from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_radial.nn import BayesianModule, priors
-from tests.nn.helpers import call_with, classifier, data, draws_of, mlp, normed_mlp, parameters_seen
+from tests.helpers.networks import call_with, classifier, data, draws_of, mlp, normed_mlp, parameters_seen
 
 
 def trace_of(bnn, *args):

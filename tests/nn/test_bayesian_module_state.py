@@ -16,7 +16,7 @@ from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_radial.nn import BayesianModule
-from tests.nn.helpers import call_with, classifier, data, draws_of, mlp, normed_mlp
+from tests.helpers.networks import call_with, classifier, data, draws_of, mlp, normed_mlp
 
 
 class TestToModule:

@@ -13,7 +13,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 from pyro_radial.nn import BayesianModule
-from tests.nn.helpers import call_with, classifier, data, draws_of, mlp, normed_mlp
+from tests.helpers.networks import call_with, classifier, data, draws_of, mlp, normed_mlp
 
 
 def trace_of(bnn, *args):

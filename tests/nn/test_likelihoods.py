@@ -24,7 +24,7 @@ from pyro_radial.nn.likelihoods import (
     Likelihood,
     Poisson,
 )
-from tests.nn.helpers import mlp
+from tests.helpers.networks import mlp
 
 N, B = 100, 8
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from pyro_radial import AutoRadial, RadialELBO
 from pyro_radial.nn import BayesianModule, MultiHead, SupervisedModel, likelihoods, priors, use_head
-from tests.nn.helpers import at, call_with, classifier, data, draws_of
+from tests.helpers.networks import at, call_with, classifier, data, draws_of
 
 TRUNK = ["trunk.0.weight", "trunk.0.bias"]
 

@@ -17,7 +17,7 @@ from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
-from tests.nn.helpers import classifier, data, mlp, normed_mlp
+from tests.helpers.networks import classifier, data, mlp, normed_mlp
 
 
 def test_the_sites_keep_their_names():

@@ -16,7 +16,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 
-from pyro_radial._checks import positive_float
+from pyro_radial._checks import positive_float, proper_fraction
 from pyro_radial._compat import deep_setattr
 from pyro_radial.nn.site_priors import Following
 
@@ -76,9 +76,7 @@ class ScaleMixture:
     """
 
     def __init__(self, pi: float = 0.5, scale1: float = 1.0, scale2: float = math.exp(-6)) -> None:
-        if not 0.0 < pi < 1.0:
-            raise ValueError(f"pi must be between zero and one, got {pi}")
-        self.pi = float(pi)
+        self.pi = proper_fraction("pi", pi)
         self.scale1 = positive_float("scale1", scale1)
         self.scale2 = positive_float("scale2", scale2)
 

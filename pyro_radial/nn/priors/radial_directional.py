@@ -146,7 +146,7 @@ class RadialDirectionalPrior:
         bias_scale: float = 1.0,
     ) -> None:
         for one in grouping.values() if isinstance(grouping, Mapping) else (grouping,):
-            if one not in SIDES:
+            if not isinstance(one, str) or one not in SIDES:
                 raise ValueError(f"grouping must be one of {tuple(SIDES)} or a mapping to these, got {one!r}")
         if direction != "uniform" and not callable(direction):
             raise ValueError(f'direction must be "uniform" or a function of (site, directions), got {direction!r}')

@@ -8,7 +8,7 @@ import torch
 from pyro.contrib.gp.kernels import RBF
 
 from pyro_radial.functional import GaussianKL, GaussianProcess, RegularizedKL, SteinKL
-from tests.functional.divergences.helpers import (
+from tests.helpers.divergences import (
     NUM_POINTS,
     POINTS,
     NormalPrior,

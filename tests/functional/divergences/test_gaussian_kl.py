@@ -10,7 +10,7 @@ from scipy.special import digamma
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_radial.functional import GaussianKL, GaussianProcess, ImplicitProcess, RegularizedKL
-from tests.functional.divergences.helpers import (
+from tests.helpers.divergences import (
     NUM_POINTS,
     POINTS,
     NormalPrior,
@@ -21,7 +21,7 @@ from tests.functional.divergences.helpers import (
     normal_p,
     normal_q,
 )
-from tests.functional.helpers import white
+from tests.helpers.functions import white
 
 
 @pytest.mark.parametrize("count", [NUM_POINTS + 1, 50])

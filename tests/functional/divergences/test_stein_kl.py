@@ -7,7 +7,7 @@ import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_radial.functional import GaussianMoments, ImplicitProcess, SteinKL
-from tests.functional.divergences.helpers import (
+from tests.helpers.divergences import (
     NUM_POINTS,
     POINTS,
     NormalPrior,

@@ -16,7 +16,7 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedMod
 from pyro_radial.functional import BNNPrior
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import LearnedScale, RadialDirectionalPrior
-from tests.functional.priors.helpers import NUM_SAMPLES
+from tests.helpers.processes import NUM_SAMPLES
 
 
 def small_bnn(outputs=1, prior=None):

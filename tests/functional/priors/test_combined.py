@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyro_radial.functional import GaussianProcess, ImplicitProcess, Mixture, PiecewiseConstant, Sum
-from tests.functional.priors.helpers import NUM_SAMPLES, column, gaussian_process
+from tests.helpers.processes import NUM_SAMPLES, column, gaussian_process
 
 
 def test_a_mixture_draws_whole_functions_of_its_members_in_their_shares():

@@ -13,7 +13,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 from torch import nn
 
 from pyro_radial.functional import GaussianProcess
-from tests.functional.priors.helpers import points, rbf
+from tests.helpers.processes import points, rbf
 
 
 def test_fit_finds_the_maximum_that_scikit_learn_finds():

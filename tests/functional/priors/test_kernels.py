@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pyro_radial.functional import GaussianProcess
-from tests.functional.priors.helpers import points, rbf, squared_exponential
+from tests.helpers.processes import points, rbf, squared_exponential
 
 
 def test_white_noise_among_pyros_kernels_is_on_the_diagonal():

@@ -8,7 +8,7 @@ import torch
 from scipy.integrate import quad
 
 from pyro_radial.functional import PiecewiseConstant, PiecewiseLinear
-from tests.functional.priors.helpers import NUM_SAMPLES, column
+from tests.helpers.processes import NUM_SAMPLES, column
 
 
 @pytest.mark.parametrize("kind", [PiecewiseConstant, PiecewiseLinear])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyro_radial import AutoMeanField
-from tests.infer.autoguide.models import matrix_model, train_to_convergence
+from tests.helpers.models import matrix_model, train_to_convergence
 
 
 def test_the_mean_field_guide_refuses_a_bad_scale():

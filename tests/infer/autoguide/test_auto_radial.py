@@ -15,7 +15,7 @@ from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel,
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.infer.autoguide.families.radial import GuideRadialNormal
 from pyro_radial.nn import likelihoods
-from tests.infer.autoguide.models import matrix_model, train_to_convergence
+from tests.helpers.models import matrix_model, train_to_convergence
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel
 from pyro_radial.nn import likelihoods
-from tests.infer.autoguide.models import matrix_model
+from tests.helpers.models import matrix_model
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 

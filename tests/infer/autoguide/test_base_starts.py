@@ -15,7 +15,7 @@ from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.infer.autoguide import AutoMeanField
 from pyro_radial.nn import likelihoods, priors
-from tests.infer.autoguide.models import matrix_model
+from tests.helpers.models import matrix_model
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 

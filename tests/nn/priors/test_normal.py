@@ -17,7 +17,7 @@ from torch import nn
 
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
 from pyro_radial.nn.priors import FanIn, HyperScale, LearnedScale, ScaleMixture
-from tests.nn.helpers import mlp, normed_mlp
+from tests.helpers.networks import mlp, normed_mlp
 
 
 def regression(prior, num_data=20):

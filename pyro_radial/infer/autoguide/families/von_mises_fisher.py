@@ -12,6 +12,7 @@ from pyro.nn.module import PyroParam
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from pyro_radial._checks import proper_fraction
 from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.distributions.von_mises_fisher import VonMisesFisherStable
 from pyro_radial.distributions.wrappers import leaf
@@ -46,9 +47,7 @@ class VonMisesFisher(Family):
     """
 
     def __init__(self, init_mean_cosine: float = 0.9, shared_concentration: bool = True) -> None:
-        if not 0.0 < init_mean_cosine < 1.0:
-            raise ValueError(f"init_mean_cosine must be between zero and one, got {init_mean_cosine!r}")
-        self.init_mean_cosine = float(init_mean_cosine)
+        self.init_mean_cosine = proper_fraction("init_mean_cosine", init_mean_cosine)
         self.shared_concentration = shared_concentration
 
     def transform(self, site: Mapping[str, Any]) -> None:

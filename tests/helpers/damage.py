@@ -8,7 +8,7 @@ from collections import Counter
 
 import torch
 
-from tests.infer.runs import FIT, assert_same, data, problem, state_of, trained
+from tests.helpers.runs import FIT, assert_same, data, problem, state_of, trained
 
 
 def flip_bits(folder, count, seed=0):

@@ -19,7 +19,7 @@ from pyro_radial.continual import (
 )
 from pyro_radial.infer.checkpoint import copied
 from pyro_radial.nn import MultiHead, likelihoods
-from tests.infer.runs import assert_same as assert_same_state
+from tests.helpers.runs import assert_same as assert_same_state
 
 OPTIONS = {
     "epochs": 2,

@@ -17,8 +17,8 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
 from pyro_radial import RadialELBO
-from tests.continual.runs import CORESET, learn
-from tests.infer.runs import adversarial_loss, problem, regression, targets, trained
+from tests.helpers.runs import adversarial_loss, problem, regression, targets, trained
+from tests.helpers.streams import CORESET, learn
 
 MANY = {"epochs": 8, "checkpoint_every": 1}
 
