@@ -32,7 +32,7 @@ __all__ = [
 # Nodes and weights on (0, 1): 10 points give the integral over a factor of e to 5e-15.
 _GAUSS_LEGENDRE = [(0.5 * (1.0 + x), 0.5 * w) for x, w in zip(*np.polynomial.legendre.leggauss(10), strict=True)]
 # Elements at a time, each of which has so many points.
-_CHUNK = 2**12
+_CHUNK = 2**10
 # How many growth factors are multiplied before a logarithm is taken: fewer logarithms, and no overflow in float32.
 _GROUP = 4
 
