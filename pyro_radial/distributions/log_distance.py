@@ -57,6 +57,7 @@ class Squares(NamedTuple):
 
     @classmethod
     def of(cls, ratio: Tensor, shift: Tensor) -> "Squares":
+        """Of the arguments of the mean log-distance."""
         squared = ratio.square()
         mean = row_sum(squared).unsqueeze(-1) / ratio.shape[-1]
         low = mean.detach().to(squared.dtype)

@@ -143,7 +143,9 @@ def kl_to_uniform(concentration: Tensor, plan: BesselPlan) -> Tensor:
     return _kl_to_uniform(v, cosine, gap, _log_growth(concentration, plan), plan)
 
 
-def _kl_to_uniform(v: UniformVariables, cosine: Tensor, gap: Tensor, growth: Tensor | float, plan: BesselPlan) -> Tensor:
+def _kl_to_uniform(
+    v: UniformVariables, cosine: Tensor, gap: Tensor, growth: Tensor | float, plan: BesselPlan
+) -> Tensor:
     """U from A, 1 - A and what the rungs add to L."""
     q, t = v.q, v.t
     log_q = q.log1p()
