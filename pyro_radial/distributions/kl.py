@@ -28,6 +28,7 @@ from torch.distributions import (
 from pyro_radial._compat import own_mask
 from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma
 from pyro_radial.distributions.log_distance import (
+    Squares,
     excess_log_distance_of_radial,
     log_of_square,
     mean_log_distance_of_normal,
@@ -36,7 +37,7 @@ from pyro_radial.distributions.log_distance import (
 from pyro_radial.distributions.pushforward import Pushforward
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal
-from pyro_radial.distributions.special import accumulation_dtype, log_sphere_area
+from pyro_radial.distributions.special import accumulation_dtype, log_sphere_area, row_sum
 from pyro_radial.distributions.von_mises_fisher import (
     HypersphericalUniform,
     VonMisesFisherStable,
@@ -185,20 +186,18 @@ def _divergence_to_normal(q: _Parameters, p: Normal) -> Tensor:
 
 def _divergence_to_radial(q: _Parameters, p: RadialNormal) -> Tensor:
     ratio, shift, shape = _against_radial(q, p)
-    dim, sums = p.num_elements, accumulation_dtype(ratio)
+    dim = p.num_elements
     if q.radius_dim is None:
-        kl = _unit_cross_entropy(q, ratio, shift, dim) - ratio.log().sum(-1, dtype=sums)
+        kl = _unit_cross_entropy(q, ratio, shift, dim) - row_sum(ratio.log())
         return (kl - 0.5 * dim * (1.0 + math.log(2.0 * math.pi))).expand(shape)
     # With the mean A of the squared ratios the logs are those of s^2 / A, of A, and what the distance's log exceeds
     # that of sqrt(A); each comes with the part of the squares that keeps it from being negative.
-    squared = ratio.square()
-    mean = squared.mean(-1, keepdim=True, dtype=sums)
-    low = mean.detach().to(ratio.dtype)
-    spread = _square_less_log(ratio / low.sqrt(), (squared - low) / low).sum(-1, dtype=sums)
-    mean = mean.squeeze(-1)
-    kl = 0.5 * (spread + _square_less_log(mean.sqrt(), mean - 1.0) + shift.square().sum(-1, dtype=sums))
+    squares = Squares.of(ratio, shift)
+    spread = row_sum(_square_less_log(ratio / squares.low.sqrt(), squares.centered / squares.low))
+    mean = squares.mean.squeeze(-1)
+    kl = 0.5 * (spread + _square_less_log(mean.sqrt(), mean - 1.0) + squares.shifts.squeeze(-1))
     if dim > 1:
-        kl = kl + (dim - 1) * excess_log_distance_of_radial(ratio, shift)
+        kl = kl + (dim - 1) * excess_log_distance_of_radial(ratio, shift, squares)
     return kl.expand(shape)
 
 
@@ -235,8 +234,7 @@ def _cross_entropy_to_leaf(q: _Parameters, p: Distribution) -> Tensor:
 
 def _unit_cross_entropy(q: _Parameters, ratio: Tensor, shift: Tensor, dim: int) -> Tensor:
     """The cross-entropy to the radial distribution at scale one."""
-    sums = accumulation_dtype(ratio)
-    mean_square = (ratio.square() / q.elements_per_radius + shift.square()).sum(-1, dtype=sums)
+    mean_square = row_sum(ratio.square() / q.elements_per_radius + shift.square())
     cross_entropy = log_sphere_area(dim) + 0.5 * math.log(0.5 * math.pi) + 0.5 * mean_square
     if dim > 1:
         mean_log = mean_log_distance_of_normal if q.radius_dim is None else mean_log_distance_of_radial

@@ -4,6 +4,7 @@
 """The mean log-distance from a radial distribution's center: the one term of its KL without a closed form."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from pyro import settings
@@ -12,9 +13,10 @@ from torch import Tensor
 from pyro_radial._checks import positive_count
 from pyro_radial.distributions.fixed_noise import fixed_noise
 from pyro_radial.distributions.mean_log_square import MEAN_LOG_CHI_SQUARED, excess_log_square
-from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype
+from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype, row_sum
 
 __all__ = [
+    "Squares",
     "excess_log_distance_of_radial",
     "log_of_square",
     "mean_log_distance_of_normal",
@@ -44,6 +46,24 @@ def _check_seed(value: int | None) -> None:
         raise ValueError(f"radial_kl_seed must be an integer, or None for fresh directions, got {value!r}")
 
 
+class Squares(NamedTuple):
+    """The squared ratios of each event about a constant near their mean, and the sum of its squared shifts."""
+
+    squared: Tensor  # s^2, [*batch, D]
+    centered: Tensor  # s^2 less the constant
+    low: Tensor  # the constant, [*batch, 1], which no result depends on
+    mean: Tensor  # of s^2, [*batch, 1], in the accumulation dtype
+    shifts: Tensor  # the sum of d^2, [*batch, 1], in the accumulation dtype
+
+    @classmethod
+    def of(cls, ratio: Tensor, shift: Tensor) -> "Squares":
+        """Of the arguments of the mean log-distance."""
+        squared = ratio.square()
+        mean = row_sum(squared).unsqueeze(-1) / ratio.shape[-1]
+        low = mean.detach().to(squared.dtype)
+        return cls(squared, squared - low, low, mean, row_sum(shift.square()).unsqueeze(-1))
+
+
 def mean_log_distance_of_radial(ratio: Tensor, shift: Tensor) -> Tensor:
     r"""E log rho for the unit noise of a radial distribution, an unbiased, low-variance estimate; exact for constant s
     and d = 0.
@@ -60,24 +80,23 @@ def mean_log_distance_of_radial(ratio: Tensor, shift: Tensor) -> Tensor:
     :param Tensor shift: d, ``[*batch, D]``.
     :returns: ``[*batch]``, in the accumulation dtype.
     """
-    mean_square = ratio.square().mean(-1, dtype=accumulation_dtype(ratio))
-    return excess_log_distance_of_radial(ratio, shift) + (0.5 * mean_square.log() + MEAN_LOG_HALF_NORMAL)
+    squares = Squares.of(ratio, shift)
+    excess = excess_log_distance_of_radial(ratio, shift, squares)
+    return excess + (0.5 * squares.mean.squeeze(-1).log() + MEAN_LOG_HALF_NORMAL)
 
 
-def excess_log_distance_of_radial(ratio: Tensor, shift: Tensor) -> Tensor:
+def excess_log_distance_of_radial(ratio: Tensor, shift: Tensor, given: Squares) -> Tensor:
     """By how much :func:`mean_log_distance_of_radial` exceeds that of constant ratios, their root mean square, at equal
     means: zero to the last digit where that is what they are.
 
     :param Tensor ratio: s, positive, ``[*batch, D]``.
     :param Tensor shift: d, ``[*batch, D]``.
+    :param Squares given: of these.
     :returns: ``[*batch]``, in the accumulation dtype.
     """
     dim, sums = ratio.shape[-1], accumulation_dtype(ratio)
-    squared, product = ratio.square(), ratio * shift
-    mean = squared.mean(-1, keepdim=True, dtype=sums)
-    # A constant near the mean, which no result depends on.
-    low = mean.detach().to(squared.dtype)
-    centered = squared - low
+    squared, centered, low, mean, shifts = given
+    product = ratio * shift
 
     noise = _noise(ratio)
     squares = noise.square()
@@ -85,10 +104,10 @@ def excess_log_distance_of_radial(ratio: Tensor, shift: Tensor) -> Tensor:
     a = _project(squares, squared).to(sums) / (length * mean)
     above = (_project(squares, centered).to(sums) / length + (low - mean)) / mean
     b = _project(noise, product).to(sums) / (length.sqrt() * mean)
-    c = shift.square().sum(-1, keepdim=True, dtype=sums) / mean
+    c = shifts / mean
     # In units of the mean of A: the mean of B^2, and the variance of A.
-    square_b = product.square().sum(-1, keepdim=True, dtype=sums) / (dim * mean.square())
-    variance = centered.square().sum(-1, keepdim=True, dtype=sums) * (2.0 / (dim * (dim + 2))) / mean.square()
+    square_b = row_sum(product.square()).unsqueeze(-1) / (dim * mean.square())
+    variance = row_sum(centered.square()).unsqueeze(-1) * (2.0 / (dim * (dim + 2))) / mean.square()
 
     # How the integral depends on A (to second order) and B^2 (to first), by differences over their spread. Any values
     # leave the estimate unbiased; these make its variance low.
