@@ -82,9 +82,8 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     fresh ones in each call). With a seed it is a function of the parameters, and its gradient the derivative of that,
     also under ``vmap`` and ``torch.compile``. One call's standard deviation, and with it how far below zero it can
     fall, is below 1 % of max(KL, 100 nats) in the cases of ``benchmarks/distributions/radial_kl.py``; it is more where
-    one element's ratio
-    :math:`\sigma_i / t_i` is far above all others. At equal scales the KL has a cone in the means, of slope about
-    1.2533 (D - 1) in units of t: they do not move until the likelihood's gradient exceeds that.
+    one element's ratio :math:`\sigma_i / t_i` is far above all others. At equal scales the KL has a cone in the means,
+    of slope about 1.2533 (D - 1) in units of t: they do not move until the likelihood's gradient exceeds that.
 
     A mask on either side masks that side's log-density, as it does in a sampled ELBO: the rule is the expectation
     of ``q.log_prob(w) - p.log_prob(w)``. So it is where both sides are masked, each by its own.

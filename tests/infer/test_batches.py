@@ -15,6 +15,7 @@ from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, diagnose, f
 from pyro_radial.infer.batches import Batches, parts
 from pyro_radial.infer.data import Rows
 from pyro_radial.nn import likelihoods
+from tests.helpers.items import Items
 from tests.helpers.runs import (
     FIT,
     ROWS,
@@ -114,20 +115,9 @@ def forms(x, other, y):
         "dict": ({"left": x, "right": other}, y),
         "items of three": TensorDataset(x, other, y),
         "loader": DataLoader(TensorDataset(x, other, y), batch_size=FIT["batch_size"], shuffle=True),
-        "loader of pairs": DataLoader(Listed(items), batch_size=FIT["batch_size"]),
-        "loader of dicts": DataLoader(Listed(named), batch_size=FIT["batch_size"], drop_last=True),
+        "loader of pairs": DataLoader(Items(items), batch_size=FIT["batch_size"]),
+        "loader of dicts": DataLoader(Items(named), batch_size=FIT["batch_size"], drop_last=True),
     }
-
-
-class Listed(Dataset):
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, i):
-        return self.items[i]
 
 
 @pytest.mark.parametrize("form", forms(*[torch.zeros(1)] * 3))

@@ -6,11 +6,12 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.infer.data import Rows, as_inputs, check_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn import likelihoods
+from tests.helpers.items import Items
 
 
 def pair(rows=5):
@@ -37,17 +38,6 @@ def test_a_tuple_of_inputs_is_taken_moved_and_counted_as_one():
     assert num_rows((x, y)) == 5
     assert torch.equal(take((x, y), slice(1, 2))[1], y[1:2])
     assert [t.device.type for t in move((x, y), torch.device("cpu"))] == ["cpu", "cpu"]
-
-
-class Items(Dataset):
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, i):
-        return self.items[i]
 
 
 def test_the_items_of_a_dataset_may_hold_tuples_of_inputs_and_plain_numbers():

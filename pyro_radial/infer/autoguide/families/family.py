@@ -37,11 +37,6 @@ class Site:
     init_stddev: float
     transform: Transform | None = None
 
-    @property
-    def event_shape(self) -> torch.Size:
-        """The shape of one event."""
-        return self.shape[len(self.shape) - self.event_dim :]
-
     def is_decreasing(self) -> bool:
         """Whether the transform turns the order of values around.
 
