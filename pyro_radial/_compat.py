@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyro
+import torch
 from pyro.distributions.torch_distribution import MaskedDistribution
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
@@ -33,6 +34,7 @@ __all__ = [
     "periodic_repeat",
     "prototype_hide_fn",
     "set_context",
+    "standard_gamma",
     "stored_name",
     "tree_leaves",
     "tree_map_only",
@@ -88,6 +90,14 @@ def forget_stored(root: str) -> None:
         store._constraints.pop(name, None)
     for tensor in [tensor for tensor, name in list(store._param_to_name.items()) if name.startswith(below)]:
         store._param_to_name.pop(tensor, None)
+
+
+def standard_gamma(shape: Tensor) -> Tensor:
+    """Draws of gamma distributions of these shapes and rate one.
+
+    ``torch.distributions.Gamma`` clamps them in place, for which ``torch.func.vmap`` has no batching rule.
+    """
+    return torch._standard_gamma(shape)
 
 
 def set_context(module: PyroModule, context: Any) -> None:

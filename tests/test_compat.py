@@ -39,6 +39,14 @@ def test_periodic_repeat_cycles_through_rows():
     assert torch.equal(_compat.periodic_repeat(torch.arange(3), 5, 0), torch.tensor([0, 1, 2, 0, 1]))
 
 
+def test_standard_gamma_draws_each_shape_s_own_and_has_a_batching_rule():
+    shapes = torch.tensor([0.5, 4.0, 100.0], dtype=torch.float64)
+    draws = torch.func.vmap(lambda _: _compat.standard_gamma(shapes), randomness="different")(torch.empty(100_000))
+    error = (shapes / 100_000).sqrt()
+    assert bool(((draws.mean(0) - shapes).abs() < 4.5 * error).all())
+    torch.testing.assert_close(draws.var(0), shapes, rtol=0.05, atol=0.0)
+
+
 def test_deterministic_sites_are_told_from_observations():
     def model():
         pyro.deterministic("f", torch.zeros(2))

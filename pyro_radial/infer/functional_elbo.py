@@ -19,6 +19,7 @@ from pyro_radial.infer.auxiliary_sites import sites_led_to
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.poutine.local_noise import check_drawn
 
 __all__ = ["FunctionalELBO"]
 
@@ -129,6 +130,8 @@ class FunctionalELBO(RadialELBO):
     def _get_trace(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Trace]:
         """Model and guide on the data, with the values of the same functions at the measurement points."""
         model_trace, guide_trace = super()._get_trace(model, guide, args, kwargs)
+        for name, latent in guide_trace.iter_stochastic_nodes():
+            check_drawn(name, latent, "FunctionalELBO: guide must draw whole functions")
         points = _inputs(args)
         functions = self._values(model_trace, len(points))
         if self._others is None:

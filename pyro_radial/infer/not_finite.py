@@ -14,6 +14,7 @@ from torch import Tensor
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.random_state import set_rng_state
 from pyro_radial.infer.trained import Trained
+from pyro_radial.poutine.local_noise import is_drawn
 
 __all__ = ["check_parameters", "finite_loss", "first_not_finite", "not_finite_error"]
 
@@ -79,7 +80,7 @@ def _culprits(trained: Trained, loss: RadialELBO, batch: tuple[Any, Any], noise:
     with pyro.validation_enabled(False), torch.no_grad():
         set_rng_state(noise, trained.device)
         drawn: Any = poutine.trace(trained.guide).get_trace(*batch).iter_stochastic_nodes()
-        site = first_not_finite((name, node["value"]) for name, node in drawn)
+        site = first_not_finite((name, node["value"]) for name, node in drawn if is_drawn(node))
         if site is not None:
             return [f"a draw of site '{site}'"]
         set_rng_state(noise, trained.device)

@@ -28,6 +28,7 @@ from pyro_radial.infer.autoguide.initialization import carries_initial_value, in
 from pyro_radial.infer.autoguide.places import places
 from pyro_radial.nn.likelihood import is_target
 from pyro_radial.poutine import one_at_a_time
+from pyro_radial.poutine.local_noise import noise_asked_for, noise_offered
 
 __all__ = ["AutoPerSite", "MissingMeans"]
 
@@ -186,9 +187,11 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             with ExitStack() as stack:
                 for frame in prior_site["cond_indep_stack"]:
                     stack.enter_context(plates[frame.name])
+                stack.enter_context(noise_asked_for(prior_site, args, kwargs))
                 family, site = self._families[name], self._site[name]
                 distribution = family.guide_distribution(site, **self._parameters_of(name))
-                result[name] = pyro.sample(name, family.on_support(site, distribution))
+                infer: Any = noise_offered(prior_site, family.local_noise)
+                result[name] = pyro.sample(name, family.on_support(site, distribution), infer=infer)
         return result
 
     @torch.no_grad()
