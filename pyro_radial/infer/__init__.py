@@ -3,6 +3,7 @@
 
 """Losses, training, prediction and guides."""
 
+from pyro_radial.infer.compiled_svi import CompiledSVI
 from pyro_radial.infer.diagnose import Diagnosis, diagnose
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.fit import FitResult, fit
@@ -13,6 +14,7 @@ from pyro_radial.infer.prediction import Prediction
 from pyro_radial.infer.reparam import HalfCauchyReparam
 
 __all__ = [
+    "CompiledSVI",
     "Diagnosis",
     "FitResult",
     "FunctionalELBO",
