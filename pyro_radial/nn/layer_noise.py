@@ -17,6 +17,9 @@ __all__ = ["LAYERS", "Parameter", "noisy_output"]
 #: Layers whose parameters enter linearly, and that take each row of a batch for itself. Subclasses may do otherwise.
 LAYERS = {nn.Linear: 1, nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}
 
+# What a variance of zero counts as.
+TINY = torch.finfo(torch.float32).tiny
+
 # A parameter of a layer: a value, or where it is not drawn its noise.
 Parameter = Tensor | UnitNoise | None
 
@@ -53,11 +56,12 @@ def _mean(parameter: Parameter) -> Tensor | None:
 def _stddev(x: Tensor, scale: Tensor, bias_scale: Tensor | None = None) -> Tensor:
     """The standard deviation of each output for unit normal noise; where all inputs are zero, as good as zero."""
     # In full precision: the squares of small scales underflow in a short dtype.
+    wide = torch.promote_types(scale.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
-        squares = None if bias_scale is None else bias_scale.square()
-        variance = F.linear(x.to(scale.dtype).square(), scale.square(), squares)
+        squares = None if bias_scale is None else bias_scale.to(wide).square()
+        variance = F.linear(x.to(wide).square(), scale.to(wide).square(), squares)
     # The root has no derivative at zero; below the bound its gradient is zero.
-    return variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+    return variance.clamp_min(TINY).sqrt()
 
 
 def _flipped_output(layer: nn.Module, x: Tensor, weight: UnitNoise) -> Tensor:

@@ -146,8 +146,8 @@ def local_noise(guide: Callable[..., Any] | None = None, *, sites: Collection[st
       :math:`s_j \sim \chi^2(\mathrm{in} - 1)` in the place of r and the sum.
     - ``nn.Linear`` on more dimensions and ``nn.Conv1d``, ``2d`` and ``3d``, where the weights of one example meet
       several of its positions, share one direction among the rows, which each row turns by signs of its own (Wen et
-      al. 2018, "Flipout", eq. 3), and have one radius for each row and event: each row's outputs are distributed as
-      with drawn weights, but rows are not independent.
+      al. 2018, "Flipout"), and have a radius for each row and event, or share those of events within an output: each
+      row's outputs are distributed as with drawn weights, but rows are not independent.
     - Biases are drawn for each row.
     - All other layers, tied weights, a layer that is called twice or not with a row for each row of the input, and
       networks with batch norm in train mode, which mixes rows, have drawn weights as usual; a warning says so once.

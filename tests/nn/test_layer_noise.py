@@ -69,6 +69,15 @@ def test_noise_of_different_rows_is_uncorrelated(make, shape, kind):
     assert_same_mean(first * second, torch.zeros_like(first), level=1e-3)
 
 
+def test_equal_rows_turn_their_shared_direction_each_in_its_own_way():
+    layer, x = nn.Conv1d(8, 2, 3, bias=False), torch.randn(1, 8, 3).expand(2, 8, 3)
+    noise = UnitNoise(torch.zeros_like(layer.weight), torch.ones_like(layer.weight))
+    first, second = rows_of(layer, x, noise, None).detach().flatten(2).unbind(1)
+    # Signs of outputs alone would leave sizes as they are.
+    correlation = torch.corrcoef(torch.stack([first[:, 0].square(), second[:, 0].square()]))[0, 1]
+    assert abs(float(correlation)) < 0.5
+
+
 @pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
 def test_a_weight_or_a_bias_alone_may_have_noise(make, shape):
     layer, x = make(), torch.randn(3, *shape)
