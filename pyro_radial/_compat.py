@@ -4,6 +4,7 @@
 """Every name that Pyro or torch does not document, in one place, so that a change there breaks one line."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import pyro
@@ -32,6 +33,7 @@ __all__ = [
     "own_mask",
     "periodic_repeat",
     "prototype_hide_fn",
+    "rendezvous",
     "set_context",
     "stored_name",
     "tree_leaves",
@@ -69,6 +71,15 @@ def loc_and_scale(guide: Any, name: str) -> tuple[Tensor, Tensor]:
     """The parameters of a site in Pyro's ``AutoNormal``."""
     loc, scale = guide._get_loc_and_scale(name)
     return loc, scale
+
+
+def rendezvous(timeout: timedelta) -> tuple[Any, int, int]:
+    """The store, the rank and the number of processes that ``torch.distributed`` would find in the environment."""
+    # Not there in builds of torch without distributed training.
+    from torch.distributed import rendezvous as found  # type: ignore[attr-defined]
+
+    store, rank, size = next(found("env://", timeout=timeout))
+    return store, rank, size
 
 
 def stored_name(module: PyroModule, parameter: str | None = None) -> str:

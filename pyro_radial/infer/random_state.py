@@ -13,7 +13,7 @@ import torch
 
 from pyro_radial.poutine import one_at_a_time
 
-__all__ = ["rng_state", "seeded", "set_rng_state"]
+__all__ = ["noise_of", "rng_state", "seeded", "set_rng_state"]
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
@@ -34,6 +34,11 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     np.random.set_state(state["numpy"])  # noqa: NPY002
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+def noise_of(seed: int, process: int) -> int:
+    """The seed of the noise of one of several processes that train together from one seed."""
+    return int(np.random.SeedSequence([seed, process]).generate_state(1)[0])
 
 
 @contextmanager
