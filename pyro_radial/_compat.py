@@ -16,6 +16,7 @@ from pyro.nn import PyroModule
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "initial_scale",
     "is_deterministic",
     "loc_and_scale",
+    "mark_stepped",
     "own_mask",
     "periodic_repeat",
     "prototype_hide_fn",
@@ -71,6 +73,11 @@ def loc_and_scale(guide: Any, name: str) -> tuple[Tensor, Tensor]:
     """The parameters of a site in Pyro's ``AutoNormal``."""
     loc, scale = guide._get_loc_and_scale(name)
     return loc, scale
+
+
+def mark_stepped(optimizer: Optimizer) -> None:
+    """Have a scheduler of the learning rate take it that the optimizer has taken steps, which another object did."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def rendezvous(timeout: timedelta) -> tuple[Any, int, int]:

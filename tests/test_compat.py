@@ -42,6 +42,14 @@ def test_a_rendezvous_is_with_the_processes_of_the_environment(monkeypatch):
     assert (rank, size, store.get("key")) == (0, 1, b"value")
 
 
+def test_a_scheduler_takes_an_optimizer_for_one_that_has_taken_steps():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    _compat.mark_stepped(optimizer)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_helpful_support_errors_names_a_discrete_site():
     site = {"name": "coin", "fn": dist.Bernoulli(0.5)}
     with pytest.raises(ValueError, match="coin"), _compat.helpful_support_errors(site):

@@ -3,7 +3,6 @@
 
 """A training loop with progress, validation, early stopping, and a resume that loses nothing."""
 
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -244,9 +243,7 @@ def _train(
     """The rest of a run, with progress and checkpoints."""
     total = epochs * run.steps_per_epoch
     bar = tqdm(total=total, initial=min(run.steps_done, total), desc="fit", unit="step", disable=not progress)
-    # Pyro warns of NaN in a loss; here it is an error, with the site's name.
-    with bar, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Encountered (NaN|\\+?inf|-inf)")
+    with bar:
         while run.epoch < epochs and not run.stopped:
             for _ in range(run.step_in_epoch, run.steps_per_epoch):
                 run.step()

@@ -3,7 +3,6 @@
 
 """A model and its guide as one thing to train, copy and put back."""
 
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from pyro_radial.infer.checkpoint import State, check_entries, copied
 from pyro_radial.infer.data import device_of, evaluating
 from pyro_radial.infer.gradient_step import autocasting
+from pyro_radial.infer.not_finite import unwarned
 from pyro_radial.infer.processes import Processes
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.poutine import one_at_a_time
@@ -54,8 +54,7 @@ class Trained:
 
         What goes wrong here is left to the first step, which says where it was.
         """
-        with evaluating(self.model, self.guide), torch.no_grad(), warnings.catch_warnings(), suppress(Exception):
-            warnings.filterwarnings("ignore", message="Encountered")
+        with unwarned(), evaluating(self.model, self.guide), torch.no_grad(), suppress(Exception):
             self.module(loss)(*batch)
 
     def parameters(self, loss: ELBO) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@
 """One training run, step by step, with everything that a checkpoint of it must hold."""
 
 import math
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,8 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from pyro_radial._compat import tree_map_only
+from pyro_radial._compat import mark_stepped, tree_map_only
 from pyro_radial._state import has_state, load_states, states
+from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.batches import Batches, parts
 from pyro_radial.infer.checkpoint import (
     State,
@@ -35,13 +35,14 @@ from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.fingerprint import described
 from pyro_radial.infer.gradient_step import GradientStep
 from pyro_radial.infer.loss_terms import LossTerms
-from pyro_radial.infer.not_finite import check_parameters, finite_loss, not_finite_error
+from pyro_radial.infer.not_finite import check_parameters, check_start, finite_loss, not_finite_error, unwarned
 from pyro_radial.infer.processes import Processes
 from pyro_radial.infer.random_state import noise_of, rng_state, seeded, set_rng_state
 from pyro_radial.infer.trained import Trained
 from pyro_radial.infer.validation import validation_nll
+from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.likelihood import FUNCTION_SITE
-from pyro_radial.poutine import mean_only, one_at_a_time
+from pyro_radial.poutine import mean_only
 
 __all__ = ["Record", "TrainingRun"]
 
@@ -106,6 +107,7 @@ class TrainingRun:
         self.processes = processes
         device = device_of(guide, model)
         self.batches = Batches(rows, batch_size, shuffle_seed, device, processes.rank, processes.size)
+        check_start(loss(model, guide).named_parameters())  # type: ignore[arg-type]
         # What is drawn here must not depend on whether a run starts or resumes, nor move its random numbers.
         with seeded(SET_UP + shuffle_seed, self.batches.device):
             first_rows = self.batches.first_rows()
@@ -173,7 +175,7 @@ class TrainingRun:
 
         :raises FloatingPointError: if the loss is NaN or infinite; no step is taken then.
         """
-        with one_at_a_time():
+        with unwarned():
             self.optimizer.zero_grad()
             parameters = list(self.parameters.values())
             numbers = self.processes.sums(self._evaluate, len(self.sums) + len(parameters))
@@ -252,11 +254,10 @@ class TrainingRun:
     def _schedule(self, record: Record) -> None:
         """One step of the scheduler of the learning rate, after an epoch."""
         if self.scheduler is not None:
-            with warnings.catch_warnings():
-                # Of an optimizer that has taken its steps before the run was killed.
-                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-                plateau = isinstance(self.scheduler, ReduceLROnPlateau)
-                self.scheduler.step(*([record.get("validation_nll", record["loss"])] if plateau else []))
+            # Where the run was killed after them, these were steps of another object.
+            mark_stepped(self.optimizer)
+            plateau = isinstance(self.scheduler, ReduceLROnPlateau)
+            self.scheduler.step(*([record.get("validation_nll", record["loss"])] if plateau else []))
 
     @property
     def _parts(self) -> dict[str, Any]:
@@ -334,6 +335,7 @@ class TrainingRun:
             "model": described(self.trained.model),
             "loss settings": described(self.loss),
             "scheduler": described(self.scheduler),
+            "families": _families_of(self.trained.guide),
         }
         rows = {"data": self.batches.rows, "validation data": self.validation}
         self.data = {name: data_fingerprint(r, self.device) for name, r in rows.items() if r is not None}
@@ -378,6 +380,12 @@ class TrainingRun:
     def shown(self) -> dict[str, str]:
         """The latest terms, for the progress bar."""
         return {name: f"{self.latest[name]:.4g}" for name in ("nll", "kl")}
+
+
+def _families_of(guide: nn.Module) -> dict[str, Any]:
+    """Of each site its family, whose settings its parameters do not tell."""
+    guides = [part for part in submodules(guide) if isinstance(part, AutoPerSite)]
+    return {name: described(family) for part in guides for name, family in part.chosen_families().items()}
 
 
 def _without_rate(settings: dict[str, Any]) -> dict[str, Any]:
