@@ -6,6 +6,7 @@
 import builtins
 import itertools
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -38,6 +39,7 @@ def joined(device: torch.device) -> Iterator["Processes"]:
     Under ``torchrun`` alone it is initialized for the while, with NCCL for gradients on CUDA and gloo for the rest.
 
     :param torch.device device: where this process trains.
+    :raises ValueError: for processes that NCCL would find on one device.
     """
     ours = dist.is_available() and not dist.is_initialized() and _launched()
     if ours:
@@ -50,7 +52,9 @@ def joined(device: torch.device) -> Iterator["Processes"]:
         # process, which NCCL notices by its timeout alone.
         group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         try:
-            yield Processes(dist.get_rank(), dist.get_world_size(), group)
+            together = Processes(dist.get_rank(), dist.get_world_size(), group)
+            _check_devices(together, device)
+            yield together
         finally:
             dist.destroy_process_group(group)
     finally:
@@ -198,6 +202,20 @@ def _initialize(device: torch.device) -> None:
         )
 
 
+def _check_devices(processes: Processes, device: torch.device) -> None:
+    """Refuse processes that share a device, of which NCCL only says that it failed."""
+    if device.type != "cuda" or "cuda:nccl" not in str(dist.get_backend_config()):
+        return
+    users: dict[tuple[str, str], int] = {}
+    for rank, place in enumerate(processes.gather((socket.gethostname(), str(device)))):
+        if place in users:
+            raise ValueError(
+                f"fit: model must be on a device of its own in each process, got {place[1]} in processes "
+                f"{users[place]} and {rank}; move model and guide to cuda:N first, N the LOCAL_RANK of the environment"
+            )
+        users[place] = rank
+
+
 @contextmanager
 def _answered() -> Iterator[None]:
     """What torch raises where another process does not answer, in words."""
@@ -206,7 +224,8 @@ def _answered() -> Iterator[None]:
     except RuntimeError as error:
         raise RuntimeError(
             "fit: another process of this training has ended, or has not answered for "
-            f"{TIMEOUT.total_seconds() / 60:g} minutes; see what it has printed, and start all of them again"
+            f"{TIMEOUT.total_seconds() / 60:g} minutes; see what it has printed, and start all of them again. "
+            f"torch says: {str(error).partition(chr(10))[0]}"
         ) from error
 
 

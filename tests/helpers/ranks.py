@@ -8,10 +8,27 @@ import signal
 import socket
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pyro
 import torch
+import torch.distributed as dist
+from torch.utils.data import TensorDataset
+
+from pyro_radial import AutoMeanField, RadialELBO
+from tests.helpers.runs import (
+    Counting,
+    adversarial_loss,
+    assert_same,
+    data,
+    function_problem,
+    functional_loss,
+    problem,
+    regression,
+    targets,
+    trained,
+)
 
 SECONDS = 60
 
@@ -45,6 +62,47 @@ def values(results):
     """The results of processes that all returned something."""
     assert not [result for result in results if isinstance(result, Failed)], results
     return results
+
+
+def run(rank, make=problem, **settings):
+    """A training in one process, with what tells how it left the process."""
+    state, result = trained(*make(), **settings)
+    return state, result, torch.rand(3), dist.is_initialized()
+
+
+def assert_same_everywhere(results):
+    """That all runs ended alike; returns the state and the result that they share."""
+    (state, result, random, initialized), *others = values(results)
+    assert not initialized
+    for other, other_result, other_random, _ in others:
+        assert_same(other, state)
+        assert other_result == result
+        # What a script draws next is the same again.
+        assert torch.equal(other_random, random)
+    return state, result
+
+
+KINDS = {
+    "plain": (problem, {}),
+    "batch norm": (partial(problem, "batch norm"), {"validation": data(9, seed=4), "patience": 3, "batch_size": 5}),
+    "dropout": (partial(problem, "dropout"), {"accumulate": 2}),
+    "no seed": (problem, {"seed": None}),
+    "model function": (function_problem, {}),
+    "mean field": (partial(problem, guide=AutoMeanField), {"pretrain_epochs": 1, "clip_norm": 3.0}),
+    "dataset": (problem, {"data": TensorDataset(*data())}),
+    "autocast": (problem, {"autocast": torch.bfloat16}),
+    "float16": (problem, {"autocast": torch.float16, "clip_norm": 5.0}),
+    "schedule with a state": (problem, {"loss": lambda: RadialELBO(kl_weight=Counting())}),
+    "adversarial points": (regression, {"loss": adversarial_loss, "data": targets()}),
+    "functional in bfloat16": (regression, {"loss": functional_loss, "data": targets(), "autocast": torch.bfloat16}),
+}
+
+
+def run_kind(rank, kind, **settings):
+    """One of ``KINDS`` in one process."""
+    make, own = KINDS[kind]
+    own = {**own, "loss": own["loss"]()} if "loss" in own else own
+    return run(rank, make, **{"batch_size": 3, **own, **settings})
 
 
 def _start(function, args, rank, size, port, folder):
