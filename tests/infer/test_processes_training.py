@@ -25,23 +25,31 @@ def test_processes_end_bit_for_bit_alike(kind):
     assert len(result.history) == FIT["epochs"]
 
 
-def test_processes_that_start_elsewhere_are_alike_after_50_steps():
-    def start(rank):
-        torch.manual_seed(rank)
-        net = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
-        model = SupervisedModel(BayesianModule(net), likelihoods.Categorical())
-        steps = []
-        original = TrainingRun.step
-        TrainingRun.step = lambda self: (original(self), steps.append(torch.get_rng_state().sum().item()))
-        state, result = trained(model, AutoRadial(model), batch_size=2, epochs=10, optim=partial(Adam, lr=0.01))
-        return (state, result, torch.rand(3), dist.is_initialized()), steps
+def start_elsewhere(rank):
+    """A training of a network drawn in each process, with the parameters and the generators after each step."""
+    torch.manual_seed(rank)
+    net = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical())
+    steps, original = [], TrainingRun.step
 
-    results = values(on_ranks(start))
-    _, result = assert_same_everywhere([one for one, _ in results])
-    steps = [steps for _, steps in results]
-    assert len(steps[0]) == len(steps[1]) == 50
-    # Each draws noise of its own.
-    assert all(one != other for one, other in zip(*steps, strict=True))
+    def step(self):
+        original(self)
+        parameters = torch.cat([parameter.detach().flatten() for parameter in self.parameters.values()])
+        steps.append((parameters, torch.get_rng_state()))
+
+    TrainingRun.step = step
+    state, result = trained(model, AutoRadial(model), batch_size=2, epochs=10, optim=partial(Adam, lr=0.01))
+    return (state, result, torch.rand(3), dist.is_initialized()), steps
+
+
+def test_processes_that_start_elsewhere_are_alike_from_the_first_step_to_the_50th():
+    ends, (steps, other_steps) = zip(*values(on_ranks(start_elsewhere)), strict=True)
+    _, result = assert_same_everywhere(ends)
+    assert len(steps) == 50
+    for (parameters, generator), (other_parameters, other_generator) in zip(steps, other_steps, strict=True):
+        assert torch.equal(parameters, other_parameters)
+        # Each draws noise of its own.
+        assert not torch.equal(generator, other_generator)
     assert result.history[-1]["loss"] < result.history[0]["loss"]
 
 
