@@ -117,28 +117,35 @@ def test_an_error_of_one_process_is_raised_in_all(error, kind, text, where):
 # -------------------------------------------------------------------------------- what the first process decides
 
 
-def watched(rank, folder):
-    seen, (model, guide) = [], problem()
+def watched(rank, folder, **settings):
+    seen, starts, (model, guide) = [], [], problem()
+    name, original = "locs.2.bias_unconstrained", TrainingRun.step
 
     def callback(record):
         seen.append(record)
         with torch.no_grad():
-            dict(guide.named_parameters())["locs.2.bias_unconstrained"].fill_(7.0)
+            dict(guide.named_parameters())[name].fill_(7.0)
         return record["epoch"] == 1
 
-    path = folder / f"{rank}.pt" if rank else folder / "run.pt"
-    state, result = trained(model, guide, batch_size=3, epochs=5, callback=callback, checkpoint=path, progress=True)
-    # What it changes in one process is changed in all.
-    assert state["guide.locs.2.bias_unconstrained"].tolist() == [7.0, 7.0]
+    def step(self):
+        starts.append(dict(guide.named_parameters())[name].tolist())
+        original(self)
+
+    TrainingRun.step = step
+    state, result = trained(model, guide, batch_size=3, epochs=5, callback=callback, progress=True, **settings)
+    # What it changes in one process is changed in all, before the next step and at the end.
+    assert starts[4] == state[f"guide.{name}"].tolist() == [7.0, 7.0]
     return result, seen, sorted(file.name for file in folder.iterdir())
 
 
-def test_the_first_process_alone_calls_back_and_writes(tmp_path, capfd):
-    (result, seen, files), (other, unseen, _) = values(on_ranks(watched, tmp_path))
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_first_process_alone_calls_back_and_writes(kept, tmp_path, capfd):
+    settings = {"checkpoint": tmp_path / "run.pt"} if kept else {}
+    (result, seen, files), (other, unseen, _) = values(on_ranks(partial(watched, **settings), tmp_path))
     assert result == other
     assert result.stopped_early
     assert (seen, unseen) == (result.history, [])
-    assert files == ["run.pt"]
+    assert files == (["run.pt"] if kept else [])
     assert capfd.readouterr().err.count("| 0/20 ") == 1
 
 
@@ -348,7 +355,7 @@ import os, sys, torch
 from tests.helpers.runs import problem, trained
 
 torch.set_num_threads(1)
-for seed in (1, 2):
+for seed in (1, 2, 3, 4):
     state, result = trained(*problem(), seed=seed, epochs=2, batch_size=3)
     assert not torch.distributed.is_initialized()
 torch.save((state, result), f"{sys.argv[1]}/{os.environ['RANK']}.bin")
