@@ -17,30 +17,26 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pyro_radial._compat import mark_stepped, tree_map_only
 from pyro_radial._state import has_state, load_states, states
-from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.batches import Batches, parts
 from pyro_radial.infer.checkpoint import (
     State,
     check_data,
     check_settings,
-    differences,
     kinds,
     load_checkpoint,
-    plain,
     save_checkpoint,
 )
 from pyro_radial.infer.data import Rows, device_of
 from pyro_radial.infer.data_fingerprint import data_fingerprint
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.fingerprint import described
 from pyro_radial.infer.gradient_step import GradientStep
 from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.not_finite import check_parameters, check_start, finite_loss, not_finite_error, unwarned
 from pyro_radial.infer.processes import Processes
 from pyro_radial.infer.random_state import noise_of, rng_state, seeded, set_rng_state
+from pyro_radial.infer.run_settings import check_alike, details, settings_of
 from pyro_radial.infer.trained import Trained
 from pyro_radial.infer.validation import validation_nll
-from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.poutine import mean_only
 
@@ -123,25 +119,22 @@ class TrainingRun:
                 f"load_state_dict, got one that returns {type(self.scheduler).__name__}"
             )
         self.pretraining_loss = RadialELBO(kl_weight=0.0)
-        kl_weight = getattr(loss, "kl_weight", None)
-        self.settings = {
-            "guide": type(guide).__name__,
-            "likelihood": type(getattr(model, "likelihood", None)).__name__,
-            "loss": type(loss).__name__,
-            "kl_weight": described(kl_weight)[""],
-            "num_particles": loss.num_particles,
-            "num_data": num_data,
-            "rows": len(rows),
-            "processes": processes.size,
-            "batch_size": batch_size,
-            "accumulate": accumulate,
-            "pretrain_epochs": pretrain_epochs,
-            "seed": seed,
-            "validation": validation is not None,
-            "optimizer": f"{type(self.optimizer).__name__}({_without_rate(plain(self.optimizer.defaults))})",
-            "clip_norm": clip_norm,
-            "autocast": str(autocast),
-        }
+        self.settings = settings_of(
+            model,
+            guide,
+            loss,
+            self.optimizer,
+            num_data=num_data,
+            rows=len(rows),
+            processes=processes.size,
+            batch_size=batch_size,
+            accumulate=accumulate,
+            pretrain_epochs=pretrain_epochs,
+            seed=seed,
+            validation=validation is not None,
+            clip_norm=clip_norm,
+            autocast=str(autocast),
+        )
         self.data: dict[str, dict[str, Any]] = {}
         self.epoch = self.step_in_epoch = self.best_epoch = 0
         self.sums = {"loss": 0.0, "nll": 0.0, "kl": 0.0}
@@ -304,16 +297,9 @@ class TrainingRun:
 
     def _join(self, call: dict[str, Any]) -> None:
         """Find that all processes do the same, and start from the first one's parameters, each with its own noise."""
-        rate = self.gradient_step.learning_rate
         state = {role: kinds(entries) for role, entries in self.trained.state().items()}
-        run = {**call, "learning rate": rate, **self.settings, "state": state}
-        (first, first_data), *others = self.processes.gather((run, self.data))
-        for rank, (other, other_data) in enumerate(others, start=1):
-            for name, one, two in differences({**first, **first_data}, {**other, **other_data}):
-                raise ValueError(
-                    f"fit: every process must train the same model on the same data with the same settings, got "
-                    f"{name}={one!r} in process 0 and {name}={two!r} in process {rank}"
-                )
+        rate = self.gradient_step.learning_rate
+        check_alike(self.processes, {**call, "learning rate": rate, **self.settings, **self.data, "state": state})
         self.take_over()
         if self.processes.rank:
             pyro.set_rng_seed(noise_of(self.batches.seed, self.processes.rank))
@@ -331,12 +317,7 @@ class TrainingRun:
 
     def _identify(self) -> None:
         """Take down what the run is of, before it changes: what a checkpoint of it must agree with."""
-        self.settings |= {
-            "model": described(self.trained.model),
-            "loss settings": described(self.loss),
-            "scheduler": described(self.scheduler),
-            "families": _families_of(self.trained.guide),
-        }
+        self.settings |= details(self.trained.model, self.trained.guide, self.loss, self.scheduler)
         rows = {"data": self.batches.rows, "validation data": self.validation}
         self.data = {name: data_fingerprint(r, self.device) for name, r in rows.items() if r is not None}
 
@@ -380,14 +361,3 @@ class TrainingRun:
     def shown(self) -> dict[str, str]:
         """The latest terms, for the progress bar."""
         return {name: f"{self.latest[name]:.4g}" for name in ("nll", "kl")}
-
-
-def _families_of(guide: nn.Module) -> dict[str, Any]:
-    """Of each site its family, whose settings its parameters do not tell."""
-    guides = [part for part in submodules(guide) if isinstance(part, AutoPerSite)]
-    return {name: described(family) for part in guides for name, family in part.chosen_families().items()}
-
-
-def _without_rate(settings: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's settings but for the learning rate, which may change between resumes."""
-    return {name: value for name, value in settings.items() if name != "lr"}
