@@ -20,17 +20,19 @@ from pyro.ops.tensor_utils import periodic_repeat
 from pyro.optim import PyroOptim
 from pyro.params.param_store import module_from_param_with_module_name, normalize_param_name, user_param_name
 from pyro.poutine import runtime
+from pyro.poutine.runtime import am_i_wrapped
 from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 __all__ = [
     "OVERRIDDEN",
     "CompilerMissingError",
     "adopt",
+    "am_i_wrapped",
     "check_mean_field_requirement",
     "check_model_guide_match",
     "check_site_shape",
@@ -55,6 +57,7 @@ __all__ = [
     "stored_parameters",
     "tree_flatten",
     "tree_leaves",
+    "tree_map",
     "tree_map_only",
     "tree_unflatten",
 ]

@@ -61,6 +61,17 @@ def test_trees_are_of_named_tuples_lists_and_dicts_and_none_is_a_leaf():
     assert type(mapped) is Point
 
 
+def test_trees_of_one_shape_are_mapped_together():
+    trees = [Point(1, [2, {"a": 3}]), Point(10, [20, {"a": 30}])]
+    assert _compat.tree_map(lambda *leaves: sum(leaves), *trees) == Point(11, [22, {"a": 33}])
+
+
+def test_a_handler_around_a_call_is_seen():
+    assert not _compat.am_i_wrapped()
+    with pyro.poutine.block():
+        assert _compat.am_i_wrapped()
+
+
 def test_the_hide_function_keeps_latent_sites_alone():
     def model():
         pyro.sample("w", dist.Normal(0.0, 1.0))
