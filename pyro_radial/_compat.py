@@ -22,7 +22,7 @@ from pyro.params.param_store import module_from_param_with_module_name, normaliz
 from pyro.poutine import runtime
 from pyro.poutine.runtime import am_i_wrapped
 from pyro.util import check_model_guide_match, check_site_shape
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
@@ -40,6 +40,7 @@ __all__ = [
     "deep_setattr",
     "forget_stored",
     "handlers_around",
+    "has_hooks",
     "helpful_support_errors",
     "host_reads_removed",
     "initial_scale",
@@ -82,6 +83,11 @@ def is_deterministic(site: Mapping[str, Any]) -> bool:
 def own_mask(distribution: MaskedDistribution) -> Any:
     """The mask of a masked distribution: a bool, or a tensor that broadcasts over its batch."""
     return distribution._mask
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of a module runs functions that were registered to it, before or after its own."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def initial_scale(guide: Any) -> float:

@@ -72,6 +72,17 @@ def test_a_handler_around_a_call_is_seen():
         assert _compat.am_i_wrapped()
 
 
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_of_a_call_are_seen(register):
+    module = torch.nn.Linear(2, 1)
+    module.register_full_backward_hook(lambda *args: None)
+    assert not _compat.has_hooks(module)
+    handle = getattr(module, register)(lambda *args: None)
+    assert _compat.has_hooks(module)
+    handle.remove()
+    assert not _compat.has_hooks(module)
+
+
 def test_the_hide_function_keeps_latent_sites_alone():
     def model():
         pyro.sample("w", dist.Normal(0.0, 1.0))

@@ -11,6 +11,7 @@ import torch
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
+from pyro_radial._compat import has_hooks
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihood import Likelihood
 from pyro_radial.nn.supervised import SupervisedModel
@@ -104,12 +105,12 @@ def _find(model: Any) -> tuple[nn.Module, BayesianModule]:
         bnn = entries[0].bnn
         assert isinstance(bnn, BayesianModule)
         return entries[0], bnn
-    if isinstance(model, BayesianModule) and type(model).forward is BayesianModule.forward:
+    if isinstance(model, BayesianModule) and _is_network(model):
         return model, model
     raise ValueError(
         "model must be a SupervisedModel of a BayesianModule, also under a PriorChain or swap_prior, or a "
-        f"BayesianModule, got {_name(model)}; predict(model, guide, x) takes any model, and of one written by hand its "
-        "BayesianModule will do here"
+        f"BayesianModule, and run as these do, without hooks, got {_name(model)}; predict(model, guide, x) takes any "
+        "model, and of one written by hand its BayesianModule will do here"
     )
 
 
@@ -119,9 +120,15 @@ def _is_plain(entry: SupervisedModel) -> bool:
         type(entry).forward is SupervisedModel.forward
         and type(entry)._output is SupervisedModel._output
         and type(entry.likelihood).forward is Likelihood.forward
-        and isinstance(entry.bnn, BayesianModule)
-        and type(entry.bnn).forward is BayesianModule.forward
+        and not has_hooks(entry)
+        and not has_hooks(entry.likelihood)
+        and _is_network(entry.bnn)
     )
+
+
+def _is_network(bnn: nn.Module) -> bool:
+    """Whether calling it is sampling its parameters and calling its network."""
+    return isinstance(bnn, BayesianModule) and type(bnn).forward is BayesianModule.forward and not has_hooks(bnn)
 
 
 def _name(model: Any) -> str:

@@ -93,7 +93,7 @@ class SampledNetwork(nn.Module):
         super().__init__()
         self.num_samples = positive_count(f"{NAME}: num_samples", num_samples)
         self.chunk_size = positive_count(f"{NAME}: chunk_size", chunk_size)
-        with _named_errors():
+        with one_at_a_time(), _named_errors():
             network = ModelNetwork(model)
         # In a tuple, or it would be a part of this module, and what is trained in it a parameter of ours.
         self._likelihood = (network.likelihood,)

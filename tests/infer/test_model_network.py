@@ -58,3 +58,15 @@ def test_a_mistake_of_a_prior_is_shown_as_it_is():
 def test_two_networks_are_none():
     with pytest.raises(ValueError, match="model must be a SupervisedModel of a BayesianModule"):
         ModelNetwork(nn.ModuleList([made()[0], made()[0]]))
+
+
+@pytest.mark.parametrize("part", [lambda model: model, lambda model: model.bnn, lambda model: model.likelihood])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_network_whose_call_is_changed_by_a_hook_is_none(part, before):
+    model, _ = made()
+    register = part(model).register_forward_pre_hook if before else part(model).register_forward_hook
+    handle = register(lambda *args: None)
+    with pytest.raises(ValueError, match="without hooks, got SupervisedModel"):
+        ModelNetwork(model)
+    handle.remove()
+    assert ModelNetwork(model).bnn is model.bnn
