@@ -20,7 +20,6 @@ from pyro.ops.tensor_utils import periodic_repeat
 from pyro.optim import PyroOptim
 from pyro.params.param_store import module_from_param_with_module_name, normalize_param_name, user_param_name
 from pyro.poutine import runtime
-from pyro.poutine.runtime import am_i_wrapped
 from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -32,7 +31,6 @@ __all__ = [
     "OVERRIDDEN",
     "CompilerMissingError",
     "adopt",
-    "am_i_wrapped",
     "check_mean_field_requirement",
     "check_model_guide_match",
     "check_site_shape",

@@ -66,12 +66,6 @@ def test_trees_of_one_shape_are_mapped_together():
     assert _compat.tree_map(lambda *leaves: sum(leaves), *trees) == Point(11, [22, {"a": 33}])
 
 
-def test_a_handler_around_a_call_is_seen():
-    assert not _compat.am_i_wrapped()
-    with pyro.poutine.block():
-        assert _compat.am_i_wrapped()
-
-
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
 def test_hooks_of_a_call_are_seen(register):
     module = torch.nn.Linear(2, 1)

@@ -13,7 +13,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyro_radial._compat import am_i_wrapped
+from pyro_radial._compat import handlers_around
 from pyro_radial.infer.data import device_of, evaluating, num_rows
 from pyro_radial.infer.guide_draws import GuideDraws, check_sites
 from pyro_radial.infer.model_network import ModelNetwork
@@ -119,7 +119,7 @@ def network_runs(runs: ModelRuns, draws: GuideDraws, drawn: Trace, inputs: Any, 
     :param int seed: of what the model samples.
     :returns: None where the network alone gives other values, or cannot be told from the model.
     """
-    if am_i_wrapped() or runs.function_site != FUNCTION_SITE:
+    if handlers_around() or runs.function_site != FUNCTION_SITE:
         return None
     device = device_of(runs.guide, runs.model)
     found: list[tuple[Tensor, dict[str, Tensor]]] = []

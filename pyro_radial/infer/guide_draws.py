@@ -12,7 +12,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import nn
 
-from pyro_radial._compat import am_i_wrapped
+from pyro_radial._compat import handlers_around
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.nn.likelihood import is_target
 from pyro_radial.poutine.swap_prior import SWAPPED
@@ -52,7 +52,7 @@ class GuideDraws:
         if self._first is not None:
             return _redrawn(self._first)
         trace = poutine.trace(self._guide).get_trace(*args)
-        if not am_i_wrapped() and _samples_each_site_alone(self._guide, trace):
+        if not handlers_around() and _samples_each_site_alone(self._guide, trace):
             # Its values, a copy of all weights, are let go.
             self._first = _with_values(trace, lambda site: None)
         return trace
