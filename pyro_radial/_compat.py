@@ -21,11 +21,11 @@ from pyro.optim import PyroOptim
 from pyro.params.param_store import module_from_param_with_module_name, normalize_param_name, user_param_name
 from pyro.poutine import runtime
 from pyro.util import check_model_guide_match, check_site_shape
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 __all__ = [
     "OVERRIDDEN",
@@ -38,6 +38,7 @@ __all__ = [
     "deep_setattr",
     "forget_stored",
     "handlers_around",
+    "has_hooks",
     "helpful_support_errors",
     "host_reads_removed",
     "initial_scale",
@@ -55,6 +56,7 @@ __all__ = [
     "stored_parameters",
     "tree_flatten",
     "tree_leaves",
+    "tree_map",
     "tree_map_only",
     "tree_unflatten",
 ]
@@ -79,6 +81,11 @@ def is_deterministic(site: Mapping[str, Any]) -> bool:
 def own_mask(distribution: MaskedDistribution) -> Any:
     """The mask of a masked distribution: a bool, or a tensor that broadcasts over its batch."""
     return distribution._mask
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of a module runs functions that were registered to it, before or after its own."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def initial_scale(guide: Any) -> float:

@@ -61,6 +61,22 @@ def test_trees_are_of_named_tuples_lists_and_dicts_and_none_is_a_leaf():
     assert type(mapped) is Point
 
 
+def test_trees_of_one_shape_are_mapped_together():
+    trees = [Point(1, [2, {"a": 3}]), Point(10, [20, {"a": 30}])]
+    assert _compat.tree_map(lambda *leaves: sum(leaves), *trees) == Point(11, [22, {"a": 33}])
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_of_a_call_are_seen(register):
+    module = torch.nn.Linear(2, 1)
+    module.register_full_backward_hook(lambda *args: None)
+    assert not _compat.has_hooks(module)
+    handle = getattr(module, register)(lambda *args: None)
+    assert _compat.has_hooks(module)
+    handle.remove()
+    assert not _compat.has_hooks(module)
+
+
 def test_the_hide_function_keeps_latent_sites_alone():
     def model():
         pyro.sample("w", dist.Normal(0.0, 1.0))

@@ -59,7 +59,11 @@ class TorchNoise(NamedTuple):
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Torch's random numbers from a seed, and its generators as they were afterwards; other threads wait."""
     with one_at_a_time(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        # For the generators of this device alone: a seed for all takes longer, and would move those of other devices.
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         yield
 
 
