@@ -3,43 +3,65 @@
 
 """Every name that Pyro or torch does not document, in one place, so that a change there breaks one line."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pyro
+import torch
 from pyro.distributions.torch_distribution import MaskedDistribution
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
 from pyro.infer.trace_mean_field_elbo import _check_mean_field_requirement as check_mean_field_requirement
 from pyro.nn import PyroModule
 from pyro.ops.tensor_utils import periodic_repeat
+from pyro.optim import PyroOptim
+from pyro.params.param_store import module_from_param_with_module_name, normalize_param_name, user_param_name
+from pyro.poutine import runtime
 from pyro.util import check_model_guide_match, check_site_shape
-from torch import Tensor
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 __all__ = [
     "OVERRIDDEN",
+    "CompilerMissingError",
     "adopt",
     "check_mean_field_requirement",
     "check_model_guide_match",
     "check_site_shape",
+    "compile_graph",
     "deep_setattr",
     "forget_stored",
+    "handlers_around",
+    "has_hooks",
     "helpful_support_errors",
+    "host_reads_removed",
     "initial_scale",
     "is_deterministic",
     "loc_and_scale",
+    "make_fx",
     "mark_stepped",
+    "optimizer_state_waiting",
     "own_mask",
     "periodic_repeat",
     "prototype_hide_fn",
+    "pyro_settings",
     "rendezvous",
     "set_context",
+    "stop_where",
     "stored_name",
+    "stored_parameters",
+    "tree_flatten",
     "tree_leaves",
+    "tree_map",
     "tree_map_only",
+    "tree_unflatten",
 ]
 
 # What a subclass can only override where Pyro has it: the methods, by Pyro's class.
@@ -62,6 +84,11 @@ def is_deterministic(site: Mapping[str, Any]) -> bool:
 def own_mask(distribution: MaskedDistribution) -> Any:
     """The mask of a masked distribution: a bool, or a tensor that broadcasts over its batch."""
     return distribution._mask
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of a module runs functions that were registered to it, before or after its own."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def initial_scale(guide: Any) -> float:
@@ -120,3 +147,89 @@ def adopt(module: PyroModule, name: str, of: PyroModule | None = None) -> None:
     """
     module._pyro_name = name
     module._pyro_context = (PyroModule() if of is None else of)._pyro_context
+
+
+def stored_parameters() -> dict[str, Tensor]:
+    """The dict in which Pyro's store keeps its parameters, unconstrained, by name."""
+    stored: dict[str, Tensor] = pyro.get_param_store()._params
+    return stored
+
+
+def handlers_around() -> bool:
+    """Whether any of Pyro's handlers is at work here."""
+    return bool(runtime._PYRO_STACK)
+
+
+@contextmanager
+def host_reads_removed(loss: type) -> Iterator[None]:
+    """While a loss of Pyro's is recorded: it reads numbers on the host for what it returns besides, and to warn."""
+    modules = {sys.modules[base.__module__] for base in loss.__mro__}
+    with ExitStack() as stack:
+        for module in modules:
+            if hasattr(module, "torch_item"):
+                stack.enter_context(mock.patch.object(module, "torch_item", _detached))
+            if hasattr(module, "warn_if_nan"):
+                stack.enter_context(mock.patch.object(module, "warn_if_nan", return_value=None))
+        # Of distributions that were made when validation was on.
+        stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_sample", _no_check))
+        yield
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _no_check(distribution: Any, value: Any) -> None:
+    pass
+
+
+class CompilerMissingError(RuntimeError):
+    """That inductor finds no compiler on this machine."""
+
+
+def compile_graph(
+    module: GraphModule, examples: Sequence[Tensor], options: Mapping[str, Any]
+) -> Callable[..., Sequence[Tensor]]:
+    """A graph compiled by inductor, without the guards of ``torch.compile``: the caller knows what it is given.
+
+    :raises CompilerMissingError: if there is no compiler.
+    """
+    from torch._inductor import compile as inductor
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+
+    try:
+        compiled: Callable[..., Sequence[Tensor]] = inductor(module, list(examples), options=dict(options))
+    except Exception as error:
+        causes = [error, error.__cause__, error.__context__, getattr(error, "inner_exception", None)]
+        if any(isinstance(cause, InvalidCxxCompiler | CppCompileError) for cause in causes):
+            raise CompilerMissingError(str(error).splitlines()[0]) from error
+        raise
+    return compiled
+
+
+def pyro_settings(optim: PyroOptim, name: str) -> tuple[dict[str, Any], dict[str, float]]:
+    """What an optimizer of Pyro's has for a parameter of this name in its store: settings, and how to clip."""
+    parts = module_from_param_with_module_name(name), user_param_name(name)
+    settings, clips = optim.pt_optim_args, optim.pt_clip_args
+    if callable(settings):
+        settings = settings(normalize_param_name(name)) if optim.pt_optim_args_argc == 1 else settings(*parts)
+    return dict(settings), dict(clips(*parts) if callable(clips) else clips)
+
+
+def optimizer_state_waiting(optim: PyroOptim) -> dict[str, Any]:
+    """The states that an optimizer of Pyro's has loaded, and has not met the parameter of yet, by name."""
+    waiting: dict[str, Any] = optim._state_waiting_to_be_consumed
+    return waiting
+
+
+def stop_where(optimizer: Optimizer, stopped: Tensor | None) -> bool:
+    """Let an optimizer's steps do nothing while a 0-d tensor is one, without a look at it on the host.
+
+    It is how ``torch.amp.GradScaler`` tells fused optimizers of gradients that overflowed.
+
+    :returns: whether the optimizer can.
+    """
+    able = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+    if able:
+        optimizer.found_inf = stopped  # type: ignore[attr-defined]
+    return able

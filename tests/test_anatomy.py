@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom up, as in the README; those of one row do not know each other.
 ROWS = (
     ("_version",),
-    ("_checks", "_compat", "_state"),
+    ("_capturing", "_checks", "_compat", "_state"),
     ("_naming",),
     ("distributions",),
     ("poutine",),

@@ -21,6 +21,7 @@ from pyro.nn import PyroModule, PyroParam
 
 import pyro_radial
 from pyro_radial import _compat
+from tests.helpers.host_reads import CountHostReads
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -79,6 +80,22 @@ def test_trees_are_of_named_tuples_lists_and_dicts_and_none_is_a_leaf():
     mapped = _compat.tree_map_only(torch.Tensor, len, tree)
     assert mapped == Point(2, [None, {"b": 3, "a": 1}])
     assert type(mapped) is Point
+
+
+def test_trees_of_one_shape_are_mapped_together():
+    trees = [Point(1, [2, {"a": 3}]), Point(10, [20, {"a": 30}])]
+    assert _compat.tree_map(lambda *leaves: sum(leaves), *trees) == Point(11, [22, {"a": 33}])
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_of_a_call_are_seen(register):
+    module = torch.nn.Linear(2, 1)
+    module.register_full_backward_hook(lambda *args: None)
+    assert not _compat.has_hooks(module)
+    handle = getattr(module, register)(lambda *args: None)
+    assert _compat.has_hooks(module)
+    handle.remove()
+    assert not _compat.has_hooks(module)
 
 
 def test_the_hide_function_keeps_latent_sites_alone():
@@ -171,3 +188,97 @@ def test_everything_of_a_module_leaves_the_store_and_nothing_else():
     assert sorted(store.keys()) == sorted(store._constraints) == ["net", "network.weight"]
     assert sorted(store._param_to_name.values()) == ["net", "network.weight"]
     _compat.forget_stored("net")
+
+
+def test_trees_come_apart_and_together():
+    tree = ((torch.ones(2), 3), {"b": None})
+    leaves, spec = _compat.tree_flatten(tree)
+    assert leaves[1:] == [3, None]
+    assert _compat.tree_unflatten(["a", "b", "c"], spec) == (("a", "b"), {"b": "c"})
+
+
+def test_a_function_is_recorded_with_the_tensors_that_it_reads():
+    weight = torch.nn.Parameter(torch.full((2,), 3.0))
+    graph = _compat.make_fx(lambda x: [x * weight])(torch.ones(2))
+    weight.data.fill_(5.0)
+    (result,) = graph(torch.tensor([1.0, 2.0]))
+    assert torch.equal(result, torch.tensor([5.0, 10.0]))
+
+
+def test_a_graph_is_compiled_to_what_it_does():
+    def function(x):
+        return [x.sin() + torch.rand(3)]
+
+    graph = _compat.make_fx(function)(torch.ones(3))
+    code = _compat.compile_graph(graph, [torch.ones(3)], {"fallback_random": True})
+    x = torch.tensor([0.1, 0.2, 0.3])
+    torch.manual_seed(0)
+    (result,) = code(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(result, function(x)[0])
+
+
+def test_a_missing_compiler_has_an_error_of_its_own(monkeypatch):
+    def no_compiler(*args, **kwargs):
+        raise torch._inductor.exc.InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.compile", no_compiler)
+    with pytest.raises(_compat.CompilerMissingError):
+        _compat.compile_graph(None, [], {})
+
+
+def test_pyros_losses_can_be_evaluated_without_a_look_at_a_value():
+    def model():
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+
+    guide = pyro.infer.autoguide.AutoNormal(model)
+    guide()
+    for loss in (pyro.infer.Trace_ELBO(), pyro.infer.TraceMeanField_ELBO()):
+        with CountHostReads() as without, _compat.host_reads_removed(type(loss)), pyro.validation_enabled(False):
+            loss.differentiable_loss(model, guide)
+        with CountHostReads() as usual:
+            loss.differentiable_loss(model, guide)
+        assert without.count == 0
+        assert usual.count > 0
+
+
+def test_handlers_around_are_seen():
+    assert not _compat.handlers_around()
+    with pyro.poutine.scale(scale=2.0):
+        assert _compat.handlers_around()
+
+
+def test_the_stores_parameters_are_unconstrained_and_live():
+    pyro.param("scale", torch.tensor(2.0), constraint=dist.constraints.positive)
+    stored = _compat.stored_parameters()
+    assert stored["scale"] is pyro.param("scale").unconstrained()
+    pyro.clear_param_store()
+    assert _compat.stored_parameters() is not stored
+
+
+def test_pyros_optimizers_say_what_a_parameter_gets():
+    plain = pyro.optim.Adam({"lr": 0.1}, {"clip_norm": 2.0})
+    assert _compat.pyro_settings(plain, "guide$$$scale") == ({"lr": 0.1}, {"clip_norm": 2.0})
+    by_name = pyro.optim.Adam(lambda name: {"lr": 0.5 if name == "guide.scale" else 0.1})
+    assert _compat.pyro_settings(by_name, "guide$$$scale") == ({"lr": 0.5}, {})
+    by_parts = pyro.optim.Adam(lambda module, name: {"lr": 0.5 if (module, name) == ("guide", "scale") else 0.1})
+    assert _compat.pyro_settings(by_parts, "guide$$$scale") == ({"lr": 0.5}, {})
+
+
+def test_pyros_optimizers_keep_loaded_states_until_they_are_asked_for():
+    optim = pyro.optim.Adam({"lr": 0.1})
+    optim.set_state({"w": "its state"})
+    assert _compat.optimizer_state_waiting(optim) == {"w": "its state"}
+
+
+def test_a_fused_optimizer_stands_still_while_told_to():
+    w = torch.zeros(2, requires_grad=True)
+    w.grad = torch.ones(2)
+    optimizer = torch.optim.Adam([w], lr=0.1, fused=True)
+    assert _compat.stop_where(optimizer, torch.ones(()))
+    optimizer.step()
+    assert torch.equal(w.detach(), torch.zeros(2))
+    assert _compat.stop_where(optimizer, None)
+    optimizer.step()
+    assert not torch.equal(w.detach(), torch.zeros(2))
+    assert not _compat.stop_where(torch.optim.Rprop([w]), torch.ones(()))

@@ -9,6 +9,8 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
+from pyro_radial._capturing import is_capturing
+
 __all__ = [
     "JITTER",
     "JITTER_LADDER",
@@ -28,7 +30,8 @@ JITTER_LADDER = (1.0, 1e2, 1e4)
 def cholesky(covariance: Tensor, jitter: float = JITTER) -> Tensor:
     """The Cholesky factor of covariances ``[..., N, N]`` with as little jitter as it takes.
 
-    Whether a factor exists is read on the host: a host-device synchronization, as in :func:`torch.linalg.cholesky`.
+    Whether a factor exists is read on the host: a host-device synchronization, as in :func:`torch.linalg.cholesky`. In
+    a graph that is being recorded nothing is read: all jitters are tried, and what has no factor becomes NaN.
 
     :param Tensor covariance: in float64.
     :param float jitter: what is added to the diagonal first, times the mean diagonal.
@@ -36,6 +39,8 @@ def cholesky(covariance: Tensor, jitter: float = JITTER) -> Tensor:
     :raises ValueError: naming ``kernel``, if there is none, or (under Pyro's validation) if they are not symmetric.
     """
     scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
+    if is_capturing():
+        return _cholesky_unread(covariance, jitter * scale)
     if is_validation_enabled():
         asymmetry = (covariance - covariance.mT).abs().amax((-2, -1))
         if bool((asymmetry > 1e-6 * scale.abs()).any()):
@@ -51,6 +56,17 @@ def cholesky(covariance: Tensor, jitter: float = JITTER) -> Tensor:
         f"kernel must be positive definite, got covariances of {covariance.shape[-1]} points with an eigenvalue of "
         f"{least:.3g}; jitter up to {jitter * JITTER_LADDER[-1]:.0e} times their mean diagonal does not help"
     )
+
+
+def _cholesky_unread(covariance: Tensor, jitter: Tensor) -> Tensor:
+    """The factor with the least jitter that gives one, chosen without a look at it."""
+    with torch.no_grad():
+        rung = torch.full_like(jitter, JITTER_LADDER[-1])
+        for smaller in reversed(JITTER_LADDER[:-1]):
+            factor, info = torch.linalg.cholesky_ex(with_diagonal(covariance, (jitter * smaller)[..., None]))
+            works = ~(info.any() | factor.isnan().any())
+            rung = torch.where(works, smaller, rung)
+    return torch.linalg.cholesky_ex(with_diagonal(covariance, (jitter * rung)[..., None]))[0]
 
 
 def gaussian_sample(mean: Tensor, covariance: Tensor, num_samples: int, jitter: float = JITTER) -> Tensor:

@@ -3,6 +3,7 @@
 
 """Losses, training, prediction and guides."""
 
+from pyro_radial.infer.compiled_svi import CompiledSVI
 from pyro_radial.infer.diagnose import Diagnosis, diagnose
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.fit import FitResult, fit
@@ -11,8 +12,10 @@ from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.predict import predict
 from pyro_radial.infer.prediction import Prediction
 from pyro_radial.infer.reparam import HalfCauchyReparam
+from pyro_radial.infer.sampled_network import SampledNetwork
 
 __all__ = [
+    "CompiledSVI",
     "Diagnosis",
     "FitResult",
     "FunctionalELBO",
@@ -20,6 +23,7 @@ __all__ = [
     "LossTerms",
     "Prediction",
     "RadialELBO",
+    "SampledNetwork",
     "diagnose",
     "fit",
     "predict",

@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -86,8 +87,10 @@ class RadialELBO(TraceMeanField_ELBO):
         self.strict_kl = strict_kl
         #: Losses evaluated with gradients so far, the argument of a ``kl_weight`` schedule.
         self.step = 0
-        self._current_weight = 1.0
+        self._given_weight: float | Tensor | None = None
+        self._current_weight: float | Tensor = 1.0
         self._particles: list[LossTerms] = []
+        self._kept: LossTerms | None = None
         self._sampled: dict[str, str] = {}
 
     @property
@@ -96,15 +99,39 @@ class RadialELBO(TraceMeanField_ELBO):
 
         :raises RuntimeError: before the first loss.
         """
+        if self._kept is not None:
+            return self._kept
         if not self._particles:
             raise RuntimeError("RadialELBO.terms: a loss must be evaluated first, got no loss yet")
         return average(self._particles, self.num_particles)
 
+    def weight_now(self) -> float:
+        """The weight of the KL at this step."""
+        return _check_weight(self.kl_weight(self.step)) if callable(self.kl_weight) else float(self.kl_weight)
+
+    @contextmanager
+    def weighted_by(self, weight: float | Tensor) -> Iterator[None]:
+        """Evaluate with this weight in the place of ``kl_weight``: a tensor is an input of a graph that is recorded."""
+        before, self._given_weight = self._given_weight, weight
+        try:
+            yield
+        finally:
+            self._given_weight = before
+
+    def keep(self, terms: LossTerms, gradients: bool) -> None:
+        """Take over the terms of a loss that was evaluated elsewhere, as by a graph.
+
+        :param LossTerms terms: its terms.
+        :param bool gradients: whether it was evaluated with gradients, and so counts as a step.
+        """
+        self._particles, self._kept = [], terms
+        self.step += gradients
+
     def _get_traces(
         self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[tuple[Trace, Trace]]:
-        self._particles = []
-        self._current_weight = _check_weight(self.kl_weight(self.step)) if callable(self.kl_weight) else self.kl_weight
+        self._particles, self._kept = [], None
+        self._current_weight = self.weight_now() if self._given_weight is None else self._given_weight
         if torch.is_grad_enabled():
             self.step += 1
         yield from super()._get_traces(model, guide, args, kwargs)

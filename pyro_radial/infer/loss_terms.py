@@ -21,7 +21,7 @@ class LossTerms:
     ``loss = negative_log_likelihood + kl_weight * kl``, and site by site ``kl = cross_entropy - entropy`` wherever
     the guide's distribution has an entropy.
 
-    :param float kl_weight: the weight of the KL in the loss.
+    :param float kl_weight: the weight of the KL in the loss; a 0-d tensor while a graph is recorded.
     :param nll_by_site: the negative log-likelihood of each observation.
     :param kl_by_site: the KL of each latent site, without the weight.
     :param entropies: makes :attr:`entropy_by_site`, which few ask for.
@@ -29,7 +29,7 @@ class LossTerms:
     :param sampled_kl: the sites whose KL is estimated from samples, and for each why it has no closed form.
     """
 
-    kl_weight: float
+    kl_weight: Any
     nll_by_site: dict[str, Tensor]
     kl_by_site: dict[str, Tensor]
     entropies: Callable[[], dict[str, Tensor]]
@@ -98,9 +98,14 @@ def total(by_site: Mapping[str, Tensor]) -> Tensor:
     return torch.as_tensor(sum(by_site.values()))
 
 
-def weighted(negative_log_likelihood: Tensor, kl_weight: float, kl: Tensor) -> Tensor:
-    """The loss; a weight of zero leaves the KL out altogether, for at the pole of a radial prior it is infinite."""
-    return negative_log_likelihood + kl_weight * kl if kl_weight else negative_log_likelihood
+def weighted(negative_log_likelihood: Tensor, kl_weight: float | Tensor, kl: Tensor) -> Tensor:
+    """The loss; a weight of zero leaves the KL out altogether, for at the pole of a radial prior it is infinite.
+
+    A tensor is a weight other than zero, and not looked at.
+    """
+    if not isinstance(kl_weight, Tensor) and not kl_weight:
+        return negative_log_likelihood
+    return negative_log_likelihood + kl_weight * kl
 
 
 def average(particles: Sequence[LossTerms], num_particles: int) -> LossTerms:

@@ -6,14 +6,15 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pyro_radial.poutine import one_at_a_time
 
-__all__ = ["noise_of", "rng_state", "seeded", "set_rng_state"]
+__all__ = ["TorchNoise", "noise_of", "rng_state", "seeded", "seeded_elsewhere", "set_rng_state"]
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
@@ -41,9 +42,44 @@ def noise_of(seed: int, process: int) -> int:
     return int(np.random.SeedSequence([seed, process]).generate_state(1)[0])
 
 
+class TorchNoise(NamedTuple):
+    """The state of torch's generators alone, cheap enough to take at each step."""
+
+    cpu: Tensor
+    cuda: list[Tensor]
+
+    @classmethod
+    def now(cls) -> "TorchNoise":
+        """The state as it is."""
+        return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
+
+    def restore(self) -> None:
+        """Put the generators back to it."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Torch's random numbers from a seed, and its generators as they were afterwards; other threads wait."""
     with one_at_a_time(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        # For the generators of this device alone: a seed for all takes longer, and would move those of other devices.
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         yield
+
+
+@contextmanager
+def seeded_elsewhere(seed: int) -> Iterator[None]:
+    """Python's and NumPy's random numbers from a seed, and their generators as they were afterwards; torch's go on."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002

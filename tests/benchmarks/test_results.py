@@ -240,13 +240,13 @@ def test_a_mean_reaches_a_number_within_its_standard_error():
 
 def test_the_options_of_a_command_are_the_parameters_of_its_run():
     from benchmarks.functional import uci
-    from benchmarks.guides import step_time
+    from benchmarks.guides import cuda
 
     args = parser_of(uci.run).parse_args(["--data-dir", "there", "--paper", "--seeds", "10"])
     assert (args.data_dir, args.form, args.seeds, args.workers, args.output) == (Path("there"), "paper", 10, 2, None)
-    assert parser_of(step_time.run).parse_args(["--device", "cuda"]).form == "default"
+    assert parser_of(cuda.run).parse_args(["--device", "cpu"]).form == "default"
     for wrong in (["--device", "abacus"], ["--paper"], ["--data-dir", "there"]):
         with pytest.raises(SystemExit):
-            parser_of(step_time.run).parse_args(wrong)
+            parser_of(cuda.run).parse_args(wrong)
     with pytest.raises(SystemExit):
         parser_of(uci.run).parse_args([])

@@ -168,6 +168,11 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         assert isinstance(container, PyroModule)
         return container
 
+    @property
+    def latent_sites(self) -> tuple[str, ...]:
+        """The names of the sites that it samples; none before it has its parameters."""
+        return tuple(self._families)
+
     def _latent_sites(self) -> Iterator[tuple[str, Any]]:
         assert self.prototype_trace is not None
         return self.prototype_trace.iter_stochastic_nodes()

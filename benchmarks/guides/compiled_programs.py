@@ -1,0 +1,262 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Programs of many kinds: what their compiled steps compute against the eager ones, and what compiling takes.
+
+python -m benchmarks.guides.compiled_programs
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import torch
+from matplotlib.figure import Figure
+from pyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from torch import Tensor, nn
+
+from benchmarks.common import Claim, Form, Results, Row, main, markdown_table
+from pyro_radial import (
+    AutoMeanField,
+    AutoRadial,
+    AutoRadialDirectional,
+    BayesianModule,
+    FunctionalELBO,
+    PriorChain,
+    RadialELBO,
+    SupervisedModel,
+)
+from pyro_radial.functional import GaussianKL, GaussianProcess, UniformBox
+from pyro_radial.infer.capture import CapturedLoss
+from pyro_radial.nn import likelihoods
+
+__all__ = ["PROGRAMS", "Program", "claims", "compared", "draw", "report", "run"]
+
+TARGET = 1e-5
+ROWS, NUM_DATA = 16, 100
+
+
+class Program(NamedTuple):
+    """A model, its guide, a loss, and what they are called with."""
+
+    model: Any
+    guide: Any
+    loss: ELBO
+    args: tuple[Tensor, ...]
+
+
+class ResidualNet(nn.Module):
+    """Two convolutions with batch norm, the second around a shortcut."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, channels, 3, padding=1)
+        self.first_norm = nn.BatchNorm2d(channels)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second_norm = nn.BatchNorm2d(channels)
+        self.last = nn.Linear(channels, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits ``[B, 3]`` of images ``[B, 1, H, W]``."""
+        hidden = torch.relu(self.first_norm(self.first(x)))
+        hidden = torch.relu(hidden + self.second_norm(self.second(hidden)))
+        logits: Tensor = self.last(hidden.mean((-1, -2)))
+        return logits
+
+
+def mlp(width: int, outputs: int) -> nn.Module:
+    """One hidden layer on five inputs."""
+    return nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, outputs))
+
+
+def labels() -> tuple[Tensor, Tensor]:
+    """Inputs and classes."""
+    return torch.randn(ROWS, 5), torch.randint(3, (ROWS,))
+
+
+def classifier(make_guide: Callable[..., Any], loss: ELBO, width: int) -> Program:
+    """A network with three classes."""
+    model = SupervisedModel(BayesianModule(mlp(width, 3)), likelihoods.Categorical(num_data=NUM_DATA))
+    return Program(model, make_guide(model), loss, labels())
+
+
+def residual(width: int) -> Program:
+    """Convolutions, and batch norm in train mode."""
+    net = ResidualNet(max(2, width // 4))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=NUM_DATA))
+    return Program(model, AutoRadial(model), RadialELBO(), (torch.randn(ROWS, 1, 6, 6), torch.randint(3, (ROWS,))))
+
+
+def regression(make_guide: Callable[..., Any], loss: ELBO, width: int) -> Program:
+    """A network with one output, under noise of which nothing is known."""
+    model = SupervisedModel(BayesianModule(mlp(width, 1)), likelihoods.Gaussian(num_data=NUM_DATA))
+    x = torch.randn(ROWS, 5)
+    return Program(model, make_guide(model), loss, (x, x[:, :1].sin()))
+
+
+def chain(form: Any, width: int) -> Program:
+    """The second task of a chain."""
+    model, _, _, args = classifier(AutoRadial, RadialELBO(), width)
+    priors = PriorChain(model, form=form)
+    first = AutoRadial(priors, init_stddev=0.05)
+    first.setup(*args)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    priors.advance(first)
+    return Program(priors, priors.guide(AutoRadial), RadialELBO(strict_kl=True), args)
+
+
+def regression_with_temperature(x: Tensor, y: Tensor) -> None:
+    """Written by hand: a parameter of the model's own, and a plate that subsamples."""
+    temperature = pyro.param("temperature", torch.tensor(0.5), constraint=dist.constraints.positive)
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([5, 3]).to_event(2))
+    with pyro.plate("data", len(x), subsample_size=len(x) // 2) as rows:
+        pyro.sample("y", dist.Categorical(logits=(x[rows] @ w) / temperature), obs=y[rows])
+
+
+def by_hand(width: int) -> Program:
+    """The same with Pyro's guide and loss."""
+    return Program(regression_with_temperature, AutoNormal(regression_with_temperature), Trace_ELBO(), labels())
+
+
+def functional(divergence: Any, guide: Any, width: int) -> Program:
+    """A prior on functions."""
+    process = GaussianProcess(lambda a, b: torch.exp(-0.5 * torch.cdist(a, b).square()))
+    box = UniformBox([-2.0] * 5, [2.0] * 5, num_points=6)
+    loss = FunctionalELBO(process, box, divergence=divergence, num_functions=60)
+    return regression(guide, loss, width)
+
+
+PROGRAMS: dict[str, Callable[[int], Program]] = {
+    "AutoRadial, RadialELBO": partial(classifier, AutoRadial, RadialELBO(strict_kl=True)),
+    "AutoRadial, TraceMeanField_ELBO": partial(classifier, AutoRadial, TraceMeanField_ELBO()),
+    "AutoRadial, Trace_ELBO": partial(classifier, AutoRadial, Trace_ELBO()),
+    "AutoMeanField, TraceMeanField_ELBO": partial(classifier, AutoMeanField, TraceMeanField_ELBO()),
+    "Pyro's AutoNormal, TraceMeanField_ELBO": partial(classifier, AutoNormal, TraceMeanField_ELBO()),
+    "Pyro's AutoMultivariateNormal, Trace_ELBO": partial(classifier, AutoMultivariateNormal, Trace_ELBO()),
+    "AutoRadialDirectional": partial(classifier, AutoRadialDirectional, RadialELBO()),
+    "four particles, looped": partial(classifier, AutoRadial, RadialELBO(4)),
+    "four particles, vectorized": partial(classifier, AutoRadial, RadialELBO(4, vectorize_particles=True)),
+    "residual net with batch norm": residual,
+    "learned noise": partial(regression, AutoRadial, RadialELBO()),
+    "pyro.param and subsampling": by_hand,
+    "PriorChain, normal": partial(chain, "normal"),
+    "PriorChain, exact": partial(chain, "exact"),
+    "FunctionalELBO, SteinKL": partial(functional, None, AutoRadial),
+    "FunctionalELBO, GaussianKL, AutoMultivariateNormal": partial(functional, GaussianKL(), AutoMultivariateNormal),
+}
+
+WIDTHS = {"default": 50, "small": 4}
+SMALL = ("AutoRadial, RadialELBO",)
+
+
+def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
+    """Each program once: its graph, and gradients on the same noise."""
+    torch.set_num_threads(threads)
+    results = Results(output, {"threads": threads, "width": WIDTHS[form], "torch": torch.__version__})
+    for name in SMALL if form == "small" else PROGRAMS:
+        results.add({"program": name}, partial(measure, name, WIDTHS[form], form != "small"))
+
+
+def measure(name: str, width: int, compiled: bool) -> Row:
+    """Errors relative to the norm of each parameter's gradient, the largest of all; seconds to the first fast step."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    program = PROGRAMS[name](width)
+    model, guide, loss, args = program
+    torch._inductor.config.force_disable_caches = True
+    captured = CapturedLoss(model, guide, loss, compile=compiled)
+    start = time.perf_counter()
+    for _ in range(5):
+        captured(args, {})
+    seconds = time.perf_counter() - start
+    value, gradients, error = compared(program, captured)
+    (recording,) = captured.recordings
+    return {
+        "loss": value,
+        "gradients": gradients,
+        "error": error,
+        "nodes": len(recording.graph.module.graph.nodes),
+        "seconds": round(seconds, 1),
+    }
+
+
+def compared(program: Program, captured: CapturedLoss, seed: int = 3) -> tuple[float, int, float]:
+    """The loss, the number of gradients, and the largest relative error of any to the eager one's, on one noise."""
+    model, guide, loss, args = program
+    buffers = {name: b.clone() for name, b in model.named_buffers()} if isinstance(model, nn.Module) else {}
+    step = getattr(loss, "step", None)
+    pyro.set_rng_seed(seed)
+    value, pairs = captured(args, {})
+    if step is not None:
+        loss.step = step  # type: ignore[attr-defined]
+    for name, buffer in buffers.items():
+        dict(model.named_buffers())[name].copy_(buffer)
+    pyro.set_rng_seed(seed)
+    truth = loss.differentiable_loss(model, guide, *args)  # type: ignore[attr-defined]
+    gradients = torch.autograd.grad(truth, [parameter for parameter, _ in pairs])
+    errors = [float((found - true).norm() / true.norm()) for (_, found), true in zip(pairs, gradients, strict=True)]
+    return float(value), len(pairs), max(errors)
+
+
+def claims(results: Results) -> list[Claim]:
+    """What each program's gradients are to the eager ones, and the time to get there."""
+    worst, longest = max(results.values("error")), max(results.values("seconds"))
+    return [
+        Claim(
+            "Gradients of compiled steps are those of eager ones, for sixteen kinds of programs",
+            "",
+            f"relative errors of at most {worst:.0e}",
+            f"{TARGET:.0e}",
+            worst <= TARGET,
+        ),
+        Claim(
+            "Recording and compiling takes at most 60 s, also for an exact chain",
+            "",
+            f"{longest:.0f} s",
+            "60 s",
+            longest <= 60.0,
+        ),
+    ]
+
+
+def report(results: Results) -> str:
+    """A line for each program."""
+    lines = [
+        [row["program"], f"{row['nodes']}", f"{row['error']:.0e}", f"{row['seconds']:.0f}"] for row in results.rows
+    ]
+    table = markdown_table(["", "nodes", "error", "seconds"], lines)
+    setting = results.setting
+    return f"""### Compiled programs
+
+Gradients of one compiled step against those of the eager one on the same noise: the largest relative error of any \
+parameter's; the nodes of the graph, and the seconds from the first call to the first compiled one, with nothing \
+cached ({setting["width"]} hidden units, {setting["threads"]} thread; `python -m benchmarks.guides.compiled_programs`).
+
+{table}
+
+{results.plot("Errors of gradients, program by program")}"""
+
+
+def draw(results: Results) -> None:
+    """Errors against the target."""
+    figure = Figure(figsize=(7, 3.8), layout="constrained", dpi=110)
+    ax = figure.subplots()
+    names, errors = results.values("program"), results.values("error")
+    ax.plot([max(error, 1e-9) for error in errors], range(len(names)), "o")
+    ax.axvline(TARGET, color="0.5", linestyle=":")
+    ax.set(xscale="log", xlabel="largest relative error of a gradient")
+    ax.set_yticks(range(len(names)), names, fontsize=8)
+    ax.invert_yaxis()
+    ax.spines[["top", "right"]].set_visible(False)
+    results.save_plot(figure)
+
+
+if __name__ == "__main__":
+    main(run, report, draw)
