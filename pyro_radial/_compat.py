@@ -6,6 +6,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -45,11 +46,13 @@ __all__ = [
     "is_deterministic",
     "loc_and_scale",
     "make_fx",
+    "mark_stepped",
     "optimizer_state_waiting",
     "own_mask",
     "periodic_repeat",
     "prototype_hide_fn",
     "pyro_settings",
+    "rendezvous",
     "set_context",
     "stop_where",
     "stored_name",
@@ -97,6 +100,20 @@ def loc_and_scale(guide: Any, name: str) -> tuple[Tensor, Tensor]:
     """The parameters of a site in Pyro's ``AutoNormal``."""
     loc, scale = guide._get_loc_and_scale(name)
     return loc, scale
+
+
+def mark_stepped(optimizer: Optimizer) -> None:
+    """Have a scheduler of the learning rate take it that the optimizer has taken steps, which another object did."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def rendezvous(timeout: timedelta) -> tuple[Any, int, int]:
+    """The store, the rank and the number of processes that ``torch.distributed`` would find in the environment."""
+    # Not there in builds of torch without distributed training.
+    from torch.distributed import rendezvous as found  # type: ignore[attr-defined]
+
+    store, rank, size = next(found("env://", timeout=timeout))
+    return store, rank, size
 
 
 def stored_name(module: PyroModule, parameter: str | None = None) -> str:

@@ -8,7 +8,9 @@ import importlib
 import inspect
 import pkgutil
 import re
+import socket
 from collections import namedtuple
+from datetime import timedelta
 from pathlib import Path
 
 import pyro
@@ -28,6 +30,25 @@ def test_deep_setattr_makes_the_modules_between():
     module = PyroModule("m")
     _compat.deep_setattr(module, "0.weight", torch.nn.Parameter(torch.ones(2)))
     assert dict(module.named_parameters()).keys() == {"0.weight"}
+
+
+def test_a_rendezvous_is_with_the_processes_of_the_environment(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    store, rank, size = _compat.rendezvous(timedelta(seconds=20))
+    store.set("key", "value")
+    assert (rank, size, store.get("key")) == (0, 1, b"value")
+
+
+def test_a_scheduler_takes_an_optimizer_for_one_that_has_taken_steps():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    _compat.mark_stepped(optimizer)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_helpful_support_errors_names_a_discrete_site():

@@ -278,6 +278,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             result[name] = float((spread / initial.to(spread.device)).log().square().mean().sqrt())
         return result
 
+    def chosen_families(self) -> dict[str, Family]:
+        """The family of each site by name; none before the guide has its parameters."""
+        return dict(self._families)
+
     def point_sites(self) -> list[str]:
         """The sites whose posterior is a single value."""
         self._require_setup("point_sites")
