@@ -15,7 +15,7 @@ from types import ModuleType
 
 from benchmarks.common import Results, markdown_table
 
-__all__ = ["PAGE", "committed", "experiments", "page"]
+__all__ = ["PAGE", "committed", "experiments", "is_measured", "page"]
 
 HERE = Path(__file__).parent
 PAGE = HERE / "RESULTS.md"
@@ -35,15 +35,24 @@ def experiments() -> list[ModuleType]:
 
 def committed(experiment: ModuleType) -> Results:
     """The results of an experiment that are kept beside it."""
-    return Results(Path(str(experiment.__file__)).with_suffix(".json"))
+    path = Path(str(experiment.__file__)).with_suffix(".json")
+    return Results(path) if path.exists() else Results(path, {})
+
+
+def is_measured(experiment: ModuleType) -> bool:
+    """Whether there are results; one that needs what few machines have may be without."""
+    return committed(experiment).path.exists() if hasattr(experiment, "NEEDS") else True
 
 
 def page() -> str:
     """The table of all claims, then the section of each experiment under the name of its subject."""
-    lines, sections, subject = [], [], ""
+    lines, sections, waiting, subject = [], [], [], ""
     for experiment in experiments():
         results = committed(experiment)
         name = experiment.__name__.partition(".")[2]
+        if not is_measured(experiment):
+            waiting.append(f"`python -m {experiment.__name__}` needs {experiment.NEEDS}")
+            continue
         for claim in experiment.claims(results):
             held = "✓" if claim.held else "✗"
             link = f"[{name.replace('.', '/')}](#{name})"
@@ -54,7 +63,8 @@ def page() -> str:
             sections.append(f"## {str(folder.__doc__).rstrip('.')}")
         sections.append(f'<a id="{name}"></a>\n\n{experiment.report(results)}')
     claims = markdown_table(["claim", "published", "ours", "seeds", "held", "section"], lines)
-    return "\n\n".join([HEAD, claims, *sections]) + "\n"
+    notes = [f"Not measured yet: {'; '.join(waiting)}."] if waiting else []
+    return "\n\n".join([HEAD, claims, *notes, *sections]) + "\n"
 
 
 def main() -> None:

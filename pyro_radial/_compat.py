@@ -6,6 +6,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -21,11 +22,11 @@ from pyro.optim import PyroOptim
 from pyro.params.param_store import module_from_param_with_module_name, normalize_param_name, user_param_name
 from pyro.poutine import runtime
 from pyro.util import check_model_guide_match, check_site_shape
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 __all__ = [
     "OVERRIDDEN",
@@ -38,17 +39,20 @@ __all__ = [
     "deep_setattr",
     "forget_stored",
     "handlers_around",
+    "has_hooks",
     "helpful_support_errors",
     "host_reads_removed",
     "initial_scale",
     "is_deterministic",
     "loc_and_scale",
     "make_fx",
+    "mark_stepped",
     "optimizer_state_waiting",
     "own_mask",
     "periodic_repeat",
     "prototype_hide_fn",
     "pyro_settings",
+    "rendezvous",
     "set_context",
     "standard_gamma",
     "stop_where",
@@ -56,6 +60,7 @@ __all__ = [
     "stored_parameters",
     "tree_flatten",
     "tree_leaves",
+    "tree_map",
     "tree_map_only",
     "tree_unflatten",
 ]
@@ -82,6 +87,11 @@ def own_mask(distribution: MaskedDistribution) -> Any:
     return distribution._mask
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of a module runs functions that were registered to it, before or after its own."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def initial_scale(guide: Any) -> float:
     """What the scales of Pyro's ``AutoNormal`` or ``AutoDiagonalNormal`` start at."""
     return float(guide._init_scale)
@@ -91,6 +101,20 @@ def loc_and_scale(guide: Any, name: str) -> tuple[Tensor, Tensor]:
     """The parameters of a site in Pyro's ``AutoNormal``."""
     loc, scale = guide._get_loc_and_scale(name)
     return loc, scale
+
+
+def mark_stepped(optimizer: Optimizer) -> None:
+    """Have a scheduler of the learning rate take it that the optimizer has taken steps, which another object did."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def rendezvous(timeout: timedelta) -> tuple[Any, int, int]:
+    """The store, the rank and the number of processes that ``torch.distributed`` would find in the environment."""
+    # Not there in builds of torch without distributed training.
+    from torch.distributed import rendezvous as found  # type: ignore[attr-defined]
+
+    store, rank, size = next(found("env://", timeout=timeout))
+    return store, rank, size
 
 
 def stored_name(module: PyroModule, parameter: str | None = None) -> str:

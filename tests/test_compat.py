@@ -8,7 +8,9 @@ import importlib
 import inspect
 import pkgutil
 import re
+import socket
 from collections import namedtuple
+from datetime import timedelta
 from pathlib import Path
 
 import pyro
@@ -28,6 +30,25 @@ def test_deep_setattr_makes_the_modules_between():
     module = PyroModule("m")
     _compat.deep_setattr(module, "0.weight", torch.nn.Parameter(torch.ones(2)))
     assert dict(module.named_parameters()).keys() == {"0.weight"}
+
+
+def test_a_rendezvous_is_with_the_processes_of_the_environment(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    store, rank, size = _compat.rendezvous(timedelta(seconds=20))
+    store.set("key", "value")
+    assert (rank, size, store.get("key")) == (0, 1, b"value")
+
+
+def test_a_scheduler_takes_an_optimizer_for_one_that_has_taken_steps():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    _compat.mark_stepped(optimizer)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_helpful_support_errors_names_a_discrete_site():
@@ -67,6 +88,22 @@ def test_trees_are_of_named_tuples_lists_and_dicts_and_none_is_a_leaf():
     mapped = _compat.tree_map_only(torch.Tensor, len, tree)
     assert mapped == Point(2, [None, {"b": 3, "a": 1}])
     assert type(mapped) is Point
+
+
+def test_trees_of_one_shape_are_mapped_together():
+    trees = [Point(1, [2, {"a": 3}]), Point(10, [20, {"a": 30}])]
+    assert _compat.tree_map(lambda *leaves: sum(leaves), *trees) == Point(11, [22, {"a": 33}])
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_of_a_call_are_seen(register):
+    module = torch.nn.Linear(2, 1)
+    module.register_full_backward_hook(lambda *args: None)
+    assert not _compat.has_hooks(module)
+    handle = getattr(module, register)(lambda *args: None)
+    assert _compat.has_hooks(module)
+    handle.remove()
+    assert not _compat.has_hooks(module)
 
 
 def test_the_hide_function_keeps_latent_sites_alone():

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pyro
 import pyro.distributions as dist
 import torch
+from matplotlib.figure import Figure
 from pyro.infer import ELBO, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ from pyro_radial.functional import GaussianKL, GaussianProcess, UniformBox
 from pyro_radial.infer.capture import CapturedLoss
 from pyro_radial.nn import likelihoods
 
-__all__ = ["PROGRAMS", "Program", "claims", "report", "run"]
+__all__ = ["PROGRAMS", "Program", "claims", "compared", "draw", "report", "run"]
 
 TARGET = 1e-5
 ROWS, NUM_DATA = 16, 100
@@ -238,8 +239,24 @@ Gradients of one compiled step against those of the eager one on the same noise:
 parameter's; the nodes of the graph, and the seconds from the first call to the first compiled one, with nothing \
 cached ({setting["width"]} hidden units, {setting["threads"]} thread; `python -m benchmarks.guides.compiled_programs`).
 
-{table}"""
+{table}
+
+{results.plot("Errors of gradients, program by program")}"""
+
+
+def draw(results: Results) -> None:
+    """Errors against the target."""
+    figure = Figure(figsize=(7, 3.8), layout="constrained", dpi=110)
+    ax = figure.subplots()
+    names, errors = results.values("program"), results.values("error")
+    ax.plot([max(error, 1e-9) for error in errors], range(len(names)), "o")
+    ax.axvline(TARGET, color="0.5", linestyle=":")
+    ax.set(xscale="log", xlabel="largest relative error of a gradient")
+    ax.set_yticks(range(len(names)), names, fontsize=8)
+    ax.invert_yaxis()
+    ax.spines[["top", "right"]].set_visible(False)
+    results.save_plot(figure)
 
 
 if __name__ == "__main__":
-    main(run, report)
+    main(run, report, draw)

@@ -1,175 +1,145 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""One ``SVI.step`` with AutoRadial against Pyro's AutoNormal: time and peak memory.
+"""One training step as each library takes it, as a multiple of a plain network's.
 
 python -m benchmarks.guides.step_time
 """
 
-import json
-import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
-import pyro
 import torch
 from matplotlib.figure import Figure
-from pyro.infer import SVI, TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoNormal
-from torch import nn
 
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table, medians
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel
-from pyro_radial.nn import likelihoods
+from benchmarks.guides._contenders import CONTENDERS, OURS, PEERS, PLAIN, Problem, available
 
 __all__ = ["claims", "draw", "report", "run"]
 
-UNIT = "AutoNormal"
-GUIDES: dict[str, tuple[Any, Any]] = {
-    UNIT: (AutoNormal, TraceMeanField_ELBO),
-    "AutoRadial": (AutoRadial, TraceMeanField_ELBO),
-    "AutoRadial with RadialELBO": (AutoRadial, RadialELBO),
-    "AutoMeanField": (AutoMeanField, TraceMeanField_ELBO),
-}
-KINDS = {"time_ratio": "time", "memory_ratio": "peak memory"}
-
 
 class Size(NamedTuple):
-    """The hidden layers, the batches, and how many steps are timed."""
+    """The hidden layers, the batches with the turns of each, and who takes part."""
 
     hidden: tuple[int, ...] = (200, 200, 200, 200)
-    batches: tuple[int, ...] = (32, 128, 1024)
-    rounds: int = 200
-    warmup: int = 10
+    rounds: tuple[tuple[int, int], ...] = ((32, 100), (128, 60), (1024, 20))
+    names: tuple[str, ...] = tuple(CONTENDERS)
 
 
-SIZES = {"default": Size(), "small": Size((20,), (32, 64), 3, 1)}
+SIZES = {
+    "default": Size(),
+    "small": Size((8,), ((32, 2),), (PLAIN, "Pyro's AutoNormal", "AutoRadial, eager", "AutoRadial, recorded")),
+}
+# The most that a step is to take, as multiples of the plain one, by batch.
+TARGETS = {
+    "AutoRadial, compiled": (2.4, 2.0, 1.12),
+    "AutoMeanField, compiled": (1.9, 1.6, 1.06),
+    "AutoRadial, eager": (6.0, 4.5, 1.9),
+    "AutoRadial, local noise, compiled": (2.0,),
+}
+# Whom eager steps need not be ahead of: these write their layers by hand.
+BY_HAND = ("radial", "torchbnn", "bayesian-torch")
 
 
-def run(output: Path, *, form: Form = "default", device: Literal["cpu", "cuda"] = "cpu", threads: int = 2) -> None:
-    """The same model, optimizer and loss; steps of the guides alternate, so ratios are free of the machine's drift.
-
-    Peak memory is that of the tensors alive at once, from making the model to the end of the third step.
-    """
+def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
+    """All take turns, so ratios are free of the machine's drift; peers that are not installed are left out."""
     torch.set_num_threads(threads)
     size = SIZES[form]
-    setting = {"threads": threads, "rounds": size.rounds, "device": device, "torch": torch.__version__}
-    results = Results(output, setting)
-    for batch in size.batches:
-        keys = [{"batch": batch, "guide": name} for name in GUIDES]
-        results.add_all(keys, partial(measure, batch, device, size))
+    results = Results(output, {"threads": threads, "hidden": size.hidden, "torch": torch.__version__})
+    for batch, rounds in size.rounds:
+        names = available(size.names)
+        results.add_all(
+            [{"batch": batch, "step": name} for name in names], partial(measure, names, batch, rounds, size)
+        )
 
 
-def measure(batch: int, device: str, size: Size) -> list[Row]:
-    """A row for each guide."""
-    make = partial(make_step, batch=batch, device=device, hidden=size.hidden)
-    steps = {name: make(name) for name in GUIDES}
-    times = medians(steps, size.rounds, clock=wall_clock(device), block=1, warmup=size.warmup)
-    memory = {name: peak_memory(partial(make, name), device) for name in GUIDES}
+def measure(names: list[str], batch: int, rounds: int, size: Size) -> list[Row]:
+    """A row for each: CPU time and time on the wall."""
+    steps = {name: CONTENDERS[name](Problem(size.hidden, batch)) for name in names}
+    # What is compiled is compiled in its first steps.
+    cpu = medians(steps, rounds, warmup=6)
+    wall = medians(steps, max(2, rounds // 3), clock=time.perf_counter)
     return [
         {
-            "median_ms": round(times[name], 3),
-            "time_ratio": round(times[name] / times[UNIT], 3),
-            "peak_mib": round(memory[name], 1),
-            "memory_ratio": round(memory[name] / memory[UNIT], 3),
+            "cpu_ms": round(cpu[name], 3),
+            "cpu_ratio": round(cpu[name] / cpu[PLAIN], 3),
+            "wall_ms": round(wall[name], 3),
+            "wall_ratio": round(wall[name] / wall[PLAIN], 3),
         }
-        for name in GUIDES
+        for name in names
     ]
 
 
-def make_step(guide: str, *, batch: int, device: str, hidden: tuple[int, ...]) -> Callable[[], Any]:
-    """A function that makes one training step on a fixed batch."""
-    pyro.set_rng_seed(0)
-    sizes = [784, *hidden, 10]
-    layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.ReLU())]
-    model = SupervisedModel(BayesianModule(nn.Sequential(*layers[:-1])), likelihoods.Categorical(60_000)).to(device)
-    make_guide, make_loss = GUIDES[guide]
-    svi = SVI(model, make_guide(model), pyro.optim.Adam({"lr": 1e-3}), make_loss())
-    x, y = torch.randn(batch, 784, device=device), torch.randint(10, (batch,), device=device)
-    return lambda: svi.step(x, y)
-
-
-def wall_clock(device: str) -> Callable[[], float]:
-    """Seconds, after all that the device has been given to do."""
-
-    def now() -> float:
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    return now
-
-
-def peak_memory(make: Callable[[], Callable[[], Any]], device: str) -> float:
-    """Peak in MiB of all tensors alive in three steps."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        three_steps(make)
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    # On the CPU torch keeps no such statistic, but its profiler sees each allocation and release.
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        three_steps(make)
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
-    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]")
-    return max(accumulate(change for _, change in changes)) / 2**20
-
-
-def three_steps(make: Callable[[], Callable[[], Any]]) -> None:
-    step = make()
-    for _ in range(3):
-        step()
+def ratios(results: Results, name: str) -> list[float]:
+    """Multiples of the plain step, by batch."""
+    return [row["cpu_ratio"] for batch in results.distinct("batch") for row in results.where(step=name, batch=batch)]
 
 
 def claims(results: Results) -> list[Claim]:
-    """Of the radial guide under Pyro's own loss."""
-    published = {"time_ratio": "1.01 (16.2 against 16.0 minutes an epoch, VGG-16)", "memory_ratio": ""}
+    """Against the targets, and against every peer."""
     found = []
-    for name, noun in KINDS.items():
-        values = results.values(name, guide="AutoRadial")
-        text = f"A step with `AutoRadial` takes no more {noun} than one with Pyro's `AutoNormal`"
-        numbers = f"{min(values):.2f} to {max(values):.2f} of it"
-        found.append(Claim(text, published[name], numbers, "1", max(values) <= 1.0))
+    for name, targets in TARGETS.items():
+        own = ratios(results, name)[: len(targets)]
+        if own:
+            most = " / ".join(map(str, targets))
+            held = all(value <= target for value, target in zip(own, targets, strict=False))
+            batches = "batch 32" if len(targets) == 1 else "batches of 32 / 128 / 1024"
+            text = f"A step of `{name}` takes at most {most} times a plain one, {batches}"
+            found.append(Claim(text, "", " / ".join(f"{value:.2f}" for value in own), "1", held))
+    for name in ("AutoRadial, compiled", "AutoRadial, eager"):
+        rivals = [peer for peer in PEERS if name.endswith("compiled") or not peer.startswith(BY_HAND)]
+        rivals = [peer for peer in rivals if ratios(results, peer)]
+        if not rivals or not ratios(results, name):
+            continue
+        ahead = all(
+            own <= min(theirs) for own, *theirs in zip(*(ratios(results, n) for n in (name, *rivals)), strict=True)
+        )
+        whom = "every peer, fused or not" if name.endswith("compiled") else "every peer that writes no layers by hand"
+        fastest = min(rivals, key=lambda peer: ratios(results, peer)[0])
+        numbers = " / ".join(f"{value:.2f}" for value in ratios(results, fastest))
+        found.append(
+            Claim(f"A step of `{name}` is ahead of {whom}", "", f"the next is {fastest}: {numbers}", "1", ahead)
+        )
     return found
 
 
 def report(results: Results) -> str:
-    """Multiples of Pyro's own guide."""
+    """Multiples of the plain step."""
     batches, setting = results.distinct("batch"), results.setting
     lines = []
-    for guide in results.distinct("guide"):
-        rows = [results.where(guide=guide, batch=batch)[0] for batch in batches]
-        lines.append([guide, *(" / ".join(f"{row[name]:.2f}" for name in KINDS) for row in rows)])
-    return f"""### Step time and memory
+    for name in results.distinct("step"):
+        rows = [row for batch in batches for row in results.where(step=name, batch=batch)]
+        lines.append([name, *(f"{row['cpu_ratio']:.2f} / {row['wall_ratio']:.2f}" for row in rows)])
+    hidden = "-".join(map(str, [784, *setting["hidden"], 10]))
+    return f"""### Step time
 
-Time / peak memory of one `SVI.step` as multiples of Pyro's `AutoNormal`, on a 784-200-200-200-200-10 net \
-({setting["threads"]} threads on {setting["device"]}, medians of {setting["rounds"]} interleaved steps, \
-`TraceMeanField_ELBO` unless named; `python -m benchmarks.guides.step_time`).
+CPU time / time on the wall of one training step on a {hidden} net as multiples of a plain network's (forward, \
+backward and an unfused Adam), {setting["threads"]} thread, medians of steps that take turns \
+(`python -m benchmarks.guides.step_time`; peers that are not installed are left out). "SVI" is Pyro's own, "eager" the \
+loss as a module with one fused Adam, as in `fit`, "recorded" a `CompiledSVI` whose graph is not compiled.
 
 {markdown_table(["", *(f"batch {batch}" for batch in batches)], lines)}
 
-{results.plot("Time and memory by batch")}"""
+{results.plot("CPU time of a step by batch")}"""
 
 
 def draw(results: Results) -> None:
-    """Multiples by batch."""
-    figure = Figure(figsize=(9, 3), layout="constrained", dpi=110)
-    for (name, noun), ax in zip(KINDS.items(), figure.subplots(1, len(KINDS), sharey=True), strict=True):
-        for guide in results.distinct("guide"):
-            ax.plot(results.distinct("batch"), results.values(name, guide=guide), marker="o", label=guide)
-        ax.set(title=noun, xlabel="batch", xscale="log")
-        ax.set_xticks(results.distinct("batch"), results.distinct("batch"))
-        ax.minorticks_off()
+    """Multiples at each batch, the fastest on top."""
+    batches = results.distinct("batch")
+    figure = Figure(figsize=(11, 4.5), layout="constrained", dpi=110)
+    names = sorted(results.distinct("step"), key=lambda name: -ratios(results, name)[0])
+    axes = figure.subplots(1, len(batches), sharey=True, squeeze=False)[0]
+    for place, (batch, ax) in enumerate(zip(batches, axes, strict=True)):
+        values = [ratios(results, name)[place] for name in names]
+        colors = ["C1" if name in OURS else "0.4" if name.startswith(PLAIN) else "C0" for name in names]
+        bars = ax.barh(names, values, color=colors)
+        ax.bar_label(bars, fmt="%.2f", padding=2, fontsize=7)
+        ax.set(title=f"batch {batch}", xlabel="multiple of a plain step")
+        ax.tick_params(labelsize=8)
+        ax.margins(x=0.12)
         ax.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylabel(f"multiple of {UNIT}")
-    figure.axes[1].legend(frameon=False, fontsize=8, loc="lower right")
     results.save_plot(figure)
 
 

@@ -12,6 +12,7 @@ from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.predict import predict
 from pyro_radial.infer.prediction import Prediction
 from pyro_radial.infer.reparam import HalfCauchyReparam
+from pyro_radial.infer.sampled_network import SampledNetwork
 
 __all__ = [
     "CompiledSVI",
@@ -22,6 +23,7 @@ __all__ = [
     "LossTerms",
     "Prediction",
     "RadialELBO",
+    "SampledNetwork",
     "diagnose",
     "fit",
     "predict",

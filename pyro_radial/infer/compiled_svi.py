@@ -46,7 +46,8 @@ class CompiledSVI:
     ``num_data``. Another signature is recorded anew, which takes a second or two, and shares compiled code with a graph
     like it: a new guide of the model, the next task of a :class:`~pyro_radial.PriorChain` or another ``num_data``
     compile nothing. Two things a graph cannot see: a Python variable that is neither an argument nor an attribute of a
-    module, and a tensor that such a variable is set to, where a change in place would be seen.
+    module, and a tensor that such a variable is set to, where a change in place would be seen. Modules are found in
+    models and guides that are modules, and in the closures and globals of those that are functions.
 
     A program that is no graph runs as it is at each step, and a warning says why, once: Python code that reads a value
     (``if w > 0:``, ``float(w)``) with its line, random numbers of Python or NumPy, arguments that hide tensors in other
@@ -64,7 +65,7 @@ class CompiledSVI:
     :param bool compile: whether to compile graphs, or replay them as recorded.
     :param int max_signatures: the most signatures there may be.
     :param int check_every: after how many steps the loss is looked at, if it is NaN or infinite: by default after each
-        on a CPU, and after 10 elsewhere, so that the host need not wait for the device. No step is taken on such a
+        on a CPU, and after 10 elsewhere, so that most have no host-device synchronization. No step is taken on such a
         loss, nor after it, where the optimizer is fused; with others it is looked at after each step.
     :param options: settings of inductor, such as ``{"triton.cudagraphs": True}``.
     :raises ValueError: for a loss or an optimizer that does not fit; from a step, for a signature too many; whatever
@@ -125,7 +126,7 @@ class CompiledSVI:
         """Take a gradient step.
 
         :param args: of the model and the guide.
-        :returns: the loss before the step, a 0-d tensor, for which the host does not wait.
+        :returns: the loss before the step, a 0-d tensor, without a host-device synchronization.
         """
         self._joint.forget_gradients()
         noise = TorchNoise.now()

@@ -3,8 +3,9 @@
 
 """Which number of a training step is NaN or infinite, by name."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pyro
 import pyro.poutine as poutine
@@ -13,10 +14,13 @@ from torch import Tensor
 
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.random_state import set_rng_state
-from pyro_radial.infer.trained import Trained
+from pyro_radial.poutine import one_at_a_time
 from pyro_radial.poutine.local_noise import is_drawn
 
-__all__ = ["check_parameters", "finite_loss", "first_not_finite", "not_finite_error"]
+if TYPE_CHECKING:
+    from pyro_radial.infer.trained import Trained
+
+__all__ = ["check_parameters", "check_start", "finite_loss", "first_not_finite", "not_finite_error", "unwarned"]
 
 
 def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
@@ -43,8 +47,28 @@ def check_parameters(parameters: Mapping[str, Tensor], where: str) -> None:
         raise not_finite_error([f"parameter {broken}"], where)
 
 
+def check_start(parameters: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise a ``FloatingPointError`` that names the first parameter that no training can start from."""
+    broken = first_not_finite(parameters)
+    if broken is not None:
+        raise FloatingPointError(
+            f"fit: not finite before the first step: parameter {broken}; make model and guide anew, also to go on from "
+            "a checkpoint"
+        )
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Without Pyro's warnings of NaN in log-densities, which end a training here by the name of the site.
+
+    Not by a filter of warnings, which is one for all threads: Pyro does not look for NaN meanwhile.
+    """
+    with one_at_a_time(), pyro.settings.context(validate_poutine=False):
+        yield
+
+
 def finite_loss(
-    trained: Trained, loss: RadialELBO, batch: tuple[Any, Any], noise: dict[str, Any], where: str
+    trained: "Trained", loss: RadialELBO, batch: tuple[Any, Any], noise: dict[str, Any], where: str
 ) -> Tensor:
     """The loss of a batch.
 
@@ -72,7 +96,7 @@ def finite_loss(
     return value
 
 
-def _culprits(trained: Trained, loss: RadialELBO, batch: tuple[Any, Any], noise: dict[str, Any]) -> list[str]:
+def _culprits(trained: "Trained", loss: RadialELBO, batch: tuple[Any, Any], noise: dict[str, Any]) -> list[str]:
     """What was not finite in a loss that validation has stopped, by taking the same steps without it."""
     parameter = first_not_finite(trained.parameters(loss).items())
     if parameter is not None:

@@ -3,6 +3,7 @@
 
 """A plain network as a Pyro model: chosen parameters become sample sites."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -233,6 +234,19 @@ class BayesianModule(UniquelyNamed):
             if isinstance(module, nn.RNNBase):
                 module.flatten_parameters()
         return net
+
+    def computation(self) -> FunctionalNet:
+        """A copy of what the network computes, in evaluation mode, for the caller alone."""
+        functional = copy.deepcopy(self._functional)
+        functional.train(False)
+        return functional
+
+    @torch.no_grad()
+    def fixed_tensors(self) -> dict[str, Tensor]:
+        """Copies of the tensors that are not random, by name: trained parameters, frozen ones and buffers."""
+        with poutine.block():
+            tensors = {**self._own.trained(), **self._own.fixed()}
+        return {name: own_copy(tensor) for name, tensor in tensors.items()}
 
     def train(self, mode: bool = True) -> "BayesianModule":
         """Sets train or eval mode for this module and the network's computation."""

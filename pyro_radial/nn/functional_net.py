@@ -5,6 +5,7 @@
 
 import copy
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -222,20 +223,58 @@ def _frozen_statistics(skeleton: nn.Module) -> Iterator[set[str]]:
             layer.track_running_stats, layer.running_mean, layer.running_var = True, mean, var
 
 
+class _Together:
+    """A setting of the whole process: the first thread to come makes it, the last to go takes it back."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._make, self._inside, self._lock, self._stack = make, 0, threading.Lock(), ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._stack.enter_context(self._make())
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._stack.close()
+
+
+@contextmanager
+def _without_fastpath() -> Iterator[None]:
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _without_advice_on_loops() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
+
+
+WITHOUT_FASTPATH = _Together(_without_fastpath)
+WITHOUT_FUSED_ATTENTION = _Together(lambda: sdpa_kernel(SDPBackend.MATH))
+WITHOUT_ADVICE_ON_LOOPS = _Together(_without_advice_on_loops)
+
+
 @contextmanager
 def _vmap_settings(skeleton: nn.Module, drawn: Mapping[str, Tensor]) -> Iterator[None]:
     """Turns off, for the time of a vmap, what it has no batching rule for."""
-    fastpath = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fastpath)
-        torch.backends.mha.set_fastpath_enabled(False)
+        stack.enter_context(WITHOUT_FASTPATH)
         if any(value.device.type == "cpu" for value in drawn.values()):
             # The fused attention of the CPU has no batching rule; written out, it has.
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(WITHOUT_FUSED_ATTENTION)
         if any(isinstance(module, nn.RNNCellBase) for module in skeleton.modules()):
             # Cells are looped over inside vmap, which is what we should do, and torch warns of it.
-            stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", message="There is a performance drop")
+            stack.enter_context(WITHOUT_ADVICE_ON_LOOPS)
         yield
 
 

@@ -18,10 +18,13 @@ from torch.distributions import Distribution
 from pyro_radial.distributions.pushforward import on_support
 from pyro_radial.distributions.wrappers import expanded, leaf, mask_of
 
-__all__ = ["SwapPriorMessenger", "check_prior", "is_guide", "replaced", "swap_prior"]
+__all__ = ["SWAPPED", "SwapPriorMessenger", "check_prior", "is_guide", "replaced", "swap_prior"]
 
 # Elements drawn at most to find out whether two distributions live in the same place.
 _NUM_CHECKED = 100_000
+
+#: What the ``infer`` of a site says whose prior was swapped.
+SWAPPED: Any = {"has_swapped_prior": True}
 
 
 class SwapPriorMessenger(Messenger):
@@ -45,6 +48,7 @@ class SwapPriorMessenger(Messenger):
             check_prior(name, self.priors[name], msg["fn"])
             self.swapped.add(name)
         msg["fn"] = replaced(name, self.priors[name], msg["fn"])
+        msg["infer"] = {**msg["infer"], **SWAPPED}
 
 
 class _Swapped(nn.Module):

@@ -12,9 +12,10 @@ import scipy
 import torch
 
 from benchmarks.common import Claim, Results
-from benchmarks.report import HERE, PAGE, committed, experiments, page
+from benchmarks.report import HERE, PAGE, committed, experiments, is_measured, page
 
 EXPERIMENTS = experiments()
+MEASURED = [experiment for experiment in EXPERIMENTS if is_measured(experiment)]
 
 
 def name_of(experiment):
@@ -22,6 +23,7 @@ def name_of(experiment):
 
 
 each_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS, ids=name_of)
+each_measured = pytest.mark.parametrize("experiment", MEASURED, ids=name_of)
 
 
 def options_of(experiment, **wanted):
@@ -34,11 +36,11 @@ def test_experiments_are_found_by_their_place():
         name_of(experiment).partition(".")[0] for experiment in EXPERIMENTS
     }
     assert all(hasattr(experiment, part) for experiment in EXPERIMENTS for part in ("run", "report", "claims"))
-    assert all(committed(experiment).rows for experiment in EXPERIMENTS)
+    assert all(committed(experiment).rows for experiment in MEASURED)
 
 
 def test_every_saved_result_belongs_to_an_experiment():
-    paths = {committed(experiment).path for experiment in EXPERIMENTS}
+    paths = {committed(experiment).path for experiment in MEASURED}
     assert {path for path in HERE.rglob("*.json") if not path.stem.endswith("_paper")} == paths
 
 
@@ -46,7 +48,9 @@ def test_every_saved_result_belongs_to_an_experiment():
 def test_the_smallest_form_runs_and_is_reported(experiment, tiny_data, tmp_path):
     output = tmp_path / "results.json"
     dtype = torch.get_default_dtype()
-    experiment.run(output, **options_of(experiment, form="small", data_dir=tiny_data, workers=1, threads=1))
+    experiment.run(
+        output, **options_of(experiment, form="small", data_dir=tiny_data, workers=1, threads=1, device="cpu")
+    )
     assert torch.get_default_dtype() == dtype
     results = Results(output)
     assert results.rows
@@ -57,7 +61,7 @@ def test_the_smallest_form_runs_and_is_reported(experiment, tiny_data, tmp_path)
     assert sorted(map(Path, plots)) == sorted(tmp_path.glob("*.png"))
 
 
-@each_experiment
+@each_measured
 def test_the_section_of_the_page_names_its_command_and_its_plots(experiment):
     section = experiment.report(committed(experiment))
     assert section.startswith("### ")
@@ -70,7 +74,7 @@ def test_the_section_of_the_page_names_its_command_and_its_plots(experiment):
     assert all((HERE / plot).exists() for plot in plots)
 
 
-@each_experiment
+@each_measured
 def test_claims_are_made_of_saved_rows(experiment):
     for claim in experiment.claims(committed(experiment)):
         assert isinstance(claim, Claim)
@@ -79,7 +83,7 @@ def test_claims_are_made_of_saved_rows(experiment):
         assert isinstance(claim.held, bool)
 
 
-@each_experiment
+@each_measured
 def test_the_saved_rows_are_those_of_the_default_form(experiment, tiny_data, monkeypatch):
     results = committed(experiment)
     for package in (torch, scipy, mpmath):

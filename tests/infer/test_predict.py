@@ -3,8 +3,6 @@
 
 """Draws of functions: each is one function, however the inputs are cut; and asking for them changes nothing."""
 
-import sys
-
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -14,12 +12,9 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
-from pyro_radial.infer.predict import free_memory
+from pyro_radial.infer import memory
 from pyro_radial.nn import likelihoods
 from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
-
-# The package's attribute of this name is the function.
-PREDICT_MODULE = sys.modules["pyro_radial.infer.predict"]
 
 # --------------------------------------------------------------------------------------------- the draws themselves
 
@@ -192,18 +187,13 @@ def test_progress_counts_passes(capsys):
 
 def test_a_request_that_cannot_fit_is_refused_with_the_estimate(monkeypatch):
     model, guide = problem()
-    monkeypatch.setattr(PREDICT_MODULE, "free_memory", lambda device: 2**30)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 2**30)
     assert draws(model, guide).samples.shape == (6, POINTS, CLASSES)
     # 2^23 draws x 23 points x 3 classes x 4 bytes = 2.16 GiB.
     with pytest.raises(MemoryError, match=r"\[8388608, 23, 3\], need 2.2 GiB on cpu, where 1.0 GiB are free"):
         draws(model, guide, num_samples=2**23)
-    monkeypatch.setattr(PREDICT_MODULE, "free_memory", lambda device: None)
+    monkeypatch.setattr(memory, "free_memory", lambda device: None)
     assert draws(model, guide).samples.shape == (6, POINTS, CLASSES)
-
-
-def test_free_memory_is_a_number_of_bytes_or_unknown():
-    free = free_memory(torch.device("cpu"))
-    assert free is None or free > 2**20
 
 
 def test_draws_of_sites_in_a_plate_serve_one_chunk_only():

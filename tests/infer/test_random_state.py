@@ -45,3 +45,10 @@ def test_seeded_numbers_repeat_and_leave_the_generator_alone_also_after_an_error
             use()
         assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(*seen)
+
+
+def test_seeded_numbers_are_those_of_the_seed():
+    torch.manual_seed(4)
+    expected = torch.randn(3)
+    with seeded(4, CPU):
+        assert torch.equal(torch.randn(3), expected)

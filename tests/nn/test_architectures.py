@@ -16,6 +16,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
+from pyro_radial.nn.functional_net import WITHOUT_FASTPATH
 from tests.helpers.networks import at, call_with, draws_of
 
 
@@ -387,6 +388,18 @@ def test_a_buffer_written_in_place_is_kept_for_a_single_draw_only(batching):
     assert bnn.batching == batching
     for index in range(3):
         torch.testing.assert_close(output[index], bnn.to_module(at(draws, index))(x))
+
+
+def test_the_attention_fast_path_is_off_while_any_thread_needs_it_off():
+    states = [torch.backends.mha.get_fastpath_enabled()]
+    first, second = WITHOUT_FASTPATH, WITHOUT_FASTPATH
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    states.append(torch.backends.mha.get_fastpath_enabled())
+    second.__exit__(None, None, None)
+    states.append(torch.backends.mha.get_fastpath_enabled())
+    assert states == [True, False, True]
 
 
 def test_the_attention_fast_path_is_restored():

@@ -14,6 +14,7 @@ from torch import nn
 from pyro_radial import AutoRadial, BayesianModule, RadialELBO
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.poutine import swap_prior
+from pyro_radial.poutine.swap_prior import SWAPPED
 
 W = dist.Normal(0.0, 1.0).expand([3]).to_event(1)
 NEW = dist.Normal(torch.tensor([1.0, 2.0, 3.0]), 0.5).to_event(1)
@@ -45,6 +46,18 @@ def test_the_log_density_is_that_of_the_new_prior_and_the_rest_stays():
     for name in ("b", "y"):
         assert torch.equal(swapped.nodes[name]["log_prob"], trace.nodes[name]["log_prob"])
     assert swapped.nodes["data"]["fn"].__class__ is trace.nodes["data"]["fn"].__class__
+
+
+def test_a_site_says_that_its_prior_was_swapped_and_keeps_what_else_it_says():
+    own = {"initial_value": 3.0}
+
+    def model():
+        for name in ("w", "v"):
+            pyro.sample(name, dist.Normal(0.0, 1.0), infer=own)
+
+    nodes = pyro.poutine.trace(swap_prior(model, {"w": dist.Normal(1.0, 1.0)})).get_trace().nodes
+    assert nodes["w"]["infer"] == {**own, **SWAPPED}
+    assert nodes["v"]["infer"] == own == {"initial_value": 3.0}
 
 
 def test_an_observed_site_of_the_name_is_left_alone():

@@ -169,6 +169,11 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         assert isinstance(container, PyroModule)
         return container
 
+    @property
+    def latent_sites(self) -> tuple[str, ...]:
+        """The names of the sites that it samples; none before it has its parameters."""
+        return tuple(self._families)
+
     def _latent_sites(self) -> Iterator[tuple[str, Any]]:
         assert self.prototype_trace is not None
         return self.prototype_trace.iter_stochastic_nodes()
@@ -275,6 +280,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             assert spread is not None
             result[name] = float((spread / initial.to(spread.device)).log().square().mean().sqrt())
         return result
+
+    def chosen_families(self) -> dict[str, Family]:
+        """The family of each site by name; none before the guide has its parameters."""
+        return dict(self._families)
 
     def point_sites(self) -> list[str]:
         """The sites whose posterior is a single value."""

@@ -3,8 +3,10 @@
 
 """What a captured graph depends on besides its inputs: the modules, their plain attributes, and where tensors are."""
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyro
@@ -17,6 +19,9 @@ from pyro_radial.nn.bayesian_module import submodules
 __all__ = ["Slot", "Structure", "slots_of", "unchanged"]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+# How far modules are looked for in functions that call functions.
+DEPTH = 4
 
 # Read by distributions when they compute, and so fixed in a graph.
 SETTINGS = ("module_local_params", "radial_kl_directions", "radial_kl_seed")
@@ -36,7 +41,10 @@ class Slot(NamedTuple):
 
 
 def slots_of(*roots: Any) -> list[Slot]:
-    """Where the modules, and those below them, keep their parameters and buffers, and Pyro's store its parameters."""
+    """Where the modules, and those below them, keep their parameters and buffers, and Pyro's store its parameters.
+
+    :param roots: modules, functions that use modules, and anything else, which is passed over.
+    """
     holders = [holder for module in _modules(*roots) for holder in (module._parameters, module._buffers)]
     slots = [Slot(holder, key) for holder in holders for key, value in holder.items() if value is not None]
     stored = stored_parameters()
@@ -47,7 +55,7 @@ def slots_of(*roots: Any) -> list[Slot]:
 class Structure:
     """A record of modules and other objects as they are, but for the values of their tensors.
 
-    :param modules: modules, of which all below them count as well; what is no module is passed over.
+    :param modules: modules, of which all below them count as well, and functions that use modules.
     :param objects: objects whose public attributes count, such as a loss.
     :param ignore: attributes of these objects that may change.
     """
@@ -88,7 +96,7 @@ class Structure:
 def unchanged(*roots: Any, attributes: bool = True) -> Iterator[None]:
     """Run what changes buffers, plain attributes and the generators of random numbers, and put all of them back.
 
-    :param roots: modules; what is no module is passed over.
+    :param roots: modules, functions that use modules, and anything else, which is passed over.
     :param bool attributes: whether the attributes are put back too, which a first run may have set up.
     """
     modules = _modules(*roots)
@@ -113,7 +121,23 @@ def _buffers(module: nn.Module) -> list[Slot]:
 
 
 def _modules(*roots: Any) -> list[nn.Module]:
-    return list({id(module): module for module in submodules(*roots)}.values())
+    """The modules among these, below them, and in the closures and globals of those that are functions."""
+    found = {id(module): module for root in roots for module in submodules(*_modules_in(root, DEPTH))}
+    return list(found.values())
+
+
+def _modules_in(thing: Any, depth: int) -> Iterator[nn.Module]:
+    if isinstance(thing, nn.Module):
+        yield thing
+    elif depth and isinstance(thing, partial):
+        for part in (thing.func, *thing.args, *thing.keywords.values()):
+            yield from _modules_in(part, depth - 1)
+    elif depth and inspect.ismethod(thing):
+        yield from _modules_in(thing.__self__, depth - 1)
+    elif depth and inspect.isfunction(thing):
+        variables = inspect.getclosurevars(thing)
+        for part in (*variables.nonlocals.values(), *variables.globals.values()):
+            yield from _modules_in(part, depth - 1)
 
 
 def _is_plain(value: Any) -> bool:

@@ -18,9 +18,13 @@ from pyro_radial.infer.capture import CapturedLoss, compilation
 from pyro_radial.nn import likelihoods
 from pyro_radial.poutine import mean_only
 from tests.helpers.networks import classifier as small_classifier
-from tests.helpers.networks import data, mlp, normed_mlp
+from tests.helpers.networks import data, mlp
 
 X, Y = data(8)
+
+
+def batch_normed():
+    return nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
 
 
 def captured(program, **kwargs):
@@ -141,11 +145,12 @@ def test_a_weight_of_the_kl_is_an_input_and_zero_a_graph_of_its_own():
 
 
 def test_recording_leaves_batch_norm_and_noise_as_they_were():
-    model = small_classifier(net=normed_mlp())
+    model = small_classifier(net=batch_normed())
     guide = AutoRadial(model)
     guide.setup(X, Y)
     loss = CapturedLoss(model, guide, RadialELBO(), compile=False)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    assert len(before) == 3
     pyro.set_rng_seed(0)
     loss((X, Y), {})
     replayed = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -158,6 +163,32 @@ def test_recording_leaves_batch_norm_and_noise_as_they_were():
         torch.testing.assert_close(replayed[name], buffer)
         assert not torch.equal(before[name], buffer)
     assert torch.equal(torch.rand(3), after)
+
+
+NET = BayesianModule(batch_normed())
+
+
+def function_of_a_network(x, y):
+    logits = NET(x)
+    with pyro.plate("data", 40, subsample=torch.arange(len(x))):
+        pyro.sample("y", dist.Categorical(logits=logits), obs=y)
+
+
+def test_the_network_of_a_model_that_is_a_function_is_found():
+    guide = AutoRadial(function_of_a_network)
+    # Under a handler, which wraps the function.
+    loss = CapturedLoss(pyro.poutine.scale(function_of_a_network, scale=0.5), guide, RadialELBO(), compile=False)
+    guide.setup(X, Y)
+    counts = [int(buffer) for name, buffer in NET.named_buffers() if name.endswith("num_batches_tracked")]
+    for _ in range(3):
+        loss((X, Y), {})
+    now = [int(buffer) for name, buffer in NET.named_buffers() if name.endswith("num_batches_tracked")]
+    assert [new - old for new, old in zip(now, counts, strict=True)] == [3]
+    NET.eval()
+    loss((X, Y), {})
+    NET.train()
+    assert len(loss.recordings) == 1
+    assert now == [int(b) for name, b in NET.named_buffers() if name.endswith("num_batches_tracked")]
 
 
 def test_a_buffer_that_a_network_assigns_is_written_into():
