@@ -158,7 +158,7 @@ def draw(results: Results) -> None:
         ax.set(yscale="log", title=f"{guide}, after {epochs} epochs")
         ax.spines[["top", "right"]].set_visible(False)
     axes[0, 0].set_ylabel("variance of the gradient")
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8)
     results.save_plot(figure)
 
 
