@@ -23,7 +23,7 @@ from pyro_radial.poutine import local_noise
 
 __all__ = ["claims", "draw", "report", "run"]
 
-GUIDES = {"radial": AutoRadial, "radial, by rows": partial(AutoRadial, event_dim=1), "normal": AutoMeanField}
+GUIDES = {"radial": AutoRadial, "radial by rows": partial(AutoRadial, event_dim=1), "normal": AutoMeanField}
 NOISES = ("drawn", "local")
 #: What the layers of the network are called, by their places in it.
 LAYERS = {"0": "784-200", "2": "200-200", "4": "200-10"}
@@ -109,7 +109,7 @@ def claims(results: Results) -> list[Claim]:
     """Of each posterior, in all layers."""
     found = []
     for guide in results.distinct("guide"):
-        text = f"Local noise lowers the variance of the gradient in every layer of an MLP, {guide} posterior"
+        text = f"Local noise lowers the variance of the gradient in every layer of an MLP ({guide} posterior)"
         values = [
             value
             for keys in itertools.product(results.distinct("epochs"), KINDS.values(), LAYERS.values())

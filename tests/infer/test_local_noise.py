@@ -26,6 +26,7 @@ from pyro_radial import (
 from pyro_radial.infer import diagnose
 from pyro_radial.nn import likelihoods, priors
 from pyro_radial.poutine import local_noise, swap_prior
+from tests.helpers.host_reads import CountHostReads
 from tests.helpers.local_noise import X, Y, closed_loss, each_guide, each_loss, losses, mlp, regression
 
 
@@ -100,8 +101,8 @@ def test_fit_trains_validates_pretrains_and_accumulates():
     y = (x @ torch.randn(3, 2)) + 0.1 * torch.randn(64, 2)
     model = SupervisedModel(BayesianModule(mlp()), likelihoods.Gaussian(scale=0.3), noise="local")
     guide = AutoRadial(model)
-    settings = {"batch_size": 16, "progress": False, "seed": 0, "optim": partial(torch.optim.Adam, lr=0.02)}
-    result = fit(model, guide, (x, y), epochs=30, pretrain_epochs=2, accumulate=2, validation=(x, y), **settings)
+    settings = {"batch_size": 16, "progress": False, "seed": 0, "optim": partial(torch.optim.Adam, lr=0.04)}
+    result = fit(model, guide, (x, y), epochs=15, pretrain_epochs=2, accumulate=2, validation=(x, y), **settings)
     assert result.history[-1]["nll"] < 0.3 * result.history[0]["nll"]
     assert math.isfinite(result.history[-1]["validation_nll"])
     diagnose(model, guide, (x, y))
@@ -173,6 +174,38 @@ def test_a_captured_step_replays_to_the_eager_one(make, particles):
             for a, b in zip(captured, eager, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
         assert float(captured[0]) != float(graph(X, Y)[0])
+
+
+@each_guide
+@pytest.mark.parametrize("loss", [RadialELBO, partial(RadialELBO, 2, vectorize_particles=True, max_plate_nesting=1)])
+def test_a_loss_reads_no_value_on_the_host(make, loss):
+    conv = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+    model = regression(conv)
+    guide = make(model)
+    module = loss()(model, guide)
+    with pyro.validation_enabled(False):
+        module(X, Y).backward()
+        with CountHostReads() as reads:
+            module(X, Y).backward()
+    assert reads.count == 0
+
+
+@pytest.mark.cuda
+@each_guide
+def test_a_loss_waits_for_no_device(make):
+    model = regression(mlp()).cuda()
+    x, y = X.cuda(), Y.cuda()
+    guide = make(model)
+    guide.setup(x, y)
+    module = RadialELBO()(model, guide)
+    with pyro.validation_enabled(False):
+        module(x, y).backward()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            module(x, y).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.isfinite(p.grad).all() for p in guide.parameters())
 
 
 @each_guide
