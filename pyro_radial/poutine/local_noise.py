@@ -152,8 +152,9 @@ def local_noise(guide: Callable[..., Any] | None = None, *, sites: Collection[st
     - All other layers, tied weights, a layer that is called twice or not with a row for each row of the input, and
       networks with batch norm in train mode, which mixes rows, have drawn weights as usual; a warning says so once.
 
-    A row of the output must depend on its own row of the input alone. Predictions draw whole functions: give them the
-    guide itself. ``SupervisedModel(..., noise="local")`` does all this by itself, in ``fit`` too.
+    A row of the output must depend on its own row of the input alone, and layers get the rows in their order, by whose
+    number they are known. Predictions draw whole functions: give them the guide itself.
+    ``SupervisedModel(..., noise="local")`` does all this by itself, in ``fit`` too.
 
     :param guide: a guide of this library, or any other that names its ``sites``; without one, a context manager for
         the guides run inside it.
