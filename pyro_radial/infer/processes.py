@@ -198,7 +198,7 @@ def _initialize(device: torch.device) -> None:
         # What the processes of an earlier training have left in the store would be taken for those of this one.
         own_part = dist.PrefixStore(f"pyro_radial/{next(_trainings)}", store)  # type: ignore[attr-defined]
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo",
             store=own_part,
             rank=rank,
             world_size=size,
