@@ -90,7 +90,8 @@ class CapturedLoss:
         leaves, tree = tree_flatten((args, dict(kwargs)))
         if self._runs_as_it_is(leaves):
             return self._eagerly(args, kwargs, gradients, also)
-        key = (tree, tuple(map(_signature, leaves)), gradients, weight != 0.0, torch.is_autocast_enabled("cpu"))
+        # By its text, since the trees of older versions of torch have no hash.
+        key = (repr(tree), tuple(map(_signature, leaves)), gradients, weight != 0.0, torch.is_autocast_enabled("cpu"))
         recording = self._recordings.get(key)
         if recording is None or not recording.holds():
             recording = self._record(key, args, kwargs, gradients, weight, also)
