@@ -14,7 +14,8 @@ from pyro.infer.trace_mean_field_elbo import _check_mean_field_requirement as ch
 from pyro.nn import PyroModule
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.util import check_model_guide_match, check_site_shape
-from torch import Tensor
+from torch import Tensor, compiler
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "helpful_support_errors",
     "initial_scale",
     "is_deterministic",
+    "is_traced",
     "loc_and_scale",
     "own_mask",
     "periodic_repeat",
@@ -53,6 +55,13 @@ def is_deterministic(site: Mapping[str, Any]) -> bool:
     """
     masked_out = isinstance(site["fn"], MaskedDistribution) and own_mask(site["fn"]) is False
     return bool(site["infer"].get("_deterministic", False)) or masked_out
+
+
+def is_traced() -> bool:
+    """Whether a compiler or ``make_fx`` writes down what is computed: what is split up for the processor's cache would
+    be as many nodes of its graph.
+    """
+    return compiler.is_compiling() or get_proxy_mode() is not None
 
 
 def own_mask(distribution: MaskedDistribution) -> Any:

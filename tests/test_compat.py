@@ -29,6 +29,13 @@ def test_deep_setattr_makes_the_modules_between():
     assert dict(module.named_parameters()).keys() == {"0.weight"}
 
 
+def test_a_trace_is_told_from_a_run():
+    seen = []
+    torch.fx.experimental.proxy_tensor.make_fx(lambda x: seen.append(_compat.is_traced()) or 2.0 * x)(torch.ones(2))
+    assert seen == [True]
+    assert not _compat.is_traced()
+
+
 def test_helpful_support_errors_names_a_discrete_site():
     site = {"name": "coin", "fn": dist.Bernoulli(0.5)}
     with pytest.raises(ValueError, match="coin"), _compat.helpful_support_errors(site):
