@@ -20,7 +20,7 @@ MEAN_LOG_CHI_SQUARED = -(0.57721566490153286061 + math.log(2.0))
 # Terms of the expansion: its error is below 1e-13, and with fewer of them 1e-8, below a digit of float32.
 TERMS, _FEW_TERMS = 32, 20
 # Points at a time, so that a step of the recurrence stays in the processor's cache.
-_CHUNK = 2**14
+_CHUNK = 2**15
 
 
 class _Expansion(NamedTuple):

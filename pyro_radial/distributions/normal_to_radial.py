@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_radial.distributions.directions import project
+from pyro_radial.distributions.directions import combine, project
 from pyro_radial.distributions.log_distance import log_distance, shrinkage, slopes_of_log_distance
 from pyro_radial.distributions.mean_log_square import terms_for
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area, row_sum
@@ -77,14 +77,13 @@ def normal_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient:
         )
     )
     of_b, of_c = (
-        ((dim - 1) / len(b) * factor).to(ratio.dtype).movedim(0, -1).unsqueeze(-1)
+        ((dim - 1) / len(b) * factor).to(ratio.dtype).unsqueeze(-1)
         for factor in (by_b - 8.0 * curve * b, 2.0 * (by_c + by_first))
     )
-    by_point = of_b * line.unsqueeze(-2) + of_c * point
-    by_line = of_line * line + (of_b * point).sum(-2)
-    by_across = by_point * ratio.unsqueeze(-2)
-    by_part = by_across @ along.unsqueeze(-1)
-    by_along = by_line * ratio - (part * by_across + by_part * noise).sum(-2)
+    by_line = of_line * line + combine(of_b, point)
+    by_point = of_b.movedim(0, -2) * line.unsqueeze(-2) + of_c.movedim(0, -2) * point
+    by_part = (by_point @ line.unsqueeze(-1)).movedim(-2, 0)
+    by_along = by_line * ratio - (ratio * combine(part.movedim(-2, 0), by_point) + combine(by_part, noise))
     by_shift = by_point.sum(-2) + (of_mean + 8.0 * of_variance * squared) * shift
     by_ratio = (
         (by_point * across).sum(-2)

@@ -21,7 +21,7 @@ Operator = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor
 _FORMULAS: dict[str, Formula] = {}
 _OPERATORS: dict[str, Operator] = {}
 # Numbers of the noise at a time, so that a step of the formula stays in the processor's cache.
-_CHUNK = 2**17
+_CHUNK = 2**19
 
 
 def row_operator(name: str, formula: Formula) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -51,14 +51,18 @@ def _registered(name: str, formula: Formula) -> Operator:
     def operator(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
         parts = [formula(*part, with_gradient) for part in _parts(ratio, shift, noise)]
         value, *derivatives = parts[0] if len(parts) == 1 else (torch.cat(found) for found in zip(*parts, strict=True))
-        by_ratio, by_shift = (found.reshape(ratio.shape) for found in derivatives) if derivatives else _none(ratio)
-        return value.reshape(ratio.shape[:-1]), by_ratio, by_shift
+        value = value.reshape(ratio.shape[:-1]).contiguous()
+        if not with_gradient:
+            # An operator has as many results each time.
+            return value, ratio.new_empty(0), ratio.new_empty(0)
+        by_ratio, by_shift = (own.reshape(ratio.shape).contiguous() for own in derivatives)
+        return value, by_ratio, by_shift
 
     @operator.register_fake
     def _(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
         value = ratio.new_empty(ratio.shape[:-1], dtype=accumulation_dtype(ratio))
-        by_ratio, by_shift = (torch.empty_like(ratio), torch.empty_like(ratio)) if with_gradient else _none(ratio)
-        return value, by_ratio, by_shift
+        shape = ratio.shape if with_gradient else (0,)
+        return value, ratio.new_empty(shape), ratio.new_empty(shape)
 
     @operator.register_vmap
     def _(info: Any, in_dims: Any, ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> Any:
@@ -69,11 +73,6 @@ def _registered(name: str, formula: Formula) -> Operator:
         return operator(*rows, noise, with_gradient), (0, derivatives, derivatives)
 
     return operator
-
-
-def _none(like: Tensor) -> tuple[Tensor, Tensor]:
-    """In the place of derivatives that nobody asked for: an operator has as many results each time."""
-    return like.new_empty(0), like.new_empty(0)
 
 
 def _in_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:

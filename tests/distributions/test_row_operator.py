@@ -44,6 +44,10 @@ def arguments_of(shape, dtype=torch.double):
 def test_the_operator_is_registered_as_torch_asks(family, dtype, with_gradient):
     for shape in ((2,), (3, 4), (2, 0, 3)):
         torch.library.opcheck(OPERATORS[family], (*arguments_of(shape, dtype), with_gradient))
+    ratio, shift, noise = arguments_of((4, 3), dtype)
+    # Not in the order of their memory, and with noise that rows share.
+    strange = ratio.T.contiguous().T, shift[:1].expand(4, 3), noise[:1]
+    torch.library.opcheck(OPERATORS[family], (*strange, with_gradient))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
