@@ -22,9 +22,9 @@ from pyro.optim import PyroOptim
 from pyro.params.param_store import module_from_param_with_module_name, normalize_param_name, user_param_name
 from pyro.poutine import runtime
 from pyro.util import check_model_guide_match, check_site_shape
-from torch import Tensor, nn
+from torch import Tensor, compiler, nn
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
@@ -44,6 +44,7 @@ __all__ = [
     "host_reads_removed",
     "initial_scale",
     "is_deterministic",
+    "is_traced",
     "loc_and_scale",
     "make_fx",
     "mark_stepped",
@@ -80,6 +81,13 @@ def is_deterministic(site: Mapping[str, Any]) -> bool:
     """
     masked_out = isinstance(site["fn"], MaskedDistribution) and own_mask(site["fn"]) is False
     return bool(site["infer"].get("_deterministic", False)) or masked_out
+
+
+def is_traced() -> bool:
+    """Whether a compiler or ``make_fx`` writes down what is computed: what is split up for the processor's cache would
+    be as many nodes of its graph.
+    """
+    return compiler.is_compiling() or get_proxy_mode() is not None
 
 
 def own_mask(distribution: MaskedDistribution) -> Any:

@@ -51,6 +51,13 @@ def test_a_scheduler_takes_an_optimizer_for_one_that_has_taken_steps():
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
+def test_a_trace_is_told_from_a_run():
+    seen = []
+    torch.fx.experimental.proxy_tensor.make_fx(lambda x: seen.append(_compat.is_traced()) or 2.0 * x)(torch.ones(2))
+    assert seen == [True]
+    assert not _compat.is_traced()
+
+
 def test_helpful_support_errors_names_a_discrete_site():
     site = {"name": "coin", "fn": dist.Bernoulli(0.5)}
     with pytest.raises(ValueError, match="coin"), _compat.helpful_support_errors(site):

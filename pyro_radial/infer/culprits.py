@@ -52,5 +52,5 @@ def culprits(
         model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
         model_trace.compute_log_prob()
         sites = ((name, site) for name, site in model_trace.nodes.items() if site["type"] == "sample")
-        site = first_not_finite((name, site["log_prob"]) for name, site in sites)
+        site = first_not_finite((name, site["log_prob"]) for name, site in sites if is_drawn(site))
         return [] if site is None else [f"log-density of site '{site}'"]

@@ -23,6 +23,7 @@ from tqdm.auto import tqdm
 from pyro_radial._checks import non_negative_integer, positive_count, positive_float
 from pyro_radial.infer.data import Rows, device_of, dtype_of
 from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.optimizers import fused_optimizer
 from pyro_radial.infer.processes import joined
 from pyro_radial.infer.sole_writer import sole_writer
 from pyro_radial.infer.training_run import Record, TrainingRun
@@ -34,7 +35,7 @@ __all__ = ["FitResult", "fit"]
 Optim = PyroOptim | Callable[[list[Tensor]], Optimizer]
 Scheduler = PyroLRScheduler | Callable[[Optimizer], Any]
 
-DEFAULT_OPTIM: Optim = partial(Adam, lr=1e-3)
+DEFAULT_OPTIM: Optim = partial(fused_optimizer, Adam, {"lr": 1e-3})
 DEFAULT_BATCH_SIZE = 128
 
 
@@ -70,6 +71,7 @@ def fit(
     accumulate: int = 1,
     clip_norm: float | None = None,
     autocast: torch.dtype | None = None,
+    compile: bool = False,
     seed: int | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
@@ -131,6 +133,9 @@ def fit(
     :param torch.dtype autocast: what matrix products and convolutions of the model are computed in, under
         ``torch.autocast``: ``torch.bfloat16``, or ``torch.float16``, whose losses a ``GradScaler`` then scales. The
         KL, densities and the validation are computed in full precision.
+    :param bool compile: whether to replay compiled graphs of the loss, as :class:`~pyro_radial.CompiledSVI` does: a
+        step takes a fraction of the time, and the first ones some seconds for each shape of batch. What a graph cannot
+        see is said there. Not with ``torch.float16``, whose losses are scaled within.
     :param int seed: seeds Pyro and torch at the start of a new run.
     :param checkpoint: a file to write the state to and to resume from if it exists. What modules keep in their state
         besides tensors (``get_extra_state``) must be numbers, text, and lists and dicts of these.
@@ -175,6 +180,8 @@ def fit(
             clip_norm = None if clip_norm is None else positive_float("fit: clip_norm", clip_norm)
             if autocast not in (None, torch.bfloat16, torch.float16):
                 raise ValueError(f"fit: autocast must be torch.bfloat16 or torch.float16, got {autocast!r}")
+            if compile and autocast is torch.float16:
+                raise ValueError("fit: compile must be False with autocast=torch.float16, got True; use torch.bfloat16")
             if not isinstance(guide, nn.Module):
                 raise ValueError(f"fit: guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
             if patience is not None and validation is None:
@@ -225,6 +232,7 @@ def fit(
                 num_data=num_data,
                 clip_norm=clip_norm,
                 autocast=autocast,
+                compile=compile,
             )
             stack.enter_context(sole_writer(path if processes.is_first else None))
         run.begin(path, epochs, checkpoint_every=checkpoint_every)
@@ -283,7 +291,7 @@ def _constructors(
     if not isinstance(scheduler.pt_optim_args, dict) or scheduler.pt_clip_args:
         raise ValueError("fit: scheduler must have one setting for all parameters and no clipping, got others")
     constructor: Any = scheduler.pt_optim_constructor
-    return partial(constructor, **scheduler.pt_optim_args), partial(
+    return partial(fused_optimizer, constructor, scheduler.pt_optim_args), partial(
         scheduler.pt_scheduler_constructor, **scheduler.kwargs
     )
 
@@ -304,4 +312,4 @@ def _constructor(optim: Any) -> Callable[[list[Tensor]], Optimizer]:
             "scheduler to fit"
         )
     constructor: Any = optim.pt_optim_constructor
-    return partial(constructor, **optim.pt_optim_args)
+    return partial(fused_optimizer, constructor, optim.pt_optim_args)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyro_radial._compat import rendezvous
 
-__all__ = ["Processes", "joined"]
+__all__ = ["Processes", "joined", "num_processes"]
 
 T = TypeVar("T")
 
@@ -41,13 +41,13 @@ def joined(device: torch.device) -> Iterator["Processes"]:
     :param torch.device device: where this process trains.
     :raises ValueError: for processes that NCCL would find on one device.
     """
-    ours = dist.is_available() and not dist.is_initialized() and _launched()
+    if num_processes() == 1:
+        yield Processes()
+        return
+    ours = not dist.is_initialized()
     if ours:
         _initialize(device)
     try:
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-            yield Processes()
-            return
         # A group of our own, so that what is sent here meets nothing else. Over gloo, since its connections end with a
         # process, which NCCL notices by its timeout alone.
         group = dist.new_group(backend="gloo", timeout=TIMEOUT)
@@ -180,9 +180,13 @@ class Processes:
                 raise _error(name, f"{text} (in process {rank} of {self.size})") from failure
 
 
-def _launched() -> bool:
-    """Whether this process is one of several that were launched together."""
-    return all(name in os.environ for name in LAUNCHED) and int(os.environ["WORLD_SIZE"]) > 1
+def num_processes() -> int:
+    """How many processes a training here is of: those of ``torch.distributed``, or those launched with this one."""
+    if not dist.is_available():
+        return 1
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in LAUNCHED) else 1
 
 
 def _initialize(device: torch.device) -> None:
@@ -194,7 +198,7 @@ def _initialize(device: torch.device) -> None:
         # What the processes of an earlier training have left in the store would be taken for those of this one.
         own_part = dist.PrefixStore(f"pyro_radial/{next(_trainings)}", store)  # type: ignore[attr-defined]
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo",
             store=own_part,
             rank=rank,
             world_size=size,

@@ -42,12 +42,12 @@ class Trained:
     ) -> None:
         self.model, self.guide = model, guide
         self.device = device_of(guide, model)
-        self._run = model if autocast is None else autocasting(model, autocast, self.device)
+        self.run = model if autocast is None else autocasting(model, autocast, self.device)
         self._loose = self._make_parameters(batch)
 
     def module(self, loss: ELBO) -> nn.Module:
         """The loss of model and guide, a module that is called with inputs and targets."""
-        return loss(self._run, self.guide)  # type: ignore[arg-type]
+        return loss(self.run, self.guide)  # type: ignore[arg-type]
 
     def set_up(self, loss: ELBO, batch: tuple[Any, Any]) -> None:
         """Evaluate the loss once, for what it finds out or draws at its first call alone; the modules stay as they are.

@@ -30,8 +30,9 @@ from pyro_radial.infer.data import Rows, device_of
 from pyro_radial.infer.data_fingerprint import data_fingerprint
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.gradient_step import GradientStep
+from pyro_radial.infer.loss_gradients import LossGradients
 from pyro_radial.infer.loss_terms import LossTerms
-from pyro_radial.infer.not_finite import check_parameters, check_start, finite_loss, not_finite_error, unwarned
+from pyro_radial.infer.not_finite import check_parameters, check_start, not_finite_error, unwarned
 from pyro_radial.infer.processes import Processes
 from pyro_radial.infer.random_state import noise_of, rng_state, seeded, set_rng_state
 from pyro_radial.infer.run_settings import check_alike, details, settings_of
@@ -97,6 +98,7 @@ class TrainingRun:
         num_data: int,
         clip_norm: float | None,
         autocast: torch.dtype | None,
+        compile: bool,
     ) -> None:
         self.loss, self.accumulate, self.pretrain_epochs = loss, accumulate, pretrain_epochs
         self.validation, self.patience, self.num_data = validation, patience, num_data
@@ -119,6 +121,9 @@ class TrainingRun:
                 f"load_state_dict, got one that returns {type(self.scheduler).__name__}"
             )
         self.pretraining_loss = RadialELBO(kl_weight=0.0)
+        usual_rows = -(-min(batch_size, len(rows)) // accumulate)
+        self.gradients = LossGradients(self.trained, loss, self.gradient_step, usual_rows if compile else None)
+        self.pretraining_gradients = LossGradients(self.trained, self.pretraining_loss, self.gradient_step, None)
         self.settings = settings_of(
             model,
             guide,
@@ -134,6 +139,7 @@ class TrainingRun:
             validation=validation is not None,
             clip_norm=clip_norm,
             autocast=str(autocast),
+            compile=compile,
         )
         self.data: dict[str, dict[str, Any]] = {}
         self.epoch = self.step_in_epoch = self.best_epoch = 0
@@ -196,13 +202,10 @@ class TrainingRun:
             # A schedule of the KL weight counts optimizer steps, however a batch is split.
             loss.step = self.steps_done
             with mean_only() if pretraining else nullcontext():
-                value = finite_loss(self.trained, loss, part, noise, self._where)
-            self._check_num_data(loss.terms)
-            if share:
-                self.gradient_step.backward(value * share)
-            terms = loss.terms.per_datum()
-            for name, term in (("loss", terms.loss), ("nll", terms.negative_log_likelihood), ("kl", terms.kl)):
-                totals[name] += float(term) * share
+                gradients = self.pretraining_gradients if pretraining else self.gradients
+                numbers = gradients.add(part, share, noise, self._where, self._check_num_data)
+            for name, number in zip(totals, numbers, strict=True):
+                totals[name] += number * share
         self.kl_weight = loss.terms.kl_weight
         return totals
 

@@ -24,6 +24,7 @@ from pyro_radial import (
     predict,
 )
 from pyro_radial.infer import diagnose
+from pyro_radial.infer.culprits import culprits
 from pyro_radial.nn import likelihoods, priors
 from pyro_radial.poutine import local_noise, swap_prior
 from tests.helpers.host_reads import CountHostReads
@@ -188,6 +189,16 @@ def test_a_loss_reads_no_value_on_the_host(make, loss):
         with CountHostReads() as reads:
             module(X, Y).backward()
     assert reads.count == 0
+
+
+@pytest.mark.parametrize("loss", [RadialELBO, TraceMeanField_ELBO])
+def test_what_is_not_drawn_is_no_culprit_of_a_loss_that_is_not_finite(loss):
+    model = regression(mlp())
+    guide = AutoRadial(model)
+    guide.setup(X, Y)
+    (culprit,) = culprits(loss(), model, guide, (X, torch.full_like(Y, math.inf)), {}, {})
+    assert "y" in culprit
+    assert "weight" not in culprit
 
 
 @pytest.mark.cuda

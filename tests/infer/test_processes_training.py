@@ -17,12 +17,25 @@ from pyro_radial.infer.training_run import TrainingRun
 from pyro_radial.nn import likelihoods
 from tests.helpers.ranks import KINDS, assert_same_everywhere, on_ranks, run, run_kind, values
 from tests.helpers.runs import FIT, ROWS, assert_same, data, problem, trained
+from tests.helpers.streams import CORESET, learn
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_processes_end_bit_for_bit_alike(kind):
     _, result = assert_same_everywhere(on_ranks(partial(run_kind, kind=kind)))
     assert len(result.history) == FIT["epochs"]
+
+
+def learn_tasks(rank, folder):
+    matrix, state = learn(coreset=CORESET)
+    drawn = torch.rand(3)
+    with pytest.raises(ValueError, match="learn_stream: checkpoint must be left out with several processes"):
+        learn(checkpoint=folder)
+    return state, str(matrix), drawn, dist.is_initialized()
+
+
+def test_tasks_are_learned_together_one_after_another(tmp_path):
+    assert_same_everywhere(on_ranks(learn_tasks, tmp_path))
 
 
 def start_elsewhere(rank):
