@@ -166,7 +166,7 @@ def posteriors(problem: Problem, fused: bool) -> Step:
     return step
 
 
-def svi(problem: Problem, guide: Any, kind: Any = SVI, loss: Any = TraceMeanField_ELBO, noise: Any = "drawn") -> Step:
+def svi(problem: Problem, guide: Any, kind: Any = SVI, loss: Any = TraceMeanField_ELBO, noise: Any = "weights") -> Step:
     """Pyro's SVI, or ours, with Pyro's Adam."""
     x, y = problem.data()
     pyro.clear_param_store()
@@ -187,7 +187,7 @@ def eager(problem: Problem, guide: Any) -> Step:
     return _with_adam(module.parameters(), lambda: module(x, y), True)
 
 
-def _model(problem: Problem, noise: Any = "drawn") -> SupervisedModel:
+def _model(problem: Problem, noise: Any = "weights") -> SupervisedModel:
     bnn = BayesianModule(problem.network())
     return SupervisedModel(bnn, likelihoods.Categorical(NUM_DATA), noise=noise).to(problem.device)
 

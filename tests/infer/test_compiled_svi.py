@@ -10,8 +10,10 @@ import torch
 from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 
+from benchmarks.guides.compiled_programs import Program, compared
 from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, RadialELBO
 from pyro_radial.infer.capture import CapturedLoss
+from tests.helpers.host_reads import CountHostReads
 from tests.helpers.networks import classifier, data, mlp
 
 X, Y = data(8)
@@ -265,8 +267,6 @@ def test_what_does_not_fit_is_refused_by_name():
 
 
 def test_a_step_reads_no_value_on_the_host(monkeypatch):
-    from tests.helpers.host_reads import CountHostReads
-
     model, guide = problem()
     svi = recorded(model, guide, pyro.optim.Adam({"lr": 0.01}), TraceMeanField_ELBO(), check_every=100)
     svi.step(X, Y)
@@ -302,3 +302,22 @@ def test_gradients_that_share_memory_or_are_repeated_are_each_their_own():
     a, b = (pyro.param(name).detach() for name in "ab")
     assert torch.equal(a, b)
     assert float(a.norm()) == pytest.approx(1e-4, rel=1e-3)
+
+
+@pytest.mark.cuda
+def test_on_cuda_a_compiled_step_waits_for_nothing_and_its_gradients_are_the_eager_ones():
+    model, guide = problem()
+    model.cuda()
+    guide.cuda()
+    x, y = X.cuda(), Y.cuda()
+    svi = CompiledSVI(model, guide, pyro.optim.Adam({"lr": 0.01}), RadialELBO(), check_every=1000)
+    for _ in range(5):
+        svi.step(x, y)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(10):
+            svi.step(x, y)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    program = Program(model, guide, svi.loss, (x, y))
+    assert compared(program, svi.captured)[2] <= 1e-5

@@ -91,7 +91,7 @@ class CapturedLoss:
         if self._runs_as_it_is(leaves):
             return self._eagerly(args, kwargs, gradients, also)
         # By its text, since the trees of older versions of torch have no hash.
-        key = (repr(tree), tuple(map(_signature, leaves)), gradients, weight != 0.0, torch.is_autocast_enabled("cpu"))
+        key = (repr(tree), tuple(map(_signature, leaves)), gradients, weight != 0.0, _autocast())
         recording = self._recordings.get(key)
         if recording is None or not recording.holds():
             recording = self._record(key, args, kwargs, gradients, weight, also)
@@ -181,6 +181,10 @@ class CapturedLoss:
     def _keep_terms(self, evaluation: Evaluation, weight: float, sites: Callable[[], Any], gradients: bool) -> None:
         if isinstance(self.loss, RadialELBO):
             self.loss.keep(evaluation.loss_terms(weight, sites), gradients)
+
+
+def _autocast() -> tuple[bool, ...]:
+    return tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
 def _signature(leaf: Any) -> Any:
