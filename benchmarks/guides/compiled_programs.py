@@ -6,6 +6,7 @@
 python -m benchmarks.guides.compiled_programs
 """
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -165,30 +166,48 @@ def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
 
 
 def measure(name: str, width: int, compiled: bool) -> Row:
-    """Errors relative to the norm of each parameter's gradient, the largest of all; seconds to the first fast step."""
-    pyro.clear_param_store()
-    pyro.set_rng_seed(0)
-    program = PROGRAMS[name](width)
-    model, guide, loss, args = program
+    """Errors in float32, of all gradients together, and in float64, of each; seconds to the first compiled step."""
     torch._inductor.config.force_disable_caches = True
-    captured = CapturedLoss(model, guide, loss, compile=compiled)
-    start = time.perf_counter()
-    for _ in range(5):
-        captured(args, {})
-    seconds = time.perf_counter() - start
-    value, gradients, error = compared(program, captured)
+    program, captured, seconds = recorded(name, width, compiled, torch.float32)
+    value, worst, together = compared(program, captured)
+    in_double, captured_in_double, _ = recorded(name, width, compiled, torch.float64)
+    _, worst_in_double, _ = compared(in_double, captured_in_double)
     (recording,) = captured.recordings
     return {
         "loss": value,
-        "gradients": gradients,
-        "error": error,
+        # As exponents of ten, since small numbers are rounded when they are saved.
+        "error": log10(together),
+        "worst_error": log10(worst),
+        "worst_error_float64": log10(worst_in_double),
         "nodes": len(recording.graph.module.graph.nodes),
         "seconds": round(seconds, 1),
     }
 
 
-def compared(program: Program, captured: CapturedLoss, seed: int = 3) -> tuple[float, int, float]:
-    """The loss, the number of gradients, and the largest relative error of any to the eager one's, on one noise."""
+def recorded(name: str, width: int, compiled: bool, dtype: torch.dtype) -> tuple[Program, CapturedLoss, float]:
+    """A program with its graph, and the seconds until that is compiled."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        program = PROGRAMS[name](width)
+        captured = CapturedLoss(program.model, program.guide, program.loss, compile=compiled)
+        start = time.perf_counter()
+        for _ in range(5):
+            captured(program.args, {})
+        return program, captured, time.perf_counter() - start
+    finally:
+        torch.set_default_dtype(before)
+
+
+def log10(error: float) -> float:
+    """The exponent of ten, of at least 1e-20."""
+    return math.log10(max(error, 1e-20))
+
+
+def compared(program: Program, captured: CapturedLoss, seed: int = 3) -> tuple[float, float, float]:
+    """The loss, and the errors of its gradients relative to the eager ones on the same noise: the worst, and of all."""
     model, guide, loss, args = program
     buffers = {name: b.clone() for name, b in model.named_buffers()} if isinstance(model, nn.Module) else {}
     step = getattr(loss, "step", None)
@@ -201,26 +220,29 @@ def compared(program: Program, captured: CapturedLoss, seed: int = 3) -> tuple[f
     pyro.set_rng_seed(seed)
     truth = loss.differentiable_loss(model, guide, *args)  # type: ignore[attr-defined]
     gradients = torch.autograd.grad(truth, [parameter for parameter, _ in pairs])
-    errors = [float((found - true).norm() / true.norm()) for (_, found), true in zip(pairs, gradients, strict=True)]
-    return float(value), len(pairs), max(errors)
+    errors = [float((found - true).norm()) for (_, found), true in zip(pairs, gradients, strict=True)]
+    norms = [float(true.norm()) for true in gradients]
+    worst = max(error / norm for error, norm in zip(errors, norms, strict=True))
+    return float(value), worst, math.hypot(*errors) / math.hypot(*norms)
 
 
 def claims(results: Results) -> list[Claim]:
-    """What each program's gradients are to the eager ones, and the time to get there."""
-    worst, longest = max(results.values("error")), max(results.values("seconds"))
+    """What gradients are to the eager ones, and the time to get there."""
+    largest, in_double = (10 ** max(results.values(name)) for name in ("error", "worst_error_float64"))
+    longest = max(results.values("seconds"))
     return [
         Claim(
-            "Gradients of compiled steps are those of eager ones, for sixteen kinds of programs",
+            f"Gradients of compiled steps are those of eager ones to {TARGET:.0e}, for sixteen kinds of programs",
             "",
-            f"relative errors of at most {worst:.0e}",
-            f"{TARGET:.0e}",
-            worst <= TARGET,
+            f"at most {largest:.0e} in float32, all together; {in_double:.0e} in float64, the worst of any parameter",
+            "1",
+            largest <= TARGET and in_double <= TARGET,
         ),
         Claim(
             "Recording and compiling takes at most 60 s, also for an exact chain",
             "",
             f"{longest:.0f} s",
-            "60 s",
+            "1",
             longest <= 60.0,
         ),
     ]
@@ -228,18 +250,22 @@ def claims(results: Results) -> list[Claim]:
 
 def report(results: Results) -> str:
     """A line for each program."""
+    columns = ("error", "worst_error", "worst_error_float64")
     lines = [
-        [row["program"], f"{row['nodes']}", f"{row['error']:.0e}", f"{row['seconds']:.0f}"] for row in results.rows
+        [row["program"], f"{row['nodes']}", *(f"{10 ** row[name]:.0e}" for name in columns), f"{row['seconds']:.0f}"]
+        for row in results.rows
     ]
-    table = markdown_table(["", "nodes", "error", "seconds"], lines)
+    headings = ["", "nodes", "float32", "float32, worst", "float64, worst", "seconds"]
     setting = results.setting
     return f"""### Compiled programs
 
-Gradients of one compiled step against those of the eager one on the same noise: the largest relative error of any \
-parameter's; the nodes of the graph, and the seconds from the first call to the first compiled one, with nothing \
-cached ({setting["width"]} hidden units, {setting["threads"]} thread; `python -m benchmarks.guides.compiled_programs`).
+Gradients of one compiled step against those of the eager one on the same noise: relative errors of all gradients \
+together, and the worst of any parameter's; the nodes of the graph, and the seconds from the first call to the first \
+compiled one in float32, with nothing cached ({setting["width"]} hidden units, {setting["threads"]} thread; \
+`python -m benchmarks.guides.compiled_programs`). A convolution's bias before batch norm has no influence on the \
+likelihood, so in float32 its gradient is mostly rounding; in float64 it is not.
 
-{table}
+{markdown_table(headings, lines)}
 
 {results.plot("Errors of gradients, program by program")}"""
 
@@ -248,13 +274,15 @@ def draw(results: Results) -> None:
     """Errors against the target."""
     figure = Figure(figsize=(7, 3.8), layout="constrained", dpi=110)
     ax = figure.subplots()
-    names, errors = results.values("program"), results.values("error")
-    ax.plot([max(error, 1e-9) for error in errors], range(len(names)), "o")
+    names = results.values("program")
+    for column, label in (("error", "float32, together"), ("worst_error_float64", "float64, worst")):
+        ax.plot([10**error for error in results.values(column)], range(len(names)), "o", label=label)
     ax.axvline(TARGET, color="0.5", linestyle=":")
-    ax.set(xscale="log", xlabel="largest relative error of a gradient")
+    ax.set(xscale="log", xlabel="relative error of gradients")
     ax.set_yticks(range(len(names)), names, fontsize=8)
     ax.invert_yaxis()
     ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize=8)
     results.save_plot(figure)
 
 

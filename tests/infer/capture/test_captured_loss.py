@@ -43,9 +43,8 @@ def test_a_replay_is_the_program_on_the_same_noise(name):
     program = PROGRAMS[name](4)
     loss = captured(program)
     for seed in (1, 2):
-        # Recorded operations are those that ran, so equal but for sums in another order.
-        _, count, error = compared(program, loss, seed)
-        assert count >= 3
+        # Recorded operations are those that ran.
+        _, error, _ = compared(program, loss, seed)
         assert error <= 1e-6
     assert not loss.eager_because
     assert len(loss.recordings) == 1
@@ -80,7 +79,7 @@ def test_parameters_buffers_and_priors_that_change_in_place_are_seen():
     with torch.no_grad():
         for tensor in (*program.guide.parameters(), *program.model.chained.buffers()):
             tensor.mul_(1.1)
-    _, _, error = compared(program, loss)
+    _, error, _ = compared(program, loss)
     assert error <= 1e-6
     assert len(loss.recordings) == 1
 
@@ -97,7 +96,7 @@ def test_a_parameter_that_is_replaced_by_its_like_is_seen_without_a_new_graph(mo
         loss((X, Y), {})
         graph = loss.recordings[0].graph
         local.guide.load_state_dict(state, assign=True)
-        _, _, error = compared(local, loss)
+        _, error, _ = compared(local, loss)
     assert error <= 1e-6
     assert loss.recordings[0].graph is graph
 
@@ -215,11 +214,11 @@ def test_modes_and_plain_attributes_are_part_of_the_signature():
     loss((X, Y), {})
     program.model.eval()
     compared_in_eval_mode = compared(program, loss)
-    assert compared_in_eval_mode[2] <= 1e-6
+    assert compared_in_eval_mode[1] <= 1e-6
     program.model.likelihood.num_data = 80
     loss((X, Y), {})
     assert program.loss.terms.num_data == 80
-    assert compared(program, loss)[2] <= 1e-6
+    assert compared(program, loss)[1] <= 1e-6
 
 
 def test_like_graphs_share_compiled_code(monkeypatch):
@@ -271,7 +270,7 @@ def test_compiled_gradients_are_those_of_the_program():
     (recording,) = loss.recordings
     assert recording.code is not None
     for seed in (1, 2):
-        assert compared(program, loss, seed)[2] <= 1e-5
+        assert compared(program, loss, seed)[1] <= 1e-5
 
 
 def test_too_many_signatures_are_an_error_that_says_what_to_do():
@@ -443,7 +442,7 @@ def test_a_machine_without_a_compiler_replays_graphs_as_recorded(monkeypatch):
     with pytest.warns(UserWarning, match=r"no compiler on this machine.*no g\+\+"):
         loss((X, Y), {})
     loss((X, Y), {})
-    assert compared(program, loss)[2] <= 1e-6
+    assert compared(program, loss)[1] <= 1e-6
 
 
 def test_a_loss_without_gradients_takes_no_step():
@@ -463,4 +462,4 @@ def test_float64_stays_float64():
     loss = captured(program._replace(args=args))
     value, _ = loss(args, {})
     assert value.dtype == torch.float64
-    assert compared(program._replace(args=args), loss)[2] <= 1e-14
+    assert compared(program._replace(args=args), loss)[1] <= 1e-14
