@@ -60,8 +60,8 @@ class Linearization:
     input, go layer by layer, and no Jacobian is ever held; all else takes vector-Jacobian products of chunks of rows.
     A row of the function must depend on its own input alone, so modules must be in evaluation mode.
 
-    Source: Rudner, Chen, Teh and Gal (2022), "Continual Learning via Sequential Function-Space Variational
-    Inference", eq. 5 and 6.
+    Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
+    Variational Inference".
 
     :param model: as of :class:`~pyro_radial.functional.site_function.SiteFunction`.
     :param mean: the means of sites.
@@ -144,7 +144,7 @@ class Linearization:
         def of_row(row: Tensor) -> dict[str, Tensor]:
             output, pull = vjp(lambda mean: self.function(mean, row.unsqueeze(0)).squeeze(0), self.mean)  # type: ignore[misc]
             found = each(lambda unit: pull(unit)[0], torch.eye(len(output), dtype=output.dtype, device=output.device))
-            return {name: jacobian.flatten(1) for name, jacobian in found.items()}
+            return {name: jacobian.reshape(len(jacobian), -1) for name, jacobian in found.items()}
 
         for rows in x.split(max(1, MAX_JACOBIAN // size)):
             try:

@@ -31,8 +31,8 @@ class MarginalKL(ProcessDivergence):
     as two :class:`~pyro_radial.functional.PosteriorProcess`. The prior may be any Gaussian one, whose ``noise`` counts
     for both.
 
-    Source: Rudner, Chen, Teh and Gal (2022), "Continual Learning via Sequential Function-Space Variational
-    Inference", eq. 9 and section 4.2, with covariances between points left out as in their implementation.
+    Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
+    Variational Inference", whose divergence is one of all points jointly: here covariances between them are left out.
 
     :param float min_variance: variances smaller than this count as this, in squared units of the function values. A
         function value that no weight moves, as behind units that are off, has a variance of zero, and its divergence
@@ -41,6 +41,7 @@ class MarginalKL(ProcessDivergence):
 
     Example::
 
+        >>> import torch
         >>> from pyro.contrib.gp.kernels import RBF
         >>> from pyro_radial.functional import GaussianProcess
         >>> x, prior = torch.rand(5, 1), GaussianProcess(RBF(1))

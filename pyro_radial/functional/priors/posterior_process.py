@@ -44,8 +44,8 @@ class PosteriorProcess(FunctionPrior):
     buffers, which ``state_dict()`` holds and a process of the same model and kind of posterior loads. Of a
     :class:`~pyro_radial.nn.MultiHead` it is the function of the head in use, which ``use_head(process, head)`` changes.
 
-    Source: Rudner, Chen, Teh and Gal (2022), "Continual Learning via Sequential Function-Space Variational
-    Inference", eq. 5 and 6.
+    Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
+    Variational Inference".
 
     :param model: a Pyro model that records its function's values at the site "f", such as a
         :class:`~pyro_radial.SupervisedModel` or a :class:`~pyro_radial.PriorChain`, or a
