@@ -5,25 +5,26 @@
 
 import argparse
 import ctypes
+import importlib
 import inspect
 import json
-import multiprocessing
 import os
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import numpy as np
 import torch
 from filelock import FileLock
+from joblib import Parallel, delayed, parallel_config
 from matplotlib.figure import Figure
 
 from pyro_radial import datasets
@@ -117,6 +118,11 @@ class Results:
         """The row with these keys, if it is there."""
         return next((row for row in self.rows if keys.items() <= row.items()), None)
 
+    def find_now(self, keys: Row) -> Row | None:
+        """As :meth:`find`, of all rows that are in the file by now."""
+        self._read()
+        return self.find(keys)
+
     def where(self, **keys: Any) -> list[Row]:
         """All rows with these keys, in the order of their splits or seeds."""
         chosen = [row for row in self.rows if keys.items() <= row.items()]
@@ -192,33 +198,59 @@ class Job:
 def compute_all(results: Results, jobs: Sequence[Job], workers: int, threads: int = 1) -> list[Row]:
     """The rows of all jobs, saved in their order.
 
+    joblib spreads them: over processes of this machine, or over what ``joblib.parallel_config`` says.
+
     :param results: where the rows are, or will be.
     :param jobs: what to compute, if it is not there.
     :param workers: how many processes compute; with one, this process does.
     :param threads: of torch, in each process.
     :returns: a row for each job.
     """
-    new = {str(job.keys): job for job in jobs if results.find(job.keys) is None}
-    if workers == 1 or not new:
-        torch.set_num_threads(threads)
-        return [results.add(job.keys, partial(job.compute, *job.arguments)) for job in jobs]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start_worker, (threads,)) as pool:
-        futures = {keys: pool.submit(job.compute, *job.arguments) for keys, job in new.items()}
-        return [results.add(job.keys, lambda job=job: futures[str(job.keys)].result()) for job in jobs]
+    begun: list[Job] = []
+
+    def new() -> Iterator[Any]:
+        for job in jobs:
+            # Another run that shares the file may have computed it meanwhile.
+            if results.find_now(job.keys) is None:
+                begun.append(job)
+                yield delayed(_compute)(job, threads, os.getpid())
+
+    rows = Parallel(workers, return_as="generator", batch_size=1, pre_dispatch="all")(new())
+    for number, row in enumerate(rows):
+        results.add(begun[number].keys, lambda row=row: row)
+    return [row for job in jobs if (row := results.find(job.keys)) is not None]
 
 
-def _start_worker(threads: int) -> None:
+def _compute(job: Job, threads: int, script: int) -> Row:
+    """A job, in whatever process on whatever machine."""
     torch.set_num_threads(threads)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if os.getppid() == script:
+        _end_with(script)
+    return job.compute(*job.arguments)
 
 
-def _end_with_parent() -> None:
+@cache
+def _end_with(script: int) -> None:
     """A worker whose script was killed would go on, and write the same checkpoints as the script started anew."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+
+    def watch() -> None:
+        while os.getppid() == script:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _backend(name: str | None) -> Any:
+    """A context in which joblib spreads jobs over a backend, by its name."""
+    if name is None:
+        return nullcontext()
+    # What these want first; joblib does the rest, and knows its own backends.
+    if name == "dask":
+        importlib.import_module("distributed").Client()
+    if name == "ray":
+        importlib.import_module("ray.util.joblib").register_ray()
+    return parallel_config(backend=name)
 
 
 def medians(
@@ -306,6 +338,7 @@ OPTIONS = {
     "data_dir": "the folder of real data, with images/, uci/ and timeseries/",
     "seeds": "how many seeds, or splits of the data",
     "workers": "processes that compute",
+    "backend": "where joblib computes: loky (processes of this machine, the default), dask, ray, ...",
     "threads": "threads of torch in each process",
 }
 FORMS = {"small": "to see that it runs; saved in a temporary folder", "paper": "the size of the paper"}
@@ -320,7 +353,8 @@ def main(run: Callable[..., None], report: Callable[..., str], draw: Callable[..
     folder = Path(tempfile.mkdtemp()) if form == "small" else file.parent
     output = options.pop("output") or folder / f"{file.stem}{'_paper' if form == 'paper' else ''}.json"
     try:
-        run(output, **options)
+        with _backend(options.pop("backend", None)):
+            run(output, **options)
     except OtherSettingError as error:
         parser.error(str(error))
     results = Results(output)
@@ -352,4 +386,6 @@ def parser_of(run: Callable[..., None]) -> argparse.ArgumentParser:
             required=parameter.default is parameter.empty,
             help=OPTIONS.get(parameter.name),
         )
+        if parameter.name == "workers":
+            parser.add_argument("--backend", help=OPTIONS["backend"])
     return parser

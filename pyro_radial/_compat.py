@@ -6,6 +6,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -21,9 +22,9 @@ from pyro.optim import PyroOptim
 from pyro.params.param_store import module_from_param_with_module_name, normalize_param_name, user_param_name
 from pyro.poutine import runtime
 from pyro.util import check_model_guide_match, check_site_shape
-from torch import Tensor, nn
+from torch import Tensor, compiler, nn
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
@@ -43,14 +44,18 @@ __all__ = [
     "host_reads_removed",
     "initial_scale",
     "is_deterministic",
+    "is_traced",
     "loc_and_scale",
     "make_fx",
+    "mark_stepped",
     "optimizer_state_waiting",
     "own_mask",
     "periodic_repeat",
     "prototype_hide_fn",
     "pyro_settings",
+    "rendezvous",
     "set_context",
+    "standard_gamma",
     "stop_where",
     "stored_name",
     "stored_parameters",
@@ -78,6 +83,13 @@ def is_deterministic(site: Mapping[str, Any]) -> bool:
     return bool(site["infer"].get("_deterministic", False)) or masked_out
 
 
+def is_traced() -> bool:
+    """Whether a compiler or ``make_fx`` writes down what is computed: what is split up for the processor's cache would
+    be as many nodes of its graph.
+    """
+    return compiler.is_compiling() or get_proxy_mode() is not None
+
+
 def own_mask(distribution: MaskedDistribution) -> Any:
     """The mask of a masked distribution: a bool, or a tensor that broadcasts over its batch."""
     return distribution._mask
@@ -99,6 +111,20 @@ def loc_and_scale(guide: Any, name: str) -> tuple[Tensor, Tensor]:
     return loc, scale
 
 
+def mark_stepped(optimizer: Optimizer) -> None:
+    """Have a scheduler of the learning rate take it that the optimizer has taken steps, which another object did."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def rendezvous(timeout: timedelta) -> tuple[Any, int, int]:
+    """The store, the rank and the number of processes that ``torch.distributed`` would find in the environment."""
+    # Not there in builds of torch without distributed training.
+    from torch.distributed import rendezvous as found  # type: ignore[attr-defined]
+
+    store, rank, size = next(found("env://", timeout=timeout))
+    return store, rank, size
+
+
 def stored_name(module: PyroModule, parameter: str | None = None) -> str:
     """Under which name Pyro's parameter store keeps what belongs to a module, or one of its parameters."""
     return module._pyro_name if parameter is None else module._pyro_get_fullname(parameter)
@@ -116,6 +142,14 @@ def forget_stored(root: str) -> None:
         store._constraints.pop(name, None)
     for tensor in [tensor for tensor, name in list(store._param_to_name.items()) if name.startswith(below)]:
         store._param_to_name.pop(tensor, None)
+
+
+def standard_gamma(shape: Tensor) -> Tensor:
+    """Draws of gamma distributions of these shapes and rate one.
+
+    ``torch.distributions.Gamma`` clamps them in place, for which ``torch.func.vmap`` has no batching rule.
+    """
+    return torch._standard_gamma(shape)
 
 
 def set_context(module: PyroModule, context: Any) -> None:

@@ -8,7 +8,9 @@ import importlib
 import inspect
 import pkgutil
 import re
+import socket
 from collections import namedtuple
+from datetime import timedelta
 from pathlib import Path
 
 import pyro
@@ -30,6 +32,32 @@ def test_deep_setattr_makes_the_modules_between():
     assert dict(module.named_parameters()).keys() == {"0.weight"}
 
 
+def test_a_rendezvous_is_with_the_processes_of_the_environment(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    store, rank, size = _compat.rendezvous(timedelta(seconds=20))
+    store.set("key", "value")
+    assert (rank, size, store.get("key")) == (0, 1, b"value")
+
+
+def test_a_scheduler_takes_an_optimizer_for_one_that_has_taken_steps():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    _compat.mark_stepped(optimizer)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_trace_is_told_from_a_run():
+    seen = []
+    torch.fx.experimental.proxy_tensor.make_fx(lambda x: seen.append(_compat.is_traced()) or 2.0 * x)(torch.ones(2))
+    assert seen == [True]
+    assert not _compat.is_traced()
+
+
 def test_helpful_support_errors_names_a_discrete_site():
     site = {"name": "coin", "fn": dist.Bernoulli(0.5)}
     with pytest.raises(ValueError, match="coin"), _compat.helpful_support_errors(site):
@@ -38,6 +66,14 @@ def test_helpful_support_errors_names_a_discrete_site():
 
 def test_periodic_repeat_cycles_through_rows():
     assert torch.equal(_compat.periodic_repeat(torch.arange(3), 5, 0), torch.tensor([0, 1, 2, 0, 1]))
+
+
+def test_standard_gamma_draws_each_shape_s_own_and_has_a_batching_rule():
+    shapes = torch.tensor([0.5, 4.0, 100.0], dtype=torch.float64)
+    draws = torch.func.vmap(lambda _: _compat.standard_gamma(shapes), randomness="different")(torch.empty(100_000))
+    error = (shapes / 100_000).sqrt()
+    assert bool(((draws.mean(0) - shapes).abs() < 4.5 * error).all())
+    torch.testing.assert_close(draws.var(0), shapes, rtol=0.05, atol=0.0)
 
 
 def test_deterministic_sites_are_told_from_observations():

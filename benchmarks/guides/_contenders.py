@@ -166,11 +166,11 @@ def posteriors(problem: Problem, fused: bool) -> Step:
     return step
 
 
-def svi(problem: Problem, guide: Any, kind: Any = SVI, loss: Any = TraceMeanField_ELBO) -> Step:
+def svi(problem: Problem, guide: Any, kind: Any = SVI, loss: Any = TraceMeanField_ELBO, noise: Any = "drawn") -> Step:
     """Pyro's SVI, or ours, with Pyro's Adam."""
     x, y = problem.data()
     pyro.clear_param_store()
-    model = _model(problem)
+    model = _model(problem, noise)
     elbo = loss(num_particles=problem.particles, vectorize_particles=problem.particles > 1)
     made = kind(model, guide(model), pyro.optim.Adam({"lr": 1e-3}), elbo)
     return lambda: made.step(x, y)
@@ -187,8 +187,9 @@ def eager(problem: Problem, guide: Any) -> Step:
     return _with_adam(module.parameters(), lambda: module(x, y), True)
 
 
-def _model(problem: Problem) -> SupervisedModel:
-    return SupervisedModel(BayesianModule(problem.network()), likelihoods.Categorical(NUM_DATA)).to(problem.device)
+def _model(problem: Problem, noise: Any = "drawn") -> SupervisedModel:
+    bnn = BayesianModule(problem.network())
+    return SupervisedModel(bnn, likelihoods.Categorical(NUM_DATA), noise=noise).to(problem.device)
 
 
 def _with_adam(parameters: Any, loss: Callable[[], Tensor], fused: bool) -> Step:
@@ -240,9 +241,15 @@ CONTENDERS: dict[str, Callable[[Problem], Step]] = {
     "AutoRadial, eager": partial(eager, guide=AutoRadial),
     "AutoRadial, recorded": partial(svi, guide=AutoRadial, kind=RECORDED, loss=RadialELBO),
     "AutoRadial, compiled": partial(svi, guide=AutoRadial, kind=CompiledSVI, loss=RadialELBO),
+    "AutoRadial, local noise, compiled": partial(
+        svi, guide=AutoRadial, kind=CompiledSVI, loss=RadialELBO, noise="local"
+    ),
     "AutoMeanField, SVI": partial(svi, guide=AutoMeanField),
     "AutoMeanField, eager": partial(eager, guide=AutoMeanField),
     "AutoMeanField, compiled": partial(svi, guide=AutoMeanField, kind=CompiledSVI, loss=RadialELBO),
+    "AutoMeanField, local noise, compiled": partial(
+        svi, guide=AutoMeanField, kind=CompiledSVI, loss=RadialELBO, noise="local"
+    ),
 }
 PEERS = [name for name in CONTENDERS if name.split(",")[0] in (*MODULES, "radial", "Pyro's AutoNormal")]
 OURS = [name for name in CONTENDERS if name.startswith("Auto")]

@@ -17,6 +17,7 @@ from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.stream_run import StreamRun
 from pyro_radial.continual.streams import TaskStream
 from pyro_radial.infer.autoguide import AutoRadial
+from pyro_radial.infer.processes import num_processes
 from pyro_radial.infer.sole_writer import sole_writer
 
 __all__ = ["learn_stream"]
@@ -94,6 +95,10 @@ def learn_stream(
             raise ValueError(f"learn_stream: fit_options{what} must leave to the stream what it decides, got {held}")
     run = StreamRun(chain, stream, guide or _radial, coreset, measure_on, num_samples, seed, fit_options)
     path = None if checkpoint is None else Path(checkpoint)
+    if path is not None and num_processes() > 1:
+        raise ValueError(
+            f"learn_stream: checkpoint must be left out with several processes, which would all write it, got {path}"
+        )
     settings = run.settings() | {"measure_all": measure_all}
     with sole_writer(None if path is None else path / "stream.pt"):
         return _learned(run, path, settings, measure_all, progress)

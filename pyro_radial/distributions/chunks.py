@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from pyro_radial._compat import is_traced
+
 __all__ = ["by_chunks"]
 
 
@@ -26,7 +28,7 @@ def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size
     """
     shape = tensors[0].shape
     # A device other than the processor, and a compiler, have ways of their own.
-    if torch.compiler.is_compiling() or tensors[0].device.type != "cpu" or tensors[0].numel() <= size:
+    if is_traced() or tensors[0].device.type != "cpu" or tensors[0].numel() <= size:
         return function(*tensors)
     parts = [function(*part) for part in zip(*(tensor.flatten().split(size) for tensor in tensors), strict=True)]
     joined = torch.cat(parts, -1)

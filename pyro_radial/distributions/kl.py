@@ -26,18 +26,16 @@ from torch.distributions import (
 )
 
 from pyro_radial._compat import own_mask
+from pyro_radial.distributions.directions import directions
 from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma
-from pyro_radial.distributions.log_distance import (
-    Squares,
-    excess_log_distance_of_radial,
-    log_of_square,
-    mean_log_distance_of_normal,
-    mean_log_distance_of_radial,
-)
+from pyro_radial.distributions.kl_to_normal import kl_to_normal, standardized
+from pyro_radial.distributions.normal_to_radial import normal_to_radial
 from pyro_radial.distributions.pushforward import Pushforward
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal
-from pyro_radial.distributions.special import accumulation_dtype, log_sphere_area, row_sum
+from pyro_radial.distributions.radial_to_radial import radial_to_radial
+from pyro_radial.distributions.row_operator import row_operator
+from pyro_radial.distributions.special import accumulation_dtype
 from pyro_radial.distributions.von_mises_fisher import (
     HypersphericalUniform,
     VonMisesFisherStable,
@@ -56,7 +54,13 @@ from pyro_radial.distributions.wrappers import (
     unmasked,
 )
 
-__all__ = ["RULES", "kl_by_cross_entropy", "kl_of_masked", "kl_of_transformed", "kl_radial_to_multivariate_normal"]
+__all__ = [
+    "RULES",
+    "kl_by_cross_entropy",
+    "kl_of_masked",
+    "kl_of_transformed",
+    "kl_radial_to_multivariate_normal",
+]
 
 
 def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
@@ -134,6 +138,7 @@ class _Parameters(NamedTuple):
     loc: Tensor
     scale: Tensor
     radius_dim: int | None
+    unit_entropy: float  # of the elements of one radius at scale one
 
     @property
     def elements_per_radius(self) -> int:
@@ -143,8 +148,11 @@ class _Parameters(NamedTuple):
 
 def _parameters(q: Distribution) -> _Parameters:
     inner, shape = leaf(q), q.batch_shape + q.event_shape
-    radius_dim = inner.event_dim if isinstance(inner, RadialNormal) else None
-    return _Parameters(inner.loc.expand(shape), inner.scale.expand(shape), radius_dim)
+    radial = isinstance(inner, RadialNormal)
+    unit_entropy = inner.unit_entropy if radial else 0.5 * (1.0 + math.log(2.0 * math.pi))
+    return _Parameters(
+        inner.loc.expand(shape), inner.scale.expand(shape), inner.event_dim if radial else None, unit_entropy
+    )
 
 
 def _with_masks(q: Distribution, p: Distribution) -> Tensor:
@@ -164,45 +172,32 @@ def _with_masks(q: Distribution, p: Distribution) -> Tensor:
 
 def _divergence(q: Distribution, p: Distribution) -> Tensor:
     """Without masks the two have the same sums, and each element one term in them."""
-    inner, parameters = leaf(q), _parameters(q)
+    parameters = _parameters(q)
     if isinstance(leaf(p), RadialNormal):
         return carry_to_batch(partial(_divergence_to_radial, parameters), p)
-    kl = carry_to_batch(partial(_divergence_to_normal, parameters), p)
+    loc, scale, other, shape = parameters.loc, parameters.scale, leaf(p), p.batch_shape + p.event_shape
+    center, unit = (unexpanded(tensor.expand(shape)) for tensor in (other.loc, other.scale))
     if parameters.radius_dim is None:
-        return kl
+        return kl_to_normal(loc, scale, center, unit, len(q.event_shape))
+    kl = kl_to_normal(loc, scale, center, unit, len(q.event_shape), parameters.elements_per_radius)
     # What the radii add is the same for each, and added last.
     radii = q.event_shape.numel() // parameters.elements_per_radius
-    constant = 0.5 * inner.num_elements * math.log(2.0 * math.pi) - inner.unit_entropy
+    constant = 0.5 * parameters.elements_per_radius * math.log(2.0 * math.pi) - parameters.unit_entropy
     return kl.to(accumulation_dtype(kl)) + radii * constant
 
 
-def _divergence_to_normal(q: _Parameters, p: Normal) -> Tensor:
-    """Of each element, up to a constant where q is radial."""
-    ratio, shift = _standardized(q, unexpanded(p.loc), unexpanded(p.scale))
-    spread = (ratio.square() - 1.0) if q.radius_dim is None else ratio.square() / q.elements_per_radius
-    return 0.5 * (spread + shift.square()) - ratio.log()
+_radial_to_radial = row_operator("radial_to_radial", radial_to_radial)
+_normal_to_radial = row_operator("normal_to_radial", normal_to_radial)
 
 
 def _divergence_to_radial(q: _Parameters, p: RadialNormal) -> Tensor:
-    ratio, shift, shape = _against_radial(q, p)
-    dim = p.num_elements
-    if q.radius_dim is None:
-        kl = _unit_cross_entropy(q, ratio, shift, dim) - row_sum(ratio.log())
-        return (kl - 0.5 * dim * (1.0 + math.log(2.0 * math.pi))).expand(shape)
-    # With the mean A of the squared ratios the logs are those of s^2 / A, of A, and what the distance's log exceeds
-    # that of sqrt(A); each comes with the part of the squares that keeps it from being negative.
-    squares = Squares.of(ratio, shift)
-    spread = row_sum(_square_less_log(ratio / squares.low.sqrt(), squares.centered / squares.low))
-    mean = squares.mean.squeeze(-1)
-    kl = 0.5 * (spread + _square_less_log(mean.sqrt(), mean - 1.0) + squares.shifts.squeeze(-1))
-    if dim > 1:
-        kl = kl + (dim - 1) * excess_log_distance_of_radial(ratio, shift, squares)
-    return kl.expand(shape)
-
-
-def _square_less_log(root: Tensor, above: Tensor) -> Tensor:
-    """Of a square that is 1 + above: above less its log, at least zero."""
-    return above - log_of_square(root, above)
+    loc, scale, center, unit, shape = _against_radial(q, p)
+    if p.num_elements == 1:
+        # The distributions are normal.
+        return kl_to_normal(loc, scale, center, unit, 1).expand(shape)
+    ratio, shift = standardized(loc, scale, center, unit)
+    kl = _normal_to_radial if q.radius_dim is None else _radial_to_radial
+    return kl(ratio, shift, directions(ratio)).expand(shape)
 
 
 def _entropy(q: Distribution) -> Tensor:
@@ -221,46 +216,26 @@ def _cross_entropy(q: Distribution, p: Distribution) -> Tensor:
 
 def _cross_entropy_to_leaf(q: _Parameters, p: Distribution) -> Tensor:
     if isinstance(p, RadialNormal):
-        ratio, shift, shape = _against_radial(q, p)
-        unit = p.scale.log().sum(tuple(range(-p.event_dim, 0)) or None, dtype=accumulation_dtype(p.scale))
-        return _unit_cross_entropy(q, ratio, shift, p.num_elements).expand(shape) + unit
+        log_scale = q.scale.log().sum(tuple(range(-p.event_dim, 0)) or None, dtype=accumulation_dtype(q.scale))
+        return _divergence_to_radial(q, p) + (log_scale + p.num_elements // q.elements_per_radius * q.unit_entropy)
     assert isinstance(p, Normal)
     scale = unexpanded(p.scale)
-    ratio, shift = _standardized(q, unexpanded(p.loc), scale)
+    ratio, shift = standardized(q.loc, q.scale, unexpanded(p.loc), scale)
     quadratic = 0.5 * (ratio.square() / q.elements_per_radius + shift.square())
     return quadratic + (scale.log() + 0.5 * math.log(2.0 * math.pi))
 
 
-def _unit_cross_entropy(q: _Parameters, ratio: Tensor, shift: Tensor, dim: int) -> Tensor:
-    """The cross-entropy to the radial distribution at scale one."""
-    mean_square = row_sum(ratio.square() / q.elements_per_radius + shift.square())
-    cross_entropy = log_sphere_area(dim) + 0.5 * math.log(0.5 * math.pi) + 0.5 * mean_square
-    if dim > 1:
-        mean_log = mean_log_distance_of_normal if q.radius_dim is None else mean_log_distance_of_radial
-        cross_entropy = cross_entropy + (dim - 1) * mean_log(ratio, shift)
-    return cross_entropy
-
-
-def _against_radial(q: _Parameters, p: RadialNormal) -> tuple[Tensor, Tensor, torch.Size]:
-    """Ratios and shifts with the event as one last dimension, and the batch shape of all."""
+def _against_radial(q: _Parameters, p: RadialNormal) -> tuple[Tensor, Tensor, Tensor, Tensor, torch.Size]:
+    """The parameters of both with the event as one last dimension, and the batch shape of all."""
     if q.radius_dim is not None and q.radius_dim != p.event_dim:
         # Radii that are shared differently on the two sides leave more than one to integrate over.
         raise NotImplementedError
     # Repeated batch dimensions, such as those of particles, repeat one value.
     tensors = torch.broadcast_tensors(*(unexpanded(t, p.event_dim) for t in (q.loc, q.scale, p.loc, p.scale)))
     loc, scale, center, unit = (t.flatten(t.dim() - p.event_dim) if p.event_dim else t.unsqueeze(-1) for t in tensors)
-    ratio, shift = _standardized(q._replace(loc=loc, scale=scale), center, unit)
     # Each repeat counts where a wrapper sums over its dimension.
     shape = torch.broadcast_shapes(q.loc.shape, p.loc.shape)
-    return ratio, shift, shape[: len(shape) - p.event_dim]
-
-
-def _standardized(q: _Parameters, center: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and mean in units of the other side's, in a dtype that holds their squares."""
-    dtype = torch.promote_types(torch.promote_types(q.loc.dtype, q.scale.dtype), torch.float32)
-    dtype = torch.promote_types(dtype, torch.promote_types(center.dtype, unit.dtype))
-    unit = unit.to(dtype)
-    return q.scale.to(dtype) / unit, (q.loc.to(dtype) - center.to(dtype)) / unit
+    return loc, scale, center, unit, shape[: len(shape) - p.event_dim]
 
 
 # The rules are registered on torch's classes: Pyro's ``Independent`` rule peels its layers and wraps what is left in

@@ -9,7 +9,7 @@ import io
 import os
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -25,12 +25,14 @@ __all__ = [
     "check_entries",
     "check_settings",
     "copied",
+    "differences",
+    "kinds",
     "load_checkpoint",
     "plain",
     "save_checkpoint",
 ]
 
-FORMAT = 1
+FORMAT = 2
 # At the end of a file, before the digest of all that comes before it; torch.load does not mind either.
 SEAL = b"pyro_radial.sha256="
 DIGEST_SIZE = hashlib.sha256().digest_size
@@ -129,16 +131,22 @@ def check_settings(path: Path, saved: Mapping[str, Any], current: Mapping[str, A
     :param str within: what the settings are of.
     :raises ValueError: naming the setting and both values.
     """
-    for name in dict.fromkeys((*current, *saved)):
-        here, there = current.get(name), saved.get(name)
+    for name, there, here in differences(saved, current, within):
+        raise ValueError(
+            f"checkpoint {path} was made with {name}={there!r}, this run has {name}={here!r}; "
+            "use the same settings to resume, or another checkpoint file to start anew"
+        )
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The settings that differ, by dotted names, with both values; None for one that is missing."""
+    for name in dict.fromkeys((*here, *there)):
+        one, other = there.get(name), here.get(name)
         called = f"{within}{'.' if within and name else ''}{name}"
-        if isinstance(here, dict) and isinstance(there, dict):
-            check_settings(path, there, here, called)
-        elif here != there:
-            raise ValueError(
-                f"checkpoint {path} was made with {called}={there!r}, this run has {called}={here!r}; "
-                "use the same settings to resume, or another checkpoint file to start anew"
-            )
+        if isinstance(one, dict) and isinstance(other, dict):
+            yield from differences(one, other, called)
+        elif one != other:
+            yield called, one, other
 
 
 def check_data(path: Path, saved: Mapping[str, Any], current: Mapping[str, Any], name: str) -> None:
@@ -154,7 +162,7 @@ def check_entries(path: Path, role: str, current: Mapping[str, Any], saved: Mapp
 
     :raises ValueError: naming the first entries that differ, if the checkpoint is from another model or guide.
     """
-    here, there = _kinds(current), _kinds(saved)
+    here, there = kinds(current), kinds(saved)
     if here != there:
         differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
         listed = "; ".join(_difference(name, here.get(name), there.get(name)) for name in differing[:3])
@@ -170,7 +178,8 @@ def _difference(name: str, here: Any, there: Any) -> str:
     return f"{name}: here {here}, there {there}"
 
 
-def _kinds(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+def kinds(state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Of each entry its shape and dtype, or that it is no tensor."""
     return {
         name: (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else "no tensor"
         for name, value in state_dict.items()

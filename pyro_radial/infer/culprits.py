@@ -13,6 +13,7 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.poutine.local_noise import is_drawn
 
 __all__ = ["culprits", "first_not_finite"]
 
@@ -40,7 +41,8 @@ def culprits(
     noise = torch.get_rng_state()
     with pyro.validation_enabled(False), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-        draw = first_not_finite((name, site["value"]) for name, site in guide_trace.iter_stochastic_nodes())
+        latent = dict[str, Any](guide_trace.iter_stochastic_nodes())
+        draw = first_not_finite((name, site["value"]) for name, site in latent.items() if is_drawn(site))
         if draw is not None:
             return [f"a draw of site '{draw}'"]
         if isinstance(loss, RadialELBO):
@@ -50,5 +52,5 @@ def culprits(
         model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
         model_trace.compute_log_prob()
         sites = ((name, site) for name, site in model_trace.nodes.items() if site["type"] == "sample")
-        site = first_not_finite((name, site["log_prob"]) for name, site in sites)
+        site = first_not_finite((name, site["log_prob"]) for name, site in sites if is_drawn(site))
         return [] if site is None else [f"log-density of site '{site}'"]

@@ -14,10 +14,10 @@ from torch import nn
 
 from pyro_radial._checks import positive_count
 from pyro_radial.infer.autoguide import AutoPerSite
+from pyro_radial.infer.culprits import first_not_finite
 from pyro_radial.infer.data import Rows, device_of, dtype_of, evaluating, move, num_rows
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.loss_terms import LossTerms
-from pyro_radial.infer.not_finite import first_not_finite
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.poutine import mean_only, one_at_a_time

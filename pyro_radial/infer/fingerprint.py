@@ -19,6 +19,7 @@ from torch.distributions import Distribution
 
 from pyro_radial._state import has_state
 from pyro_radial.functional.priors import FunctionPrior
+from pyro_radial.infer.autoguide.families import Family
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import Likelihood
 
@@ -123,7 +124,11 @@ def _object(value: Any) -> tuple[Any, Mapping[str, Any]]:
     code = _code_of(kind.__call__) if callable(value) else ""
     # Of classes of others nothing is known of what their attributes are for, unless they are there to be called.
     # What keeps a state may have its attributes there.
-    ours = _is_of_library(kind) or (not has_state(value) and (callable(value) or hasattr(value, "sample_parameter")))
+    ours = (
+        _is_of_library(kind)
+        or isinstance(value, Family)
+        or (not has_state(value) and (callable(value) or hasattr(value, "sample_parameter")))
+    )
     return kind.__qualname__ + code, _settings(value) if ours else {}
 
 

@@ -3,8 +3,8 @@
 
 """A training loop with progress, validation, early stopping, and a resume that loses nothing."""
 
-import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from tqdm.auto import tqdm
 
 from pyro_radial._checks import non_negative_integer, positive_count, positive_float
-from pyro_radial.infer.data import Rows, dtype_of
+from pyro_radial.infer.data import Rows, device_of, dtype_of
 from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.optimizers import fused_optimizer
+from pyro_radial.infer.processes import joined
 from pyro_radial.infer.sole_writer import sole_writer
 from pyro_radial.infer.training_run import Record, TrainingRun
 from pyro_radial.nn.bayesian_module import submodules
@@ -33,7 +35,7 @@ __all__ = ["FitResult", "fit"]
 Optim = PyroOptim | Callable[[list[Tensor]], Optimizer]
 Scheduler = PyroLRScheduler | Callable[[Optimizer], Any]
 
-DEFAULT_OPTIM: Optim = partial(Adam, lr=1e-3)
+DEFAULT_OPTIM: Optim = partial(fused_optimizer, Adam, {"lr": 1e-3})
 DEFAULT_BATCH_SIZE = 128
 
 
@@ -69,6 +71,7 @@ def fit(
     accumulate: int = 1,
     clip_norm: float | None = None,
     autocast: torch.dtype | None = None,
+    compile: bool = False,
     seed: int | None = None,
     checkpoint: str | Path | None = None,
     checkpoint_every: int | None = None,
@@ -80,6 +83,14 @@ def fit(
     Each epoch passes over the data once in a random order. With ``checkpoint`` the run can be killed at any moment:
     the same call resumes it and ends, bit for bit on one machine, where an undisturbed run does. More ``epochs`` and
     another ``patience`` may be given then, and another learning rate of the optimizer, of which a warning says so.
+
+    Started by ``torchrun``, or where ``torch.distributed`` is initialized, all processes train the one guide together:
+    each calls ``fit`` with the same arguments, whose batches its rows are a part of, and gradients are averaged over
+    all rows. The first process validates, writes the checkpoint, shows the progress and calls the callback, whose
+    answer all obey; the noise of each is its own; at the end the models and guides of all are the same. Make model and
+    guide on the process's own device, in each from the same seed or file. Of a :class:`~pyro_radial.FunctionalELBO`
+    each process has measurement points of its own, whose divergences are averaged. Batch norm in train mode normalizes
+    the rows of each process, and the running statistics are those of the first.
 
     Modules are trained in the mode that they are in. What a model *function* makes with ``pyro.param`` is trained too,
     but buffers and modes of modules that it uses are out of reach: let the model be an ``nn.Module`` to have batch norm
@@ -94,10 +105,10 @@ def fit(
         of the network's dtype.
     :param int epochs: passes over the data, those of ``pretrain_epochs`` included.
     :param int batch_size: rows in one optimizer step, by default those of a ``DataLoader``'s batch, else 128; the last
-        batch of an epoch may be smaller.
+        batch of an epoch may be smaller. With several processes, the rows of each.
     :param int num_data: N, the number that the plate around the observations stands for: by default the rows of
         ``data``, which a likelihood made without ``num_data`` then takes. Give it where the rows are only a part of
-        the data, as in one process of ``DistributedDataParallel`` or for a subset that stands for the whole.
+        the data, such as a subset that stands for the whole.
     :param optim: a function from parameters to a torch optimizer, or a Pyro optimizer such as
         ``pyro.optim.Adam({"lr": 1e-3})``. The default is Adam at 1e-3.
     :param scheduler: of the learning rate: a function from the optimizer to a torch scheduler, such as
@@ -115,12 +126,16 @@ def fit(
         Osborne and Gal 2020, appendix D).
     :param int accumulate: parts that each batch is split into, for less memory; all parts see the same draw of the
         weights, so that their gradients sum to that of the whole batch (not through batch norm in train mode or
-        dropout, whose noise is that of each part).
+        dropout, whose noise is that of each part). Under :func:`~pyro_radial.poutine.local_noise` the first rows of
+        all parts have the same noise, the second ones, and so on: in expectation the gradient is the same.
     :param float clip_norm: the most that the norm of all gradients together may be, as in
         ``torch.nn.utils.clip_grad_norm_``, for a loss in nats for the whole data set; no clipping by default.
     :param torch.dtype autocast: what matrix products and convolutions of the model are computed in, under
         ``torch.autocast``: ``torch.bfloat16``, or ``torch.float16``, whose losses a ``GradScaler`` then scales. The
         KL, densities and the validation are computed in full precision.
+    :param bool compile: whether to replay compiled graphs of the loss, as :class:`~pyro_radial.CompiledSVI` does: a
+        step takes a fraction of the time, and the first ones some seconds for each shape of batch. What a graph cannot
+        see is said there. Not with ``torch.float16``, whose losses are scaled within.
     :param int seed: seeds Pyro and torch at the start of a new run.
     :param checkpoint: a file to write the state to and to resume from if it exists. What modules keep in their state
         besides tensors (``get_extra_state``) must be numbers, text, and lists and dicts of these.
@@ -130,7 +145,10 @@ def fit(
     :returns: a :class:`FitResult`.
     :raises ValueError: naming the argument, for values out of range, NaN or infinity in the data, a ``num_data`` of the
         likelihood or size of the plate that is not the data's, or a checkpoint that is damaged, from another model,
-        from other data or settings, or being written by another run.
+        from other data, settings or number of processes, or being written by another run; for more processes than
+        rows, or processes that do not train the same.
+    :raises RuntimeError: where another process has ended, or does not answer for half an hour. What else is raised in
+        one process is raised in all.
     :raises OSError: before the first step, where a checkpoint cannot be written.
     :raises FloatingPointError: naming the term and site, when a loss is NaN or infinite; no step is taken on it and the
         last checkpoint is kept.
@@ -146,60 +164,80 @@ def fit(
         >>> len(result.history), sorted(result.history[0])
         (3, ['epoch', 'kl', 'kl_weight', 'loss', 'nll'])
     """
-    counts = {"epochs": epochs, "accumulate": accumulate}
-    optional = {"patience": patience, "checkpoint_every": checkpoint_every, "pretrain_epochs": pretrain_epochs or None}
-    optional |= {"batch_size": batch_size, "num_data": num_data}
-    for name, value in (counts | {k: v for k, v in optional.items() if v is not None}).items():
-        positive_count(f"fit: {name}", value)
-    seed = None if seed is None else non_negative_integer("fit: seed", seed)
-    clip_norm = None if clip_norm is None else positive_float("fit: clip_norm", clip_norm)
-    if autocast not in (None, torch.bfloat16, torch.float16):
-        raise ValueError(f"fit: autocast must be torch.bfloat16 or torch.float16, got {autocast!r}")
-    if not isinstance(guide, nn.Module):
-        raise ValueError(f"fit: guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
-    if patience is not None and validation is None:
-        raise ValueError(f"fit: validation must be given with patience, got patience={patience} and no validation")
-    if validation is not None and getattr(model, "likelihood", None) is None:
-        raise ValueError(
-            "fit: model must have an attribute `likelihood` for validation, as SupervisedModel has, got "
-            f"{type(model).__name__} without one"
-        )
-    loss = RadialELBO() if loss is None else loss
-    if not isinstance(loss, ELBO) or not hasattr(type(loss), "terms"):
-        raise ValueError(f"fit: loss must keep its terms, as RadialELBO does, got {type(loss).__name__}")
-    dtype = dtype_of(guide, model)
-    rows = Rows(data, "data", dtype)
-    validation_rows = None if validation is None else Rows(validation, "validation", dtype)
-    num_data = len(rows) if num_data is None else int(num_data)
-    for likelihood in submodules(model):
-        if isinstance(likelihood, Likelihood):
-            likelihood.train_on(num_data, "fit")
-    if seed is not None:
-        pyro.set_rng_seed(seed)
-    make_optimizer, make_scheduler = _constructors(optim, scheduler)
-    run = TrainingRun(
-        model,
-        guide,
-        loss,
-        rows,
-        batch_size=batch_size or rows.batch_size or DEFAULT_BATCH_SIZE,
-        accumulate=accumulate,
-        pretrain_epochs=pretrain_epochs,
-        make_optimizer=make_optimizer,
-        make_scheduler=make_scheduler,
-        seed=seed,
-        validation=validation_rows,
-        patience=patience,
-        num_data=num_data,
-        clip_norm=clip_norm,
-        autocast=autocast,
-    )
-    path = None if checkpoint is None else Path(checkpoint)
-    with sole_writer(path):
-        if path is not None:
-            run.begin(path, epochs)
-        _train(run, path, epochs, checkpoint_every, callback, progress)
-    run.restore_best()
+    with ExitStack() as stack:
+        processes = stack.enter_context(joined(device_of(guide, model)))
+        with processes.together():
+            counts = {"epochs": epochs, "accumulate": accumulate}
+            optional = {
+                "patience": patience,
+                "checkpoint_every": checkpoint_every,
+                "pretrain_epochs": pretrain_epochs or None,
+            }
+            optional |= {"batch_size": batch_size, "num_data": num_data}
+            for name, value in (counts | {k: v for k, v in optional.items() if v is not None}).items():
+                positive_count(f"fit: {name}", value)
+            seed = None if seed is None else non_negative_integer("fit: seed", seed)
+            clip_norm = None if clip_norm is None else positive_float("fit: clip_norm", clip_norm)
+            if autocast not in (None, torch.bfloat16, torch.float16):
+                raise ValueError(f"fit: autocast must be torch.bfloat16 or torch.float16, got {autocast!r}")
+            if compile and autocast is torch.float16:
+                raise ValueError("fit: compile must be False with autocast=torch.float16, got True; use torch.bfloat16")
+            if not isinstance(guide, nn.Module):
+                raise ValueError(f"fit: guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
+            if patience is not None and validation is None:
+                raise ValueError(
+                    f"fit: validation must be given with patience, got patience={patience} and no validation"
+                )
+            if validation is not None and getattr(model, "likelihood", None) is None:
+                raise ValueError(
+                    "fit: model must have an attribute `likelihood` for validation, as SupervisedModel has, got "
+                    f"{type(model).__name__} without one"
+                )
+            loss = RadialELBO() if loss is None else loss
+            if not isinstance(loss, ELBO) or not hasattr(type(loss), "terms"):
+                raise ValueError(f"fit: loss must keep its terms, as RadialELBO does, got {type(loss).__name__}")
+            dtype = dtype_of(guide, model)
+            rows = Rows(data, "data", dtype)
+            validation_rows = None if validation is None else Rows(validation, "validation", dtype)
+            num_data = len(rows) if num_data is None else int(num_data)
+            for likelihood in submodules(model):
+                if isinstance(likelihood, Likelihood):
+                    likelihood.train_on(num_data, "fit")
+            if processes.size > len(rows):
+                raise ValueError(
+                    f"fit: data must have at least one row for each process, got {len(rows)} rows for "
+                    f"{processes.size} processes"
+                )
+            if seed is not None:
+                pyro.set_rng_seed(seed)
+        shuffle_seed = seed if seed is not None else processes.from_first(lambda: int(torch.randint(2**31, ())))
+        path = None if checkpoint is None else Path(checkpoint)
+        with processes.together():
+            make_optimizer, make_scheduler = _constructors(optim, scheduler)
+            run = TrainingRun(
+                model,
+                guide,
+                loss,
+                rows,
+                processes=processes,
+                shuffle_seed=shuffle_seed,
+                batch_size=batch_size or rows.batch_size or DEFAULT_BATCH_SIZE,
+                accumulate=accumulate,
+                pretrain_epochs=pretrain_epochs,
+                make_optimizer=make_optimizer,
+                make_scheduler=make_scheduler,
+                seed=seed,
+                validation=validation_rows,
+                patience=patience,
+                num_data=num_data,
+                clip_norm=clip_norm,
+                autocast=autocast,
+                compile=compile,
+            )
+            stack.enter_context(sole_writer(path if processes.is_first else None))
+        run.begin(path, epochs, checkpoint_every=checkpoint_every)
+        _train(run, path, epochs, checkpoint_every, callback, progress and processes.is_first)
+        run.end()
     return FitResult(run.history, run.best_epoch, run.stopped)
 
 
@@ -214,9 +252,7 @@ def _train(
     """The rest of a run, with progress and checkpoints."""
     total = epochs * run.steps_per_epoch
     bar = tqdm(total=total, initial=min(run.steps_done, total), desc="fit", unit="step", disable=not progress)
-    # Pyro warns of NaN in a loss; here it is an error, with the site's name.
-    with bar, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Encountered (NaN|\\+?inf|-inf)")
+    with bar:
         while run.epoch < epochs and not run.stopped:
             for _ in range(run.step_in_epoch, run.steps_per_epoch):
                 run.step()
@@ -225,10 +261,15 @@ def _train(
                 if path is not None and checkpoint_every and run.steps_done % checkpoint_every == 0:
                     run.save(path)
             record = run.end_epoch()
-            if callback is not None and callback(dict(record)):
-                run.ended = True
+            run.ended = run.processes.from_first(partial(_ends, callback, record))
+            run.take_over()
             if path is not None and (not checkpoint_every or run.stopped or run.epoch == epochs):
                 run.save(path)
+
+
+def _ends(callback: Callable[[Record], Any] | None, record: Record) -> bool:
+    """Whether the callback ends the training after an epoch."""
+    return callback is not None and bool(callback(dict(record)))
 
 
 def _constructors(
@@ -250,7 +291,7 @@ def _constructors(
     if not isinstance(scheduler.pt_optim_args, dict) or scheduler.pt_clip_args:
         raise ValueError("fit: scheduler must have one setting for all parameters and no clipping, got others")
     constructor: Any = scheduler.pt_optim_constructor
-    return partial(constructor, **scheduler.pt_optim_args), partial(
+    return partial(fused_optimizer, constructor, scheduler.pt_optim_args), partial(
         scheduler.pt_scheduler_constructor, **scheduler.kwargs
     )
 
@@ -271,4 +312,4 @@ def _constructor(optim: Any) -> Callable[[list[Tensor]], Optimizer]:
             "scheduler to fit"
         )
     constructor: Any = optim.pt_optim_constructor
-    return partial(constructor, **optim.pt_optim_args)
+    return partial(fused_optimizer, constructor, optim.pt_optim_args)

@@ -20,6 +20,7 @@ from pyro_radial.infer.elbo import RadialELBO, check_weight
 from pyro_radial.infer.guide_process import GuideProcess
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.poutine.local_noise import check_drawn
 
 __all__ = ["FunctionalELBO"]
 
@@ -167,6 +168,9 @@ class FunctionalELBO(RadialELBO):
         process = None
         if isinstance(self.divergence, ProcessDivergence):
             process = GuideProcess(self._model, model_trace, guide_trace, self.function_site, self._structures)
+        else:
+            for name, latent in guide_trace.iter_stochastic_nodes():
+                check_drawn(name, latent, "FunctionalELBO: guide must draw whole functions")
         if self._others is None:
             with seeded(0, x.device):
                 weights = self._sites_of_the_function(model, guide_trace, x, process)

@@ -3,9 +3,8 @@
 
 """From the losses of a batch to one step of a torch optimizer: loss scaling, clipping, and a rate that is changed."""
 
-import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from pyro_radial.infer.optimizers import check_steps_alone
 
 __all__ = ["GradientStep", "autocasting"]
 
@@ -31,12 +32,7 @@ class GradientStep:
     def __init__(
         self, optimizer: Optimizer, clip_norm: float | None, autocast: torch.dtype | None, device: torch.device
     ) -> None:
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise ValueError(
-                "fit: optim must make an optimizer that steps without a closure, got "
-                f"{type(optimizer).__name__}, which evaluates the loss several times in one step"
-            )
+        check_steps_alone(optimizer, "fit")
         self.optimizer, self.clip_norm = optimizer, clip_norm
         self.scaler = torch.amp.GradScaler(device.type, enabled=autocast is torch.float16)
 
@@ -49,6 +45,12 @@ class GradientStep:
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss."""
         self.scaler.scale(loss).backward()
+
+    def add(self, gradients: Iterable[tuple[Tensor, Tensor]], share: float) -> None:
+        """Add gradients that are known, times a share."""
+        for parameter, gradient in gradients:
+            part = gradient if share == 1.0 else gradient * share
+            parameter.grad = part if parameter.grad is None else parameter.grad + part
 
     def take(self) -> None:
         """One step; with scaled losses none, if a gradient has overflowed."""

@@ -15,6 +15,7 @@ from torch import nn
 from pyro_radial._compat import handlers_around
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.nn.likelihood import is_target
+from pyro_radial.poutine.local_noise import check_drawn
 from pyro_radial.poutine.swap_prior import SWAPPED
 
 __all__ = ["GuideDraws", "check_global", "check_sites"]
@@ -30,12 +31,13 @@ class GuideDraws:
 
     :param guide: a guide with its parameters.
     :param str who: what errors call the caller.
-    :raises ValueError: for an autoguide without parameters.
+    :raises ValueError: for an autoguide without parameters, and from a draw for one under
+        :func:`~pyro_radial.poutine.local_noise`.
     """
 
     def __init__(self, guide: Callable[..., Any], who: str) -> None:
         _check_has_parameters(guide, who)
-        self._guide = guide
+        self._guide, self._who = guide, who
         self._first: Trace | None = None
 
     @property
@@ -52,6 +54,8 @@ class GuideDraws:
         if self._first is not None:
             return _redrawn(self._first)
         trace = poutine.trace(self._guide).get_trace(*args)
+        for name, site in trace.iter_stochastic_nodes():
+            check_drawn(name, site, f"{self._who}: guide must draw whole functions")
         if not handlers_around() and _samples_each_site_alone(self._guide, trace):
             # Its values, a copy of all weights, are let go.
             self._first = _with_values(trace, lambda site: None)

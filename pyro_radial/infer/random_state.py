@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_radial.poutine import one_at_a_time
 
-__all__ = ["TorchNoise", "rng_state", "seeded", "seeded_elsewhere", "set_rng_state"]
+__all__ = ["TorchNoise", "noise_of", "rng_state", "seeded", "seeded_elsewhere", "set_rng_state"]
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:
@@ -35,6 +35,11 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     np.random.set_state(state["numpy"])  # noqa: NPY002
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+def noise_of(seed: int, process: int) -> int:
+    """The seed of the noise of one of several processes that train together from one seed."""
+    return int(np.random.SeedSequence([seed, process]).generate_state(1)[0])
 
 
 class TorchNoise(NamedTuple):

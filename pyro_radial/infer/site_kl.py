@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.poutine.local_noise import check_drawn
 
 __all__ = ["RecordDistribution", "analytic_kl", "own_distribution", "sampled_kl"]
 
@@ -73,8 +74,10 @@ def sampled_kl(name: str, model_trace: Trace, guide_trace: Trace) -> Tensor:
     """The KL of a latent site estimated from its sample; for an auxiliary site of the guide its log-density.
 
     :returns: a 0-d tensor in nats, without bias.
+    :raises ValueError: naming the site, for one without a sample, under local noise.
     """
     site: Any = guide_trace.nodes[name]
+    check_drawn(name, site, "RadialELBO: prior must have a KL in closed form")
     score_parts = site["fn"].score_parts(site["value"], *site["args"], **site["kwargs"])
     entropy_term: Tensor = score_parts.scale_and_mask(site["scale"], site["mask"]).entropy_term.sum()
     return entropy_term - _log_prob_sum(name, model_trace) if name in model_trace.nodes else entropy_term

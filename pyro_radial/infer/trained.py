@@ -3,7 +3,6 @@
 
 """A model and its guide as one thing to train, copy and put back."""
 
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,8 @@ from torch import Tensor, nn
 from pyro_radial.infer.checkpoint import State, check_entries, copied
 from pyro_radial.infer.data import device_of, evaluating
 from pyro_radial.infer.gradient_step import autocasting
+from pyro_radial.infer.not_finite import unwarned
+from pyro_radial.infer.processes import Processes
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.poutine import one_at_a_time
 
@@ -41,20 +42,19 @@ class Trained:
     ) -> None:
         self.model, self.guide = model, guide
         self.device = device_of(guide, model)
-        self._run = model if autocast is None else autocasting(model, autocast, self.device)
+        self.run = model if autocast is None else autocasting(model, autocast, self.device)
         self._loose = self._make_parameters(batch)
 
     def module(self, loss: ELBO) -> nn.Module:
         """The loss of model and guide, a module that is called with inputs and targets."""
-        return loss(self._run, self.guide)  # type: ignore[arg-type]
+        return loss(self.run, self.guide)  # type: ignore[arg-type]
 
     def set_up(self, loss: ELBO, batch: tuple[Any, Any]) -> None:
         """Evaluate the loss once, for what it finds out or draws at its first call alone; the modules stay as they are.
 
         What goes wrong here is left to the first step, which says where it was.
         """
-        with evaluating(self.model, self.guide), torch.no_grad(), warnings.catch_warnings(), suppress(Exception):
-            warnings.filterwarnings("ignore", message="Encountered")
+        with unwarned(), evaluating(self.model, self.guide), torch.no_grad(), suppress(Exception):
             self.module(loss)(*batch)
 
     def parameters(self, loss: ELBO) -> dict[str, Tensor]:
@@ -85,6 +85,17 @@ class Trained:
             self.model.load_state_dict(state["model"])
         for name, value in self.state()["loose"].items():
             value.copy_(state["loose"][name])
+
+    def take_over(self, processes: Processes) -> None:
+        """Give model and guide the state that they have in the first process."""
+        if processes.size == 1:
+            return
+        state = self.state()
+        entries = {role: {n: v for n, v in part.items() if not isinstance(v, Tensor)} for role, part in state.items()}
+        processes.take_over([value for part in state.values() for value in part.values() if isinstance(value, Tensor)])
+        if any(entries.values()):
+            first = processes.from_first(lambda: entries)
+            self.load({role: part | first[role] for role, part in state.items()})
 
     def _make_parameters(self, batch: tuple[Any, Any]) -> dict[str, Tensor]:
         """Run everything once, so that an optimizer finds all parameters; returns those that are in neither module."""

@@ -4,32 +4,42 @@
 """One training run, step by step, with everything that a checkpoint of it must hold."""
 
 import math
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyro
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from pyro_radial._compat import mark_stepped, tree_map_only
 from pyro_radial._state import has_state, load_states, states
 from pyro_radial.infer.batches import Batches, parts
-from pyro_radial.infer.checkpoint import State, check_data, check_settings, load_checkpoint, plain, save_checkpoint
-from pyro_radial.infer.data import Rows, device_of, num_rows
+from pyro_radial.infer.checkpoint import (
+    State,
+    check_data,
+    check_settings,
+    kinds,
+    load_checkpoint,
+    save_checkpoint,
+)
+from pyro_radial.infer.data import Rows, device_of
 from pyro_radial.infer.data_fingerprint import data_fingerprint
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.fingerprint import described
 from pyro_radial.infer.gradient_step import GradientStep
+from pyro_radial.infer.loss_gradients import LossGradients
 from pyro_radial.infer.loss_terms import LossTerms
-from pyro_radial.infer.not_finite import check_parameters, finite_loss, not_finite_error
-from pyro_radial.infer.random_state import rng_state, seeded, set_rng_state
+from pyro_radial.infer.not_finite import check_parameters, check_start, not_finite_error, unwarned
+from pyro_radial.infer.processes import Processes
+from pyro_radial.infer.random_state import noise_of, rng_state, seeded, set_rng_state
+from pyro_radial.infer.run_settings import check_alike, details, settings_of
 from pyro_radial.infer.trained import Trained
 from pyro_radial.infer.validation import validation_nll
 from pyro_radial.nn.likelihood import FUNCTION_SITE
-from pyro_radial.poutine import mean_only, one_at_a_time
+from pyro_radial.poutine import mean_only
 
 __all__ = ["Record", "TrainingRun"]
 
@@ -45,8 +55,7 @@ SAVED = (
     "data",
     "shuffle_seed",
     "optimizer",
-    "rng",
-    "parts",
+    "processes",
     "learning_rate",
     "scaler",
     "guide",
@@ -58,6 +67,13 @@ SAVED = (
 class TrainingRun:
     """The state of one training run; its parameters are those of :func:`~pyro_radial.fit`, checked.
 
+    Several processes that train together have one such run each, and all take its steps at once. Each evaluates the
+    loss on its own rows with noise of its own. What they sum is weighted by their rows, so that it is the gradient of
+    all rows' loss, which has the KL once. That is done here, not by ``DistributedDataParallel``: it knows modules alone
+    and no ``pyro.param``, weighs processes alike, and where one fails the others wait for it.
+
+    :param Processes processes: this process among those that train together.
+    :param int shuffle_seed: of the orders of the rows, the same in all processes.
     :param make_optimizer: a function from parameters to a torch optimizer.
     :param make_scheduler: a function from that to a scheduler of its learning rate, or None.
     """
@@ -69,6 +85,8 @@ class TrainingRun:
         loss: RadialELBO,
         rows: Rows,
         *,
+        processes: Processes,
+        shuffle_seed: int,
         batch_size: int,
         accumulate: int,
         pretrain_epochs: int,
@@ -80,11 +98,14 @@ class TrainingRun:
         num_data: int,
         clip_norm: float | None,
         autocast: torch.dtype | None,
+        compile: bool,
     ) -> None:
         self.loss, self.accumulate, self.pretrain_epochs = loss, accumulate, pretrain_epochs
         self.validation, self.patience, self.num_data = validation, patience, num_data
-        shuffle_seed = seed if seed is not None else int(torch.randint(2**31, ()))
-        self.batches = Batches(rows, batch_size, shuffle_seed, device_of(guide, model))
+        self.processes = processes
+        device = device_of(guide, model)
+        self.batches = Batches(rows, batch_size, shuffle_seed, device, processes.rank, processes.size)
+        check_start(loss(model, guide).named_parameters())  # type: ignore[arg-type]
         # What is drawn here must not depend on whether a run starts or resumes, nor move its random numbers.
         with seeded(SET_UP + shuffle_seed, self.batches.device):
             first_rows = self.batches.first_rows()
@@ -100,24 +121,26 @@ class TrainingRun:
                 f"load_state_dict, got one that returns {type(self.scheduler).__name__}"
             )
         self.pretraining_loss = RadialELBO(kl_weight=0.0)
-        kl_weight = getattr(loss, "kl_weight", None)
-        self.settings = {
-            "guide": type(guide).__name__,
-            "likelihood": type(getattr(model, "likelihood", None)).__name__,
-            "loss": type(loss).__name__,
-            "kl_weight": described(kl_weight)[""],
-            "num_particles": loss.num_particles,
-            "num_data": num_data,
-            "rows": len(rows),
-            "batch_size": batch_size,
-            "accumulate": accumulate,
-            "pretrain_epochs": pretrain_epochs,
-            "seed": seed,
-            "validation": validation is not None,
-            "optimizer": f"{type(self.optimizer).__name__}({_without_rate(plain(self.optimizer.defaults))})",
-            "clip_norm": clip_norm,
-            "autocast": str(autocast),
-        }
+        usual_rows = -(-min(batch_size, len(rows)) // accumulate)
+        self.gradients = LossGradients(self.trained, loss, self.gradient_step, usual_rows if compile else None)
+        self.pretraining_gradients = LossGradients(self.trained, self.pretraining_loss, self.gradient_step, None)
+        self.settings = settings_of(
+            model,
+            guide,
+            loss,
+            self.optimizer,
+            num_data=num_data,
+            rows=len(rows),
+            processes=processes.size,
+            batch_size=batch_size,
+            accumulate=accumulate,
+            pretrain_epochs=pretrain_epochs,
+            seed=seed,
+            validation=validation is not None,
+            clip_norm=clip_norm,
+            autocast=str(autocast),
+            compile=compile,
+        )
         self.data: dict[str, dict[str, Any]] = {}
         self.epoch = self.step_in_epoch = self.best_epoch = 0
         self.sums = {"loss": 0.0, "nll": 0.0, "kl": 0.0}
@@ -151,14 +174,21 @@ class TrainingRun:
 
         :raises FloatingPointError: if the loss is NaN or infinite; no step is taken then.
         """
-        with one_at_a_time():
-            batch = self.batches.get(self.epoch, self.step_in_epoch)
+        with unwarned():
             self.optimizer.zero_grad()
-            self.latest = self._accumulate_gradients(batch)
+            parameters = list(self.parameters.values())
+            numbers = self.processes.sums(self._evaluate, len(self.sums) + len(parameters))
+            self.latest = dict(zip(self.sums, numbers, strict=False))
+            self.processes.sum_gradients(parameters, numbers[len(self.sums) :])
             self.gradient_step.take()
         for name, value in self.latest.items():
-            self.sums[name] += value * num_rows(batch[0]) / len(self.batches.rows)
+            self.sums[name] += value * self.batches.num_rows(self.step_in_epoch) / len(self.batches.rows)
         self.step_in_epoch += 1
+
+    def _evaluate(self) -> list[float]:
+        """This process's share in the terms of the loss, and of each parameter whether it has a gradient."""
+        terms = self._accumulate_gradients(self.batches.get(self.epoch, self.step_in_epoch))
+        return [*terms.values(), *(float(parameter.grad is not None) for parameter in self.parameters.values())]
 
     def _accumulate_gradients(self, batch: tuple[Any, Any]) -> Record:
         """Gradients of the batch in parts that share their noise; the mean terms, in nats per datum."""
@@ -166,16 +196,16 @@ class TrainingRun:
         loss = self.pretraining_loss if pretraining else self.loss
         noise = rng_state(self.device)
         totals = dict.fromkeys(self.sums, 0.0)
-        for part, share in parts(batch, self.accumulate):
+        own = self.batches.share(self.step_in_epoch)
+        for part, part_share in parts(batch, self.accumulate):
+            share = own * part_share
             # A schedule of the KL weight counts optimizer steps, however a batch is split.
             loss.step = self.steps_done
             with mean_only() if pretraining else nullcontext():
-                value = finite_loss(self.trained, loss, part, noise, self._where)
-            self._check_num_data(loss.terms)
-            self.gradient_step.backward(value * share)
-            terms = loss.terms.per_datum()
-            for name, term in (("loss", terms.loss), ("nll", terms.negative_log_likelihood), ("kl", terms.kl)):
-                totals[name] += float(term) * share
+                gradients = self.pretraining_gradients if pretraining else self.gradients
+                numbers = gradients.add(part, share, noise, self._where, self._check_num_data)
+            for name, number in zip(totals, numbers, strict=True):
+                totals[name] += number * share
         self.kl_weight = loss.terms.kl_weight
         return totals
 
@@ -199,7 +229,8 @@ class TrainingRun:
         if self.validation is None:
             self.best_epoch = self.epoch
         else:
-            value = record["validation_nll"] = self._validate(self.validation)
+            validation = self.validation
+            value = record["validation_nll"] = self.processes.from_first(lambda: self._validate(validation))
             if self.best is None:
                 self.best_epoch = self.epoch  # Until one is finite no epoch is better than the latest.
             if math.isfinite(value) and (self.best is None or value < self.history[self.best_epoch]["validation_nll"]):
@@ -219,11 +250,10 @@ class TrainingRun:
     def _schedule(self, record: Record) -> None:
         """One step of the scheduler of the learning rate, after an epoch."""
         if self.scheduler is not None:
-            with warnings.catch_warnings():
-                # Of an optimizer that has taken its steps before the run was killed.
-                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-                plateau = isinstance(self.scheduler, ReduceLROnPlateau)
-                self.scheduler.step(*([record.get("validation_nll", record["loss"])] if plateau else []))
+            # Where the run was killed after them, these were steps of another object.
+            mark_stepped(self.optimizer)
+            plateau = isinstance(self.scheduler, ReduceLROnPlateau)
+            self.scheduler.step(*([record.get("validation_nll", record["loss"])] if plateau else []))
 
     @property
     def _parts(self) -> dict[str, Any]:
@@ -243,56 +273,94 @@ class TrainingRun:
         if self.best is not None:
             self.trained.load(self.best)
 
-    def begin(self, path: Path, epochs: int) -> None:
-        """Go on from a checkpoint if there is one; what cannot be written is found now, not after an epoch."""
-        self._identify()
-        if path.exists():
-            self._load(path)
+    def begin(self, path: Path | None, epochs: int, **call: Any) -> None:
+        """Begin with the others, and go on from a checkpoint if there is one.
+
+        What cannot be written is found now, not after an epoch.
+
+        :param call: what else of the call must be the same in all processes.
+        :raises ValueError: for a run that is another one in another process, or in the checkpoint.
+        """
+        if path is None and self.processes.size == 1:
+            return
+        with self.processes.together():
+            self._identify()
+        if self.processes.size > 1:
+            self._join({"epochs": epochs, "patience": self.patience, "checkpoint": path is not None, **call})
+        if path is None:
+            return
+        saved = self.processes.from_first(
+            lambda: load_checkpoint(path, torch.device("cpu"), needed=SAVED) if path.exists() else None
+        )
+        if saved is not None:
+            with self.processes.together():
+                self._load(path, tree_map_only(Tensor, lambda tensor: tensor.to(self.device), saved))
         if self.epoch < epochs and not self.stopped:
-            save_checkpoint(path, self._state(), rehearsal=True)
+            self._write(path, rehearsal=True)
+
+    def _join(self, call: dict[str, Any]) -> None:
+        """Find that all processes do the same, and start from the first one's parameters, each with its own noise."""
+        state = {role: kinds(entries) for role, entries in self.trained.state().items()}
+        rate = self.gradient_step.learning_rate
+        check_alike(self.processes, {**call, "learning rate": rate, **self.settings, **self.data, "state": state})
+        self.take_over()
+        if self.processes.rank:
+            pyro.set_rng_seed(noise_of(self.batches.seed, self.processes.rank))
+
+    def take_over(self) -> None:
+        """Give model and guide the state that they have in the first process, whose buffers alone count."""
+        self.trained.take_over(self.processes)
+
+    def end(self) -> None:
+        """Leave all processes with the parameters to keep, and at one place in their random numbers."""
+        self.restore_best()
+        self.take_over()
+        if self.processes.size > 1:
+            set_rng_state(self.processes.from_first(lambda: rng_state(self.device)), self.device)
 
     def _identify(self) -> None:
         """Take down what the run is of, before it changes: what a checkpoint of it must agree with."""
-        self.settings |= {
-            "model": described(self.trained.model),
-            "loss settings": described(self.loss),
-            "scheduler": described(self.scheduler),
-        }
+        self.settings |= details(self.trained.model, self.trained.guide, self.loss, self.scheduler)
         rows = {"data": self.batches.rows, "validation data": self.validation}
         self.data = {name: data_fingerprint(r, self.device) for name, r in rows.items() if r is not None}
 
     def save(self, path: Path) -> None:
         """Write everything that the rest of the run depends on; a broken state never replaces a good one."""
-        check_parameters(self.parameters, self._where)
-        save_checkpoint(path, self._state())
+        self.take_over()
+        self._write(path)
+
+    def _write(self, path: Path, rehearsal: bool = False) -> None:
+        own = {"rng": rng_state(self.device), "parts": states(self._parts)}
+        of_each = self.processes.gather(tree_map_only(Tensor, Tensor.cpu, own))
+
+        def write() -> None:
+            if not rehearsal:
+                check_parameters(self.parameters, self._where)
+            save_checkpoint(path, self._state() | {"processes": of_each}, rehearsal=rehearsal)
+
+        self.processes.from_first(write)
 
     def _state(self) -> State:
         state = {name: getattr(self, name) for name in (*RESUMED, "settings", "data")}
         state |= {"shuffle_seed": self.batches.seed, "optimizer": self.optimizer.state_dict()}
-        state |= self.gradient_step.state() | {"parts": states(self._parts), "rng": rng_state(self.device)}
-        return state | self.trained.copy_of_state()
+        return state | self.gradient_step.state() | self.trained.copy_of_state()
 
-    def _load(self, path: Path) -> None:
+    def _load(self, path: Path, state: State) -> None:
         """Go on from a checkpoint of this very run; what is refused has changed nothing."""
-        state = load_checkpoint(path, self.device, needed=SAVED)
         self.trained.check(path, state)
         check_settings(path, state["settings"], self.settings)
         for name, known in self.data.items():
             check_data(path, state["data"][name], known, name)
         self.optimizer.load_state_dict(state["optimizer"])
         self.gradient_step.load(path, state)
-        load_states(self._parts, state["parts"])
+        own = state["processes"][self.processes.rank]
+        load_states(self._parts, own["parts"])
         self.trained.load(state)
         for name in RESUMED:
             setattr(self, name, state[name])
         self.batches.seed = state["shuffle_seed"]
-        set_rng_state(state["rng"], self.device)
+        set_rng_state(own["rng"], self.device)
 
     def shown(self) -> dict[str, str]:
         """The latest terms, for the progress bar."""
         return {name: f"{self.latest[name]:.4g}" for name in ("nll", "kl")}
-
-
-def _without_rate(settings: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's settings but for the learning rate, which may change between resumes."""
-    return {name: value for name, value in settings.items() if name != "lr"}

@@ -5,6 +5,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pyro
@@ -16,9 +17,11 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
 from pyro_radial._naming import UniquelyNamed
-from pyro_radial.nn.draws import split_draws, unflatten
+from pyro_radial.nn.draws import split_draws, split_noise, unflatten
 from pyro_radial.nn.functional_net import FunctionalNet
+from pyro_radial.nn.local_layers import LocalLayers, NotLocalError, check_rows, num_rows
 from pyro_radial.nn.own_tensors import OwnTensors, own_copy
+from pyro_radial.nn.parameter_sites import ParameterSites
 from pyro_radial.nn.selection import Select, check_net, select_parameters
 from pyro_radial.nn.site_priors import ParameterPrior, SitePriors
 
@@ -43,6 +46,9 @@ class BayesianModule(UniquelyNamed):
 
     In train mode a call with a single draw updates running statistics of batch norm layers, in this module's own
     buffers. A call with several draws leaves them as they are and says so once.
+
+    A parameter whose guide leaves it undrawn, under :func:`~pyro_radial.poutine.local_noise`, gives the outputs of its
+    layer noise of their own for each row of a batch.
 
     A network that leaves some parameters idle may say so by a method ``uses_parameter(name) -> bool``. Where it
     returns False the parameter makes no site in a call, and the network gets its first value, without gradient (see
@@ -80,6 +86,7 @@ class BayesianModule(UniquelyNamed):
         check_net(net)
         selected = select_parameters(net, select)
         self._functional = FunctionalNet(net)
+        self._local = LocalLayers(self._functional.skeleton)
         _make_gradients_dense(net, self._functional.skeleton, selected)
         # Where a guide may start: the network's own values. They follow .to(), and are no part of the state.
         self._initial = {name: own_copy(parameter) for name, parameter in selected.items()}
@@ -144,12 +151,59 @@ class BayesianModule(UniquelyNamed):
         :raises ValueError: naming the site, for a value that does not end in the parameter's shape or whose
             draws are not those of the other sites.
         """
-        draws, shared, drawn = split_draws(self.sample_parameters(), self._shapes)
+        with ParameterSites(self._shapes) as sites:
+            values = self.sample_parameters()
+        if not sites.noises:
+            return self._output(*split_draws(values, self._shapes), args, kwargs)
+        sites.check(values)
+        while True:
+            reasons = self._local.reasons(sites.noises)
+            try:
+                output = self._local_output(values, sites, reasons, args, kwargs)
+            except NotLocalError as error:
+                self._local.found(error)
+            else:
+                self._local.say(reasons)
+                return output
+
+    def _output(
+        self,
+        draws: tuple[int, ...],
+        shared: dict[str, Tensor],
+        drawn: dict[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        within: Any = None,
+    ) -> Any:
+        """The network's output for parameters without draws and with draws."""
         tensors = {**self._own.trained(), **self._own.fixed(), **shared}
         if draws:
-            return unflatten(self._functional.many(tensors, drawn, args, kwargs), draws)
-        output = self._functional.single(tensors, args, kwargs)
+            return unflatten(self._functional.many(tensors, drawn, args, kwargs, within), draws)
+        output = self._functional.single(tensors, args, kwargs, within)
         self._own.keep_new_buffers(tensors)
+        return output
+
+    def _local_output(
+        self,
+        values: dict[str, Tensor],
+        sites: ParameterSites,
+        reasons: Mapping[str, str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The network's output with local noise at the sites that were left undrawn, but for those with a reason.
+
+        :raises NotLocalError: where the call finds another; it has changed nothing then.
+        """
+        local = {name: noise for name, noise in sites.noises.items() if name not in reasons}
+        drawn = {name: sites.noises[name].draw(sites.shapes[name]) for name in reasons}
+        given = {name: value for name, value in values.items() if name not in local}
+        split = split_noise({**given, **drawn}, local, sites.shapes, self._shapes)
+        rows = num_rows(args, kwargs)
+        with self._own.unchanged_on_error():
+            output = self._output(*split, args, kwargs, partial(self._local.within, local, rows))
+            if local:
+                check_rows(output, len(split[0]), rows)
         return output
 
     @pyro_method

@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 
 from pyro_radial._compat import tree_map_only
+from pyro_radial.poutine import UnitNoise
 
-__all__ = ["split_draws", "unflatten"]
+__all__ = ["NOISE_PARTS", "split_draws", "split_noise", "unflatten"]
+
+#: The tensors of a noise, which follow the name of its site.
+NOISE_PARTS = ("loc", "scale")
 
 
 def split_draws(
@@ -50,6 +54,37 @@ def split_draws(
         draws, first = lead, first or name
         drawn[name] = value.reshape(math.prod(lead), *shape)
     return draws, shared, drawn
+
+
+def split_noise(
+    values: Mapping[str, Tensor],
+    noises: Mapping[str, UnitNoise],
+    site_shapes: Mapping[str, torch.Size],
+    shapes: Mapping[str, torch.Size],
+) -> tuple[tuple[int, ...], dict[str, Tensor], dict[str, Tensor]]:
+    """
+    The same where some sites have noise in the place of values.
+
+    :param Mapping values: of the other sites.
+    :param Mapping noises: by site.
+    :param Mapping site_shapes: the shapes ``[*draws, *shape]`` that the values would have.
+    :param Mapping shapes: the shape of each parameter.
+    :returns: as :func:`split_draws`, with ``site.loc`` and ``site.scale`` among the tensors. Draws that share both are
+        counted by a tensor of N elements under the empty name, so that there is always one with draws.
+    """
+    tensors, tensor_shapes = dict(values), {name: shapes[name] for name in values}
+    lead: tuple[int, ...] = ()
+    for name, noise in noises.items():
+        shape = shapes[name]
+        sizes = site_shapes[name][: len(site_shapes[name]) - len(shape)]
+        lead = tuple(size for size in sizes if size != 1) or lead
+        for part in NOISE_PARTS:
+            tensor = getattr(noise, part)
+            tensors[f"{name}.{part}"] = tensor if tensor.shape == shape else tensor.expand(site_shapes[name])
+            tensor_shapes[f"{name}.{part}"] = shape
+    if lead:
+        tensors[""], tensor_shapes[""] = next(iter(noises.values())).loc.new_zeros(lead), torch.Size()
+    return split_draws(tensors, tensor_shapes)
 
 
 def unflatten(outputs: Any, draws: tuple[int, ...]) -> Any:

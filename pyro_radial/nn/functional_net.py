@@ -8,7 +8,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ RECOMPUTES = "parts of the network run again in the backward pass"
 
 # The network for one draw of its parameters.
 Run = Callable[[Mapping[str, Tensor]], Any]
+# What a call takes place in, which may change its tensors; None for nothing.
+Within = Callable[[dict[str, Tensor]], AbstractContextManager[Any]] | None
 
 
 class FunctionalNet:
@@ -55,32 +57,44 @@ class FunctionalNet:
         """Sets train or eval mode, as :meth:`torch.nn.Module.train` does."""
         self.skeleton.train(mode)
 
-    def single(self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def single(
+        self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], within: Within = None
+    ) -> Any:
         """
         The output for one set of tensors. What the network does to its buffers is done to ``tensors``.
 
         :param dict tensors: every parameter and buffer by name; of tied ones, the first name.
         :param tuple args: the network's inputs.
         :param dict kwargs: those given by name.
+        :param within: what the call takes place in, a function of ``tensors`` that returns a context manager.
         :returns: what the network returns.
         """
-        if not self._recomputes:
-            before = {name: tensors[name].clone() for name, _ in self.skeleton.named_buffers() if name in tensors}
-            try:
+        given = dict(tensors)
+        before = {name: tensors[name].clone() for name, _ in self.skeleton.named_buffers() if name in tensors}
+        try:
+            return self._attempt(tensors, args, kwargs, within)
+        except RuntimeError as error:
+            if self._recomputes or RECOMPUTES not in str(error):
+                raise
+        # For good, and the call starts again where it was.
+        self._recomputes, self.batching = True, "loop"
+        tensors.update(given)
+        with torch.no_grad():
+            for name, buffer in before.items():
+                tensors[name].copy_(buffer)
+        return self._attempt(tensors, args, kwargs, within)
+
+    def _attempt(
+        self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], within: Within
+    ) -> Any:
+        with nullcontext() if within is None else within(tensors):
+            if not self._recomputes:
                 with disable_saved_tensors_hooks(RECOMPUTES), _restored(self.skeleton):
                     return functional_call(self.skeleton, tensors, args, kwargs)
-            except RuntimeError as error:
-                if RECOMPUTES not in str(error):
-                    raise
-            # For good, and the call starts again where it was.
-            self._recomputes, self.batching = True, "loop"
-            with torch.no_grad():
-                for name, buffer in before.items():
-                    tensors[name].copy_(buffer)
-        net = self.module(tensors)
-        output = net(*args, **kwargs)
-        tensors.update(net.named_buffers())
-        return output
+            net = self.module(tensors)
+            output = net(*args, **kwargs)
+            tensors.update(net.named_buffers())
+            return output
 
     def many(
         self,
@@ -88,6 +102,7 @@ class FunctionalNet:
         drawn: Mapping[str, Tensor],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        within: Within = None,
     ) -> Any:
         """
         The outputs for N sets of tensors, stacked along a new first dim. No buffer is changed.
@@ -96,6 +111,7 @@ class FunctionalNet:
         :param Mapping drawn: tensors of shape ``[N, *shape]``, one slice for each set.
         :param tuple args: the network's inputs.
         :param dict kwargs: those given by name.
+        :param within: as of :meth:`single`.
         :returns: what the network returns, with tensors of shape ``[N, ...]``.
         :raises TypeError: if it returns what is neither a tensor nor plain data, nested or not.
         """
@@ -113,7 +129,7 @@ class FunctionalNet:
             def run(draw: Mapping[str, Tensor]) -> Any:
                 # What a draw writes to its buffers is dropped with these copies.
                 own = {name: tensor.clone() if name in buffers else tensor for name, tensor in shared.items()}
-                return self.single({**own, **draw}, args, kwargs)
+                return self.single({**own, **draw}, args, kwargs, within)
 
             if self.batching == "loop":
                 return _loop(run, drawn)

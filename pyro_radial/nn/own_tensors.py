@@ -3,7 +3,8 @@
 
 """Copies of the parameters and buffers of a network that are not random."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 import pyro
 import torch
@@ -63,6 +64,18 @@ class OwnTensors:
         for name, (owner, leaf) in self._fixed.items():
             if tensors[name] is not getattr(owner, leaf):
                 setattr(owner, leaf, tensors[name].detach())
+
+    @contextmanager
+    def unchanged_on_error(self) -> Iterator[None]:
+        """Puts back what a call wrote into buffers, if it raises."""
+        before = {name: tensor.clone() for name, tensor in self.fixed().items()}
+        try:
+            yield
+        except Exception:
+            with torch.no_grad():
+                for name, tensor in self.fixed().items():
+                    tensor.copy_(before[name])
+            raise
 
     def _place(self, name: str) -> tuple[PyroModule, str]:
         *path, leaf = name.split(".")

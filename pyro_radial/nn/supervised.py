@@ -3,7 +3,7 @@
 
 """A network and a likelihood as one Pyro model."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pyro.nn import PyroModule
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.nn.likelihoods import Likelihood
+from pyro_radial.nn.parameter_sites import AskForLocalNoise
 
 __all__ = ["SupervisedModel"]
 
@@ -26,7 +27,10 @@ class SupervisedModel(nn.Module):
     :param PyroModule bnn: a :class:`~pyro_radial.nn.BayesianModule`, or another model that returns the output of a
         network as a tensor ``[*draws, B, *outputs]``.
     :param Likelihood likelihood: one of :mod:`pyro_radial.nn.likelihoods`.
-    :raises ValueError: naming the argument that is neither, or sites of ``bnn`` with names of the likelihood's.
+    :param str noise: "weights", or "local" for guides of this library to leave the weights undrawn and the network to
+        draw the outputs of its layers for each row instead, in calls with targets: losses, and so training. Calls
+        without targets, predictions, have drawn weights. See :func:`~pyro_radial.poutine.local_noise`.
+    :raises ValueError: naming the argument that is none of these, or sites of ``bnn`` with names of the likelihood's.
 
     Example::
 
@@ -40,7 +44,9 @@ class SupervisedModel(nn.Module):
 
     # A plain module on purpose: a PyroModule would put its own name before every site.
 
-    def __init__(self, bnn: PyroModule, likelihood: Likelihood) -> None:
+    def __init__(
+        self, bnn: PyroModule, likelihood: Likelihood, *, noise: Literal["weights", "local"] = "weights"
+    ) -> None:
         super().__init__()
         if not isinstance(bnn, PyroModule):
             raise ValueError(
@@ -54,8 +60,13 @@ class SupervisedModel(nn.Module):
                 f"bnn must have sites of other names than the likelihood's, got {sorted(taken)}: rename these "
                 "parameters, or make bnn of torch.nn.Sequential(net), which puts a prefix before all names"
             )
+        if noise not in ("weights", "local"):
+            raise ValueError(f"noise must be 'weights' or 'local', got {noise!r}")
+        if noise == "local" and not isinstance(bnn, BayesianModule):
+            raise ValueError(f"bnn must be a BayesianModule for noise='local', got {type(bnn).__name__}")
         self.bnn = bnn
         self.likelihood = likelihood
+        self.noise = noise
 
     def forward(self, x: Any, y: Tensor | None = None) -> Tensor:
         """
@@ -66,7 +77,12 @@ class SupervisedModel(nn.Module):
         :returns: the targets, given or sampled.
         :raises ValueError: if the network cannot take x, or its output is not one tensor.
         """
-        f = self._output(x)
+        if self.noise == "local":
+            with AskForLocalNoise(_has_targets, _has_targets(x, y)) as asked:
+                f = self._output(x)
+            asked.check(self.bnn.sites_in_use)
+        else:
+            f = self._output(x)
         if not isinstance(f, Tensor):
             raise ValueError(
                 f"the network of bnn must return one tensor, got {type(f).__name__}: "
@@ -88,6 +104,11 @@ class SupervisedModel(nn.Module):
 
     def _dtype(self) -> str:
         return f", in {self.bnn.dtype} on {self.bnn.device}" if isinstance(self.bnn, BayesianModule) else ""
+
+
+def _has_targets(x: Any, y: Tensor | None = None) -> bool:
+    """Whether a call is of a loss, from its arguments."""
+    return y is not None
 
 
 def _own_names(likelihood: Likelihood) -> set[str]:

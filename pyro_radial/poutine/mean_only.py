@@ -11,6 +11,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 
 from pyro_radial.distributions.moments import center
+from pyro_radial.poutine.local_noise import draw_after_all
 
 __all__ = ["MeanOnlyMessenger", "mean_only"]
 
@@ -25,6 +26,7 @@ class MeanOnlyMessenger(Messenger):
             value = center(msg["fn"])
         except ValueError as error:
             raise ValueError(f"mean_only: the distribution of site '{msg['name']}', {error}") from None
+        draw_after_all(msg)
         msg["fn"] = dist.Delta(value, event_dim=msg["fn"].event_dim)
         msg["value"] = value
         msg["done"] = True

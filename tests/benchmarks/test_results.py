@@ -5,13 +5,27 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from joblib import register_parallel_backend
+from joblib.parallel import ThreadingBackend
 
-from benchmarks.common import Job, OtherSettingError, Results, compute_all, medians, parser_of, reaches, with_error
+from benchmarks.common import (
+    Job,
+    OtherSettingError,
+    Results,
+    compute_all,
+    main,
+    medians,
+    parser_of,
+    reaches,
+    with_error,
+)
 
 SETTING = {"rounds": 3, "sizes": (1, 2)}
 
@@ -125,6 +139,86 @@ def test_jobs_are_computed_once_and_saved_in_their_order(tmp_path, workers):
     jobs = [Job({"seed": number}, row_of, (number,)) for number in range(3)]
     assert [row["value"] for row in compute_all(results, jobs, workers)] == [0.0, -1.0, 2.0]
     assert [row["seed"] for row in results.rows] == [1, 0, 2]
+
+
+def test_a_row_of_another_run_is_not_taken_for_that_of_a_later_job(tmp_path):
+    path = tmp_path / "rows.json"
+    results = Results(path, SETTING)
+
+    def compute(number):
+        Results(path, SETTING).add({"seed": number + 1}, lambda: row_of(-1))
+        return row_of(number)
+
+    jobs = [Job({"seed": number}, compute, (number,)) for number in range(4)]
+    assert [row["value"] for row in compute_all(results, jobs, 1)] == [0.0, -1.0, 2.0, -1.0]
+
+
+class Elsewhere(ThreadingBackend):
+    """A backend of joblib's as a cluster's is one, which counts what it is given."""
+
+    given = []
+
+    def submit(self, func, callback=None):
+        Elsewhere.given.append(func)
+        return super().submit(func, callback)
+
+
+def sweep(output, *, form="small", workers=2):
+    """A tiny experiment."""
+    results = Results(output, SETTING)
+    compute_all(results, [Job({"seed": number}, row_of, (number,)) for number in range(3)], workers)
+
+
+def test_jobs_go_where_the_command_says(tmp_path, monkeypatch, capsys):
+    register_parallel_backend("elsewhere", Elsewhere)
+    Elsewhere.given.clear()
+    output = tmp_path / "rows.json"
+    monkeypatch.setattr(sys, "argv", ["sweep", "--output", str(output), "--backend", "elsewhere"])
+    main(sweep, lambda results: f"### {len(results.rows)} rows")
+    assert "### 3 rows" in capsys.readouterr().out
+    assert len(Elsewhere.given) == 3
+    assert Results(output).values("value") == [0.0, 1.0, 2.0]
+
+
+def wait_long(folder, number):
+    (folder / str(number)).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_script_that_is_killed(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from tests.benchmarks.test_results import *; folder = Path(sys.argv[1]);"
+        "jobs = [Job({'seed': n}, wait_long, (folder, n)) for n in range(2)];"
+        "compute_all(Results(folder / 'rows.json', SETTING), jobs, 2)"
+    )
+    script = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stderr=subprocess.DEVNULL)
+    try:
+        workers = [int(wait_for(tmp_path / str(number))) for number in range(2)]
+    finally:
+        script.kill()
+        script.wait()
+    deadline = time.monotonic() + 30
+    while any(is_running(worker) for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert script.pid not in workers
+    assert not any(is_running(worker) for worker in workers)
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return path.read_text()
+
+
+def is_running(process):
+    """Whether a process is there, and no zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_subjects_take_turns():

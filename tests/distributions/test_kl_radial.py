@@ -18,8 +18,8 @@ from torch.distributions import kl_divergence
 from torch.func import jacrev, vmap
 
 from pyro_radial import RadialELBO
-from pyro_radial.distributions import RadialNormal, kl, log_distance
-from pyro_radial.distributions.log_distance import num_directions
+from pyro_radial.distributions import RadialNormal, directions, normal_to_radial, radial_to_radial, special
+from pyro_radial.distributions.directions import num_directions
 
 FAMILIES = ["radial", "normal"]
 STEP = 0.2
@@ -209,7 +209,8 @@ def test_a_shrunk_parabola_is_quieter_than_a_whole_one(family, dim, monkeypatch)
         return float(torch.stack(stddevs).square().mean().sqrt())
 
     shrunk = noise()
-    monkeypatch.setattr(log_distance, "_shrinkage", lambda _: 1.0)
+    for module in (radial_to_radial, normal_to_radial):
+        monkeypatch.setattr(module, "shrinkage", lambda _: 1.0)
     # The ratio of the two is near 0.55 in the mean over many distributions.
     assert shrunk < 0.8 * noise()
 
@@ -451,7 +452,7 @@ def test_with_sums_in_float32_it_stays_within_a_percent(family, monkeypatch):
     cases = [(dim, length) for dim in (2, 200, 20_000) for length in (0.0, 1e-3, 1.0, 10.0)]
     distributions = [(spread_ratios(dim).float(), shift_of_length(length, dim).float()) for dim, length in cases]
     exact = [float(kl_of(family, shift, ratio, *standard(len(ratio), torch.float32))) for ratio, shift in distributions]
-    for module in (log_distance, kl):
+    for module in (special, directions):
         monkeypatch.setattr(module, "accumulation_dtype", lambda _: torch.float32)
     for (ratio, shift), value in zip(distributions, exact, strict=True):
         parameters = [tensor.requires_grad_() for tensor in (shift, ratio)]

@@ -123,8 +123,10 @@ MASKS = [torch.tensor(mask) for mask in ([True, True, False, False], [True, Fals
 @pytest.mark.parametrize("family", ["radial", "normal"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_each_side_counts_where_its_own_mask_is_set(family, nested):
-    q = RadialNormal(torch.zeros(4, 3).double(), torch.full((4, 3), 2.0).double())
-    p = RadialNormal(torch.ones(4, 3).double(), torch.ones(4, 3).double())
+    # Each row differs, so that one in the place of another shows.
+    row = torch.arange(4.0, dtype=torch.double).unsqueeze(-1).expand(4, 3)
+    q = RadialNormal(0.5 * row, 2.0 + row)
+    p = RadialNormal(1.0 - row, 1.0 + 0.5 * row)
     p = p if family == "radial" else dist.Normal(p.loc, p.scale).to_event(1)
     q, p = (side.mask(mask) for side, mask in zip((q, p), MASKS, strict=True))
     value = kl_divergence(q.to_event(1), p.to_event(1)) if nested else kl_divergence(q, p)

@@ -27,6 +27,7 @@ from pyro_radial.distributions.special import (
     log_vmf_peak,
     mean_cosine,
     mean_cosine_gap,
+    row_sum,
     vmf_kl,
     vmf_kl_to_uniform,
 )
@@ -365,3 +366,23 @@ def test_integer_tensors_are_an_error_that_names_the_argument():
         arguments[position] = whole
         with pytest.raises(ValueError, match=rf"^{name} must be a floating-point tensor"):
             special.vmf_kl(*arguments, 3)
+
+
+@pytest.mark.parametrize("dim", [1, special._FEW, special._FEW + 1, 10_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sum_of_a_row_is_exact_to_its_dtypes_last_digits(dim, dtype):
+    rows = 1.0 + torch.rand(7, dim, dtype=dtype)
+    value, exact = row_sum(rows), [math.fsum(row) for row in rows.tolist()]
+    assert value.dtype == torch.float64
+    # Few numbers of float32 are added in float32, each sum rounded to 6e-8.
+    tolerance = 1e-6 if dtype == torch.float32 and dim <= special._FEW else 1e-13
+    assert value.tolist() == pytest.approx(exact, rel=tolerance)
+
+
+def test_only_few_numbers_of_float32_are_added_in_float32():
+    # In float32 the small ones vanish beside the large one.
+    rows = torch.full((special._FEW + 1,), 1e-4)
+    rows[0] = 2.0**20
+    exact = 2.0**20 + special._FEW * float(rows[1])
+    assert float(row_sum(rows)) == pytest.approx(exact, abs=1e-9)
+    assert float(row_sum(rows[:-1])) != pytest.approx(exact - float(rows[1]), abs=1e-9)

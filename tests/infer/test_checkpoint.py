@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, TensorDataset
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel, fit
 from pyro_radial.functional import GaussianKL, GaussianProcess
 from pyro_radial.infer import checkpoint as checkpoint_module
+from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.checkpoint import check_entries, copied, load_checkpoint, save_checkpoint
 from pyro_radial.infer.data import Rows
 from pyro_radial.infer.data_fingerprint import data_fingerprint
@@ -205,7 +206,33 @@ def tight(**kwargs):
     return likelihoods.Gaussian(scale=0.1, **kwargs)
 
 
+class Student(families.LocScale):
+    """A family of a user's own, with a setting that no parameter shows."""
+
+    def __init__(self, df):
+        super().__init__()
+        self.df = df
+
+    def distribution(self, site, *, loc, scale):
+        return dist.StudentT(self.df, loc, scale, validate_args=False).to_event(site.event_dim)
+
+
+def one_of(family):
+    return partial(AutoRadial, families={"0.weight": family})
+
+
 OTHERS = {
+    "family": (
+        {},
+        {"guide": one_of(families.Normal())},
+        r"families\.0\.weight='Radial', this run has families\.0\.weight='Normal'",
+    ),
+    "event of a radius": (
+        {},
+        {"guide": partial(AutoRadial, event_dim=1)},
+        r"families\.0\.weight\.event_dim=None, .*=1",
+    ),
+    "setting of a family": ({"guide": one_of(Student(3.0))}, {"guide": one_of(Student(4.0))}, r"families.*\.df=3\.0"),
     "labels": ({}, {"pair": relabeled}, r"data\.y="),
     "inputs": ({}, {"pair": lambda: (data()[0] * 2, data()[1])}, r"data\.x="),
     "dtype of the data": ({}, {"pair": lambda: (data()[0], data()[1].double())}, r"data\.y='torch.float32"),
@@ -231,7 +258,9 @@ OTHERS = {
 def run_of(path, epochs, **kwargs):
     """One run, and the model and guide that it trained or refused to train."""
     kwargs = {"pair": data, **kwargs}
-    making = {name: kwargs.pop(name) for name in ("prior", "likelihood", "activation", "dtype") if name in kwargs}
+    making = {
+        name: kwargs.pop(name) for name in ("prior", "likelihood", "activation", "dtype", "guide") if name in kwargs
+    }
     model, guide = problem(**making)
     rows, settings = kwargs.pop("pair")(), {"batch_size": 6, "seed": 0, "progress": False, **kwargs}
     if "dtype" in making:

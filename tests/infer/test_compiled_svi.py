@@ -288,3 +288,17 @@ def test_handlers_around_a_step_run_the_program_as_it_is():
 def test_captured_losses_are_what_it_replays():
     model, guide = problem()
     assert isinstance(recorded(model, guide, ADAM, RadialELBO()).captured, CapturedLoss)
+
+
+def test_gradients_that_share_memory_or_are_repeated_are_each_their_own():
+    def model(x):
+        a = pyro.param("a", torch.zeros(3))
+        b = pyro.param("b", torch.zeros(3))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal((a + b).sum(), 1.0), obs=x)
+
+    svi = recorded(model, lambda x: None, pyro.optim.SGD({"lr": 0.1}, {"clip_norm": 1e-3}), TraceMeanField_ELBO())
+    svi.step(torch.randn(5) + 1.0)
+    a, b = (pyro.param(name).detach() for name in "ab")
+    assert torch.equal(a, b)
+    assert float(a.norm()) == pytest.approx(1e-4, rel=1e-3)

@@ -28,6 +28,7 @@ from pyro_radial.functional import (
 from pyro_radial.infer import FunctionalELBO
 from pyro_radial.infer.capture import CapturedLoss
 from pyro_radial.nn import MultiHead, likelihoods, use_head
+from pyro_radial.poutine import local_noise
 
 X, Y = torch.randn(8, 3), torch.randint(2, (8,))
 KEPT = torch.randn(5, 3)
@@ -49,9 +50,11 @@ def heads():
     return MultiHead(trunk(), [nn.Linear(6, 2), nn.Linear(6, 2)])
 
 
-def second_task(guide_type, make=net):
+def second_task(guide_type, make=net, noise="weights"):
     """The model of a second task, its guide, and the process after the first."""
-    chain = PriorChain(SupervisedModel(BayesianModule(make()), likelihoods.Categorical(num_data=40)), form="normal")
+    chain = PriorChain(
+        SupervisedModel(BayesianModule(make()), likelihoods.Categorical(num_data=40), noise=noise), form="normal"
+    )
     first = AutoRadial(chain, init_stddev=0.1)
     first.setup(X, Y)
     with torch.no_grad():
@@ -102,6 +105,31 @@ def test_the_kl_of_the_weights_is_a_second_term(guide_type):
     torch.testing.assert_close(loss.detach(), expected)
     torch.testing.assert_close(terms.loss, expected)
     torch.testing.assert_close(terms.per_datum().loss, expected / 40)
+
+
+@pytest.mark.parametrize("make", [net, convolutional, heads])
+@pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField])
+def test_local_noise_leaves_both_terms_as_they_are(make, guide_type):
+    chain, guide, process = second_task(guide_type, make)
+    # Batch norm in train mode mixes rows.
+    chain.eval()
+    found = []
+    for noisy in (guide, local_noise(guide)):
+        elbo = loss_of(process, weight_space_kl=0.3)
+        elbo(chain, noisy)(X, Y).backward()
+        found.append((elbo.terms.kl, elbo.terms.weight_space_kl))
+        assert math.isfinite(elbo.terms.negative_log_likelihood)
+    torch.testing.assert_close(*found)
+
+
+def test_a_step_with_local_noise_under_a_recorded_graph_is_the_step_as_it_is():
+    chain, guide, process = second_task(AutoRadial, lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), "local")
+    elbo = loss_of(process, weight_space_kl=0.3)
+    captured = CapturedLoss(chain, guide, elbo, compile=False)
+    _, count, error = compared(Program(chain, guide, elbo, (X, Y)), captured, 1)
+    assert count >= 6
+    assert error <= 1e-6
+    assert not captured.eager_because
 
 
 def test_a_noise_level_keeps_its_kl_and_is_no_weight():

@@ -12,7 +12,15 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam
 
-from pyro_radial import AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel
+from pyro_radial import (
+    AutoMeanField,
+    AutoRadial,
+    AutoRadialDirectional,
+    BayesianModule,
+    FunctionalELBO,
+    RadialELBO,
+    SupervisedModel,
+)
 from pyro_radial.functional import GaussianKL, GaussianProcess
 from pyro_radial.infer.gradient_step import GradientStep
 from pyro_radial.nn import likelihoods
@@ -101,6 +109,27 @@ def test_a_divergence_of_functions_is_computed_in_full_precision():
     # Function values of 8 bits; a Cholesky factor of such a dtype does not exist.
     assert results[1] == pytest.approx(results[0], rel=0.15)
     assert results[1] != results[0]
+
+
+@pytest.mark.parametrize("guide", [AutoRadial, AutoMeanField, AutoRadialDirectional])
+def test_a_whole_loss_within_autocast_keeps_its_kl_in_full_precision(guide):
+    """As Lightning and Accelerate run it, guide and KL included."""
+    model, made = problem(guide=guide)
+    made.setup(*data())
+    elbo = RadialELBO()
+    terms = []
+    for enabled in (False, True):
+        made.zero_grad()
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = elbo(model, made)(*data())
+        loss.backward()
+        assert {loss.dtype, *(parameter.grad.dtype for parameter in made.parameters())} == {torch.float32}
+        terms.append(elbo.terms)
+    assert torch.equal(terms[0].kl, terms[1].kl)
+    # The network computes in 8 bits.
+    assert terms[1].loss != terms[0].loss
+    assert float(terms[1].loss) == pytest.approx(float(terms[0].loss), rel=1e-3)
 
 
 def test_losses_of_float16_are_scaled_and_their_steps_are_not():

@@ -3,16 +3,21 @@
 
 """A training that diverges stops, and says by name what is not finite."""
 
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pyro
 import pytest
 import torch
+from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.optim import SGD
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
-from pyro_radial.infer.not_finite import first_not_finite
+from pyro_radial.infer.culprits import first_not_finite
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import FIT, ROWS, STEPS_PER_EPOCH, assert_same, data, problem, trained
 
@@ -44,6 +49,41 @@ def test_a_parameter_that_turns_nan_stops_training_by_name_and_no_checkpoint_hol
     assert all(value.isfinite().all() for value in saved["guide"].values())
     # The last good state is one to go on from.
     assert len(trained(*problem(), checkpoint=path, checkpoint_every=1)[1].history) == 3
+
+
+@pytest.mark.parametrize("validate", [True, False])
+@pytest.mark.parametrize("guide", [AutoRadial, AutoNormal])
+def test_a_parameter_that_is_nan_from_the_start_is_named(validate, guide, tmp_path):
+    model, made = problem(guide=guide)
+    made(*data())
+    name, parameter = next(iter(made.named_parameters()))
+    parameter.data.view(-1)[0] = float("nan")
+    message = f"fit: not finite before the first step: parameter guide.{name};"
+    with pyro.validation_enabled(validate), pytest.raises(FloatingPointError, match=message):
+        trained(model, made, checkpoint=tmp_path / "run.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_threads_that_train_at_once_leave_warnings_and_validation_as_they_were():
+    before = list(warnings.filters), pyro.settings.get("validate_poutine")
+    Overflowing.calls = 0
+    entered = threading.Barrier(2, timeout=30)
+
+    def train(number):
+        model = SupervisedModel(BayesianModule(nn.Linear(3, 2)), likelihoods.Categorical())
+
+        def meet(record):
+            # Both are within their training, and leave it in the order in which they came.
+            entered.wait()
+            if record["epoch"] == 1 and number == 0:
+                time.sleep(0.2)
+
+        trained(model, AutoRadial(model), callback=meet, seed=None)
+        return list(warnings.filters), pyro.settings.get("validate_poutine")
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(train, range(2))) == [before, before]
+    assert (list(warnings.filters), pyro.settings.get("validate_poutine")) == before
 
 
 class Overflowing(nn.Linear):

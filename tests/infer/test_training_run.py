@@ -379,7 +379,7 @@ def test_the_loss_of_pretraining_is_that_of_the_mean_network():
 
 
 def test_a_pyro_optimizer_trains_as_its_torch_one_does():
-    state, result = trained(*problem(), optim=partial(Adam, lr=0.02, betas=(0.8, 0.9)))
+    state, result = trained(*problem(), optim=partial(Adam, lr=0.02, betas=(0.8, 0.9), fused=True))
     other, other_result = trained(*problem(), optim=pyro.optim.Adam({"lr": 0.02, "betas": (0.8, 0.9)}))
     assert other_result == result
     assert_same(other, state)

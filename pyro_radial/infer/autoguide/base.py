@@ -28,6 +28,7 @@ from pyro_radial.infer.autoguide.initialization import carries_initial_value, in
 from pyro_radial.infer.autoguide.places import places
 from pyro_radial.nn.likelihood import is_target
 from pyro_radial.poutine import one_at_a_time
+from pyro_radial.poutine.local_noise import noise_asked_for, noise_offered
 
 __all__ = ["AutoPerSite", "MissingMeans"]
 
@@ -191,9 +192,11 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             with ExitStack() as stack:
                 for frame in prior_site["cond_indep_stack"]:
                     stack.enter_context(plates[frame.name])
+                stack.enter_context(noise_asked_for(prior_site, args, kwargs))
                 family, site = self._families[name], self._site[name]
                 distribution = family.guide_distribution(site, **self._parameters_of(name))
-                result[name] = pyro.sample(name, family.on_support(site, distribution))
+                infer: Any = noise_offered(prior_site, family.local_noise)
+                result[name] = pyro.sample(name, family.on_support(site, distribution), infer=infer)
         return result
 
     @torch.no_grad()
@@ -277,6 +280,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             assert spread is not None
             result[name] = float((spread / initial.to(spread.device)).log().square().mean().sqrt())
         return result
+
+    def chosen_families(self) -> dict[str, Family]:
+        """The family of each site by name; none before the guide has its parameters."""
+        return dict(self._families)
 
     def point_sites(self) -> list[str]:
         """The sites whose posterior is a single value."""

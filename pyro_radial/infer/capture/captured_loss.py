@@ -24,6 +24,8 @@ __all__ = ["CapturedLoss"]
 
 LEAVES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
+NOTHING: Mapping[str, Tensor] = {}
+
 # A graph is compiled once it has been used so often: an odd last batch comes once an epoch.
 USES_BEFORE_COMPILING = 3
 
@@ -65,29 +67,40 @@ class CapturedLoss:
         self.eager_because: list[str] = []
 
     def __call__(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, gradients: bool = True
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        gradients: bool = True,
+        also: Mapping[str, Tensor] = NOTHING,
+        compile_after: int | None = USES_BEFORE_COMPILING,
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """The loss, and each parameter that it depends on with its gradient.
 
         The terms and the step of a ``RadialELBO`` are what they are after an evaluation of its own.
 
         :param bool gradients: whether to compute them; without, the loss alone.
+        :param also: parameters by name that are trained besides those of ``param`` statements, if the loss depends on
+            them.
+        :param int compile_after: the uses of a graph as it was recorded before it is compiled, unless code for one like
+            it is there; None for all of them.
         :raises ValueError: for a signature too many, and whatever the model, the guide and the loss raise.
         """
         weight = self._weight()
         leaves, tree = tree_flatten((args, dict(kwargs)))
         if self._runs_as_it_is(leaves):
-            return self._eagerly(args, kwargs, gradients)
-        key = (tree, tuple(map(_signature, leaves)), gradients, weight != 0.0, torch.is_autocast_enabled("cpu"))
+            return self._eagerly(args, kwargs, gradients, also)
+        # By its text, since the trees of older versions of torch have no hash.
+        key = (repr(tree), tuple(map(_signature, leaves)), gradients, weight != 0.0, torch.is_autocast_enabled("cpu"))
         recording = self._recordings.get(key)
         if recording is None or not recording.holds():
-            recording = self._record(key, args, kwargs, gradients, weight)
+            recording = self._record(key, args, kwargs, gradients, weight, also)
             if recording is None:
-                return self._eagerly(args, kwargs, gradients)
+                return self._eagerly(args, kwargs, gradients, also)
         self.parameters = recording.parameters()
         inputs = [self._weight_on(recording.device, weight), *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
         with torch.no_grad():
-            tensors = self._code(recording, inputs)(*recording.constants(), *inputs)
+            tensors = self._code(recording, inputs, compile_after)(*recording.constants(), *inputs)
         evaluation = Evaluation.of(tensors, recording.layout)
         self._keep_terms(evaluation, weight, partial(guide_sites, self.guide, args, kwargs), gradients)
         return evaluation.loss, recording.with_gradients(evaluation)
@@ -109,15 +122,21 @@ class CapturedLoss:
         return unknown is not None
 
     def _eagerly(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], gradients: bool
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], gradients: bool, also: Mapping[str, Tensor]
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         with one_at_a_time():
-            evaluation, self.parameters = evaluate(self.loss, self.model, self.guide, args, kwargs, gradients)
+            evaluation, self.parameters = evaluate(self.loss, self.model, self.guide, args, kwargs, gradients, also)
         used = [p for p, used in zip(self.parameters.values(), evaluation.layout.used, strict=True) if used]
         return evaluation.loss, list(zip(used, evaluation.gradients, strict=True)) if gradients else []
 
     def _record(
-        self, key: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], gradients: bool, weight: float
+        self,
+        key: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        gradients: bool,
+        weight: float,
+        also: Mapping[str, Tensor],
     ) -> Recording | None:
         """A new recording for a signature, or None where there can be none."""
         if key not in self._recordings and len(self._recordings) >= self.max_signatures:
@@ -128,7 +147,7 @@ class CapturedLoss:
             )
         with one_at_a_time():
             try:
-                recording = record_program(self.loss, self.model, self.guide, args, kwargs, gradients, weight)
+                recording = record_program(self.loss, self.model, self.guide, args, kwargs, gradients, weight, also)
             except UncapturableError as reason:
                 self._say(str(reason))
                 return None
@@ -140,11 +159,13 @@ class CapturedLoss:
             self.eager_because.append(reason)
             warnings.warn(f"{self.who}: the program runs as it is, without a graph: {reason}", stacklevel=4)
 
-    def _code(self, recording: Recording, inputs: list[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    def _code(
+        self, recording: Recording, inputs: list[Tensor], compile_after: int | None
+    ) -> Callable[..., Sequence[Tensor]]:
         """What replays a recording: compiled code, if there is any or it is time to make it."""
-        if recording.code is None and self.compile:
+        if recording.code is None and self.compile and compile_after is not None:
             recording.uses += 1
-            if recording.uses > USES_BEFORE_COMPILING or is_compiled(recording.graph, inputs, self.options):
+            if recording.uses > compile_after or is_compiled(recording.graph, inputs, self.options):
                 with one_at_a_time():
                     recording.code = compiled(recording.graph, inputs, self.options)
         return recording.graph.module if recording.code is None else recording.code

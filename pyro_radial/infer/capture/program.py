@@ -3,7 +3,7 @@
 
 """Loss, terms and gradients of a Pyro program as one function of tensors."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,16 +111,19 @@ class ScaleInputs(Messenger):
 
 
 def evaluate(
-    loss: ELBO, model: Any, guide: Any, args: Any, kwargs: Any, gradients: bool
+    loss: ELBO, model: Any, guide: Any, args: Any, kwargs: Any, gradients: bool, also: Mapping[str, Tensor]
 ) -> tuple[Evaluation, dict[str, Tensor]]:
     """One evaluation of the true program.
 
     :param bool gradients: whether to compute gradients too.
+    :param also: what is trained besides, by name.
     :returns: it, and what it trains by name, unconstrained, as ``SVI`` finds it.
     """
     with poutine.trace(param_only=True) as capture, torch.set_grad_enabled(gradients):
         value = torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs))  # type: ignore[attr-defined]
     parameters = _trained(capture.trace)
+    known = {id(parameter) for parameter in parameters.values()}
+    parameters |= {name: p for name, p in also.items() if p.requires_grad and id(p) not in known}
     found: Sequence[Tensor | None] = ()
     if parameters and value.requires_grad:
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
@@ -140,7 +143,19 @@ def evaluate(
         )
         by_site = (named.nll_by_site, named.kl_by_site, named.weight_space_kl_by_site)
         terms = tuple(value for values in by_site for value in values.values())
-    return Evaluation(value.detach(), terms, tuple(g for g in found if g is not None), layout), parameters
+    return Evaluation(value.detach(), terms, _apart(g for g in found if g is not None), layout), parameters
+
+
+def _apart(gradients: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients in memory of their own, as backward leaves them, so that each can be changed in place."""
+    taken: set[int] = set()
+    own = []
+    for gradient in gradients:
+        storage = gradient.untyped_storage()
+        alone = gradient.is_contiguous() and len(storage) == gradient.nbytes and storage.data_ptr() not in taken
+        own.append(gradient if alone else gradient.clone(memory_format=torch.contiguous_format))
+        taken.add(own[-1].untyped_storage().data_ptr())
+    return tuple(own)
 
 
 def scales_of(loss: ELBO, model: Any, guide: Any, args: Any, kwargs: Any) -> list[float]:

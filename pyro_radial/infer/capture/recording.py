@@ -84,7 +84,14 @@ class Recording:
 
 
 def record_program(
-    loss: ELBO, model: Any, guide: Any, args: Any, kwargs: Any, gradients: bool, weight: float
+    loss: ELBO,
+    model: Any,
+    guide: Any,
+    args: Any,
+    kwargs: Any,
+    gradients: bool,
+    weight: float,
+    also: Mapping[str, Tensor],
 ) -> Recording:
     """Run a program once as it is, and record it twice.
 
@@ -92,6 +99,7 @@ def record_program(
 
     :param bool gradients: whether to record gradients too.
     :param float weight: the weight of the KL now; zero is a graph of its own.
+    :param also: what is trained besides what ``param`` statements read.
     :raises UncapturableError: if it is no graph, or not the same one in each run.
     """
     roots = (model, guide, *vars(loss).values())
@@ -102,7 +110,7 @@ def record_program(
         recordings = []
         for seed in (0, 1):
             with unchanged(*roots), seeded_elsewhere(seed):
-                recordings.append(_recorded(loss, model, guide, args, kwargs, gradients, weight, scales))
+                recordings.append(_recorded(loss, model, guide, args, kwargs, gradients, weight, also, scales))
     finally:
         if step is not None:
             loss.step = step  # type: ignore[attr-defined]
@@ -115,7 +123,15 @@ def record_program(
 
 
 def _recorded(
-    loss: ELBO, model: Any, guide: Any, args: Any, kwargs: Any, gradients: bool, weight: float, scales: Sequence[float]
+    loss: ELBO,
+    model: Any,
+    guide: Any,
+    args: Any,
+    kwargs: Any,
+    gradients: bool,
+    weight: float,
+    also: Mapping[str, Tensor],
+    scales: Sequence[float],
 ) -> tuple[Graph, dict[str, Tensor]]:
     leaves, tree = tree_flatten((args, dict(kwargs)))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -133,7 +149,7 @@ def _recorded(
         weighted = loss.weighted_by(kl_weight if weight else 0.0) if isinstance(loss, RadialELBO) else nullcontext()
         before = [(slot, slot.tensor) for slot in slots]
         with ScaleInputs(scale_tensors), weighted:
-            evaluation, found = evaluate(loss, model, guide, own_args, own_kwargs, gradients)
+            evaluation, found = evaluate(loss, model, guide, own_args, own_kwargs, gradients, also)
         trained.update(found)
         _write_into(before)
         return evaluation.tensors, evaluation.layout

@@ -16,6 +16,7 @@ from torch.distributions import IndependentTransform, Transform, biject_to
 from pyro_radial._compat import helpful_support_errors
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.poutine import UnitNoise, unit_noise
 
 __all__ = ["Family", "Site"]
 
@@ -125,6 +126,22 @@ class Family:
             return distribution
         # The cache makes the inverse of a sample exact, where rounding would move it.
         return dist.TransformedDistribution(distribution, [site.transform.with_cache()], validate_args=False)
+
+    def local_noise(self, name: str, distribution: Any) -> UnitNoise | None:
+        """The noise of what a guide samples at a network's weights, for :func:`~pyro_radial.poutine.local_noise`.
+
+        :param str name: of the site.
+        :param distribution: the posterior on the site's support.
+        :returns: the noise, or None for a posterior without any.
+        :raises ValueError: naming the site, for a posterior whose noise has no such form.
+        """
+        noise = unit_noise(distribution)
+        if noise is None:
+            raise ValueError(
+                f"local_noise: site '{name}' must have a normal or a radial posterior, got {type(self).__name__} with "
+                f"{type(leaf(distribution)).__name__}; give it another family, or train with drawn weights"
+            )
+        return noise
 
     def center(self, site: Site, **parameters: Tensor) -> Tensor:
         """The median of each element, ``[*site.shape]``."""

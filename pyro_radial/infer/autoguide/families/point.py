@@ -60,6 +60,9 @@ class Point(Family):
         # A transform may change the number of event dimensions, as the one of a covariance does.
         return dist.Delta(value, event_dim=site.event_dim + value.dim() - distribution.mean.dim())
 
+    def local_noise(self, name: str, distribution: Any) -> None:
+        """None: a point has no noise."""
+
     def quantiles(self, site: Site, levels: Sequence[float], *, loc: Tensor) -> Tensor:  # type: ignore[override]
         """The value, at every level."""
         return loc.expand(len(levels), *loc.shape)

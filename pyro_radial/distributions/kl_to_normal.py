@@ -1,0 +1,115 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The KL to a factorized normal distribution, which keeps nothing for its gradient but its arguments."""
+
+import inspect
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_radial.distributions.special import accumulation_dtype
+
+__all__ = ["kl_to_normal", "standardized"]
+
+
+def kl_to_normal(
+    loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor, event_dims: int, radius: int | None = None
+) -> Tensor:
+    r"""The KL from independent normal elements, or up to its constant from radial ones, summed over the event.
+
+    With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` it is the sum of
+    :math:`\tfrac12 (s_i^2 - 1 + d_i^2) - \log s_i`, or of :math:`\tfrac12 (s_i^2 / D + d_i^2) - \log s_i`.
+
+    :param Tensor loc: the mean, ``[*batch, *event]``.
+    :param Tensor scale: likewise.
+    :param Tensor center: the other side's mean, which broadcasts to that shape or in its batch beyond it.
+    :param Tensor unit: the other side's standard deviation, likewise.
+    :param int event_dims: how many of the last dimensions to sum over.
+    :param int radius: D, how many elements share one radius; None for independent normal elements.
+    :returns: ``[*batch]``; sums are in the accumulation dtype.
+
+    Example::
+
+        >>> zero, one = torch.zeros(3), torch.ones(3)
+        >>> kl_to_normal(one, one, zero, one, 1)
+        tensor(1.5000, dtype=torch.float64)
+    """
+    # A compiler finds a gradient of its own, and takes no function with a forward mode.
+    find: Callable[..., Tensor] = _KLToNormal.forward if torch.compiler.is_compiling() else _KLToNormal.apply
+    return find(*_in_one_dtype(loc, scale, center, unit), event_dims, radius)
+
+
+def standardized(loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and mean in units of the other side's, in a dtype that holds their squares.
+
+    Example::
+
+        >>> one = torch.ones(1, dtype=torch.float16)
+        >>> standardized(one, one, 0.0 * one, 0.25 * one)
+        (tensor([4.]), tensor([4.]))
+    """
+    return _standardized(*_in_one_dtype(loc, scale, center, unit))
+
+
+def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
+    dtype = reduce(torch.promote_types, {tensor.dtype for tensor in tensors}, torch.float32)
+    return [tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in tensors]
+
+
+def _standardized(loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+    return scale / unit, (loc - center) / unit
+
+
+class _KLToNormal(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor, event_dims: int, radius: int | None
+    ) -> Tensor:
+        ratio, shift = _standardized(loc, scale, center, unit)
+        if radius is None:
+            # Squares of a ratio near one lose their digits unless one is taken away at once.
+            twice = torch.addcmul(torch.addcmul(ratio.new_full((), -1.0), ratio, ratio), shift, shift)
+        else:
+            twice = torch.addcmul(shift * shift, ratio, ratio, value=1.0 / radius)
+        return -_event_sum(torch.sub(ratio.log(), twice, alpha=0.5), event_dims)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.event_dims, ctx.radius = inputs[4:]
+        ctx.save_for_backward(*inputs[:4])
+        ctx.save_for_forward(*inputs[:4])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        loc, scale, center, unit = ctx.saved_tensors
+        ratio, shift = _standardized(loc, scale, center, unit)
+        grad = grad.reshape(grad.shape + (1,) * ctx.event_dims).to(ratio.dtype)
+        factor = grad / unit
+        by_loc = shift * factor
+        by_scale = torch.addcdiv(ratio * (factor / (ctx.radius or 1)), -grad, scale)
+        by_center = -by_loc if ctx.needs_input_grad[2] else None
+        by_unit = -torch.addcmul(by_loc * shift, by_scale, ratio) if ctx.needs_input_grad[3] else None
+        found = zip((by_loc, by_scale, by_center, by_unit), ctx.saved_tensors, strict=True)
+        return *(None if own is None else own.sum_to_size(argument.shape) for own, argument in found), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor, *_: None) -> Tensor:
+        ratio, shift = _standardized(*ctx.saved_tensors)
+        by_ratio = ratio / (ctx.radius or 1) - ratio.reciprocal()
+        change = (shift * (loc - center - shift * unit) + by_ratio * (scale - ratio * unit)) / ctx.saved_tensors[3]
+        return _event_sum(change, ctx.event_dims)
+
+
+# Torch asks for the signature in each call, and finding it takes longer than the formula for few elements.
+_KLToNormal.forward.__signature__ = inspect.signature(_KLToNormal.forward)  # type: ignore[attr-defined]
+
+
+def _event_sum(elements: Tensor, event_dims: int) -> Tensor:
+    dims = list(range(-event_dims, 0))
+    return elements.sum(dims, dtype=accumulation_dtype(elements)) if dims else elements

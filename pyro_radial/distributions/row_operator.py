@@ -1,0 +1,191 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A formula of rows and its gradient as one operator: one node of a graph, worked on a few rows at a time."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_radial.distributions.special import accumulation_dtype
+
+__all__ = ["row_operator"]
+
+# From ratios and shifts, [*batch, D], and noise, [*batch, directions, D], to a value of each row, [*batch], and, where
+# asked for, its derivatives in ratios and shifts.
+Formula = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, ...]]
+Operator = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor]]
+
+_FORMULAS: dict[str, Formula] = {}
+_OPERATORS: dict[str, Operator] = {}
+# Numbers of the noise at a time, so that a step of the formula stays in the processor's cache.
+_CHUNK = 2**19
+
+
+def row_operator(name: str, formula: Formula) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The formula as a differentiable function of ratios and shifts.
+
+    The gradient is found along with the value, where there will be one; further derivatives are those of the formula's
+    own steps.
+
+    :param str name: of the operator, below ``pyro_radial::``.
+    :param formula: from ratios and shifts, ``[*batch, D]``, noise, ``[*batch, directions, D]``, whose batch broadcasts,
+        and whether the gradient is wanted, to the values, ``[*batch]``, and then their derivatives.
+    """
+    _FORMULAS[name], _OPERATORS[name] = formula, _registered(name, formula)
+
+    def value_of(ratio: Tensor, shift: Tensor, noise: Tensor) -> Tensor:
+        wanted = torch.is_grad_enabled() and (ratio.requires_grad or shift.requires_grad)
+        found = _OPERATORS[name](ratio.detach(), shift.detach(), noise, wanted)
+        attached = _Attached if torch.compiler.is_compiling() else _AttachedBothWays
+        value: Tensor = attached.apply(*found, ratio, shift, noise, name, wanted)
+        return value
+
+    return value_of
+
+
+def _registered(name: str, formula: Formula) -> Operator:
+    @torch.library.custom_op(f"pyro_radial::{name}", mutates_args=())
+    def operator(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+        parts = [formula(*part, with_gradient) for part in _parts(ratio, shift, noise)]
+        value, *derivatives = parts[0] if len(parts) == 1 else (torch.cat(found) for found in zip(*parts, strict=True))
+        value = value.reshape(ratio.shape[:-1]).contiguous()
+        if not with_gradient:
+            # An operator has as many results each time.
+            return value, ratio.new_empty(0), ratio.new_empty(0)
+        by_ratio, by_shift = (own.reshape(ratio.shape).contiguous() for own in derivatives)
+        return value, by_ratio, by_shift
+
+    @operator.register_fake
+    def _(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+        value = ratio.new_empty(ratio.shape[:-1], dtype=accumulation_dtype(ratio))
+        shape = ratio.shape if with_gradient else (0,)
+        return value, ratio.new_empty(shape), ratio.new_empty(shape)
+
+    @operator.register_vmap
+    def _(info: Any, in_dims: Any, ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> Any:
+        rows = [_in_front(tensor, dim, info.batch_size) for tensor, dim in zip((ratio, shift), in_dims, strict=False)]
+        # Noise that is no example's own is that of all.
+        noise = noise.unsqueeze(0) if in_dims[2] is None else noise.movedim(in_dims[2], 0)
+        derivatives = 0 if with_gradient else None
+        return operator(*rows, noise, with_gradient), (0, derivatives, derivatives)
+
+    return operator
+
+
+def _in_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+
+def _parts(ratio: Tensor, shift: Tensor, noise: Tensor) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
+    """The rows in groups; as they are where several share their noise."""
+    if ratio.device.type != "cpu" or noise.shape[:-2] != ratio.shape[:-1]:
+        return [(ratio, shift, noise)]
+    count, dim = noise.shape[-2:]
+    size = max(1, _CHUNK // (count * dim))
+    flat = ratio.reshape(-1, dim), shift.reshape(-1, dim), noise.reshape(-1, count, dim)
+    return list(zip(*(tensor.split(size) for tensor in flat), strict=True))
+
+
+class _Attached(torch.autograd.Function):
+    """A value that was found apart from the graph, with the derivatives that came with it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        value: Tensor,
+        by_ratio: Tensor,
+        by_shift: Tensor,
+        ratio: Tensor,
+        shift: Tensor,
+        noise: Tensor,
+        name: str,
+        known: bool,
+    ) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.name, ctx.known = inputs[6:]
+        ctx.save_for_backward(*inputs[1:6])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return None, None, None, *_scaled(grad, ctx), None, None, None
+
+
+class _AttachedBothWays(_Attached):
+    """With the forward mode, of which Torch's compiler knows nothing."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _Attached.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[1:6])
+
+    @staticmethod
+    def jvp(ctx: Any, value: Any, by_ratio: Any, by_shift: Any, ratio: Tensor, shift: Tensor, *_: Any) -> Tensor:
+        found = ctx.saved_tensors[0]
+        one = torch.ones((), dtype=found.dtype, device=found.device).expand(ratio.shape[:-1])
+        along_ratio, along_shift = _scaled(one, ctx)
+        sums = accumulation_dtype(found)
+        return (along_ratio * ratio + along_shift * shift).sum(-1, dtype=sums)
+
+
+def _scaled(grad: Tensor, ctx: Any) -> tuple[Tensor, Tensor]:
+    by_ratio, by_shift, ratio, shift, noise = ctx.saved_tensors
+    if not ctx.known:
+        _, by_ratio, by_shift = _OPERATORS[ctx.name](ratio.detach(), shift.detach(), noise, True)
+    scale = _Scaled if torch.compiler.is_compiling() else _ScaledBothWays
+    scaled: tuple[Tensor, Tensor] = scale.apply(grad, by_ratio, by_shift, ratio, shift, noise, ctx.name)
+    return scaled
+
+
+class _Scaled(torch.autograd.Function):
+    """The derivatives of a value times its own gradient."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        grad: Tensor, by_ratio: Tensor, by_shift: Tensor, ratio: Tensor, shift: Tensor, noise: Tensor, name: str
+    ) -> tuple[Tensor, Tensor]:
+        factor = grad.unsqueeze(-1).to(by_ratio.dtype)
+        return factor * by_ratio, factor * by_shift
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.name = inputs[6]
+        ctx.save_for_backward(*inputs[:6])
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor) -> tuple[Any, ...]:
+        grad, by_ratio, by_shift, *_ = ctx.saved_tensors
+        by_grad = (by_ratio * tangents[0] + by_shift * tangents[1]).sum(-1, dtype=grad.dtype)
+        return by_grad, None, None, *_curved(ctx, tangents), None, None
+
+
+class _ScaledBothWays(_Scaled):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        _Scaled.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(*inputs[:6])
+
+    @staticmethod
+    def jvp(ctx: Any, grad: Tensor, by_ratio: Any, by_shift: Any, *tangents: Any) -> tuple[Tensor, Tensor]:
+        _, own_ratio, own_shift, *_ = ctx.saved_tensors
+        factor = grad.unsqueeze(-1).to(own_ratio.dtype)
+        along_ratio, along_shift = _curved(ctx, tangents[:2])
+        return factor * own_ratio + along_ratio, factor * own_shift + along_shift
+
+
+def _curved(ctx: Any, tangents: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """The matrix of second derivatives times a vector and the value's own gradient; the matrix is symmetric."""
+    grad, _, _, ratio, shift, noise = ctx.saved_tensors
+    formula = _FORMULAS[ctx.name]
+    factor = grad.unsqueeze(-1).to(ratio.dtype)
+    pull = torch.func.vjp(lambda r, d: formula(r, d, noise, True)[1:], ratio, shift)[1]
+    along: tuple[Tensor, Tensor] = pull(tuple(factor * tangent for tangent in tangents))
+    return along

@@ -1,0 +1,67 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What a training run is of, in plain values: a resume of it and its other processes must agree with them."""
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from pyro_radial.infer.autoguide import AutoPerSite
+from pyro_radial.infer.checkpoint import differences, plain
+from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.fingerprint import described
+from pyro_radial.infer.processes import Processes
+from pyro_radial.nn.bayesian_module import submodules
+
+__all__ = ["check_alike", "details", "settings_of"]
+
+Settings = dict[str, Any]
+
+
+def settings_of(model: Any, guide: nn.Module, loss: RadialELBO, optimizer: Optimizer, **given: Any) -> Settings:
+    """The settings by their names, as far as they are known at a glance.
+
+    :param given: of the call, as they are.
+    """
+    # The learning rate may change between resumes.
+    defaults = {name: value for name, value in plain(optimizer.defaults).items() if name != "lr"}
+    return {
+        "guide": type(guide).__name__,
+        "likelihood": type(getattr(model, "likelihood", None)).__name__,
+        "loss": type(loss).__name__,
+        "kl_weight": described(getattr(loss, "kl_weight", None))[""],
+        "num_particles": loss.num_particles,
+        "optimizer": f"{type(optimizer).__name__}({defaults})",
+        **given,
+    }
+
+
+def details(model: Any, guide: nn.Module, loss: RadialELBO, scheduler: Any) -> Settings:
+    """The settings of all that takes part, down to layers, kernels and the code of functions."""
+    guides = [part for part in submodules(guide) if isinstance(part, AutoPerSite)]
+    # A family's settings do not show in its parameters.
+    families = {name: described(family) for part in guides for name, family in part.chosen_families().items()}
+    return {
+        "model": described(model),
+        "loss settings": described(loss),
+        "scheduler": described(scheduler),
+        "families": families,
+    }
+
+
+def check_alike(processes: Processes, own: Settings) -> None:
+    """Refuse processes that would not train the same.
+
+    :param Processes processes: all of them.
+    :param own: what this one would train.
+    :raises ValueError: in all of them, naming what differs and both values.
+    """
+    first, *others = processes.gather(own)
+    for rank, other in enumerate(others, start=1):
+        for name, one, two in differences(first, other):
+            raise ValueError(
+                "fit: every process must train the same model on the same data with the same settings, got "
+                f"{name}={one!r} in process 0 and {name}={two!r} in process {rank}"
+            )

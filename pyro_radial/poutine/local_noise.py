@@ -1,0 +1,224 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Leave the weights of a network undrawn, and draw what the output of each layer needs for each example instead."""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+
+from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.poutine.unit_noise import UnitNoise, unit_noise
+
+__all__ = [
+    "ASKS",
+    "NOISE",
+    "PARAMETER",
+    "LocalNoiseMessenger",
+    "check_drawn",
+    "draw_after_all",
+    "is_drawn",
+    "local_noise",
+    "noise_asked_for",
+    "noise_offered",
+]
+
+# Entries of a site's ``infer`` dict. In the model's: that its value is a parameter of a network and nothing else is
+# computed from it, and whether a call of the model asks for local noise, a function of its arguments.
+PARAMETER, ASKS = "network_parameter", "asks_for_local_noise"
+# In the guide's: a function from the site's name and distribution to its noise, and the noise, where it is not drawn.
+OFFER, NOISE = "local_noise", "undrawn_noise"
+
+
+class LocalNoiseMessenger(Messenger):
+    """Leaves the sites undrawn whose guide offers their noise; see :func:`local_noise`, which is how to use it.
+
+    :param sites: the names of further sites, whose distributions say what their noise is.
+    """
+
+    def __init__(self, sites: Collection[str] = ()) -> None:
+        super().__init__()
+        self.sites = frozenset(sites)
+
+    def _pyro_sample(self, msg: Any) -> None:
+        self._leave_undrawn(msg)
+
+    def _leave_undrawn(self, msg: Any) -> None:
+        if msg["done"] or msg["is_observed"] or site_is_subsample(msg) or NOISE in msg["infer"]:
+            return
+        offer = msg["infer"].get(OFFER, _noise_of_distribution if msg["name"] in self.sites else None)
+        if offer is None:
+            return
+        noise = offer(msg["name"], msg["fn"])
+        msg["infer"] = {**msg["infer"], NOISE: noise}
+        if noise is not None:
+            # No number that could pass for a draw; and not done, so that plates still expand the distribution.
+            msg["value"] = noise.loc.new_full((), math.inf).expand(noise.loc.shape)
+            density = msg["log_prob"] = msg["log_prob_sum"] = _NoDensity(msg["name"])
+            msg["score_parts"] = _ScoreParts(density, 0, density)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        if isinstance(msg.get("log_prob"), _NoDensity):
+            msg["log_prob"].shape = msg["fn"].batch_shape
+
+
+class _Wrapped(LocalNoiseMessenger):
+    """The same around a guide, which must have something to leave undrawn."""
+
+    def __init__(self, sites: Collection[str] = ()) -> None:
+        super().__init__(sites)
+        self._undrawn: dict[str, bool] = {}
+
+    def __enter__(self) -> Any:
+        self._undrawn = {}
+        return super().__enter__()
+
+    def __exit__(self, *args: Any) -> Any:
+        result = super().__exit__(*args)
+        if args[0] is None:
+            self._check()
+        return result
+
+    def _pyro_sample(self, msg: Any) -> None:
+        self._leave_undrawn(msg)
+        self._undrawn[msg["name"]] = NOISE in msg["infer"]
+
+    def _check(self) -> None:
+        missing = sorted(self.sites - self._undrawn.keys())
+        if missing:
+            raise ValueError(f"local_noise: sites must be latent sites of the guide, got {missing}")
+        if not any(self._undrawn.values()):
+            raise ValueError(
+                "local_noise: guide must offer the noise of a network's weights, as AutoRadial and AutoMeanField do, "
+                f"got a guide of the sites {sorted(self._undrawn)}; of a guide of your own name those sites that are "
+                "normal or radial: local_noise(guide, sites=bnn.sites)"
+            )
+
+
+class _NoDensity:
+    """Stands for the log-density of a site at its draw, for losses that keep it and never look at it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.shape = torch.Size()
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        self._refuse()
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise ValueError(
+            f"local_noise: the loss must have the KL of site '{self._name}' in closed form, got one that evaluates "
+            "densities at draws, which there are none of: take RadialELBO or TraceMeanField_ELBO and not Trace_ELBO, "
+            "and priors with a closed-form KL"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = _refuse
+
+
+class _ScoreParts(NamedTuple):
+    """What Pyro makes of a log-density, by its names."""
+
+    log_prob: _NoDensity
+    score_function: int
+    entropy_term: _NoDensity
+
+
+def local_noise(guide: Callable[..., Any] | None = None, *, sites: Collection[str] = ()) -> Any:
+    r"""Leave a network's weights undrawn, and draw the outputs of its layers for each example instead.
+
+    A :class:`~pyro_radial.nn.BayesianModule` under such a guide computes each layer with the means of its weights and
+    adds the noise that a draw of the weights would have given the outputs, one draw for each row of a batch. Where the
+    loss is a sum over rows, its expectation is what it was and so is its gradient; their variance falls, as rows share
+    no noise, and no random numbers are drawn for the weights. The analytic KLs stay as they are.
+
+    - ``nn.Linear`` on a batch of vectors a is exact, jointly over its outputs. With :math:`v_j^2 = \sum_i
+      \sigma_{ji}^2 a_i^2` and a standard normal z, a normal posterior gives :math:`\mu_j \cdot a + v_j z_j` (Kingma,
+      Salimans and Welling 2015, "Variational dropout and the local reparameterization trick", eq. 6). A radial one of D
+      elements gives :math:`\mu_j \cdot a + r\, v_j z_j / \sqrt{\sum_k z_k^2 + s}` with :math:`s \sim
+      \chi^2(D - \mathrm{out})` and a half-normal r; with a radius for each row :math:`r_j` and
+      :math:`s_j \sim \chi^2(\mathrm{in} - 1)` in the place of r and the sum.
+    - ``nn.Linear`` on more dimensions and ``nn.Conv1d``, ``2d`` and ``3d``, where the weights of one example meet
+      several of its positions, share one direction among the rows, which each row turns by signs of its own (Wen et
+      al. 2018, "Flipout"), and have a radius for each row and event, or share those of events within an output: each
+      row's outputs are distributed as with drawn weights, but rows are not independent.
+    - Biases are drawn for each row.
+    - All other layers, tied weights, a layer that is called twice or not with a row for each row of the input, and
+      networks with batch norm in train mode, which mixes rows, have drawn weights as usual; a warning says so once.
+
+    A row of the output must depend on its own row of the input alone, and layers get the rows in their order, by whose
+    number they are known. Predictions draw whole functions: give them the guide itself.
+    ``SupervisedModel(..., noise="local")`` does all this by itself, in ``fit`` too.
+
+    :param guide: a guide of this library, or any other that names its ``sites``; without one, a context manager for
+        the guides run inside it.
+    :param sites: the sites of a guide by hand that are normal or radial and parameters of a network.
+    :raises ValueError: when it runs, naming the site and the family, for a posterior without local noise or a loss that
+        evaluates its density at a draw, such as :class:`~pyro.infer.Trace_ELBO`; for a guide without such sites.
+
+    Example::
+
+        >>> import pyro
+        >>> from torch import nn
+        >>> from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel
+        >>> from pyro_radial.nn import likelihoods
+        >>> model = SupervisedModel(BayesianModule(nn.Linear(3, 1)), likelihoods.Gaussian())
+        >>> guide = AutoRadial(model)
+        >>> svi = pyro.infer.SVI(model, local_noise(guide), pyro.optim.Adam({"lr": 0.01}), RadialELBO())
+        >>> loss = svi.step(torch.randn(8, 3), torch.randn(8, 1))
+    """
+    messenger = _Wrapped(sites)
+    return messenger if guide is None else messenger(guide)
+
+
+def noise_offered(prior_site: Mapping[str, Any], offer: Callable[[str, Any], UnitNoise | None]) -> dict[str, Any]:
+    """What a guide says at a site of its own, for the ``infer`` of ``pyro.sample``.
+
+    :param prior_site: the site in a trace of the model.
+    :param offer: a function from the site's name and the guide's distribution to the noise.
+    """
+    return {OFFER: offer} if prior_site["infer"].get(PARAMETER) else {}
+
+
+def noise_asked_for(prior_site: Mapping[str, Any], args: Any, kwargs: Any) -> AbstractContextManager[Any]:
+    """Leaves a guide's site undrawn, if the model asks for that.
+
+    :param prior_site: the site in a trace of the model.
+    :param args: the arguments of the guide's call.
+    :param kwargs: those given by name.
+    """
+    asks = prior_site["infer"].get(ASKS)
+    return LocalNoiseMessenger() if asks is not None and asks(*args, **kwargs) else nullcontext()
+
+
+def draw_after_all(msg: Any) -> None:
+    """Lets a handler give a site that was left undrawn a value of its own."""
+    if not is_drawn(msg):
+        msg["infer"] = {**msg["infer"], NOISE: None}
+        for name in ("log_prob", "log_prob_sum", "score_parts"):
+            del msg[name]
+
+
+def is_drawn(site: Mapping[str, Any]) -> bool:
+    """Whether a site of a run has a value, and was not left undrawn."""
+    return site["infer"].get(NOISE) is None
+
+
+def check_drawn(name: str, site: Mapping[str, Any], needs: str) -> None:
+    """Raises a ValueError that begins with ``needs`` if a site of a guide's run was left undrawn."""
+    if not is_drawn(site):
+        raise ValueError(f"{needs}, got local noise at site '{name}', where nothing is drawn")
+
+
+def _noise_of_distribution(name: str, distribution: Any) -> UnitNoise:
+    noise = unit_noise(distribution)
+    if noise is None:
+        kind = type(leaf(distribution)).__name__
+        raise ValueError(f"local_noise: site '{name}' must have a normal or a radial posterior, got {kind}")
+    return noise

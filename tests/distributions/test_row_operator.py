@@ -1,0 +1,156 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch.distributions import kl_divergence
+from torch.func import grad, hessian, jacrev, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pyro_radial.distributions import RadialNormal, row_operator
+from pyro_radial.distributions.directions import directions
+
+FAMILIES = ["radial", "normal"]
+OPERATORS = {
+    "radial": torch.ops.pyro_radial.radial_to_radial.default,
+    "normal": torch.ops.pyro_radial.normal_to_radial.default,
+}
+
+
+def parameters(*shape, dtype=torch.double):
+    return [make(*shape, dtype=dtype) + low for make, low in ((torch.randn, 0.0), (torch.rand, 0.3)) * 2]
+
+
+def kl_of(family):
+    def kl(loc, scale, center, unit):
+        q = RadialNormal(loc, scale, validate_args=False)
+        if family == "normal":
+            q = dist.Normal(loc, scale, validate_args=False).to_event(1)
+        return kl_divergence(q, RadialNormal(center, unit, validate_args=False))
+
+    return kl
+
+
+def arguments_of(shape, dtype=torch.double):
+    ratio, shift = torch.rand(shape, dtype=dtype) + 0.3, torch.randn(shape, dtype=dtype)
+    return ratio, shift, directions(ratio)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_the_operator_is_registered_as_torch_asks(family, dtype, with_gradient):
+    for shape in ((2,), (3, 4), (2, 0, 3)):
+        torch.library.opcheck(OPERATORS[family], (*arguments_of(shape, dtype), with_gradient))
+    ratio, shift, noise = arguments_of((4, 3), dtype)
+    # Not in the order of their memory, and with noise that rows share.
+    strange = ratio.T.contiguous().T, shift[:1].expand(4, 3), noise[:1]
+    torch.library.opcheck(OPERATORS[family], (*strange, with_gradient))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_its_gradient_is_that_of_its_own_steps(family, dtype):
+    formula = row_operator._FORMULAS[f"{family}_to_radial"]
+    for shape, length in (((5, 2), 1.0), ((3, 7), 1e-3), ((2, 3, 40), 30.0)):
+        ratio, shift, noise = arguments_of(shape, dtype)
+        ratio, shift = ratio.requires_grad_(), (length * shift).requires_grad_()
+        value, *slopes = formula(ratio, shift, noise, True)
+        expected = torch.autograd.grad(value.sum(), (ratio, shift))
+        tolerance = {torch.float32: 1e-5, torch.float64: 1e-12}[dtype]
+        for slope, own in zip(slopes, expected, strict=True):
+            assert float((slope - own).detach().norm() / own.norm()) < tolerance
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_in_groups_are_those_at_once(family, monkeypatch):
+    arguments = arguments_of((50, 3))
+    at_once = OPERATORS[family](*arguments, True)
+    monkeypatch.setattr(row_operator, "_CHUNK", 4 * 3 * arguments[2].shape[-2])
+    for part, whole in zip(OPERATORS[family](*arguments, True), at_once, strict=True):
+        torch.testing.assert_close(part, whole)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shape", [(2,), (2, 3), (7,)])
+def test_second_derivatives_are_those_of_the_first(family, shape):
+    arguments = [tensor.requires_grad_() for tensor in parameters(*shape)]
+    torch.autograd.gradgradcheck(kl_of(family), arguments)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_orders_of_function_transforms_agree(family):
+    kl, rows = kl_of(family), parameters(4, 3)
+    arguments = [tensor[0] for tensor in rows]
+    by_rows = torch.stack([grad(kl, argnums=1)(*row) for row in zip(*rows, strict=True)])
+    torch.testing.assert_close(vmap(grad(kl, argnums=1))(*rows), by_rows)
+    of_total = grad(lambda scale: vmap(kl)(rows[0], scale, *rows[2:]).sum())(rows[1])
+    torch.testing.assert_close(of_total, by_rows)
+    torch.testing.assert_close(jacrev(kl, argnums=1)(*arguments), by_rows[0])
+    # Forward over reverse, and reverse over reverse.
+    second = hessian(kl, argnums=1)(*arguments)
+    torch.testing.assert_close(second, jacrev(jacrev(kl, argnums=1), argnums=1)(*arguments))
+    torch.testing.assert_close(second, second.T)
+    assert bool(second.any())
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_fresh_directions_are_mapped_as_is_asked_for(randomness):
+    row = [tensor.expand(3, 4) for tensor in parameters(4)]
+    with pyro.settings.context(radial_kl_seed=None):
+        values = vmap(kl_of("radial"), randomness=randomness)(*row)
+    assert (len(set(values.tolist())) == 1) == (randomness == "same")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_a_gradient_none_is_found(family, monkeypatch):
+    asked = []
+    plain = row_operator._OPERATORS[f"{family}_to_radial"]
+    monkeypatch.setitem(
+        row_operator._OPERATORS, f"{family}_to_radial", lambda *args: asked.append(args[3]) or plain(*args)
+    )
+    arguments = parameters(3, 4)
+    kl_of(family)(*arguments)
+    with torch.no_grad():
+        kl_of(family)(*(tensor.requires_grad_() for tensor in arguments))
+    kl_of(family)(*arguments).sum().backward()
+    assert asked == [False, False, True]
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_values_and_gradients_compile_as_one_graph(family):
+    torch._dynamo.reset()
+    arguments = [tensor.requires_grad_() for tensor in parameters(4, 3)]
+    compiled = torch.compile(kl_of(family), fullgraph=True, backend="aot_eager")(*arguments)
+    torch.testing.assert_close(compiled, kl_of(family)(*arguments))
+    expected = torch.autograd.grad(kl_of(family)(*arguments).sum(), arguments)
+    torch.testing.assert_close(torch.autograd.grad(compiled.sum(), arguments), expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rows", [3, 100_000])
+def test_a_captured_graph_has_one_node_for_it_and_its_gradient(family, rows):
+    arguments = [tensor.requires_grad_() for tensor in parameters(rows, 2)]
+
+    def with_gradient(*arguments):
+        value = kl_of(family)(*arguments)
+        return value.detach(), *torch.autograd.grad(value.sum(), arguments)
+
+    graph = make_fx(with_gradient)(*arguments)
+    ours = [str(node.target) for node in graph.graph.nodes if "pyro_radial" in str(node.target)]
+    assert ours == ["pyro_radial.fixed_noise.default", f"pyro_radial.{family}_to_radial.default"]
+    assert len(graph.graph.nodes) < 60
+    others = [tensor.detach().roll(1, 0).requires_grad_() for tensor in arguments]
+    torch.testing.assert_close(graph(*others), with_gradient(*others))
+
+
+def test_a_captured_graph_keeps_its_directions():
+    arguments = parameters(3, 2)
+    with pyro.settings.context(radial_kl_seed=5, radial_kl_directions=700):
+        graph = make_fx(kl_of("radial"))(*arguments)
+        value = kl_of("radial")(*arguments)
+    assert torch.equal(graph(*arguments), value)
+    assert not torch.equal(kl_of("radial")(*arguments), value)

@@ -1,0 +1,267 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import copy
+import math
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.distributions import constraints
+from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoGuideList, AutoNormal
+from torch import nn
+
+from pyro_radial import (
+    AutoMeanField,
+    AutoRadial,
+    AutoRadialDirectional,
+    BayesianModule,
+    FunctionalELBO,
+    RadialELBO,
+)
+from pyro_radial.distributions import RadialNormal
+from pyro_radial.functional import GaussianProcess
+from pyro_radial.infer.autoguide import families
+from pyro_radial.nn import priors
+from pyro_radial.poutine import UnitNoise, local_noise, mean_only
+from tests.helpers.local_noise import (
+    NUM_ROWS,
+    X,
+    Y,
+    closed_loss,
+    each_loss,
+    mlp,
+    regression,
+)
+
+
+def test_no_random_numbers_are_drawn_for_weights(monkeypatch):
+    sizes = []
+    randn = torch.randn
+    monkeypatch.setattr(
+        torch, "randn", lambda *size, **kwargs: sizes.append(torch.Size(size[0])) or randn(*size, **kwargs)
+    )
+    model = regression(nn.Linear(3, 1000))
+    guide = AutoRadial(model, event_dim=1)
+    y = torch.zeros(NUM_ROWS, 1000)
+    guide.setup(X, y)
+    sizes.clear()
+    RadialELBO()(model, guide)(X, y).backward()
+    assert sizes
+    assert all(NUM_ROWS in size for size in sizes)
+
+
+@pytest.mark.parametrize("loss", [Trace_ELBO, TraceGraph_ELBO, partial(RenyiELBO, num_particles=2)])
+def test_losses_of_densities_at_draws_are_refused_by_name(loss):
+    model = regression()
+    guide = AutoRadial(model)
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), loss())
+    for evaluate in (svi.step, svi.evaluate_loss):
+        with pytest.raises(ValueError, match=r"site 'weight'.*Trace_ELBO"):
+            evaluate(X, Y)
+
+
+@pytest.mark.parametrize("loss", [TraceMeanField_ELBO, RadialELBO])
+def test_a_sampled_kl_is_refused_by_name(loss):
+    model = regression(prior=priors.ScaleMixture())
+    with pytest.raises(ValueError, match=r"closed form.*'weight'" if loss is RadialELBO else "'weight'.*closed form"):
+        loss()(model, AutoMeanField(model))(X, Y)
+
+
+def test_functional_elbo_is_refused_by_name():
+    model = regression(nn.Linear(3, 1))
+    elbo = FunctionalELBO(GaussianProcess(lambda a, b: torch.exp(-torch.cdist(a, b))), num_functions=20)
+    with pytest.raises(ValueError, match=r"FunctionalELBO: guide must draw whole functions.*'weight'"):
+        elbo(model, AutoMeanField(model))(X, Y[:, :1])
+
+
+def test_a_family_without_local_noise_is_refused_by_name():
+    class Laplace(families.LocScale):
+        def distribution(self, site, *, loc, scale):
+            return dist.Laplace(loc, scale, validate_args=False).to_event(site.event_dim)
+
+    model = regression()
+    guide = AutoRadial(model, families={"bias": Laplace()})
+    with pytest.raises(ValueError, match=r"site 'bias'.*Laplace"):
+        RadialELBO()(model, guide)(X, Y)
+    net = nn.Linear(3, 2)
+    nn.init.ones_(net.bias)
+    positive = regression(net, prior={"weight": dist.Normal(0.0, 1.0), "bias": dist.HalfNormal(torch.ones(2))})
+    with pytest.raises(ValueError, match=r"site 'bias'.*Radial with TransformedDistribution"):
+        RadialELBO()(positive, AutoRadial(positive))(X, Y)
+
+
+def test_a_prior_without_a_site_for_the_parameter_is_refused_by_name():
+    model = regression(prior=priors.RadialDirectionalPrior("row"))
+    with pytest.raises(ValueError, match="site 'weight'"):
+        RadialELBO()(model, AutoRadialDirectional(model))(X, Y)
+
+
+def test_a_prior_that_computes_from_its_site_is_refused_by_name():
+    class Shifted:
+        def sample_parameter(self, name, parameter):
+            return 1.0 + pyro.sample(name, dist.Normal(torch.zeros_like(parameter), 1.0).to_event(parameter.dim()))
+
+    model = regression(prior=Shifted())
+    with pytest.raises(ValueError, match="site 'weight'"):
+        RadialELBO()(model, AutoRadial(model))(X, Y)
+
+
+@pytest.mark.parametrize("prior", [priors.LearnedScale, priors.HyperScale])
+def test_priors_with_scales_of_their_own_work(prior):
+    model = regression(mlp(), prior=prior())
+    guide = AutoRadial(model)
+    elbo = RadialELBO()(model, guide)
+    loss = elbo(X, Y)
+    loss.backward()
+    assert torch.isfinite(loss.detach())
+    assert all(torch.isfinite(p.grad).all() for p in elbo.parameters() if p.grad is not None)
+
+
+def test_points_have_no_noise_and_stay():
+    model = regression()
+    guide = AutoRadial(model, families={"weight": families.Point(), "bias": families.Point()})
+    elbo = RadialELBO()(model, guide)
+    assert elbo(X, Y).item() == elbo(X, Y).item()
+
+
+def test_a_user_s_own_family_supplies_its_noise():
+    class Shell(families.Normal):
+        """A uniform direction at a fixed distance, but for the KL, which is a normal's."""
+
+        def local_noise(self, name, distribution):
+            base = distribution.base_dist
+            return UnitNoise(base.loc, base.scale, distribution.event_dim, torch.ones_like)
+
+    model = regression(nn.Linear(3, 2, bias=False))
+    guide = AutoRadial(model, families={"weight": Shell(init_stddev=0.5)})
+    elbo = RadialELBO()(model, guide)
+    elbo(X, Y)
+    trace = pyro.poutine.trace(guide).get_trace(X, Y)
+    f = pyro.poutine.trace(pyro.poutine.replay(model, trace=trace)).get_trace(X.repeat(5000, 1), Y.repeat(5000, 1))
+    noise = f.nodes["f"]["value"].detach() - (X @ model.bnn._initial["weight"].T).repeat(5000, 1)
+    lengths = (noise.reshape(5000, NUM_ROWS, 2) / (0.5 * X.norm(dim=1)[:, None])).norm(dim=-1)
+    assert float(lengths.max()) <= 1.0 + 1e-5
+    assert float(lengths.square().mean()) == pytest.approx(2 / 6, abs=0.01)
+
+
+@pytest.mark.parametrize("make", [AutoNormal, AutoDiagonalNormal, AutoDelta])
+def test_guides_that_draw_otherwise_are_refused_by_name(make):
+    model = regression()
+    with pytest.raises(ValueError, match=r"site 'weight'.*noise='local'"):
+        TraceMeanField_ELBO()(model, make(model))(X, Y)
+    drawn = regression(noise="weights")
+    guide = make(drawn)
+    guide(X, Y)
+    with pytest.raises(ValueError, match="local_noise: guide must offer"):
+        local_noise(guide)(X, Y)
+    with pytest.raises(ValueError, match=r"site 'weight'.*Delta"):
+        local_noise(guide, sites=drawn.bnn.sites)(X, Y)
+
+
+def hand_written(cls):
+    def guide(x, y=None):
+        loc = pyro.param("loc", torch.full((2, 3), 0.1))
+        scale = pyro.param("scale", torch.full((2, 3), 0.3), constraint=constraints.positive)
+        pyro.sample("weight", cls(loc, scale))
+        pyro.sample("bias", dist.Normal(pyro.param("bias_loc", torch.zeros(2)), 0.2).to_event(1))
+
+    return guide
+
+
+@pytest.mark.parametrize(
+    "cls", [lambda loc, scale: dist.Normal(loc, scale).to_event(2), partial(RadialNormal, event_dim=2)]
+)
+@pytest.mark.parametrize("noise", ["local", "weights"])
+@each_loss
+def test_a_guide_by_hand_names_its_sites(cls, noise, loss):
+    model = regression(noise=noise)
+    guide = hand_written(cls)
+    svi = SVI(model, local_noise(guide, sites=model.bnn.sites), pyro.optim.Adam({"lr": 0.01}), loss())
+    assert all(math.isfinite(svi.step(X, Y)) for _ in range(3))
+    if loss is RadialELBO:
+        x, y = X.repeat(4000, 1), Y.repeat(4000, 1)
+        values = [float(svi.evaluate_loss(x, y)) for _ in range(10)]
+        expected = closed_loss(guide, 4000).item()
+        assert sum(values) / 10 == pytest.approx(expected, rel=5e-3)
+
+
+def test_names_that_the_guide_has_not_are_refused():
+    with pytest.raises(ValueError, match="'wrong'"):
+        local_noise(hand_written(RadialNormal), sites=["wrong"])(X, Y)
+
+
+def test_the_handler_around_a_guide_is_the_model_s_setting():
+    asked, handled = regression(mlp()), regression(mlp(), noise="weights")
+    values = []
+    for model, wrap in ((asked, lambda guide: guide), (handled, local_noise)):
+        torch.manual_seed(0)
+        guide = AutoRadial(model, init_loc_fn=lambda site: torch.full(site["fn"].shape(), 0.1))
+        guide.setup(X, Y)
+        torch.manual_seed(1)
+        values.append(RadialELBO()(model, wrap(guide))(X, Y).item())
+    assert values[0] == values[1]
+
+
+def test_as_a_context_it_holds_for_the_guides_run_inside():
+    model = regression(mlp(), noise="weights")
+    guide = AutoMeanField(model, init_stddev=0.3)
+    elbo = RadialELBO()(model, guide)
+    x, y = X.repeat(1000, 1), Y.repeat(1000, 1)
+    with local_noise():
+        local = torch.stack([elbo(x, y).detach() for _ in range(10)])
+    drawn = torch.stack([elbo(x, y).detach() for _ in range(10)])
+    assert local.var() < 0.1 * drawn.var()
+
+
+def test_what_is_not_drawn_cannot_pass_for_a_draw():
+    model = regression(nn.Linear(3, 1))
+    guide = AutoMeanField(model)
+    guide.setup(X, Y[:, :1])
+    assert not torch.isfinite(guide(X, Y[:, :1])["weight"]).any()
+    assert torch.isfinite(guide(X)["weight"]).all()
+
+
+def test_mean_only_still_takes_all_noise_away():
+    model = regression(mlp())
+    guide = AutoRadial(model)
+    guide.setup(X, Y)
+    with mean_only():
+        first, second = (RadialELBO(kl_weight=0.0)(model, guide)(X, Y).item() for _ in range(2))
+    assert first == second
+    at_median = pyro.poutine.condition(model, data=guide.median())
+    expected = -pyro.poutine.trace(at_median).get_trace(X, Y).log_prob_sum(lambda name, site: name == "y")
+    assert first == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_lists_of_guides_and_copies_work():
+    model = regression(mlp())
+    guide = AutoGuideList(model)
+    guide.append(AutoRadial(pyro.poutine.block(model, expose=["0.weight", "0.bias"])))
+    guide.append(AutoMeanField(pyro.poutine.block(model, expose=["2.weight", "2.bias"])))
+    assert torch.isfinite(RadialELBO()(model, guide)(X, Y).detach())
+    model = copy.deepcopy(model)
+    guide = AutoRadial(model)
+    guide.setup(X, Y)
+    assert torch.isfinite(RadialELBO()(model, copy.deepcopy(guide))(X, Y).detach())
+
+
+def test_draws_in_plates_of_the_model_keep_their_own_means():
+    bnn = BayesianModule(nn.Linear(3, 1))
+
+    def model(x, y):
+        with pyro.plate("networks", 4, dim=-2):
+            f = bnn(x)
+            with pyro.plate("rows", len(x), dim=-1):
+                pyro.sample("y", dist.Normal(f[..., 0], 0.1), obs=y)
+
+    guide = AutoMeanField(model, init_stddev=1e-4)
+    guide.setup(X, Y[:, 0])
+    with torch.no_grad():
+        guide.locs.weight_unconstrained.copy_(torch.randn(4, 1, 1, 3))
+    for elbo in (RadialELBO(), RadialELBO(2, vectorize_particles=True)):
+        drawn, local = (elbo(model, g)(X, Y[:, 0]) for g in (guide, local_noise(guide)))
+        torch.testing.assert_close(local, drawn, rtol=1e-2, atol=0.0)
