@@ -67,7 +67,7 @@ class Linearization:
     :param mean: the means of sites.
     :param blocks: the covariances of the same sites.
     :param str function_site: the deterministic site of the function's values.
-    :param Structure structure: as another linearization of the model, with the same sites, has found it.
+    :param structures: what is known of the function, by the sites that the model's networks have in use; it is filled.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Linearization:
         mean: Mapping[str, Tensor],
         blocks: Sequence[CovarianceBlock],
         function_site: str = FUNCTION_SITE,
-        structure: Structure | None = None,
+        structures: dict[Any, Structure] | None = None,
     ) -> None:
         self.function = SiteFunction(model, function_site)
         self.mean, self.blocks = dict(mean), tuple(blocks)
-        self._structure = structure
+        self._structures = {} if structures is None else structures
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of each function value, ``[N, O]``, in the network's dtype.
@@ -113,11 +113,12 @@ class Linearization:
         return self.function(self.mean, x).double(), total
 
     def structure(self, x: Tensor) -> Structure:
-        """What the function depends on, and how, found once.
+        """What the function depends on, and how, found once for each head in use.
 
         :raises ValueError: as :meth:`marginals`.
         """
-        if self._structure is None:
+        key = (x.dim(), *(network.sites_in_use for network in networks_in(self.function.model)))
+        if key not in self._structures:
             dependence = self.function.dependence(self.mean, x[:1])
             if dependence.others:
                 raise ValueError(
@@ -127,8 +128,8 @@ class Linearization:
             layers = None
             if not any(block.is_full for block in self._blocks_of(dependence.given)):
                 layers = linear_layers(self.function, dependence.given, self.mean, x[:1])
-            self._structure = Structure(dependence.given, layers)
-        return self._structure
+            self._structures[key] = Structure(dependence.given, layers)
+        return self._structures[key]
 
     def _blocks_of(self, sites: Sequence[str]) -> list[CovarianceBlock]:
         return [block for block in self.blocks if set(sites) & set(block.sites)]

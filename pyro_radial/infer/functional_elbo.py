@@ -14,6 +14,7 @@ from torch import Tensor
 from pyro_radial._checks import positive_count
 from pyro_radial.functional.contexts import Context
 from pyro_radial.functional.divergences import Divergence, DivergenceEstimate, ProcessDivergence, SteinKL
+from pyro_radial.functional.linearization import Structure
 from pyro_radial.functional.priors import FunctionPrior
 from pyro_radial.infer.auxiliary_sites import sites_led_to
 from pyro_radial.infer.elbo import RadialELBO, check_weight
@@ -62,12 +63,12 @@ class FunctionalELBO(RadialELBO):
     paper's code. That divergence is smaller than the one of the functions themselves, so the loss bounds nothing then.
 
     A divergence of a process, :class:`~pyro_radial.functional.MarginalKL`, sees no draws but the model linearized at
-    the means of the guide's sites, in evaluation mode. The likelihood alone draws then, one function will do. With
-    ``compare_at="context"`` X is the context without the inputs of the call, as where old tasks are to be remembered
-    (Rudner et al. 2022, "Continual Learning via Sequential Function-Space Variational Inference"): at the inputs of a
-    new task the posterior of the old ones is the wrong prior. The KL of the weights to their own prior can be kept as a
-    second term, ``weight_space_kl`` times :attr:`LossTerms.weight_space_kl
-    <pyro_radial.infer.LossTerms.weight_space_kl>`. None of these losses is a bound.
+    the means of the guide's sites, in evaluation mode. The likelihood alone draws then: one function, or local noise.
+    With ``compare_at="context"`` X is the context without the inputs of the call, as where old tasks are to be
+    remembered (Rudner et al. 2022, "Continual Learning via Sequential Function-Space Variational Inference"): at the
+    inputs of a new task the posterior of the old ones is the wrong prior. The KL of the weights to their own prior can
+    be kept as a second term, ``weight_space_kl`` times :attr:`LossTerms.weight_space_kl
+    <pyro_radial.infer.LossTerms.weight_space_kl>`, which ``kl_weight`` does not touch. None of these losses is a bound.
 
     All functions of a step are drawn at once, so :math:`f` must not depend on the data of a mini-batch but for its
     inputs. Works with ``SVI``, and as ``elbo(model, guide)`` with a torch optimizer; ``fit`` takes it as its loss.
@@ -138,7 +139,7 @@ class FunctionalELBO(RadialELBO):
         # Found once, of the model and guide that this loss serves, as the nesting of their plates is; with random
         # numbers apart, so that a loss draws the same whether or not it is the first.
         self._others: frozenset[str] | None = None
-        self._structures: dict[Any, Any] = {}
+        self._structures: dict[Any, Structure] = {}
         # The model of the loss that is being evaluated, without the plate of its particles.
         self._model: Any = None
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.functional.layers import networks_in
 from pyro_radial.functional.linearization import CovarianceBlock, Linearization, Structure
 from pyro_radial.functional.priors.site_moments import moments_of
 from pyro_radial.infer.data import evaluating
@@ -31,7 +30,7 @@ class GuideProcess:
     :param Trace model_trace: a run of it on that of the guide.
     :param Trace guide_trace: a run of the guide.
     :param str function_site: the deterministic site of the function's values.
-    :param structures: what is known of the model's function, by the sites that its networks have in use; it is filled.
+    :param structures: as of :class:`~pyro_radial.functional.linearization.Linearization`.
     """
 
     def __init__(
@@ -50,17 +49,14 @@ class GuideProcess:
             if moments is not None:
                 mean[name], block = moments
                 blocks.append(block)
-        self._model, self._structures = model, structures
-        self._in_use = tuple(network.sites_in_use for network in networks_in(model))
-        known = structures.get(self._in_use)
-        self._linearization = Linearization(model, mean, blocks, function_site, known)
+        self._model = model
+        self._linearization = Linearization(model, mean, blocks, function_site, structures)
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of each function value, ``[N, O]``.
 
         :raises ValueError: naming the site, for one that the function depends on whose posterior has none.
         """
-        self.sites(x)
         with evaluating(self._model):
             return self._linearization.marginals(x)
 
@@ -70,8 +66,7 @@ class GuideProcess:
         :raises ValueError: as :meth:`marginals`.
         """
         with evaluating(self._model):
-            found = self._structures[self._in_use] = self._linearization.structure(x)
-        return frozenset(found.sites)
+            return frozenset(self._linearization.structure(x).sites)
 
 
 def _posterior(name: str, site: Any, guide_trace: Trace) -> Any:

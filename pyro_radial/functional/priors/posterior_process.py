@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pyro_radial.functional.checks import check_points, check_targets, check_values
 from pyro_radial.functional.gaussian import gaussian_condition, gaussian_log_prob, gaussian_sample, gaussian_score
 from pyro_radial.functional.layers import networks_in
-from pyro_radial.functional.linearization import CovarianceBlock, Linearization
+from pyro_radial.functional.linearization import CovarianceBlock, Linearization, Structure
 from pyro_radial.functional.priors.function_prior import FunctionPrior
 from pyro_radial.functional.priors.site_moments import joint_moments, site_moments
 from pyro_radial.nn.likelihood import FUNCTION_SITE
@@ -86,6 +86,7 @@ class PosteriorProcess(FunctionPrior):
         self.function_site = function_site
         self._sites = tuple(mean)
         self._blocks = tuple((block.sites, block.is_full) for block in blocks)
+        self._structures: dict[Any, Structure] = {}
         self.means = _buffers([mean[site] for site in self._sites])
         self.covariances = _buffers([block.covariance for block in blocks])
         self.requires_grad_(False)
@@ -100,6 +101,7 @@ class PosteriorProcess(FunctionPrior):
             dict(zip(self._sites, self.means.buffers(), strict=True)),
             [CovarianceBlock(sites, covariance, is_full) for (sites, is_full), covariance in blocks],
             self.function_site,
+            self._structures,
         )
 
     def train(self, mode: bool = True) -> "PosteriorProcess":
