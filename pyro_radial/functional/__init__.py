@@ -5,7 +5,7 @@
 
 from pyro_radial.functional.adversarial import AdversarialPoints
 from pyro_radial.functional.contexts import Concatenated, FromData, FromSampler, UniformBox
-from pyro_radial.functional.divergences import DivergenceEstimate, GaussianKL, RegularizedKL, SteinKL
+from pyro_radial.functional.divergences import DivergenceEstimate, GaussianKL, MarginalKL, RegularizedKL, SteinKL
 from pyro_radial.functional.priors import (
     BNNPrior,
     FunctionPrior,
@@ -14,6 +14,7 @@ from pyro_radial.functional.priors import (
     Mixture,
     PiecewiseConstant,
     PiecewiseLinear,
+    PosteriorProcess,
     Sum,
 )
 from pyro_radial.functional.scores import GaussianMoments, SpectralStein, Stein
@@ -30,9 +31,11 @@ __all__ = [
     "GaussianMoments",
     "GaussianProcess",
     "ImplicitProcess",
+    "MarginalKL",
     "Mixture",
     "PiecewiseConstant",
     "PiecewiseLinear",
+    "PosteriorProcess",
     "RegularizedKL",
     "SpectralStein",
     "Stein",

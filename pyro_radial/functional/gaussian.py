@@ -15,6 +15,7 @@ __all__ = [
     "JITTER",
     "JITTER_LADDER",
     "cholesky",
+    "gaussian_condition",
     "gaussian_log_prob",
     "gaussian_sample",
     "gaussian_score",
@@ -90,6 +91,25 @@ def gaussian_log_prob(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float
     half_log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).expand(mean.shape[-1]).sum()
     constant = 0.5 * mean.numel() * math.log(2.0 * math.pi)
     return (-0.5 * white.square().sum((0, 1)) - half_log_det - constant).to(f.dtype)
+
+
+def gaussian_condition(
+    mean: Tensor, covariance: Tensor, y: Tensor, noise: Tensor, jitter: float = JITTER
+) -> tuple[Tensor, Tensor]:
+    """The moments of the last values given noisy observations ``[N, O]`` of the first N.
+
+    :param Tensor mean: of all values, ``[N + M, O]``.
+    :param Tensor covariance: of all values, ``[1 or O, N + M, N + M]``.
+    :param Tensor y: the observations.
+    :param Tensor noise: the variance of their noise.
+    :returns: mean ``[M, O]`` and covariances ``[O, M, M]``.
+    """
+    size, outputs = y.shape
+    factor = cholesky(with_diagonal(covariance[:, :size, :size], noise), jitter)
+    half = torch.linalg.solve_triangular(factor, covariance[:, :size, size:], upper=False)
+    residual = torch.linalg.solve_triangular(factor, (y - mean[:size]).mT.unsqueeze(-1), upper=False)
+    change = (half.mT @ residual).squeeze(-1).mT
+    return mean[size:] + change, (covariance[:, size:, size:] - half.mT @ half).expand(outputs, -1, -1)
 
 
 def with_diagonal(covariance: Tensor, addend: Tensor | float) -> Tensor:

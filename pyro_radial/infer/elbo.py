@@ -27,7 +27,7 @@ from pyro_radial._compat import (
 from pyro_radial.infer.loss_terms import LossTerms, average, entropies, total, weighted
 from pyro_radial.infer.site_kl import RecordDistribution, analytic_kl, sampled_kl
 
-__all__ = ["RadialELBO"]
+__all__ = ["RadialELBO", "check_weight"]
 
 PARTICLE_PLATE = "num_particles_vectorized"
 
@@ -72,6 +72,9 @@ class RadialELBO(TraceMeanField_ELBO):
         (['w'], 4)
     """
 
+    #: The weight of a second KL, of the weights of functions to their own prior, in losses that have one.
+    weight_space_kl: float = 0.0
+
     def __init__(
         self,
         num_particles: int = 1,
@@ -82,7 +85,7 @@ class RadialELBO(TraceMeanField_ELBO):
     ) -> None:
         super().__init__(num_particles=positive_count("num_particles", num_particles), **kwargs)
         if not callable(kl_weight):
-            _check_weight(kl_weight)
+            check_weight(kl_weight)
         self.kl_weight = kl_weight
         self.strict_kl = strict_kl
         #: Losses evaluated with gradients so far, the argument of a ``kl_weight`` schedule.
@@ -107,7 +110,7 @@ class RadialELBO(TraceMeanField_ELBO):
 
     def weight_now(self) -> float:
         """The weight of the KL at this step."""
-        return _check_weight(self.kl_weight(self.step)) if callable(self.kl_weight) else float(self.kl_weight)
+        return check_weight(self.kl_weight(self.step)) if callable(self.kl_weight) else float(self.kl_weight)
 
     @contextmanager
     def weighted_by(self, weight: float | Tensor) -> Iterator[None]:
@@ -176,7 +179,9 @@ class RadialELBO(TraceMeanField_ELBO):
         }
         self._sampled = {}
         latent = self._kl_by_site(model_trace, guide_trace)
+        of_weights = self._weight_space_kl_by_site(model_trace, guide_trace)
         loss = weighted(total(observed), self._current_weight, total(latent))
+        loss = weighted(loss, self.weight_space_kl, total(of_weights))
         self._particles.append(
             LossTerms(
                 self._current_weight,
@@ -188,6 +193,8 @@ class RadialELBO(TraceMeanField_ELBO):
                 ),
                 _num_data(model_trace, observed),
                 self._sampled,
+                self.weight_space_kl,
+                {name: value.detach() for name, value in of_weights.items()},
             )
         )
         return loss.detach(), loss
@@ -198,6 +205,10 @@ class RadialELBO(TraceMeanField_ELBO):
             for name, site in guide_trace.nodes.items()
             if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site)
         }
+
+    def _weight_space_kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
+        """The KLs of the weights of functions, where the KL is not of weights already."""
+        return {}
 
     def _vectorized_num_particles(self, fn: Any) -> Any:
         """As Pyro's, but sites remember what distribution they had before."""
@@ -255,11 +266,14 @@ def _with_density_shape(site: Any) -> Any:
     return site if "log_prob" in site else {**site, "log_prob": torch.empty(site["fn"].batch_shape, device="meta")}
 
 
-def _check_weight(weight: float) -> float:
+def check_weight(weight: float, name: str = "kl_weight") -> float:
+    """The weight of a KL as a float.
+
+    :raises ValueError: naming it, unless it is finite and not negative.
+    """
     if not isinstance(weight, int | float) or not 0.0 <= weight < math.inf:
-        raise ValueError(
-            f"kl_weight must be a non-negative finite number or a function that returns one, got {weight!r}"
-        )
+        functions = " or a function that returns one" if name == "kl_weight" else ""
+        raise ValueError(f"{name} must be a non-negative finite number{functions}, got {weight!r}")
     return float(weight)
 
 

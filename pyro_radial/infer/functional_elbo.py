@@ -3,8 +3,8 @@
 
 """The loss with a prior on functions in the place of one on weights."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
 
 import pyro.poutine as poutine
 import torch
@@ -13,10 +13,12 @@ from torch import Tensor
 
 from pyro_radial._checks import positive_count
 from pyro_radial.functional.contexts import Context
-from pyro_radial.functional.divergences import Divergence, DivergenceEstimate, SteinKL
+from pyro_radial.functional.divergences import Divergence, DivergenceEstimate, ProcessDivergence, SteinKL
+from pyro_radial.functional.linearization import Structure
 from pyro_radial.functional.priors import FunctionPrior
 from pyro_radial.infer.auxiliary_sites import sites_led_to
-from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.elbo import RadialELBO, check_weight
+from pyro_radial.infer.guide_process import GuideProcess
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.poutine.local_noise import check_drawn
@@ -26,14 +28,16 @@ __all__ = ["FunctionalELBO"]
 # Where the function site of a trace keeps its :class:`_Measurement`.
 MEASUREMENT = "measurement"
 
+PLACES = ("both", "context")
+
 
 class _Measurement(NamedTuple):
     """What the divergence of one loss is of."""
 
     #: The measurement points, those of the context among them, ``[M, ...]``.
     points: Tensor
-    #: The values of the functions there, ``[S, M, O]``.
-    functions: Tensor
+    #: The values of the functions there, ``[S, M, O]``, or their process.
+    functions: Tensor | GuideProcess
     #: The sites of the guide that no function depends on, which have a KL each.
     others: frozenset[str]
 
@@ -58,6 +62,14 @@ class FunctionalELBO(RadialELBO):
     divergence of no use; a prior with ``noise`` is compared with the network's values with as much noise, as in the
     paper's code. That divergence is smaller than the one of the functions themselves, so the loss bounds nothing then.
 
+    A divergence of a process, :class:`~pyro_radial.functional.MarginalKL`, sees no draws but the model linearized at
+    the means of the guide's sites, in evaluation mode. The likelihood alone draws then: one function, or local noise.
+    With ``compare_at="context"`` X is the context without the inputs of the call, as where old tasks are to be
+    remembered (Rudner et al. 2022, "Continual Learning via Sequential Function-Space Variational Inference"): at the
+    inputs of a new task the posterior of the old ones is the wrong prior. The KL of the weights to their own prior can
+    be kept as a second term, ``weight_space_kl`` times :attr:`LossTerms.weight_space_kl
+    <pyro_radial.infer.LossTerms.weight_space_kl>`, which ``kl_weight`` does not touch. None of these losses is a bound.
+
     All functions of a step are drawn at once, so :math:`f` must not depend on the data of a mini-batch but for its
     inputs. Works with ``SVI``, and as ``elbo(model, guide)`` with a torch optimizer; ``fit`` takes it as its loss.
 
@@ -69,6 +81,8 @@ class FunctionalELBO(RadialELBO):
         alone; see :mod:`pyro_radial.functional.contexts`. One with a method ``ascend``, such as
         :class:`~pyro_radial.functional.AdversarialPoints`, takes a step up the divergence for each training loss.
     :param divergence: see :mod:`pyro_radial.functional.divergences`.
+    :param compare_at: "both" for the inputs of the call and the context, "context" for the context alone.
+    :param float weight_space_kl: the weight of the KL of those weights that the function depends on; zero for none.
     :param str function_site: the deterministic site where the model records the function values; its first argument
         are the inputs, and it runs on them alone as well.
     :param int num_functions: S, the functions drawn for one loss.
@@ -101,7 +115,9 @@ class FunctionalELBO(RadialELBO):
         prior: FunctionPrior,
         context: Context | None = None,
         *,
-        divergence: Divergence | None = None,
+        divergence: Divergence | ProcessDivergence | None = None,
+        compare_at: Literal["both", "context"] = "both",
+        weight_space_kl: float = 0.0,
         function_site: str = FUNCTION_SITE,
         num_functions: int = 100,
         kl_weight: float | Callable[[int], float] = 1.0,
@@ -110,13 +126,31 @@ class FunctionalELBO(RadialELBO):
         super().__init__(
             positive_count("num_functions", num_functions), vectorize_particles=True, kl_weight=kl_weight, **kwargs
         )
+        if compare_at not in PLACES:
+            raise ValueError(f"FunctionalELBO: compare_at must be one of {PLACES}, got {compare_at!r}")
+        if compare_at == "context" and context is None:
+            raise ValueError("FunctionalELBO: context must be given to compare at it alone, got None")
         self.prior = prior
         self.context = context
-        self.divergence = SteinKL() if divergence is None else divergence
+        self.divergence: Divergence | ProcessDivergence = SteinKL() if divergence is None else divergence
+        self.compare_at = compare_at
+        self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
         self.function_site = function_site
         # Found once, of the model and guide that this loss serves, as the nesting of their plates is; with random
         # numbers apart, so that a loss draws the same whether or not it is the first.
         self._others: frozenset[str] | None = None
+        self._structures: dict[Any, Structure] = {}
+        # The model of the loss that is being evaluated, without the plate of its particles.
+        self._model: Any = None
+
+    def _get_traces(
+        self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[tuple[Trace, Trace]]:
+        self._model = model
+        try:
+            yield from super()._get_traces(model, guide, args, kwargs)
+        finally:
+            self._model = None
 
     def _guess_max_plate_nesting(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """As Pyro's, without the log-densities that it computes on the way, and with random numbers of its own."""
@@ -130,26 +164,44 @@ class FunctionalELBO(RadialELBO):
     def _get_trace(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Trace]:
         """Model and guide on the data, with the values of the same functions at the measurement points."""
         model_trace, guide_trace = super()._get_trace(model, guide, args, kwargs)
-        for name, latent in guide_trace.iter_stochastic_nodes():
-            check_drawn(name, latent, "FunctionalELBO: guide must draw whole functions")
-        points = _inputs(args)
-        functions = self._values(model_trace, len(points))
+        x = _inputs(args)
+        values = self._values(model_trace, len(x))
+        process = None
+        if isinstance(self.divergence, ProcessDivergence):
+            process = GuideProcess(self._model, model_trace, guide_trace, self.function_site, self._structures)
+        else:
+            for name, latent in guide_trace.iter_stochastic_nodes():
+                check_drawn(name, latent, "FunctionalELBO: guide must draw whole functions")
         if self._others is None:
-            with seeded(0, points.device):
-                self._others = self._sites_beside_the_function(model, guide, (model_trace, guide_trace), args, kwargs)
+            with seeded(0, x.device):
+                weights = self._sites_of_the_function(model, guide_trace, x, process)
+                self._others = self._sites_beside_the_function(weights, guide, (model_trace, guide_trace), args, kwargs)
+        functions, points = process or values, x
         if self.context is not None:
-            further = self._further_points(self.context, model, guide_trace, points, functions)
-            functions = torch.cat([functions, self._values_at(further, model, guide_trace)], 1)
-            points = torch.cat([points, further])
+            further = self._further_points(self.context, model, guide_trace, x, functions)
+            functions, points = self._with_further(functions, x, further, model, guide_trace)
         site: Any = model_trace.nodes[self.function_site]
         site[MEASUREMENT] = _Measurement(points, functions, self._others)
         return model_trace, guide_trace
+
+    def _with_further(
+        self, functions: Tensor | GuideProcess, x: Tensor, further: Tensor, model: Any, guide_trace: Trace
+    ) -> tuple[Tensor | GuideProcess, Tensor]:
+        """The functions, known at the inputs, and the points, where the points of the context come in."""
+        alone = self.compare_at == "context"
+        points = further if alone else torch.cat([x, further])
+        if isinstance(functions, GuideProcess):
+            return functions, points
+        there = self._values_at(further, model, guide_trace)
+        return there if alone else torch.cat([functions, there], 1), points
 
     def _values_at(self, points: Tensor, model: Any, guide_trace: Trace) -> Tensor:
         """The values of the same functions at other points."""
         return self._values(poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(points), len(points))
 
-    def _further_points(self, context: Context, model: Any, guide_trace: Trace, x: Tensor, values: Tensor) -> Tensor:
+    def _further_points(
+        self, context: Context, model: Any, guide_trace: Trace, x: Tensor, functions: Tensor | GuideProcess
+    ) -> Tensor:
         """The points of the context as they are now; in training, those that can take one step up the divergence."""
         further = context(x)
         if further.shape[1:] != x.shape[1:]:
@@ -159,17 +211,19 @@ class FunctionalELBO(RadialELBO):
             )
         ascend = getattr(context, "ascend", None)
         if ascend is not None and torch.is_grad_enabled():
-            ascend(self._divergence_at(model, guide_trace, x, values))
+            ascend(self._divergence_at(model, guide_trace, x, functions))
         return further
 
-    def _divergence_at(self, model: Any, guide_trace: Trace, x: Tensor, values: Tensor) -> Callable[[Tensor], Tensor]:
+    def _divergence_at(
+        self, model: Any, guide_trace: Trace, x: Tensor, functions: Tensor | GuideProcess
+    ) -> Callable[[Tensor], Tensor]:
         """The divergence as a function of further points, for functions that stay as they are."""
         fixed = guide_trace.copy()
         fixed.detach_()
+        values = functions.detach() if isinstance(functions, Tensor) else functions
 
-        def divergence_at(points: Tensor) -> Tensor:
-            both = torch.cat([values.detach(), self._values_at(points, model, fixed)], 1)
-            estimate = self._divergence(both, torch.cat([x, points]))
+        def divergence_at(further: Tensor) -> Tensor:
+            estimate = self._divergence(*self._with_further(values, x, further, model, fixed))
             if estimate.value is None:
                 raise ValueError(
                     "FunctionalELBO: divergence must estimate a value that the context can raise, such as GaussianKL "
@@ -198,9 +252,9 @@ class FunctionalELBO(RadialELBO):
             )
         return value.reshape(self.num_particles, num_points, -1)
 
-    def _divergence(self, functions: Tensor, points: Tensor) -> DivergenceEstimate:
+    def _divergence(self, functions: Any, points: Tensor) -> DivergenceEstimate:
         """The divergence, with the noise that the prior's function values carry on the network's as well."""
-        if self.prior.noise:
+        if self.prior.noise and isinstance(functions, Tensor):
             functions = functions + self.prior.noise * torch.randn_like(functions)
         try:
             return self.divergence(functions, points, self.prior)
@@ -211,7 +265,12 @@ class FunctionalELBO(RadialELBO):
             ) from error
 
     def _sites_beside_the_function(
-        self, model: Any, guide: Any, traces: tuple[Trace, Trace], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        weights: frozenset[str],
+        guide: Any,
+        traces: tuple[Trace, Trace],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> frozenset[str]:
         """The sites of the guide that have a KL of their own.
 
@@ -221,7 +280,6 @@ class FunctionalELBO(RadialELBO):
         model_trace, guide_trace = traces
         names = {name for name, _ in guide_trace.iter_stochastic_nodes()}
         auxiliary = names - set(model_trace.nodes)
-        weights = self._sites_of_the_function(model, guide_trace, _inputs(args))
         others = names - auxiliary - weights
         for name, leads_to in sites_led_to(guide, auxiliary, args, kwargs).items():
             beside = sorted(leads_to - weights)
@@ -236,8 +294,15 @@ class FunctionalELBO(RadialELBO):
                 others.add(name)
         return frozenset(others)
 
-    def _sites_of_the_function(self, model: Any, guide_trace: Trace, x: Tensor) -> frozenset[str]:
+    def _sites_of_the_function(
+        self, model: Any, guide_trace: Trace, x: Tensor, process: GuideProcess | None
+    ) -> frozenset[str]:
         """The latent sites that the function values depend on, found by a gradient."""
+        if process is not None:
+            try:
+                return process.sites(x)
+            except ValueError as error:
+                raise ValueError(f"FunctionalELBO: {error}") from error
         trace = guide_trace.copy()
         leaves = {}
         for name, site in dict[str, Any](trace.iter_stochastic_nodes()).items():
@@ -263,6 +328,18 @@ class FunctionalELBO(RadialELBO):
             if name in others
         }
         return {self.function_site: self.num_particles * divergence, **kls}
+
+    def _weight_space_kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
+        """The KLs of the sites that the functions depend on, and of auxiliary sites that lead to them."""
+        if not self.weight_space_kl:
+            return {}
+        site: Any = model_trace.nodes[self.function_site]
+        others = site[MEASUREMENT].others
+        return {
+            name: self._site_kl(name, site, model_trace, guide_trace)
+            for name, site in guide_trace.iter_stochastic_nodes()
+            if name not in others
+        }
 
 
 def _inputs(args: tuple[Any, ...]) -> Tensor:

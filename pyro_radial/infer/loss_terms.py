@@ -19,7 +19,8 @@ class LossTerms:
     """One loss in its terms: detached 0-d tensors in nats, for the whole data set unless taken per datum.
 
     ``loss = negative_log_likelihood + kl_weight * kl``, and site by site ``kl = cross_entropy - entropy`` wherever
-    the guide's distribution has an entropy.
+    the guide's distribution has an entropy. A loss of functions may have the KL of their weights besides, as
+    ``weight_space_kl_weight * weight_space_kl``.
 
     :param float kl_weight: the weight of the KL in the loss; a 0-d tensor while a graph is recorded.
     :param nll_by_site: the negative log-likelihood of each observation.
@@ -27,6 +28,8 @@ class LossTerms:
     :param entropies: makes :attr:`entropy_by_site`, which few ask for.
     :param int num_data: N, the size of the plates around the observations, or None without any.
     :param sampled_kl: the sites whose KL is estimated from samples, and for each why it has no closed form.
+    :param float weight_space_kl_weight: the weight of the KL of the weights of functions to their own prior.
+    :param weight_space_kl_by_site: that KL, without the weight.
     """
 
     kl_weight: Any
@@ -35,6 +38,8 @@ class LossTerms:
     entropies: Callable[[], dict[str, Tensor]]
     num_data: int | None
     sampled_kl: dict[str, str] = field(default_factory=dict)
+    weight_space_kl_weight: float = 0.0
+    weight_space_kl_by_site: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def entropy_by_site(self) -> dict[str, Tensor]:
@@ -52,9 +57,15 @@ class LossTerms:
         return total(self.kl_by_site)
 
     @property
+    def weight_space_kl(self) -> Tensor:
+        """Of the weights of functions to their own prior, without its weight; zero where the loss does without."""
+        return total(self.weight_space_kl_by_site)
+
+    @property
     def loss(self) -> Tensor:
         """The value of the loss."""
-        return weighted(self.negative_log_likelihood, self.kl_weight, self.kl)
+        of_functions = weighted(self.negative_log_likelihood, self.kl_weight, self.kl)
+        return weighted(of_functions, self.weight_space_kl_weight, self.weight_space_kl)
 
     @property
     def entropy(self) -> Tensor | None:
@@ -84,12 +95,15 @@ class LossTerms:
             lambda: _divided([self.entropy_by_site], number),
             num_data=1,
             sampled_kl=self.sampled_kl,
+            weight_space_kl_weight=self.weight_space_kl_weight,
+            weight_space_kl_by_site=_divided([self.weight_space_kl_by_site], number),
         )
 
     def not_finite(self) -> list[str]:
         """The terms that are NaN or infinite, in words; a host-device synchronization for each term."""
         named = [(f"log-likelihood of site '{name}'", value) for name, value in self.nll_by_site.items()]
         named += [(f"KL of site '{name}'", value) for name, value in self.kl_by_site.items()]
+        named += [(f"weight-space KL of site '{name}'", value) for name, value in self.weight_space_kl_by_site.items()]
         return [name for name, value in named if not bool(torch.isfinite(value))]
 
 
@@ -99,7 +113,7 @@ def total(by_site: Mapping[str, Tensor]) -> Tensor:
 
 
 def weighted(negative_log_likelihood: Tensor, kl_weight: float | Tensor, kl: Tensor) -> Tensor:
-    """The loss; a weight of zero leaves the KL out altogether, for at the pole of a radial prior it is infinite.
+    """The sum; a weight of zero leaves the KL out altogether, for at the pole of a radial prior it is infinite.
 
     A tensor is a weight other than zero, and not looked at.
     """
@@ -122,6 +136,8 @@ def average(particles: Sequence[LossTerms], num_particles: int) -> LossTerms:
         lambda: _divided([p.entropy_by_site for p in particles], num_particles),
         first.num_data,
         {name: reason for p in particles for name, reason in p.sampled_kl.items()},
+        first.weight_space_kl_weight,
+        _divided([p.weight_space_kl_by_site for p in particles], num_particles),
     )
 
 

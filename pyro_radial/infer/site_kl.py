@@ -16,7 +16,7 @@ from torch.distributions import kl_divergence
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.poutine.local_noise import check_drawn
 
-__all__ = ["RecordDistribution", "analytic_kl", "sampled_kl"]
+__all__ = ["RecordDistribution", "analytic_kl", "own_distribution", "sampled_kl"]
 
 
 class RecordDistribution(Messenger):
@@ -62,7 +62,7 @@ def analytic_kl(name: str, guide_site: Any, model_trace: Trace, guide_trace: Tra
     if not _same(guide_site["mask"], model_site["mask"]):
         return "masked differently in the model and the guide"
     try:
-        kl = kl_divergence(_own_distribution(guide_site), _own_distribution(model_site))
+        kl = kl_divergence(own_distribution(guide_site), own_distribution(model_site))
     except NotImplementedError:
         q, p = (type(leaf(site["fn"])).__name__ for site in (guide_site, model_site))
         return f"without a closed-form KL from {q} to {p}"
@@ -83,7 +83,7 @@ def sampled_kl(name: str, model_trace: Trace, guide_trace: Trace) -> Tensor:
     return entropy_term - _log_prob_sum(name, model_trace) if name in model_trace.nodes else entropy_term
 
 
-def _own_distribution(site: Any) -> Any:
+def own_distribution(site: Any) -> Any:
     """A site's distribution before the plate of the particles repeated it, unless a handler has replaced it.
 
     A KL of distributions that all particles share is one KL, not as many.

@@ -14,6 +14,7 @@ import torch
 from pyro.infer import SVI
 
 from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
+from pyro_radial.infer.loss_terms import LossTerms, average
 from pyro_radial.nn import priors
 from tests.helpers.losses import X, Y, network
 
@@ -108,3 +109,18 @@ def test_a_kl_that_is_sampled_in_some_particles_is_listed():
         elbo(model, guide)()
         assert elbo.terms.sampled_kl == {"w": "without a closed-form KL from Normal to StudentT"}
         next(priors_in_turn)  # So that the other particle comes first.
+
+
+def test_a_kl_of_weights_besides_has_a_weight_of_its_own():
+    one, two = torch.tensor(1.0), torch.tensor(2.0)
+    terms = LossTerms(0.5, {"y": one}, {"f": two}, dict, 10, {}, 0.3, {"w": torch.tensor(4.0), "b": one})
+    assert float(terms.weight_space_kl) == 5.0
+    assert float(terms.kl) == 2.0
+    assert float(terms.loss) == pytest.approx(1.0 + 0.5 * 2.0 + 0.3 * 5.0)
+    assert float(terms.per_datum().loss) == pytest.approx(0.35)
+    assert float(average([terms, terms], 2).loss) == pytest.approx(float(terms.loss))
+    broken = LossTerms(0.5, {"y": one}, {"f": two}, dict, 10, {}, 0.3, {"w": torch.tensor(math.nan)})
+    assert broken.not_finite() == ["weight-space KL of site 'w'"]
+    # An infinite KL without weight is no part of the loss.
+    without = LossTerms(0.5, {"y": one}, {"f": two}, dict, 10, {}, 0.0, {"w": torch.tensor(math.inf)})
+    assert float(without.loss) == 2.0

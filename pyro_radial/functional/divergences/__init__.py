@@ -3,12 +3,22 @@
 
 """The divergence of the distribution of a network's function values from a prior on functions, at finitely many points.
 
-Each is a :data:`~pyro_radial.functional.divergences.estimate.Divergence`, a function of draws, points and a prior.
+Each is a function of draws, points and a prior, or a
+:class:`~pyro_radial.functional.divergences.estimate.ProcessDivergence` of a process in the place of draws.
 """
 
-from pyro_radial.functional.divergences.estimate import Divergence, DivergenceEstimate
+from pyro_radial.functional.divergences.estimate import Divergence, DivergenceEstimate, ProcessDivergence
 from pyro_radial.functional.divergences.gaussian_kl import GaussianKL
+from pyro_radial.functional.divergences.marginal_kl import MarginalKL
 from pyro_radial.functional.divergences.regularized_kl import RegularizedKL
 from pyro_radial.functional.divergences.stein_kl import SteinKL
 
-__all__ = ["Divergence", "DivergenceEstimate", "GaussianKL", "RegularizedKL", "SteinKL"]
+__all__ = [
+    "Divergence",
+    "DivergenceEstimate",
+    "GaussianKL",
+    "MarginalKL",
+    "ProcessDivergence",
+    "RegularizedKL",
+    "SteinKL",
+]

@@ -4,13 +4,13 @@
 """What a divergence takes and what it gives."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from pyro_radial.functional.priors.function_prior import FunctionPrior
 
-__all__ = ["Divergence", "DivergenceEstimate"]
+__all__ = ["Divergence", "DivergenceEstimate", "Process", "ProcessDivergence"]
 
 
 class DivergenceEstimate(NamedTuple):
@@ -26,3 +26,18 @@ class DivergenceEstimate(NamedTuple):
 #: carry gradients to the parameters of their distribution, and are treated as draws of one vector of N O values, with
 #: two exceptions that the docstrings name: the factorized forms of ``GaussianKL`` and ``RegularizedKL``.
 Divergence = Callable[[Tensor, Tensor, FunctionPrior], DivergenceEstimate]
+
+
+class Process(Protocol):
+    """A distribution of functions whose marginals are known."""
+
+    def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each function value, ``[N, O]``."""
+
+
+class ProcessDivergence:
+    """Base of divergences that take a process in the place of its draws: ``divergence(process, x, prior)``."""
+
+    def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
+        """The divergence of the process from the prior at points ``[N, ...]``."""
+        raise NotImplementedError(f"{type(self).__name__} has no __call__(process, x, prior)")

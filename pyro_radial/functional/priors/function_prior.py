@@ -17,7 +17,7 @@ class FunctionPrior(nn.Module):
     """A distribution of functions, known by the joint distribution of its values at any finite set of points.
 
     A subclass implements ``_sample(x, num_samples, num_outputs)``, and where they are known
-    :meth:`moments`, :meth:`score` and :meth:`log_prob`.
+    :meth:`moments`, :meth:`score` and :meth:`log_prob`, and :meth:`marginals` where these are cheaper alone.
 
     Points are ``[N, D]`` (or ``[N, ...]``), function values ``[S, N, O]``: S draws of functions at the same N points,
     with O outputs.
@@ -56,6 +56,14 @@ class FunctionPrior(nn.Module):
         :raises NotImplementedError: for a prior that is not Gaussian.
         """
         raise NotImplementedError(f"{type(self).__name__} is not Gaussian: two moments do not describe it")
+
+    def marginals(self, x: Tensor, num_outputs: int = 1) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each function value of a Gaussian prior, ``[N, O]``, in float64.
+
+        :raises NotImplementedError: for a prior that is not Gaussian.
+        """
+        mean, covariance = self.moments(x, num_outputs)
+        return mean, covariance.diagonal(dim1=-2, dim2=-1).mT
 
     def score(self, f: Tensor, x: Tensor) -> Tensor:
         """The gradient of ``log p(f)`` in the function values, ``[S, N, O]``.

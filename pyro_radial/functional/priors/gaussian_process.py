@@ -14,7 +14,7 @@ from pyro_radial._checks import positive_float
 from pyro_radial.functional.checks import check_points, check_targets, check_values
 from pyro_radial.functional.gaussian import (
     JITTER,
-    cholesky,
+    gaussian_condition,
     gaussian_log_prob,
     gaussian_sample,
     gaussian_score,
@@ -160,13 +160,8 @@ class GaussianProcess(FunctionPrior):
         check_points(at)
         if at.shape[1:] != x.shape[1:]:
             raise ValueError(f"at must be points as wide as x, {list(x.shape[1:])}, got shape {list(at.shape)}")
-        size, outputs = len(x), y.shape[-1]
-        mean, covariance = self._prior_moments(torch.cat([x, at.to(x)]), outputs)
-        factor = cholesky(with_diagonal(covariance[:, :size, :size], self.observation_noise.square()), self.jitter)
-        half = torch.linalg.solve_triangular(factor, covariance[:, :size, size:], upper=False)
-        residual = torch.linalg.solve_triangular(factor, (y - mean[:size]).mT.unsqueeze(-1), upper=False)
-        change = (half.mT @ residual).squeeze(-1).mT
-        return mean[size:] + change, (covariance[:, size:, size:] - half.mT @ half).expand(outputs, -1, -1)
+        mean, covariance = self._prior_moments(torch.cat([x, at.to(x)]), y.shape[-1])
+        return gaussian_condition(mean, covariance, y, self.observation_noise.square(), self.jitter)
 
     def fit(
         self,

@@ -29,6 +29,8 @@ class Layout:
     :param int num_data: as in :class:`~pyro_radial.infer.LossTerms`.
     :param sampled_kl: as there.
     :param used: for each parameter, whether the loss depends on it.
+    :param weight_sites: the sites of the weight-space KL, in the order of their terms.
+    :param float weight_space_kl_weight: as in :class:`~pyro_radial.infer.LossTerms`.
     """
 
     nll_sites: tuple[str, ...] = ()
@@ -36,6 +38,8 @@ class Layout:
     num_data: int | None = None
     sampled_kl: tuple[tuple[str, str], ...] = ()
     used: tuple[bool, ...] = ()
+    weight_sites: tuple[str, ...] = ()
+    weight_space_kl_weight: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Evaluation:
     @classmethod
     def of(cls, tensors: Sequence[Tensor], layout: Layout) -> "Evaluation":
         """The way back from :attr:`tensors`."""
-        num_terms = len(layout.nll_sites) + len(layout.kl_sites)
+        num_terms = len(layout.nll_sites) + len(layout.kl_sites) + len(layout.weight_sites)
         return cls(tensors[0], tuple(tensors[1 : 1 + num_terms]), tuple(tensors[1 + num_terms :]), layout)
 
     def loss_terms(self, kl_weight: float, sites: Callable[[], Mapping[str, Mapping[str, Any]]]) -> LossTerms:
@@ -70,14 +74,19 @@ class Evaluation:
         :param float kl_weight: the weight in this loss.
         :param sites: makes what the entropies are computed from.
         """
-        names, layout = len(self.layout.nll_sites), self.layout
+        layout, terms = self.layout, iter(self.terms)
+        nll, kl, of_weights = (
+            {name: next(terms) for name in names} for names in (layout.nll_sites, layout.kl_sites, layout.weight_sites)
+        )
         return LossTerms(
             kl_weight,
-            dict(zip(layout.nll_sites, self.terms[:names], strict=True)),
-            dict(zip(layout.kl_sites, self.terms[names:], strict=True)),
+            nll,
+            kl,
             lambda: entropies(sites()),
             layout.num_data,
             dict(layout.sampled_kl),
+            layout.weight_space_kl_weight,
+            of_weights,
         )
 
 
@@ -124,9 +133,16 @@ def evaluate(
     if isinstance(loss, RadialELBO):
         named = loss.terms
         layout = Layout(
-            tuple(named.nll_by_site), tuple(named.kl_by_site), named.num_data, tuple(named.sampled_kl.items()), used
+            tuple(named.nll_by_site),
+            tuple(named.kl_by_site),
+            named.num_data,
+            tuple(named.sampled_kl.items()),
+            used,
+            tuple(named.weight_space_kl_by_site),
+            named.weight_space_kl_weight,
         )
-        terms = (*named.nll_by_site.values(), *named.kl_by_site.values())
+        by_site = (named.nll_by_site, named.kl_by_site, named.weight_space_kl_by_site)
+        terms = tuple(value for values in by_site for value in values.values())
     return Evaluation(value.detach(), terms, _apart(g for g in found if g is not None), layout), parameters
 
 

@@ -5,8 +5,8 @@
 import pytest
 import torch
 
-from pyro_radial.functional import FunctionPrior, ImplicitProcess, PiecewiseConstant
-from tests.helpers.processes import points
+from pyro_radial.functional import FunctionPrior, GaussianProcess, ImplicitProcess, PiecewiseConstant
+from tests.helpers.processes import points, rbf
 
 
 def test_a_prior_names_its_class_for_all_that_it_does_not_know():
@@ -15,12 +15,21 @@ def test_a_prior_names_its_class_for_all_that_it_does_not_know():
 
     for call in (
         lambda prior: prior.moments(points()),
+        lambda prior: prior.marginals(points()),
         lambda prior: prior.score(torch.zeros(2, 6, 1), points()),
         lambda prior: prior.log_prob(torch.zeros(2, 6, 1), points()),
         lambda prior: prior.sample(points(), 2),
     ):
         with pytest.raises(NotImplementedError, match="Unknown"):
             call(Unknown())
+
+
+def test_marginals_are_those_of_the_moments():
+    x, prior = points(), GaussianProcess([rbf(), rbf(variance=0.3)], mean=0.7, noise=0.2)
+    mean, covariance = prior.moments(x, num_outputs=2)
+    found, variance = prior.marginals(x, num_outputs=2)
+    assert torch.equal(found, mean)
+    assert torch.equal(variance, torch.stack([own.diagonal() for own in covariance], -1))
 
 
 @pytest.mark.parametrize("prior", [PiecewiseConstant(), ImplicitProcess(lambda x, s: torch.zeros(s, len(x)))])

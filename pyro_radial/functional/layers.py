@@ -1,0 +1,158 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The linear layers of a network whose noise can be carried to the output layer by layer."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import vjp, vmap
+
+from pyro_radial.functional.site_function import SiteFunction, gradients
+from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.nn.site_priors import ParameterPrior
+
+__all__ = ["LinearLayer", "layerwise_marginals", "linear_layers", "networks_in"]
+
+
+class LinearLayer(NamedTuple):
+    """A layer by its place in the network, and the sites of its parameters, None for one that is not random."""
+
+    place: str
+    weight: str | None
+    bias: str | None
+
+
+def networks_in(model: Any) -> list[BayesianModule]:
+    """The networks of a model whose parameters are sites."""
+    return [module for module in submodules(model) if isinstance(module, BayesianModule)]
+
+
+def linear_layers(
+    function: SiteFunction, names: Collection[str], values: Mapping[str, Tensor], x: Tensor
+) -> tuple[LinearLayer, ...] | None:
+    """The layers through which alone a function depends on its sites, or None where there is more to it.
+
+    Each must be called once, with a vector for each input.
+
+    :param names: the sites that the function depends on.
+    :param values: of these sites.
+    :param Tensor x: inputs ``[N, ...]`` to try.
+    """
+    layers = _owners(function.model, names)
+    if layers is None:
+        return None
+    leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+    called: list[str] = []
+
+    def cut(layer: LinearLayer, a: Tensor, output: Tensor) -> Tensor:
+        if a.dim() == 2 and len(a) == len(x):
+            called.append(layer.place)
+        return output.detach()
+
+    with torch.enable_grad(), _hooked(function, layers, cut):
+        output = function(leaves, x)
+    # A weight that is also used outside of its layer still has a gradient when the layer's output has none.
+    beside = any(gradient is not None for gradient in gradients(output, list(leaves.values())))
+    once = sorted(called) == sorted(layer.place for layer in layers)
+    return layers if once and not beside else None
+
+
+def layerwise_marginals(
+    function: SiteFunction,
+    layers: Sequence[LinearLayer],
+    mean: Mapping[str, Tensor],
+    variance: Mapping[str, Tensor],
+    x: Tensor,
+) -> tuple[Tensor, Tensor]:
+    r"""Mean and variance of each output of the linearized function, :math:`\sum_l \delta_l^2 (V_l a_l^2 + v_l)`.
+
+    With :math:`a_l` the inputs of layer l, :math:`\delta_l` the gradients of an output in those of the layer, and
+    :math:`V_l, v_l` the variances of its weight and bias.
+
+    :returns: two tensors ``[N, O]``.
+    """
+    skeleton = networks_in(function.model)[0].skeleton
+    like = next(iter(mean.values()))
+    shifts = {layer.place: like.new_zeros(len(x), _linear(skeleton, layer.place).out_features) for layer in layers}
+
+    def shifted(shifts: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        inputs: dict[str, Tensor] = {}
+
+        def add(layer: LinearLayer, a: Tensor, output: Tensor) -> Tensor:
+            inputs[layer.place] = a
+            return output + shifts[layer.place]
+
+        with _hooked(function, layers, add):
+            return function(mean, x), inputs
+
+    values, pull, inputs = vjp(shifted, shifts, has_aux=True)  # type: ignore[misc]
+    # Rows are independent, so that one pass gives the gradients of an output in all of them.
+    eye = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
+    (deltas,) = vmap(pull)(eye.unsqueeze(1).expand(-1, len(x), -1))
+    spread = torch.zeros_like(values)
+    for layer in layers:
+        own = _output_variance(layer, variance, inputs[layer.place])
+        spread = spread + (deltas[layer.place].square() * own).sum(-1).mT
+    return values, spread
+
+
+def _output_variance(layer: LinearLayer, variance: Mapping[str, Tensor], a: Tensor) -> Tensor:
+    """The variance of a layer's outputs for fixed inputs, ``[N, out]``; at least one of its parameters has one."""
+    weight = None if layer.weight is None else variance[layer.weight]
+    bias = None if layer.bias is None else variance[layer.bias]
+    if weight is None:
+        assert bias is not None
+        return bias.expand(len(a), -1)
+    return nn.functional.linear(a.square(), weight, bias)
+
+
+def _owners(model: Any, names: Collection[str]) -> tuple[LinearLayer, ...] | None:
+    """The layers that own these sites, if they are parameters of linear layers and nothing else."""
+    networks = networks_in(model)
+    if len(networks) != 1 or isinstance(networks[0].prior, ParameterPrior):
+        return None
+    skeleton = networks[0].skeleton
+    site_of = {id(parameter): name for name, parameter in skeleton.named_parameters() if name in names}
+    if len(site_of) != len(names):
+        return None
+    layers: list[LinearLayer] = []
+    owned: list[int] = []
+    for place, module in skeleton.named_modules():
+        own = {leaf: id(p) for leaf, p in module.named_parameters(recurse=False, remove_duplicate=False)}
+        random = {leaf: identity for leaf, identity in own.items() if identity in site_of}
+        if random and type(module) is not nn.Linear:
+            return None
+        if random:
+            weight, bias = (site_of.get(own.get(leaf, 0)) for leaf in ("weight", "bias"))
+            layers.append(LinearLayer(place, weight, bias))
+            owned += random.values()
+    # What two layers share is moved by the sum of both.
+    return tuple(layers) if len(owned) == len(set(owned)) else None
+
+
+def _linear(skeleton: nn.Module, place: str) -> nn.Linear:
+    layer = skeleton.get_submodule(place)
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+@contextmanager
+def _hooked(
+    function: SiteFunction, layers: Sequence[LinearLayer], change: Callable[[LinearLayer, Tensor, Tensor], Tensor]
+) -> Iterator[None]:
+    """Lets a function of a layer, its input and its output say what its output is."""
+
+    def hook(layer: LinearLayer) -> Callable[..., Tensor]:
+        return lambda module, args, output: change(layer, args[0], output)
+
+    skeleton = networks_in(function.model)[0].skeleton
+    handles = [_linear(skeleton, layer.place).register_forward_hook(hook(layer)) for layer in layers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,177 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A model's function as if it were linear in its weights: a Gaussian process, from their means and covariances."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from pyro_radial.functional.layers import LinearLayer, layerwise_marginals, linear_layers, networks_in
+from pyro_radial.functional.site_function import SiteFunction
+from pyro_radial.nn.functional_net import WITHOUT_ADVICE_ON_LOOPS
+from pyro_radial.nn.likelihood import FUNCTION_SITE
+
+__all__ = ["CovarianceBlock", "Linearization", "Structure"]
+
+# Numbers in the Jacobian of a chunk of rows: a tenth of a gigabyte in float32.
+MAX_JACOBIAN = 2**25
+
+
+class CovarianceBlock(NamedTuple):
+    """The covariance of sites that are independent of all others."""
+
+    #: More than one only for a full covariance of several sites together, flattened one after another.
+    sites: tuple[str, ...]
+    #: The variances, of the site's shape; or covariances ``[*batch, D, D]`` for a site of shape ``[*batch, D]``.
+    covariance: Tensor
+    is_full: bool = False
+
+    def times(self, jacobian: Tensor) -> Tensor:
+        """The product of rows ``[..., P]`` and the covariance."""
+        if not self.is_full:
+            return jacobian * self.covariance.flatten()
+        rows = jacobian.unflatten(-1, self.covariance.shape[:-1]).unsqueeze(-2)
+        return (rows @ self.covariance).flatten(-self.covariance.dim())
+
+
+class Structure(NamedTuple):
+    """What a function depends on, and how."""
+
+    #: The sites.
+    sites: tuple[str, ...]
+    #: The layers through which alone it does, or None where there is more to it.
+    layers: tuple[LinearLayer, ...] | None
+
+
+class Linearization:
+    r"""A model's function, linear in its weights w around their means :math:`\mu`, with covariance :math:`\Sigma`.
+
+    .. math:: f(x) \approx f_\mu(x) + J(x) (w - \mu), \qquad J(x) = \partial f_w(x) / \partial w\, |_{w = \mu},
+
+    so that the function values have mean :math:`f_\mu(x)` and covariances :math:`J(x) \Sigma J(x')^T`. Of a model that
+    is linear in its weights this is exact. Everything is differentiable, through the Jacobian as well, in means,
+    covariances and points.
+
+    Marginal variances of a network whose weights are those of linear layers, each called once with a vector for each
+    input, go layer by layer, and no Jacobian is ever held; all else takes vector-Jacobian products of chunks of rows.
+    A row of the function must depend on its own input alone, so modules must be in evaluation mode.
+
+    Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
+    Variational Inference".
+
+    :param model: as of :class:`~pyro_radial.functional.site_function.SiteFunction`.
+    :param mean: the means of sites.
+    :param blocks: the covariances of the same sites.
+    :param str function_site: the deterministic site of the function's values.
+    :param structures: what is known of the function, by the sites that the model's networks have in use; it is filled.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        mean: Mapping[str, Tensor],
+        blocks: Sequence[CovarianceBlock],
+        function_site: str = FUNCTION_SITE,
+        structures: dict[Any, Structure] | None = None,
+    ) -> None:
+        self.function = SiteFunction(model, function_site)
+        self.mean, self.blocks = dict(mean), tuple(blocks)
+        self._structures = {} if structures is None else structures
+
+    def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each function value, ``[N, O]``, in the network's dtype.
+
+        :raises ValueError: for a function that cannot be differentiated, or that depends on a site without moments.
+        """
+        structure = self.structure(x)
+        if structure.layers is not None:
+            variance = {block.sites[0]: block.covariance for block in self.blocks}
+            return layerwise_marginals(self.function, structure.layers, self.mean, variance, x)
+        blocks = self._blocks_of(structure.sites)
+        chunks = (zip(blocks, _by_block(blocks, chunk), strict=True) for chunk in self._jacobians(x))
+        variances = [torch.stack([(block.times(j) * j).sum(-1) for block, j in chunk]).sum(0) for chunk in chunks]
+        return self.function(self.mean, x), torch.cat(variances)
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``[N, O]`` and covariances over points of each output, ``[O, N, N]``, in float64.
+
+        The Jacobian of all N points is held at once: N O numbers for each weight.
+
+        :raises ValueError: as :meth:`marginals`.
+        """
+        blocks = self._blocks_of(self.structure(x).sites)
+        chunks = [_by_block(blocks, chunk) for chunk in self._jacobians(x)]
+        total: Any = 0.0
+        for block, parts in zip(blocks, zip(*chunks, strict=True), strict=True):
+            jacobian = torch.cat(parts).transpose(0, 1).double()
+            wide = block._replace(covariance=block.covariance.double())
+            total = total + wide.times(jacobian) @ jacobian.mT
+        return self.function(self.mean, x).double(), total
+
+    def structure(self, x: Tensor) -> Structure:
+        """What the function depends on, and how, found once for each head in use.
+
+        :raises ValueError: as :meth:`marginals`.
+        """
+        key = (x.dim(), *(network.sites_in_use for network in networks_in(self.function.model)))
+        if key not in self._structures:
+            dependence = self.function.dependence(self.mean, x[:1])
+            if dependence.others:
+                raise ValueError(
+                    f"posterior must have a mean and a variance at site '{dependence.others[0]}' of the model, on "
+                    f"which the function depends, got them for {sorted(self.mean)}"
+                )
+            layers = None
+            if not any(block.is_full for block in self._blocks_of(dependence.given)):
+                layers = linear_layers(self.function, dependence.given, self.mean, x[:1])
+            self._structures[key] = Structure(dependence.given, layers)
+        return self._structures[key]
+
+    def _blocks_of(self, sites: Sequence[str]) -> list[CovarianceBlock]:
+        return [block for block in self.blocks if set(sites) & set(block.sites)]
+
+    def _jacobians(self, x: Tensor) -> Iterator[dict[str, Tensor]]:
+        """The Jacobian by site, ``[n, O, P]``, of chunks of rows; of a site that the function does not use, zero."""
+        with torch.no_grad():
+            num_outputs = self.function(self.mean, x[:1]).shape[-1]
+        size = num_outputs * sum(mean.numel() for mean in self.mean.values())
+        batched = all(network.batching == "vmap" for network in networks_in(self.function.model))
+        each = _mapped if batched else _looped
+
+        def of_row(row: Tensor) -> dict[str, Tensor]:
+            output, pull = vjp(lambda mean: self.function(mean, row.unsqueeze(0)).squeeze(0), self.mean)  # type: ignore[misc]
+            found = each(lambda unit: pull(unit)[0], torch.eye(len(output), dtype=output.dtype, device=output.device))
+            return {name: jacobian.reshape(len(jacobian), -1) for name, jacobian in found.items()}
+
+        for rows in x.split(max(1, MAX_JACOBIAN // size)):
+            try:
+                chunk = each(of_row, rows)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise ValueError(
+                    "model must have a network that torch.func can differentiate for each row by itself, got one that "
+                    f"it cannot: {str(error).strip().splitlines()[0]}"
+                ) from error
+            yield chunk
+
+
+def _mapped(function: Callable[[Tensor], dict[str, Tensor]], rows: Tensor) -> dict[str, Tensor]:
+    with WITHOUT_ADVICE_ON_LOOPS:
+        found: dict[str, Tensor] = vmap(function, randomness="different")(rows)
+    return found
+
+
+def _looped(function: Callable[[Tensor], dict[str, Tensor]], rows: Tensor) -> dict[str, Tensor]:
+    """The same one by one, where there is no batching: in recurrent layers."""
+    found = [function(row) for row in rows]
+    return {name: torch.stack([each[name] for each in found]) for name in found[0]}
+
+
+def _by_block(blocks: Sequence[CovarianceBlock], jacobian: Mapping[str, Tensor]) -> list[Tensor]:
+    """The Jacobian in the sites of each block, ``[n, O, P]``."""
+    return [torch.cat([jacobian[site] for site in block.sites], -1) for block in blocks]

@@ -1,0 +1,181 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Moments of linearized networks, against Jacobians row by row and against draws."""
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+from pyro_radial import BayesianModule
+from pyro_radial.functional import linearization
+from pyro_radial.functional.linearization import CovarianceBlock, Linearization
+from pyro_radial.nn import MultiHead
+from pyro_radial.nn.priors import LearnedScale
+
+
+class Tied(nn.Module):
+    """An autoencoder that uses its weight twice, once outside of its layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return nn.functional.linear(self.encoder(x).tanh(), self.encoder.weight.mT)
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(self.layer(x).tanh())
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.last(x + self.inner(x).tanh())
+
+
+class Last(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x)[0][:, -1]
+
+
+def shared():
+    layer = nn.Linear(3, 3)
+    return nn.Sequential(layer, nn.Tanh(), layer)
+
+
+VECTORS, IMAGES = (3,), (1, 5, 5)
+# The network, the shape of an input, and whether its noise can go layer by layer.
+NETWORKS = {
+    "linear layers": (lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2, bias=False)), VECTORS, True),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2)),
+        VECTORS,
+        True,
+    ),
+    "heads": (lambda: MultiHead(nn.Linear(3, 4), [nn.Linear(4, 2), nn.Linear(4, 5)]), VECTORS, True),
+    "residual": (Residual, VECTORS, True),
+    "images, flattened": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(25, 2)), IMAGES, True),
+    "convolutions": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(18, 2)),
+        IMAGES,
+        False,
+    ),
+    "sequences": (lambda: nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Flatten()), (4, 3), False),
+    "recurrent": (Last, (4, 3), False),
+    "tied": (Tied, VECTORS, False),
+    "called twice": (Twice, VECTORS, False),
+    "shared": (shared, VECTORS, False),
+}
+each_network = pytest.mark.parametrize("name", NETWORKS)
+
+
+def linearized(name, **kwargs):
+    """A network with moments, in evaluation mode, and inputs."""
+    make, shape, _ = NETWORKS[name]
+    bnn = BayesianModule(make().double(), **kwargs).eval()
+    mean = {site: 0.7 * torch.randn_like(value) for site, value in bnn.sample_parameters().items()}
+    mean = {site: value for site, value in mean.items() if site in bnn.sites_in_use}
+    for value in mean.values():
+        value.requires_grad_()
+    variance = {site: (0.01 + torch.rand_like(value)).detach().requires_grad_() for site, value in mean.items()}
+    blocks = [CovarianceBlock((site,), value) for site, value in variance.items()]
+    return Linearization(bnn, mean, blocks), torch.randn(6, *shape, dtype=torch.double)
+
+
+def row_by_row(linear, x):
+    """The Jacobian of plain networks, ``[N, O, P]``, and the variances, ``[P]``."""
+    net = linear.function.model.to_module({site: value.detach() for site, value in linear.mean.items()})
+    parameters = [dict(net.named_parameters(remove_duplicate=False))[site] for site in linear.mean]
+    values = net(x)
+    rows = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters, retain_graph=True)])
+        for value in values.flatten()
+    ]
+    variance = torch.cat([block.covariance.detach().flatten() for block in linear.blocks])
+    return values.detach(), torch.stack(rows).unflatten(0, values.shape), variance
+
+
+@each_network
+def test_moments_are_those_of_the_jacobian(name):
+    linear, x = linearized(name)
+    values, jacobian, variance = row_by_row(linear, x)
+    mean, spread = linear.marginals(x)
+    torch.testing.assert_close(mean.detach(), values)
+    torch.testing.assert_close(spread.detach(), (jacobian.square() * variance).sum(-1))
+    _, covariance = linear.moments(x)
+    torch.testing.assert_close(covariance.detach(), torch.einsum("nop,mop->onm", jacobian * variance, jacobian))
+
+
+@each_network
+def test_noise_goes_layer_by_layer_where_that_is_exact(name):
+    linear, x = linearized(name)
+    assert (linear.structure(x).layers is not None) == NETWORKS[name][2]
+
+
+@pytest.mark.parametrize("name", ["linear layers", "batch norm", "convolutions", "tied"])
+def test_gradients_run_through_the_jacobian_in_means_variances_and_points(name):
+    linear, x = linearized(name)
+    x = x[:2].requires_grad_()
+    if name == "linear layers":
+        # Finite differences need a smooth function.
+        linear.function.model.skeleton[1] = nn.Softplus()
+    tensors = (*linear.mean.values(), *(block.covariance for block in linear.blocks), x)
+
+    def marginals(*tensors):
+        return linear.marginals(tensors[-1])
+
+    assert torch.autograd.gradcheck(marginals, tensors, fast_mode=True)
+
+
+def test_chunks_of_rows_make_no_difference(monkeypatch):
+    linear, x = linearized("convolutions")
+    before = (*linear.marginals(x), *linear.moments(x))
+    monkeypatch.setattr(linearization, "MAX_JACOBIAN", 200)
+    for found, expected in zip((*linear.marginals(x), *linear.moments(x)), before, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_small_noise_moves_a_network_as_it_says():
+    linear, x = linearized("residual")
+    bnn = linear.function.model
+    small = [block._replace(covariance=1e-6 * block.covariance) for block in linear.blocks]
+    mean, variance = Linearization(bnn, linear.mean, small).marginals(x)
+    weights = {b.sites[0]: dist.Normal(linear.mean[b.sites[0]], b.covariance.sqrt()).sample((4000,)) for b in small}
+    draws = torch.stack([linear.function({n: w[s] for n, w in weights.items()}, x) for s in range(4000)]).detach()
+    # The relative error of a variance of S draws has a standard deviation of (2 / S)^0.5.
+    assert bool(((draws.var(0) / variance - 1).abs() < 4.5 * (2 / 4000) ** 0.5).all())
+    assert bool(((draws.mean(0) - mean).abs() < 4.5 * (variance / 4000).sqrt() + 1e-4 * variance.sqrt()).all())
+
+
+def test_a_prior_that_makes_weights_of_sites_of_its_own_is_differentiated_in_these():
+    bnn = BayesianModule(nn.Linear(3, 1).double(), LearnedScale()).eval()
+    values = {"weight": torch.randn(1, 3, dtype=torch.double), "bias": torch.randn(1, dtype=torch.double)}
+    assert (
+        Linearization(bnn, values, [CovarianceBlock((n,), v**2) for n, v in values.items()])
+        .structure(torch.randn(1, 3, dtype=torch.double))
+        .layers
+        is None
+    )
+
+
+def test_no_other_random_numbers_are_drawn():
+    linear, x = linearized("convolutions")
+    before = torch.get_rng_state()
+    linear.marginals(x)
+    linear.moments(x)
+    assert torch.equal(before, torch.get_rng_state())

@@ -1,0 +1,95 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The function of a model for given values of its sites."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch import nn
+
+from pyro_radial import BayesianModule, PriorChain, SupervisedModel
+from pyro_radial.functional.site_function import SiteFunction
+from pyro_radial.nn import likelihoods
+from pyro_radial.poutine import swap_prior
+from tests.helpers.linear_models import by_hand, features, inputs
+
+X = torch.randn(4, 3)
+VALUES = {"weight": torch.randn(2, 3), "bias": torch.randn(2)}
+
+
+def supervised():
+    return SupervisedModel(BayesianModule(nn.Linear(3, 2)), likelihoods.Categorical(num_data=9))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        BayesianModule(nn.Linear(3, 2)),
+        supervised(),
+        PriorChain(supervised()),
+        swap_prior(supervised(), {"bias": dist.Normal(1.0, 2.0).expand([2]).to_event(1)}),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_it_is_the_function_at_these_values(model):
+    expected = X @ VALUES["weight"].mT + VALUES["bias"]
+    torch.testing.assert_close(SiteFunction(model)(VALUES, X), expected)
+
+
+def test_nothing_after_the_function_runs_and_no_number_is_drawn():
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        pyro.deterministic("f", x @ w)
+        raise AssertionError("the model went on")
+
+    before = torch.get_rng_state()
+    assert SiteFunction(model)({"w": torch.ones(3)}, X).shape == (4, 1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_other_sites_are_at_their_centers_and_handlers_further_out_see_none():
+    def model(x):
+        w = pyro.sample("w", dist.Normal(2.0, 1.0).expand([3]).to_event(1))
+        b = pyro.sample("b", dist.LogNormal(0.5, 1.0))
+        pyro.deterministic("values", x @ w + b)
+
+    with poutine.trace() as capture:
+        found = SiteFunction(model, "values")({"w": torch.ones(3)}, X)
+    torch.testing.assert_close(found, (X.sum(-1) + torch.tensor(0.5).exp()).unsqueeze(-1))
+    assert not list(capture.trace.stochastic_nodes)
+
+
+def test_dependence_is_on_what_the_function_is_computed_from():
+    function = SiteFunction(by_hand)
+    values = {"weight": torch.zeros(2, 5, dtype=torch.double)}
+    assert function.dependence(values, inputs()) == (("weight",), ())
+    assert function.dependence({"noise": torch.ones(()), **values}, inputs()) == (("weight",), ())
+    assert function.dependence({"noise": torch.ones((), dtype=torch.double)}, inputs()) == ((), ("weight",))
+
+
+def test_it_is_differentiable_in_the_values():
+    weight = torch.randn(2, 5, dtype=torch.double, requires_grad=True)
+    x = inputs()
+    SiteFunction(by_hand)({"weight": weight}, x).sum().backward()
+    torch.testing.assert_close(weight.grad, features(x).sum(0).expand(2, -1))
+
+
+@pytest.mark.parametrize("values", [None, torch.zeros(3), torch.zeros(4, dtype=torch.long)])
+def test_a_model_without_values_at_the_inputs_is_named(values):
+    def model(x):
+        if values is not None:
+            pyro.deterministic("f", values)
+
+    with pytest.raises(ValueError, match="real values for each of 4 inputs at a site 'f', got"):
+        SiteFunction(model)({}, X)
+
+
+def test_a_site_without_a_center_must_be_given():
+    def model(x):
+        pyro.sample("w", dist.Bernoulli(0.5))
+
+    with pytest.raises(ValueError, match="posterior must have site 'w' of the model, whose prior has no center"):
+        SiteFunction(model)({}, X)
