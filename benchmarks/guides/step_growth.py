@@ -7,6 +7,9 @@ python -m benchmarks.guides.step_growth
 """
 
 import json
+import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +26,7 @@ from benchmarks.guides._contenders import CONTENDERS, PLAIN, Problem, available,
 __all__ = ["claims", "draw", "report", "run"]
 
 NAMES = (PLAIN, "Pyro's AutoNormal", "posteriors", "AutoRadial, eager", "AutoRadial, compiled")
+KEPT = {"AutoRadial, eager", "AutoRadial, compiled"}
 COMPILED, PYROS = "AutoRadial, compiled", "Pyro's AutoNormal"
 FLAT = 1.3
 
@@ -61,6 +65,26 @@ def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
     problem = Problem()
     keys = [{"weights": num_weights(problem), "particles": 1, "step": name} for name in names]
     results.add_all(keys, partial(measure, names, problem, size.rounds))
+    hidden, rounds = size.nets[-1]
+    for name in KEPT & set(size.names):
+        for keeps in (False, True):
+            keys = {"pages": "kept" if keeps else "given back", "step": name}
+            results.add(keys, partial(in_a_process, name, hidden, rounds, keeps))
+
+
+def in_a_process(name: str, hidden: tuple[int, ...], rounds: int, keeps: bool) -> Row:
+    """Milliseconds of a step in a process of its own, whose allocator keeps its pages or gives them back."""
+    settings = {variable: str(2**30) for variable in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")}
+    environment = {key: value for key, value in os.environ.items() if key not in settings} | (settings if keeps else {})
+    code = f"from benchmarks.guides.step_growth import alone; print(alone({name!r}, {hidden!r}, {rounds}))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return {"cpu_ms": round(float(done.stdout.split()[-1]), 2)}
+
+
+def alone(name: str, hidden: tuple[int, ...], rounds: int) -> float:
+    """Milliseconds of a step."""
+    torch.set_num_threads(1)
+    return medians({name: CONTENDERS[name](Problem(hidden))}, rounds, block=1, warmup=6)[name]
 
 
 def measure(names: list[str], problem: Problem, rounds: int) -> list[Row]:
@@ -148,8 +172,8 @@ def report(results: Results) -> str:
 
 Nanoseconds of CPU time / bytes at the peak of a step for each weight, on batches of 32 and \
 {setting["threads"]} thread (`python -m benchmarks.guides.step_growth`). Tensors above 32 MiB are given back to the \
-system by glibc and come back as new pages at each operation, which shows at 5e7 weights; `MALLOC_MMAP_THRESHOLD_` and \
-`MALLOC_TRIM_THRESHOLD_` of 1 GiB in the environment keep them.
+system by glibc and come back as new pages at each operation. `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_` of \
+1 GiB in the environment keep them: on the largest net a step takes {pages_kept(results)}.
 
 {markdown_table(["", *(f"{weights:.0e} weights" for weights in sizes)], by_weights)}
 
@@ -158,6 +182,16 @@ Milliseconds by the number of particles, vectorized, at {own:.1e} weights:
 {markdown_table(["", *map(str, particles)], by_particles)}
 
 {results.plot("Time per weight by the number of weights")}"""
+
+
+def pages_kept(results: Results) -> str:
+    """What keeping pages does to the time of a step, in words."""
+    found = []
+    for name in results.distinct("step"):
+        kept, given = (results.where(step=name, pages=pages) for pages in ("kept", "given back"))
+        if kept and given:
+            found.append(f"{kept[0]['cpu_ms'] / given[0]['cpu_ms']:.2f} of the time with {name}")
+    return " and ".join(found)
 
 
 def draw(results: Results) -> None:
