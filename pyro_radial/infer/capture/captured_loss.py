@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_radial._compat import handlers_around, tree_flatten
 from pyro_radial.infer.capture.compilation import compiled, is_compiled
 from pyro_radial.infer.capture.graph import UncapturableError, described
-from pyro_radial.infer.capture.program import Evaluation, evaluate, guide_sites
+from pyro_radial.infer.capture.program import Call, Evaluation, evaluate, guide_sites
 from pyro_radial.infer.capture.recording import Recording, record_program
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.poutine import one_at_a_time
@@ -60,6 +60,8 @@ class CapturedLoss:
         self.model, self.guide, self.loss = model, guide, loss
         self.compile, self.max_signatures, self.options, self.who = compile, max_signatures, dict(options or {}), who
         self._recordings: dict[Any, Recording] = {}
+        # The signatures of programs that are no graphs, of which to find out takes long.
+        self._refused: set[Any] = set()
         self._weights: dict[torch.device, Tensor] = {}
         #: What the latest loss trains, unconstrained, by its name in Pyro's store.
         self.parameters: dict[str, Tensor] = {}
@@ -86,17 +88,18 @@ class CapturedLoss:
             it is there; None for all of them.
         :raises ValueError: for a signature too many, and whatever the model, the guide and the loss raise.
         """
+        call = Call(self.loss, self.model, self.guide, args, kwargs, gradients, also)
         weight = self._weight()
         leaves, tree = tree_flatten((args, dict(kwargs)))
         if self._runs_as_it_is(leaves):
-            return self._eagerly(args, kwargs, gradients, also)
+            return self._eagerly(call)
         # By its text, since the trees of older versions of torch have no hash.
         key = (repr(tree), tuple(map(_signature, leaves)), gradients, weight != 0.0, _autocast())
         recording = self._recordings.get(key)
         if recording is None or not recording.holds():
-            recording = self._record(key, args, kwargs, gradients, weight, also)
+            recording = None if key in self._refused else self._record(key, call, weight)
             if recording is None:
-                return self._eagerly(args, kwargs, gradients, also)
+                return self._eagerly(call)
         self.parameters = recording.parameters()
         inputs = [self._weight_on(recording.device, weight), *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
         with torch.no_grad():
@@ -121,23 +124,13 @@ class CapturedLoss:
             )
         return unknown is not None
 
-    def _eagerly(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], gradients: bool, also: Mapping[str, Tensor]
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+    def _eagerly(self, call: Call) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         with one_at_a_time():
-            evaluation, self.parameters = evaluate(self.loss, self.model, self.guide, args, kwargs, gradients, also)
+            evaluation, self.parameters = evaluate(call)
         used = [p for p, used in zip(self.parameters.values(), evaluation.layout.used, strict=True) if used]
-        return evaluation.loss, list(zip(used, evaluation.gradients, strict=True)) if gradients else []
+        return evaluation.loss, list(zip(used, evaluation.gradients, strict=True)) if call.gradients else []
 
-    def _record(
-        self,
-        key: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        gradients: bool,
-        weight: float,
-        also: Mapping[str, Tensor],
-    ) -> Recording | None:
+    def _record(self, key: Any, call: Call, weight: float) -> Recording | None:
         """A new recording for a signature, or None where there can be none."""
         if key not in self._recordings and len(self._recordings) >= self.max_signatures:
             raise ValueError(
@@ -147,9 +140,10 @@ class CapturedLoss:
             )
         with one_at_a_time():
             try:
-                recording = record_program(self.loss, self.model, self.guide, args, kwargs, gradients, weight, also)
+                recording = record_program(call, weight)
             except UncapturableError as reason:
                 self._say(str(reason))
+                self._refused.add(key)
                 return None
         self._recordings[key] = recording
         return recording

@@ -5,11 +5,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
 import torch
-from pyro.infer import ELBO
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
@@ -17,7 +16,28 @@ from torch import Tensor
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.loss_terms import LossTerms, entropies
 
-__all__ = ["Evaluation", "Layout", "ScaleInputs", "evaluate", "guide_sites", "scales_of"]
+__all__ = ["Call", "Evaluation", "Layout", "ScaleInputs", "evaluate", "guide_sites", "scales_of"]
+
+
+class Call(NamedTuple):
+    """One evaluation of a loss to make.
+
+    :param ELBO loss: a loss with ``differentiable_loss``.
+    :param model: a Pyro model.
+    :param guide: its guide.
+    :param args: what both are called with.
+    :param kwargs: the same by name.
+    :param bool gradients: whether to compute gradients too.
+    :param also: parameters by name that are trained besides those of ``param`` statements, if the loss depends on them.
+    """
+
+    loss: Any
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    gradients: bool
+    also: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -110,17 +130,14 @@ class ScaleInputs(Messenger):
             msg["scale"] = self.tensors.get(scale, scale)
 
 
-def evaluate(
-    loss: ELBO, model: Any, guide: Any, args: Any, kwargs: Any, gradients: bool, also: Mapping[str, Tensor]
-) -> tuple[Evaluation, dict[str, Tensor]]:
+def evaluate(call: Call) -> tuple[Evaluation, dict[str, Tensor]]:
     """One evaluation of the true program.
 
-    :param bool gradients: whether to compute gradients too.
-    :param also: what is trained besides, by name.
     :returns: it, and what it trains by name, unconstrained, as ``SVI`` finds it.
     """
+    loss, model, guide, args, kwargs, gradients, also = call
     with poutine.trace(param_only=True) as capture, torch.set_grad_enabled(gradients):
-        value = torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs))  # type: ignore[attr-defined]
+        value = torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs))
     parameters = _trained(capture.trace)
     known = {id(parameter) for parameter in parameters.values()}
     parameters |= {name: p for name, p in also.items() if p.requires_grad and id(p) not in known}
@@ -158,11 +175,12 @@ def _apart(gradients: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return tuple(own)
 
 
-def scales_of(loss: ELBO, model: Any, guide: Any, args: Any, kwargs: Any) -> list[float]:
+def scales_of(call: Call) -> list[float]:
     """The scales other than one that the sites of a program have, by running it once."""
+    loss, model, guide, args, kwargs, *_ = call
     scales = ScaleInputs({})
     with scales, torch.no_grad():
-        loss.differentiable_loss(model, guide, *args, **kwargs)  # type: ignore[attr-defined]
+        loss.differentiable_loss(model, guide, *args, **kwargs)
     return list(dict.fromkeys(scales.seen))
 
 

@@ -7,16 +7,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import pyro
 import torch
-from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_radial._compat import host_reads_removed, stored_parameters, tree_flatten, tree_unflatten
 from pyro_radial.infer.capture.graph import Graph, UncapturableError, record, user_line
-from pyro_radial.infer.capture.program import Evaluation, Layout, ScaleInputs, evaluate, scales_of
+from pyro_radial.infer.capture.program import Call, Evaluation, Layout, ScaleInputs, evaluate, scales_of
 from pyro_radial.infer.capture.structure import Slot, Structure, slots_of, unchanged
 from pyro_radial.infer.data import device_of, dtype_of
 from pyro_radial.infer.elbo import RadialELBO
@@ -83,37 +81,27 @@ class Recording:
         return list(zip(used, evaluation.gradients, strict=True))
 
 
-def record_program(
-    loss: ELBO,
-    model: Any,
-    guide: Any,
-    args: Any,
-    kwargs: Any,
-    gradients: bool,
-    weight: float,
-    also: Mapping[str, Tensor],
-) -> Recording:
+def record_program(call: Call, weight: float) -> Recording:
     """Run a program once as it is, and record it twice.
 
     Modules, generators of random numbers and the loss are afterwards as they were before.
 
-    :param bool gradients: whether to record gradients too.
     :param float weight: the weight of the KL now; zero is a graph of its own.
-    :param also: what is trained besides what ``param`` statements read.
     :raises UncapturableError: if it is no graph, or not the same one in each run.
     """
+    loss, model, guide = call.loss, call.model, call.guide
     roots = (model, guide, *vars(loss).values())
     step = getattr(loss, "step", None)
     try:
         with unchanged(*roots, attributes=False):
-            scales = scales_of(loss, model, guide, args, kwargs)
+            scales = scales_of(call)
         recordings = []
         for seed in (0, 1):
             with unchanged(*roots), seeded_elsewhere(seed):
-                recordings.append(_recorded(loss, model, guide, args, kwargs, gradients, weight, also, scales))
+                recordings.append(_recorded(call, weight, scales))
     finally:
         if step is not None:
-            loss.step = step  # type: ignore[attr-defined]
+            loss.step = step
     (graph, found), (again, _) = recordings
     _check_alike(graph, again)
     places = {id(slot.tensor): slot for slot in reversed(slots_of(*roots))}
@@ -122,18 +110,9 @@ def record_program(
     return Recording(graph, structure, device_of(guide, model), stored_parameters(), named)
 
 
-def _recorded(
-    loss: ELBO,
-    model: Any,
-    guide: Any,
-    args: Any,
-    kwargs: Any,
-    gradients: bool,
-    weight: float,
-    also: Mapping[str, Tensor],
-    scales: Sequence[float],
-) -> tuple[Graph, dict[str, Tensor]]:
-    leaves, tree = tree_flatten((args, dict(kwargs)))
+def _recorded(call: Call, weight: float, scales: Sequence[float]) -> tuple[Graph, dict[str, Tensor]]:
+    loss, model, guide = call.loss, call.model, call.guide
+    leaves, tree = tree_flatten((call.args, dict(call.kwargs)))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     slots = slots_of(model, guide, *vars(loss).values())
     device = device_of(guide, model)
@@ -149,7 +128,7 @@ def _recorded(
         weighted = loss.weighted_by(kl_weight if weight else 0.0) if isinstance(loss, RadialELBO) else nullcontext()
         before = [(slot, slot.tensor) for slot in slots]
         with ScaleInputs(scale_tensors), weighted:
-            evaluation, found = evaluate(loss, model, guide, own_args, own_kwargs, gradients, also)
+            evaluation, found = evaluate(call._replace(args=own_args, kwargs=own_kwargs))
         trained.update(found)
         _write_into(before)
         return evaluation.tensors, evaluation.layout
