@@ -26,7 +26,7 @@ from benchmarks.guides._contenders import CONTENDERS, PLAIN, Problem, available,
 __all__ = ["claims", "draw", "report", "run"]
 
 NAMES = (PLAIN, "Pyro's AutoNormal", "posteriors", "AutoRadial, eager", "AutoRadial, compiled")
-KEPT = {"AutoRadial, eager", "AutoRadial, compiled"}
+KEPT = ("AutoRadial, eager", "AutoRadial, compiled")
 COMPILED, PYROS = "AutoRadial, compiled", "Pyro's AutoNormal"
 FLAT = 1.3
 
@@ -66,7 +66,7 @@ def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
     keys = [{"weights": num_weights(problem), "particles": 1, "step": name} for name in names]
     results.add_all(keys, partial(measure, names, problem, size.rounds))
     hidden, rounds = size.nets[-1]
-    for name in KEPT & set(size.names):
+    for name in [name for name in KEPT if name in size.names]:
         for keeps in (False, True):
             keys = {"pages": "kept" if keeps else "given back", "step": name}
             results.add(keys, partial(in_a_process, name, hidden, rounds, keeps))
