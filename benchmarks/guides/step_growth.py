@@ -196,14 +196,14 @@ def pages_kept(results: Results) -> str:
 
 def draw(results: Results) -> None:
     """Time for each weight."""
-    figure = Figure(figsize=(6, 3.2), layout="constrained", dpi=110)
+    figure = Figure(figsize=(7.5, 3.2), layout="constrained", dpi=110)
     ax = figure.subplots()
     for name in results.distinct("step"):
         rows = sorted(results.where(step=name, particles=1), key=lambda row: row["weights"])
         ax.plot([row["weights"] for row in rows], [row["ns_per_weight"] for row in rows], marker="o", label=name)
     ax.set(xscale="log", yscale="log", xlabel="weights", ylabel="ns of a step per weight")
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=8)
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
     results.save_plot(figure)
 
 
