@@ -39,7 +39,8 @@ class SampledNetwork(nn.Module):
     the same :class:`~pyro_radial.infer.Prediction`; but they are drawn once, and no Pyro runs in a call. So any number
     of threads may call it at once, and it goes through :func:`torch.compile` and :func:`torch.export.export`, the
     result of which needs neither this library nor Pyro. To export with the number of rows left open, as in the example,
-    a network of convolutions needs ``batching = "loop"``; ``nn.LSTM`` and its like are exported, but not compiled.
+    a network of convolutions needs ``batching = "loop"``; ``nn.LSTM`` and its like are exported, but not compiled. Both
+    are tested with torch 2.13; 2.7 cannot export a ``vmap``.
 
     All tensors are buffers: the random parameters in ``draws``, of shape ``[S, *shape]``; what is not random, once, in
     ``shared``; the noise of the likelihood, ``[S, 1]``, in ``noise``. They follow ``to``, and the ``state_dict`` of one

@@ -15,6 +15,7 @@ from scipy.integrate import dblquad, tplquad
 from torch.distributions import biject_to
 
 from pyro_radial.distributions import RadialNormal
+from tests.helpers.compilers import recent_compiler
 
 NUM_SAMPLES = 40_000
 
@@ -288,6 +289,7 @@ def _draw_and_densities(loc, scale):
 
 # The compiler itself makes an instance of autograd.Function, of which torch warns.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@recent_compiler
 def test_it_compiles_to_one_graph_and_batches_under_vmap():
     loc, scale = torch.randn(4, 5), 0.1 + torch.rand(4, 5)
     compiled = torch.compile(_draw_and_densities, backend="eager", fullgraph=True)

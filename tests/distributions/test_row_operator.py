@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_radial.distributions import RadialNormal, row_operator
 from pyro_radial.distributions.directions import directions
+from tests.helpers.compilers import recent_compiler
 
 FAMILIES = ["radial", "normal"]
 OPERATORS = {
@@ -121,6 +122,7 @@ def test_without_a_gradient_none_is_found(family, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("family", FAMILIES)
+@recent_compiler
 def test_values_and_gradients_compile_as_one_graph(family):
     torch._dynamo.reset()
     arguments = [tensor.requires_grad_() for tensor in parameters(4, 3)]

@@ -31,6 +31,7 @@ from pyro_radial.distributions.special import (
     vmf_kl,
     vmf_kl_to_uniform,
 )
+from tests.helpers.compilers import recent_compiler
 
 TRUTH_FILE = Path(__file__).resolve().parents[3] / "shared" / "data" / "numerics" / "vmf_truth.npz"
 SCALARS = [
@@ -306,6 +307,7 @@ def compiler():
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(("backend", "dim", "kl"), [("eager", 500, True), ("aot_eager", 500, False)])
+@recent_compiler
 def test_values_and_gradients_compile_to_one_graph(backend, dim, kl):
     def total(kappa, p, gap):
         scalars = log_vmf_peak(kappa, dim) + vmf_kl_to_uniform(kappa, dim) + cosine_variance(kappa, dim)
@@ -320,6 +322,7 @@ def test_values_and_gradients_compile_to_one_graph(backend, dim, kl):
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@recent_compiler
 def test_a_graph_compiled_for_any_shape_takes_the_dimension_from_a_tensor():
     def of_rows(loc):
         return log_vmf_constant(loc.norm(dim=-1), loc.shape[-1])

@@ -9,6 +9,7 @@ import torch
 from torch.distributions import kl_divergence
 
 from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
+from tests.helpers.compilers import recent_compiler
 
 FAMILIES = ["radial", "normal"]
 
@@ -30,6 +31,7 @@ def kl_of(family):
 # Torch's compiler makes an instance of each autograd function that it meets.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("family", FAMILIES)
+@recent_compiler
 def test_the_kl_compiles_as_one_graph_with_fixed_directions(family):
     arguments = parameters(4, 3)
     compiled = torch.compile(kl_of(family), fullgraph=True, backend="aot_eager")

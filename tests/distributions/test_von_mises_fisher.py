@@ -17,6 +17,7 @@ from pyro_radial.distributions import HypersphericalUniform, VonMisesFisherStabl
 from pyro_radial.distributions.special import cosine_variance, log_vmf_peak, mean_cosine
 from pyro_radial.distributions.storage import describe, rebuild
 from pyro_radial.distributions.wrappers import to_like
+from tests.helpers.compilers import recent_compiler
 
 NUM_SAMPLES = 40_000
 DIMS = [2, 3, 10, 500, 4608]
@@ -397,6 +398,7 @@ def _draw_and_densities(raw, kappa):
 # The compiler itself makes an instance of autograd.Function, of which torch warns.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize("dim", [41, 64])
+@recent_compiler
 def test_it_compiles_to_one_graph_with_its_gradients(dim):
     raw, kappa = torch.randn(4, dim, requires_grad=True), torch.tensor([0.0, 1.0, 5.0, 30.0], requires_grad=True)
     compiled = torch.compile(_draw_and_densities, backend="aot_eager", fullgraph=True)

@@ -128,8 +128,7 @@ def test_a_step_with_local_noise_under_a_recorded_graph_is_the_step_as_it_is():
     elbo = loss_of(process, weight_space_kl=0.3)
     captured = CapturedLoss(chain, guide, elbo, compile=False)
     for seed in (1, 2):
-        _, count, error = compared(Program(chain, guide, elbo, (X, Y)), captured, seed)
-        assert count >= 6
+        _, error, _ = compared(Program(chain, guide, elbo, (X, Y)), captured, seed)
         assert error <= 1e-6
         # A process that changes is seen by the graph.
         for mean in process.means.buffers():
@@ -206,8 +205,7 @@ def test_a_step_under_a_recorded_graph_is_the_step_as_it_is(make):
     elbo.context = FromData(torch.randn(20, 3), 5)
     captured = CapturedLoss(chain, guide, elbo, compile=False)
     for seed in (1, 2):
-        _, count, error = compared(Program(chain, guide, elbo, (X, Y)), captured, seed)
-        assert count >= 6
+        _, error, _ = compared(Program(chain, guide, elbo, (X, Y)), captured, seed)
         assert error <= 1e-6
         as_it_is = elbo.terms
         pyro.set_rng_seed(seed)

@@ -25,6 +25,7 @@ from pyro_radial.infer import SampledNetwork, memory
 from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior
 from pyro_radial.poutine import swap_prior
+from tests.helpers.compilers import recent_compiler
 
 ROWS, DRAWS = 6, 5
 GENERATOR = torch.Generator().manual_seed(1)
@@ -404,6 +405,7 @@ def test_inductor_compiles_it():
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
+@recent_compiler
 def test_the_exported_program_is_the_same(kind):
     net, x = NETWORKS[kind]
     served = sampled(*problem(net, x), chunk_size=3)
@@ -422,6 +424,7 @@ print([name for name in sys.modules if name.partition(".")[0] in ("pyro", "pyro_
 """
 
 
+@recent_compiler
 def test_an_exported_file_needs_neither_us_nor_pyro(tmp_path):
     served = sampled(*problem())
     torch.export.save(torch.export.export(served, (X,)), tmp_path / "served.pt2")
@@ -432,6 +435,7 @@ def test_an_exported_file_needs_neither_us_nor_pyro(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "batching"), [("mlp", "vmap"), ("batch norm and dropout", "loop")])
+@recent_compiler
 def test_the_number_of_rows_of_an_exported_program_may_be_left_open(kind, batching):
     net, x = NETWORKS[kind]
     served = sampled(*problem(net, x))
