@@ -24,7 +24,7 @@ from pyro_radial._compat import (
     check_site_shape,
     is_deterministic,
 )
-from pyro_radial.infer.loss_terms import LossTerms, average, entropies, total, weighted
+from pyro_radial.infer.loss_terms import LossTerms, average, entropies, entropy_parts, total, weighted
 from pyro_radial.infer.site_kl import RecordDistribution, analytic_kl, sampled_kl
 
 __all__ = ["RadialELBO", "check_weight"]
@@ -189,7 +189,7 @@ class RadialELBO(TraceMeanField_ELBO):
                 {name: value.detach() for name, value in latent.items()},
                 partial(
                     entropies,
-                    {name: _distribution(site) for name, site in guide_trace.nodes.items() if name in latent},
+                    {name: entropy_parts(site) for name, site in guide_trace.nodes.items() if name in latent},
                 ),
                 _num_data(model_trace, observed),
                 self._sampled,
@@ -275,11 +275,6 @@ def check_weight(weight: float, name: str = "kl_weight") -> float:
         functions = " or a function that returns one" if name == "kl_weight" else ""
         raise ValueError(f"{name} must be a non-negative finite number{functions}, got {weight!r}")
     return float(weight)
-
-
-def _distribution(site: Any) -> dict[str, Any]:
-    """What an entropy needs of a site; its value, a copy of all weights, is let go."""
-    return {key: site[key] for key in ("fn", "scale", "mask")}
 
 
 def _num_data(model_trace: Trace, observed: dict[str, Tensor]) -> int | None:

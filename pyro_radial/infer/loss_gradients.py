@@ -22,7 +22,7 @@ from pyro_radial.infer.trained import Trained
 
 __all__ = ["LossGradients"]
 
-# A method that adds the gradients of the loss, times a share.
+# Adds the gradients of the loss, times a share.
 Add = Callable[[float], None]
 
 
@@ -40,6 +40,7 @@ class LossGradients:
         self.trained, self.loss, self.step, self._compile_rows = trained, loss, step, compile_rows
         graphs = compile_rows is not None
         self._captured = CapturedLoss(trained.run, trained.guide, loss, who="fit") if graphs else None
+        self._parameters = trained.parameters(loss)
 
     def add(
         self,
@@ -83,20 +84,20 @@ class LossGradients:
     def _from_graph(self, captured: CapturedLoss, batch: tuple[Any, Any]) -> Add:
         # From the first use or never: a run that resumes must replay what an undisturbed one does.
         compile_after = 0 if num_rows(batch[0]) == self._compile_rows else None
-        _, gradients = captured(batch, {}, also=self.trained.parameters(self.loss), compile_after=compile_after)
+        _, gradients = captured(batch, {}, also=self._parameters, compile_after=compile_after)
         return lambda share: self.step.add(gradients, share)
 
     def _culprits(self, batch: tuple[Any, Any], noise: dict[str, Any]) -> list[str]:
         """What was not finite, by taking the same steps again."""
         set_rng_state(noise, self.trained.device)
         step = self.loss.step
-        parameters = self.trained.parameters(self.loss)
-        found = culprits(self.loss, self.trained.run, self.trained.guide, batch, {}, parameters)
+        found = culprits(self.loss, self.trained.run, self.trained.guide, batch, {}, self._parameters)
         self.loss.step = step
         return found
 
 
 def _numbers(terms: LossTerms) -> list[float]:
-    own: Sequence[Tensor] = (terms.per_datum().loss, terms.per_datum().negative_log_likelihood, terms.per_datum().kl)
+    each = terms.per_datum()
+    own: Sequence[Tensor] = (each.loss, each.negative_log_likelihood, each.kl)
     numbers: list[float] = torch.stack([torch.as_tensor(number) for number in own]).tolist()
     return numbers

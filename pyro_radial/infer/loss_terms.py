@@ -11,7 +11,7 @@ import torch
 from pyro.distributions.util import scale_and_mask
 from torch import Tensor
 
-__all__ = ["LossTerms", "average", "entropies", "total", "weighted"]
+__all__ = ["LossTerms", "average", "entropies", "entropy_parts", "total", "weighted"]
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,16 @@ def average(particles: Sequence[LossTerms], num_particles: int) -> LossTerms:
     )
 
 
+def entropy_parts(site: Mapping[str, Any]) -> dict[str, Any]:
+    """What an entropy needs of a site; its value, a copy of all weights, is let go."""
+    return {key: site[key] for key in ("fn", "scale", "mask")}
+
+
 @torch.no_grad()
 def entropies(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
     """The scaled entropy of each site whose distribution has one.
 
-    :param sites: of each site its distribution "fn", "scale" and "mask".
+    :param sites: of each site its :func:`entropy_parts`.
     """
     result = {}
     for name, site in sites.items():

@@ -14,7 +14,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.loss_terms import LossTerms, entropies
+from pyro_radial.infer.loss_terms import LossTerms, entropies, entropy_parts
 
 __all__ = ["Call", "Evaluation", "Layout", "ScaleInputs", "evaluate", "guide_sites", "scales_of"]
 
@@ -188,7 +188,7 @@ def guide_sites(guide: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """What the entropies of a guide's sites are computed from, as its parameters are now."""
     with torch.no_grad(), torch.random.fork_rng([]), poutine.block():
         trace = poutine.trace(guide).get_trace(*args, **kwargs)
-    return {name: {key: site[key] for key in ("fn", "scale", "mask")} for name, site in trace.iter_stochastic_nodes()}
+    return {name: entropy_parts(site) for name, site in trace.iter_stochastic_nodes()}
 
 
 def _trained(trace: Trace) -> dict[str, Tensor]:
