@@ -4,6 +4,7 @@
 """Learning one task after another: the posterior as the next prior."""
 
 from pyro_radial.continual.coresets import Coreset, k_center_coreset, random_coreset, split_coreset
+from pyro_radial.continual.function_chain import FunctionChainELBO, KeptFunctions
 from pyro_radial.continual.learning import learn_stream
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.plots import plot_accuracy_matrix, plot_average_accuracy, plot_final_accuracy
@@ -14,6 +15,8 @@ from pyro_radial.continual.streams import Task, TaskStream
 __all__ = [
     "AccuracyMatrix",
     "Coreset",
+    "FunctionChainELBO",
+    "KeptFunctions",
     "PriorChain",
     "Task",
     "TaskStream",

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from pyro_radial._checks import positive_count
+from pyro_radial._checks import positive_count, positive_float
 from pyro_radial.continual.streams import Pair
 from pyro_radial.infer.data import Rows, check_inputs, take
 
 __all__ = ["Coreset", "k_center_coreset", "random_coreset", "split_coreset"]
+
+USES = ("labels", "functions")
 
 
 def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
@@ -123,28 +125,59 @@ def _check(x: Tensor, size: int) -> None:
 
 @dataclass(frozen=True)
 class Coreset:
-    """Rows of each task that are kept from its training, and learned just before each prediction.
+    """Rows of each task that are kept from its training, to remember it by.
 
-    The chain learns the rest of each task's rows; to predict, a copy of the posterior and of the model's own parameters
-    is trained on the kept rows, used and thrown away.
+    With ``use="labels"`` they are learned just before each prediction: the chain learns the rest of each task's rows;
+    to predict, a copy of the posterior and of the model's own parameters is trained on the kept rows, used and thrown
+    away (Nguyen et al. 2018, *Variational Continual Learning*, section 3 and algorithm 1).
 
-    Source: Nguyen et al. (2018), *Variational Continual Learning*, section 3 and algorithm 1.
+    With ``use="functions"`` no label is kept. While a later task is learned, the functions at the kept inputs are held
+    where they were after the task before: see :class:`~pyro_radial.continual.FunctionChainELBO`, whose ``kl_weight`` is
+    ``weight`` here, and whose ``weight_space_kl`` is the ``kl_weight`` of the loss that the stream is learned with.
+    Under several heads each row has its own task's, whose parameters are trained on (Rudner et al. 2022, *Continual
+    Learning via Sequential Function-Space Variational Inference*).
 
     :param int size: rows of each task.
     :param choose: a function of (x, size, seed=...) that returns their indices, such as
         :func:`~pyro_radial.continual.k_center_coreset`.
-    :param Mapping fit_options: of the training on them, where they differ from those of a task.
-    :raises ValueError: for a size that is not a positive integer.
+    :param Mapping fit_options: of the training on labels, where they differ from those of a task.
+    :param str use: "labels" or "functions".
+    :param float weight: of the KL of functions, by default 10.
+    :param int max_points: the most kept inputs in one step, by default 200.
+    :raises ValueError: naming the argument that does not fit, or is of the other use.
 
     Example::
 
         >>> Coreset(200, k_center_coreset, fit_options={"epochs": 5}).size
         200
+        >>> Coreset(200, use="functions").weight
+        10.0
     """
 
     size: int
     choose: Callable[..., Tensor] = random_coreset
     fit_options: Mapping[str, Any] = field(default_factory=dict)
+    use: Literal["labels", "functions"] = "labels"
+    weight: float | None = None
+    max_points: int | None = None
 
     def __post_init__(self) -> None:
         positive_count("Coreset: size", self.size)
+        if self.use not in USES:
+            raise ValueError(f"Coreset: use must be one of {USES}, got {self.use!r}")
+        of_functions = {"weight": self.weight, "max_points": self.max_points}
+        if self.use == "labels":
+            for name, value in of_functions.items():
+                if value is not None:
+                    raise ValueError(f"Coreset: {name} must be left out with use='labels', got {value!r}")
+            return
+        if self.fit_options:
+            raise ValueError(
+                "Coreset: fit_options must be left out with use='functions', which take part in the training of later "
+                f"tasks and have none of their own, got {sorted(self.fit_options)}"
+            )
+        # Frozen for everyone else.
+        weight, max_points = (10.0 if self.weight is None else self.weight), self.max_points
+        object.__setattr__(self, "weight", positive_float("Coreset: weight", weight))
+        points = positive_count("Coreset: max_points", 200 if max_points is None else max_points)
+        object.__setattr__(self, "max_points", points)

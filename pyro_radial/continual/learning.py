@@ -3,7 +3,8 @@
 
 """Learning a stream of tasks, one posterior after the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.stream_run import StreamRun
 from pyro_radial.continual.streams import TaskStream
 from pyro_radial.infer.autoguide import AutoRadial
+from pyro_radial.infer.checkpoint import copied
+from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.processes import num_processes
 from pyro_radial.infer.sole_writer import sole_writer
 
@@ -33,6 +36,7 @@ def learn_stream(
     guide: Callable[[PriorChain], Any] | None = None,
     *,
     coreset: Coreset | None = None,
+    first_task: Mapping[str, Any] | None = None,
     measure_on: str = "test",
     measure_all: bool = False,
     num_samples: int = 64,
@@ -52,7 +56,9 @@ def learn_stream(
     :param TaskStream stream: the tasks.
     :param guide: a function from the chain to a guide of it, called for each task, by default
         ``lambda chain: chain.guide(AutoRadial)``.
-    :param Coreset coreset: rows to keep; none by default.
+    :param Coreset coreset: rows to keep, to be trained on or to hold functions at; none by default.
+    :param Mapping first_task: options of :func:`~pyro_radial.fit` for the first task, where they differ from those of
+        the others.
     :param str measure_on: "test" or "validation".
     :param bool measure_all: measure each time on all tasks of the stream, and once before the first, which forward
         transfer needs.
@@ -90,17 +96,22 @@ def learn_stream(
         )
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise ValueError(f"learn_stream: seed must be a non-negative integer, got {seed!r}")
-    for what, options in (("", fit_options), (" of the coreset", {} if coreset is None else coreset.fit_options)):
+    first_task = {} if first_task is None else dict(first_task)
+    of_coreset = {} if coreset is None else coreset.fit_options
+    given = {"fit_options": fit_options, "fit_options of the coreset": of_coreset, "first_task": first_task}
+    for what, options in given.items():
         if held := [name for name in RESERVED if name in options]:
-            raise ValueError(f"learn_stream: fit_options{what} must leave to the stream what it decides, got {held}")
-    run = StreamRun(chain, stream, guide or _radial, coreset, measure_on, num_samples, seed, fit_options)
+            raise ValueError(f"learn_stream: {what} must leave to the stream what it decides, got {held}")
+    if coreset is not None and coreset.use == "functions":
+        _check_functions(fit_options, stream)
+    run = StreamRun(chain, stream, guide or _radial, coreset, measure_on, num_samples, seed, fit_options, first_task)
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and num_processes() > 1:
         raise ValueError(
             f"learn_stream: checkpoint must be left out with several processes, which would all write it, got {path}"
         )
     settings = run.settings() | {"measure_all": measure_all}
-    with sole_writer(None if path is None else path / "stream.pt"):
+    with sole_writer(None if path is None else path / "stream.pt"), _unchanged_on_refusal(chain):
         return _learned(run, path, settings, measure_all, progress)
 
 
@@ -128,6 +139,33 @@ def _learned(
                 run.save(path, settings, number + 1, matrix)
             bar.update()
     return matrix
+
+
+@contextmanager
+def _unchanged_on_refusal(chain: PriorChain) -> Iterator[None]:
+    """Leave the chain as it was where a task is refused."""
+    before = copied(chain.state_dict())
+    try:
+        yield
+    except ValueError:
+        chain.load_state_dict(before)
+        raise
+
+
+def _check_functions(fit_options: Mapping[str, Any], stream: TaskStream) -> None:
+    """Refuse what functions cannot be held with."""
+    loss = fit_options.get("loss")
+    if loss is not None and (type(loss) is not RadialELBO or callable(loss.kl_weight)):
+        what = type(loss).__name__ + (" with a kl_weight that changes" if type(loss) is RadialELBO else "")
+        raise ValueError(
+            "learn_stream: loss must be a RadialELBO of one kl_weight, that of the weights, where coreset keeps "
+            f"functions, got {what}"
+        )
+    if fit_options.get("compile") and stream.num_heads > 1:
+        raise ValueError(
+            f"learn_stream: compile must be False where coreset keeps functions of {stream.num_heads} heads, each of "
+            "which has its turn, got True"
+        )
 
 
 def _radial(chain: PriorChain) -> Any:

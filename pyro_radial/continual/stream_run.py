@@ -3,19 +3,21 @@
 
 """One run over a stream of tasks, stage by stage, with everything that a checkpoint of it must hold."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyro
-import torch
 from torch import nn
 
 from pyro_radial._state import load_states, states
-from pyro_radial.continual.coresets import Coreset, split_coreset
+from pyro_radial.continual.coresets import Coreset
+from pyro_radial.continual.function_chain import FunctionChainELBO
+from pyro_radial.continual.kept_rows import KeptRows
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.streams import Pair, Task, TaskStream
@@ -29,6 +31,7 @@ from pyro_radial.infer.checkpoint import (
 )
 from pyro_radial.infer.data import Rows, device_of, num_rows
 from pyro_radial.infer.data_fingerprint import data_fingerprint
+from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.fingerprint import described
 from pyro_radial.infer.fit import fit
 from pyro_radial.infer.predict import predict
@@ -56,33 +59,70 @@ class StreamRun:
     num_samples: int
     seed: int
     fit_options: Mapping[str, Any]
-    #: The kept rows of each task, since a task may be costly to build and its rows to choose.
-    kept: dict[int, Pair] = field(default_factory=dict)
+    #: Those of the first task, where they differ.
+    first_task: Mapping[str, Any]
     #: Those of the data of each task that was asked for.
     fingerprints: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)
+
+    @cached_property
+    def kept(self) -> KeptRows | None:
+        """What is kept of each task."""
+        return None if self.coreset is None else KeptRows(self.coreset, self.stream, self.seed)
+
+    @property
+    def _functions(self) -> KeptRows | None:
+        """The same where it is used to hold functions."""
+        return None if self.coreset is None or self.coreset.use == "labels" else self.kept
+
+    @property
+    def _labels(self) -> KeptRows | None:
+        """The same where it is trained on before predictions."""
+        return None if self.coreset is None or self.coreset.use == "functions" else self.kept
 
     def learn(self, number: int, checkpoint: Path | None) -> None:
         """Train on one task; its posterior is the prior from then on."""
         task = self.stream[number]
-        rest = task.train if self.coreset is None else self._choose(number)
+        rest = task.train if self.kept is None else self.kept.rest(number)
         self._measured(task)
         if checkpoint is not None:
             self._fingerprints(number)  # While the task is at hand.
-        guide = self._train(task, rest, number, TRAINING, {**self.fit_options, "checkpoint": checkpoint})
+        options = {**self.fit_options, **({} if number else self.first_task), "checkpoint": checkpoint}
+        also: list[int] = []
+        if self._functions is not None and number:
+            options["loss"] = self._loss_with_functions(self._functions, number, options.get("loss"))
+            # With sites, so that the guide trains them too.
+            also = [head for head in self._functions.heads(range(number)) if head != task.head]
+        guide = self._train(task, rest, number, TRAINING, options, also=also)
         self.chain.advance(guide)
+
+    def _loss_with_functions(self, kept: KeptRows, number: int, loss: Any) -> FunctionChainELBO:
+        """The loss of a later task, whose functions are held at what was kept."""
+        loss = RadialELBO() if loss is None else loss
+        kept.check_inputs(number)
+        coreset = kept.coreset
+        assert coreset.weight is not None
+        assert coreset.max_points is not None
+        return FunctionChainELBO(
+            kept.functions(self.chain, number),
+            loss.num_particles,
+            kl_weight=coreset.weight,
+            weight_space_kl=loss.kl_weight,
+            max_points=coreset.max_points,
+            vectorize_particles=loss.vectorize_particles,
+            strict_kl=loss.strict_kl,
+        )
 
     def measure(self, learned: int, numbers: range) -> list[float]:
         """The accuracies on these tasks after learning the task of number ``learned`` (-1: none)."""
-        if self.coreset is not None and learned >= 0 and self.stream.num_heads == 1:
-            kept = [self._kept(number) for number in range(learned + 1)]
-            union = torch.cat([x for x, _ in kept]), torch.cat([y for _, y in kept])
-            with self._refined(union, learned, learned) as guide:
+        kept = self._labels if learned >= 0 else None
+        if kept is not None and self.stream.num_heads == 1:
+            with self._refined(kept.labeled(range(learned + 1)), learned, learned) as guide:
                 return [self._accuracy(guide, learned, number) for number in numbers]
         result = []
         for number in numbers:
-            refines = self.coreset is not None and number <= learned
-            with self._refined(self._kept(number), learned, number) if refines else nullcontext(_nothing) as g:
-                result.append(self._accuracy(g, learned, number))
+            own = kept.labeled(range(number, number + 1)) if kept is not None and number <= learned else None
+            with nullcontext(_nothing) if own is None else self._refined(own, learned, number) as guide:
+                result.append(self._accuracy(guide, learned, number))
         return result
 
     def _accuracy(self, guide: Callable[..., Any], learned: int, number: int) -> float:
@@ -116,38 +156,29 @@ class StreamRun:
             if num_data is not None:
                 self.chain.likelihood.train_on(num_data, "learn_stream")
 
-    def _train(self, task: Task, data: Pair, number: int, stage: int, options: Mapping[str, Any], part: int = 0) -> Any:
-        self._use(task)
+    def _train(
+        self,
+        task: Task,
+        data: Pair,
+        number: int,
+        stage: int,
+        options: Mapping[str, Any],
+        part: int = 0,
+        also: Sequence[int] = (),
+    ) -> Any:
+        self._use(task, also)
         self.chain.likelihood.train_on(num_rows(data[0]), f"learn_stream: task {task.name!r}")
         seed = self._seed(number, stage, part)
         guide = self.guide(self.chain)
         fit(self.chain, guide, data, seed=seed, progress=False, **options)
         return guide
 
-    def _use(self, task: Task) -> None:
+    def _use(self, task: Task, also: Sequence[int] = ()) -> None:
         if task.head or any(isinstance(module, MultiHead) for module in submodules(self.chain)):
             try:
-                use_head(self.chain, task.head)
+                use_head(self.chain, task.head, also=also)
             except ValueError as error:
                 raise ValueError(f"learn_stream: task {task.name!r} uses head {task.head}, but {error}") from error
-
-    def _kept(self, number: int) -> Pair:
-        if number not in self.kept:
-            self._choose(number)
-        return self.kept[number]
-
-    def _choose(self, number: int) -> Pair:
-        """Choose the rows of a task to keep; returns the others."""
-        assert self.coreset is not None
-        task = self.stream[number]
-        if self.coreset.size >= num_rows(task.train[0]):
-            raise ValueError(
-                f"learn_stream: the size of coreset must be less than the {num_rows(task.train[0])} rows of task "
-                f"{task.name!r}, got {self.coreset.size}"
-            )
-        index = self.coreset.choose(task.train[0], self.coreset.size, seed=self.seed)
-        self.kept[number], rest = split_coreset(task.train, index)
-        return rest
 
     def _seed(self, number: int, stage: int, part: int) -> int:
         """Seed the random numbers of one stage of one task, whatever was done before it."""
@@ -162,12 +193,13 @@ class StreamRun:
             "form": self.chain.form,
             "tasks": list(self.stream.names),
             "guide": described(self.guide),
-            "coreset": None if coreset is None else {"size": coreset.size, "choose": described(coreset.choose)},
+            "coreset": None if coreset is None else _described_coreset(coreset),
             "coreset_fit_options": None if coreset is None else _described_options(coreset.fit_options),
             "measure_on": self.measure_on,
             "num_samples": self.num_samples,
             "seed": self.seed,
             "fit_options": _described_options(self.fit_options),
+            "first_task": _described_options(self.first_task),
         }
 
     def save(self, path: Path, settings: dict[str, Any], done: int, matrix: AccuracyMatrix) -> None:
@@ -221,6 +253,11 @@ class StreamRun:
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """A guide without sites."""
+
+
+def _described_coreset(coreset: Coreset) -> dict[str, Any]:
+    plain = {name: getattr(coreset, name) for name in ("size", "use", "weight", "max_points")}
+    return {**plain, "choose": described(coreset.choose)}
 
 
 def _described_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,6 +95,8 @@ class RadialELBO(TraceMeanField_ELBO):
         self._particles: list[LossTerms] = []
         self._kept: LossTerms | None = None
         self._sampled: dict[str, str] = {}
+        # The model of the loss that is being evaluated, without the plate of its particles and in full precision.
+        self._model: Any = None
 
     @property
     def terms(self) -> LossTerms:
@@ -137,7 +139,11 @@ class RadialELBO(TraceMeanField_ELBO):
         self._current_weight = self.weight_now() if self._given_weight is None else self._given_weight
         if torch.is_grad_enabled():
             self.step += 1
-        yield from super()._get_traces(model, guide, args, kwargs)
+        self._model = getattr(model, "in_full_precision", model)
+        try:
+            yield from super()._get_traces(model, guide, args, kwargs)
+        finally:
+            self._model = None
 
     def _get_trace(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Trace]:
         """One run of the guide and the model on it, with the log-densities of observations alone.

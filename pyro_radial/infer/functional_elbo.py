@@ -3,7 +3,7 @@
 
 """The loss with a prior on functions in the place of one on weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import pyro.poutine as poutine
@@ -140,17 +140,6 @@ class FunctionalELBO(RadialELBO):
         # numbers apart, so that a loss draws the same whether or not it is the first.
         self._others: frozenset[str] | None = None
         self._structures: dict[Any, Structure] = {}
-        # The model of the loss that is being evaluated, without the plate of its particles.
-        self._model: Any = None
-
-    def _get_traces(
-        self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[tuple[Trace, Trace]]:
-        self._model = model
-        try:
-            yield from super()._get_traces(model, guide, args, kwargs)
-        finally:
-            self._model = None
 
     def _guess_max_plate_nesting(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """As Pyro's, without the log-densities that it computes on the way, and with random numbers of its own."""

@@ -92,4 +92,5 @@ def autocasting(model: Callable[..., Any], dtype: torch.dtype, device: torch.dev
         with torch.autocast(device.type, dtype):
             return model(*args, **kwargs)
 
+    run.in_full_precision = model  # type: ignore[attr-defined]
     return run

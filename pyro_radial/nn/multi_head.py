@@ -3,7 +3,8 @@
 
 """One trunk with several heads, of which one is in use."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from pyro_radial.nn.bayesian_module import submodules
 
-__all__ = ["MultiHead", "use_head"]
+__all__ = ["MultiHead", "under_head", "use_head"]
 
 
 class MultiHead(nn.Module):
@@ -49,11 +50,12 @@ class MultiHead(nn.Module):
         self.trunk = trunk
         self.heads = nn.ModuleList(heads)
         self._head = 0
+        self._also: frozenset[int] = frozenset()
 
     @property
     def head(self) -> int:
         """
-        The index of the head in use.
+        The index of the head in use; when set, the parameters of the others are idle.
 
         :raises ValueError: when set to what is no index of a head.
         """
@@ -62,7 +64,7 @@ class MultiHead(nn.Module):
     @head.setter
     def head(self, head: int) -> None:
         self._check_head(head)
-        self._head = head
+        self._head, self._also = head, frozenset()
 
     def _check_head(self, head: int) -> None:
         """Raises a ValueError unless this is the index of a head."""
@@ -74,32 +76,61 @@ class MultiHead(nn.Module):
         Whether a call uses a parameter.
 
         :param str name: the name of the parameter in this network.
-        :returns: True for those of the trunk and of the head in use.
+        :returns: True for those of the trunk, of the head in use, and of heads whose parameters stay random beside it.
         """
         if not name.startswith("heads."):
             return True
         # By identity: what several heads share has the name that it has in the first of them.
         parameter = attrgetter(name)(self)
-        return any(parameter is own for own in self.heads[self.head].parameters())
+        return any(parameter is own for head in {self.head, *self._also} for own in self.heads[head].parameters())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the head in use for the trunk's output."""
         return self.heads[self.head](self.trunk(*args, **kwargs))
 
 
-def use_head(model: nn.Module, head: int) -> None:
+def use_head(model: nn.Module, head: int, *, also: Iterable[int] = ()) -> None:
     """
     Sets the head of every :class:`MultiHead` in a model.
 
     :param nn.Module model: a :class:`~pyro_radial.nn.BayesianModule`, a :class:`~pyro_radial.nn.SupervisedModel` or
         any other module.
     :param int head: the index of the head.
+    :param also: further heads whose parameters stay random, so that a guide has them, though the network's output does
+        not go through them: of earlier tasks whose functions are compared while the trunk changes.
     :raises ValueError: if there is no MultiHead, or one of them has no such head; then none is changed.
     """
-    found = [module for module in submodules(model) if isinstance(module, MultiHead)]
+    also = frozenset(also)
+    found = _multi_heads(model)
     if not found:
         raise ValueError(f"model must hold a MultiHead, whose head is set, got {type(model).__name__}")
     for module in found:
-        module._check_head(head)
+        for index in (head, *also):
+            module._check_head(index)
     for module in found:
         module.head = head
+        module._also = also
+
+
+@contextmanager
+def under_head(model: nn.Module, head: int) -> Iterator[None]:
+    """
+    A model as it is under a head; afterwards the heads are as before. A model without a MultiHead stays as it is.
+
+    :param nn.Module model: as of :func:`use_head`.
+    :param int head: the index of the head.
+    :raises ValueError: as :func:`use_head`, but for no MultiHead.
+    """
+    found = _multi_heads(model)
+    before = [(module, module._head, module._also) for module in found]
+    if found:
+        use_head(model, head)
+    try:
+        yield
+    finally:
+        for module, own, also in before:
+            module._head, module._also = own, also
+
+
+def _multi_heads(model: nn.Module) -> list[MultiHead]:
+    return [module for module in submodules(model) if isinstance(module, MultiHead)]

@@ -15,6 +15,7 @@ from torch import nn
 
 from pyro_radial import AutoRadial, RadialELBO
 from pyro_radial.nn import BayesianModule, MultiHead, SupervisedModel, likelihoods, priors, use_head
+from pyro_radial.nn.multi_head import under_head
 from tests.helpers.networks import at, call_with, classifier, data, draws_of
 
 TRUNK = ["trunk.0.weight", "trunk.0.bias"]
@@ -87,6 +88,34 @@ class TestSites:
         assert sites_of(bnn, torch.randn(5, 3)) == TRUNK + head(index)
         assert bnn.sites_in_use == (*TRUNK, *head(index))
         assert bnn.sites == (*TRUNK, *head(0), *head(1), *head(2))
+
+    def test_further_heads_may_have_sites_beside_the_one_in_use(self):
+        bnn, x = BayesianModule(network()), torch.randn(5, 3)
+        use_head(bnn, 2, also=[0])
+        assert bnn.sites_in_use == (*TRUNK, *head(0), *head(2))
+        assert sites_of(bnn, x) == TRUNK + head(0) + head(2)
+        draw = bnn.sample_parameters()
+        expected = nn.functional.linear(bnn.to_module(draw).trunk(x), draw["heads.2.weight"], draw["heads.2.bias"])
+        assert torch.equal(poutine.condition(bnn, data=draw)(x), expected)
+        use_head(bnn, 2)
+        assert bnn.sites_in_use == (*TRUNK, *head(2))
+
+    def test_what_cannot_be_used_changes_nothing(self):
+        bnn = BayesianModule(network())
+        use_head(bnn, 1, also=[0])
+        for wrong in (3, True):
+            with pytest.raises(ValueError, match="index of one of 3 heads"):
+                use_head(bnn, 2, also=[wrong])
+        assert bnn.sites_in_use == (*TRUNK, *head(0), *head(1))
+
+    def test_a_head_may_be_looked_under(self):
+        bnn = BayesianModule(network())
+        use_head(bnn, 1, also=[0])
+        with under_head(bnn, 2):
+            assert bnn.sites_in_use == (*TRUNK, *head(2))
+        assert bnn.sites_in_use == (*TRUNK, *head(0), *head(1))
+        with under_head(nn.Linear(2, 2), 3):  # No head at all is no other one.
+            pass
 
     def test_every_parameter_has_a_site_where_the_network_says_nothing(self):
         bnn = BayesianModule(nn.Sequential(network(), nn.Tanh()))

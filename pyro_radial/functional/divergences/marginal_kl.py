@@ -10,7 +10,9 @@ from pyro_radial.functional.checks import check_points
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate, Process, ProcessDivergence
 from pyro_radial.functional.priors.function_prior import FunctionPrior
 
-__all__ = ["MarginalKL"]
+__all__ = ["MIN_VARIANCE", "MarginalKL", "kl_of_marginals"]
+
+MIN_VARIANCE = 1e-6
 
 
 class MarginalKL(ProcessDivergence):
@@ -51,7 +53,7 @@ class MarginalKL(ProcessDivergence):
         True
     """
 
-    def __init__(self, min_variance: float = 1e-6) -> None:
+    def __init__(self, min_variance: float = MIN_VARIANCE) -> None:
         self.min_variance = positive_float("min_variance", min_variance)
 
     def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
@@ -59,9 +61,23 @@ class MarginalKL(ProcessDivergence):
         check_points(x)
         mean, variance = process.marginals(x)
         prior_mean, prior_variance = prior.marginals(x, mean.shape[-1])
-        variance = (variance.double() + prior.noise**2).clamp_min(self.min_variance)
-        prior_variance = prior_variance.double().clamp_min(self.min_variance)
-        gap = (mean.double() - prior_mean.double()).square()
-        ratio = variance / prior_variance
-        divergence = 0.5 * (ratio + gap / prior_variance - 1.0 - ratio.log()).sum().to(x.dtype)
+        variance = variance.double() + prior.noise**2
+        divergence = kl_of_marginals((mean, variance), (prior_mean, prior_variance), self.min_variance).to(x.dtype)
         return DivergenceEstimate(divergence, divergence.detach())
+
+
+def kl_of_marginals(
+    moments: tuple[Tensor, Tensor], prior_moments: tuple[Tensor, Tensor], min_variance: float = MIN_VARIANCE
+) -> Tensor:
+    """The sum of the KL divergences between normals, in float64.
+
+    :param moments: means and variances ``[N, O]``.
+    :param prior_moments: those of the prior.
+    :param float min_variance: variances smaller than this count as this.
+    """
+    mean, variance = (part.double() for part in moments)
+    prior_mean, prior_variance = (part.double() for part in prior_moments)
+    prior_variance = prior_variance.clamp_min(min_variance)
+    ratio = variance.clamp_min(min_variance) / prior_variance
+    gap = (mean - prior_mean).square()
+    return 0.5 * (ratio + gap / prior_variance - 1.0 - ratio.log()).sum()

@@ -1,0 +1,114 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A chain of functions: those of the last posterior, held where inputs of earlier tasks were kept."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from pyro.poutine import Trace
+from torch import Tensor
+
+from pyro_radial._checks import positive_count
+from pyro_radial.continual.prior_chain import PriorChain
+from pyro_radial.functional.divergences.marginal_kl import kl_of_marginals
+from pyro_radial.functional.linearization import Structure
+from pyro_radial.functional.priors import PosteriorProcess
+from pyro_radial.infer.elbo import RadialELBO, check_weight
+from pyro_radial.infer.guide_process import GuideProcess
+from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.nn.multi_head import under_head
+
+__all__ = ["FunctionChainELBO", "KeptFunctions"]
+
+# Rows whose moments are computed at a time.
+ROWS = 512
+
+
+class KeptFunctions(NamedTuple):
+    """The function values of a posterior at inputs that were kept, under one head."""
+
+    head: int
+    #: Inputs ``[M, ...]``.
+    x: Tensor
+    #: Of each value, ``[M, O]``.
+    mean: Tensor
+    variance: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, chain: PriorChain, x: Tensor, head: int = 0) -> "KeptFunctions":
+        """Those of a chain's prior, by :class:`~pyro_radial.functional.PosteriorProcess`.
+
+        :raises ValueError: naming the site, for one that the function depends on without a mean or variance.
+        """
+        with under_head(chain, head):
+            process = PosteriorProcess(chain, chain.prior)
+        moments = [process.marginals(rows) for rows in x.split(ROWS)]
+        mean, variance = (torch.cat(parts) for parts in zip(*moments, strict=True))
+        return cls(head, x, mean, variance)
+
+    def drawn(self, max_points: int) -> "KeptFunctions":
+        """The same at so many inputs, drawn at random, or at all of them where there are no more."""
+        if len(self.x) <= max_points:
+            return self
+        rows = torch.randperm(len(self.x), device=self.x.device)[:max_points]
+        return KeptFunctions(self.head, self.x[rows], self.mean[rows], self.variance[rows])
+
+
+class FunctionChainELBO(RadialELBO):
+    r"""The loss of a task whose functions are held where those of the last posterior were, at kept inputs.
+
+    .. math:: E_q[-\log p(y \mid w)] + \beta\, KL(q(w) \,\|\, p(w))
+        + \lambda\, \frac{H M_h}{m} \sum_{n=1}^{m} \sum_o KL\big(q(f_{no}) \,\|\, q_0(f_{no})\big),
+
+    with :math:`q(f_{no})` the normal of an output of the model under head h at the n-th of m kept inputs, linearized at
+    the means of the guide, and :math:`q_0` that of the last posterior, which is known beforehand. The m inputs are
+    drawn for each loss from the :math:`M_h` of a head, of H heads the next at each :attr:`step`, so that the sum is in
+    expectation that over all kept inputs. A regularizer and no bound, as
+    :class:`~pyro_radial.functional.MarginalKL` says; :attr:`terms` has the sum under "f" in its ``kl_by_site``, and the
+    KL of the weights in its ``weight_space_kl_by_site``.
+
+    Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
+    Variational Inference", eq. 11, without its covariances between points.
+
+    :param kept: for each head the functions at its kept inputs.
+    :param int num_particles: draws of the guide for one loss, as of all others here.
+    :param float kl_weight: :math:`\lambda`.
+    :param float weight_space_kl: :math:`\beta`, of the KL of all weights to their own prior; zero for none.
+    :param int max_points: the most inputs of one loss.
+    :param kwargs: as of :class:`~pyro_radial.RadialELBO`.
+    :raises ValueError: naming the argument that does not fit.
+    """
+
+    def __init__(
+        self,
+        kept: Sequence[KeptFunctions],
+        num_particles: int = 1,
+        *,
+        kl_weight: float = 10.0,
+        weight_space_kl: float = 1.0,
+        max_points: int = 200,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_particles, kl_weight=kl_weight, **kwargs)
+        self.kept = tuple(kept)
+        if not self.kept:
+            raise ValueError("FunctionChainELBO: kept must hold the functions of at least one head, got none")
+        self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
+        self.max_points = positive_count("max_points", max_points)
+        self._structures: dict[Any, Structure] = {}
+
+    def _kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
+        """The divergence of the functions, times the particles, over which all terms are summed."""
+        kept = self.kept[self.step % len(self.kept)]
+        drawn = kept.drawn(self.max_points)
+        process = GuideProcess(self._model, model_trace, guide_trace, FUNCTION_SITE, self._structures)
+        with under_head(self._model, kept.head):
+            divergence = kl_of_marginals(process.marginals(drawn.x), (drawn.mean, drawn.variance))
+        share = len(drawn.x) / (len(self.kept) * len(kept.x))
+        return {FUNCTION_SITE: self.num_particles / share * divergence.to(drawn.x.dtype)}
+
+    def _weight_space_kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
+        return super()._kl_by_site(model_trace, guide_trace) if self.weight_space_kl else {}

@@ -1,0 +1,402 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The loss that holds functions where they were at kept inputs, and a stream that is learned with it."""
+
+import math
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI
+from pyro.infer.autoguide import AutoNormal
+from torch import nn
+
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel, fit
+from pyro_radial.continual import (
+    Coreset,
+    FunctionChainELBO,
+    KeptFunctions,
+    Task,
+    TaskStream,
+    permuted,
+    stream_run,
+)
+from pyro_radial.functional import GaussianProcess, PosteriorProcess, UniformBox
+from pyro_radial.infer import FunctionalELBO
+from pyro_radial.infer.training_run import TrainingRun
+from pyro_radial.nn import MultiHead, likelihoods, use_head
+from tests.helpers.runs import assert_same as assert_same_state
+from tests.helpers.streams import ROWS, assert_same, chain, clusters, killed, learn, stream
+
+X, Y = torch.randn(8, 3), torch.randint(2, (8,))
+FUNCTIONS = Coreset(6, use="functions", max_points=4)
+NORMAL = partial(chain, form="normal")
+
+
+def linear_chain(noise="weights", heads=None):
+    """A chain of a network that is linear in its weights, with a posterior after a first task."""
+    net = nn.Linear(3, 2) if heads is None else MultiHead(nn.Identity(), [nn.Linear(3, 2) for _ in range(heads)])
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=40), noise=noise)
+    return PriorChain(model, "normal")
+
+
+def learned(one, init_stddev=0.3):
+    """Lets a chain have some posterior under the head in use."""
+    guide = AutoMeanField(one, init_stddev=init_stddev)
+    guide.setup(X, Y)
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    one.advance(guide)
+
+
+def marginals(distributions, x, prefix=""):
+    """Mean and variance of the outputs of a linear layer, by hand."""
+    weight, bias = distributions[f"{prefix}weight"], distributions[f"{prefix}bias"]
+    return x @ weight.mean.T + bias.mean, x.square() @ weight.variance.T + bias.variance
+
+
+def sum_of_kl(one, other):
+    """From the closed form of the KL of two normals, in another arrangement."""
+    (m, v), (m0, v0) = one, other
+    return (0.5 * (v0 / v).log() + (v + (m - m0) ** 2) / (2.0 * v0) - 0.5).sum()
+
+
+@pytest.mark.parametrize(
+    ("guide_type", "noise"),
+    [
+        (AutoMeanField, "weights"),
+        (AutoMeanField, "local"),
+        (AutoRadial, "weights"),
+        (AutoRadial, "local"),
+        (AutoNormal, "weights"),
+    ],
+)
+def test_it_is_the_sum_of_the_closed_forms(guide_type, noise):
+    pyro.set_rng_seed(0)
+    one = linear_chain(noise)
+    learned(one)
+    x = torch.randn(5, 3)
+    kept = KeptFunctions.of(one, x)
+    for found, expected in zip((kept.mean, kept.variance), marginals(one.prior, x), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    guide = guide_type(one)
+    guide(X, Y)
+    elbo = FunctionChainELBO([kept], kl_weight=7.0, weight_space_kl=0.3)
+    loss = elbo(one, guide)(X, Y)
+    now = marginals(_posterior(guide), x)
+    torch.testing.assert_close(
+        elbo.terms.kl_by_site["f"], sum_of_kl(now, (kept.mean, kept.variance)).detach(), rtol=1e-4, atol=1e-4
+    )
+    terms = elbo.terms
+    total = terms.negative_log_likelihood + 7.0 * terms.kl_by_site["f"] + 0.3 * terms.weight_space_kl
+    torch.testing.assert_close(loss.detach(), total)
+    if guide_type is AutoNormal:
+        return  # Its KL is of draws.
+    reference = RadialELBO()
+    reference(one, guide)(X, Y)
+    torch.testing.assert_close(terms.weight_space_kl, reference.terms.kl)
+
+
+def _posterior(guide):
+    if hasattr(guide, "posterior"):
+        return guide.posterior()
+    return {
+        name: dist.Normal(getattr(guide.locs, name).detach(), getattr(guide.scales, name).detach())
+        for name in ("weight", "bias")
+    }
+
+
+def test_points_drawn_stand_for_all():
+    pyro.set_rng_seed(0)
+    one = linear_chain()
+    learned(one)
+    kept = KeptFunctions.of(one, torch.randn(6, 3))
+    guide = AutoMeanField(one)
+    whole = FunctionChainELBO([kept], max_points=6)
+    whole(one, guide)(X, Y)
+    few = FunctionChainELBO([kept], max_points=2)
+    values = []
+    for _ in range(400):
+        few(one, guide)(X, Y)
+        values.append(few.terms.kl)
+    draws = torch.stack(values)
+    assert draws.std() > 0.0
+    # Four standard errors.
+    assert abs(draws.mean() - whole.terms.kl) < 4.0 * draws.std() / math.sqrt(len(draws))
+
+
+class TestHeads:
+    """Of a network of three heads, two of them learned."""
+
+    def made(self):
+        pyro.set_rng_seed(0)
+        one = linear_chain(heads=3)
+        for head in (0, 1):
+            use_head(one, head)
+            learned(one, 0.2 + 0.1 * head)
+        x = [torch.randn(4, 3), torch.randn(2, 3)]
+        kept = [KeptFunctions.of(one, x[head], head) for head in (0, 1)]
+        use_head(one, 2, also=[0, 1])
+        guide = AutoMeanField(one, init_stddev=0.5)
+        guide.setup(X, Y)
+        return one, guide, kept
+
+    def test_each_has_its_turn_and_the_mean_of_all_is_the_sum(self):
+        one, guide, kept = self.made()
+        elbo = FunctionChainELBO(kept)
+        found = []
+        for _ in range(4):
+            elbo(one, guide)(X, Y)
+            found.append(elbo.terms.kl)
+        expected = [
+            sum_of_kl(
+                marginals(guide.posterior(), rows.x, f"heads.{rows.head}."),
+                marginals(one.prior, rows.x, f"heads.{rows.head}."),
+            )
+            for rows in kept
+        ]
+        # The first step is step 1.
+        assert found[0] == found[2]
+        assert found[1] == found[3]
+        torch.testing.assert_close(torch.stack(found[:2]), 2.0 * torch.stack(expected)[[1, 0]], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.stack(found[:2]).mean(), torch.stack(expected).sum(), rtol=1e-4, atol=1e-4)
+
+    def test_their_parameters_are_trained_and_the_head_in_use_stays(self):
+        one, guide, kept = self.made()
+        elbo = FunctionChainELBO(kept[:1], weight_space_kl=0.0)
+        loss = elbo(one, guide)(X, Y)
+        loss.backward()
+        moved = {name for name, p in guide.named_parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)}
+        assert any("heads.0" in name for name in moved)
+        assert any("heads.2" in name for name in moved)
+        assert not any("heads.1" in name for name in moved)
+        head = next(module for module in one.model.bnn.skeleton.modules() if isinstance(module, MultiHead))
+        assert head.head == 2
+        assert set(one.model.bnn.sites_in_use) == {f"heads.{i}.{part}" for i in range(3) for part in ("weight", "bias")}
+
+    def test_svi_of_pyro_takes_it(self):
+        one, guide, kept = self.made()
+        svi = SVI(one, guide, pyro.optim.Adam({"lr": 0.05}), FunctionChainELBO(kept, weight_space_kl=0.0))
+        before = svi.evaluate_loss(X, Y)
+        for _ in range(100):
+            svi.step(X, Y)
+        assert svi.evaluate_loss(X, Y) < before
+
+
+def test_a_model_in_low_precision_is_compared_in_full():
+    pyro.set_rng_seed(0)
+    one = linear_chain()
+    learned(one)
+    loss = FunctionChainELBO([KeptFunctions.of(one, torch.randn(5, 3))])
+    fit(
+        one, one.guide(AutoMeanField), (X, Y), epochs=1, num_data=40, loss=loss, progress=False, autocast=torch.bfloat16
+    )
+    # At its one step the guide is at the chain's prior, and so are its functions.
+    assert float(loss.terms.kl) == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kept": []}, "kept must hold the functions of at least one head"),
+        ({"max_points": 0}, "max_points must be a positive integer"),
+        ({"weight_space_kl": -1.0}, "weight_space_kl must be a non-negative"),
+        ({"kl_weight": math.nan}, "kl_weight must be a non-negative"),
+    ],
+)
+def test_bad_arguments_are_named(options, message):
+    kept = KeptFunctions(0, torch.zeros(1, 3), torch.zeros(1, 2), torch.ones(1, 2))
+    with pytest.raises(ValueError, match=message):
+        FunctionChainELBO(**{"kept": [kept], **options})
+
+
+class TestStream:
+    """``learn_stream`` with functions kept."""
+
+    @pytest.fixture
+    def fits(self, monkeypatch):
+        """The calls of ``fit``."""
+        calls = []
+
+        def recorded(chain, guide, data, **options):
+            result = fit(chain, guide, data, **options)
+            calls.append({"sites": sorted(guide.posterior()), "rows": len(data[0]), **options})
+            return result
+
+        fit = stream_run.fit
+        monkeypatch.setattr(stream_run, "fit", recorded)
+        return calls
+
+    @pytest.mark.parametrize("guide", [None, lambda c: c.guide(AutoMeanField)])
+    def test_later_tasks_have_the_loss_and_the_rows_that_are_left(self, fits, guide):
+        first_task = {"loss": RadialELBO(kl_weight=0.1)}
+        learn(
+            NORMAL(),
+            coreset=FUNCTIONS,
+            loss=RadialELBO(2, kl_weight=0.3, strict_kl=True),
+            first_task=first_task,
+            guide=guide,
+        )
+        one, two = fits  # And no training before predictions.
+        assert one["rows"] == two["rows"] == ROWS - 6
+        assert one["loss"] is first_task["loss"]
+        loss = two["loss"]
+        assert isinstance(loss, FunctionChainELBO)
+        assert (loss.kl_weight, loss.weight_space_kl, loss.num_particles, loss.max_points) == (10.0, 0.3, 2, 4)
+        assert loss.strict_kl
+        assert "heads.0.weight" in two["sites"]
+        assert "heads.1.weight" not in one["sites"]
+        (kept,) = loss.kept
+        assert kept.head == 0
+        assert kept.x.shape == (6, 4)
+        assert kept.mean.shape == kept.variance.shape == (6, 2)
+
+    def test_the_earlier_functions_are_computed_once_a_task(self, monkeypatch):
+        calls = []
+        of = PosteriorProcess.marginals
+        monkeypatch.setattr(PosteriorProcess, "marginals", lambda p, x: calls.append(len(x)) or of(p, x))
+        tasks = permuted(clusters(ROWS, 0), clusters(16, 1), 3)
+        learn(NORMAL(multi_head=False), tasks, coreset=FUNCTIONS)
+        assert calls == [6, 12]
+
+    def test_no_labels_are_kept(self, monkeypatch):
+        kept = []
+        of = stream_run.KeptRows.rest
+        monkeypatch.setattr(stream_run.KeptRows, "rest", lambda rows, number: kept.append(rows) or of(rows, number))
+        learn(NORMAL(), coreset=FUNCTIONS)
+        assert [rows.y for rows in kept[0]._kept.values()] == [None, None]
+
+    @pytest.mark.parametrize("noise", ["weights", "local"])
+    @pytest.mark.parametrize("guide", [AutoMeanField, AutoRadial])
+    def test_functions_stay_where_they_are_held(self, guide, noise):
+        moved = []
+        for weight in (1e-6, 1e3):
+            net = MultiHead(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), [nn.Linear(8, 2) for _ in range(2)])
+            pyro.set_rng_seed(0)
+            model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(), noise=noise)
+            one = PriorChain(model, "normal")
+            x = stream()[0].train[0]
+            before = []
+
+            def remember(record, one=one, x=x, before=before):
+                if one.prior and not before:
+                    before.append(KeptFunctions.of(one, x, 0))
+
+            options = {"loss": RadialELBO(kl_weight=0.0), "epochs": 60, "optim": partial(torch.optim.Adam, lr=0.01)}
+            kept = Coreset(ROWS // 2, use="functions", weight=weight)
+            learn(one, coreset=kept, callback=remember, guide=partial(made, guide), **options)
+            after = KeptFunctions.of(one, x, 0)
+            moved.append(float((after.mean - before[0].mean).square().mean()))
+        assert moved[1] < 0.05 * moved[0]
+
+    @pytest.mark.parametrize(
+        "where",
+        [
+            (stream_run, "fit", 1, "after"),
+            (TrainingRun, "step", 5, "before"),
+            (TrainingRun, "step", 7, "before"),
+            (PriorChain, "advance", 2, "after"),
+            (stream_run, "save_checkpoint", 2, "after"),
+        ],
+        ids=lambda where: "-".join(map(str, where[1:])),
+    )
+    def test_a_killed_run_ends_as_an_undisturbed_one(self, where, monkeypatch, tmp_path):
+        options = {"coreset": FUNCTIONS, "first_task": {"loss": RadialELBO(kl_weight=0.1)}, "checkpoint_every": 1}
+        expected = learn(NORMAL(), **options)
+        killed(monkeypatch, NORMAL(), *where, checkpoint=tmp_path, **options)
+        assert_same(learn(NORMAL(), checkpoint=tmp_path, **options), expected)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"coreset": Coreset(6, use="functions", max_points=4, weight=5.0)}, "coreset"),
+            ({"coreset": Coreset(6)}, "coreset"),
+            ({"first_task": {"loss": RadialELBO(kl_weight=0.2)}}, "first_task"),
+        ],
+    )
+    def test_a_run_of_other_settings_does_not_resume(self, change, message, tmp_path):
+        options = {"coreset": FUNCTIONS, "checkpoint": tmp_path}
+        learn(NORMAL(), **options)
+        with pytest.raises(ValueError, match=message):
+            learn(NORMAL(), **{**options, **change})
+
+
+def made(guide, one):
+    return one.guide(guide, init_stddev=0.1)
+
+
+def test_what_cannot_be_held_is_refused_and_the_chain_is_as_it_was():
+    changing = RadialELBO(kl_weight=lambda step: 0.5)
+    box = UniformBox([-1.0] * 4, [1.0] * 4, 3)
+    functional = FunctionalELBO(GaussianProcess(lambda a, b: torch.exp(-torch.cdist(a, b))), box)
+    for options, message in (
+        ({"loss": changing}, "loss must be a RadialELBO of one kl_weight.*that changes"),
+        ({"loss": functional}, "loss must be a RadialELBO .*got FunctionalELBO"),
+        ({"compile": True}, "compile must be False .* 2 heads"),
+        ({"first_task": {"seed": 1}}, r"first_task must leave .* got \['seed'\]"),
+    ):
+        one = NORMAL()
+        before = {name: value.clone() for name, value in one.state_dict().items() if isinstance(value, torch.Tensor)}
+        with pytest.raises(ValueError, match=message):
+            learn(one, coreset=FUNCTIONS, **options)
+        assert one.prior == {}
+        assert_same_state({n: v for n, v in one.state_dict().items() if n in before}, before)
+
+
+def test_inputs_of_another_width_are_refused_by_the_task_s_name():
+    wide = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    data = [(torch.randn(10, width), torch.randint(2, (10,))) for width in (3, 2)]
+    tasks = TaskStream.of([Task("one", data[0], data[0]), Task("two", data[1], data[1])], num_outputs=2)
+    one = PriorChain(SupervisedModel(BayesianModule(wide), likelihoods.Categorical()), "normal")
+    with pytest.raises(ValueError, match=r"inputs of task 'two' must have the shape .*head 0, \[3\], got \[2\]"):
+        learn(one, tasks, coreset=Coreset(3, use="functions"))
+    assert one.prior == {}
+
+
+def test_a_posterior_without_variances_is_refused_by_the_site():
+    one = NORMAL(multi_head=False)
+    excluded = one.advance
+    one.advance = lambda guide: excluded(guide, exclude="bias")
+    with pytest.raises(ValueError, match=r"coreset must have functions to keep before task .*site '.*bias'"):
+        learn(one, stream(multi_head=False), coreset=FUNCTIONS, guide=lambda c: c.guide(AutoMeanField))
+    assert one.prior == {}
+
+
+class Wordless(SupervisedModel):
+    """A model that does not say what its function is."""
+
+    def forward(self, x, y=None):
+        """As ever, in silence."""
+        with pyro.poutine.block(hide=["f"]):
+            return super().forward(x, y)
+
+
+def test_a_model_without_a_function_is_refused_by_its_site():
+    normal = NORMAL(multi_head=False).model
+    one = PriorChain(Wordless(normal.bnn, normal.likelihood), "normal")
+    with pytest.raises(ValueError, match="must be a site of the model, got 'f'"):
+        learn(one, stream(multi_head=False), coreset=FUNCTIONS)
+    assert one.prior == {}
+
+
+class TestCoreset:
+    """What it is made with."""
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"use": "rows"}, "use must be one of"),
+            ({"use": "functions", "weight": 0.0}, "weight must be a positive"),
+            ({"use": "functions", "max_points": 0}, "max_points must be a positive"),
+            ({"use": "functions", "fit_options": {"epochs": 1}}, r"fit_options must be left out .*\['epochs'\]"),
+            ({"weight": 3.0}, "weight must be left out with use='labels', got 3.0"),
+            ({"max_points": 3}, "max_points must be left out with use='labels', got 3"),
+        ],
+    )
+    def test_bad_arguments_are_named(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            Coreset(6, **options)
