@@ -157,7 +157,7 @@ def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
     for part, tensor in named:
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             raise ValueError(f"{part} must be a tensor of rows or a tuple of such, got {type(tensor).__name__}")
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() and not _is_finite(tensor):
             what, broken = ("NaN", tensor.isnan()) if bool(tensor.isnan().any()) else ("infinity", tensor.isinf())
             rows = broken.flatten(1).any(1) if tensor.dim() > 1 else broken
             first = int(rows.int().argmax())
@@ -168,6 +168,11 @@ def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
             )
     if len(numbers := {len(tensor) for _, tensor in named}) != 1:
         raise ValueError(f"{name} must hold tensors of one number of rows, got {sorted(numbers)}")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # A sum is many times faster to look at than all elements; it may pass the largest number where none of them does.
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def num_rows(x: Inputs) -> int:

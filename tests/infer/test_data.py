@@ -254,3 +254,11 @@ def test_the_device_is_that_of_the_first_module_that_holds_a_tensor():
 def test_a_network_whose_parameters_are_all_random_is_where_it_was_moved():
     model = SupervisedModel(BayesianModule(nn.Linear(3, 2)), likelihoods.Categorical(num_data=5)).cuda()
     assert device_of(AutoRadial(model), model).type == "cuda"
+
+
+def test_finite_rows_may_sum_to_more_than_the_largest_number():
+    largest = torch.full((3, 2), torch.finfo(torch.float32).max)
+    check_inputs(largest, "x")
+    largest[1, 0] = torch.inf
+    with pytest.raises(ValueError, match="x must not hold infinity, got infinity in 1 of 3 rows, first in row 1"):
+        check_inputs(largest, "x")
