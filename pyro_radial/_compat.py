@@ -225,12 +225,15 @@ def compile_graph(
 
 
 def pyro_settings(optim: PyroOptim, name: str) -> tuple[dict[str, Any], dict[str, float]]:
-    """What an optimizer of Pyro's has for a parameter of this name in its store: settings, and how to clip."""
+    """What an optimizer of Pyro's has for a parameter of this name in its store: settings, and how to clip.
+
+    Where a function of the name makes the settings, what it returns is not checked.
+    """
     parts = module_from_param_with_module_name(name), user_param_name(name)
     settings, clips = optim.pt_optim_args, optim.pt_clip_args
     if callable(settings):
         settings = settings(normalize_param_name(name)) if optim.pt_optim_args_argc == 1 else settings(*parts)
-    return dict(settings), dict(clips(*parts) if callable(clips) else clips)
+    return settings, dict(clips(*parts) if callable(clips) else clips)
 
 
 def optimizer_state_waiting(optim: PyroOptim) -> dict[str, Any]:

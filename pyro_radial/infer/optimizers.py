@@ -4,9 +4,10 @@
 """One torch optimizer for all parameters, from Pyro's optimizers, which have one for each, or from torch's."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import pyro
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 
 from pyro_radial._compat import optimizer_state_waiting, pyro_settings
 
-__all__ = ["JointOptimizer", "check_steps_alone", "fused_optimizer"]
+__all__ = ["JointOptimizer", "check_steps_alone", "fused_optimizer", "joint_optimizer", "stored_names"]
 
 # The devices on which torch has fused steps.
 FUSED_ON = ("cpu", "cuda")
@@ -94,33 +95,20 @@ class JointOptimizer:
         self.optimizer = optimizer
 
     def _adopt_by_settings(self, optim: PyroOptim, parameters: Mapping[str, Tensor]) -> None:
-        groups: list[tuple[dict[str, Any], list[Tensor]]] = []
-        for name, parameter in parameters.items():
-            settings, self._clips[parameter] = pyro_settings(optim, name)
-            same = next((members for other, members in groups if other == settings), None)
-            if same is None:
-                groups.append((settings, [parameter]))
-            else:
-                same.append(parameter)
-        constructor: Any = optim.pt_optim_constructor
-        for settings, members in groups:
-            if self.optimizer is None:
-                self._take(fused_optimizer(constructor, settings, members))
-                if isinstance(optim, PyroLRScheduler):
-                    self._scheduler = optim.pt_scheduler_constructor(self.optimizer, **optim.kwargs)
-            else:
-                self._add_group(members, settings)
+        self._clips |= {parameter: _settings(optim, name, self._who)[1] for name, parameter in parameters.items()}
+        new = joint_optimizer(optim, parameters, self._who)
+        if self.optimizer is None:
+            self._take(new)
+            if isinstance(optim, PyroLRScheduler):
+                self._scheduler = optim.pt_scheduler_constructor(new, **optim.kwargs)
+        else:
+            if self._scheduler is not None:
+                for group in new.param_groups:
+                    # A scheduler counts for all groups alike.
+                    group["initial_lr"] = group["lr"]
+                    self._scheduler.base_lrs.append(group["lr"])
+            _join(self.optimizer, new)
         self._register(optim, parameters)
-
-    def _add_group(self, members: list[Tensor], settings: Mapping[str, Any]) -> None:
-        assert self.optimizer is not None
-        group = {**settings, "params": members}
-        if self._scheduler is not None:
-            first = self.optimizer.param_groups[0]
-            # A scheduler counts for all groups alike.
-            group |= {"initial_lr": group.get("lr", first["initial_lr"])}
-            self._scheduler.base_lrs.append(group["initial_lr"])
-        self.optimizer.add_param_group(group)
 
     def _register(self, optim: PyroOptim, parameters: Mapping[str, Tensor]) -> None:
         """Let Pyro's optimizer find what it would have for each parameter, and take over states that it has loaded."""
@@ -195,15 +183,73 @@ class _ScheduledShare:
             self.scheduler.step(*args, **kwargs)
 
 
+def joint_optimizer(optim: PyroOptim, parameters: Mapping[str, Tensor], who: str) -> Optimizer:
+    """One torch optimizer, with a group for each of the settings that a Pyro optimizer has for these parameters.
+
+    :param optim: a Pyro optimizer, or a scheduler, of which the optimizer alone is made.
+    :param parameters: by their names in Pyro's store.
+    :param str who: what errors call the caller.
+    :raises ValueError: naming the parameter, where a function of the name returns no dict; for an optimizer that cannot
+        step on gradients alone.
+    """
+    groups: list[tuple[dict[str, Any], list[Tensor]]] = []
+    for name, parameter in parameters.items():
+        settings = _settings(optim, name, who)[0]
+        same = next((members for other, members in groups if other == settings), None)
+        if same is None:
+            groups.append((settings, [parameter]))
+        else:
+            same.append(parameter)
+    constructor: Any = optim.pt_optim_constructor
+    fused = _fused(constructor, {key for settings, _ in groups for key in settings}, parameters.values())
+    # Each from the constructor, for what it checks, and for its own defaults where others have settings.
+    first, *others = (constructor(members, **settings, **fused) for settings, members in groups or [({}, [])])
+    check_steps_alone(first, who)
+    for other in others:
+        _join(first, other)
+    return first
+
+
+def stored_names(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters by their names in Pyro's store; those that it does not have keep the name that they come with."""
+    store = pyro.get_param_store()
+    named: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        stored = store.param_name(parameter)
+        named[name.removesuffix("_unconstrained") if stored is None or stored in named else stored] = parameter
+    return named
+
+
 def fused_optimizer(
     constructor: Callable[..., Optimizer], settings: Mapping[str, Any], parameters: list[Tensor]
 ) -> Optimizer:
     """An optimizer with torch's fused step, where it has one for these parameters and nothing else is asked for."""
+    return constructor(parameters, **settings, **_fused(constructor, settings, parameters))
+
+
+def _fused(
+    constructor: Callable[..., Optimizer], settings: Iterable[str], parameters: Iterable[Tensor]
+) -> dict[str, bool]:
     arguments = inspect.signature(constructor).parameters
     able = all(p.is_floating_point() and p.device.type in FUSED_ON for p in parameters)
-    if "fused" in arguments and not CHOICES & settings.keys() and able:
-        settings = {**settings, "fused": True}
-    return constructor(parameters, **settings)
+    return {"fused": True} if "fused" in arguments and not CHOICES & {*settings} and able else {}
+
+
+def _settings(optim: PyroOptim, name: str, who: str) -> tuple[dict[str, Any], dict[str, float]]:
+    settings, clips = pyro_settings(optim, name)
+    if not isinstance(settings, dict):
+        raise ValueError(
+            f"{who}: optim must have a dict of settings for each parameter, got {settings!r} from its function for "
+            f"'{name}'"
+        )
+    return settings, clips
+
+
+def _join(optimizer: Optimizer, other: Optimizer) -> None:
+    """Take over the parameters of another optimizer, with the state that some make at once."""
+    for group in other.param_groups:
+        optimizer.add_param_group(group)
+    optimizer.state.update(other.state)
 
 
 def check_steps_alone(optimizer: Optimizer, who: str) -> None:

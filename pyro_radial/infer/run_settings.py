@@ -3,9 +3,10 @@
 
 """What a training run is of, in plain values: a resume of it and its other processes must agree with them."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pyro_radial.infer.autoguide import AutoPerSite
@@ -20,9 +21,12 @@ __all__ = ["check_alike", "details", "settings_of"]
 Settings = dict[str, Any]
 
 
-def settings_of(model: Any, guide: nn.Module, loss: RadialELBO, optimizer: Optimizer, **given: Any) -> Settings:
+def settings_of(
+    model: Any, guide: nn.Module, loss: RadialELBO, optimizer: Optimizer, parameters: Mapping[str, Tensor], **given: Any
+) -> Settings:
     """The settings by their names, as far as they are known at a glance.
 
+    :param parameters: all that the optimizer may train, by name.
     :param given: of the call, as they are.
     """
     # The learning rate may change between resumes.
@@ -34,8 +38,23 @@ def settings_of(model: Any, guide: nn.Module, loss: RadialELBO, optimizer: Optim
         "kl_weight": described(getattr(loss, "kl_weight", None))[""],
         "num_particles": loss.num_particles,
         "optimizer": f"{type(optimizer).__name__}({defaults})",
+        "optimizer groups": described(_groups(optimizer, parameters, dict(loss(model, guide).named_parameters()))),
         **given,
     }
+
+
+def _groups(optimizer: Optimizer, parameters: Mapping[str, Tensor], of_modules: Mapping[str, Tensor]) -> list[Settings]:
+    """Of each group of parameters which they are, and their settings."""
+    # Others by position, since names in Pyro's store count the instances made in a process.
+    names = {id(p): name if name in of_modules else str(number) for number, (name, p) in enumerate(parameters.items())}
+    settings = optimizer.defaults.keys() - {"lr"}
+    return [
+        {
+            "parameters": ", ".join(names[id(parameter)] for parameter in group["params"]),
+            **{name: value for name, value in group.items() if name in settings},
+        }
+        for group in optimizer.param_groups
+    ]
 
 
 def details(model: Any, guide: nn.Module, loss: RadialELBO, scheduler: Any) -> Settings:
@@ -46,7 +65,8 @@ def details(model: Any, guide: nn.Module, loss: RadialELBO, scheduler: Any) -> S
     return {
         "model": described(model),
         "loss settings": described(loss),
-        "scheduler": described(scheduler),
+        # The learning rates may change between resumes.
+        "scheduler": {name: part for name, part in described(scheduler).items() if not name.startswith("base_lrs")},
         "families": families,
     }
 

@@ -187,7 +187,10 @@ def test_pyros_optimizer_refuses_to_serve_another_svi_at_the_same_time():
         SVI(model, guide, optim, TraceMeanField_ELBO()).step(X, Y)
 
 
-def test_a_parameter_that_appears_later_is_trained():
+@pytest.mark.parametrize("optim", [pyro.optim.Adam({"lr": 0.01}), pyro.optim.AdagradRMSProp({"eta": 0.01})])
+def test_a_parameter_that_appears_later_is_trained(optim):
+    """The second optimizer makes a state for each parameter at once."""
+
     def model(x, deep):
         if deep:
             pyro.param("extra", torch.zeros(()))
@@ -196,7 +199,7 @@ def test_a_parameter_that_appears_later_is_trained():
             pyro.sample("y", dist.Normal(w, 1.0), obs=x)
 
     guide = AutoMeanField(lambda x, deep: model(x, False))
-    svi = recorded(model, guide, pyro.optim.Adam({"lr": 0.01}), TraceMeanField_ELBO())
+    svi = recorded(model, guide, optim, TraceMeanField_ELBO())
     x = torch.randn(5) + 3.0
     svi.step(x, False)
     for _ in range(3):

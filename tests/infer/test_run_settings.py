@@ -16,7 +16,8 @@ from tests.helpers.runs import data, problem
 def settings(lr=0.1, betas=(0.9, 0.999), **given):
     model, guide = problem()
     guide.setup(*data())
-    return settings_of(model, guide, RadialELBO(), Adam(guide.parameters(), lr=lr, betas=betas), **given)
+    parameters = dict(RadialELBO()(model, guide).named_parameters())
+    return settings_of(model, guide, RadialELBO(), Adam(parameters.values(), lr=lr, betas=betas), parameters, **given)
 
 
 def test_another_learning_rate_is_no_other_setting():
