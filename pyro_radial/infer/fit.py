@@ -3,7 +3,7 @@
 
 """A training loop with progress, validation, early stopping, and a resume that loses nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from pyro_radial._checks import non_negative_integer, positive_count, positive_float
 from pyro_radial.infer.data import Rows, device_of, dtype_of
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.optimizers import fused_optimizer
+from pyro_radial.infer.optimizers import fused_optimizer, joint_optimizer
 from pyro_radial.infer.processes import joined
 from pyro_radial.infer.sole_writer import sole_writer
 from pyro_radial.infer.training_run import Record, TrainingRun
@@ -64,6 +64,7 @@ def fit(
     num_data: int | None = None,
     optim: Optim = DEFAULT_OPTIM,
     scheduler: Scheduler | None = None,
+    scheduler_interval: str = "epoch",
     loss: RadialELBO | None = None,
     validation: Any = None,
     patience: int | None = None,
@@ -78,11 +79,22 @@ def fit(
     callback: Callable[[Record], Any] | None = None,
     progress: bool = True,
 ) -> FitResult:
-    """Train a guide, and what the model has of its own to train, on mini-batches.
+    r"""Train a guide, and what the model has of its own to train, on mini-batches.
 
     Each epoch passes over the data once in a random order. With ``checkpoint`` the run can be killed at any moment:
     the same call resumes it and ends, bit for bit on one machine, where an undisturbed run does. More ``epochs`` and
-    another ``patience`` may be given then, and another learning rate of the optimizer, of which a warning says so.
+    another ``patience`` may be given then, and another learning rate of the optimizer, or of each group of parameters
+    that it has, of which a warning says so.
+
+    Scales can have a rate of their own: ``optim=pyro.optim.Adam(lambda name: {"lr": 1e-2 if "scales" in name else
+    3e-3})``. It is the rate of :math:`\rho`, of which softplus makes the scale, :math:`\sigma = \log(1 + e^\rho)`; with
+    :math:`d\sigma / d\rho = 1 - e^{-\sigma}`, a step r in it changes the scale by
+
+    .. math:: \Delta \log \sigma \approx r \, \frac{1 - e^{-\sigma}}{\sigma},
+
+    which is r where :math:`\sigma \ll 1`, 0.63 r at 1 and 0.32 r at 3: larger scales move less, as a radial guide has,
+    :math:`\sqrt D` times the marginal standard deviation. A rate of 1e-2 for :math:`\log \sigma` is therefore one of
+    :math:`10^{-2} \, \sigma / (1 - e^{-\sigma})` here.
 
     Started by ``torchrun``, or where ``torch.distributed`` is initialized, all processes train the one guide together:
     each calls ``fit`` with the same arguments, whose batches its rows are a part of, and gradients are averaged over
@@ -110,11 +122,17 @@ def fit(
         ``data``, which a likelihood made without ``num_data`` then takes. Give it where the rows are only a part of
         the data, such as a subset that stands for the whole.
     :param optim: a function from parameters to a torch optimizer, or a Pyro optimizer such as
-        ``pyro.optim.Adam({"lr": 1e-3})``. The default is Adam at 1e-3.
+        ``pyro.optim.Adam({"lr": 1e-3})``, whose settings may be a function of a parameter's name, as under ``SVI``: the
+        name in Pyro's store, such as "AutoRadial.scales.0.weight", or, of what is not there, in the guide or model.
+        Each of its settings is a group of one torch optimizer. The default is Adam at 1e-3.
     :param scheduler: of the learning rate: a function from the optimizer to a torch scheduler, such as
         ``partial(torch.optim.lr_scheduler.StepLR, step_size=10)``, or one of Pyro's, which brings its own optimizer in
         the place of ``optim``. It takes a step after each epoch, ``ReduceLROnPlateau`` on the validation or, without
-        one, on the loss, and is part of a checkpoint.
+        one, on the loss, changes the rates of all groups, and is part of a checkpoint.
+    :param str scheduler_interval: "epoch", or "step" for a step of the scheduler after each of the optimizer. A rate
+        that falls to zero over a run is ``partial(CosineAnnealingLR, T_max=epochs * steps)``, with ``steps`` in an
+        epoch, ceil(rows / ``batch_size``); with several processes ``batch_size`` counts once for each. Not for
+        ``ReduceLROnPlateau``.
     :param loss: a :class:`~pyro_radial.infer.elbo.RadialELBO` or another loss with its ``terms`` and ``step``; a
         schedule of its ``kl_weight`` gets the number of optimizer steps taken so far, and where it has a
         ``function_site``, as :class:`~pyro_radial.FunctionalELBO` has, validation predicts at that site.
@@ -184,6 +202,10 @@ def fit(
                 raise ValueError("fit: compile must be False with autocast=torch.float16, got True; use torch.bfloat16")
             if not isinstance(guide, nn.Module):
                 raise ValueError(f"fit: guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
+            if scheduler_interval not in ("epoch", "step"):
+                raise ValueError(f"fit: scheduler_interval must be 'epoch' or 'step', got {scheduler_interval!r}")
+            if scheduler_interval == "step" and scheduler is None:
+                raise ValueError("fit: scheduler_interval must be left out without a scheduler, got 'step'")
             if patience is not None and validation is None:
                 raise ValueError(
                     f"fit: validation must be given with patience, got patience={patience} and no validation"
@@ -226,6 +248,7 @@ def fit(
                 pretrain_epochs=pretrain_epochs,
                 make_optimizer=make_optimizer,
                 make_scheduler=make_scheduler,
+                scheduler_interval=scheduler_interval,
                 seed=seed,
                 validation=validation_rows,
                 patience=patience,
@@ -274,8 +297,8 @@ def _ends(callback: Callable[[Record], Any] | None, record: Record) -> bool:
 
 def _constructors(
     optim: Any, scheduler: Any
-) -> tuple[Callable[[list[Tensor]], Optimizer], Callable[[Optimizer], Any] | None]:
-    """From parameters to their optimizer, and from that to its scheduler."""
+) -> tuple[Callable[[Mapping[str, Tensor]], Optimizer], Callable[[Optimizer], Any] | None]:
+    """From named parameters to their optimizer, and from that to its scheduler."""
     if not isinstance(scheduler, PyroLRScheduler):
         if scheduler is not None and (isinstance(scheduler, LRScheduler) or not callable(scheduler)):
             raise ValueError(
@@ -288,28 +311,26 @@ def _constructors(
         raise ValueError(
             f"fit: optim must be left out with a Pyro scheduler, which has its own, got {type(optim).__name__}"
         )
-    if not isinstance(scheduler.pt_optim_args, dict) or scheduler.pt_clip_args:
-        raise ValueError("fit: scheduler must have one setting for all parameters and no clipping, got others")
-    constructor: Any = scheduler.pt_optim_constructor
-    return partial(fused_optimizer, constructor, scheduler.pt_optim_args), partial(
+    if scheduler.pt_clip_args:
+        raise ValueError("fit: scheduler must clip no parameter by itself, got clip_args; pass clip_norm to fit")
+    return partial(joint_optimizer, scheduler, who="fit"), partial(
         scheduler.pt_scheduler_constructor, **scheduler.kwargs
     )
 
 
-def _constructor(optim: Any) -> Callable[[list[Tensor]], Optimizer]:
-    """From parameters to one torch optimizer of them all."""
+def _constructor(optim: Any) -> Callable[[Mapping[str, Tensor]], Optimizer]:
+    """From named parameters to one torch optimizer of them all."""
     if not isinstance(optim, PyroOptim):
         if isinstance(optim, Optimizer) or not callable(optim):
             raise ValueError(
                 "fit: optim must be a function from parameters to a torch optimizer, such as partial(torch.optim.Adam, "
                 f"lr=1e-3), or a Pyro optimizer, got {type(optim).__name__}"
             )
-        return optim
-    if not isinstance(optim.pt_optim_args, dict) or optim.pt_clip_args or isinstance(optim, PyroLRScheduler):
+        return lambda parameters: optim(list(parameters.values()))
+    if optim.pt_clip_args or isinstance(optim, PyroLRScheduler):
         raise ValueError(
-            "fit: optim must have one setting for all parameters, no clipping and no learning rate schedule, got "
-            f"{type(optim).__name__}; pass a function from parameters to a torch optimizer instead, clip_norm and a "
-            "scheduler to fit"
+            "fit: optim must clip no parameter by itself and have no learning rate schedule, got "
+            f"{type(optim).__name__}{' with clip_args' if optim.pt_clip_args else ''}; pass clip_norm and a scheduler "
+            "to fit"
         )
-    constructor: Any = optim.pt_optim_constructor
-    return partial(fused_optimizer, constructor, optim.pt_optim_args)
+    return partial(joint_optimizer, optim, who="fit")

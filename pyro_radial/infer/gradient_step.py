@@ -34,13 +34,9 @@ class GradientStep:
     ) -> None:
         check_steps_alone(optimizer, "fit")
         self.optimizer, self.clip_norm = optimizer, clip_norm
+        #: The setting of each group of parameters, whatever becomes of it; None where the optimizer has none.
+        self.learning_rates = [_initial_rate(group) for group in optimizer.param_groups]
         self.scaler = torch.amp.GradScaler(device.type, enabled=autocast is torch.float16)
-
-    @property
-    def learning_rate(self) -> float | None:
-        """The optimizer's setting, whatever has become of it since."""
-        rate = self.optimizer.defaults.get("lr")
-        return None if rate is None else float(rate)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss."""
@@ -63,20 +59,45 @@ class GradientStep:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold besides the optimizer's own state."""
-        return {"learning_rate": self.learning_rate, "scaler": self.scaler.state_dict()}
+        return {"learning_rates": self.learning_rates, "scaler": self.scaler.state_dict()}
 
-    def load(self, path: Path, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, whose optimizer state is loaded already, at this run's learning rate."""
+    def load(self, path: Path, state: dict[str, Any], scheduler: Any = None) -> None:
+        """Go on from a checkpoint at this run's learning rates.
+
+        :param scheduler: of the rates; its state and the optimizer's are loaded already.
+        """
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
-        old, new = state["learning_rate"], self.learning_rate
-        if old == new or old is None or new is None:
+        before, now = state["learning_rates"], self.learning_rates
+        if before == now:
             return
-        warnings.warn(f"fit: checkpoint {path} was made with lr={old:g}, the run goes on with lr={new:g}", stacklevel=4)
-        for group in self.optimizer.param_groups:
+        warnings.warn(
+            f"fit: checkpoint {path} was made with lr={_shown(before)}, the run goes on with lr={_shown(now)}",
+            stacklevel=4,
+        )
+        for group, old, new in zip(self.optimizer.param_groups, before, now, strict=True):
             # A rate that has decayed has decayed as far from the new one.
             for name in {"lr", "initial_lr"} & group.keys():
                 group[name] = group[name] * (new / old) if old else new
+        _start_from(scheduler, [group.get("initial_lr") for group in self.optimizer.param_groups])
+
+
+def _initial_rate(group: dict[str, Any]) -> float | None:
+    """What a schedule starts from, where there is one."""
+    rate = group.get("initial_lr", group.get("lr"))
+    return None if rate is None else float(rate)
+
+
+def _shown(rates: list[float | None]) -> str:
+    return " and ".join(f"{rate:g}" for rate in rates if rate is not None)
+
+
+def _start_from(scheduler: Any, rates: list[Any]) -> None:
+    """Give a scheduler, and those that it is made of, the rates that it multiplies."""
+    if hasattr(scheduler, "base_lrs"):
+        scheduler.base_lrs = list(rates)
+    for part in getattr(scheduler, "_schedulers", ()):
+        _start_from(part, rates)
 
 
 def autocasting(model: Callable[..., Any], dtype: torch.dtype, device: torch.device) -> Callable[..., Any]:

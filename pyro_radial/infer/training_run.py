@@ -4,7 +4,7 @@
 """One training run, step by step, with everything that a checkpoint of it must hold."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from pyro_radial.infer.gradient_step import GradientStep
 from pyro_radial.infer.loss_gradients import LossGradients
 from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.not_finite import check_parameters, check_start, not_finite_error, unwarned
+from pyro_radial.infer.optimizers import stored_names
 from pyro_radial.infer.processes import Processes
 from pyro_radial.infer.random_state import noise_of, rng_state, seeded, set_rng_state
 from pyro_radial.infer.run_settings import check_alike, details, settings_of
@@ -56,7 +57,7 @@ SAVED = (
     "shuffle_seed",
     "optimizer",
     "processes",
-    "learning_rate",
+    "learning_rates",
     "scaler",
     "guide",
     "model",
@@ -74,8 +75,9 @@ class TrainingRun:
 
     :param Processes processes: this process among those that train together.
     :param int shuffle_seed: of the orders of the rows, the same in all processes.
-    :param make_optimizer: a function from parameters to a torch optimizer.
-    :param make_scheduler: a function from that to a scheduler of its learning rate, or None.
+    :param make_optimizer: a function from parameters, by their names in Pyro's store, to a torch optimizer.
+    :param make_scheduler: a function from that to a scheduler of its learning rates, or None.
+    :param str scheduler_interval: whether that takes a step after each "step" or "epoch".
     """
 
     def __init__(
@@ -90,8 +92,9 @@ class TrainingRun:
         batch_size: int,
         accumulate: int,
         pretrain_epochs: int,
-        make_optimizer: Callable[[list[Tensor]], Optimizer],
+        make_optimizer: Callable[[Mapping[str, Tensor]], Optimizer],
         make_scheduler: Callable[[Optimizer], Any] | None,
+        scheduler_interval: str,
         seed: int | None,
         validation: Rows | None,
         patience: int | None,
@@ -112,14 +115,11 @@ class TrainingRun:
             self.trained = Trained(model, guide, first_rows, autocast)
             self.trained.set_up(loss, first_rows)
         self.parameters = self.trained.parameters(loss)
-        self.optimizer = make_optimizer([p for p in self.parameters.values() if p.requires_grad])
-        self.gradient_step = GradientStep(self.optimizer, clip_norm, autocast, self.device)
+        self.optimizer = make_optimizer(stored_names({n: p for n, p in self.parameters.items() if p.requires_grad}))
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
-        if not (self.scheduler is None or has_state(self.scheduler)):
-            raise ValueError(
-                "fit: scheduler must be a function from an optimizer to a scheduler with step, state_dict and "
-                f"load_state_dict, got one that returns {type(self.scheduler).__name__}"
-            )
+        self.scheduler_interval = scheduler_interval
+        self._check_scheduler()
+        self.gradient_step = GradientStep(self.optimizer, clip_norm, autocast, self.device)
         self.pretraining_loss = RadialELBO(kl_weight=0.0)
         usual_rows = -(-min(batch_size, len(rows)) // accumulate)
         self.gradients = LossGradients(self.trained, loss, self.gradient_step, usual_rows if compile else None)
@@ -129,6 +129,7 @@ class TrainingRun:
             guide,
             loss,
             self.optimizer,
+            scheduler_interval=scheduler_interval,
             num_data=num_data,
             rows=len(rows),
             processes=processes.size,
@@ -181,6 +182,7 @@ class TrainingRun:
             self.latest = dict(zip(self.sums, numbers, strict=False))
             self.processes.sum_gradients(parameters, numbers[len(self.sums) :])
             self.gradient_step.take()
+            self._schedule("step")
         for name, value in self.latest.items():
             self.sums[name] += value * self.batches.num_rows(self.step_in_epoch) / len(self.batches.rows)
         self.step_in_epoch += 1
@@ -236,7 +238,7 @@ class TrainingRun:
             if math.isfinite(value) and (self.best is None or value < self.history[self.best_epoch]["validation_nll"]):
                 self.best_epoch, self.best = self.epoch, self.trained.copy_of_state()
         self.history.append(record)
-        self._schedule(record)
+        self._schedule("epoch", record)
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         self.sums = dict.fromkeys(self.sums, 0.0)
         return record
@@ -247,13 +249,26 @@ class TrainingRun:
         waited = self.epoch - 1 - (0 if self.best is None else self.best_epoch)
         return self.ended or (self.patience is not None and waited >= self.patience)
 
-    def _schedule(self, record: Record) -> None:
-        """One step of the scheduler of the learning rate, after an epoch."""
-        if self.scheduler is not None:
-            # Where the run was killed after them, these were steps of another object.
-            mark_stepped(self.optimizer)
-            plateau = isinstance(self.scheduler, ReduceLROnPlateau)
-            self.scheduler.step(*([record.get("validation_nll", record["loss"])] if plateau else []))
+    def _check_scheduler(self) -> None:
+        if not (self.scheduler is None or has_state(self.scheduler)):
+            raise ValueError(
+                "fit: scheduler must be a function from an optimizer to a scheduler with step, state_dict and "
+                f"load_state_dict, got one that returns {type(self.scheduler).__name__}"
+            )
+        if self.scheduler_interval == "step" and isinstance(self.scheduler, ReduceLROnPlateau):
+            raise ValueError(
+                "fit: scheduler_interval must be 'epoch' with ReduceLROnPlateau, which needs the loss of an epoch, got "
+                "'step'"
+            )
+
+    def _schedule(self, after: str, record: Record | None = None) -> None:
+        """One step of the scheduler of the learning rates, if it is due after a step or an epoch."""
+        if self.scheduler is None or after != self.scheduler_interval:
+            return
+        # Where the run was killed after them, or a scaled loss overflowed, none were steps of this object.
+        mark_stepped(self.optimizer)
+        plateau = record is not None and isinstance(self.scheduler, ReduceLROnPlateau)
+        self.scheduler.step(*([record.get("validation_nll", record["loss"])] if record and plateau else []))
 
     @property
     def _parts(self) -> dict[str, Any]:
@@ -301,8 +316,8 @@ class TrainingRun:
     def _join(self, call: dict[str, Any]) -> None:
         """Find that all processes do the same, and start from the first one's parameters, each with its own noise."""
         state = {role: kinds(entries) for role, entries in self.trained.state().items()}
-        rate = self.gradient_step.learning_rate
-        check_alike(self.processes, {**call, "learning rate": rate, **self.settings, **self.data, "state": state})
+        rates = self.gradient_step.learning_rates
+        check_alike(self.processes, {**call, "learning rates": rates, **self.settings, **self.data, "state": state})
         self.take_over()
         if self.processes.rank:
             pyro.set_rng_seed(noise_of(self.batches.seed, self.processes.rank))
@@ -320,7 +335,8 @@ class TrainingRun:
 
     def _identify(self) -> None:
         """Take down what the run is of, before it changes: what a checkpoint of it must agree with."""
-        self.settings |= details(self.trained.model, self.trained.guide, self.loss, self.scheduler)
+        model, guide, loss = self.trained.model, self.trained.guide, self.loss
+        self.settings |= details(model, guide, loss, self.scheduler, self.optimizer, self.parameters)
         rows = {"data": self.batches.rows, "validation data": self.validation}
         self.data = {name: data_fingerprint(r, self.device) for name, r in rows.items() if r is not None}
 
@@ -352,9 +368,9 @@ class TrainingRun:
         for name, known in self.data.items():
             check_data(path, state["data"][name], known, name)
         self.optimizer.load_state_dict(state["optimizer"])
-        self.gradient_step.load(path, state)
         own = state["processes"][self.processes.rank]
         load_states(self._parts, own["parts"])
+        self.gradient_step.load(path, state, self.scheduler)
         self.trained.load(state)
         for name in RESUMED:
             setattr(self, name, state[name])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyro
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import TensorDataset
 
 from pyro_radial import AutoMeanField, RadialELBO
@@ -25,6 +26,7 @@ from tests.helpers.runs import (
     function_problem,
     functional_loss,
     problem,
+    rates,
     regression,
     targets,
     trained,
@@ -89,6 +91,14 @@ KINDS = {
     "no seed": (problem, {"seed": None}),
     "model function": (function_problem, {}),
     "mean field": (partial(problem, guide=AutoMeanField), {"pretrain_epochs": 1, "clip_norm": 3.0}),
+    "rates by name": (
+        problem,
+        {
+            "optim": pyro.optim.Adam(rates),
+            "scheduler": partial(CosineAnnealingLR, T_max=12),
+            "scheduler_interval": "step",
+        },
+    ),
     "dataset": (problem, {"data": TensorDataset(*data())}),
     "autocast": (problem, {"autocast": torch.bfloat16}),
     "float16": (problem, {"autocast": torch.float16, "clip_norm": 5.0}),

@@ -7,6 +7,7 @@ import pyro
 import pytest
 import torch
 from torch.optim import LBFGS, Adam
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pyro_radial import fit
@@ -155,11 +156,23 @@ def infinity_in(rows):
         ({"patience": 2}, "validation must be given with patience, got patience=2"),
         ({"loss": pyro.infer.Trace_ELBO()}, "loss must keep its terms"),
         ({"loss": 3}, "loss must keep its terms"),
-        ({"optim": pyro.optim.Adam(lambda name: {"lr": 1e-3})}, "one setting for all parameters"),
-        ({"optim": pyro.optim.Adam({"lr": 1e-3}, {"clip_norm": 1.0})}, "no clipping"),
+        (
+            {"optim": pyro.optim.Adam(lambda name: None if "scales" in name else {})},
+            r"fit: optim must have a dict of settings .*, got None .*'AutoRadial\w*\.scales\.0\.weight'",
+        ),
+        (
+            {"optim": pyro.optim.Adam({"lr": 1e-3}, {"clip_norm": 1.0})},
+            "clip no parameter by itself.*got PyroOptim with clip_args; pass clip_norm",
+        ),
         (
             {"optim": pyro.optim.ExponentialLR({"optimizer": Adam, "optim_args": {"lr": 1e-3}, "gamma": 0.1})},
-            "no learning rate schedule",
+            "no learning rate schedule.*got PyroLRScheduler",
+        ),
+        ({"scheduler_interval": "batch"}, "scheduler_interval must be 'epoch' or 'step', got 'batch'"),
+        ({"scheduler_interval": "step"}, "scheduler_interval must be left out without a scheduler, got 'step'"),
+        (
+            {"scheduler": ReduceLROnPlateau, "scheduler_interval": "step"},
+            "scheduler_interval must be 'epoch' with ReduceLROnPlateau.*got 'step'",
         ),
         ({"optim": Adam([torch.zeros(1, requires_grad=True)])}, "optim must be a function"),
         ({"optim": 1e-3}, "optim must be a function"),

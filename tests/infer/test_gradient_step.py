@@ -208,7 +208,7 @@ def test_a_rate_that_has_decayed_has_decayed_as_far_from_the_new_one(tmp_path):
     with pytest.warns(UserWarning, match=r"lr=0\.4, the run goes on with lr=0\.1"):
         new.load(tmp_path / "run.pt", state)
     assert new.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
-    assert new.learning_rate == 0.1
+    assert new.learning_rates == [0.1]
 
 
 @pytest.mark.cuda

@@ -47,8 +47,9 @@ def ended(rows=ROWS, net="plain", **settings):
         {"pretrain_epochs": 1},
         {"autocast": torch.bfloat16, "optim": partial(SGD, lr=1e-4)},
         {"validation": data(7)},
+        {"optim": pyro.optim.SGD(lambda name: {"lr": 2e-4 if "scales" in name else 1e-4})},
     ],
-    ids=["plain", "in parts", "weight", "particles", "clipped", "means first", "autocast", "validation"],
+    ids=["plain", "in parts", "weight", "particles", "clipped", "means first", "autocast", "validation", "rates"],
 )
 def test_a_run_on_graphs_is_the_run_without(settings, recorded_only):
     outcomes = []

@@ -313,7 +313,10 @@ def nan_in_a_row():
 OTHERS = {
     "batch size": ({"batch_size": 4}, "batch_size=6 in process 0 and batch_size=4 in process 1"),
     "seed": ({"seed": 6}, "seed=5 in process 0 and seed=6 in process 1"),
-    "rate": ({"optim": partial(Adam, lr=0.1)}, "learning rate=0.001 in process 0 and learning rate=0.1 in process 1"),
+    "rate": (
+        {"optim": partial(Adam, lr=0.1)},
+        "learning rates=[0.001] in process 0 and learning rates=[0.1] in process 1",
+    ),
     "epochs": ({"epochs": 7}, "epochs=3 in process 0 and epochs=7 in process 1"),
     "labels": ({"data": (data()[0], 1 - data()[1])}, "y='torch.int64 rows of shape (), digest"),
     "rows": ({"data": data(19), "num_data": ROWS}, "rows=20 in process 0 and rows=19 in process 1"),

@@ -13,9 +13,10 @@ import numpy as np
 import pyro
 import pytest
 import torch
+from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.optim import SGD, Adam
-from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, MultiStepLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, MultiStepLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import Dataset
 
 from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
@@ -33,6 +34,7 @@ from tests.helpers.runs import (
     functional_loss,
     killed,
     problem,
+    rates,
     regression,
     state_of,
     targets,
@@ -40,6 +42,17 @@ from tests.helpers.runs import (
 )
 
 # ------------------------------------------------------------------------------------------------------- resume
+
+
+def normal_problem():
+    """A guide of Pyro's, whose parameters would else begin where those of an earlier one are in the store."""
+    pyro.clear_param_store()
+    return problem(guide=AutoNormal)
+
+
+def a_rate(name):
+    return {"lr": 0.02 if "scales" in name else 0.01}
+
 
 SCENARIOS = {
     "plain": (problem, {}),
@@ -70,6 +83,24 @@ SCENARIOS = {
     "pyro scheduler": (
         problem,
         {"scheduler": pyro.optim.ExponentialLR({"optimizer": SGD, "optim_args": {"lr": 1e-3}, "gamma": 0.1})},
+    ),
+    "rates by name": (problem, {"optim": pyro.optim.Adam(rates), "pretrain_epochs": 1}),
+    "rates of a guide of Pyro's": (normal_problem, {"optim": pyro.optim.Adagrad(a_rate)}),
+    "rates of a model function": (function_problem, {"optim": pyro.optim.Adam(rates)}),
+    "scheduled by steps": (
+        problem,
+        {
+            "optim": pyro.optim.Adam(rates),
+            "scheduler": partial(CosineAnnealingLR, T_max=3 * STEPS_PER_EPOCH),
+            "scheduler_interval": "step",
+        },
+    ),
+    "pyro scheduler by name": (
+        problem,
+        {
+            "scheduler": pyro.optim.ExponentialLR({"optimizer": Adam, "optim_args": rates, "gamma": 0.9}),
+            "scheduler_interval": "step",
+        },
     ),
 }
 # (method, call, when): inside a step, between steps, between the last step of an epoch and its end, between epochs.
