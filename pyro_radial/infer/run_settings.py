@@ -21,12 +21,9 @@ __all__ = ["check_alike", "details", "settings_of"]
 Settings = dict[str, Any]
 
 
-def settings_of(
-    model: Any, guide: nn.Module, loss: RadialELBO, optimizer: Optimizer, parameters: Mapping[str, Tensor], **given: Any
-) -> Settings:
+def settings_of(model: Any, guide: nn.Module, loss: RadialELBO, optimizer: Optimizer, **given: Any) -> Settings:
     """The settings by their names, as far as they are known at a glance.
 
-    :param parameters: all that the optimizer may train, by name.
     :param given: of the call, as they are.
     """
     # The learning rate may change between resumes.
@@ -38,27 +35,22 @@ def settings_of(
         "kl_weight": described(getattr(loss, "kl_weight", None))[""],
         "num_particles": loss.num_particles,
         "optimizer": f"{type(optimizer).__name__}({defaults})",
-        "optimizer groups": described(_groups(optimizer, parameters, dict(loss(model, guide).named_parameters()))),
         **given,
     }
 
 
-def _groups(optimizer: Optimizer, parameters: Mapping[str, Tensor], of_modules: Mapping[str, Tensor]) -> list[Settings]:
-    """Of each group of parameters which they are, and their settings."""
-    # Others by position, since names in Pyro's store count the instances made in a process.
-    names = {id(p): name if name in of_modules else str(number) for number, (name, p) in enumerate(parameters.items())}
-    settings = optimizer.defaults.keys() - {"lr"}
-    return [
-        {
-            "parameters": ", ".join(names[id(parameter)] for parameter in group["params"]),
-            **{name: value for name, value in group.items() if name in settings},
-        }
-        for group in optimizer.param_groups
-    ]
+def details(
+    model: Any,
+    guide: nn.Module,
+    loss: RadialELBO,
+    scheduler: Any,
+    optimizer: Optimizer,
+    parameters: Mapping[str, Tensor],
+) -> Settings:
+    """The settings of all that takes part, down to layers, kernels and the code of functions.
 
-
-def details(model: Any, guide: nn.Module, loss: RadialELBO, scheduler: Any) -> Settings:
-    """The settings of all that takes part, down to layers, kernels and the code of functions."""
+    :param parameters: all that the optimizer may train, by name.
+    """
     guides = [part for part in submodules(guide) if isinstance(part, AutoPerSite)]
     # A family's settings do not show in its parameters.
     families = {name: described(family) for part in guides for name, family in part.chosen_families().items()}
@@ -68,6 +60,8 @@ def details(model: Any, guide: nn.Module, loss: RadialELBO, scheduler: Any) -> S
         # The learning rates may change between resumes.
         "scheduler": {name: part for name, part in described(scheduler).items() if not name.startswith("base_lrs")},
         "families": families,
+        # After the model, since other layers have other parameters.
+        "optimizer groups": described(_groups(optimizer, parameters, dict(loss(model, guide).named_parameters()))),
     }
 
 
@@ -85,3 +79,17 @@ def check_alike(processes: Processes, own: Settings) -> None:
                 "fit: every process must train the same model on the same data with the same settings, got "
                 f"{name}={one!r} in process 0 and {name}={two!r} in process {rank}"
             )
+
+
+def _groups(optimizer: Optimizer, parameters: Mapping[str, Tensor], of_modules: Mapping[str, Tensor]) -> list[Settings]:
+    """Of each group of parameters which they are, and their settings."""
+    # Others by position, since names in Pyro's store count the instances made in a process.
+    names = {id(p): name if name in of_modules else str(number) for number, (name, p) in enumerate(parameters.items())}
+    settings = optimizer.defaults.keys() - {"lr"}
+    return [
+        {
+            "parameters": ", ".join(names.get(id(parameter), "another") for parameter in group["params"]),
+            **{name: value for name, value in group.items() if name in settings},
+        }
+        for group in optimizer.param_groups
+    ]

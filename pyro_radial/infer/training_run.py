@@ -129,7 +129,6 @@ class TrainingRun:
             guide,
             loss,
             self.optimizer,
-            self.parameters,
             scheduler_interval=scheduler_interval,
             num_data=num_data,
             rows=len(rows),
@@ -336,7 +335,8 @@ class TrainingRun:
 
     def _identify(self) -> None:
         """Take down what the run is of, before it changes: what a checkpoint of it must agree with."""
-        self.settings |= details(self.trained.model, self.trained.guide, self.loss, self.scheduler)
+        model, guide, loss = self.trained.model, self.trained.guide, self.loss
+        self.settings |= details(model, guide, loss, self.scheduler, self.optimizer, self.parameters)
         rows = {"data": self.batches.rows, "validation data": self.validation}
         self.data = {name: data_fingerprint(r, self.device) for name, r in rows.items() if r is not None}
 

@@ -31,12 +31,29 @@ def test_details_reach_the_family_of_each_site_in_a_list_of_guides_too():
     def families(guide):
         model, made = problem(guide=guide)
         made.setup(*data())
-        return details(model, nn.ModuleList([made]), RadialELBO(), None)["families"]
+        parameters = dict(made.named_parameters())
+        optimizer = Adam(parameters.values())
+        return details(model, nn.ModuleList([made]), RadialELBO(), None, optimizer, parameters)["families"]
 
     radial, normal = families(AutoRadial), families(AutoMeanField)
     assert radial.keys() == normal.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
     assert radial["0.weight"][""] == "Radial"
     assert normal["0.weight"][""] == "Normal"
+
+
+def test_groups_are_told_by_their_parameters_and_settings_but_no_rate():
+    def groups(**own):
+        model, guide = problem()
+        guide.setup(*data())
+        parameters = dict(RadialELBO()(model, guide).named_parameters())
+        first, *others = parameters.values()
+        optimizer = Adam([{"params": [first], **own}, {"params": others}])
+        return details(model, guide, RadialELBO(), None, optimizer, parameters)["optimizer groups"]
+
+    assert groups()["0.parameters"] == "guide.locs.0.weight_unconstrained"
+    assert groups() == groups(lr=0.1)
+    changed = groups(weight_decay=0.1)
+    assert {name for name, value in changed.items() if value != groups()[name]} == {"0.weight_decay"}
 
 
 class Others(Processes):
