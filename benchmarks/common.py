@@ -346,6 +346,7 @@ FORMS = {"small": "to see that it runs; saved in a temporary folder", "paper": "
 
 def main(run: Callable[..., None], report: Callable[..., str], draw: Callable[..., None] | None = None) -> None:
     """The command line of an experiment: its options are the parameters of ``run``, and it prints its section."""
+    run = _by_name(run)
     file = Path(inspect.getfile(run))
     parser = parser_of(run)
     options = vars(parser.parse_args())
@@ -361,6 +362,15 @@ def main(run: Callable[..., None], report: Callable[..., str], draw: Callable[..
     if draw is not None:
         draw(results)
     print(f"\n{report(results)}\n\nSaved in {output}")
+
+
+def _by_name(function: Callable[..., None]) -> Callable[..., None]:
+    """The same function of the module by its name: what is in ``__main__`` other processes cannot import."""
+    spec = sys.modules["__main__"].__spec__
+    if function.__module__ != "__main__" or spec is None:
+        return function
+    found: Callable[..., None] = getattr(importlib.import_module(spec.name), function.__name__)
+    return found
 
 
 def parser_of(run: Callable[..., None]) -> argparse.ArgumentParser:

@@ -35,15 +35,22 @@ def test_the_first_example_learns_what_a_constant_cannot(scope):
     assert torch.isfinite(scope["draws"].log_prob(scope["y"])).all()
 
 
-def test_the_third_example_leaves_a_smaller_network_that_is_nearly_as_good(scope):
+def test_the_third_example_remembers_three_tasks(scope):
     exec(EXAMPLES[2], scope)
+    # A third by chance.
+    assert scope["matrix"].average_accuracy > 0.9
+    assert (scope["matrix"].learned > 0.9).all()
+
+
+def test_the_fourth_example_leaves_a_smaller_network_that_is_nearly_as_good(scope):
+    exec(EXAMPLES[3], scope)
     assert scope["small"][0].out_features < 40
     errors = (scope["small"](scope["x"]).argmax(-1) != scope["y"]).double().mean()
     assert errors <= min(record.loss for record in scope["records"]) + 0.02
 
 
-def test_the_fourth_example_comes_near_the_exact_process(scope):
-    exec(EXAMPLES[3], scope)
+def test_the_fifth_example_comes_near_the_exact_process(scope):
+    exec(EXAMPLES[4], scope)
     stddev = scope["covariance"][0].diagonal().sqrt()
     functions = scope["draws"].samples.squeeze(-1)
     # Among the data a few hundredths; beyond them, in standard deviations that are nearly those of the prior.

@@ -8,13 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from filelock import FileLock
 from joblib import register_parallel_backend
 from joblib.parallel import ThreadingBackend
 
+from benchmarks import common
 from benchmarks.common import (
     Job,
     OtherSettingError,
@@ -26,6 +29,7 @@ from benchmarks.common import (
     reaches,
     with_error,
 )
+from benchmarks.continual import permuted_mnist
 
 SETTING = {"rounds": 3, "sizes": (1, 2)}
 
@@ -250,3 +254,16 @@ def test_the_options_of_a_command_are_the_parameters_of_its_run():
             parser_of(cuda.run).parse_args(wrong)
     with pytest.raises(SystemExit):
         parser_of(uci.run).parse_args([])
+
+
+def test_what_a_script_runs_can_be_imported_by_other_processes(monkeypatch):
+    def run(output):
+        """Of the script itself."""
+
+    run.__module__ = "__main__"
+    script = ModuleType("__main__")
+    script.__spec__ = ModuleSpec("benchmarks.continual.permuted_mnist", None)
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    assert common._by_name(run) is permuted_mnist.run
+    script.__spec__ = None  # A script by its path.
+    assert common._by_name(run) is run
