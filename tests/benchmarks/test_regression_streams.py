@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.common import Results
 from benchmarks.continual.regression_stream import AT_ONCE, LAST, STREAM, Setting, Size, arriving, as_keys, chosen
+from benchmarks.continual.sequential_regression import NUM_WEIGHTS, closed
 
 
 def rows_of(batches):
@@ -57,3 +58,11 @@ def test_the_setting_is_the_best_after_the_last_batch_of_split_0_over_sets(tmp_p
             results.add(keys | {"split": 1}, lambda last=9.0 * (setting == worse): {"log_likelihood": [0.0, last]})
     assert chosen(results, size, method, "local") == better
     assert chosen(results, size, ("radial", "", LAST), "local") == better
+
+
+def test_the_best_chain_of_normals_is_exact_where_features_are_orthogonal():
+    x = torch.linalg.qr(torch.randn(3, 20, NUM_WEIGHTS)).Q
+    y = x.sum(-1, keepdim=True) + torch.randn(3, 20, 1)
+    for row in closed(x, y):
+        assert row["error"] < 1e-4
+        assert abs(row["ratio"] - 1.0) < 1e-4
