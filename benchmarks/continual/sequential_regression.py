@@ -27,6 +27,9 @@ from pyro_radial.nn import likelihoods
 __all__ = ["claims", "draw", "report", "run"]
 
 NUM_WEIGHTS, ROWS, NOISE = 10, 40, 0.5
+LOCAL, CLOSED = ", local noise", "mean field, closed form"
+#: Chains that are trained, with drawn weights and with local noise, and the best that the last can be.
+CHAINS = (*METHODS, f"radial normal{LOCAL}", f"mean field{LOCAL}", CLOSED)
 DESIGNS = {"independent": 0.0, "correlated": 0.6}
 Phases = tuple[tuple[int, float], ...]
 
@@ -46,14 +49,16 @@ def run(output: Path, *, form: Form = "default", seeds: int = 3, workers: int = 
 
     Features are independent or correlated (0.6 between any two). For each chain: the root mean square error of the
     posterior mean and the mean ratio of standard deviations, both in units of the exact posterior's own, and the same
-    for one guide on all batches at once, which is what a perfect chain of that family would reach.
+    for one guide on all batches at once, which is what a perfect chain of that family would reach. The best chain of
+    normals is known: each has the exact mean under the prior before it, and variances from the diagonal of the
+    precision; the best radial ones, in the normal form, have the same.
     """
     size = SIZES[form]
     setting = {"torch": torch.__version__, "weights": NUM_WEIGHTS, "rows": ROWS, "noise": NOISE, "phases": size.phases}
     results = Results(output, setting)
     jobs = [
         Job({"design": design, "method": method, "seed": seed}, score, (method, design, seed, size))
-        for design, method, seed in itertools.product(DESIGNS, METHODS, range(seeds if form == "default" else 1))
+        for design, method, seed in itertools.product(DESIGNS, CHAINS, range(seeds if form == "default" else 1))
     ]
     compute_all(results, jobs, workers, threads)
 
@@ -76,15 +81,16 @@ def exact(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (covariance @ x.T @ y / NOISE**2).squeeze(-1), covariance.diagonal().sqrt()
 
 
-def chained(method: str, x: Tensor, y: Tensor, phases: Phases) -> list[Row]:
+def chained(method: str, x: Tensor, y: Tensor, *, phases: Phases) -> list[Row]:
     """How far the chain is from the exact posterior after each batch."""
     net = nn.Linear(NUM_WEIGHTS, 1, bias=False)
-    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(ROWS, scale=NOISE))
-    chain = make_chain(method, model)
+    family, noise = method.removesuffix(LOCAL), "local" if method.endswith(LOCAL) else "weights"
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(ROWS, scale=NOISE), noise=noise)
+    chain = make_chain(family, model)
     rows = []
     for number in range(len(x)):
         model.likelihood.num_data = len(x[number])
-        guide = chain.guide(AutoMeanField if method == "mean field" else AutoRadial)
+        guide = chain.guide(AutoMeanField if family == "mean field" else AutoRadial)
         for steps, learning_rate in phases:
             fit(
                 chain,
@@ -97,11 +103,29 @@ def chained(method: str, x: Tensor, y: Tensor, phases: Phases) -> list[Row]:
                 progress=False,
             )
         posterior = guide.posterior()["weight"]
-        mean, stddev = exact(x[: number + 1], y[: number + 1])
-        error = (posterior.mean.squeeze(0) - mean) / stddev
-        ratio = posterior.variance.sqrt().squeeze(0) / stddev
-        rows.append({"error": float(error.square().mean().sqrt()), "ratio": float(ratio.mean())})
+        found = posterior.mean.squeeze(0), posterior.variance.sqrt().squeeze(0)
+        rows.append(compared(*found, x[: number + 1], y[: number + 1]))
         chain.advance(guide)
+    return rows
+
+
+def compared(mean: Tensor, stddev: Tensor, x: Tensor, y: Tensor) -> Row:
+    """With the exact posterior given all these rows."""
+    exact_mean, exact_stddev = exact(x, y)
+    error, ratio = (mean - exact_mean) / exact_stddev, stddev / exact_stddev
+    return {"error": float(error.square().mean().sqrt()), "ratio": float(ratio.mean())}
+
+
+def closed(x: Tensor, y: Tensor) -> list[Row]:
+    """The same of the best chain of normals."""
+    x, y = x.double(), y.double()
+    mean, precision = torch.zeros(NUM_WEIGHTS).double(), torch.ones(NUM_WEIGHTS).double()
+    rows = []
+    for number, (inputs, targets) in enumerate(zip(x, y.squeeze(-1), strict=True)):
+        full = precision.diag() + inputs.T @ inputs / NOISE**2
+        mean = torch.linalg.solve(full, precision * mean + inputs.T @ targets / NOISE**2)
+        precision = full.diagonal()
+        rows.append(compared(mean, precision.rsqrt(), x[: number + 1], y[: number + 1]))
     return rows
 
 
@@ -109,8 +133,9 @@ def score(method: str, design: str, seed: int, size: Size) -> Row:
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     x, y = data(design, seed, size.batches)
-    chain = chained(method, x, y, size.phases)
-    at_once = chained(method, x.reshape(1, -1, NUM_WEIGHTS), y.reshape(1, -1, 1), size.phases)[0]
+    learn = closed if method == CLOSED else partial(chained, method, phases=size.phases)
+    chain = learn(x, y)
+    at_once = learn(x.reshape(1, -1, NUM_WEIGHTS), y.reshape(1, -1, 1))[0]
     return {
         "mean_error": [round(row["error"], 4) for row in chain],
         "stddev_ratio": [round(row["ratio"], 4) for row in chain],
@@ -128,24 +153,34 @@ def claims(results: Results) -> list[Claim]:
     """What the README says of exact chains and of those of normals."""
     seeds = str(len(results.distinct("seed")))
     errors = {
-        method: [last(results, "mean_error", method=method, design=design) for design in DESIGNS] for method in METHODS
+        method: [last(results, "mean_error", method=method, design=design) for design in DESIGNS] for method in CHAINS
     }
 
-    def compared(method: str, text: str, holds: Callable[[float, float], bool]) -> Claim:
-        pairs = list(zip(errors[method], errors["mean field"], strict=True))
+    def claim(method: str, text: str, holds: Callable[[float, float], bool], other: str = "mean field") -> Claim:
+        pairs = list(zip(errors[method], errors[other], strict=True))
         numbers = ", ".join(f"{ours:.2f} against {theirs:.2f}" for ours, theirs in pairs)
         return Claim(text, "", numbers, seeds, all(holds(*pair) for pair in pairs))
 
     return [
-        compared(
+        claim(
             "radial exact",
             "Linear regression: a chain of exact radial posteriors ends further from the exact one than mean field",
             operator.gt,
         ),
-        compared(
+        claim(
             "radial normal",
             "Linear regression: a radial chain of normals ends as near to the exact posterior as mean field",
             operator.le,
+        ),
+        *(
+            claim(
+                method,
+                f"Linear regression: the error of a chain of normals ({method}) is within 0.1 of that in closed form",
+                lambda ours, best: abs(ours - best) < 0.1,
+                CLOSED,
+            )
+            for method in CHAINS
+            if method.endswith(LOCAL)
         ),
     ]
 
@@ -163,7 +198,8 @@ def report(results: Results) -> str:
 
 Bayesian linear regression in five batches, where the posterior is known: error of the chain's mean, root mean square \
 in standard deviations of the exact posterior, and its standard deviations over the exact ones; beside them one guide \
-on all batches at once; means of {len(results.distinct("seed"))} seeds \
+on all batches at once; with drawn weights where no local noise is named, and in closed form the best chain of \
+normals; means of {len(results.distinct("seed"))} seeds \
 (`python -m benchmarks.continual.sequential_regression`).
 
 {markdown_table(["method, features", *headings], lines)}
@@ -173,15 +209,18 @@ on all batches at once; means of {len(results.distinct("seed"))} seeds \
 
 def draw(results: Results) -> None:
     """Errors after each batch."""
-    figure = Figure(figsize=(9, 4), layout="constrained", dpi=150)
+    figure = Figure(figsize=(11, 4), layout="constrained", dpi=150)
     for design, ax in zip(DESIGNS, figure.subplots(1, 2, sharey=True), strict=True):
-        for method in METHODS:
+        for method in CHAINS:
             errors = torch.tensor(results.values("mean_error", design=design, method=method)).mean(0)
-            ax.plot(range(1, len(errors) + 1), errors.tolist(), marker="o", label=method)
-        ax.set(title=f"{design} features", xlabel="batches learned", xticks=range(1, len(errors) + 1), yscale="log")
+            style = {"color": "0.2", "ls": "--"} if method == CLOSED else {"marker": "o", "ms": 4}
+            ax.plot(range(1, len(errors) + 1), errors.tolist(), label=method, **style)
+        ax.set(title=f"{design} features", xlabel="batches learned", xticks=range(1, len(errors) + 1))
+        # The best first posterior has the exact mean.
+        ax.set_yscale("log", nonpositive="mask")
         ax.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("error of the mean, in exact standard deviations")
-    figure.axes[1].legend(frameon=False)
+    figure.legend(*figure.axes[1].get_legend_handles_labels(), loc="outside right center", frameon=False)
     results.save_plot(figure)
 
 

@@ -1,0 +1,134 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Chains of regressions that are linear in their weights, whose best posteriors are known in closed form."""
+
+from functools import partial
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+from torch.distributions import kl_divergence
+
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel, fit
+from pyro_radial.distributions import RadialNormal
+from pyro_radial.nn import likelihoods
+
+INPUTS, OUTPUTS, ROWS, NOISE, STEPS = 4, 2, 25, 0.5, 250
+SHAPE = (OUTPUTS, INPUTS)
+GUIDES = {"mean field": AutoMeanField, "radial": AutoRadial, "radial by rows": partial(AutoRadial, event_dim=1)}
+each_guide = pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)
+RADII = {"a radius": 2, "a radius a row": 1}
+
+
+def stream(num_batches=3):
+    """Batches ``([rows, inputs], [rows, outputs])``, with features that are correlated, so that weights are too."""
+    mixed = torch.eye(INPUTS, dtype=torch.double) + 0.25
+    x = torch.randn(num_batches, ROWS, INPUTS, dtype=torch.double) @ mixed
+    y = x @ (0.5 * torch.randn(INPUTS, OUTPUTS, dtype=torch.double))
+    return list(zip(x, y + NOISE * torch.randn_like(y), strict=True))
+
+
+def at_once(batches):
+    return tuple(torch.cat(part) for part in zip(*batches, strict=True))
+
+
+def standard():
+    """The first prior."""
+    return torch.zeros(SHAPE, dtype=torch.double), torch.ones(SHAPE, dtype=torch.double)
+
+
+def exact(x, y, mean, variance):
+    """Mean ``[outputs, inputs]`` and precision ``[outputs, inputs, inputs]`` given rows and a prior by element."""
+    precision = torch.diag_embed(1 / variance) + x.T @ x / NOISE**2
+    pull = mean / variance + y.T @ x / NOISE**2
+    return torch.linalg.solve(precision, pull.unsqueeze(-1)).squeeze(-1), precision
+
+
+def mean_field(x, y, mean, variance):
+    """The nearest normal by element: the exact mean, and variances from the diagonal of the precision."""
+    mean, precision = exact(x, y, mean, variance)
+    return mean, 1 / precision.diagonal(dim1=-2, dim2=-1)
+
+
+def recursion(batches):
+    """The chain of these."""
+    moments = standard()
+    for batch in batches:
+        moments = mean_field(*batch, *moments)
+    return moments
+
+
+def expected_loss(posterior, x, y, mean, variance):
+    """The negative ELBO under a prior by element, up to a constant, of weights that are not correlated."""
+    squares = (y - x @ posterior.mean.T).square() + x.square() @ posterior.variance.T
+    return 0.5 * squares.sum() / NOISE**2 + kl_divergence(posterior, dist.Normal(mean, variance.sqrt()).to_event(2))
+
+
+def learned(guide, batches):
+    """The prior of a chain after these batches, learned with local noise and rates that fall to zero."""
+    model = SupervisedModel(
+        BayesianModule(nn.Linear(INPUTS, OUTPUTS, bias=False).double()),
+        likelihoods.Gaussian(scale=NOISE),
+        noise="local",
+    )
+    chain = PriorChain(model, "normal")
+    # Draws for each row are cheap, and leave a noise of a few hundredths of a standard deviation.
+    loss = RadialELBO(64, vectorize_particles=True, max_plate_nesting=1, strict_kl=True)
+    for number, (x, y) in enumerate(batches):
+        own = chain.guide(guide)
+        fit(
+            chain,
+            own,
+            (x, y),
+            epochs=STEPS,
+            batch_size=len(x),
+            optim=partial(torch.optim.Adam, lr=0.1),
+            scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=STEPS),
+            loss=loss,
+            seed=number,
+            progress=False,
+        )
+        chain.advance(own)
+    return chain.prior["weight"]
+
+
+def test_the_recursion_keeps_the_variances_of_mean_field_on_all_data_at_once():
+    batches = stream()
+    variance = recursion(batches)[1]
+    torch.testing.assert_close(variance, mean_field(*at_once(batches), *standard())[1])
+    assert bool((variance < exact(*at_once(batches), *standard())[1].inverse().diagonal(dim1=-2, dim2=-1)).all())
+
+
+def test_the_recursion_is_exact_where_features_are_orthogonal_in_each_batch():
+    batches = [(torch.linalg.qr(x).Q, y) for x, y in stream()]
+    mean, precision = exact(*at_once(batches), *standard())
+    found, variance = recursion(batches)
+    torch.testing.assert_close(found, mean)
+    torch.testing.assert_close(variance, precision.inverse().diagonal(dim1=-2, dim2=-1))
+
+
+@pytest.mark.parametrize("event_dim", RADII.values(), ids=RADII)
+def test_the_best_radial_posterior_has_the_moments_of_the_best_normal(event_dim):
+    r"""Of D elements that share a radius, :math:`\sigma = \sqrt{D} s`, as its loss is stationary there."""
+    batch = stream()[0]
+    prior = torch.randn(SHAPE, dtype=torch.double), 0.1 + torch.rand(SHAPE, dtype=torch.double)
+    mean, variance = mean_field(*batch, *prior)
+    elements = INPUTS if event_dim == 1 else INPUTS * OUTPUTS
+    loc, scale = (value.requires_grad_() for value in (mean, (elements * variance).sqrt()))
+    posterior = RadialNormal(loc, scale, event_dim=event_dim).to_event(2 - event_dim)
+    torch.testing.assert_close(posterior.variance, variance)
+    expected_loss(posterior, *batch, *prior).backward()
+    for parameter in (loc, scale):
+        torch.testing.assert_close(parameter.grad, torch.zeros_like(loc), rtol=0.0, atol=1e-10)
+
+
+@each_guide
+def test_a_chain_with_local_noise_ends_at_the_mean_field_recursion(guide):
+    batches = stream()
+    chained = learned(guide, batches)
+    mean, variance = recursion(batches)
+    # In standard deviations of the recursion's end.
+    assert ((chained.mean - mean) / variance.sqrt()).abs().max() < 0.1
+    assert (chained.stddev / variance.sqrt() - 1).abs().max() < 0.1
