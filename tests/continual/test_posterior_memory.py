@@ -83,7 +83,7 @@ def test_with_the_likelihoods_of_the_paper_every_step_is_bayes_rule(memory, deca
     """Those of the task i steps back, weighted as the KLs to posteriors from before it are, sum to all data's."""
     x = torch.randn(4, 6, 3)
     y = torch.randn(4, 6)
-    one = PriorChain(model, memory=memory, memory_decay=decay)
+    one = PriorChain(model, "exact", memory=memory, memory_decay=decay)
     points = torch.randn(5, 3)
 
     def log_likelihood(task):
@@ -168,7 +168,7 @@ def test_vectorized_particles_masks_and_plates_are_as_with_one_posterior():
         with pyro.plate("rows", 4, dim=-1):
             pyro.sample("z", OWN.mask(mask))
 
-    one = PriorChain(plated, memory=2)
+    one = PriorChain(plated, "exact", memory=2)
     for task in range(2):
         one.advance({"z": posterior(task).expand([4])})
     guide = one.guide(AutoRadial)
@@ -295,7 +295,7 @@ def test_copies_are_independent_and_a_cast_moves_all_posteriors():
 
 def test_a_chain_around_a_chain_counts_the_inner_prior_as_the_model_s_own():
     inner = advanced(2, memory=2)
-    outer = PriorChain(inner, memory=2)
+    outer = PriorChain(inner, "exact", memory=2)
     assert isinstance(prior_at(outer), LogarithmicPool)
     outer.advance({"w": posterior(7)})
     q = posterior(5)
