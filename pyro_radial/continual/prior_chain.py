@@ -17,7 +17,7 @@ from pyro.nn import PyroModule
 from torch import nn
 from torch.distributions import biject_to
 
-from pyro_radial._checks import positive_count
+from pyro_radial._checks import positive_count, positive_float
 from pyro_radial._naming import UniquelyNamed, rename_tree, unique_name
 from pyro_radial.continual.guide_posterior import parts, posterior_of, scale_change
 from pyro_radial.continual.posterior_memory import OWN_PRIOR, PoolPosteriorsMessenger, PosteriorMemory
@@ -77,10 +77,11 @@ class PriorChain(nn.Module):
     first, so n is at most k, and the first task is as ever. As a density it is the weighted geometric mean of the n
     as it stands: its constant, at most one, is left out, and the ELBO stays a lower bound (see
     :class:`~pyro_radial.distributions.logarithmic_pool.LogarithmicPool`). Guides start at the last posterior, and what
-    a guide leaves out is drawn from it. This is one half of the objective, and it forgets if it is alone: every term
-    but the first lacks the data since its posterior. The other half, which a chain does not make, puts them back: the
-    likelihood of the task i steps back, of rows that were kept, times :math:`\sum_{j \ge i} w_j`, which is (n - i) / n
-    for equal weights. With all rows of the n tasks the two are Bayes' rule.
+    a guide leaves out is drawn from it. An error of one posterior counts with its weight alone. But this is half of the
+    objective, and every term but the first lacks the data since its posterior. The other half, which a chain does not
+    make, puts them back: the likelihood of the task i steps back, of rows that were kept, times
+    :math:`\sum_{j \ge i} w_j`, which is (n - i) / n for equal weights. With all rows of the n tasks the two are Bayes'
+    rule; with none, or few, a chain forgets more the longer its memory is. So one is the default.
 
     Source: Melo, Abate and Gal (2025), "Temporal-Difference Variational Continual Learning", for the memory.
 
@@ -130,8 +131,9 @@ class PriorChain(nn.Module):
         if form not in FORMS:
             raise ValueError(f"PriorChain: form must be one of {FORMS}, got {form!r}")
         memory = positive_count("PriorChain: memory", memory)
-        if not isinstance(memory_decay, float | int) or not 0.0 < memory_decay <= 1.0:
-            raise ValueError(f"PriorChain: memory_decay must be above zero and at most one, got {memory_decay!r}")
+        memory_decay = positive_float("PriorChain: memory_decay", memory_decay)
+        if memory_decay > 1.0:
+            raise ValueError(f"PriorChain: memory_decay must be at most one, got {memory_decay!r}")
         if memory == 1 and memory_decay != 1.0:
             raise ValueError(f"PriorChain: memory_decay must be left out with memory=1, got {memory_decay!r}")
         self.model = model
