@@ -117,7 +117,7 @@ def _guide(family: Any, reset_scales: bool, options: dict[str, Any], chain: Prio
 
 def make_chain(method: str, model: nn.Module) -> PriorChain:
     if method == "radial published":
-        return PublishedChain(model)
+        return PublishedChain(model, "exact")
     return PriorChain(model, "normal" if method == "radial normal" else "exact")
 
 

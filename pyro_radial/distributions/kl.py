@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from pyro.distributions.util import scale_and_mask
 from torch import Tensor
@@ -29,6 +30,7 @@ from pyro_radial._compat import own_mask
 from pyro_radial.distributions.directions import directions
 from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma
 from pyro_radial.distributions.kl_to_normal import kl_to_normal, standardized
+from pyro_radial.distributions.logarithmic_pool import LogarithmicPool, kl_to_pool
 from pyro_radial.distributions.normal_to_radial import normal_to_radial
 from pyro_radial.distributions.pushforward import Pushforward
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
@@ -281,6 +283,9 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor |
     (VonMisesFisherStable, HypersphericalUniform, kl_von_mises_fisher_to_uniform),
     (HypersphericalUniform, VonMisesFisherStable, kl_uniform_to_von_mises_fisher),
     (HypersphericalUniform, HypersphericalUniform, kl_uniform),
+    (Distribution, LogarithmicPool, kl_to_pool),
+    # Pyro has a rule from a point to anything.
+    (Delta, LogarithmicPool, kl_to_pool),
 ]
 
 for _q, _p, _rule in RULES:

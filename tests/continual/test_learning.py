@@ -182,7 +182,7 @@ def test_the_coreset_is_used_for_the_prediction():
     one = TaskStream.of([first], num_outputs=2)
     accuracies = []
     for options in ({"optim": partial(torch.optim.Adam, lr=1e-6)}, {"epochs": 30}):
-        matrix, _ = learn(tasks=one, coreset=Coreset(6, lambda x, size, seed: kept, options), epochs=8)
+        matrix, _ = learn(chain(form="exact"), one, coreset=Coreset(6, lambda x, size, seed: kept, options), epochs=8)
         accuracies.append(float(matrix.values[0, 0]))
     assert accuracies[0] < 0.5
     assert accuracies[1] == 1.0

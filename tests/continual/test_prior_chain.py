@@ -169,7 +169,7 @@ def guide_of(guide, batch):
 @pytest.mark.parametrize("prior", SITES.values(), ids=SITES.keys())
 def test_the_exact_prior_is_the_posterior_and_the_next_guide_starts_there(prior, family):
     model = summed(prior)
-    chain = PriorChain(model)
+    chain = PriorChain(model, "exact")
     guide = train(chain, chain.guide(family))
     posterior = guide.posterior()["w"]
     chain.advance(guide)
@@ -202,6 +202,16 @@ def test_the_normal_prior_is_the_nearest_and_its_first_kl_closed(prior):
     assert abs(first_terms(mean_field, mean_field.guide(AutoMeanField)).kl) < 1e-3
 
 
+def test_by_default_the_prior_is_the_normal_of_the_posterior_s_moments():
+    chain = PriorChain(summed(W))
+    radial = RadialNormal(torch.randn(3), 1.0 + torch.rand(3))
+    chain.advance({"w": radial})
+    prior = chain.prior["w"]
+    assert isinstance(prior.base_dist, dist.Normal)
+    torch.testing.assert_close(prior.mean, radial.mean)
+    torch.testing.assert_close(prior.stddev, radial.stddev)
+
+
 def test_distributions_that_are_no_guide_s_can_be_chained():
     distributions = {
         "gamma": (dist.Gamma(2.0, 1.0), dist.Gamma(torch.tensor(7.0), torch.tensor(3.0))),
@@ -218,9 +228,9 @@ def test_distributions_that_are_no_guide_s_can_be_chained():
         for name, (prior, _) in distributions.items():
             pyro.sample(name, prior)
 
-    chain = PriorChain(model)
+    chain = PriorChain(model, "exact")
     chain.advance({name: distribution for name, (_, distribution) in distributions.items()})
-    fresh = PriorChain(model)
+    fresh = PriorChain(model, "exact")
     fresh.load_state_dict(through_a_file(chain.state_dict()))
     for one in (chain, fresh):
         trace = poutine.trace(one).get_trace()
@@ -237,8 +247,8 @@ def test_distributions_that_are_no_guide_s_can_be_chained():
         torch.testing.assert_close(medians["rate"], torch.tensor(1.0).exp())
         torch.testing.assert_close(medians["vector"], torch.ones(2))
         assert math.isfinite(first_terms(fresh, guide, strict=False).loss)
-    with pytest.raises(ValueError, match=r"'gamma'.*no normal of its moments"):
-        PriorChain(model, "normal").advance({"gamma": distributions["gamma"][1]})
+    with pytest.raises(ValueError, match=r"'gamma'.*no normal of its moments.*PriorChain\(form='exact'\) takes it"):
+        PriorChain(model).advance({"gamma": distributions["gamma"][1]})
 
 
 def plated():
@@ -360,7 +370,7 @@ def test_a_list_of_guides_is_chained_part_by_part():
         outer.append(inner)
         return outer
 
-    chain = PriorChain(model)
+    chain = PriorChain(model, "exact")
     untrained = chain.guide(nested)
     untrained()
     with pytest.raises(ValueError, match="never trained"):
@@ -703,7 +713,7 @@ WRONG_PLACE = {
 
 @pytest.mark.parametrize(("distribution", "message"), WRONG_PLACE.values(), ids=WRONG_PLACE.keys())
 def test_a_posterior_of_another_place_is_refused_by_the_first_run_or_at_once(distribution, message):
-    chain = PriorChain(summed(W))
+    chain = PriorChain(summed(W), "exact")
     chain.advance({"w": W})
     chain()  # What was compared before is compared again.
     chain.advance({"w": distribution})
@@ -711,7 +721,7 @@ def test_a_posterior_of_another_place_is_refused_by_the_first_run_or_at_once(dis
         with pytest.raises(ValueError, match=message):
             chain()
     # A guide knows its site.
-    chain = PriorChain(summed(W))
+    chain = PriorChain(summed(W), "exact")
     guide = train(chain, chain.guide(AutoRadial))
     guide.posterior = lambda: {"w": distribution}
     with pytest.raises(ValueError, match=message):

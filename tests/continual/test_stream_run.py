@@ -156,7 +156,7 @@ def other_settings():
         "coreset": {"coreset": CORESET},
         "guide": {"guide": lambda c: c.guide(AutoMeanField)},
         "tasks": {"tasks": stream(classes=[[0, 1], [3, 2]], validation_fraction=0.25)},
-        "form": {"one": chain(form="normal")},
+        "form": {"one": chain(form="exact")},
         "epochs": {"epochs": 3},
         "learning rate": {"optim": partial(torch.optim.Adam, lr=0.2)},
         "loss": {"loss": RadialELBO(kl_weight=0.5)},

@@ -246,6 +246,22 @@ def test_it_has_a_cone_in_the_means(length):
     assert along == pytest.approx(slope, rel=5 * length + 2 / dim)
 
 
+@pytest.mark.parametrize(("dim", "length"), [(784, 0.05), (784, 0.2), (5000, 0.05)])
+def test_where_the_means_have_moved_it_is_least_with_all_scales_larger(dim, length):
+    """By the factor r with r (r^2 - 1) = sqrt(pi / 2) (D - 1) length, up to terms in length / r; to a normal it is one.
+
+    Why an exact chain's scales grow from task to task: a move is paid by all scales of its event together.
+    """
+    shift, (center, unit) = shift_of_length(length, dim), standard(dim)
+    target = math.sqrt(math.pi / 2) * (dim - 1) * length
+    factor = next(r for r in np.arange(1.0, 30.0, 0.001) if r * (r**2 - 1.0) > target)
+    for side in (-1.0, 1.0):
+        ratio = torch.tensor(factor * (1.0 + side * (0.01 + length / factor)), requires_grad=True)
+        kl = kl_of("radial", shift, ratio * unit, center, unit)
+        (slope,) = torch.autograd.grad(kl, ratio)
+        assert side * float(slope) > 0.0
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_invariant_under_a_joint_affine_map(family):
     loc, center = torch.randn(2, 30, dtype=torch.double)

@@ -109,7 +109,7 @@ class TestExactPosterior:
 
 class TestAsAPrior:
     def test_a_chain_starts_its_next_guide_at_the_posterior_at_no_cost(self):
-        chain = PriorChain(network())
+        chain = PriorChain(network(), "exact")
         x = torch.randn(6, 3)
         guide = chain.guide(AutoRadialDirectional, shared_concentration=False)
         guide.setup(x)
