@@ -10,6 +10,7 @@ import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
+from pyro_radial._capturing import is_capturing
 from pyro_radial._checks import positive_count
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.functional.divergences.marginal_kl import kl_of_marginals
@@ -102,6 +103,8 @@ class FunctionChainELBO(RadialELBO):
 
     def _kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
         """The divergence of the functions, times the particles, over which all terms are summed."""
+        if len(self.kept) > 1 and is_capturing():
+            raise RuntimeError("the heads of kept functions take turns")
         kept = self.kept[self.step % len(self.kept)]
         drawn = kept.drawn(self.max_points)
         process = GuideProcess(self._model, model_trace, guide_trace, FUNCTION_SITE, self._structures)

@@ -111,7 +111,7 @@ def learn_stream(
         if held := [name for name in RESERVED if name in options]:
             raise ValueError(f"learn_stream: {what} must leave to the stream what it decides, got {held}")
     if coreset is not None and coreset.use == "functions":
-        _check_functions(fit_options, stream)
+        _check_functions(fit_options)
     run = StreamRun(chain, stream, guide or _radial, coreset, measure_on, num_samples, seed, fit_options, first_task)
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and num_processes() > 1:
@@ -160,7 +160,7 @@ def _unchanged_on_refusal(chain: PriorChain) -> Iterator[None]:
         raise
 
 
-def _check_functions(fit_options: Mapping[str, Any], stream: TaskStream) -> None:
+def _check_functions(fit_options: Mapping[str, Any]) -> None:
     """Refuse what functions cannot be held with."""
     loss = fit_options.get("loss")
     if loss is not None and (type(loss) is not RadialELBO or callable(loss.kl_weight)):
@@ -168,11 +168,6 @@ def _check_functions(fit_options: Mapping[str, Any], stream: TaskStream) -> None
         raise ValueError(
             "learn_stream: loss must be a RadialELBO of one kl_weight, that of the weights, where coreset keeps "
             f"functions, got {what}"
-        )
-    if fit_options.get("compile") and stream.num_heads > 1:
-        raise ValueError(
-            f"learn_stream: compile must be False where coreset keeps functions of {stream.num_heads} heads, each of "
-            "which has its turn, got True"
         )
 
 
