@@ -36,25 +36,28 @@ class KeptFunctions(NamedTuple):
     #: Of each value, ``[M, O]``.
     mean: Tensor
     variance: Tensor
+    #: How many of the rows there are, the others being room for more; None for all of them.
+    size: int | None = None
 
     @classmethod
     @torch.no_grad()
-    def of(cls, chain: PriorChain, x: Tensor, head: int = 0) -> "KeptFunctions":
+    def of(cls, chain: PriorChain, x: Tensor, head: int = 0, *, room: int = 0) -> "KeptFunctions":
         """Those of a chain's prior, by :class:`~pyro_radial.functional.PosteriorProcess`.
 
+        :param int room: the rows that there will be at last. With room for them shapes stay as they are, so that the
+            compiled graph of one task serves the next.
         :raises ValueError: naming the site, for one that the function depends on without a mean or variance.
         """
         with under_head(chain, head):
             process = PosteriorProcess(chain, chain.prior)
         moments = [process.marginals(rows) for rows in x.split(ROWS)]
         mean, variance = (torch.cat(parts) for parts in zip(*moments, strict=True))
-        return cls(head, x, mean, variance)
+        free = max(0, room - len(x))
+        x, mean, variance = (torch.cat([t, t.new_zeros(free, *t.shape[1:])]) for t in (x, mean, variance))
+        return cls(head, x, mean, variance, len(x) - free)
 
-    def drawn(self, max_points: int) -> "KeptFunctions":
-        """The same at so many inputs, drawn at random, or at all of them where there are no more."""
-        if len(self.x) <= max_points:
-            return self
-        rows = torch.randperm(len(self.x), device=self.x.device)[:max_points]
+    def at(self, rows: Any) -> "KeptFunctions":
+        """The same at some of the inputs."""
         return KeptFunctions(self.head, self.x[rows], self.mean[rows], self.variance[rows])
 
 
@@ -99,19 +102,32 @@ class FunctionChainELBO(RadialELBO):
             raise ValueError("FunctionChainELBO: kept must hold the functions of at least one head, got none")
         self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
         self.max_points = positive_count("max_points", max_points)
+        # How many inputs each has, for a graph to read.
+        self._numbers = [torch.tensor(k.size or len(k.x), device=k.x.device) for k in self.kept]
         self._structures: dict[Any, Structure] = {}
 
     def _kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
         """The divergence of the functions, times the particles, over which all terms are summed."""
         if len(self.kept) > 1 and is_capturing():
             raise RuntimeError("the heads of kept functions take turns")
-        kept = self.kept[self.step % len(self.kept)]
-        drawn = kept.drawn(self.max_points)
+        turn = self.step % len(self.kept)
+        kept, number = self.kept[turn], self._numbers[turn]
+        drawn = self._drawn(kept, number)
         process = GuideProcess(self._model, model_trace, guide_trace, FUNCTION_SITE, self._structures)
         with under_head(self._model, kept.head):
             divergence = kl_of_marginals(process.marginals(drawn.x), (drawn.mean, drawn.variance))
-        share = len(drawn.x) / (len(self.kept) * len(kept.x))
-        return {FUNCTION_SITE: self.num_particles / share * divergence.to(drawn.x.dtype)}
+        scale = self.num_particles * len(self.kept) / len(drawn.x) * number
+        return {FUNCTION_SITE: (scale * divergence).to(drawn.x.dtype)}
+
+    def _drawn(self, kept: KeptFunctions, number: Tensor) -> KeptFunctions:
+        """The functions at some of the kept inputs, drawn at random, or at all where there are no more."""
+        count = len(kept.x) if kept.size is None else kept.size
+        if len(kept.x) <= self.max_points:
+            return kept.at(slice(count))
+        # For a graph to serve all tasks its shapes must not depend on how many rows there are.
+        keys = torch.rand(len(kept.x), device=kept.x.device)
+        is_free = torch.arange(len(kept.x), device=kept.x.device) >= number
+        return kept.at(keys.masked_fill(is_free, 2.0).argsort()[: min(self.max_points, count)])
 
     def _weight_space_kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
         return super()._kl_by_site(model_trace, guide_trace) if self.weight_space_kl else {}

@@ -112,13 +112,15 @@ def _posterior(guide):
     }
 
 
-def test_points_drawn_stand_for_all():
+@pytest.mark.parametrize("room", [0, 10])
+def test_points_drawn_stand_for_all(room):
     pyro.set_rng_seed(0)
     one = linear_chain()
     learned(one)
-    kept = KeptFunctions.of(one, torch.randn(6, 3))
+    x = torch.randn(6, 3)
+    kept = KeptFunctions.of(one, x, room=room)
     guide = AutoMeanField(one)
-    whole = FunctionChainELBO([kept], max_points=6)
+    whole = FunctionChainELBO([KeptFunctions.of(one, x)], max_points=6)
     whole(one, guide)(X, Y)
     few = FunctionChainELBO([kept], max_points=2)
     values = []
@@ -187,6 +189,27 @@ class TestHeads:
         for _ in range(100):
             svi.step(X, Y)
         assert svi.evaluate_loss(X, Y) < before
+
+
+def test_room_for_more_is_never_drawn_and_shapes_stay():
+    pyro.set_rng_seed(0)
+    one = linear_chain()
+    learned(one)
+    guide = one.guide(AutoMeanField)
+    guide.setup(X, Y)
+    graphs = set()
+    for rows in (3, 7):
+        kept = KeptFunctions.of(one, torch.randn(rows, 3), room=9)
+        assert kept.x.shape == (9, 3)
+        assert kept.size == rows
+        elbo = FunctionChainELBO([kept], max_points=3)
+        captured = CapturedLoss(one, guide, elbo, compile=False)
+        captured((X, Y), {})
+        # The guide is at the chain's prior, which free rows are not.
+        assert abs(elbo.terms.kl) < 1e-6
+        (recording,) = captured.recordings
+        graphs.add(recording.graph.module.code)
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize(("guide_type", "noise"), [(AutoMeanField, "weights"), (AutoRadial, "local")])
@@ -284,6 +307,7 @@ class TestStream:
         assert kept.head == 0
         assert kept.x.shape == (6, 4)
         assert kept.mean.shape == kept.variance.shape == (6, 2)
+        assert kept.size == 6
 
     def test_the_earlier_functions_are_computed_once_a_task(self, monkeypatch):
         calls = []
