@@ -3,23 +3,25 @@
 
 """Scores and plots of predictive uncertainty."""
 
-from pyro_radial.uncertainty.metrics import (
+from pyro_radial.uncertainty.calibration import (
     Reliability,
-    accuracy,
-    auroc,
-    brier_score,
+    adaptive_calibration_error,
     expected_calibration_error,
-    negative_log_likelihood,
     reliability,
 )
+from pyro_radial.uncertainty.detection import auroc, class_auroc, fpr_at_tpr
+from pyro_radial.uncertainty.metrics import accuracy, brier_score, negative_log_likelihood
 from pyro_radial.uncertainty.plots import plot_images, plot_reliability, plot_training_terms
 
 __all__ = [
     "Reliability",
     "accuracy",
+    "adaptive_calibration_error",
     "auroc",
     "brier_score",
+    "class_auroc",
     "expected_calibration_error",
+    "fpr_at_tpr",
     "negative_log_likelihood",
     "plot_images",
     "plot_reliability",
