@@ -12,9 +12,13 @@ from pyro_radial.uncertainty.calibration import (
 from pyro_radial.uncertainty.detection import auroc, class_auroc, fpr_at_tpr
 from pyro_radial.uncertainty.metrics import accuracy, brier_score, negative_log_likelihood
 from pyro_radial.uncertainty.plots import plot_images, plot_reliability, plot_training_terms
+from pyro_radial.uncertainty.referral import ReferralCurve, referral_curve
+from pyro_radial.uncertainty.risk_coverage import RiskCoverage, risk_coverage
 
 __all__ = [
+    "ReferralCurve",
     "Reliability",
+    "RiskCoverage",
     "accuracy",
     "adaptive_calibration_error",
     "auroc",
@@ -26,5 +30,7 @@ __all__ = [
     "plot_images",
     "plot_reliability",
     "plot_training_terms",
+    "referral_curve",
     "reliability",
+    "risk_coverage",
 ]
