@@ -9,13 +9,16 @@ from pyro_radial.uncertainty.calibration import (
     expected_calibration_error,
     reliability,
 )
+from pyro_radial.uncertainty.crps import crps_from_draws, crps_normal
 from pyro_radial.uncertainty.detection import auroc, class_auroc, fpr_at_tpr
+from pyro_radial.uncertainty.intervals import QuantileCalibration, interval_coverage, quantile_calibration
 from pyro_radial.uncertainty.metrics import accuracy, brier_score, negative_log_likelihood
 from pyro_radial.uncertainty.plots import plot_images, plot_reliability, plot_training_terms
 from pyro_radial.uncertainty.referral import ReferralCurve, referral_curve
 from pyro_radial.uncertainty.risk_coverage import RiskCoverage, risk_coverage
 
 __all__ = [
+    "QuantileCalibration",
     "ReferralCurve",
     "Reliability",
     "RiskCoverage",
@@ -24,12 +27,16 @@ __all__ = [
     "auroc",
     "brier_score",
     "class_auroc",
+    "crps_from_draws",
+    "crps_normal",
     "expected_calibration_error",
     "fpr_at_tpr",
+    "interval_coverage",
     "negative_log_likelihood",
     "plot_images",
     "plot_reliability",
     "plot_training_terms",
+    "quantile_calibration",
     "referral_curve",
     "reliability",
     "risk_coverage",

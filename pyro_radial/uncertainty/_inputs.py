@@ -5,7 +5,7 @@
 
 import torch
 
-__all__ = ["class_probabilities", "finite_numbers", "means_of_ties"]
+__all__ = ["class_labels", "class_probabilities", "finite_numbers", "means_of_ties", "real_targets"]
 
 SUM_TOLERANCE = 1e-3
 
@@ -14,21 +14,31 @@ def class_probabilities(probs: torch.Tensor, labels: torch.Tensor) -> tuple[torc
     """Probabilities in float32 or wider and int64 labels, or a ValueError that names the argument."""
     if probs.ndim != 2 or 0 in probs.shape or not probs.is_floating_point():
         raise ValueError(f"probs must be floating-point of shape [N, K], got {probs.dtype} {list(probs.shape)}")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"labels must be integers, got {labels.dtype}")
-    if labels.shape != probs.shape[:1]:
-        raise ValueError(f"labels must have shape [{len(probs)}] to fit probs, got {list(labels.shape)}")
+    labels = class_labels("probs", labels, probs.shape)
     probs = probs.to(torch.promote_types(probs.dtype, torch.float32))
     if probs.isnan().any() or (probs < 0).any():
         raise ValueError(f"probs must be non-negative, got {probs.min().item():.3g}")
     error = (probs.sum(-1) - 1).abs().max()
     if error > SUM_TOLERANCE:
         raise ValueError(f"probs must sum to one in every row, got a row that is off by {error.item():.3g}")
-    if (labels < 0).any() or (labels >= probs.shape[-1]).any():
-        raise ValueError(
-            f"labels must be from 0 to {probs.shape[-1] - 1}, got {int(labels.min())} to {int(labels.max())}"
-        )
-    return probs, labels.long()
+    return probs, labels
+
+
+def class_labels(argument: str, labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The labels in int64, or a ValueError that names them.
+
+    :param argument: what they must fit.
+    :param labels: integers of shape ``[N]``.
+    :param shape: of that argument, ``[N, K]``.
+    :raises ValueError: for another shape or type, or a label that is no class.
+    """
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"labels must be integers, got {labels.dtype}")
+    if labels.shape != shape[:1]:
+        raise ValueError(f"labels must have shape [{shape[0]}] to fit {argument}, got {list(labels.shape)}")
+    if (labels < 0).any() or (labels >= shape[1]).any():
+        raise ValueError(f"labels must be from 0 to {shape[1] - 1}, got {int(labels.min())} to {int(labels.max())}")
+    return labels.long()
 
 
 def finite_numbers(argument: str, values: torch.Tensor, number: int | None = None) -> torch.Tensor:
@@ -58,3 +68,30 @@ def means_of_ties(values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     _, group, count = keys.unique(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(count), dtype=values.dtype, device=values.device).index_add(0, group, values)
     return (sums / count)[group]
+
+
+def real_targets(
+    who: str, argument: str, predictions: torch.Tensor, targets: torch.Tensor, leading: int | None = None
+) -> torch.Tensor:
+    """The targets in the shape that predictions have after some leading dims, or a ValueError that names the argument.
+
+    :param who: the function, for the message.
+    :param argument: the name of the predictions, for the message.
+    :param predictions: floating-point, ``[*L, N, *target]``.
+    :param targets: ``[N, *target]``, or ``[N]`` where the target has one element.
+    :param leading: the number of dims in L; by default what the targets leave.
+    :raises ValueError: if shapes or types do not fit, there are no targets, or a value is not finite.
+    """
+    if not predictions.is_floating_point():
+        raise ValueError(f"{who}: {argument} must be floating-point, got {predictions.dtype}")
+    shape = predictions.shape[leading:] if leading is not None else predictions.shape[predictions.ndim - targets.ndim :]
+    if leading is None and targets.ndim == 1 and targets.shape != shape and shape == (1,):
+        shape = predictions.shape[-2:]
+    if targets.ndim == 1 and shape == (*targets.shape, 1):
+        targets = targets.unsqueeze(-1)
+    if targets.shape != shape or targets.numel() == 0 or targets.ndim == 0:
+        raise ValueError(f"{who}: targets must have shape {list(shape)} to fit {argument}, got {list(targets.shape)}")
+    for name, values in ((argument, predictions), ("targets", targets)):
+        if not values.isfinite().all():
+            raise ValueError(f"{who}: {name} must be finite, got NaN or infinity")
+    return targets.to(predictions.dtype)

@@ -107,7 +107,7 @@ def adaptive_calibration_error(probs: torch.Tensor, labels: torch.Tensor, num_bi
     Predictions of the same confidence count as right by their mean, so the order of the points does not matter.
 
     Source: Nguyen and O'Connor (2015), *Posterior calibration and exploratory analysis for natural language processing
-    models*, section 4, with absolute in place of squared gaps.
+    models*, with absolute in place of squared gaps.
 
     :param probs: predictive probabilities, such as the mean of the softmax over posterior samples, floating-point of
         shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.

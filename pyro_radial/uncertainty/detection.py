@@ -76,7 +76,7 @@ def fpr_at_tpr(scores_negative: torch.Tensor, scores_positive: torch.Tensor, tpr
     the positives, as in much work on out-of-distribution detection, swap the arguments and turn the signs.
 
     Source: Liang, Li and Srikant (2018), *Enhancing the reliability of out-of-distribution image detection in neural
-    networks*, section 4.2.
+    networks*.
 
     :param scores_negative: scores of the negatives, shape ``[N0]``.
     :param scores_positive: scores of the positives, shape ``[N1]``.

@@ -29,8 +29,7 @@ class RiskCoverage:
 
         .. math:: \frac{1}{N} \sum_{n=1}^N \mathrm{risk}_n
 
-        Source: Geifman, Uziel and El-Yaniv (2019), *Bias-reduced uncertainty estimation for deep neural classifiers*,
-        section 3.
+        Source: Geifman, Uziel and El-Yaniv (2019), *Bias-reduced uncertainty estimation for deep neural classifiers*.
 
         :returns: 0-d tensor, in the units of the loss.
         """
