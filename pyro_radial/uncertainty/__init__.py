@@ -16,12 +16,14 @@ from pyro_radial.uncertainty.metrics import accuracy, brier_score, negative_log_
 from pyro_radial.uncertainty.plots import plot_images, plot_reliability, plot_training_terms
 from pyro_radial.uncertainty.referral import ReferralCurve, referral_curve
 from pyro_radial.uncertainty.risk_coverage import RiskCoverage, risk_coverage
+from pyro_radial.uncertainty.temperature import TemperatureScaling
 
 __all__ = [
     "QuantileCalibration",
     "ReferralCurve",
     "Reliability",
     "RiskCoverage",
+    "TemperatureScaling",
     "accuracy",
     "adaptive_calibration_error",
     "auroc",
