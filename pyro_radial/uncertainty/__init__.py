@@ -10,6 +10,7 @@ from pyro_radial.uncertainty.calibration import (
     reliability,
 )
 from pyro_radial.uncertainty.crps import crps_from_draws, crps_normal
+from pyro_radial.uncertainty.curve_plots import plot_quantile_calibration, plot_referral, plot_risk_coverage
 from pyro_radial.uncertainty.detection import auroc, class_auroc, fpr_at_tpr
 from pyro_radial.uncertainty.intervals import QuantileCalibration, interval_coverage, quantile_calibration
 from pyro_radial.uncertainty.metrics import accuracy, brier_score, negative_log_likelihood
@@ -36,7 +37,10 @@ __all__ = [
     "interval_coverage",
     "negative_log_likelihood",
     "plot_images",
+    "plot_quantile_calibration",
+    "plot_referral",
     "plot_reliability",
+    "plot_risk_coverage",
     "plot_training_terms",
     "quantile_calibration",
     "referral_curve",

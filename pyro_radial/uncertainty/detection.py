@@ -64,8 +64,8 @@ def class_auroc(probs: torch.Tensor, labels: torch.Tensor) -> float:
             f"class_auroc: labels must hold every class from 0 to {num_classes - 1}, for the area is not defined "
             f"without, got none of {missing} in {len(labels)} labels"
         )
-    areas = [auroc(probs[labels != k, k], probs[labels == k, k]) for k in range(num_classes)]
-    return areas[1] if num_classes == 2 else sum(areas) / num_classes
+    counted = [1] if num_classes == 2 else range(num_classes)
+    return sum(auroc(probs[labels != k, k], probs[labels == k, k]) for k in counted) / len(counted)
 
 
 def fpr_at_tpr(scores_negative: torch.Tensor, scores_positive: torch.Tensor, tpr: float = 0.95) -> float:
