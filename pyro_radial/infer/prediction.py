@@ -143,6 +143,12 @@ class Prediction:
         :param int num_targets: M, the number of targets for each function and input.
         :returns: a tensor ``[S * M, N, *target]``; rows s, S + s, 2S + s, ... are of function s.
         :raises ValueError: if ``num_targets`` is less than one.
+
+        Example::
+
+            >>> from pyro_radial.nn import likelihoods
+            >>> Prediction(torch.zeros(64, 5, 3), likelihoods.Categorical()).sample_targets().shape
+            torch.Size([64, 5])
         """
         positive_count("Prediction.sample_targets: num_targets", num_targets)
         observation = self._require("sample_targets").observation(self.samples, **self.noise)

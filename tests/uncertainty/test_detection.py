@@ -29,6 +29,8 @@ def test_false_positives_at_a_rate_of_true_positives():
     assert fpr_at_tpr(negative, positive, tpr=0.96) == 7 / 8
     assert fpr_at_tpr(negative, positive, tpr=0.01) == 1 / 8
     assert fpr_at_tpr(negative - 40, positive) == 0.0
+    # On a straight line of the curve too, each threshold counts.
+    assert fpr_at_tpr(positive, positive) == 0.95
     # Of positives that all score the same, none can be missed alone.
     assert fpr_at_tpr(torch.tensor([0.0, 1.0]), torch.ones(5)) == 0.5
     for tpr in (0.0, 1.0, 95):

@@ -95,6 +95,15 @@ def test_the_seed_alone_decides_the_resamples():
     assert torch.equal(torch.rand(1), expected)
 
 
+def test_two_methods_are_compared_on_the_same_resamples():
+    probs, labels = simulate(300, 3)
+    first = referral_curve(accuracy, probs, labels, 1 - probs.amax(-1))
+    second = referral_curve(accuracy, probs, labels, torch.rand(300))
+    # Nothing referred, they are the same method: their difference has no error, whatever that of each.
+    assert torch.equal(first.resamples[:, 0], second.resamples[:, 0])
+    assert not torch.equal(first.resamples[:, 1:], second.resamples[:, 1:])
+
+
 def test_ties_are_not_referred_in_the_order_of_the_points():
     """All right first and all wrong last, of one uncertainty: what is left must not look better."""
     number = 2000
