@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
+from pyro_radial._checks import positive_count
 from pyro_radial.distributions.wrappers import leaf
 
 __all__ = ["Prediction"]
@@ -52,21 +53,40 @@ class Prediction:
     def variance(self) -> Tensor:
         """The predictive variance: the mean variance of an observation plus the variance of its mean.
 
+        It is the sum of :attr:`aleatoric_variance` and :attr:`epistemic_variance`.
+
         :returns: a tensor ``[N, *target]``, in the units of the targets squared.
         :raises ValueError: for a categorical likelihood, whose labels are no numbers.
         """
-        likelihood = self._require("variance")
+        return self._moment("variance", lambda y: y.variance.mean(0) + y.mean.var(0, unbiased=False))
 
-        def variance(samples: Tensor, _: slice) -> Tensor:
-            observation = likelihood.observation(samples, **self.noise)
-            if isinstance(leaf(observation), Categorical):
-                raise ValueError(
-                    "Prediction.variance: likelihood must have numbers as targets, got labels of classes, which have "
-                    "no variance; use entropy"
-                )
-            return observation.variance.mean(0) + observation.mean.var(0, unbiased=False)
+    @property
+    def aleatoric_variance(self) -> Tensor:
+        r"""The part of the variance that no data would take away: the mean over draws of the noise's variance.
 
-        return self._by_rows(variance)
+        .. math:: E_w[\mathrm{Var}(y \mid w)]
+
+        Source: Depeweg et al. (2018), *Decomposition of Uncertainty in Bayesian Deep Learning*.
+
+        :returns: a tensor ``[N, *target]``, in the units of the targets squared.
+        :raises ValueError: for a categorical likelihood, whose labels are no numbers.
+        """
+        return self._moment("aleatoric_variance", lambda y: y.variance.mean(0))
+
+    @property
+    def epistemic_variance(self) -> Tensor:
+        r"""The part of the variance that is about the weights: the variance over draws of the mean.
+
+        .. math:: \mathrm{Var}_w(E[y \mid w])
+
+        Zero where all draws agree. It is the variance of the S draws themselves, without Bessel's correction.
+
+        Source: Depeweg et al. (2018), *Decomposition of Uncertainty in Bayesian Deep Learning*.
+
+        :returns: a tensor ``[N, *target]``, in the units of the targets squared.
+        :raises ValueError: for a categorical likelihood, whose labels are no numbers.
+        """
+        return self._moment("epistemic_variance", lambda y: y.mean.var(0, unbiased=False))
 
     @property
     def entropy(self) -> Tensor:
@@ -114,10 +134,84 @@ class Prediction:
 
         return self._by_rows(log_prob)
 
-    def _by_rows(self, function: Callable[[Tensor, slice], Tensor]) -> Tensor:
-        """A function of the samples of some inputs, and which these are, for all inputs."""
+    def sample_targets(self, num_targets: int = 1) -> Tensor:
+        """Draws of targets: the noise of the likelihood around each draw of the function.
+
+        Targets of one function share its weights, so with ``num_targets=1`` the draws of an input are independent, and
+        with more they are not.
+
+        :param int num_targets: M, the number of targets for each function and input.
+        :returns: a tensor ``[S * M, N, *target]``; rows s, S + s, 2S + s, ... are of function s.
+        :raises ValueError: if ``num_targets`` is less than one.
+
+        Example::
+
+            >>> from pyro_radial.nn import likelihoods
+            >>> Prediction(torch.zeros(64, 5, 3), likelihoods.Categorical()).sample_targets().shape
+            torch.Size([64, 5])
+        """
+        positive_count("Prediction.sample_targets: num_targets", num_targets)
+        observation = self._require("sample_targets").observation(self.samples, **self.noise)
+        return observation.sample((num_targets,)).flatten(0, 1)
+
+    def quantiles(self, levels: Any, num_targets: int = 16) -> Tensor:
+        """Quantiles of the predictive distribution, from draws of targets.
+
+        At level p it is the least drawn value that has a share p of the S M draws at or below it, so that a quantile of
+        counts is a count. The interval between the levels 0.05 and 0.95 holds a target with probability 0.9, if the
+        model is right. Draws are new with each call; ask for all levels at once.
+
+        :param levels: a number or several, strictly between zero and one, ``[*L]``.
+        :param int num_targets: M, the number of targets for each function.
+        :returns: a tensor ``[*L, N, *target]``, in the units of the targets.
+        :raises ValueError: for a level out of range, ``num_targets`` less than one, or a categorical likelihood, whose
+            labels have no order.
+
+        Example::
+
+            >>> from pyro_radial.nn import likelihoods
+            >>> prediction = Prediction(torch.zeros(2000, 5, 1), likelihoods.Gaussian(), {"scale": torch.ones(2000, 1)})
+            >>> lower, upper = prediction.quantiles([0.05, 0.95])
+            >>> lower.shape, upper.mean() - lower.mean() > 3.2
+            (torch.Size([5, 1]), tensor(True))
+        """
+        levels = torch.as_tensor(levels, dtype=torch.float64)
+        if levels.numel() == 0 or not ((levels > 0) & (levels < 1)).all():
+            raise ValueError(
+                f"Prediction.quantiles: levels must be strictly between zero and one, got {levels.tolist()}"
+            )
+        positive_count("Prediction.quantiles: num_targets", num_targets)
+        likelihood = self._require("quantiles")
+        number = num_targets * len(self.samples)
+        # A level stored in single precision, 0.1 being a little more than that, does not ask for one draw more.
+        ranks = (number * (levels.flatten() - 1e-7)).ceil().long().clamp_min(1) - 1
+
+        def quantiles(samples: Tensor, _: slice) -> Tensor:
+            observation = _of_numbers("quantiles", "order", likelihood.observation(samples, **self.noise))
+            ordered = observation.sample((num_targets,)).flatten(0, 1).sort(0).values
+            return ordered[ranks.to(ordered.device)].movedim(0, 1)
+
+        # Sorted, the draws are there once more, with the place of each as an integer.
+        values = self._by_rows(quantiles, copies=2 * num_targets).movedim(1, 0)
+        return values.reshape(levels.shape + values.shape[1:])
+
+    def _moment(self, what: str, moment: Callable[[Any], Tensor]) -> Tensor:
+        """What the observations of all draws, whose targets must be numbers, have at each input."""
+        likelihood = self._require(what)
+        return self._by_rows(
+            lambda samples, _: moment(
+                _of_numbers(what, "variance; use entropy", likelihood.observation(samples, **self.noise))
+            )
+        )
+
+    def _by_rows(self, function: Callable[[Tensor, slice], Tensor], copies: int = 1) -> Tensor:
+        """A function of the samples of some inputs, and which these are, for all inputs.
+
+        It makes a few times ``copies`` of what it is given.
+        """
         number = self.samples.shape[1]
-        size = max(1, number // PARTS, number * SMALL // max(1, self.samples.numel()))
+        numbers = copies * max(1, self.samples.numel())
+        size = max(1, number // (PARTS * copies), number * SMALL // numbers)
         result: Tensor | None = None
         for start in range(0, max(1, number), size):
             rows = slice(start, start + size)
@@ -134,3 +228,13 @@ class Prediction:
                 f"Prediction.{what}: model must have an attribute `likelihood`, as SupervisedModel has, got none"
             )
         return self.likelihood
+
+
+def _of_numbers(what: str, lacking: str, observation: Any) -> Any:
+    """The observation itself, or a ValueError where its targets are classes and lack something."""
+    if isinstance(leaf(observation), Categorical):
+        raise ValueError(
+            f"Prediction.{what}: likelihood must have numbers as targets, got labels of classes, which have no "
+            f"{lacking}"
+        )
+    return observation

@@ -178,12 +178,18 @@ def peak():
 
 def run(prediction, y, names):
     for name in names:
-        prediction.log_prob(y) if name == "log_prob" else getattr(prediction, name)
+        if name == "log_prob":
+            prediction.log_prob(y)
+        elif name == "quantiles":
+            prediction.quantiles([0.1, 0.9], num_targets=2)
+        else:
+            getattr(prediction, name)
 
 torch.set_num_threads(1)
 draws, rows = 32, 100_000
+NUMBERS = ["variance", "aleatoric_variance", "epistemic_variance", "quantiles"]
 cases = [
-    (likelihoods.Gaussian(num_data=1), 10, lambda n: torch.zeros(n, 10), {"scale": torch.ones(draws, 1)}, ["variance"]),
+    (likelihoods.Gaussian(num_data=1), 10, lambda n: torch.zeros(n, 10), {"scale": torch.ones(draws, 1)}, NUMBERS),
     (likelihoods.Categorical(num_data=1), 10, lambda n: torch.zeros(n).long(), {}, ["entropy", "mutual_information"]),
 ]
 for likelihood, outputs, targets, noise, names in cases:
@@ -218,3 +224,106 @@ def test_parts_of_a_prediction_are_the_whole_of_it(points, outputs):
     variance = whole.variance.mean(0) + samples.var(0, unbiased=False)
     torch.testing.assert_close(prediction.variance, variance)
     torch.testing.assert_close(prediction.mean, samples.mean(0))
+
+
+def test_the_variance_is_that_of_the_noise_and_that_of_the_mean():
+    """Two draws at 1 and 3 with noise 1 and 2: noise (1 + 4) / 2, means 1 away from theirs."""
+    samples = torch.tensor([1.0, 3.0]).reshape(2, 1, 1).expand(2, 4, 1)
+    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": torch.tensor([[1.0], [2.0]])})
+    assert prediction.aleatoric_variance.tolist() == [[2.5]] * 4
+    assert prediction.epistemic_variance.tolist() == [[1.0]] * 4
+    assert prediction.variance.tolist() == [[3.5]] * 4
+
+
+@pytest.mark.parametrize("kind", REGRESSION)
+def test_the_parts_of_the_variance_are_those_of_targets_drawn(kind):
+    """Within and between functions, as an analysis of variance of many targets of each finds them."""
+    likelihood, y, _ = REGRESSION[kind]
+    model, guide = problem(likelihood, nn.Linear(2, 2 if kind == "heteroscedastic" else 1), y)
+    prediction = draws(model, guide, num_samples=5)
+    number = 10_000
+    targets = prediction.sample_targets(number).reshape(number, 5, POINTS, 1).double()
+    within, between = targets.var(0).mean(0), targets.mean(0).var(0, unbiased=False)
+    # Five standard errors of a sample variance of normal numbers, sqrt(2 / number), for each of the draws; counts have
+    # heavier tails, and the smaller their rate the more so.
+    tolerance = (25 if kind == "poisson" else 5) * math.sqrt(2 / number)
+    torch.testing.assert_close(prediction.aleatoric_variance.double(), within, rtol=tolerance, atol=1e-4)
+    # The means of the draws are known to sqrt(variance / number) each.
+    error = 5 * (prediction.variance.double() / number).sqrt()
+    gap = (prediction.epistemic_variance.double().sqrt() - between.sqrt()).abs()
+    assert (gap < error).all()
+    assert torch.allclose(prediction.variance, prediction.aleatoric_variance + prediction.epistemic_variance)
+
+
+def test_draws_of_targets_are_those_of_their_functions():
+    samples = 100.0 * torch.arange(3.0).reshape(3, 1, 1).expand(3, 2, 1)
+    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": torch.tensor([[1e-3], [1e-3], [1e-3]])})
+    targets = prediction.sample_targets(2)
+    assert targets.shape == (6, 2, 1)
+    assert targets.round().squeeze(-1).tolist() == [[0, 0], [100, 100], [200, 200]] * 2
+    assert len(targets.unique()) == 12
+    labels = Prediction(torch.zeros(4, 7, 3), likelihoods.Categorical()).sample_targets()
+    assert labels.shape == (4, 7)
+    assert set(labels.unique().tolist()) <= {0, 1, 2}
+
+
+def test_quantiles_are_those_of_the_mixture_of_draws():
+    """Two normal distributions far apart, whose mixture has its quantiles within one or the other."""
+    functions, points, number = 2, 400, 1000
+    samples = torch.tensor([0.0, 100.0], dtype=torch.float64).reshape(2, 1, 1).expand(functions, points, 1)
+    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": torch.ones(2, 1, dtype=torch.float64)})
+    levels = [0.1, 0.25, 0.75, 0.9]
+    quantiles = prediction.quantiles(levels, num_targets=number)
+    assert quantiles.shape == (4, points, 1)
+    # Of the thousand draws of each function, a half of which the level is twice as far.
+    within = torch.tensor([0.2, 0.5, 0.5, 0.8], dtype=torch.float64)
+    normal = dist.Normal(0.0, 1.0)
+    expected = normal.icdf(within) + torch.tensor([0.0, 0.0, 100.0, 100.0])
+    # The standard error of a sample quantile, over the root of the number of points; the bias is of order 1 / number.
+    error = (within * (1 - within) / number).sqrt() / normal.log_prob(normal.icdf(within)).exp()
+    gap = (quantiles.mean((1, 2)) - expected).abs()
+    assert (gap < 4 * error / math.sqrt(points) + 2 / number).all()
+    spread = quantiles.std(1).squeeze(-1)
+    assert ((spread / error - 1).abs() < 0.2).all()
+
+
+def test_a_quantile_is_the_least_draw_with_a_share_at_or_below_it():
+    """Draws of no noise are the functions themselves: 1 to 10, in any order."""
+    samples = (torch.randperm(10) + 1.0).reshape(10, 1, 1).double()
+    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": torch.full((10, 1), 1e-12).double()})
+    for dtype in (torch.float32, torch.float64):
+        levels = torch.tensor([[0.05, 0.1, 0.11], [0.5, 0.7, 0.99]], dtype=dtype)
+        quantiles = prediction.quantiles(levels, num_targets=1)
+        assert quantiles.shape == (2, 3, 1, 1)
+        assert quantiles.round().flatten().tolist() == [1, 1, 2, 5, 7, 10]
+    assert prediction.quantiles(0.5).shape == (1, 1)
+    counts = Prediction(torch.ones(8, 3, 1), likelihoods.Poisson()).quantiles([0.3, 0.7])
+    assert torch.equal(counts, counts.round())
+
+
+def test_parts_of_quantiles_are_the_whole_of_them():
+    samples = torch.randn(6, 700, 3, dtype=torch.float64)
+    noise = torch.full((6, 1), 1e-12, dtype=torch.float64)
+    quantiles = Prediction(samples, likelihoods.Gaussian(), {"scale": noise}).quantiles([0.4, 0.6], num_targets=30)
+    torch.testing.assert_close(quantiles, samples.sort(0).values[[2, 3]])
+
+
+@pytest.mark.parametrize("levels", [0.0, 1.0, [0.5, -0.1], [math.nan], []])
+def test_levels_out_of_range_are_named(levels):
+    prediction = Prediction(torch.zeros(2, 3, 1), likelihoods.Poisson())
+    with pytest.raises(ValueError, match=r"Prediction.quantiles: levels must be strictly between zero and one, got"):
+        prediction.quantiles(levels)
+
+
+def test_what_has_no_quantiles_or_targets_is_named():
+    prediction = Prediction(torch.zeros(2, 3, 4), likelihoods.Categorical())
+    with pytest.raises(ValueError, match=r"Prediction.quantiles: .* labels of classes, which have no order"):
+        prediction.quantiles(0.5)
+    for part in ("variance", "aleatoric_variance", "epistemic_variance"):
+        with pytest.raises(ValueError, match=rf"Prediction\.{part}: .* labels of classes, which have no variance"):
+            getattr(prediction, part)
+    for method in (prediction.sample_targets, lambda n: prediction.quantiles(0.5, n)):
+        with pytest.raises(ValueError, match="num_targets must be a positive integer, got 0"):
+            method(0)
+    with pytest.raises(ValueError, match=r"Prediction\.sample_targets: model must have an attribute `likelihood`"):
+        Prediction(torch.zeros(2, 3, 1)).sample_targets()

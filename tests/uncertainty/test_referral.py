@@ -1,0 +1,180 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import math
+
+import pytest
+import torch
+
+from pyro_radial.uncertainty import accuracy, class_auroc, negative_log_likelihood, referral_curve, risk_coverage
+from tests.helpers.class_probabilities import simulate
+
+PROBS = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6], [0.45, 0.55], [0.7, 0.3]])
+LABELS = torch.tensor([0, 1, 0, 1, 0])
+UNCERTAINTY = torch.tensor([0.1, 0.2, 0.4, 0.5, 0.3])
+
+
+def mean(predictions, targets):
+    return (predictions - targets).mean()
+
+
+def test_worked_by_hand():
+    """Five points, of which the most uncertain but one is wrong: 4/5, then 3/4, then all right."""
+    curve = referral_curve(accuracy, PROBS, LABELS, UNCERTAINTY, shares=[0.0, 0.2, 0.4, 0.8])
+    assert curve.share.tolist() == [0.0, 0.2, 0.4, 0.8]
+    assert curve.score.tolist() == pytest.approx([0.8, 0.75, 1.0, 1.0], rel=1e-6)
+    # Trapezoids of widths 0.2, 0.2 and 0.4, over 0.8.
+    expected = (0.2 * 0.775 + 0.2 * 0.875 + 0.4) / 0.8
+    assert curve.area.item() == pytest.approx(expected, rel=1e-6)
+    assert (curve.resamples.shape, curve.stderr.shape, curve.area_stderr.shape) == ((100, 4), (4,), ())
+
+
+def test_a_single_share_is_its_own_area():
+    curve = referral_curve(accuracy, PROBS, LABELS, UNCERTAINTY, shares=[0.2])
+    assert curve.area == curve.score[0]
+    assert curve.area_stderr == curve.stderr[0]
+
+
+@pytest.mark.parametrize("score", [accuracy, negative_log_likelihood, class_auroc])
+def test_the_score_is_that_of_the_most_certain_points(score):
+    probs, labels = simulate(200, 3)
+    uncertainty = torch.special.entr(probs).sum(-1)
+    curve = referral_curve(score, probs, labels, uncertainty, num_resamples=2)
+    for share, value in zip(curve.share.tolist(), curve.score.tolist(), strict=True):
+        kept = uncertainty.argsort()[: 200 - round(200 * share)]
+        assert value == pytest.approx(float(score(probs[kept], labels[kept])))
+
+
+def test_an_uncertainty_that_knows_makes_better_and_one_that_does_not_leaves_level():
+    probs, labels = simulate(5000, 3)
+    known = referral_curve(accuracy, probs, labels, 1 - probs.amax(-1), num_resamples=50)
+    assert (known.score.diff() > 0.02).all()
+    assert known.area > known.score[0] + 0.03
+    unknown = referral_curve(accuracy, probs, labels, torch.rand(5000), num_resamples=50)
+    # Differences of accuracies of nested sets: their variance is less than p (1 - p) / N over the share left.
+    assert ((unknown.score - unknown.score[0]).abs() < 4 * math.sqrt(0.25 / 5000 / 0.7)).all()
+
+
+def test_bootstrap_errors_are_those_of_the_mean():
+    """Nothing referred, the score is a mean, whose standard error is known; so nearly is that of a random half."""
+    number, resamples = 400, 2000
+    values = torch.randn(number, dtype=torch.float64)
+    zeros = torch.zeros(number)
+    curve = referral_curve(mean, values, zeros, torch.rand(number), shares=[0.0, 0.5], num_resamples=resamples)
+    expected = values.std(unbiased=False) / math.sqrt(number)
+    # A standard deviation of R normal numbers is known to 1 / sqrt(2 R).
+    assert curve.stderr[0].item() == pytest.approx(expected.item(), rel=4 / math.sqrt(2 * resamples))
+    # Of half the points; which these are is chance too, so that only about 10 % can be asked.
+    half = values.std().item() / math.sqrt(number / 2)
+    assert curve.stderr[1].item() == pytest.approx(half, rel=0.15)
+    assert curve.resamples[:, 0].mean().item() == pytest.approx(
+        values.mean().item(), abs=4 * expected.item() / math.sqrt(resamples)
+    )
+
+
+def test_a_resample_is_ranked_anew():
+    """The least of five points has mean 0 in all but a share (4/5)^5 of the resamples."""
+    values = torch.arange(5.0)
+    curve = referral_curve(mean, values, torch.zeros(5), values, shares=[0.0, 0.8], num_resamples=4000)
+    share = (curve.resamples[:, 1] == 0).double().mean().item()
+    expected = 1 - 0.8**5
+    assert share == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / 4000))
+
+
+def test_the_seed_alone_decides_the_resamples():
+    first = referral_curve(accuracy, PROBS, LABELS, UNCERTAINTY, seed=3)
+    torch.manual_seed(5)
+    again = referral_curve(accuracy, PROBS, LABELS, UNCERTAINTY, seed=3)
+    other = referral_curve(accuracy, PROBS, LABELS, UNCERTAINTY, seed=4)
+    assert torch.equal(first.resamples, again.resamples)
+    assert not torch.equal(first.resamples, other.resamples)
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    referral_curve(accuracy, PROBS, LABELS, UNCERTAINTY)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_two_methods_are_compared_on_the_same_resamples():
+    probs, labels = simulate(300, 3)
+    first = referral_curve(accuracy, probs, labels, 1 - probs.amax(-1))
+    second = referral_curve(accuracy, probs, labels, torch.rand(300))
+    # Nothing referred, they are the same method: their difference has no error, whatever that of each.
+    assert torch.equal(first.resamples[:, 0], second.resamples[:, 0])
+    assert not torch.equal(first.resamples[:, 1:], second.resamples[:, 1:])
+
+
+def test_ties_are_not_referred_in_the_order_of_the_points():
+    """All right first and all wrong last, of one uncertainty: what is left must not look better."""
+    number = 2000
+    values = (torch.arange(number) >= number // 2).double()
+    curve = referral_curve(mean, values, torch.zeros(number), torch.zeros(number), shares=[0.0, 0.5], num_resamples=2)
+    assert curve.score[1].item() == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(number / 2))
+
+
+def test_it_agrees_with_the_risk_at_the_coverage_left():
+    losses, uncertainty = torch.rand(50, dtype=torch.float64), torch.rand(50)
+    risks = risk_coverage(losses, uncertainty)
+    curve = referral_curve(mean, losses, torch.zeros(50), uncertainty, shares=[0.0, 0.1, 0.5, 0.9], num_resamples=2)
+    assert curve.score.tolist() == pytest.approx([risks.risk[n - 1].item() for n in (50, 45, 25, 5)])
+
+
+def test_a_class_missing_from_what_is_left_is_named_with_its_share():
+    """All of class 1 is uncertain, so that at 40 % none of it is left."""
+    labels = torch.tensor([0, 0, 1, 1, 0])
+    with pytest.raises(
+        ValueError, match=r"for the 3 of 5 points left at a referred share of 0.4: .* got none of \[1\]"
+    ):
+        referral_curve(class_auroc, PROBS, labels, UNCERTAINTY, shares=[0.0, 0.4])
+    with pytest.raises(ValueError, match=r"score must be finite for the 3 of 5 points left .* share of 0.4, got nan"):
+        referral_curve(lambda p, y: y.float().std() / y.sum(), PROBS, labels, UNCERTAINTY, shares=[0.4])
+
+
+def test_resamples_without_a_class_are_drawn_again_and_counted():
+    probs, labels = simulate(40, 2)
+    labels = torch.zeros(40, dtype=torch.long)
+    labels[:2] = 1
+    curve = referral_curve(class_auroc, probs, labels, torch.arange(40.0), num_resamples=400)
+    assert curve.resamples.isfinite().all()
+    # Neither of the two points, the most certain ones, is in a resample with probability (38/40)^40.
+    missing = (38 / 40) ** 40
+    expected = 400 * missing / (1 - missing)
+    assert abs(curve.redrawn - expected) < 5 * math.sqrt(400 * missing)
+    assert referral_curve(accuracy, probs, labels, torch.arange(40.0)).redrawn == 0
+
+
+def test_too_many_resamples_without_a_score_are_an_error():
+    labels = torch.tensor([0, 1] + [0] * 38)
+    probs = torch.full((40, 2), 0.5)
+    # The only point of its class is the most uncertain but six: it is nearly always referred twice over.
+    uncertainty = torch.zeros(40)
+    uncertainty[[1, 2, 3, 4, 5, 6, 7]] = torch.tensor([1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    with pytest.raises(ValueError, match="score must be defined for most resamples, got 101 of"):
+        referral_curve(class_auroc, probs, labels, uncertainty, shares=[0.0, 0.15])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shares": [0.0, 1.0]}, r"shares must be increasing numbers in \[0, 1\).*, got \[0.0, 1.0\]"),
+        ({"shares": [-0.1]}, "shares must be"),
+        ({"shares": [0.0, 10.0, 20.0]}, "shares must be"),
+        ({"shares": [0.2, 0.1]}, "shares must be increasing"),
+        ({"shares": [0.1, 0.1]}, "shares must be increasing"),
+        ({"shares": [math.nan]}, "shares must be"),
+        ({"shares": []}, "shares must be"),
+        ({"shares": [0.0, 0.95]}, "shares must leave at least one of 5 points, got 0.95"),
+        ({"uncertainty": torch.tensor([0.0, 0.1, 0.2, 0.3, math.nan])}, "uncertainty must be finite"),
+        ({"uncertainty": torch.zeros(5, 1)}, r"uncertainty must have shape \[N\]"),
+        ({"predictions": PROBS[:4]}, "predictions must have 5 rows to fit uncertainty, got shape"),
+        ({"targets": LABELS[:4]}, "targets must have 5 rows to fit uncertainty, got shape"),
+        ({"num_resamples": 1}, "num_resamples must be at least 2, got 1"),
+        ({"num_resamples": 0}, "num_resamples must be a positive integer, got 0"),
+        ({"seed": -1}, "seed must be a non-negative integer, got -1"),
+        ({"predictions": PROBS * 2}, "probs must sum to one"),
+    ],
+)
+def test_bad_arguments_are_named(change, message):
+    arguments = {"predictions": PROBS, "targets": LABELS, "uncertainty": UNCERTAINTY, **change}
+    with pytest.raises(ValueError, match=f"referral_curve: .*{message}"):
+        referral_curve(accuracy, **arguments)

@@ -1,0 +1,124 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import math
+
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+
+from pyro_radial.infer.prediction import Prediction
+from pyro_radial.nn import likelihoods
+from pyro_radial.uncertainty import TemperatureScaling, accuracy, negative_log_likelihood
+from tests.helpers.class_probabilities import simulate
+
+
+@pytest.mark.parametrize("right", [3, 7, 9])
+@pytest.mark.parametrize("gap", [1e-3, 1.0, 300.0])
+def test_two_logits_are_in_closed_form(right, gap):
+    """All points alike, ``right`` of ten right: the temperature makes that share the confidence."""
+    logits = torch.tensor([[gap, 0.0]], dtype=torch.float64).expand(10, 2)
+    labels = torch.ones(10, dtype=torch.long)
+    labels[:right] = 0
+    if right < 5:  # Worse than chance has no temperature.
+        with pytest.raises(ValueError, match="no better than chance"):
+            TemperatureScaling.fit(logits, labels)
+        return
+    scaling = TemperatureScaling.fit(logits, labels)
+    assert scaling.temperature == pytest.approx(gap / math.log(right / (10 - right)), rel=1e-12)
+    assert scaling(logits)[:, 0].tolist() == pytest.approx([right / 10] * 10, rel=1e-12)
+
+
+@pytest.mark.parametrize("factor", [0.2, 1.0, 5.0])
+def test_the_temperature_that_labels_were_drawn_at_is_found(factor):
+    """To a few standard errors from the curvature, the variance of the logits; log-probabilities are as good."""
+    probs, labels = simulate(20_000, 5)
+    log_probs = probs.log()
+    means = (probs * log_probs).sum(-1)
+    information = ((probs * log_probs.square()).sum(-1) - means.square()).sum()
+    scaling = TemperatureScaling.fit(factor * log_probs + 3.0, labels)
+    assert factor / scaling.temperature == pytest.approx(1.0, abs=4 / math.sqrt(information))
+    again = TemperatureScaling.fit((factor * log_probs).softmax(-1).log(), labels)
+    assert again.temperature == pytest.approx(scaling.temperature, rel=1e-9)
+
+
+def test_it_is_the_least_of_the_likelihood_and_keeps_the_accuracy():
+    probs, labels = simulate(300, 4)
+    logits = 3 * probs.log()
+    scaling = TemperatureScaling.fit(logits, labels)
+
+    def loss(log_temperature):
+        return negative_log_likelihood(TemperatureScaling(math.exp(log_temperature))(logits), labels).item()
+
+    found = minimize_scalar(loss, bounds=(-5, 5), method="bounded", options={"xatol": 1e-10})
+    # A minimum is known to the root of the rounding of its value.
+    assert math.log(scaling.temperature) == pytest.approx(found.x, abs=1e-6)
+    assert loss(math.log(scaling.temperature)) <= found.fun + 1e-14
+    assert accuracy(scaling(logits), labels) == accuracy(logits.softmax(-1), labels)
+    assert loss(math.log(scaling.temperature)) < loss(0.0) - 0.1
+
+
+def test_a_prediction_is_averaged_before_it_is_scaled():
+    samples = 3 * torch.randn(6, 50, 3, dtype=torch.float64)
+    labels = torch.randint(3, (50,))
+    labels[:40] = samples.softmax(-1).mean(0).argmax(-1)[:40]
+    prediction = Prediction(samples, likelihoods.Categorical())
+    scaling = TemperatureScaling.fit(prediction, labels)
+    expected = TemperatureScaling.fit(prediction.mean.log(), labels)
+    assert scaling.temperature == pytest.approx(expected.temperature, rel=1e-9)
+    torch.testing.assert_close(scaling(prediction), scaling(prediction.mean.log()))
+    torch.testing.assert_close(TemperatureScaling(1.0)(prediction), prediction.mean)
+
+
+def test_impossible_classes_stay_impossible():
+    probs = torch.tensor([[0.9, 0.1, 0.0], [0.0, 0.8, 0.2], [0.7, 0.3, 0.0]])
+    scaling = TemperatureScaling.fit(probs.log(), torch.tensor([0, 1, 1]))
+    scaled = scaling(probs.log())
+    assert torch.equal(scaled == 0, probs == 0)
+    without = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]])
+    same = TemperatureScaling.fit(without.log(), torch.tensor([0, 0, 1]))
+    assert scaling.temperature == pytest.approx(same.temperature, rel=1e-6)
+
+
+def test_scaling_has_gradients_and_keeps_the_precision():
+    logits = torch.randn(4, 3, requires_grad=True)
+    scaled = TemperatureScaling(2.0)(logits)
+    assert scaled.dtype == torch.float32
+    assert torch.autograd.grad(scaled[0, 0], logits)[0].abs().max() > 0
+    assert TemperatureScaling(2.0)(logits.half()).dtype == torch.float32
+
+
+LOGITS = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+IMPOSSIBLE = torch.tensor([[0.0, -math.inf], [0.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "message"),
+    [
+        (LOGITS, torch.tensor([0, 1]), "labels must hold a point whose most probable class is not .* 2 right of 2"),
+        (LOGITS * 0, torch.tensor([0, 1]), "labels must have logits above the mean"),
+        (IMPOSSIBLE, torch.tensor([1, 1]), "labels must have positive probability"),
+        (LOGITS[0], torch.tensor([0]), "logits must be floating-point of shape"),
+        (LOGITS.long(), torch.tensor([0, 1]), "logits must be floating-point of shape"),
+        (LOGITS / 0, torch.tensor([0, 1]), "logits must be numbers below infinity"),
+        (torch.full((1, 2), -math.inf), torch.tensor([0]), "logits must be numbers below infinity"),
+        (LOGITS, torch.tensor([0]), r"labels must have shape \[2\] to fit logits, got \[1\]"),
+        (LOGITS, torch.tensor([0, 2]), "labels must be from 0 to 1, got 0 to 2"),
+        (LOGITS, torch.tensor([0.0, 1.0]), "labels must be integers"),
+        (
+            Prediction(torch.zeros(2, 3, 1), likelihoods.Poisson()),
+            torch.tensor([0]),
+            "logits must be a prediction .* got",
+        ),
+        (Prediction(torch.zeros(2, 3, 1)), torch.tensor([0]), "logits must be a prediction .* got NoneType"),
+    ],
+)
+def test_bad_arguments_are_named(logits, labels, message):
+    with pytest.raises(ValueError, match=message):
+        TemperatureScaling.fit(logits, labels)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
+def test_temperatures_out_of_range_are_named(temperature):
+    with pytest.raises(ValueError, match="temperature must be a positive finite number"):
+        TemperatureScaling(temperature)
