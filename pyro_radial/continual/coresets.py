@@ -143,7 +143,7 @@ class Coreset:
     :param Mapping fit_options: of the training on labels, where they differ from those of a task.
     :param str use: "labels" or "functions".
     :param float weight: of the KL of functions, by default 10.
-    :param int max_points: the most kept inputs in one step, by default 100.
+    :param int max_points: the most kept inputs in one step, by default 200.
     :raises ValueError: naming the argument that does not fit, or is of the other use.
 
     Example::
@@ -179,5 +179,5 @@ class Coreset:
         # Frozen for everyone else.
         weight, max_points = (10.0 if self.weight is None else self.weight), self.max_points
         object.__setattr__(self, "weight", positive_float("Coreset: weight", weight))
-        points = positive_count("Coreset: max_points", 100 if max_points is None else max_points)
+        points = positive_count("Coreset: max_points", 200 if max_points is None else max_points)
         object.__setattr__(self, "max_points", points)

@@ -93,7 +93,7 @@ class FunctionChainELBO(RadialELBO):
         *,
         kl_weight: float = 10.0,
         weight_space_kl: float = 1.0,
-        max_points: int = 100,
+        max_points: int = 200,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_particles, kl_weight=kl_weight, **kwargs)

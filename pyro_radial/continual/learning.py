@@ -57,7 +57,8 @@ def learn_stream(
     near the scale of the initialization, ``BayesianModule(net, dist.Normal(0.0, 0.1))``, whose KL counts a tenth in the
     first task, ``first_task={"loss": RadialELBO(kl_weight=0.1)}``; and rates of their own for scales and means, 1e-2
     and 3e-3 in :func:`~pyro_radial.fit`'s ``optim``, that fall to zero with ``scheduler_interval="step"``. Where inputs
-    may be kept, ``Coreset(use="functions")`` with ``loss=RadialELBO(kl_weight=0.3)`` does more than all of it.
+    may be kept, ``Coreset(use="functions")`` with ``loss=RadialELBO(kl_weight=0.3)`` does more than all of it. With one
+    head ``compile=True`` takes a fraction of the time: the graphs of the first two tasks serve all.
 
     :param PriorChain chain: around a :class:`~pyro_radial.SupervisedModel` of a classifier; at the end its
         prior is the last posterior.
