@@ -8,7 +8,7 @@ python -m benchmarks.continual.split_fashion_mnist
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -16,17 +16,10 @@ from typing import NamedTuple
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, flat_images, main
-from benchmarks.continual._chains import (
-    METHODS,
-    Setting,
-    accuracy_table,
-    as_matrix,
-    learn,
-    percent,
-    row_keys,
-)
-from pyro_radial.continual import Coreset, TaskStream, plot_average_accuracy, plot_final_accuracy, split_by_class
+from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main
+from benchmarks.continual._cells import accuracy_table, as_matrix, percent, setting_of
+from benchmarks.continual._chains import METHODS, NOTHING, Keeping, Setting, learn, row_keys, split_fashion_mnist
+from pyro_radial.continual import plot_average_accuracy, plot_final_accuracy
 
 __all__ = ["claims", "draw", "report", "run"]
 
@@ -119,10 +112,14 @@ def run(
     results = Results(output, {"torch": torch.__version__, "workers": workers, "threads": threads})
     size = SIZES[form]
 
+    labels = {"epochs": size.coreset_epochs, "batch_size": 256}
+
     def job(heads: str, method: str, setting: Setting, seed: int, part: str, coreset: int = 0) -> Job:
-        keys = {"heads": heads, **row_keys(method, setting, seed, part, coreset)}
-        checkpoint = results.checkpoint(heads, method, *asdict(setting).values(), seed, part, coreset)
-        return Job(keys, score, (data_dir, form, heads, method, setting, seed, part, coreset, checkpoint))
+        run_of = method, setting, seed, part, Keeping("labels", coreset) if coreset else NOTHING
+        keys = {"heads": heads, **row_keys(*run_of)}
+        tasks = partial(split_fashion_mnist, data_dir, size.rows, size.num_tasks, heads)
+        checkpoint = results.checkpoint(*keys.values())
+        return Job(keys, learn, (tasks, size.sizes, size.num_samples, labels, *run_of, checkpoint))
 
     for heads in HEADS:
         grid = size.grids[heads]
@@ -145,43 +142,6 @@ def chosen(results: Results, size: Size, heads: str) -> dict[str, dict[str, tupl
     by_validation["radial exact, runner-up"] = ("radial exact", best["radial exact"][1], 0)
     papers = {m: (m, size.paper[m], 0) for m in METHODS}
     return {"the paper's setting": papers, "its best setting by validation": by_validation}
-
-
-@lru_cache
-def stream(data_dir: Path | None, form: Form, heads: str) -> TaskStream:
-    size = SIZES[form]
-    train, test = ((x[: size.rows], y[: size.rows]) for x, y in flat_images("fashion_mnist", data_dir))
-    return split_by_class(train, test, multi_head=heads == "multi", validation_fraction=0.1)[: size.num_tasks]
-
-
-def score(
-    data_dir: Path | None,
-    form: Form,
-    heads: str,
-    method: str,
-    setting: Setting,
-    seed: int,
-    part: str,
-    coreset: int,
-    checkpoint: Path,
-) -> Row:
-    size = SIZES[form]
-    kept = Coreset(coreset, fit_options={"epochs": size.coreset_epochs, "batch_size": 256}) if coreset else None
-    return learn(
-        stream(data_dir, form, heads),
-        size.sizes,
-        method,
-        setting,
-        seed,
-        checkpoint,
-        coreset=kept,
-        measure_on=part,
-        num_samples=size.num_samples,
-    )
-
-
-def setting_of(row: Row) -> Setting:
-    return Setting(**{name: row[name] for name in asdict(SMALL[0])})
 
 
 def ranked(results: Results, heads: str, method: str) -> list[Setting]:

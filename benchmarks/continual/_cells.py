@@ -1,0 +1,142 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What to learn for a table of the continual learning experiments, and the table."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any, NamedTuple
+
+from benchmarks.common import Job, Results, Row, compute_all, markdown_table, with_error
+from benchmarks.continual._chains import NOTHING, Keeping, Setting, row_keys
+from pyro_radial.continual import AccuracyMatrix
+
+#: The first of the seeds that no choice was made on.
+FIRST_SEED = 10
+SCORES = {
+    "average_accuracy": "average accuracy",
+    "learned": "just learned",
+    "backward_transfer": "backward transfer",
+}
+
+
+def as_matrix(row: Row, names: Sequence[str]) -> AccuracyMatrix:
+    """The accuracy matrix of a saved row."""
+    matrix = AccuracyMatrix.empty(names)
+    for i, accuracies in enumerate(row["values"]):
+        matrix = matrix.with_row(i, accuracies)
+    return matrix
+
+
+class Cell(NamedTuple):
+    """A line of a table, but for its method: how tasks are trained and what is kept of them, to choose from."""
+
+    settings: Sequence[Setting]
+    keepings: Sequence[Keeping] = (NOTHING,)
+    methods: Sequence[str] = ("mean field", "radial normal", "radial exact")
+
+    @property
+    def pairs(self) -> list[tuple[Setting, Keeping]]:
+        return [(setting, keeping) for setting in self.settings for keeping in self.keepings]
+
+
+def compute_cells(
+    results: Results,
+    cells: Sequence[Cell],
+    job: Callable[[str, Setting, int, str, Keeping], Job],
+    seeds: int,
+    workers: int,
+    threads: int,
+    **where: Any,
+) -> list[tuple[str, Setting, Keeping]]:
+    """Choose on validation rows with seed 0, then test with seeds from 10 on; returns what was tested.
+
+    :param job: from a method, its setting, a seed, "validation" or "test", and what is kept, to the job.
+    :param where: the keys of rows besides those of :func:`row_keys`.
+    """
+    choosing = [
+        job(method, setting, 0, "validation", keeping)
+        for cell in cells
+        if len(cell.pairs) > 1
+        # The exact form takes what the normal one does.
+        for method in cell.methods
+        if method != "radial exact"
+        for setting, keeping in cell.pairs
+    ]
+    compute_all(results, choosing, workers, threads)
+    tested = [(method, *chosen(results, cell, method, **where)) for cell in cells for method in cell.methods]
+    jobs = [job(m, s, FIRST_SEED + seed, "test", k) for seed in range(seeds) for m, s, k in tested]
+    compute_all(results, jobs, workers, threads)
+    return tested
+
+
+def chosen(results: Results, cell: Cell, method: str, **where: Any) -> tuple[Setting, Keeping]:
+    """What validation finds best for a method."""
+    own = "radial normal" if method == "radial exact" else method
+
+    def accuracy(pair: tuple[Setting, Keeping]) -> float:
+        row = results.find({**where, **row_keys(own, pair[0], 0, "validation", pair[1])})
+        assert row is not None
+        return row["average_accuracy"]
+
+    return cell.pairs[0] if len(cell.pairs) == 1 else max(cell.pairs, key=accuracy)
+
+
+def tested_rows(results: Results, cell: Cell, method: str, **where: Any) -> list[Row]:
+    """The rows of a method on test data, in the setting that was chosen."""
+    setting, keeping = chosen(results, cell, method, **where)
+    return results.where(**where, method=method, measured_on="test", **asdict(setting), **asdict(keeping))
+
+
+def setting_of(row: Row) -> Setting:
+    return Setting(**{name: row[name] for name in asdict(Setting(1))})
+
+
+def keeping_of(row: Row) -> Keeping:
+    return Keeping(**{name: row[name] for name in asdict(NOTHING)})
+
+
+def described(row: Row) -> str:
+    """The setting of a row in a few words."""
+    start = f"sigma from {row['init_scale']:g}" if row["init_stddev"] is None else f"from {row['init_stddev']:g}"
+    words = [f"{row['epochs']} epochs", start]
+    if row["noise"] == "local":
+        words.append("local noise")
+    if row["prior_stddev"] != 1.0:
+        words.append(f"first prior N(0, {row['prior_stddev']:g}^2)")
+    if row["method"] != "mean field":
+        words.append("a radius a tensor" if row["event_dim"] is None else "a radius a row")
+    if row["reset_scales"]:
+        words.append("scales reset")
+    if row["decay_over"]:
+        words.append("rate to zero")
+    if row["later_kl"] != 1.0:
+        words.append(f"later KL x {row['later_kl']:g}")
+    return ", ".join(words)
+
+
+def by_setting(results: Results, **keys: Any) -> dict[tuple[str, str, str], list[Row]]:
+    """Rows measured on test data with these keys, by method, setting in words, and what is kept."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for row in results.rows:
+        if row["measured_on"] == "test" and keys.items() <= row.items():
+            found.setdefault((row["method"], described(row), str(keeping_of(row))), []).append(row)
+    return found
+
+
+def accuracy_table(results: Results, **keys: Any) -> str:
+    """Average accuracy, accuracy just learned and backward transfer, in percent, and seconds, by setting."""
+    lines = [
+        [method, kept, setting, *(percent(rows, name) for name in SCORES), seconds(rows), str(len(rows))]
+        for (method, setting, kept), rows in by_setting(results, **keys).items()
+    ]
+    return markdown_table(["", "kept", "setting", *SCORES.values(), "seconds", "seeds"], lines)
+
+
+def percent(rows: Sequence[Row], name: str) -> str:
+    return with_error([100.0 * row[name] for row in rows], 2)
+
+
+def seconds(rows: Sequence[Row]) -> str:
+    return f"{median(row['seconds'] for row in rows):.0f}"
