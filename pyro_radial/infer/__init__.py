@@ -5,6 +5,7 @@
 
 from pyro_radial.infer.compiled_svi import CompiledSVI
 from pyro_radial.infer.diagnose import Diagnosis, diagnose
+from pyro_radial.infer.dropout import predict_with_dropout
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.fit import FitResult, fit
 from pyro_radial.infer.functional_elbo import FunctionalELBO
@@ -27,4 +28,5 @@ __all__ = [
     "diagnose",
     "fit",
     "predict",
+    "predict_with_dropout",
 ]
