@@ -7,6 +7,7 @@ from pyro_radial.infer.compiled_svi import CompiledSVI
 from pyro_radial.infer.diagnose import Diagnosis, diagnose
 from pyro_radial.infer.dropout import predict_with_dropout
 from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.ensemble import Ensemble
 from pyro_radial.infer.fit import FitResult, fit
 from pyro_radial.infer.functional_elbo import FunctionalELBO
 from pyro_radial.infer.loss_terms import LossTerms
@@ -18,6 +19,7 @@ from pyro_radial.infer.sampled_network import SampledNetwork
 __all__ = [
     "CompiledSVI",
     "Diagnosis",
+    "Ensemble",
     "FitResult",
     "FunctionalELBO",
     "HalfCauchyReparam",
