@@ -3,6 +3,7 @@
 
 """Losses, training, prediction and guides."""
 
+from pyro_radial.infer.arviz_data import to_arviz
 from pyro_radial.infer.compiled_svi import CompiledSVI
 from pyro_radial.infer.diagnose import Diagnosis, diagnose
 from pyro_radial.infer.dropout import predict_with_dropout
@@ -31,4 +32,5 @@ __all__ = [
     "fit",
     "predict",
     "predict_with_dropout",
+    "to_arviz",
 ]
