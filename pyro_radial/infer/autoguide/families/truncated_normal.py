@@ -24,8 +24,11 @@ class TruncatedNormal(LocScale):
     Its draws keep near the mean, so that gradients vary less than mean field's. Its KL to a normal prior
     :math:`N(m, t^2)` is closed, that of the normal with its mean and its variance :math:`v \sigma^2` and a constant:
 
-    .. math:: KL = \log \frac{t}{\sigma} - \frac12 - \log Z + \frac{1 - v}{2}
-        + \frac{v \sigma^2 + (\mu - m)^2}{2 t^2}, \qquad Z = \mathrm{erf}(c / \sqrt 2).
+    .. math:: KL = \log \frac{t}{\sigma} - \log Z - \frac v2 + \frac{v \sigma^2 + (\mu - m)^2}{2 t^2},
+        \qquad Z = \mathrm{erf}(c / \sqrt 2).
+
+    As a prior it rules out all values beyond c, so that a :class:`~pyro_radial.PriorChain` of it needs
+    ``form="normal"``; the exact form is refused by name.
 
     Source: Farquhar, Osborne and Gal (2020), "Radial Bayesian Neural Networks", appendix F. They draw truncated weights
     for the likelihood and keep the KL of the normal that is not truncated, which bounds no evidence (as they say); here

@@ -4,6 +4,7 @@
 """Truncated mean field: draws that keep near the mean, the KL of that posterior, and a training that finds it."""
 
 import math
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -11,8 +12,9 @@ import pytest
 import torch
 from scipy import integrate, stats
 from torch import nn
+from torch.optim import Adam
 
-from pyro_radial import AutoMeanField, BayesianModule, RadialELBO, SupervisedModel, fit, predict
+from pyro_radial import AutoMeanField, BayesianModule, PriorChain, RadialELBO, SupervisedModel, fit, predict
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
 from tests.helpers.models import matrix_model, train_to_convergence
@@ -80,6 +82,19 @@ def test_it_is_trained_by_fit_and_predicts():
     result = fit(model, guide, (x, x.sum(-1)), epochs=3, seed=0, progress=False)
     assert result.history[-1]["loss"] < result.history[0]["loss"]
     assert predict(model, guide, x, 4).samples.shape == (4, 50, 1)
+
+
+def test_a_chain_takes_the_normal_of_its_moments():
+    chain = PriorChain(SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian()), form="normal")
+    x = torch.randn(20, 2)
+    for _ in range(2):
+        guide = chain.guide(guide_of)
+        result = fit(chain, guide, (x, x.sum(-1)), epochs=20, optim=partial(Adam, lr=0.03), seed=0, progress=False)
+        chain.advance(guide)
+    assert math.isfinite(result.history[-1]["loss"])
+    exact = PriorChain(SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian()))
+    with pytest.raises(ValueError, match=r"new prior of site 'weight'.* gives zero density"):
+        exact.advance(guide)
 
 
 def test_local_noise_is_refused_by_name():
