@@ -61,6 +61,12 @@ class Ensemble:
         >>> prediction = ensemble.predict(x, num_samples=4)
         >>> prediction.samples.shape, prediction.mean.shape
         (torch.Size([12, 64, 3]), torch.Size([64, 3]))
+
+    ``torch.save(ensemble.state_dict(), path)`` keeps it; another takes it over once it has its parameters::
+
+        >>> other = Ensemble(make, size=3)
+        >>> other.setup(x[:2], y[:2])
+        >>> other.load_state_dict(ensemble.state_dict())
     """
 
     def __init__(self, make: Make, size: int = 5, *, seed: int = 0, function_site: str = FUNCTION_SITE) -> None:
