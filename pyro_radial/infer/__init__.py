@@ -3,9 +3,12 @@
 
 """Losses, training, prediction and guides."""
 
+from pyro_radial.infer.arviz_data import to_arviz
 from pyro_radial.infer.compiled_svi import CompiledSVI
 from pyro_radial.infer.diagnose import Diagnosis, diagnose
+from pyro_radial.infer.dropout import predict_with_dropout
 from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.ensemble import Ensemble
 from pyro_radial.infer.fit import FitResult, fit
 from pyro_radial.infer.functional_elbo import FunctionalELBO
 from pyro_radial.infer.loss_terms import LossTerms
@@ -17,6 +20,7 @@ from pyro_radial.infer.sampled_network import SampledNetwork
 __all__ = [
     "CompiledSVI",
     "Diagnosis",
+    "Ensemble",
     "FitResult",
     "FunctionalELBO",
     "HalfCauchyReparam",
@@ -27,4 +31,6 @@ __all__ = [
     "diagnose",
     "fit",
     "predict",
+    "predict_with_dropout",
+    "to_arviz",
 ]

@@ -9,6 +9,7 @@ from pyro_radial.infer.autoguide.families.loc_scale import LocScale
 from pyro_radial.infer.autoguide.families.normal import Normal
 from pyro_radial.infer.autoguide.families.point import Point
 from pyro_radial.infer.autoguide.families.radial import Radial
+from pyro_radial.infer.autoguide.families.truncated_normal import TruncatedNormal
 from pyro_radial.infer.autoguide.families.von_mises_fisher import VonMisesFisher
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Point",
     "Radial",
     "Site",
+    "TruncatedNormal",
     "VonMisesFisher",
     "choose_families",
 ]

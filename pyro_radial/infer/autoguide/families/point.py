@@ -19,21 +19,37 @@ __all__ = ["Point"]
 
 
 class Point(Family):
-    """One value, where the posterior is highest: what Pyro's ``AutoDelta`` gives a whole model.
+    r"""One value, where the posterior is highest: what Pyro's ``AutoDelta`` gives a whole model.
 
     It is the mode in the site's own space, not in the unconstrained one where it is trained.
     :class:`~pyro_radial.PriorChain` leaves such sites out: a point is no prior for what comes later.
 
+    For all sites, as in the example, it is the plain network: :func:`~pyro_radial.fit` trains it from the network's
+    own values, by the loss per datum
+
+    .. math:: -\frac1N \sum_n \log p(y_n \mid f(x_n)) - \frac\lambda N \log p(w),
+
+    which with a prior :math:`N(0, \tau^2)` is weight decay of :math:`\lambda / \tau^2 N` (norm layers and what else is
+    not random have none). Gradients are of the sum over data, N times that: Adam does not see it, and a rate of SGD is
+    to be 1 / N of one for the mean. :math:`\lambda` is the ``kl_weight`` of :class:`~pyro_radial.RadialELBO`: 1 for
+    the mode of the posterior, 0 for maximum likelihood. One draw of :func:`~pyro_radial.predict` is all there is. With
+    dropout layers, :func:`~pyro_radial.infer.predict_with_dropout` has more, and of several such networks
+    :class:`~pyro_radial.infer.Ensemble` makes a deep ensemble.
+
     Example::
 
-        >>> import pyro
-        >>> from pyro_radial import AutoRadial
-        >>> def model():
-        ...     pyro.sample("rate", dist.Gamma(2., 1.))
-        ...     pyro.sample("w", dist.Normal(0., 1.).expand([3]).to_event(1))
-        >>> guide = AutoRadial(model, families={"rate": Point()})
-        >>> guide.setup()
-        >>> type(guide.posterior()["rate"]).__name__
+        >>> import torch
+        >>> from torch import nn
+        >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, fit, predict
+        >>> from pyro_radial.nn import likelihoods
+        >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> model = SupervisedModel(BayesianModule(net, prior=dist.Normal(0., 1.)), likelihoods.Gaussian())
+        >>> guide = AutoRadial(model, families={".": Point()})
+        >>> x = torch.randn(64, 2)
+        >>> result = fit(model, guide, (x, x.sum(-1, keepdim=True)), epochs=2, progress=False)
+        >>> predict(model, guide, x, num_samples=1).mean.shape
+        torch.Size([64, 1])
+        >>> type(guide.posterior()["0.bias"]).__name__
         'Delta'
     """
 

@@ -1,0 +1,158 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Monte Carlo dropout: masks of the right moments, one for each row, and nothing else in train mode."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, fit, predict
+from pyro_radial.infer import predict_with_dropout
+from pyro_radial.infer.autoguide import families
+from pyro_radial.nn import likelihoods
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+DRAWS = 1000
+
+
+def plain(net, x=X, outputs=1):
+    """The network as it is, as a point estimate."""
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=0.1))
+    guide = AutoMeanField(model, families={".": families.Point()})
+    guide.setup(x, torch.zeros(len(x), outputs))
+    return model, guide
+
+
+@pytest.mark.parametrize("chunk_size", [4, 1024])
+def test_draws_have_the_moments_of_masks_that_are_independent_for_each_row(chunk_size):
+    rate, net = 0.3, nn.Linear(4, 1)
+    model, guide = plain(nn.Sequential(nn.Dropout(rate), net))
+    # The last row twice: masks that were shared would make the two alike.
+    x = torch.cat([X, X[-1:]])
+    samples = predict_with_dropout(model, guide, x, DRAWS, chunk_size).samples[..., 0]
+    terms = (x * net.weight).detach()
+    variance = rate / (1 - rate) * terms.square().sum(-1)
+    centered = samples - (terms.sum(-1) + net.bias.detach())
+    assert bool((centered.mean(0).abs() < 4.5 * (variance / DRAWS).sqrt()).all())
+    # The kurtosis of so few terms is below that of a normal, so that this is generous.
+    assert bool(((centered.square().mean(0) / variance - 1).abs() < 4.5 * (2 / DRAWS) ** 0.5).all())
+    covariance = (centered[:, -1] * centered[:, -2]).mean() / variance[-1]
+    assert abs(float(covariance)) < 4.5 / DRAWS**0.5
+
+
+def test_norm_layers_stay_in_evaluation_mode_and_all_modes_are_restored():
+    norm = nn.BatchNorm1d(4)
+    norm.running_mean.fill_(3.0)
+    model, guide = plain(nn.Sequential(nn.Linear(4, 4), norm, nn.Dropout(0.5), nn.Linear(4, 1)))
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [module.training for module in (*model.modules(), *model.bnn.skeleton.modules())]
+    predict_with_dropout(model, guide, X, 3)
+    assert [module.training for module in (*model.modules(), *model.bnn.skeleton.modules())] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    # Without dropout's share the two would be the same; a batch's statistics would be far off the running mean.
+    pyro.set_rng_seed(0)
+    dropped, off = predict_with_dropout(model, guide, X, DRAWS), predict(model, guide, X, 1)
+    assert bool(((dropped.mean - off.mean).abs() < 4.5 * dropped.samples.std(0) / DRAWS**0.5).all())
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(4, 2, 8, dropout=0.4, batch_first=True), 1, enable_nested_tensor=False
+        )
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.encoder(x.unsqueeze(1)).squeeze(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(4, 5, num_layers=2, dropout=0.4, batch_first=True)
+        self.head = nn.Linear(5, 1)
+
+    def forward(self, x):
+        return self.head(self.rnn(x.unsqueeze(1))[0][:, -1])
+
+
+class OwnDropout(nn.Dropout):
+    """A user's."""
+
+
+NETS = {
+    "transformer": Encoder,
+    "recurrent": Recurrent,
+    "convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 5, 2), nn.Dropout2d(0.4), nn.Flatten(), nn.Linear(5, 1)
+    ),
+    "alpha": lambda: nn.Sequential(nn.Linear(4, 8), nn.SELU(), nn.AlphaDropout(0.4), nn.Linear(8, 1)),
+    "own": lambda: nn.Sequential(nn.Linear(4, 8), OwnDropout(0.4), nn.Linear(8, 1)),
+}
+
+
+@pytest.mark.parametrize("make", NETS.values(), ids=NETS)
+def test_every_kind_of_dropout_layer_is_on_here_and_off_in_predict(make):
+    model, guide = plain(make())
+    assert float(predict_with_dropout(model, guide, X, 8).samples.std(0).min()) > 1e-4
+    assert float(predict(model, guide, X, 8).samples.std(0).max()) < 1e-6
+
+
+def test_rows_that_no_mask_changes_say_nothing_of_the_others():
+    model, guide = plain(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1)))
+    x = torch.cat([torch.zeros(3, 4), X])
+    spread = predict_with_dropout(model, guide, x, 50).samples[1:].std(0)
+    assert float(spread[:3].max()) == 0.0
+    assert float(spread[3:].min()) > 0.01
+
+
+def test_it_is_trained_by_fit_and_predicts_with_the_measures_of_the_library():
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical())
+    guide = AutoMeanField(model, families={".": families.Point()})
+    y = torch.arange(len(X)) % 3
+    fit(model, guide, (X, y), epochs=3, seed=0, progress=False)
+    prediction = predict_with_dropout(model, guide, X, 32)
+    assert prediction.samples.shape == (32, 6, 3)
+    assert bool((prediction.mutual_information > 0).all())
+    assert bool((prediction.entropy > prediction.mutual_information).all())
+    assert prediction.log_prob(y).shape == (6,)
+
+
+def test_a_model_written_by_hand_and_a_guide_with_noise_work_too():
+    bnn = BayesianModule(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1)))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bnn = bnn
+
+        def forward(self, x, y=None):
+            with pyro.plate("data", len(x)):
+                pyro.sample("y", dist.Normal(pyro.deterministic("values", self.bnn(x).squeeze(-1)), 1.0), obs=y)
+
+    model = Model()
+    guide = AutoMeanField(model, init_stddev=0.5)
+    guide.setup(X, torch.zeros(6))
+    both = predict_with_dropout(model, guide, X, 300, function_site="values").samples.var(0)
+    weights = predict(model, guide, X, 300, function_site="values").samples.var(0)
+    assert bool((both > 1.1 * weights).all())
+
+
+@pytest.mark.parametrize("net", [nn.Linear(4, 1), nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 1))])
+def test_a_model_that_drops_nothing_is_refused(net):
+    with pytest.raises(ValueError, match=r"model must have dropout layers, .* got SupervisedModel without any"):
+        predict_with_dropout(*plain(net), X)
+
+
+def test_errors_name_the_argument():
+    model, guide = plain(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1)))
+    with pytest.raises(ValueError, match="predict_with_dropout: num_samples must be a positive integer, got 0"):
+        predict_with_dropout(model, guide, X, 0)
+    with pytest.raises(ValueError, match="predict_with_dropout: x must not hold NaN"):
+        predict_with_dropout(model, guide, X * torch.nan)
