@@ -41,10 +41,10 @@ class KeptFunctions(NamedTuple):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, chain: PriorChain, x: Tensor, head: int = 0, *, room: int = 0) -> "KeptFunctions":
+    def of(cls, chain: PriorChain, x: Tensor, head: int = 0, *, capacity: int = 0) -> "KeptFunctions":
         """Those of a chain's prior, by :class:`~pyro_radial.functional.PosteriorProcess`.
 
-        :param int room: the rows that there will be at last. With room for them shapes stay as they are, so that the
+        :param int capacity: the rows that there will be at last. With room for them shapes stay as they are, so that the
             compiled graph of one task serves the next.
         :raises ValueError: naming the site, for one that the function depends on without a mean or variance.
         """
@@ -52,7 +52,7 @@ class KeptFunctions(NamedTuple):
             process = PosteriorProcess(chain, chain.prior)
         moments = [process.marginals(rows) for rows in x.split(ROWS)]
         mean, variance = (torch.cat(parts) for parts in zip(*moments, strict=True))
-        free = max(0, room - len(x))
+        free = max(0, capacity - len(x))
         x, mean, variance = (torch.cat([t, t.new_zeros(free, *t.shape[1:])]) for t in (x, mean, variance))
         return cls(head, x, mean, variance, len(x) - free)
 

@@ -66,12 +66,14 @@ class KeptRows:
         """
         device = device_of(chain)
         # A single head has all tasks but the last, for which nothing is kept.
-        room = self.coreset.size * (len(self._stream) - 1) if self._stream.num_heads == 1 else 0
+        capacity = self.coreset.size * (len(self._stream) - 1) if self._stream.num_heads == 1 else 0
         found = []
         for head in self.heads(range(number)):
             kept = [rows for rows in map(self._of, range(number)) if rows.head == head]
             try:
-                found.append(KeptFunctions.of(chain, torch.cat([rows.x for rows in kept]).to(device), head, room=room))
+                found.append(
+                    KeptFunctions.of(chain, torch.cat([rows.x for rows in kept]).to(device), head, capacity=capacity)
+                )
             except ValueError as error:
                 raise ValueError(
                     f"learn_stream: coreset must have functions to keep before task {self._stream.names[number]!r}, "

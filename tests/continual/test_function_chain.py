@@ -112,13 +112,13 @@ def _posterior(guide):
     }
 
 
-@pytest.mark.parametrize("room", [0, 10])
-def test_points_drawn_stand_for_all(room):
+@pytest.mark.parametrize("capacity", [0, 10])
+def test_points_drawn_stand_for_all(capacity):
     pyro.set_rng_seed(0)
     one = linear_chain()
     learned(one)
     x = torch.randn(6, 3)
-    kept = KeptFunctions.of(one, x, room=room)
+    kept = KeptFunctions.of(one, x, capacity=capacity)
     guide = AutoMeanField(one)
     whole = FunctionChainELBO([KeptFunctions.of(one, x)], max_points=6)
     whole(one, guide)(X, Y)
@@ -199,7 +199,7 @@ def test_room_for_more_is_never_drawn_and_shapes_stay():
     guide.setup(X, Y)
     graphs = set()
     for rows in (3, 7):
-        kept = KeptFunctions.of(one, torch.randn(rows, 3), room=9)
+        kept = KeptFunctions.of(one, torch.randn(rows, 3), capacity=9)
         assert kept.x.shape == (9, 3)
         assert kept.size == rows
         elbo = FunctionChainELBO([kept], max_points=3)
