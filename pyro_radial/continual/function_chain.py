@@ -44,8 +44,8 @@ class KeptFunctions(NamedTuple):
     def of(cls, chain: PriorChain, x: Tensor, head: int = 0, *, capacity: int = 0) -> "KeptFunctions":
         """Those of a chain's prior, by :class:`~pyro_radial.functional.PosteriorProcess`.
 
-        :param int capacity: the rows that there will be at last. With room for them shapes stay as they are, so that the
-            compiled graph of one task serves the next.
+        :param int capacity: the rows that there will be at last. With room for them shapes stay as they are, so that
+            the compiled graph of one task serves the next.
         :raises ValueError: naming the site, for one that the function depends on without a mean or variance.
         """
         with under_head(chain, head):
