@@ -9,6 +9,7 @@ from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.fit import FitResult, fit
 from pyro_radial.infer.functional_elbo import FunctionalELBO
 from pyro_radial.infer.loss_terms import LossTerms
+from pyro_radial.infer.posthoc import ScaleCurve, ScaleSearch, calibrate_scales
 from pyro_radial.infer.predict import predict
 from pyro_radial.infer.prediction import Prediction
 from pyro_radial.infer.reparam import HalfCauchyReparam
@@ -24,6 +25,9 @@ __all__ = [
     "Prediction",
     "RadialELBO",
     "SampledNetwork",
+    "ScaleCurve",
+    "ScaleSearch",
+    "calibrate_scales",
     "diagnose",
     "fit",
     "predict",
