@@ -40,15 +40,17 @@ class TrainedNetwork:
         self.values = {name: value.detach() for name, value in values.items()}
         with one_at_a_time(), torch.no_grad(), poutine.block(), evaluating(model):
             drawn = network.draw(poutine.trace(self.sample).get_trace())
-            missing = [name for name, _ in drawn.trace.iter_stochastic_nodes() if name not in values]
+            sites = [name for name, _ in drawn.trace.iter_stochastic_nodes()]
+            missing = [name for name in sites if name not in values]
             if missing:
                 raise ValueError(f"{who}: no value for the sites {missing} of the model, got them for {sorted(values)}")
-            self._functional, fixed = self.bnn.computation(), self.bnn.fixed_tensors()
+            self._functional, self._fixed = self.bnn.computation(), self.bnn.fixed_tensors()
+        #: The values of the sites that the model has in use.
+        self.values = {name: self.values[name] for name in sites}
         #: What the likelihood's distribution needs besides the network's output.
         self.noise = drawn.noise
         #: The random parameters by name.
         self.parameters = drawn.parameters
-        self._fixed = fixed
 
     @property
     def skeleton(self) -> nn.Module:
