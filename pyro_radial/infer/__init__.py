@@ -8,6 +8,7 @@ from pyro_radial.infer.diagnose import Diagnosis, diagnose
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.fit import FitResult, fit
 from pyro_radial.infer.functional_elbo import FunctionalELBO
+from pyro_radial.infer.ivon import fit_ivon
 from pyro_radial.infer.laplace import LastLayerLaplace, last_layer_laplace
 from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.posthoc import ScaleCurve, ScaleSearch, calibrate_scales
@@ -32,6 +33,7 @@ __all__ = [
     "calibrate_scales",
     "diagnose",
     "fit",
+    "fit_ivon",
     "last_layer_laplace",
     "predict",
 ]
