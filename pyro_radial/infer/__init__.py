@@ -11,11 +11,12 @@ from pyro_radial.infer.functional_elbo import FunctionalELBO
 from pyro_radial.infer.ivon import fit_ivon
 from pyro_radial.infer.laplace import LastLayerLaplace, last_layer_laplace
 from pyro_radial.infer.loss_terms import LossTerms
-from pyro_radial.infer.posthoc import ScaleCurve, ScaleSearch, calibrate_scales
+from pyro_radial.infer.posthoc import ScaleSearch, calibrate_scales
 from pyro_radial.infer.predict import predict
 from pyro_radial.infer.prediction import Prediction
 from pyro_radial.infer.reparam import HalfCauchyReparam
 from pyro_radial.infer.sampled_network import SampledNetwork
+from pyro_radial.infer.scale_curve import ScaleCurve
 
 __all__ = [
     "CompiledSVI",

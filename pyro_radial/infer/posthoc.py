@@ -26,9 +26,10 @@ from pyro_radial.infer.relative_scales import (
     radius,
     singular_values,
 )
+from pyro_radial.infer.scale_curve import ScaleCurve, search_curve
 from pyro_radial.poutine import mean_only
 
-__all__ = ["ScaleCurve", "ScaleSearch", "calibrate_scales"]
+__all__ = ["ScaleSearch", "calibrate_scales"]
 
 ScaleName = Literal["constant", "radius", "norm", "singular_values", "activations", "curvature"]
 OF_WEIGHTS: dict[str, RelativeScales] = {
@@ -38,34 +39,8 @@ OF_WEIGHTS: dict[str, RelativeScales] = {
     "singular_values": singular_values,
 }
 OF_DATA: dict[str, Callable[..., RelativeScales]] = {"activations": activation_scales, "curvature": curvature_scales}
-GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 # Of one site's number: how far from the one found so far it may be, on a grid of how many, and what is tried after.
 REACH, SITE_GRID, SITE_REFINEMENTS = 10.0, 5, 3
-
-
-@dataclass(frozen=True)
-class ScaleCurve:
-    """What a search has tried.
-
-    :param torch.Tensor numbers: the multiples of the relative scales, ascending, ``[C]``.
-    :param torch.Tensor nll: the validation NLL at each, nats per row, ``[C]``; infinite where it is not finite.
-    :param torch.Tensor standard_error: of these over rows, ``[C]``; neighbors share rows and noise, so that they differ
-        by much less.
-    """
-
-    numbers: Tensor
-    nll: Tensor
-    standard_error: Tensor
-
-    @property
-    def best(self) -> float:
-        """The number with the lowest NLL."""
-        return float(self.numbers[self.nll.argmin()])
-
-    @property
-    def at_end(self) -> bool:
-        """Whether the best is the smallest or the largest that was tried, so that the search should go further."""
-        return int(self.nll.argmin()) in (0, len(self.nll) - 1)
 
 
 @dataclass(frozen=True)
@@ -185,14 +160,14 @@ def calibrate_scales(
         return nll.of(guide, num_samples)
 
     try:
-        curve = _search(lambda number: at(dict.fromkeys(relative, number)), low, high, num_grid, num_refinements)
+        curve = search_curve(lambda number: at(dict.fromkeys(relative, number)), low, high, num_grid, num_refinements)
         if not bool(curve.nll.isfinite().any()):
             raise ValueError("calibrate_scales: validation must have a finite NLL at some scale, got none")
         numbers, site_curves = dict.fromkeys(relative, curve.best), {}
         for _ in range(site_sweeps):
             for name in relative:
                 own = numbers[name]
-                site_curves[name] = _search(
+                site_curves[name] = search_curve(
                     lambda number, name=name: at({**numbers, name: number}),  # type: ignore[misc]
                     own / REACH,
                     own * REACH,
@@ -253,27 +228,3 @@ class _ValidationNLL:
         if not bool(nll.isfinite().all()):
             return math.inf, math.inf
         return float(nll.mean()), float(nll.std() / math.sqrt(len(nll))) if len(nll) > 1 else 0.0
-
-
-def _search(
-    evaluate: Callable[[float], tuple[float, float]], low: float, high: float, num_grid: int, num_refinements: int
-) -> ScaleCurve:
-    """A grid of the logarithm, then a golden-section search between the neighbors of the best."""
-    logs = torch.linspace(math.log(low), math.log(high), num_grid, dtype=torch.float64).tolist()
-    found = {log: evaluate(math.exp(log)) for log in logs}
-    best = min(range(num_grid), key=lambda index: found[logs[index]][0])
-    left, right = logs[max(best - 1, 0)], logs[min(best + 1, num_grid - 1)]
-    inner = [right - GOLDEN * (right - left), left + GOLDEN * (right - left)]
-    for log in inner[:num_refinements]:
-        found[log] = evaluate(math.exp(log))
-    for _ in range(num_refinements - 2):
-        if found[inner[0]][0] < found[inner[1]][0]:
-            right, inner = inner[1], [inner[1] - GOLDEN * (inner[1] - left), inner[0]]
-            new = inner[0]
-        else:
-            left, inner = inner[0], [inner[1], inner[0] + GOLDEN * (right - inner[0])]
-            new = inner[1]
-        found[new] = evaluate(math.exp(new))
-    ordered = sorted(found)
-    values = torch.tensor([found[log] for log in ordered], dtype=torch.float64)
-    return ScaleCurve(torch.tensor(ordered, dtype=torch.float64).exp(), values[:, 0], values[:, 1])

@@ -54,6 +54,11 @@ def singular_values(name: str, mean: Tensor) -> Tensor:
     for each output.
 
     Source: Davidson and Szarek (2001), "Local operator theory, random matrices and Banach spaces", theorem 2.13.
+
+    Example::
+
+        >>> singular_values("weight", torch.diag(torch.tensor([4.0, 1.0, 1.0, 1.0])))
+        tensor(1.)
     """
     matrix = mean.reshape(mean.shape[0], -1) if mean.dim() else mean.reshape(1, 1)
     largest = torch.linalg.matrix_norm(matrix, ord=2)
@@ -73,6 +78,17 @@ def activation_scales(model: Any, guide: Any, data: Any, *, max_rows: int = 1000
     :returns: one number for each site.
     :raises ValueError: for another model, and, from the function, naming a site that is no weight or bias of a linear
         or convolutional layer that is called.
+
+    Example::
+
+        >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
+        >>> from pyro_radial.nn import likelihoods
+        >>> model = SupervisedModel(BayesianModule(nn.Linear(4, 3)), likelihoods.Categorical())
+        >>> guide, x, y = AutoRadial(model), torch.ones(5, 4), torch.tensor([0, 1, 2, 0, 1])
+        >>> guide.setup(x, y)
+        >>> scales = activation_scales(model, guide, (x, y))
+        >>> scales("weight", torch.zeros(3, 4)), scales("bias", torch.zeros(3))
+        (tensor(0.5000), 1.0)
     """
     positive_count("activation_scales: max_rows", max_rows)
     network = TrainedNetwork(model, trained_values(guide, "activation_scales"), "activation_scales")
@@ -128,6 +144,17 @@ def curvature_scales(
     :returns: standard deviations of each site's shape.
     :raises ValueError: for another model, one without a likelihood, a network that torch.func cannot differentiate row
         by row, and, from the function, naming a site that is no parameter of the network or has no prior variance.
+
+    Example::
+
+        >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
+        >>> from pyro_radial.nn import likelihoods
+        >>> model = SupervisedModel(BayesianModule(nn.Linear(4, 3)), likelihoods.Categorical())
+        >>> guide, x, y = AutoRadial(model), torch.zeros(5, 4), torch.tensor([0, 1, 2, 0, 1])
+        >>> guide.setup(x, y)
+        >>> scales = curvature_scales(model, guide, (x, y), prior_precision=4.0)
+        >>> scales("weight", torch.zeros(3, 4))[0]
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     positive_count("curvature_scales: max_rows", max_rows)
     if prior_precision is not None:

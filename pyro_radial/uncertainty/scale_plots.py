@@ -20,8 +20,8 @@ __all__ = ["plot_scale_search"]
 def plot_scale_search(searches: Mapping[str, ScaleSearch], ax: Axes | None = None) -> Axes:
     """Draw the validation NLL against the searched number, one line per search, and the NLL without noise.
 
-    The axis of the NLL ends a little above the network without noise, for large scales are much worse. A band is the
-    standard error over rows, a filled marker the best number; what sweeps over the sites make of it is a dotted line.
+    The axis of the NLL ends a little above the network without noise, for large scales are much worse. A marker is the
+    best number, whose NLL the legend gives; what sweeps over the sites make of it is a dotted line.
 
     :param searches: results of :func:`~pyro_radial.infer.calibrate_scales` by the name of the strategy.
     :param ax: axes to draw into; default a new figure.
@@ -32,7 +32,7 @@ def plot_scale_search(searches: Mapping[str, ScaleSearch], ax: Axes | None = Non
     Example::
 
         >>> import torch
-        >>> from pyro_radial.infer.posthoc import ScaleCurve, ScaleSearch
+        >>> from pyro_radial.infer import ScaleCurve, ScaleSearch
         >>> curve = ScaleCurve(torch.tensor([0.1, 1.0]), torch.tensor([0.4, 0.5]), torch.tensor([0.1, 0.1]))
         >>> search = ScaleSearch(curve, {}, {"weight": 0.1}, 0.4, 0.1, 0.6, 3, 1.0)
         >>> ax = plot_scale_search({"constant": search})
@@ -47,9 +47,8 @@ def plot_scale_search(searches: Mapping[str, ScaleSearch], ax: Axes | None = Non
         ax.axhline(value, color="0.55", linestyle="--", linewidth=1, label="_no noise", zorder=1)
     for index, (name, search) in enumerate(searches.items()):
         color, curve = COLORS[index % len(COLORS)], search.curve
-        numbers, nll, error = (values.numpy() for values in (curve.numbers, curve.nll, curve.standard_error))
-        ax.plot(numbers, nll, color=color, linewidth=1.5, label=f"{name} ({curve.nll.min():.3f})")
-        ax.fill_between(numbers, nll - error, nll + error, color=color, alpha=0.15, linewidth=0)
+        label = f"{name} ({curve.nll.min():.3f})"
+        ax.plot(curve.numbers.numpy(), curve.nll.numpy(), color=color, linewidth=1.5, label=label)
         marker = MARKERS[index % len(MARKERS)]
         ax.plot([curve.best], [float(curve.nll.min())], color=color, marker=marker, markersize=4.5, label="_best")
         if search.site_curves:
@@ -59,5 +58,5 @@ def plot_scale_search(searches: Mapping[str, ScaleSearch], ax: Axes | None = Non
     margin = 0.25 * (highest - lowest) or 0.1
     ax.set(xscale="log", ylim=(lowest - margin, highest + margin))
     ax.set(xlabel="Multiple of the relative scales", ylabel="Validation NLL (nats per row)")
-    ax.legend(frameon=False)
+    ax.legend(frameon=False, loc="lower left")
     return ax

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, fit, predict
-from pyro_radial.infer import last_layer_laplace
+from pyro_radial.infer import SampledNetwork, last_layer_laplace
 from pyro_radial.infer.autoguide.families import Point
 from pyro_radial.infer.output_hessian import output_hessian
 from pyro_radial.nn import likelihoods
@@ -235,3 +235,13 @@ def test_weights_of_zero_have_no_precision_by_evidence():
     assert math.isfinite(
         last_layer_laplace(model, network, (torch.randn(4, 2), torch.ones(4).long()), prior_precision=1.0).log_evidence
     )
+
+
+def test_draws_are_kept_as_one_network():
+    network, model, data, (x, _) = overfitted(steps=5)
+    guide = last_layer_laplace(model, network, data)
+    torch.manual_seed(2)
+    samples = predict(model, guide, x, num_samples=4).samples
+    torch.manual_seed(2)
+    kept = SampledNetwork(model, guide, num_samples=4)
+    torch.testing.assert_close(kept.predict(x).samples, samples, rtol=1e-5, atol=1e-5)
