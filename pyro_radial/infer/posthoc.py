@@ -95,6 +95,11 @@ def calibrate_scales(
     :math:`\epsilon` is the same for all c, so that the curve is smooth. Sweeps over the sites then search one site's
     number at a time, within a tenth and ten times of what it is. The means stay; nothing is trained.
 
+    The NLL that is found is of the rows and of the noise that chose it; on new rows with new draws it is higher, the
+    more so the more numbers are chosen. Of a Fashion-MNIST network trained too long, "constant" lowers the test NLL
+    from 0.698 to 0.482 with radial and to 0.469 with normal posteriors, in four seconds; no other scales and no sweep
+    were better by more than chance, and "curvature" was worse (``benchmarks/uncertainty/posthoc.py``).
+
     Scales are those of the sites on the real numbers whose family has a location and a scale; the others stay as they
     are. The relative scales are
 
