@@ -17,6 +17,7 @@ from pyro_radial.uncertainty.metrics import accuracy, brier_score, negative_log_
 from pyro_radial.uncertainty.plots import plot_images, plot_reliability, plot_training_terms
 from pyro_radial.uncertainty.referral import ReferralCurve, referral_curve
 from pyro_radial.uncertainty.risk_coverage import RiskCoverage, risk_coverage
+from pyro_radial.uncertainty.scale_plots import plot_scale_search
 from pyro_radial.uncertainty.temperature import TemperatureScaling
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "plot_referral",
     "plot_reliability",
     "plot_risk_coverage",
+    "plot_scale_search",
     "plot_training_terms",
     "quantile_calibration",
     "referral_curve",
