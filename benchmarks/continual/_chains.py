@@ -4,7 +4,7 @@
 """What the continual learning experiments share: data, networks, the methods compared, and one run of one of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from math import ceil
@@ -25,13 +25,10 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, R
 from pyro_radial.continual import (
     AccuracyMatrix,
     Coreset,
-    Task,
     TaskStream,
     learn_stream,
     permuted,
-    random_coreset,
     split_by_class,
-    split_coreset,
 )
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.wrappers import map_leaf
@@ -151,7 +148,7 @@ def trained(epochs: int, batch_size: int, rows: int, *, decays: bool = True, **s
 class Keeping:
     """What is kept of each task, and how it is used."""
 
-    use: Literal["nothing", "labels", "functions", "replay"] = "nothing"
+    use: Literal["nothing", "labels", "functions"] = "nothing"
     #: Of each task.
     coreset: int = 0
     #: Of the KL of functions, and the most inputs in one step.
@@ -164,30 +161,13 @@ class Keeping:
             return Coreset(self.coreset, use="functions", weight=self.function_weight, max_points=self.max_points)
         return Coreset(self.coreset, fit_options=labels) if self.use == "labels" else None
 
-    def stream(self, stream: TaskStream, seed: int) -> TaskStream:
-        """The tasks; where kept rows are replayed, each with those of all earlier ones among its own."""
-        if self.use != "replay":
-            return stream
-        builders = (partial(_with_replay, stream, number, self.coreset, seed) for number in range(len(stream)))
-        return replace(stream, builders=tuple(builders))
-
     def __str__(self) -> str:
         if self.use == "functions":
             return f"{self.coreset} inputs, weight {self.function_weight:g}"
-        return {"nothing": "nothing", "labels": f"{self.coreset} rows", "replay": f"{self.coreset} rows, replayed"}[
-            self.use
-        ]
+        return f"{self.coreset} rows" if self.coreset else "nothing"
 
 
 NOTHING = Keeping()
-
-
-def _with_replay(stream: TaskStream, number: int, rows: int, seed: int) -> Task:
-    parts = [stream[earlier].train for earlier in range(number)]
-    kept = [split_coreset(part, random_coreset(part[0], rows, seed=seed))[0] for part in parts]
-    task = stream[number]
-    x, y = zip(task.train, *kept, strict=True)
-    return replace(task, train=(torch.cat(x), torch.cat(y)))
 
 
 def _guide(family: Any, reset_scales: bool, options: dict[str, Any], chain: PriorChain) -> Any:
@@ -253,7 +233,7 @@ def learn(
     began = process_time()
     matrix = learn_stream(
         chain,
-        keeping.stream(stream, seed),
+        stream,
         setting.guide(method),
         coreset=keeping.options(labels),
         measure_on=measure_on,

@@ -79,7 +79,7 @@ def run(
     *,
     form: Form = "default",
     data_dir: Path | None = None,
-    seeds: int = 5,
+    seeds: int = 1,
     workers: int = 2,
     threads: int = 1,
 ) -> None:
