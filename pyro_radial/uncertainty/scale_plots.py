@@ -56,7 +56,8 @@ def plot_scale_search(searches: Mapping[str, ScaleSearch], ax: Axes | None = Non
     lowest = min(min(search.nll, float(search.curve.nll.min())) for search in searches.values())
     highest = max(plain)
     margin = 0.25 * (highest - lowest) or 0.1
-    ax.set(xscale="log", ylim=(lowest - margin, highest + margin))
+    # The legend stands below the curves.
+    ax.set(xscale="log", ylim=(lowest - 2.0 * margin, highest + margin))
     ax.set(xlabel="Multiple of the relative scales", ylabel="Validation NLL (nats per row)")
-    ax.legend(frameon=False, loc="lower left")
+    ax.legend(frameon=False, loc="lower left", ncols=2, fontsize="small")
     return ax
