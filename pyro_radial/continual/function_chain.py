@@ -75,7 +75,7 @@ class FunctionChainELBO(RadialELBO):
     KL of the weights in its ``weight_space_kl_by_site``.
 
     Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
-    Variational Inference", eq. 11, without its covariances between points.
+    Variational Inference", without its covariances between points.
 
     :param kept: for each head the functions at its kept inputs.
     :param int num_particles: draws of the guide for one loss, as of all others here.
