@@ -17,7 +17,7 @@ def settings(lr=0.1, betas=(0.9, 0.999), **given):
     model, guide = problem()
     guide.setup(*data())
     parameters = dict(RadialELBO()(model, guide).named_parameters())
-    return settings_of(model, guide, RadialELBO(), Adam(parameters.values(), lr=lr, betas=betas), parameters, **given)
+    return settings_of(model, guide, RadialELBO(), Adam(parameters.values(), lr=lr, betas=betas), **given)
 
 
 def test_another_learning_rate_is_no_other_setting():

@@ -85,14 +85,14 @@ def test_it_is_trained_by_fit_and_predicts():
 
 
 def test_a_chain_takes_the_normal_of_its_moments():
-    chain = PriorChain(SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian()), form="normal")
+    chain = PriorChain(SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian()))
     x = torch.randn(20, 2)
     for _ in range(2):
         guide = chain.guide(guide_of)
         result = fit(chain, guide, (x, x.sum(-1)), epochs=20, optim=partial(Adam, lr=0.03), seed=0, progress=False)
         chain.advance(guide)
     assert math.isfinite(result.history[-1]["loss"])
-    exact = PriorChain(SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian()))
+    exact = PriorChain(SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian()), form="exact")
     with pytest.raises(ValueError, match=r"new prior of site 'weight'.* gives zero density"):
         exact.advance(guide)
 
