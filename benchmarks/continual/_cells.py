@@ -3,15 +3,19 @@
 
 """What to learn for a table of the continual learning experiments, and the table."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from math import ceil
 from statistics import median
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from benchmarks.common import Job, Results, Row, compute_all, markdown_table, with_error
 from benchmarks.continual._chains import NOTHING, Keeping, Setting, row_keys
 from pyro_radial.continual import AccuracyMatrix
 
+METHODS = ("mean field", "radial normal")
+FAST = MappingProxyType({"learning_rate": 0.1, "scale_rate": 0.1})
 #: The first of the seeds that no choice was made on.
 FIRST_SEED = 10
 SCORES = {
@@ -29,12 +33,40 @@ def as_matrix(row: Row, names: Sequence[str]) -> AccuracyMatrix:
     return matrix
 
 
+class Size(NamedTuple):
+    """How much is learned."""
+
+    sizes: tuple[int, ...]
+    num_tasks: int
+    num_samples: int
+    #: Rows that a task is learned from, on which the rate's decay is reckoned.
+    learned_rows: int
+    batch_size: int
+    coreset: int = 200
+    #: Of all data; None for all.
+    rows: int | None = None
+    epochs_factor: float = 1.0
+    #: Learning rates in the place of each setting's own.
+    rates: Mapping[str, float] = MappingProxyType({})
+
+    def setting(self, epochs: int, **setting: Any) -> Setting:
+        """A setting with a radius a row, whose rates fall to zero over the steps of a task."""
+        epochs = ceil(self.epochs_factor * epochs)
+        steps = epochs * ceil(self.learned_rows / self.batch_size)
+        own = {**setting, **self.rates}
+        return Setting(epochs, batch_size=self.batch_size, event_dim=1, decay_over=steps, **own)
+
+    def small(self, learned_rows: int) -> "Size":
+        """The same experiment in seconds."""
+        tiny = {"sizes": (784, 20), "num_tasks": 2, "num_samples": 2, "coreset": 20, "rows": 300, "rates": FAST}
+        return self._replace(**tiny, learned_rows=learned_rows, epochs_factor=0.1)
+
+
 class Cell(NamedTuple):
     """A line of a table, but for its method: how tasks are trained and what is kept of them, to choose from."""
 
     settings: Sequence[Setting]
     keepings: Sequence[Keeping] = (NOTHING,)
-    methods: Sequence[str] = ("mean field", "radial normal", "radial exact")
 
     @property
     def pairs(self) -> list[tuple[Setting, Keeping]]:
@@ -49,8 +81,8 @@ def compute_cells(
     workers: int,
     threads: int,
     **where: Any,
-) -> list[tuple[str, Setting, Keeping]]:
-    """Choose on validation rows with seed 0, then test with seeds from 10 on; returns what was tested.
+) -> None:
+    """Choose on validation rows with seed 0, then test with seeds from 10 on.
 
     :param job: from a method, its setting, a seed, "validation" or "test", and what is kept, to the job.
     :param where: the keys of rows besides those of :func:`row_keys`.
@@ -59,24 +91,20 @@ def compute_cells(
         job(method, setting, 0, "validation", keeping)
         for cell in cells
         if len(cell.pairs) > 1
-        # The exact form takes what the normal one does.
-        for method in cell.methods
-        if method != "radial exact"
+        for method in METHODS
         for setting, keeping in cell.pairs
     ]
     compute_all(results, choosing, workers, threads)
-    tested = [(method, *chosen(results, cell, method, **where)) for cell in cells for method in cell.methods]
+    tested = [(method, *chosen(results, cell, method, **where)) for cell in cells for method in METHODS]
     jobs = [job(m, s, FIRST_SEED + seed, "test", k) for seed in range(seeds) for m, s, k in tested]
     compute_all(results, jobs, workers, threads)
-    return tested
 
 
 def chosen(results: Results, cell: Cell, method: str, **where: Any) -> tuple[Setting, Keeping]:
     """What validation finds best for a method."""
-    own = "radial normal" if method == "radial exact" else method
 
     def accuracy(pair: tuple[Setting, Keeping]) -> float:
-        row = results.find({**where, **row_keys(own, pair[0], 0, "validation", pair[1])})
+        row = results.find({**where, **row_keys(method, pair[0], 0, "validation", pair[1])})
         assert row is not None
         return row["average_accuracy"]
 

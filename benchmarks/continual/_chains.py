@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
-from math import ceil
 from pathlib import Path
 from shutil import rmtree
 from time import process_time
@@ -125,7 +124,7 @@ class Setting:
         return partial(_guide, AutoRadial, self.reset_scales, start | {"event_dim": self.event_dim})
 
 
-#: What took permuted MNIST from 80 to 93 percent in chains of weights: little noise, and a first prior near He's start.
+#: Little noise, and a first prior near He's start that weighs little.
 LOCAL_NOISE = MappingProxyType(
     {
         "init_stddev": 0.03,
@@ -136,12 +135,6 @@ LOCAL_NOISE = MappingProxyType(
         "first_kl": 0.1,
     }
 )
-
-
-def trained(epochs: int, batch_size: int, rows: int, *, decays: bool = True, **setting: Any) -> Setting:
-    """A setting with a radius a row, whose rates fall to zero over the steps of a task of so many rows."""
-    steps = epochs * ceil(rows / batch_size) if decays else None
-    return Setting(epochs, batch_size=batch_size, event_dim=1, decay_over=steps, **setting)
 
 
 @dataclass(frozen=True)

@@ -6,34 +6,27 @@
 python -m benchmarks.continual.permuted_mnist
 """
 
-from collections.abc import Mapping
 from functools import partial
-from math import ceil
 from pathlib import Path
 from statistics import mean, median
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 
 from benchmarks.common import Claim, Form, Job, Results, Row, main, with_error
-from benchmarks.continual._cells import Cell, accuracy_table, as_matrix, compute_cells, tested_rows
+from benchmarks.continual._cells import METHODS, Cell, Size, accuracy_table, as_matrix, compute_cells, tested_rows
 from benchmarks.continual._chains import (
     LOCAL_NOISE,
-    NOTHING,
     Keeping,
-    Setting,
     learn,
     permuted_mnist,
     row_keys,
-    trained,
 )
 from pyro_radial.continual import plot_average_accuracy
 
 __all__ = ["claims", "draw", "report", "run"]
 
-METHODS = ("mean field", "radial normal")
 #: Average accuracies in percent, by the rows kept of each task.
 PUBLISHED = {
     "S-FSVI (Rudner et al. 2022)": {0: 84.1, 200: 95.8},
@@ -41,36 +34,16 @@ PUBLISHED = {
 }
 
 
-class Size(NamedTuple):
-    """How much is learned."""
-
-    sizes: tuple[int, ...] = (784, 100, 100)
-    epochs_factor: float = 1.0
-    num_tasks: int = 10
-    num_samples: int = 10
-    coreset: int = 200
-    rows: int | None = None
-    #: Rows that a task is learned from, on which the rate's decay is reckoned.
-    learned_rows: int = 53_800
-    #: Learning rates in the place of each setting's own.
-    rates: Mapping[str, float] = MappingProxyType({})
-
-
-FAST = {"learning_rate": 0.1, "scale_rate": 0.1}
-SIZES = {"default": Size(), "small": Size((784, 20), 0.1, 2, 2, 20, 300, 250, FAST)}
+DEFAULT = Size((784, 100, 100), num_tasks=10, num_samples=10, learned_rows=53_800, batch_size=512)
+SIZES = {"default": DEFAULT, "small": DEFAULT.small(250)}
 
 
 def cells(size: Size) -> dict[str, Cell]:
     """By what is kept."""
-
-    def own(epochs: int, **setting: Any) -> Setting:
-        setting = {**LOCAL_NOISE, **setting, **size.rates}
-        return trained(ceil(size.epochs_factor * epochs), 512, size.learned_rows, **setting)
-
     functions = Keeping("functions", size.coreset, 10.0, 200)
     return {
-        "functions": Cell([own(8, later_kl=0.3)], [functions], METHODS),
-        "nothing": Cell([own(12)], [NOTHING], METHODS),
+        "functions": Cell([size.setting(8, **LOCAL_NOISE, later_kl=0.3)], [functions]),
+        "nothing": Cell([size.setting(12, **LOCAL_NOISE)]),
     }
 
 

@@ -6,73 +6,53 @@
 python -m benchmarks.continual.split_fashion_functions
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from math import ceil
 from pathlib import Path
 from statistics import mean
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 
 from benchmarks.common import Claim, Form, Job, Results, Row, main
-from benchmarks.continual._cells import Cell, accuracy_table, as_matrix, compute_cells, percent, tested_rows
+from benchmarks.continual._cells import (
+    METHODS,
+    Cell,
+    Size,
+    accuracy_table,
+    as_matrix,
+    compute_cells,
+    percent,
+    tested_rows,
+)
 from benchmarks.continual._chains import (
     Keeping,
-    Setting,
     learn,
     row_keys,
     split_fashion_mnist,
-    trained,
 )
 from pyro_radial.continual import plot_average_accuracy
 
 __all__ = ["claims", "draw", "report", "run"]
 
 HEADS = ("multi", "single")
-# Of which the exact form is in the other experiment; without a KL of weights both forms are one.
-METHODS = ("mean field", "radial normal")
 #: Accuracy in percent with several heads.
 PUBLISHED = {"with a coreset": 99.05, "without": 99.17}
 #: The best of a single head before functions were kept, with 200 labels a task.
 LABELS_BEFORE = 80.3
 
 
-class Size(NamedTuple):
-    """How much is learned."""
-
-    sizes: tuple[int, ...] = (784, 200, 200, 200, 200)
-    epochs_factor: float = 1.0
-    num_tasks: int = 5
-    num_samples: int = 32
-    coreset: int = 200
-    rows: int | None = None
-    #: Rows that a task is learned from, on which the rate's decay is reckoned.
-    learned_rows: int = 10_600
-    #: Learning rates in the place of each setting's own.
-    rates: Mapping[str, float] = MappingProxyType({})
-
-
-FAST = {"learning_rate": 0.1, "scale_rate": 0.1}
-SIZES = {"default": Size(), "small": Size((784, 20), 0.1, 2, 2, 20, 300, 40, FAST)}
+DEFAULT = Size((784, 200, 200, 200, 200), num_tasks=5, num_samples=32, learned_rows=10_600, batch_size=256)
+SIZES = {"default": DEFAULT, "small": DEFAULT.small(40)}
 
 
 def cells(size: Size, heads: str) -> dict[str, Cell]:
     """By name, for several heads or one."""
-
-    def own(epochs: int, **setting: Any) -> Setting:
-        return trained(ceil(size.epochs_factor * epochs), 256, size.learned_rows, **{**setting, **size.rates})
-
-    def functions(*weights: float) -> list[Keeping]:
-        return [Keeping("functions", size.coreset, weight, 200) for weight in weights]
-
-    # Without a KL of weights both forms are one.
-    alone = {"init_stddev": 0.01, "later_kl": 0.0}
-    if heads == "multi":
-        return {"functions": Cell([own(20, **alone)], functions(20.0), METHODS)}
-    return {"functions": Cell([own(10, **alone)], functions(20.0, 200.0), METHODS)}
+    epochs, weights = (20, [20.0]) if heads == "multi" else (10, [20.0, 200.0])
+    # Without a KL of weights both forms of a chain are one.
+    setting = size.setting(epochs, init_stddev=0.01, later_kl=0.0)
+    return {"functions": Cell([setting], [Keeping("functions", size.coreset, weight, 200) for weight in weights])}
 
 
 def run(

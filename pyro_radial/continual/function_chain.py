@@ -56,6 +56,11 @@ class KeptFunctions(NamedTuple):
         x, mean, variance = (torch.cat([t, t.new_zeros(free, *t.shape[1:])]) for t in (x, mean, variance))
         return cls(head, x, mean, variance, len(x) - free)
 
+    @property
+    def filled(self) -> int:
+        """How many of the rows there are."""
+        return len(self.x) if self.size is None else self.size
+
     def at(self, rows: Any) -> "KeptFunctions":
         """The same at some of the inputs."""
         return KeptFunctions(self.head, self.x[rows], self.mean[rows], self.variance[rows])
@@ -103,7 +108,7 @@ class FunctionChainELBO(RadialELBO):
         self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
         self.max_points = positive_count("max_points", max_points)
         # How many inputs each has, for a graph to read.
-        self._numbers = [torch.tensor(k.size or len(k.x), device=k.x.device) for k in self.kept]
+        self._numbers = [torch.tensor(k.filled, device=k.x.device) for k in self.kept]
         self._structures: dict[Any, Structure] = {}
 
     def _kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
@@ -121,13 +126,12 @@ class FunctionChainELBO(RadialELBO):
 
     def _drawn(self, kept: KeptFunctions, number: Tensor) -> KeptFunctions:
         """The functions at some of the kept inputs, drawn at random, or at all where there are no more."""
-        count = len(kept.x) if kept.size is None else kept.size
         if len(kept.x) <= self.max_points:
-            return kept.at(slice(count))
+            return kept.at(slice(kept.filled))
         # For a graph to serve all tasks its shapes must not depend on how many rows there are.
         keys = torch.rand(len(kept.x), device=kept.x.device)
         is_free = torch.arange(len(kept.x), device=kept.x.device) >= number
-        return kept.at(keys.masked_fill(is_free, 2.0).argsort()[: min(self.max_points, count)])
+        return kept.at(keys.masked_fill(is_free, 2.0).argsort()[: min(self.max_points, kept.filled)])
 
     def _weight_space_kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
         return super()._kl_by_site(model_trace, guide_trace) if self.weight_space_kl else {}
