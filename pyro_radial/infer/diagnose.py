@@ -17,7 +17,9 @@ from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.culprits import first_not_finite
 from pyro_radial.infer.data import Rows, device_of, dtype_of, evaluating, move, num_rows
 from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.functional_elbo import FunctionalELBO
 from pyro_radial.infer.loss_terms import LossTerms
+from pyro_radial.infer.process_comparison import ProcessComparison, compare_with_process
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.poutine import mean_only, one_at_a_time
@@ -28,6 +30,8 @@ __all__ = ["UNMOVED", "Diagnosis", "diagnose"]
 UNMOVED = 0.01
 # How many times the other a term must be to dominate.
 DOMINATES = 2.0
+# Of the function, to compare its standard deviation.
+NUM_DRAWS = 256
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Diagnosis:
         site or with one row of data.
     :param float noise: standard deviation over draws of the function at one input, in its units; None as ``signal``.
     :param findings: what stands out and what to try, a sentence or two each.
+    :param comparison: the network beside the exact posterior of its functional prior, if a loss with one was given.
     """
 
     terms: LossTerms
@@ -51,6 +56,7 @@ class Diagnosis:
     signal: float | None
     noise: float | None
     findings: list[str]
+    comparison: ProcessComparison | None = None
 
     def __str__(self) -> str:
         known = self.terms.num_data is not None
@@ -64,6 +70,8 @@ class Diagnosis:
         lines.append("largest KL: " + ", ".join(f"{name} {float(value):.4g}" for name, value in largest))
         if self.signal is not None:
             lines.append(f"function: varies by {self.signal:.3g} over inputs, by {self.noise:.3g} over draws")
+        if self.comparison is not None:
+            lines.append(str(self.comparison))
         return "\n".join(lines + [f"- {finding}" for finding in self.findings or ["nothing stands out"]])
 
 
@@ -76,6 +84,9 @@ def diagnose(
     num_particles: int = 16,
     kl_weight: float = 1.0,
     function_site: str = FUNCTION_SITE,
+    loss: FunctionalELBO | None = None,
+    new_inputs: torch.Tensor | None = None,
+    batch_size: int | None = None,
 ) -> Diagnosis:
     """Say which term of the loss dominates, which scales never moved, and what to try.
 
@@ -89,8 +100,15 @@ def diagnose(
     :param float kl_weight: that of the training.
     :param str function_site: the deterministic site where the model records the function's values; without it nothing
         is said of the function.
+    :param FunctionalELBO loss: that of the training, if it has a functional prior; in the place of ``num_particles``,
+        ``kl_weight`` and ``function_site``, which are its own. The network is then compared with the exact posterior
+        given ``data``, which must be the whole data set: at the training inputs, at ``new_inputs`` and at the points of
+        the loss's context. A width is from 256 draws, and known to 4 % at each point.
+    :param Tensor new_inputs: points where predictions are made, such as held-out inputs.
+    :param int batch_size: rows that the loss is evaluated on, drawn at random, where it cannot hold all.
     :returns: a :class:`Diagnosis`.
-    :raises ValueError: for NaN or infinity in the data, and for a parameter that is not finite, by name.
+    :raises ValueError: for NaN or infinity in the data, and for a parameter that is not finite, by name; for a loss
+        whose prior has no exact posterior or not for so many rows, and for ``new_inputs`` or ``batch_size`` without it.
 
     Example::
 
@@ -111,22 +129,43 @@ def diagnose(
             f"diagnose: guide must have finite parameters, got NaN or infinity in {broken}: training has diverged. Go "
             "back to a checkpoint, or start anew with a smaller learning rate"
         )
-    elbo = RadialELBO(num_particles=num_particles, kl_weight=kl_weight)
+    if loss is None and (new_inputs is not None or batch_size is not None):
+        raise ValueError("diagnose: loss must be given with new_inputs or batch_size, got neither a FunctionalELBO")
+    elbo = loss or RadialELBO(num_particles=num_particles, kl_weight=kl_weight)
+    comparison = None
     # Without validation a value that is not finite gets as far as the report.
     with one_at_a_time(), evaluating(model, guide), seeded(0, device), pyro.validation_enabled(False):
-        elbo(model, guide)(x, y)  # type: ignore[arg-type]
+        rows = slice(None) if batch_size is None else torch.randperm(num_rows(y))[:batch_size]
+        elbo(model, guide)(x[rows], y[rows])  # type: ignore[arg-type]
+        if loss is not None:
+            function_site = loss.function_site
+            comparison = _comparison(model, guide, loss, (x, y), new_inputs)
         signal, noise = _spreads(model, guide, x, max(2, num_particles), function_site)
     terms = elbo.terms
     sampled = list(terms.sampled_kl)
     changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
     unmoved = [name for name, change in changes.items() if change < UNMOVED]
+    follows_inputs = signal is not None and noise is not None and signal > noise
     findings = [
-        *_on_terms(terms, follows_inputs=signal is not None and noise is not None and signal > noise),
+        # What follows from a KL of weights does not from a divergence of functions.
+        *(_on_terms(terms, follows_inputs) if comparison is None else comparison.findings),
         *_on_scales(unmoved, changes),
         *_on_function(signal, noise),
         *_on_sampling(sampled),
     ]
-    return Diagnosis(terms, num_rows(y), unmoved, sampled, signal, noise, findings)
+    return Diagnosis(terms, num_rows(y), unmoved, sampled, signal, noise, findings, comparison)
+
+
+def _comparison(
+    model: Any, guide: Any, loss: FunctionalELBO, data: tuple[torch.Tensor, torch.Tensor], new_inputs: Any
+) -> ProcessComparison:
+    """With the exact posterior, where the loss looks and where predictions are made."""
+    places = {} if new_inputs is None else {"new inputs": move(new_inputs, data[0].device)}
+    if loss.context is not None:
+        places["measurement points"] = loss.context(data[0])
+    return compare_with_process(
+        model, guide, loss.prior, data, places, num_samples=NUM_DRAWS, function_site=loss.function_site
+    )
 
 
 def _spreads(model: Any, guide: Any, x: Any, num_draws: int, function_site: str) -> tuple[float | None, float | None]:
