@@ -5,7 +5,14 @@
 
 from pyro_radial.functional.adversarial import AdversarialPoints
 from pyro_radial.functional.contexts import Concatenated, FromData, FromSampler, UniformBox
-from pyro_radial.functional.divergences import DivergenceEstimate, GaussianKL, MarginalKL, RegularizedKL, SteinKL
+from pyro_radial.functional.divergences import (
+    DivergenceEstimate,
+    GaussianKL,
+    LinearizedKL,
+    MarginalKL,
+    RegularizedKL,
+    SteinKL,
+)
 from pyro_radial.functional.priors import (
     BNNPrior,
     FunctionPrior,
@@ -31,6 +38,7 @@ __all__ = [
     "GaussianMoments",
     "GaussianProcess",
     "ImplicitProcess",
+    "LinearizedKL",
     "MarginalKL",
     "Mixture",
     "PiecewiseConstant",

@@ -22,7 +22,7 @@ __all__ = ["GuideProcess"]
 
 
 class GuideProcess:
-    """The function values' marginals under a guide, differentiable in its parameters.
+    """The function values' moments under a guide, differentiable in its parameters.
 
     The model runs in evaluation mode: units are not dropped, and running statistics are used and stay as they are.
 
@@ -59,6 +59,14 @@ class GuideProcess:
         """
         with evaluating(self._model):
             return self._linearization.marginals(x)
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``[N, O]`` and covariances over points of each output, ``[O, N, N]``, in float64.
+
+        :raises ValueError: as :meth:`marginals`.
+        """
+        with evaluating(self._model):
+            return self._linearization.moments(x)
 
     def sites(self, x: Tensor) -> frozenset[str]:
         """The sites that the function depends on.

@@ -9,6 +9,7 @@ Each is a function of draws, points and a prior, or a
 
 from pyro_radial.functional.divergences.estimate import Divergence, DivergenceEstimate, ProcessDivergence
 from pyro_radial.functional.divergences.gaussian_kl import GaussianKL
+from pyro_radial.functional.divergences.linearized_kl import LinearizedKL
 from pyro_radial.functional.divergences.marginal_kl import MarginalKL
 from pyro_radial.functional.divergences.regularized_kl import RegularizedKL
 from pyro_radial.functional.divergences.stein_kl import SteinKL
@@ -17,6 +18,7 @@ __all__ = [
     "Divergence",
     "DivergenceEstimate",
     "GaussianKL",
+    "LinearizedKL",
     "MarginalKL",
     "ProcessDivergence",
     "RegularizedKL",

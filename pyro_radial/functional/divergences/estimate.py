@@ -29,10 +29,13 @@ Divergence = Callable[[Tensor, Tensor, FunctionPrior], DivergenceEstimate]
 
 
 class Process(Protocol):
-    """A distribution of functions whose marginals are known."""
+    """A distribution of functions whose moments are known."""
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of each function value, ``[N, O]``."""
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``[N, O]`` and covariances of each output over points, ``[O, N, N]``."""
 
 
 class ProcessDivergence:

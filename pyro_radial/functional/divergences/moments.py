@@ -58,23 +58,26 @@ def known_moments(mean: Tensor, covariance: Tensor, factorize: bool) -> Moments:
 def normal_kl(q: Moments, factor_q: Tensor, p: Moments, factor_p: Tensor, noise: float = 0.0) -> Tensor:
     """The KL divergence of each block, ``[B]``, corrected for what is sampled.
 
-    :param Moments q: of draws.
+    :param Moments q: of draws, or known.
     :param Tensor factor_q: the Cholesky factors of their covariances with the noise added.
     :param Moments p: of the prior, known or sampled.
     :param Tensor factor_p: likewise.
     :param float noise: the variance of independent noise on the values of both.
     """
-    assert q.num_samples is not None
     inverse = torch.cholesky_inverse(factor_p)
     constant: Tensor | float = 0.0
+    spread_of_mean = 0.0
     log_det_p, log_det_q = _log_det(factor_p), _log_det(factor_q)
-    log_det_q = log_det_q - _mean_log_det_error(q.num_samples, _trace_of_product(torch.cholesky_inverse(factor_q), q))
+    if q.num_samples is not None:
+        spread_of_mean = 1.0 / q.num_samples
+        explained = _trace_of_product(torch.cholesky_inverse(factor_q), q)
+        log_det_q = log_det_q - _mean_log_det_error(q.num_samples, explained)
     if p.num_samples is not None:
         explained = _trace_of_product(inverse, p)
         log_det_p = log_det_p - _mean_log_det_error(p.num_samples, explained)
         constant = explained / p.num_samples
         inverse = _unbiased_inverse(inverse, p.covariance, p.num_samples)
-    trace = _trace_of_product(inverse, q) * (1.0 - 1.0 / q.num_samples)
+    trace = _trace_of_product(inverse, q) * (1.0 - spread_of_mean)
     trace = trace + noise * inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
     gap = (q.mean - p.mean).unsqueeze(-1)
     distance = (gap.mT @ inverse @ gap).squeeze((-2, -1)) - constant

@@ -1,0 +1,127 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The joint KL of a linearized model, against torch's own, finite differences and the posterior of a linear model."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.contrib.gp.kernels import RBF, Linear
+from torch import nn
+from torch.distributions import kl_divergence
+
+from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel
+from pyro_radial.functional import (
+    GaussianKL,
+    GaussianProcess,
+    LinearizedKL,
+    PiecewiseConstant,
+    PosteriorProcess,
+    UniformBox,
+)
+from pyro_radial.functional.linearization import CovarianceBlock, Linearization
+from pyro_radial.nn import likelihoods
+from tests.helpers.linear_models import by_hand, inputs, of_functions, posterior
+
+GAMMA, NOISE = 0.03, 0.4
+
+
+def moments_of(kind, x):
+    given, mean, covariance = posterior(kind, "weight")
+    return PosteriorProcess(by_hand, given), of_functions(mean, covariance, x)
+
+
+@pytest.mark.parametrize("kind", ["full", "radial", "normal"])
+@pytest.mark.parametrize("gamma", [0.0, GAMMA])
+@pytest.mark.parametrize("noise", [0.0, NOISE])
+def test_it_is_the_sum_of_the_joint_kls_of_the_outputs(kind, gamma, noise):
+    x = inputs()
+    process, (mean, covariance) = moments_of(kind, x)
+    if not (gamma or noise):
+        # As many points as there are weights: more have a singular covariance.
+        x, mean, covariance = x[:2], mean[:2], covariance[:, :2, :2]
+    more = (gamma * len(x) + noise**2) * torch.eye(len(x), dtype=torch.double)
+    prior = GaussianProcess(RBF(2), mean=0.3, noise=noise)
+    kernel = RBF(2)(x.double()).detach().double()
+    q = dist.MultivariateNormal(mean.mT.double(), covariance.double() + more)
+    p = dist.MultivariateNormal(torch.full_like(mean.mT.double(), 0.3), kernel + more)
+    estimate = LinearizedKL(gamma)(process, x, prior)
+    torch.testing.assert_close(estimate.value.double(), kl_divergence(q, p).sum(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(estimate.surrogate, estimate.value)
+
+
+def test_draws_have_the_same_divergence():
+    """GaussianKL is unbiased; its own spread over sixteen calls is the tolerance."""
+    x = inputs()
+    process, _ = moments_of("normal", x)
+    prior = GaussianProcess(RBF(2), noise=NOISE)
+    torch.manual_seed(0)
+    draws = (process.sample(x, 4000, 2) for _ in range(16))
+    sampled = torch.stack([GaussianKL(factorize=True)(f + NOISE * torch.randn_like(f), x, prior).value for f in draws])
+    exact = LinearizedKL()(process, x, prior).value
+    assert abs(float(sampled.mean() - exact)) < 4 * float(sampled.std()) / 4
+
+
+def test_its_gradient_runs_through_the_jacobian():
+    bnn = BayesianModule(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)).double())
+    torch.manual_seed(0)
+    mean = {name: torch.randn_like(value).requires_grad_() for name, value in bnn.sample_parameters().items()}
+    scale = {name: (0.1 + torch.rand_like(value)).detach().requires_grad_() for name, value in mean.items()}
+    prior, x = GaussianProcess(RBF(2).double(), noise=NOISE), torch.randn(4, 2, dtype=torch.double)
+    names = list(mean)
+
+    def divergence(*values):
+        means, scales = values[: len(names)], values[len(names) :]
+        blocks = [CovarianceBlock((name,), value.square()) for name, value in zip(names, scales, strict=True)]
+        process = Linearization(bnn, dict(zip(names, means, strict=True)), blocks)
+        return LinearizedKL(GAMMA)(process, x, prior).surrogate
+
+    assert torch.autograd.gradcheck(divergence, [*mean.values(), *scale.values()])
+
+
+def test_of_a_linear_network_it_is_the_kl_of_the_weights():
+    """At as many points as there are weights both know the same."""
+    model = SupervisedModel(BayesianModule(nn.Linear(3, 1, bias=False)), likelihoods.Gaussian(20))
+    guide = AutoMeanField(model, init_stddev=0.2)
+    loss = FunctionalELBO(
+        GaussianProcess(Linear(3)), lambda _: torch.eye(3), divergence=LinearizedKL(), compare_at="context"
+    )
+    pyro.set_rng_seed(0)
+    loss(model, guide)(torch.randn(20, 3), torch.randn(20, 1))
+    expected = kl_divergence(guide.posterior()["weight"], dist.Normal(torch.zeros(1, 3), 1.0).to_event(2))
+    torch.testing.assert_close(loss.terms.kl, expected, rtol=1e-5, atol=0.0)
+
+
+def test_a_prior_that_is_not_gaussian_is_refused():
+    process, _ = moments_of("normal", inputs())
+    with pytest.raises(ValueError, match="prior must be Gaussian for LinearizedKL: PiecewiseConstant"):
+        LinearizedKL()(process, inputs(), PiecewiseConstant(0.0, 1.0, 1.0))
+
+
+def test_more_points_than_weights_need_noise():
+    process, _ = moments_of("normal", inputs())
+    x = torch.randn(60, 2)
+    assert bool(LinearizedKL(GAMMA)(process, x, GaussianProcess(RBF(2))).value.isfinite())
+
+
+@pytest.mark.parametrize("gamma", [-1.0, float("nan"), True])
+def test_gamma_is_checked(gamma):
+    with pytest.raises(ValueError, match="gamma"):
+        LinearizedKL(gamma)
+
+
+def test_the_loss_takes_it_with_a_context():
+    model = SupervisedModel(
+        BayesianModule(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))), likelihoods.Gaussian(20)
+    )
+    loss = FunctionalELBO(
+        GaussianProcess(RBF(2), noise=0.1),
+        UniformBox([-1.0] * 2, [1.0] * 2, 10),
+        divergence=LinearizedKL(),
+        num_functions=2,
+    )
+    guide = AutoMeanField(model)
+    loss(model, guide)(torch.randn(20, 2), torch.randn(20, 1)).backward()
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in guide.parameters())
+    assert float(loss.terms.kl_by_site["f"]) > 0
