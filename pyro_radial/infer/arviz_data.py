@@ -19,7 +19,8 @@ def to_arviz(prediction: Prediction, y: Any = None) -> Any:
 
     The group ``posterior`` has the variable ``f``, the values before the link, with the dims ``chain`` (of one),
     ``draw``, ``input`` and ``output`` (``output_0``, ``output_1``, ... where there are several), and the noise of the
-    likelihood by its name. With targets, ``observed_data`` has them as ``y``, and ``log_likelihood`` their
+    likelihood by its name. With a likelihood, ``posterior_predictive`` has a draw of the targets for each draw of the
+    function, as ``y``, for predictive checks. With targets, ``observed_data`` has them, and ``log_likelihood`` their
     log-density under each draw: what ``arviz.loo`` and ``arviz.compare`` read.
 
     :param Prediction prediction: from :func:`~pyro_radial.predict` or an ensemble.
@@ -43,13 +44,16 @@ def to_arviz(prediction: Prediction, y: Any = None) -> Any:
     noise = {name: values.reshape(len(values)) for name, values in prediction.noise.items()}
     groups = {"posterior": {"f": _chain(samples), **{name: _chain(values) for name, values in noise.items()}}}
     dims = {"f": ["input", *_names("output", samples.dim() - 2)]}
+    if likelihood is not None:
+        targets = prediction.sample_targets()
+        groups["posterior_predictive"] = {"y": _chain(targets)}
+        dims["y"] = ["input", *_names("target", targets.dim() - 2)]
     if y is not None:
         if likelihood is None:
             raise ValueError("to_arviz: y must be left out without a likelihood, which gives it a density, got targets")
         y = likelihood.check_target(samples, torch.as_tensor(y, device=samples.device))
         log_likelihood = likelihood.observation(samples, **prediction.noise).log_prob(y)
         groups |= {"log_likelihood": {"y": _chain(log_likelihood)}, "observed_data": {"y": _array(y)}}
-        dims["y"] = ["input", *_names("target", y.dim() - 1)]
     if "posterior" in inspect.signature(arviz.from_dict).parameters:
         return arviz.from_dict(**groups, dims=dims)
     # From 1.0 on.

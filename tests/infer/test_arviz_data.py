@@ -72,3 +72,19 @@ def test_without_arviz_it_says_what_to_install(monkeypatch):
 def test_targets_without_a_likelihood_are_refused(arviz):
     with pytest.raises(ValueError, match="to_arviz: y must be left out without a likelihood"):
         to_arviz(Prediction(torch.randn(5, 3)), torch.randn(3))
+
+
+@pytest.mark.parametrize("outputs", [(), (2,), (2, 4)])
+def test_draws_of_targets_spread_by_function_and_noise(arviz, outputs):
+    """A hundred draws and more at many places: their variance is that of the prediction to a few percent."""
+    torch.manual_seed(0)
+    prediction = regression(outputs)
+    targets = to_arviz(prediction)["posterior_predictive"]["y"]
+    assert targets.shape == (1, DRAWS, ROWS, *outputs)
+    variance = float(targets.var(("chain", "draw")).mean())
+    expected = float(prediction.variance.mean())
+    assert variance == pytest.approx(expected, rel=4 * (2 / (DRAWS * ROWS)) ** 0.5 + 1 / DRAWS)
+
+
+def test_without_a_likelihood_there_are_no_targets(arviz):
+    assert "posterior_predictive" not in to_arviz(Prediction(torch.randn(5, 3)))
