@@ -131,7 +131,10 @@ class StreamRun:
         self._use(task)
         self._seed(learned, PREDICTION, number)
         # What the guide leaves out is drawn from the model's prior, which is the chain's posterior.
-        mean = predict(self.chain, guide, x, self.num_samples).mean
+        try:
+            mean = predict(self.chain, guide, x, self.num_samples).mean
+        except ValueError as error:
+            raise ValueError(f"learn_stream: task {task.name!r} cannot be predicted: {error}") from error
         return float(accuracy(mean, y.to(mean.device)))
 
     def _measured(self, task: Task) -> Pair:

@@ -428,10 +428,10 @@ class Wordless(SupervisedModel):
             return super().forward(x, y)
 
 
-def test_a_model_without_a_function_is_refused_by_its_site():
+def test_a_model_without_a_function_is_refused_by_task_and_site():
     normal = NORMAL(multi_head=False).model
     one = PriorChain(Wordless(normal.bnn, normal.likelihood), "normal")
-    with pytest.raises(ValueError, match="must be a site of the model, got 'f'"):
+    with pytest.raises(ValueError, match=r"task '.+' cannot be predicted: .*must be a site of the model, got 'f'"):
         learn(one, stream(multi_head=False), coreset=FUNCTIONS)
     assert one.prior == {}
 
