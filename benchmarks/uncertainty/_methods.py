@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -48,6 +48,8 @@ Augment = Callable[[Tensor], Tensor]
 PLAIN, DROPOUT, DEEP_ENSEMBLE = "plain", "MC dropout", "deep ensemble"
 MEAN_FIELD, TWEAKS, TRUNCATED = "mean field", "mean field, tweaks", "mean field, truncated"
 RADIAL, RADIAL_ENSEMBLE, POSTHOC = "radial", "radial ensemble", "radial, post-hoc"
+#: Mean field that starts at the marginal standard deviations of radial posteriors, sigma / sqrt(D) at each site.
+NARROW = "mean field, narrow"
 TEMPERATURE, LAPLACE, IVON = "temperature", "last-layer Laplace", "IVON"
 
 
@@ -136,7 +138,7 @@ def train(
 ) -> Trained:
     """Train a method of :data:`METHODS`.
 
-    :param name: of the method.
+    :param name: of the method, or of one of :data:`OTHERS`.
     :param make_net: from a dropout rate to a new network of logits.
     :param train: inputs ``[N, ...]`` and labels ``[N]``.
     :param validation: others, for what is chosen or stopped by them.
@@ -148,7 +150,7 @@ def train(
     :returns: what predicts.
     :raises ImportError: for IVON without ``ivon-opt``, see :func:`missing`.
     """
-    return METHODS[name](Task(make_net, train, validation, setting, seed, checkpoint, augment))
+    return (METHODS | OTHERS)[name](Task(make_net, train, validation, setting, seed, checkpoint, augment))
 
 
 def missing(name: str) -> str | None:
@@ -176,8 +178,16 @@ def _guide(kind: str, model: SupervisedModel, setting: Setting) -> nn.Module:
         return AutoMeanField(model, families={".": families.Point()})
     if kind == TWEAKS:
         return AutoMeanField(model, init_stddev=1e-3)
+    if kind == NARROW:
+        return AutoMeanField(model, families=partial(_narrow, setting))
     own = {".": families.TruncatedNormal(setting.truncation)} if kind == TRUNCATED else None
     return AutoMeanField(model, init_stddev=setting.init_scale or setting.init_stddev, families=own)
+
+
+def _narrow(setting: Setting, name: str, site: Any) -> families.Normal:
+    if setting.init_scale is None:
+        return families.Normal(init_stddev=setting.init_stddev)
+    return families.Normal(init_stddev=setting.init_scale / site["fn"].event_shape.numel() ** 0.5)
 
 
 def _model(net: nn.Module, setting: Setting, **options: Any) -> SupervisedModel:
@@ -223,10 +233,18 @@ class _Clock:
             self._path.write_text(repr(self.seconds))
 
 
-def trained(task: Task, kind: str, size: int = 1, **options: Any) -> tuple[Ensemble, float]:
-    """Several guides of a kind, the first of which is that of an ensemble of one, and their CPU seconds."""
+class Training(NamedTuple):
+    """Trained guides, their CPU seconds, and the epochs of all."""
+
+    ensemble: Ensemble
+    seconds: float
+    epochs: int
+
+
+def trained(task: Task, kind: str, size: int = 1, **options: Any) -> Training:
+    """Several guides of a kind, the first of which is that of an ensemble of one."""
     setting, num_data = task.setting, len(task.train[1])
-    before = trained(task, kind, **options)[1] if size > 1 and task.folder is not None else 0.0
+    before = trained(task, kind, **options).seconds if size > 1 and task.folder is not None else 0.0
     folder = None if task.folder is None else task.folder / kind.replace(", ", "_").replace(" ", "_")
     clock = _Clock(None if folder is None else folder / f"seconds_{size}", before)
     steps = setting.epochs * -(-num_data // setting.batch_size)
@@ -235,7 +253,7 @@ def trained(task: Task, kind: str, size: int = 1, **options: Any) -> tuple[Ensem
     else:
         scheduler, interval = partial(ExponentialLR, gamma=setting.decay), "epoch"
     ensemble = Ensemble(partial(_made, kind, task.make_net, setting), size, seed=task.seed)
-    ensemble.fit(
+    results = ensemble.fit(
         task.data,
         epochs=setting.epochs,
         batch_size=setting.batch_size,
@@ -249,7 +267,7 @@ def trained(task: Task, kind: str, size: int = 1, **options: Any) -> tuple[Ensem
         progress=False,
         **{"pretrain_epochs": setting.pretrain_epochs, **options},
     )
-    return ensemble, clock.seconds
+    return Training(ensemble, clock.seconds, sum(len(result.history) for result in results))
 
 
 def _seeded(seed: int, draws: Callable[[Tensor], Prediction]) -> Callable[[Tensor], Prediction]:
@@ -264,21 +282,21 @@ def _seeded(seed: int, draws: Callable[[Tensor], Prediction]) -> Callable[[Tenso
 
 def plain(task: Task, size: int = 1) -> Trained:
     """Points, one for each member."""
-    ensemble, seconds = trained(task, PLAIN, size)
-    return Trained(partial(ensemble.predict, num_samples=1), seconds)
+    ensemble, seconds, epochs = trained(task, PLAIN, size)
+    return Trained(partial(ensemble.predict, num_samples=1), seconds, {"epochs": epochs})
 
 
 def dropout(task: Task) -> Trained:
-    ensemble, seconds = trained(task, DROPOUT)
+    ensemble, seconds, epochs = trained(task, DROPOUT)
     draws = partial(predict_with_dropout, *ensemble.members[0], num_samples=task.setting.num_samples)
-    return Trained(_seeded(task.seed, draws), seconds)
+    return Trained(_seeded(task.seed, draws), seconds, {"epochs": epochs})
 
 
 def variational(kind: str, task: Task, size: int = 1) -> Trained:
     """Guides, whose members share the draws of a prediction."""
-    ensemble, seconds = trained(task, kind, size)
+    ensemble, seconds, epochs = trained(task, kind, size)
     draws = partial(ensemble.predict, num_samples=max(1, task.setting.num_samples // size))
-    return Trained(_seeded(task.seed, draws), seconds)
+    return Trained(_seeded(task.seed, draws), seconds, {"epochs": epochs})
 
 
 def tweaks(task: Task) -> Trained:
@@ -289,14 +307,14 @@ def tweaks(task: Task) -> Trained:
         "validation": task.validation,
         "patience": max(2, epochs // 5),
     }
-    ensemble, seconds = trained(task, TWEAKS, **own)
+    ensemble, seconds, run = trained(task, TWEAKS, **own)
     draws = partial(ensemble.predict, num_samples=task.setting.num_samples)
-    return Trained(_seeded(task.seed, draws), seconds)
+    return Trained(_seeded(task.seed, draws), seconds, {"epochs": run})
 
 
 def posthoc(task: Task) -> Trained:
     """Radial scales for the plain network, one number for all, by the NLL of validation rows."""
-    ensemble, seconds = trained(task, PLAIN)
+    ensemble, seconds, _ = trained(task, PLAIN)
     model, points = ensemble.members[0]
     start = time.process_time()
     guide = AutoRadial(model)
@@ -322,7 +340,7 @@ def temperature(task: Task) -> Trained:
 
 def laplace(task: Task) -> Trained:
     """A Laplace approximation of the plain network's last layer, whose prior the evidence chooses."""
-    ensemble, seconds = trained(task, PLAIN)
+    ensemble, seconds, _ = trained(task, PLAIN)
     model, points = ensemble.members[0]
     start = time.process_time()
     guide = last_layer_laplace(model, points, task.train, structure=task.setting.laplace)
@@ -348,7 +366,8 @@ def ivon(task: Task) -> Trained:
         seed=task.seed,
     )
     seconds = time.process_time() - start
-    return Trained(_seeded(task.seed, partial(predict, model, guide, num_samples=setting.num_samples)), seconds)
+    draws = partial(predict, model, guide, num_samples=setting.num_samples)
+    return Trained(_seeded(task.seed, draws), seconds, {"epochs": setting.epochs})
 
 
 def _with_members(method: Callable[..., Trained], task: Task) -> Trained:
@@ -369,3 +388,5 @@ METHODS: dict[str, Method] = {
     POSTHOC: posthoc,
     RADIAL_ENSEMBLE: partial(_with_members, partial(variational, RADIAL)),
 }
+#: What single experiments ask for besides.
+OTHERS: dict[str, Method] = {NARROW: partial(variational, NARROW)}

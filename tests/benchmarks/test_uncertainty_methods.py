@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from benchmarks.uncertainty import _methods as methods
-from benchmarks.uncertainty._methods import METHODS, Setting, measures, missing, optimizer, train
+from benchmarks.uncertainty._methods import METHODS, OTHERS, Setting, measures, missing, optimizer, train
 from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 
@@ -35,7 +35,7 @@ def run(name, folder=None, setting=SETTING, **options):
     return train(name, make_net, TRAIN, VALIDATION, setting, 10, folder, **options)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, *OTHERS])
 def test_every_method_learns_and_predicts_the_same_twice(name):
     if missing(name):
         pytest.skip(missing(name))
@@ -98,7 +98,7 @@ def test_scales_have_a_rate_of_their_own_and_sgd_one_for_the_mean_loss():
     assert optimizer(Setting(rate=0.1, optimizer="sgd"), 10).pt_optim_args("AutoRadial.scales.w")["lr"] == 0.01
 
 
-@pytest.mark.parametrize("kind", ["radial", "mean field", "mean field, truncated"])
+@pytest.mark.parametrize("kind", ["radial", "mean field", "mean field, truncated", "mean field, narrow"])
 def test_scales_start_where_the_setting_says(kind):
     _, guide = methods._made(kind, make_net, Setting(init_stddev=0.05), 0)
     guide.setup(TRAIN[0], TRAIN[1])
@@ -106,7 +106,7 @@ def test_scales_start_where_the_setting_says(kind):
     assert torch.allclose(stddev, torch.tensor(0.05))
     _, guide = methods._made(kind, make_net, Setting(init_scale=0.05), 0)
     guide.setup(TRAIN[0], TRAIN[1])
-    expected = 0.05 / math.sqrt(32) if kind == "radial" else 0.05
+    expected = 0.05 / math.sqrt(32) if kind in ("radial", "mean field, narrow") else 0.05
     assert torch.allclose(guide.posterior()["0.weight"].stddev, torch.tensor(expected))
 
 
