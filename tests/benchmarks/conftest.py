@@ -24,12 +24,25 @@ def tiny_data(tmp_path, monkeypatch):
 
 
 def tiny_images(name, data_dir=None):
+    if name == "retinamnist":
+        return tiny_fundus_images()
     generator = torch.Generator().manual_seed(0)
     labels = [torch.arange(10).repeat(count) for count in (30, 10)]
     images = [0.5 * torch.rand(len(own), 1, 28, 28, generator=generator) for own in labels]
     for pixels, own in zip(images, labels, strict=True):
         pixels[torch.arange(len(own)), 0, :, 2 * own] += 0.5
     return ImageDataset(name, images[0], labels[0], images[1], labels[1], tuple("0123456789"))
+
+
+def tiny_fundus_images():
+    """Grades from 2 on are red, in three parts as the publisher's."""
+    generator = torch.Generator().manual_seed(0)
+    labels = [torch.arange(5).repeat(count) for count in (12, 8, 8)]
+    images = [0.5 * torch.rand(len(own), 3, 28, 28, generator=generator) for own in labels]
+    for pixels, own in zip(images, labels, strict=True):
+        pixels[own >= 2, 0] += 0.5
+    (train, validation, test), grades = zip(images, labels, strict=True), tuple("01234")
+    return ImageDataset("retinamnist", *train, *test, grades, *validation)
 
 
 def write_uci(folder):

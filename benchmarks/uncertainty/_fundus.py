@@ -1,0 +1,52 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""RetinaMNIST: which images are to be referred, and the network and augmentation that learn it."""
+
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.common import Pair
+from benchmarks.uncertainty._methods import Augment, MakeNet
+from benchmarks.uncertainty._networks import VGG4, vgg
+from pyro_radial import datasets
+from pyro_radial.datasets import ImageDataset, RandomAffine
+
+#: The grade from which on an image is referred.
+REFERABLE = 2
+
+
+class Fundus(NamedTuple):
+    """Standardized images with labels 0 and 1, and what augments those images."""
+
+    train: Pair
+    validation: Pair
+    test: Pair
+    augment: Augment
+
+
+def fundus(data_dir: Path | None) -> Fundus:
+    """RetinaMNIST, each channel standardized by the training images."""
+    data: ImageDataset = datasets.load("retinamnist", data_dir)
+    assert data.val_images is not None
+    assert data.val_labels is not None
+    mean = data.train_images.mean((0, 2, 3), keepdim=True)
+    stddev = data.train_images.std((0, 2, 3), keepdim=True)
+
+    def pair(images: torch.Tensor, grades: torch.Tensor) -> Pair:
+        return (images - mean) / stddev, (grades >= REFERABLE).long()
+
+    return Fundus(
+        pair(data.train_images, data.train_labels),
+        pair(data.val_images, data.val_labels),
+        pair(data.test_images, data.test_labels),
+        RandomAffine(fill=tuple((-mean / stddev).flatten().tolist())),
+    )
+
+
+def network(width: int) -> MakeNet:
+    """A network for these images, from its dropout rate."""
+    return partial(vgg, width=width, blocks=VGG4)

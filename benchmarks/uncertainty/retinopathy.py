@@ -1,0 +1,356 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Which fundus images of RetinaMNIST to refer: table 1 and figure 3 of the Radial paper, against what people use.
+
+python -m benchmarks.uncertainty.retinopathy
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+from torch.nn.functional import softplus
+
+from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main, markdown_table, with_error
+from benchmarks.uncertainty._fundus import fundus, network
+from benchmarks.uncertainty._methods import (
+    DEEP_ENSEMBLE,
+    DROPOUT,
+    IVON,
+    LAPLACE,
+    MEAN_FIELD,
+    METHODS,
+    PLAIN,
+    POSTHOC,
+    RADIAL,
+    RADIAL_ENSEMBLE,
+    TEMPERATURE,
+    TRUNCATED,
+    TWEAKS,
+    Setting,
+    measures,
+    missing,
+    train,
+)
+from benchmarks.uncertainty._referred import SHARES, compared, curve_of, judged, percent, pooled, spread
+from pyro_radial.uncertainty.curve_plots import plot_referral
+from pyro_radial.uncertainty.plots import plot_reliability
+
+__all__ = ["claims", "draw", "report", "run"]
+
+#: What each method is made of, whose setting it has; the others have one of their own, which is searched.
+MADE_OF = {
+    **dict.fromkeys((TEMPERATURE, LAPLACE, POSTHOC, DEEP_ENSEMBLE), PLAIN),
+    RADIAL_ENSEMBLE: RADIAL,
+}
+SEARCHED = [name for name in METHODS if name not in MADE_OF]
+# Those of one phase share no training.
+PHASES = (SEARCHED, [TEMPERATURE, RADIAL_ENSEMBLE], [LAPLACE], [POSTHOC], [DEEP_ENSEMBLE])
+WITH_RADIAL = (RADIAL, POSTHOC, RADIAL_ENSEMBLE)
+FIRST_SEED = 10
+#: Table 1 of the paper, at the same shares, in percent.
+PUBLISHED = {
+    DROPOUT: (93.0, 94.1, 94.5, 95.1),
+    MEAN_FIELD: (63.6, 63.5, 63.5, 62.6),
+    TWEAKS: (93.9, 94.4, 95.4, 96.4),
+    RADIAL: (94.3, 95.3, 96.1, 96.8),
+    DEEP_ENSEMBLE: (93.9, 96.0, 96.6, 97.2),
+    RADIAL_ENSEMBLE: (94.5, 97.9, 98.0, 98.1),
+}
+
+
+class Size(NamedTuple):
+    """How much is searched, trained and tested."""
+
+    width: int = 16
+    epochs: int = 30
+    batch_size: int = 60
+    configurations: int = 10
+    num_members: int = 3
+    num_samples: int = 32
+    num_resamples: int = 100
+    compile: bool = True
+
+
+SIZES = {"default": Size(), "small": Size(2, 1, 30, 2, 2, 2, 5, compile=False)}
+
+
+def run(
+    output: Path,
+    *,
+    form: Form = "default",
+    data_dir: Path | None = None,
+    seeds: int = 5,
+    workers: int = 1,
+    threads: int = 1,
+) -> None:
+    """As many random settings for each method with seed 0, then its best with seeds from 10 on."""
+    size = SIZES[form]
+    results = Results(output, {"torch": torch.__version__, "threads": threads, **size._asdict()})
+    names = [name for name in METHODS if missing(name) is None]
+    for name in METHODS:
+        if missing(name):
+            print(f"{name} is left out: {missing(name)} is not installed")
+    searching = [
+        Job({"part": "search", "method": name, "number": number}, search, (data_dir, size, name, number))
+        for name in SEARCHED
+        if name in names
+        for number in range(size.configurations)
+    ]
+    compute_all(results, searching, workers, threads)
+    for phase in PHASES:
+        testing = []
+        for seed in range(FIRST_SEED, FIRST_SEED + (seeds if form == "default" else 1)):
+            for name in (name for name in phase if name in names):
+                keys = {"part": "test", "method": name, "seed": seed}
+                number = best(results, MADE_OF.get(name, name))["number"]
+                folder = results.checkpoint("networks", seed)
+                testing.append(Job(keys, evaluate, (data_dir, size, name, number, seed, folder)))
+        compute_all(results, testing, workers, threads)
+
+
+def candidate(size: Size, number: int) -> Setting:
+    """A random setting; those of one number have the same rate and prior in all methods."""
+    share = iter(torch.rand(8, generator=torch.Generator().manual_seed(number)).double().tolist())
+
+    def between(low: float, high: float) -> float:
+        return low + (high - low) * next(share)
+
+    def in_logarithm(low: float, high: float) -> float:
+        return math.exp(between(math.log(low), math.log(high)))
+
+    rate = in_logarithm(1e-3, 1e-2)
+    return Setting(
+        epochs=size.epochs,
+        batch_size=size.batch_size,
+        rate=rate,
+        prior_stddev=in_logarithm(0.1, 3.0),
+        # The paper's sigma, from its range of rho.
+        init_scale=float(softplus(torch.tensor(between(-10.0, 0.0)))),
+        scale_rate=rate * in_logarithm(1.0, 10.0),
+        dropout=between(0.05, 0.5),
+        ivon_rate=in_logarithm(0.03, 1.0),
+        init_stddev=in_logarithm(0.003, 0.1),
+        num_members=size.num_members,
+        num_samples=size.num_samples,
+        compile=size.compile,
+    )
+
+
+def search(data_dir: Path | None, size: Size, name: str, number: int) -> Row:
+    """A setting, trained on two thirds of the training images and judged by the others and those for validation."""
+    data = fundus(data_dir)
+    x, y = data.train
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    others, fitted = order[: len(y) // 3], order[len(y) // 3 :]
+    setting = candidate(size, number)
+    learned = train(
+        name, network(size.width), (x[fitted], y[fitted]), data.validation, setting, 0, augment=data.augment
+    )
+    unseen, labels = torch.cat([x[others], data.validation[0]]), torch.cat([y[others], data.validation[1]])
+    return {**asdict(setting), **measures(learned.predict(unseen), labels), "seconds": learned.seconds}
+
+
+def best(results: Results, name: str) -> Row:
+    """The setting of the lowest negative log-likelihood."""
+    rows = results.where(part="search", method=name)
+    return min(rows, key=lambda row: row["nll"] if math.isfinite(row["nll"]) else math.inf)
+
+
+def evaluate(data_dir: Path | None, size: Size, name: str, number: int, seed: int, folder: Path) -> Row:
+    """A method with a setting, trained on all training images and tested."""
+    data = fundus(data_dir)
+    setting = candidate(size, number)
+    learned = train(name, network(size.width), data.train, data.validation, setting, seed, folder, data.augment)
+    return judged(learned.predict(data.test[0]), data.test[1], size.num_resamples) | {
+        "number": number,
+        "seconds": learned.seconds,
+        "details": learned.details,
+    }
+
+
+def best_of(results: Results, names: Sequence[str], share: int = 0) -> str:
+    """The method with the highest mean area at a share."""
+    return max(names, key=lambda name: float(curve_of(results.where(part="test", method=name)).score[share]))
+
+
+# What is claimed: one method's area above another's, at a place in the shares.
+AHEAD = (
+    (RADIAL, MEAN_FIELD, 0),
+    (RADIAL, TWEAKS, 0),
+    (RADIAL, DROPOUT, 0),
+    (RADIAL, DROPOUT, 3),
+    (RADIAL_ENSEMBLE, DEEP_ENSEMBLE, 0),
+    (RADIAL_ENSEMBLE, DEEP_ENSEMBLE, 3),
+)
+CALIBRATED = (DROPOUT, DEEP_ENSEMBLE, MEAN_FIELD)
+
+
+def claims(results: Results) -> list[Claim]:
+    """Table 1's ranking where errors allow it, calibration, and the time."""
+    seeds = str(len(results.distinct("seed")))
+    found = []
+    for ours, theirs, place in AHEAD:
+        mean, error = (float(100 * value[place]) for value in compared(results, ours, theirs))
+        published = f"{PUBLISHED[ours][place]} against {PUBLISHED[theirs][place]}"
+        text = f"RetinaMNIST, {SHARES[place]:.0%} referred: {ours} has a higher AUC than {theirs}"
+        found.append(Claim(text, published, f"difference {mean:.1f} ± {error:.1f} points", seeds, mean > 2 * error))
+    curve = curve_of(results.where(part="test", method=RADIAL))
+    gain = float(100 * (curve.score[-1] - curve.score[0]))
+    error = float(100 * (curve.resamples[:, -1] - curve.resamples[:, 0]).std())
+    found.append(
+        Claim(
+            "RetinaMNIST: referring the 30 % that radial is least certain of raises its AUC",
+            "94.3 to 96.8",
+            f"by {gain:.1f} ± {error:.1f} points",
+            seeds,
+            gain > 2 * error,
+        )
+    )
+    present = [name for name in METHODS if results.where(part="test", method=name)]
+    with_radial = best_of(results, WITH_RADIAL)
+    without = best_of(results, [name for name in present if name not in WITH_RADIAL])
+    mean, error = (float(100 * value[0]) for value in compared(results, with_radial, without))
+    found.append(
+        Claim(
+            "RetinaMNIST: the best method with radial members is not behind the best without, by two errors or more",
+            f"{PUBLISHED[RADIAL_ENSEMBLE][0]} against {PUBLISHED[DEEP_ENSEMBLE][0]}",
+            f"{with_radial} against {without}: difference {mean:.1f} ± {error:.1f} points",
+            seeds,
+            mean > -2 * error,
+        )
+    )
+    for theirs in CALIBRATED:
+        pairs = [results.values("calibration_error", part="test", method=name) for name in (RADIAL, theirs)]
+        difference = torch.tensor(pairs[0], dtype=torch.float64) - torch.tensor(pairs[1], dtype=torch.float64)
+        error = float(difference.std()) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
+        found.append(
+            Claim(
+                f"RetinaMNIST: radial has a lower calibration error than {theirs}",
+                "figure 3",
+                f"{with_error(pairs[0], 3)} against {with_error(pairs[1], 3)}",
+                seeds,
+                float(difference.mean()) < -2 * error,
+            )
+        )
+    seconds = {name: total_seconds(results, name) for name in present}
+    slowest = max(seconds, key=lambda name: seconds[name])
+    found.append(
+        Claim(
+            "RetinaMNIST: the whole evaluation of one method takes at most 10 minutes of one core, its search included",
+            "",
+            f"{seconds[slowest] / 60:.1f} minutes ({slowest})",
+            seeds,
+            seconds[slowest] <= 600.0,
+        )
+    )
+    return found
+
+
+def total_seconds(results: Results, name: str) -> float:
+    """CPU seconds of all trainings that a method needs: its search, and its seeds with all members."""
+    searching = results.values("seconds", part="search", method=MADE_OF.get(name, name))
+    return sum(searching) + sum(results.values("seconds", part="test", method=name))
+
+
+def report(results: Results) -> str:
+    """Table 1, calibration, other rankings and times."""
+    present = [name for name in METHODS if results.where(part="test", method=name)]
+    table, rankings, chosen = [], [], []
+    for name in present:
+        rows = results.where(part="test", method=name)
+        curve = curve_of(rows)
+        cells = [percent(curve, place) for place in range(len(SHARES))]
+        scores = (
+            with_error([row[key] for row in rows], 3) for key in ("accuracy", "nll", "calibration_error", "brier")
+        )
+        epochs = sum(row["details"].get("epochs", 0) for row in rows)
+        epoch = f"{sum(row['seconds'] for row in rows) / epochs:.2f}" if epochs else ""
+        seconds = f"{total_seconds(results, name):.0f}"
+        table.append([name, *cells, spread(rows), *scores, epoch, seconds])
+        if len(rows[0]["referred"]) > 1:
+            rankings.append([name, *(percent(curve_of(rows, "entropy"), place) for place in range(1, len(SHARES)))])
+        if name in SEARCHED:
+            chosen.append(_chosen(results, name))
+    size = results.setting
+    left_out = [name for name in METHODS if name not in present]
+    without = f" {', '.join(left_out)} was not run: {missing(left_out[0])} was not installed." if left_out else ""
+    headings = [f"{share:.0%}" for share in SHARES]
+    measured = ["accuracy", "NLL", "ECE", "Brier", "s / epoch", "s in all"]
+    published = [[name, *(f"{auc:.1f}" for auc in PUBLISHED[name])] for name in METHODS if name in PUBLISHED]
+    return f"""### Retinopathy
+
+RetinaMNIST, 28 x 28, grades from 2 on against those below (`python -m benchmarks.uncertainty.retinopathy`): a network \
+like VGG with {len(network(1)().state_dict()) // 2 - 1} convolutions from {size["width"]} channels, mean and maximum \
+pooled, {size["epochs"]} epochs of the 1,080 training images with the paper's augmentation, batches of \
+{size["batch_size"]}, Adam with a rate that falls to zero. Each method has {size["configurations"]} random settings, \
+of the same numbers for rate (1e-3 to 1e-2) and prior (0.1 to 3, which is weight decay for points), start (rho from \
+-10 to 0) and rate of scales, and dropout; the one of least NLL on a third of the training images and the 120 for \
+validation, trained on the others with seed 0, is the table's. What is made of the plain network has its setting. \
+Ensembles have {size["num_members"]} members; posteriors {size["num_samples"]} draws, which the members of an ensemble \
+share. {len(results.distinct("seed"))} seeds that no choice was made on.{without}
+
+AUC in percent of what is left of the 400 test images when a share is referred, by mutual information, or by entropy \
+where there is one draw: the mean over seeds ± its standard error over {size["num_resamples"]} bootstrap resamples of \
+the test images, which are the same for all, and the standard error over seeds at 0 % beside it. Seconds are those of \
+one core; in all with the search and every member.
+
+{markdown_table(["", *headings, "over seeds", *measured], table)}
+
+Ranked by entropy instead:
+
+{markdown_table(["", *headings[1:]], rankings)}
+
+Published, of 512 x 512 images and 15 million parameters:
+
+{markdown_table(["", *headings], published)}
+
+What the search has chosen (sigma is where scales start, in the units of each method):
+
+{markdown_table(["", "rate", "prior", "sigma", "rate of scales", "dropout", "NLL", "worst NLL"], chosen)}
+
+The budget, the same for all methods, cut: images of 28 x 28 in the place of 512 x 512, and 1,080 of 44,594; one split \
+for the search in the place of cross-validation; {size["epochs"]} epochs; one batch size. 400 test images tell \
+differences of two to three points of AUC.
+
+{results.plot("AUC of what is left against the share referred, and accuracy against confidence")}"""
+
+
+def _chosen(results: Results, name: str) -> list[str]:
+    row = best(results, name)
+    worst = max(results.values("nll", part="search", method=name))
+    rate = row["ivon_rate"] if name == IVON else row["rate"]
+    start = {TWEAKS: 1e-3, IVON: row["init_stddev"]}.get(name, row["init_scale"])
+    noisy = name in (MEAN_FIELD, TRUNCATED, RADIAL, TWEAKS)
+    return [
+        name,
+        f"{rate:.4f}",
+        f"{row['prior_stddev']:.2f}",
+        f"{start:.2g}" if noisy or name == IVON else "",
+        f"{row['scale_rate']:.4f}" if noisy else "",
+        f"{row['dropout']:.2f}" if name == DROPOUT else "",
+        f"{row['nll']:.3f}",
+        f"{worst:.3f}",
+    ]
+
+
+def draw(results: Results) -> None:
+    """Referral curves with bootstrap errors, and calibration of all seeds together."""
+    shown = [DROPOUT, DEEP_ENSEMBLE, MEAN_FIELD, TWEAKS, RADIAL, RADIAL_ENSEMBLE]
+    rows = {name: results.where(part="test", method=name) for name in shown}
+    figure = Figure(figsize=(10.5, 4.4), layout="constrained", dpi=110)
+    left, right = figure.subplots(1, 2)
+    plot_referral({name: curve_of(own) for name, own in rows.items()}, "AUC", left)
+    plot_reliability({name: pooled(own) for name, own in rows.items()}, right)
+    for ax in (left, right):
+        ax.spines[["top", "right"]].set_visible(False)
+    results.save_plot(figure)
+
+
+if __name__ == "__main__":
+    main(run, report, draw)
