@@ -1,0 +1,371 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The methods that classification experiments compare, all trained by ``fit`` and judged by a ``Prediction``."""
+
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.optim import PyroOptim
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from benchmarks.common import Pair, Row
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
+from pyro_radial.infer import (
+    Ensemble,
+    Prediction,
+    RadialELBO,
+    calibrate_scales,
+    fit_ivon,
+    last_layer_laplace,
+    predict_with_dropout,
+)
+from pyro_radial.infer.autoguide import families
+from pyro_radial.nn import likelihoods
+from pyro_radial.uncertainty import (
+    TemperatureScaling,
+    accuracy,
+    brier_score,
+    class_auroc,
+    expected_calibration_error,
+)
+
+#: From a dropout rate to a new network, whose weights are drawn from torch's random numbers.
+MakeNet = Callable[[float], nn.Module]
+#: From a batch of inputs to as many, changed at random.
+Augment = Callable[[Tensor], Tensor]
+
+PLAIN, DROPOUT, DEEP_ENSEMBLE = "plain", "MC dropout", "deep ensemble"
+MEAN_FIELD, TWEAKS, TRUNCATED = "mean field", "mean field, tweaks", "mean field, truncated"
+RADIAL, RADIAL_ENSEMBLE, POSTHOC = "radial", "radial ensemble", "radial, post-hoc"
+TEMPERATURE, LAPLACE, IVON = "temperature", "last-layer Laplace", "IVON"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a network is trained and tested; a method passes over what it has no use for."""
+
+    epochs: int = 20
+    batch_size: int = 128
+    #: Of Adam, or of Amsgrad or SGD with Nesterov's momentum; in units of the mean loss of a row.
+    optimizer: str = "adam"
+    rate: float = 1e-3
+    #: Of what softplus makes scales of; without, that of the means.
+    scale_rate: float | None = None
+    #: What the rate is multiplied by after each epoch; without, it falls to zero along a cosine.
+    decay: float | None = None
+    #: The marginal standard deviation that scales start at, or in its place the paper's sigma.
+    init_stddev: float = 0.01
+    init_scale: float | None = None
+    prior_stddev: float = 1.0
+    #: First epochs that train the means alone, without noise; the tweaks do so for half of all epochs.
+    pretrain_epochs: int = 0
+    #: Draws of a step.
+    num_particles: int = 1
+    noise: str = "weights"
+    dropout: float = 0.1
+    #: Of standard deviations, in truncated mean field.
+    truncation: float = 1.0
+    #: In units of its own, nearer to those of SGD.
+    ivon_rate: float = 0.1
+    #: The structure of a Laplace approximation: "kronecker" for last layers of more than 3000 weights.
+    laplace: str = "full"
+    num_members: int = 5
+    #: Draws of a prediction; the members of an ensemble share them.
+    num_samples: int = 32
+    compile: bool = True
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a method has learned: a prediction for any inputs, and the CPU seconds that it took, with all it needs."""
+
+    predict: Callable[[Tensor], Prediction]
+    seconds: float
+    details: Row = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a network is to learn, and where trainings are kept that methods share."""
+
+    make_net: MakeNet
+    train: Pair
+    validation: Pair
+    setting: Setting
+    seed: int
+    folder: Path | None = None
+    augment: Augment | None = None
+
+    @property
+    def data(self) -> Any:
+        """The training rows as ``fit`` takes them."""
+        if self.augment is None:
+            return self.train
+        dataset = TensorDataset(*self.train)
+        return DataLoader(dataset, self.setting.batch_size, collate_fn=partial(_augmented, self.augment))
+
+
+Method = Callable[[Task], Trained]
+
+
+def _augmented(augment: Augment, items: list[tuple[Tensor, ...]]) -> list[Tensor]:
+    x, y = default_collate(items)
+    return [augment(x), y]
+
+
+def train(
+    name: str,
+    make_net: MakeNet,
+    train: Pair,
+    validation: Pair,
+    setting: Setting,
+    seed: int,
+    checkpoint: Path | None = None,
+    augment: Augment | None = None,
+) -> Trained:
+    """Train a method of :data:`METHODS`.
+
+    :param name: of the method.
+    :param make_net: from a dropout rate to a new network of logits.
+    :param train: inputs ``[N, ...]`` and labels ``[N]``.
+    :param validation: others, for what is chosen or stopped by them.
+    :param setting: how.
+    :param seed: of all that is random.
+    :param checkpoint: a folder that belongs to this setting, data and seed. What was begun there is gone on with, and
+        methods that share it share trainings: an ensemble has the single network as its first member.
+    :param augment: what changes the inputs of each batch.
+    :returns: what predicts.
+    :raises ImportError: for IVON without ``ivon-opt``, see :func:`missing`.
+    """
+    return METHODS[name](Task(make_net, train, validation, setting, seed, checkpoint, augment))
+
+
+def missing(name: str) -> str | None:
+    """What a method needs that is not installed."""
+    return "ivon-opt" if name == IVON and importlib.util.find_spec("ivon") is None else None
+
+
+def measures(prediction: Prediction, labels: Tensor) -> Row:
+    """Accuracy, negative log-likelihood, expected calibration error, Brier score and area under the ROC curve."""
+    probabilities = prediction.mean
+    return {
+        "accuracy": float(accuracy(probabilities, labels)),
+        "nll": -float(prediction.log_prob(labels).mean()),
+        "calibration_error": float(expected_calibration_error(probabilities, labels)),
+        "brier": float(brier_score(probabilities, labels)),
+        "auc": class_auroc(probabilities, labels),
+    }
+
+
+def _guide(kind: str, model: SupervisedModel, setting: Setting) -> nn.Module:
+    if kind == RADIAL:
+        stddev = setting.init_stddev if setting.init_scale is None else None
+        return AutoRadial(model, init_stddev=stddev, init_scale=setting.init_scale)
+    if kind in (PLAIN, DROPOUT):
+        return AutoMeanField(model, families={".": families.Point()})
+    if kind == TWEAKS:
+        return AutoMeanField(model, init_stddev=1e-3)
+    own = {".": families.TruncatedNormal(setting.truncation)} if kind == TRUNCATED else None
+    return AutoMeanField(model, init_stddev=setting.init_scale or setting.init_stddev, families=own)
+
+
+def _model(net: nn.Module, setting: Setting, **options: Any) -> SupervisedModel:
+    bnn = BayesianModule(net, dist.Normal(0.0, setting.prior_stddev), **options)
+    return SupervisedModel(bnn, likelihoods.Categorical(), noise=setting.noise)
+
+
+def _made(kind: str, make_net: MakeNet, setting: Setting, seed: int) -> tuple[SupervisedModel, nn.Module]:
+    """A member of an ensemble; torch is seeded for each."""
+    model = _model(make_net(setting.dropout if kind == DROPOUT else 0.0), setting)
+    return model, _guide(kind, model, setting)
+
+
+def optimizer(setting: Setting, num_data: int) -> PyroOptim:
+    """With a rate of its own for scales. Losses are sums over all data, which Adam does not see."""
+
+    def options(name: str) -> dict[str, Any]:
+        own = setting.scale_rate if "scales" in name and setting.scale_rate is not None else setting.rate
+        if setting.optimizer == "sgd":
+            return {"lr": own / num_data, "momentum": 0.9, "nesterov": True}
+        return {"lr": own, "amsgrad": setting.optimizer == "amsgrad"}
+
+    return {"sgd": pyro.optim.SGD, "adam": pyro.optim.Adam, "amsgrad": pyro.optim.Adam}[setting.optimizer](options)
+
+
+class _Clock:
+    """CPU seconds of a training's epochs, also of one that was killed or done before.
+
+    :param path: where they are kept.
+    :param before: of what it goes on from.
+    """
+
+    def __init__(self, path: Path | None, before: float) -> None:
+        self._path = path
+        self.seconds = float(path.read_text()) if path is not None and path.exists() else before
+        self._latest = time.process_time()
+
+    def __call__(self, record: Any = None) -> None:
+        now = time.process_time()
+        self.seconds, self._latest = self.seconds + now - self._latest, now
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(repr(self.seconds))
+
+
+def trained(task: Task, kind: str, size: int = 1, **options: Any) -> tuple[Ensemble, float]:
+    """Several guides of a kind, the first of which is that of an ensemble of one, and their CPU seconds."""
+    setting, num_data = task.setting, len(task.train[1])
+    before = trained(task, kind, **options)[1] if size > 1 and task.folder is not None else 0.0
+    folder = None if task.folder is None else task.folder / kind.replace(", ", "_").replace(" ", "_")
+    clock = _Clock(None if folder is None else folder / f"seconds_{size}", before)
+    steps = setting.epochs * -(-num_data // setting.batch_size)
+    if setting.decay is None:
+        scheduler, interval = partial(CosineAnnealingLR, T_max=steps), "step"
+    else:
+        scheduler, interval = partial(ExponentialLR, gamma=setting.decay), "epoch"
+    ensemble = Ensemble(partial(_made, kind, task.make_net, setting), size, seed=task.seed)
+    ensemble.fit(
+        task.data,
+        epochs=setting.epochs,
+        batch_size=setting.batch_size,
+        optim=optimizer(setting, num_data),
+        scheduler=scheduler,
+        scheduler_interval=interval,
+        loss=RadialELBO(setting.num_particles, strict_kl=True),
+        compile=setting.compile,
+        callback=clock,
+        checkpoint=folder,
+        progress=False,
+        **{"pretrain_epochs": setting.pretrain_epochs, **options},
+    )
+    return ensemble, clock.seconds
+
+
+def _seeded(seed: int, draws: Callable[[Tensor], Prediction]) -> Callable[[Tensor], Prediction]:
+    """The same draws at each call."""
+
+    def prediction(x: Tensor) -> Prediction:
+        torch.manual_seed(seed)
+        return draws(x)
+
+    return prediction
+
+
+def plain(task: Task, size: int = 1) -> Trained:
+    """Points, one for each member."""
+    ensemble, seconds = trained(task, PLAIN, size)
+    return Trained(partial(ensemble.predict, num_samples=1), seconds)
+
+
+def dropout(task: Task) -> Trained:
+    ensemble, seconds = trained(task, DROPOUT)
+    draws = partial(predict_with_dropout, *ensemble.members[0], num_samples=task.setting.num_samples)
+    return Trained(_seeded(task.seed, draws), seconds)
+
+
+def variational(kind: str, task: Task, size: int = 1) -> Trained:
+    """Guides, whose members share the draws of a prediction."""
+    ensemble, seconds = trained(task, kind, size)
+    draws = partial(ensemble.predict, num_samples=max(1, task.setting.num_samples // size))
+    return Trained(_seeded(task.seed, draws), seconds)
+
+
+def tweaks(task: Task) -> Trained:
+    """Means first, scales from next to nothing, an end by validation: paper 000, section 4.1.2."""
+    epochs = task.setting.epochs
+    own = {
+        "pretrain_epochs": max(1, epochs // 2),
+        "validation": task.validation,
+        "patience": max(2, epochs // 5),
+    }
+    ensemble, seconds = trained(task, TWEAKS, **own)
+    draws = partial(ensemble.predict, num_samples=task.setting.num_samples)
+    return Trained(_seeded(task.seed, draws), seconds)
+
+
+def posthoc(task: Task) -> Trained:
+    """Radial scales for the plain network, one number for all, by the NLL of validation rows."""
+    ensemble, seconds = trained(task, PLAIN)
+    model, points = ensemble.members[0]
+    start = time.process_time()
+    guide = AutoRadial(model)
+    guide.setup(task.train[0][:2], task.train[1][:2])
+    guide.load_means(points.median())
+    search = calibrate_scales(model, guide, task.validation)
+    seconds += time.process_time() - start
+    draws = partial(predict, model, guide, num_samples=task.setting.num_samples)
+    return Trained(_seeded(task.seed, draws), seconds, {"number": search.curve.best})
+
+
+def temperature(task: Task) -> Trained:
+    """The plain network, its logits over one number."""
+    member = plain(task)
+    scaling = TemperatureScaling.fit(member.predict(task.validation[0]), task.validation[1])
+
+    def prediction(x: Tensor) -> Prediction:
+        draws = member.predict(x)
+        return replace(draws, samples=draws.samples / scaling.temperature)
+
+    return Trained(prediction, member.seconds, {"temperature": scaling.temperature})
+
+
+def laplace(task: Task) -> Trained:
+    """A Laplace approximation of the plain network's last layer, whose prior the evidence chooses."""
+    ensemble, seconds = trained(task, PLAIN)
+    model, points = ensemble.members[0]
+    start = time.process_time()
+    guide = last_layer_laplace(model, points, task.train, structure=task.setting.laplace)
+    seconds += time.process_time() - start
+    draws = partial(predict, model, guide, num_samples=task.setting.num_samples)
+    return Trained(_seeded(task.seed, draws), seconds, {"prior_precision": guide.prior_precision})
+
+
+def ivon(task: Task) -> Trained:
+    """Its Hessian starts where standard deviations do in mean field; it has no checkpoints."""
+    setting, num_data = task.setting, len(task.train[1])
+    torch.manual_seed(task.seed)
+    start = time.process_time()
+    model = _model(task.make_net(0.0), replace(setting, noise="weights"), select=lambda name, parameter: True)
+    least = setting.prior_stddev**-2 / num_data
+    guide = fit_ivon(
+        model,
+        task.data,
+        epochs=setting.epochs,
+        batch_size=setting.batch_size,
+        lr=setting.ivon_rate,
+        hess_init=max(setting.init_stddev**-2 / num_data - least, 0.01 * least),
+        seed=task.seed,
+    )
+    seconds = time.process_time() - start
+    return Trained(_seeded(task.seed, partial(predict, model, guide, num_samples=setting.num_samples)), seconds)
+
+
+def _with_members(method: Callable[..., Trained], task: Task) -> Trained:
+    return method(task, size=task.setting.num_members)
+
+
+METHODS: dict[str, Method] = {
+    PLAIN: plain,
+    TEMPERATURE: temperature,
+    DROPOUT: dropout,
+    LAPLACE: laplace,
+    DEEP_ENSEMBLE: partial(_with_members, plain),
+    MEAN_FIELD: partial(variational, MEAN_FIELD),
+    TWEAKS: tweaks,
+    TRUNCATED: partial(variational, TRUNCATED),
+    IVON: ivon,
+    RADIAL: partial(variational, RADIAL),
+    POSTHOC: posthoc,
+    RADIAL_ENSEMBLE: partial(_with_members, partial(variational, RADIAL)),
+}

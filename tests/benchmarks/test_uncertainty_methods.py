@@ -1,0 +1,116 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.uncertainty import _methods as methods
+from benchmarks.uncertainty._methods import METHODS, Setting, measures, missing, optimizer, train
+from pyro_radial.infer import Prediction
+from pyro_radial.nn import likelihoods
+
+SETTING = Setting(epochs=16, batch_size=20, rate=0.03, ivon_rate=0.5, num_members=2, num_samples=8, compile=False)
+
+
+def make_net(dropout):
+    drop = [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), *drop, nn.Linear(16, 2))
+
+
+def data(number, seed):
+    """A line tells the classes apart, but for a tenth of the labels."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(number, 2, generator=generator)
+    wrong = torch.rand(number, generator=generator) < 0.1
+    return x, ((x.sum(-1) > 0) ^ wrong).long()
+
+
+TRAIN, VALIDATION, TEST = data(100, 0), data(60, 1), data(200, 2)
+
+
+def run(name, folder=None, setting=SETTING, **options):
+    return train(name, make_net, TRAIN, VALIDATION, setting, 10, folder, **options)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_and_predicts_the_same_twice(name):
+    if missing(name):
+        pytest.skip(missing(name))
+    learned = run(name)
+    prediction = learned.predict(TEST[0])
+    assert isinstance(prediction, Prediction)
+    found = measures(prediction, TEST[1])
+    assert found["accuracy"] > 0.8
+    assert found["auc"] > 0.8
+    assert found["nll"] < math.log(2)
+    assert learned.seconds > 0
+    assert torch.equal(learned.predict(TEST[0]).samples, prediction.samples)
+
+
+def test_measures_are_those_of_the_mean_probabilities():
+    odds = torch.tensor([[[0.9, 0.1], [0.3, 0.7]], [[0.7, 0.3], [0.5, 0.5]]])
+    found = measures(Prediction(odds.log(), likelihoods.Categorical()), torch.tensor([0, 1]))
+    assert found["accuracy"] == found["auc"] == 1.0
+    assert found["nll"] == pytest.approx(-(math.log(0.8) + math.log(0.6)) / 2, rel=1e-6)
+    assert found["brier"] == pytest.approx((2 * 0.2**2 + 2 * 0.4**2) / 2, rel=1e-6)
+    assert found["calibration_error"] == pytest.approx((0.2 + 0.4) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["deep ensemble", "radial ensemble"])
+def test_an_ensemble_has_the_single_network_as_its_first_member(name, tmp_path):
+    single = run({"deep ensemble": "plain"}.get(name, "radial"), tmp_path)
+    times = {path: path.read_text() for path in tmp_path.glob("*/seconds_1")}
+    ensemble = run(name, tmp_path)
+    assert {path: path.read_text() for path in tmp_path.glob("*/seconds_1")} == times != {}
+    assert len(list(tmp_path.glob("*/member_*.pt"))) == 2
+    assert ensemble.seconds > single.seconds
+    if name == "deep ensemble":
+        assert torch.equal(ensemble.predict(TEST[0]).samples[:1], single.predict(TEST[0]).samples)
+    again = run(name, tmp_path)
+    assert again.seconds == ensemble.seconds
+    assert torch.equal(again.predict(TEST[0]).samples, ensemble.predict(TEST[0]).samples)
+
+
+def test_what_is_made_of_the_plain_network_shares_its_training(tmp_path):
+    for name in ("plain", "temperature", "last-layer Laplace", "radial, post-hoc"):
+        run(name, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+    assert len(list(tmp_path.glob("plain/member_*.pt"))) == 1
+
+
+def test_inputs_of_each_batch_are_augmented(tmp_path):
+    seen = []
+
+    def augment(x):
+        seen.append(len(x))
+        return x + 100.0
+
+    run("plain", augment=augment, setting=Setting(epochs=2, batch_size=60, compile=False))
+    assert seen[-4:] == [60, 40, 60, 40]
+
+
+def test_scales_have_a_rate_of_their_own_and_sgd_one_for_the_mean_loss():
+    options = optimizer(Setting(rate=0.1, scale_rate=0.5), 10).pt_optim_args
+    assert (options("AutoRadial.locs.w")["lr"], options("AutoRadial.scales.w")["lr"]) == (0.1, 0.5)
+    assert optimizer(Setting(rate=0.1, optimizer="sgd"), 10).pt_optim_args("AutoRadial.scales.w")["lr"] == 0.01
+
+
+@pytest.mark.parametrize("kind", ["radial", "mean field", "mean field, truncated"])
+def test_scales_start_where_the_setting_says(kind):
+    _, guide = methods._made(kind, make_net, Setting(init_stddev=0.05), 0)
+    guide.setup(TRAIN[0], TRAIN[1])
+    stddev = guide.posterior()["0.weight"].stddev
+    assert torch.allclose(stddev, torch.tensor(0.05))
+    _, guide = methods._made(kind, make_net, Setting(init_scale=0.05), 0)
+    guide.setup(TRAIN[0], TRAIN[1])
+    expected = 0.05 / math.sqrt(32) if kind == "radial" else 0.05
+    assert torch.allclose(guide.posterior()["0.weight"].stddev, torch.tensor(expected))
+
+
+def test_ivon_without_its_package_is_said_to_be_missing(monkeypatch):
+    monkeypatch.setattr(methods.importlib.util, "find_spec", lambda name: None)
+    assert missing("IVON") == "ivon-opt"
+    assert missing("radial") is None
