@@ -1,0 +1,57 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Convolutional networks for photographs."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+#: Convolutions of each block, and their channels in units of the width: those of VGG-16.
+VGG16 = ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8))
+#: One for images of 28 x 28, with a block for each size down to 7 x 7.
+VGG4 = ((1, 1), (1, 2), (2, 4))
+
+
+class MeanAndMaxPool(nn.Module):
+    """The mean and the maximum of each channel over all places, ``[N, C, H, W]`` to ``[N, 2 C]``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x.mean((-2, -1)), x.amax((-2, -1))], -1)
+
+
+def vgg(
+    dropout: float = 0.0,
+    *,
+    width: int = 64,
+    blocks: Sequence[tuple[int, int]] = VGG16,
+    channels: int = 3,
+    classes: int = 2,
+) -> nn.Sequential:
+    """A network like VGG with both global pools in the place of its fully connected layers: paper 000, appendix D.1.
+
+    :param dropout: rate of the dropout at the end of each block, without which there is none.
+    :param width: channels of the first convolutions, 64 in VGG-16, and 46 in the paper with posteriors, which have two
+        parameters for each weight.
+    :param blocks: convolutions and their channels in units of the width, for each block; between blocks sizes halve.
+    :param channels: of the images, which may have any size that can be halved as often.
+    :param classes: outputs.
+    """
+    layers: list[nn.Module] = []
+    for number, (convolutions, multiple) in enumerate(blocks):
+        if number:
+            layers.append(nn.MaxPool2d(2))
+        for _ in range(convolutions):
+            layers += [_started(nn.Conv2d(channels, multiple * width, 3, padding=1)), nn.ReLU()]
+            channels = multiple * width
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+    return nn.Sequential(*layers, MeanAndMaxPool(), nn.Linear(2 * channels, classes))
+
+
+def _started(layer: nn.Conv2d) -> nn.Conv2d:
+    """With the start of He et al. (2015), which keeps the size of signals through any number of layers."""
+    nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    nn.init.zeros_(layer.bias)
+    return layer
