@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from benchmarks.common import Claim, Form, Pair, Results, Row, main, markdown_table, with_error
 from benchmarks.uncertainty._comparison import (
     SCORES,
+    SMALL,
     Standardized,
     Study,
     bare,
@@ -51,7 +52,7 @@ __all__ = ["claims", "draw", "report", "run"]
 
 FASHION, DIGITS = "fashion_mnist", "mnist"
 TURNED = "turned"
-UNCERTAINTIES = {"entropy": "entropy", "mutual_information": "information"}
+UNCERTAINTIES = {"entropy": "entropy", "mutual_information": "mutual information"}
 UNSEEN = {
     f"{score}_{name}": f"{label}, {word}"
     for score, label in (("auroc", "AUROC"), ("fpr", "FPR at 95 % TPR"))
@@ -75,7 +76,7 @@ class Size(NamedTuple):
 
 SIZES = {
     "default": Size(),
-    "small": Size(120, 60, 40, 20, 10, 1, Setting(epochs=1, num_samples=2, num_members=2, compile=False)),
+    "small": Size(120, 60, 40, 20, 10, 1, SMALL),
 }
 
 
