@@ -188,6 +188,8 @@ def split(data: Pair, num_validation: int, num_train: int | None = None) -> tupl
 class Standardized:
     """Images of a data set, and of others, in units of the training images' mean and standard deviation.
 
+    Their memory is in the order of channels last, in which a CPU's convolutions take three quarters of the time.
+
     :param name: of the data set.
     :param data_dir: the folder of real data.
     """
@@ -196,8 +198,8 @@ class Standardized:
         self.data: ImageDataset = datasets.load(name, data_dir)
         self._mean, self._stddev = self.data.train_images.mean(), self.data.train_images.std()
 
-    def __call__(self, images: Any) -> Any:
-        return (images - self._mean) / self._stddev
+    def __call__(self, images: Tensor) -> Tensor:
+        return ((images - self._mean) / self._stddev).to(memory_format=torch.channels_last)
 
     @property
     def train(self) -> Pair:
@@ -250,7 +252,7 @@ def choices(results: Results) -> str:
 
 def described(size: Any) -> Row:
     """The numbers of a size for the setting of its results, and those of its training that are the same for all."""
-    own = {name: getattr(size.setting, name) for name in ("epochs", "batch_size", "num_members", "num_samples")}
+    own = {name: getattr(size.setting, name) for name in ("epochs", "batch_size", "rate", "num_members", "num_samples")}
     return {name: value for name, value in size._asdict().items() if name != "setting"} | own
 
 
