@@ -259,8 +259,12 @@ def described(size: Any) -> Row:
 def compared(
     text: str, ours: Sequence[float], theirs: Sequence[float], digits: int = 3, *, higher_is_better: bool = False
 ) -> Claim:
-    """That our results are better than theirs, of the same seeds, by more than two standard errors."""
+    """That our results are better than theirs, of the same seeds, by more than two standard errors.
+
+    One of each has no standard error: it is better or not, and the claim says that it is one.
+    """
     difference = paired(ours, theirs)
+    text = f"{text}, one of each" if len(difference) == 1 else text
     numbers = (
         f"{with_error(ours, digits)} against {with_error(theirs, digits)}, difference "
         f"{with_error(difference, digits + 1)}"
