@@ -1,0 +1,300 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What experiments with images share: settings chosen on validation rows, then every method with seeds of its own."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import mean, stdev
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from benchmarks.common import Claim, Job, Pair, Results, Row, compute_all, markdown_table, paired, with_error
+from benchmarks.uncertainty._methods import (
+    DEEP_ENSEMBLE,
+    DROPOUT,
+    IVON,
+    LAPLACE,
+    MEAN_FIELD,
+    PLAIN,
+    POSTHOC,
+    RADIAL,
+    RADIAL_ENSEMBLE,
+    TEMPERATURE,
+    TRUNCATED,
+    TWEAKS,
+    MakeNet,
+    Setting,
+    Trained,
+    missing,
+    train,
+)
+from pyro_radial import datasets
+from pyro_radial.datasets import ImageDataset
+from pyro_radial.infer import Prediction
+from pyro_radial.uncertainty import accuracy, expected_calibration_error
+from pyro_radial.uncertainty.plots import COLORS
+
+#: The first of the seeds that no choice was made on.
+FIRST_SEED = 10
+#: Whose setting a method has that chooses none.
+SETTING_OF = {
+    TEMPERATURE: PLAIN,
+    LAPLACE: PLAIN,
+    POSTHOC: PLAIN,
+    DEEP_ENSEMBLE: PLAIN,
+    RADIAL_ENSEMBLE: RADIAL,
+    TRUNCATED: MEAN_FIELD,
+}
+ENSEMBLES = (DEEP_ENSEMBLE, RADIAL_ENSEMBLE)
+_SCALES = (
+    {"init_stddev": 0.01},
+    {"init_stddev": 0.03},
+    {"init_stddev": 0.01, "prior_stddev": 0.1},
+    {"init_stddev": 0.03, "prior_stddev": 0.1, "scale_rate": 0.01},
+)
+#: Four settings of each other method, to choose from.
+CANDIDATES: Mapping[str, Sequence[Row]] = MappingProxyType(
+    {
+        PLAIN: tuple({"prior_stddev": stddev} for stddev in (1.0, 0.3, 0.1, 0.05)),
+        DROPOUT: tuple({"dropout": rate} for rate in (0.1, 0.2, 0.3, 0.5)),
+        MEAN_FIELD: _SCALES,
+        TWEAKS: tuple({"prior_stddev": stddev, "scale_rate": rate} for stddev in (1.0, 0.1) for rate in (0.001, 0.01)),
+        IVON: tuple({"ivon_rate": rate, "init_stddev": start} for rate in (0.03, 0.1) for start in (0.01, 0.03)),
+        RADIAL: _SCALES,
+    }
+)
+#: Of an experiment's small form, which must learn more than nothing.
+SMALL = Setting(epochs=3, batch_size=32, rate=0.01, num_samples=2, num_members=2, compile=False)
+#: What all tables begin with, and its digits.
+SCORES = {"accuracy": "accuracy", "nll": "NLL", "calibration_error": "ECE"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is compared on what.
+
+    :param make_net: from a dropout rate to a network.
+    :param load: from a name to training and validation rows.
+    :param judge: from what a method has learned, and the name of what it was trained on, to its results.
+    :param names: of what is trained on; settings are chosen on the first.
+    :param setting: of all methods, but for what is chosen.
+    :param methods: those that are compared.
+    :param num_candidates: settings to choose from, at most.
+    :param choice_rows: training rows to choose on.
+    :param shares: whether the members of an ensemble are the single networks of several seeds, each trained once.
+    :param seeds_of: how many seeds a method has that has fewer than the others.
+    """
+
+    make_net: MakeNet
+    load: Callable[[str], tuple[Pair, Pair]]
+    judge: Callable[[Trained, str], Row]
+    names: tuple[str, ...]
+    setting: Setting
+    methods: tuple[str, ...]
+    num_candidates: int = 4
+    choice_rows: int | None = None
+    shares: bool = False
+    seeds_of: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def candidates(self) -> dict[str, Sequence[Row]]:
+        """Settings by each method that has some to choose."""
+        own = dict.fromkeys(SETTING_OF.get(method, method) for method in self.methods)
+        return {method: CANDIDATES[method][: self.num_candidates] for method in own}
+
+    def compute(self, results: Results, seeds: int, workers: int, threads: int) -> None:
+        """Choose each method's setting with seed 0, then test it with seeds from 10 on.
+
+        Methods take turns, since those that share a training must not begin it at the same time.
+        """
+        for method, candidates in self.candidates.items():
+            if missing(method) is None:
+                jobs = [Job(choice_keys(method, options), _chosen, (self, method, options)) for options in candidates]
+                compute_all(results, jobs, workers, threads)
+        for method in self.methods:
+            if missing(method) is None:
+                compute_all(results, list(self._tests(results, method, seeds)), workers, threads)
+
+    def _tests(self, results: Results, method: str, seeds: int) -> Iterator[Job]:
+        setting = replace(self.setting, **options_of(results, method))
+        size = setting.num_members if self.shares and method in ENSEMBLES else 1
+        count = min(seeds, self.seeds_of.get(method, seeds)) // size
+        for name in self.names:
+            for first in range(FIRST_SEED, FIRST_SEED + count * size, size):
+                folders = {seed: results.checkpoint(name, seed) for seed in range(first, first + size)}
+                compute = (_tested, method) if size == 1 else (_mixed, SETTING_OF[method])
+                yield Job(tested_keys(name, method, first), compute[0], (self, name, compute[1], setting, folders))
+
+
+def choice_keys(method: str, options: Row) -> Row:
+    return {"use": "choice", "method": method, "options": options, "seed": 0}
+
+
+def tested_keys(name: str, method: str, seed: int) -> Row:
+    return {"use": "test", "data": name, "method": method, "seed": seed}
+
+
+def options_of(results: Results, method: str) -> Row:
+    """The options with the lowest validation NLL."""
+    rows = results.where(use="choice", method=SETTING_OF.get(method, method))
+    options: Row = min(rows, key=lambda row: row["nll"])["options"]
+    return options
+
+
+def _chosen(study: Study, method: str, options: Row) -> Row:
+    fitted, held_out = study.load(study.names[0])
+    setting = replace(study.setting, **options)
+    learned = train(method, study.make_net, part(fitted, 0, study.choice_rows), held_out, setting, 0)
+    return scores(learned.predict(held_out[0]), held_out[1]) | {"seconds": learned.seconds}
+
+
+def _tested(study: Study, name: str, method: str, setting: Setting, folders: Mapping[int, Path]) -> Row:
+    """A method with one seed."""
+    ((seed, folder),) = folders.items()
+    learned = train(method, study.make_net, *study.load(name), setting, seed, folder)
+    return study.judge(learned, name) | {"seconds": learned.seconds, **learned.details}
+
+
+def _mixed(study: Study, name: str, method: str, setting: Setting, folders: Mapping[int, Path]) -> Row:
+    """The equal mixture of what a method has learned with several seeds, which share the draws of a prediction."""
+    own = replace(setting, num_samples=max(1, setting.num_samples // len(folders)))
+    data = study.load(name)
+    members = [train(method, study.make_net, *data, own, seed, folder) for seed, folder in folders.items()]
+
+    def prediction(x: Tensor) -> Prediction:
+        each = [member.predict(x) for member in members]
+        return Prediction(torch.cat([one.samples for one in each]), each[0].likelihood)
+
+    seconds = sum(member.seconds for member in members)
+    return study.judge(Trained(prediction, seconds), name) | {"seconds": seconds}
+
+
+def part(data: Pair, start: int, stop: int | None) -> Pair:
+    return data[0][start:stop], data[1][start:stop]
+
+
+def split(data: Pair, num_validation: int, num_train: int | None = None) -> tuple[Pair, Pair]:
+    """The first rows to train on, at most so many, and the last for validation."""
+    kept = len(data[1]) - num_validation
+    return part(data, 0, kept if num_train is None else min(kept, num_train)), part(data, kept, None)
+
+
+class Standardized:
+    """Images of a data set, and of others, in units of the training images' mean and standard deviation.
+
+    Their memory is in the order of channels last, in which a CPU's convolutions take three quarters of the time.
+
+    :param name: of the data set.
+    :param data_dir: the folder of real data.
+    """
+
+    def __init__(self, name: str, data_dir: Path | None) -> None:
+        self.data: ImageDataset = datasets.load(name, data_dir)
+        self._mean, self._stddev = self.data.train_images.mean(), self.data.train_images.std()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return ((images - self._mean) / self._stddev).to(memory_format=torch.channels_last)
+
+    @property
+    def train(self) -> Pair:
+        return self(self.data.train_images), self.data.train_labels
+
+    def test(self, count: int | None = None) -> Pair:
+        """The first test images."""
+        return self(self.data.test_images[:count]), self.data.test_labels[:count]
+
+
+def scores(prediction: Prediction, labels: Tensor) -> Row:
+    """Accuracy, NLL and calibration error; not all classes need be there."""
+    there, labels = replace(prediction, samples=prediction.samples.cpu()), labels.cpu()
+    return {
+        "accuracy": float(accuracy(there.mean, labels)),
+        "nll": -float(there.log_prob(labels).mean()),
+        "calibration_error": float(expected_calibration_error(there.mean, labels)),
+    }
+
+
+def tested_methods(results: Results) -> list[str]:
+    return list(dict.fromkeys(row["method"] for row in results.rows if row["use"] == "test"))
+
+
+def score_table(results: Results, columns: Mapping[str, str], digits: Mapping[str, int], **keys: Any) -> str:
+    """Results by method, with a dash where a method has none."""
+    lines = []
+    for method in tested_methods(results):
+        rows = results.where(use="test", method=method, **keys)
+        lines.append(
+            [
+                method,
+                *(
+                    with_error([row[name] for row in rows], digits.get(name, 3)) if name in rows[0] else "-"
+                    for name in columns
+                ),
+            ]
+        )
+    return markdown_table(["", *columns.values()], lines)
+
+
+def choices(results: Results) -> str:
+    """The settings chosen, in words."""
+    methods = dict.fromkeys(row["method"] for row in results.rows if row["use"] == "choice")
+    return "; ".join(
+        f"{method} {', '.join(f'{name} {value:g}' for name, value in options_of(results, method).items())}"
+        for method in methods
+    )
+
+
+def described(size: Any) -> Row:
+    """The numbers of a size for the setting of its results, and those of its training that are the same for all."""
+    own = {name: getattr(size.setting, name) for name in ("epochs", "batch_size", "rate", "num_members", "num_samples")}
+    return {name: value for name, value in size._asdict().items() if name != "setting"} | own
+
+
+def compared(
+    text: str, ours: Sequence[float], theirs: Sequence[float], digits: int = 3, *, higher_is_better: bool = False
+) -> Claim:
+    """That our results are better than theirs, of the same seeds, by more than two standard errors.
+
+    One of each has no standard error: it is better or not, and the claim says that it is one.
+    """
+    difference = paired(ours, theirs)
+    text = f"{text}, one of each" if len(difference) == 1 else text
+    numbers = (
+        f"{with_error(ours, digits)} against {with_error(theirs, digits)}, difference "
+        f"{with_error(difference, digits + 1)}"
+    )
+    signed = [-value if higher_is_better else value for value in difference]
+    return Claim(text, "", numbers, str(len(ours)), is_below(signed))
+
+
+def is_below(difference: Sequence[float]) -> bool:
+    """Whether the mean is below zero by more than two of its standard errors."""
+    error = stdev(difference) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
+    return mean(difference) < -2 * error
+
+
+def style_of(method: str) -> dict[str, Any]:
+    """A color for each family of methods, and a dash for each of its members."""
+    families = (
+        (PLAIN, TEMPERATURE, DEEP_ENSEMBLE),
+        (RADIAL, POSTHOC, RADIAL_ENSEMBLE),
+        (MEAN_FIELD, TWEAKS, TRUNCATED),
+        (DROPOUT,),
+        (LAPLACE,),
+        (IVON,),
+    )
+    for color, family in zip(COLORS, families, strict=True):
+        if method in family:
+            return {"color": color, "linestyle": ("-", ":", "--")[family.index(method)], "linewidth": 1.4}
+    raise ValueError(f"method must be one of those compared, got {method}")
+
+
+def bare(ax: Axes) -> Axes:
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax

@@ -1,0 +1,109 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.uncertainty import lenet5, residual_net, shift
+from benchmarks.uncertainty._comparison import Standardized
+from benchmarks.uncertainty._corruptions import ANGLES, CORRUPTIONS, NUM_STRENGTHS, corrupted, turned
+from benchmarks.uncertainty._methods import Trained
+from pyro_radial.infer import Prediction
+from pyro_radial.nn import likelihoods
+
+SIZE = shift.SIZES["small"]
+
+
+def weights(net):
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+class Seen:
+    """A method that has learned nothing, and keeps what it was asked."""
+
+    def __init__(self, num_samples):
+        self.num_samples, self.inputs = num_samples, []
+
+    def __call__(self, x):
+        self.inputs.append(x)
+        samples = torch.randn(self.num_samples, len(x), 10, generator=torch.Generator().manual_seed(0))
+        return Prediction(samples, likelihoods.Categorical())
+
+
+def test_lenet_has_the_weights_of_the_published_one():
+    net = lenet5.lenet5(0.0)
+    # Weights and biases of three convolutions and two linear layers.
+    assert weights(net) == (25 * 1 + 1) * 6 + (25 * 6 + 1) * 16 + (25 * 16 + 1) * 120 + (120 + 1) * 84 + (84 + 1) * 10
+    assert net(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    with pytest.raises(ValueError, match="dropout"):
+        lenet5.lenet5(0.1)
+
+
+@pytest.mark.parametrize("blocks", [(1, 1, 1), (2, 2, 2, 2)])
+def test_each_stage_has_half_the_pixels_and_twice_the_channels(blocks):
+    net = residual_net.residual_net(4, blocks, "cpu", 0.0)
+    shapes, x = [], torch.randn(2, 1, 28, 28)
+    for layer in net:
+        x = layer(x)
+        if isinstance(layer, residual_net.Block):
+            shapes.append(tuple(x.shape[1:]))
+    ends = torch.tensor(blocks).cumsum(0) - 1
+    assert [shapes[end][0] for end in ends] == [4 * 2**stage for stage in range(len(blocks))]
+    assert [shapes[end][1] for end in ends] == [14, 7, 4, 2][: len(blocks)]
+    assert x.shape == (2, 10)
+
+
+def test_the_large_form_is_resnet_18():
+    size = residual_net.SIZES["paper"]
+    net = residual_net.residual_net(size.width, size.blocks, "cpu", 0.0)
+    # One convolution, two in each of eight blocks, one linear layer; and three that change channels.
+    layers = [module for module in net.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    assert len(layers) == 18 + 3
+    assert weights(net) == pytest.approx(11.17e6, rel=1e-3)
+
+
+def test_a_block_is_the_identity_where_its_convolutions_give_nothing():
+    block = residual_net.Block(3, 3, 1, 0.0)
+    nn.init.zeros_(block.second.weight)
+    x = torch.rand(2, 3, 5, 5)
+    torch.testing.assert_close(block(x), x)
+
+
+@pytest.mark.parametrize("make", [lambda rate: residual_net.residual_net(2, (1, 1), "cpu", rate), None])
+def test_dropout_is_there_where_it_is_asked_for(make):
+    make = make or (lambda rate: shift.make_net(5, rate))
+    assert [sum(isinstance(module, nn.Dropout) for module in make(rate).modules()) for rate in (0.0, 0.3)] == [0, 2]
+
+
+def test_fashion_networks_are_judged_on_unseen_and_corrupted_images(tiny_data):
+    seen = Seen(3)
+    row = shift.judge(tiny_data, SIZE, Trained(seen, 0.0), shift.FASHION)
+    assert {"accuracy", "nll", "calibration_error", *shift.UNSEEN, *CORRUPTIONS} == row.keys()
+    images = Standardized(shift.FASHION, tiny_data)
+    familiar, unseen, as_they_are, *changed = seen.inputs
+    assert len(familiar) == len(unseen) == SIZE.test
+    pixels = images.data.test_images[: SIZE.changed]
+    assert torch.equal(as_they_are, images(pixels))
+    expected = [images(corrupted(pixels, kind, strength)) for kind in CORRUPTIONS for strength in range(1, 6)]
+    assert all(torch.equal(*pair) for pair in zip(changed, expected, strict=True))
+    assert {len(row[kind]["nll"]) for kind in CORRUPTIONS} == {NUM_STRENGTHS + 1}
+    assert shift.over(row, "blur", "nll") == pytest.approx(sum(row["blur"]["nll"][1:]) / NUM_STRENGTHS)
+
+
+def test_digit_networks_are_judged_on_turned_images(tiny_data):
+    seen = Seen(1)
+    row = shift.judge(tiny_data, SIZE, Trained(seen, 0.0), shift.DIGITS)
+    assert {"accuracy", "nll", "calibration_error", shift.TURNED} == row.keys()
+    images = Standardized(shift.DIGITS, tiny_data)
+    expected = [images(turned(images.data.test_images[: SIZE.changed], angle)) for angle in ANGLES[1:]]
+    assert all(torch.equal(*pair) for pair in zip(seen.inputs[2:], expected, strict=True))
+    assert len(row[shift.TURNED]["accuracy"]) == len(ANGLES)
+
+
+def test_unseen_images_are_told_apart_by_what_is_higher():
+    sure, unsure = torch.tensor([9.0, 0.0, 0.0]), torch.tensor([0.1, 0.0, 0.0])
+    familiar = Prediction(sure.expand(1, 8, 3), likelihoods.Categorical())
+    unseen = Prediction(unsure.expand(1, 5, 3), likelihoods.Categorical())
+    assert shift.detection(familiar, unseen) == {"auroc_entropy": 1.0, "fpr_entropy": 0.0}
+    assert shift.detection(unseen, familiar) == {"auroc_entropy": 0.0, "fpr_entropy": 1.0}
