@@ -40,8 +40,8 @@ def committed(experiment: ModuleType) -> Results:
 
 
 def is_measured(experiment: ModuleType) -> bool:
-    """Whether there are results; one that needs what few machines have may be without."""
-    return committed(experiment).path.exists() if hasattr(experiment, "NEEDS") else True
+    """Whether there are results."""
+    return committed(experiment).path.exists()
 
 
 def page() -> str:
@@ -51,7 +51,8 @@ def page() -> str:
         results = committed(experiment)
         name = experiment.__name__.partition(".")[2]
         if not is_measured(experiment):
-            waiting.append(f"`python -m {experiment.__name__}` needs {experiment.NEEDS}")
+            needs = getattr(experiment, "NEEDS", None)
+            waiting.append(f"`python -m {experiment.__name__}`{f', which needs {needs}' if needs else ''}")
             continue
         for claim in experiment.claims(results):
             held = "✓" if claim.held else "✗"
