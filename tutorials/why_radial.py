@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Draw how far a draw is from the mean of a mean-field and of a radial posterior: ``python tutorials/why_radial.py``."""
+"""Plot how far draws of mean-field and radial posteriors are from the mean: ``python tutorials/why_radial.py``."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ SHELLS = (10, 100, 1_000, 10_000)
 
 
 def distances(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The band of distances of a draw from the mean, in units of σ, radial and mean field, of ``size`` weights.
+    """The band of distances of a draw from the mean, in units of sigma, radial and mean field, of ``size`` weights.
 
     A radial draw is at a half-normal distance by construction. One of mean field is at the norm of ``size`` normals,
     which is chi distributed.
@@ -29,14 +29,19 @@ def distances(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_growth(ax: Axes) -> None:
-    """The distance as the tensor grows, of posteriors with the same σ."""
+    """The distance as the tensor grows, of posteriors with the same sigma."""
     sizes = np.unique(np.logspace(0, 6, 61).round())
     radial, mean_field = (np.array(band) for band in zip(*map(distances, sizes), strict=True))
     for name, band, color in (("mean field", mean_field, MEAN_FIELD), ("radial", radial, RADIAL)):
         ax.fill_between(sizes, band[:, 0], band[:, 2], color=color, alpha=0.25, linewidth=0)
         ax.plot(sizes, band[:, 1], color=color, label=name)
-    ax.set(xscale="log", yscale="log", xlabel="weights in the tensor, D", ylabel="distance of a draw from the mean, in σ")
-    ax.set_title("Same σ: median, and nine tenths of the draws", fontsize=10)
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="weights in the tensor, D",
+        ylabel=r"distance of a draw from the mean, in $\sigma$",
+    )
+    ax.set_title(r"Same $\sigma$: median, and nine tenths of the draws", fontsize=10)
     ax.legend(frameon=False, loc="upper left")
 
 
@@ -49,7 +54,13 @@ def draw_shells(ax: Axes) -> None:
         ax.annotate(f"D = {size:,}", (1.04 + 0.4 / size**0.5, density.max() * 0.8), fontsize=8, color=MEAN_FIELD)
     ax.plot(grid, halfnorm.pdf(grid), color=RADIAL)
     ax.annotate("radial, any D", (0.08, halfnorm.pdf(0.08)), (0.08, 1.3), fontsize=8, color=RADIAL)
-    ax.set(yscale="log", ylim=(0.05, 100), xlim=(0, 2), ylabel="density", xlabel="distance, in standard deviations × √D")
+    ax.set(
+        yscale="log",
+        ylim=(0.05, 100),
+        xlim=(0, 2),
+        ylabel="density",
+        xlabel=r"distance, in standard deviations $\times\sqrt{D}$",
+    )
     ax.set_title("Same standard deviation of each weight", fontsize=10)
 
 
