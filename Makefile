@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test test-oldest soak lint format benchmark clean
+.PHONY: quickstart test test-oldest soak lint format docs benchmark clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +39,11 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The site, in build/docs; DOCS_ONLINE=1 links the names of Python, torch, Pyro and BoTorch to their own sites.
+docs: $(READY)
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
+	@echo "build/docs/index.html"
 
 benchmark: $(READY)
 	rm -f build/step_time.json

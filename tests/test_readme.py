@@ -1,63 +1,116 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+"""Each example of the README runs after those that it says it goes on from, and no others, and prints something."""
+
+import contextlib
+import io
 import re
 from pathlib import Path
 
+import pyro
 import pytest
 import torch
 
 README = Path(__file__).resolve().parents[1] / "README.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", README.read_text(), re.DOTALL | re.MULTILINE))
+EXAMPLES = {
+    title: re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    for title, text in SECTIONS.items()
+    if "```python" in text
+}
 
 
-def test_the_first_example_is_short():
-    lines = [line for line in EXAMPLES[0].splitlines() if line.strip()]
-    assert len(lines) < 15
+def goes_on_from(title):
+    """The titles of the sections whose examples come first, as the text says."""
+    before = re.findall(r"[Gg]oes on from \[([^\]]+)\]", SECTIONS[title])
+    return [first for name in before for first in goes_on_from(name)] + [title]
 
 
 @pytest.fixture(scope="module")
-def scope():
-    scope = {}
-    run_up_to(0, scope)
-    return scope
+def run(tmp_path_factory):
+    """The variables of a section's example and what it alone prints; each runs once."""
+    done = {}
+
+    def run(title):
+        if title not in done:
+            scope, printed = {}, io.StringIO()
+            pyro.clear_param_store()
+            pyro.set_rng_seed(0)
+            with contextlib.chdir(tmp_path_factory.mktemp("readme")):
+                for name in goes_on_from(title):
+                    printed = io.StringIO()
+                    with contextlib.redirect_stdout(printed):
+                        exec(EXAMPLES[name][0], scope)
+            done[title] = scope, printed.getvalue()
+        return done[title]
+
+    return run
 
 
-def run_up_to(number, scope):
-    """Run an example after those that it goes on from, whichever tests have run in this process."""
-    for index in range(scope.get("examples_run", 0), number + 1):
-        exec(EXAMPLES[index], scope)
-        scope["examples_run"] = index + 1
+def test_a_section_has_one_example():
+    assert len(EXAMPLES) == 7
+    assert {len(examples) for examples in EXAMPLES.values()} == {1}
 
 
-def test_the_second_example_chains_what_the_first_made(scope):
-    run_up_to(1, scope)
-    assert scope["chain"].prior.keys() == scope["guide"].posterior().keys()
+def test_the_first_example_is_short():
+    lines = [line for line in EXAMPLES["A Bayesian network"][0].splitlines() if line.strip()]
+    assert len(lines) < 15
 
 
-def test_the_first_example_learns_what_a_constant_cannot(scope):
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_an_example_runs_by_itself_and_prints(run, title):
+    _, printed = run(title)
+    assert re.search(r"\d|True", printed)
+
+
+def test_the_first_example_learns_what_a_constant_cannot(run):
+    scope, printed = run("A Bayesian network")
     accuracy = (scope["draws"].mean.argmax(-1) == scope["y"]).double().mean()
     # The labels are exclusive-or of two signs: no linear function and no constant gets far above one half.
     assert accuracy > 0.9
     assert torch.isfinite(scope["draws"].log_prob(scope["y"])).all()
+    assert f"accuracy {accuracy:.2f}" in printed
 
 
-def test_the_third_example_remembers_three_tasks(scope):
-    run_up_to(2, scope)
-    # A third by chance.
-    assert scope["matrix"].average_accuracy > 0.9
-    assert (scope["matrix"].learned > 0.9).all()
+def test_the_regression_finds_the_noise_in_the_units_of_the_targets(run):
+    scope, _ = run("Regression, and data in batches")
+    errors = scope["expected"] - scope["price"][scope["test"]]
+    # 50 test rows, noise 20,000: the root mean square is known to a tenth, the network adds little.
+    assert 15_000 < errors.square().mean().sqrt() < 28_000
+    assert 15_000 < scope["noise"].mean() < 28_000
+    # A normal distribution of that noise has -log(20,000 sqrt(2 pi e)) = -11.32 on average.
+    assert abs(scope["log_likelihood"].mean() + 11.32) < 0.4
 
 
-def test_the_fourth_example_leaves_a_smaller_network_that_is_nearly_as_good(scope):
-    run_up_to(3, scope)
+def test_what_is_loaded_predicts_the_same(run):
+    assert "the same: True" in run("Saving and loading")[1]
+
+
+def test_a_mixed_guide_finds_weights_and_offsets(run):
+    scope, _ = run("Models other than networks")
+    posterior = scope["posterior"]
+    weights = torch.zeros(20)
+    weights[:2] = torch.tensor([1.0, -1.0])
+    # Noise 0.5 and 400 rows: a standard error of 0.025 for a weight, 0.07 for an offset of 50 rows.
+    assert (posterior["weights"].mean - weights).abs().max() < 0.15
+    assert (posterior["offset"].mean - torch.linspace(-1, 1, 8)).abs().max() < 0.35
+
+
+def test_the_chain_has_a_prior_for_each_posterior(run):
+    scope, _ = run("One task after another")
+    assert scope["chain"].prior.keys() == scope["guide"].posterior().keys()
+
+
+def test_the_network_that_is_left_is_smaller_and_nearly_as_good(run):
+    scope, _ = run("Directions and radii, and networks that shrink")
     assert scope["small"][0].out_features < 40
     errors = (scope["small"](scope["x"]).argmax(-1) != scope["y"]).double().mean()
     assert errors <= min(record.loss for record in scope["records"]) + 0.02
 
 
-def test_the_fifth_example_comes_near_the_exact_process(scope):
-    run_up_to(4, scope)
+def test_the_functional_prior_brings_the_network_near_the_exact_process(run):
+    scope, _ = run("Priors on functions")
     stddev = scope["covariance"][0].diagonal().sqrt()
     functions = scope["draws"].samples.squeeze(-1)
     # Among the data a few hundredths; beyond them, in standard deviations that are nearly those of the prior.
@@ -78,3 +131,8 @@ def test_every_package_is_in_the_package_layout():
     package = README.parent / "pyro_radial"
     packages = [path.name for path in package.iterdir() if path.is_dir() and (path / "__init__.py").exists()]
     assert all(f"  {name}/" in README.read_text() for name in packages)
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:|#)([^)#]+)", README.read_text()))
+def test_every_file_that_is_linked_exists(target):
+    assert (README.parent / target).exists()

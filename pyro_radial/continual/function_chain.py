@@ -74,9 +74,9 @@ class FunctionChainELBO(RadialELBO):
 
     with :math:`q(f_{no})` the normal of an output of the model under head h at the n-th of m kept inputs, linearized at
     the means of the guide, and :math:`q_0` that of the last posterior, which is known beforehand. The m inputs are
-    drawn for each loss from the :math:`M_h` of a head, of H heads the next at each :attr:`step`, so that the sum is in
+    drawn for each loss from the :math:`M_h` of a head, of H heads the next at each ``step``, so that the sum is in
     expectation that over all kept inputs. A regularizer and no bound, as
-    :class:`~pyro_radial.functional.MarginalKL` says; :attr:`terms` has the sum under "f" in its ``kl_by_site``, and the
+    :class:`~pyro_radial.functional.MarginalKL` says; ``terms`` has the sum under "f" in its ``kl_by_site``, and the
     KL of the weights in its ``weight_space_kl_by_site``.
 
     Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space

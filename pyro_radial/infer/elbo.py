@@ -43,14 +43,14 @@ class RadialELBO(TraceMeanField_ELBO):
     log-density (constrained sites of Pyro's autoguides), and where a handler scales or masks the model but not the
     guide.
 
-    After each evaluation :attr:`terms` holds its :class:`LossTerms`, at no second pass. Works with ``SVI``, and as
+    After each evaluation ``terms`` holds its :class:`LossTerms`, at no second pass. Works with ``SVI``, and as
     ``elbo(model, guide)`` with a torch optimizer; an object serves one model and guide.
 
     :param int num_particles: draws of the guide for one loss.
-    :param kl_weight: :math:`\lambda`, a number of at least 0, or a function of :attr:`step`. It is applied here because
+    :param kl_weight: :math:`\lambda`, a number of at least 0, or a function of ``step``. It is applied here because
         ``poutine.scale`` around a model does not reach an analytic KL.
     :param bool strict_kl: raise where a KL would be estimated from samples, instead of doing so in silence;
-        :attr:`LossTerms.sampled_kl <pyro_radial.infer.LossTerms.sampled_kl>` lists where.
+        ``sampled_kl`` of its :class:`LossTerms` lists where.
     :param kwargs: ``vectorize_particles``, ``max_plate_nesting`` and the rest of Pyro's.
     :raises ValueError: for a negative or infinite weight or no particles; naming the site, for a latent site that the
         guide lacks, and under ``strict_kl``; naming the parameter of the guide that is NaN or infinite, where

@@ -38,7 +38,7 @@ class Likelihood(UniquelyNamed):
     own, targets are all the data there are (N = B), as under ``pyro.plate("data", len(y))``. So give ``num_data`` to
     train on mini-batches without ``fit``.
 
-    The output is recorded at the deterministic site ``"f"`` (:data:`FUNCTION_SITE`), of shape ``[*draws, B,
+    The output is recorded at the deterministic site ``"f"`` (``FUNCTION_SITE``), of shape ``[*draws, B,
     *outputs]``, the targets are the site ``"y"``.
 
     A subclass defines :meth:`observation` and :meth:`inverse_link`, and where it differs :meth:`noise`,

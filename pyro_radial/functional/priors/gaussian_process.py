@@ -38,7 +38,7 @@ class GaussianProcess(FunctionPrior):
 
     ``noise`` belongs to the function values, independent from point to point: it is in draws, moments and density. With
     it the divergence from the functions of a network can be finite; these must then carry as much noise themselves.
-    The noise of *observations* is another: :meth:`fit` learns it as :attr:`observation_noise`, and no draw holds it.
+    The noise of *observations* is another: :meth:`fit` learns it as ``observation_noise``, and no draw holds it.
 
     Modules among the kernels and means are copied, so that the ones given are never written, and their parameters
     are fixed outside of :meth:`fit`: no optimizer that meets this prior trains them.

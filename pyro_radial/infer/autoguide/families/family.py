@@ -113,7 +113,7 @@ class Family:
         return self.initial(site, value)
 
     def distribution(self, site: Site, **parameters: Tensor) -> Any:
-        """The posterior in the space of :attr:`Site.shape`, from the parameters that :meth:`initial` names."""
+        """The posterior in the space of ``Site.shape``, from the parameters that :meth:`initial` names."""
         raise NotImplementedError(f"{type(self).__name__} must define distribution(site, ...)")
 
     def guide_distribution(self, site: Site, **parameters: Tensor) -> Any:

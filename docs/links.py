@@ -1,0 +1,106 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Links that Sphinx does not find by itself, and what it cannot read."""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from docutils.nodes import Element, TextElement
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.ext.intersphinx import resolve_reference_any_inventory
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+from reference import public_name  # noqa: E402
+
+# Names as they stand in ``:param Tensor x:``, and those under which torch and Pyro document what they define elsewhere.
+OTHERS = {
+    "Axes": "matplotlib.axes.Axes",
+    "ELBO": "pyro.infer.elbo.ELBO",
+    "Figure": "matplotlib.figure.Figure",
+    "PyroModule": "pyro.nn.module.PyroModule",
+    "Runs": "pyro_radial.continual.plots.Runs",
+    "SubFigure": "matplotlib.figure.SubFigure",
+    "Tensor": "torch.Tensor",
+    "nn.Module": "torch.nn.Module",
+    "pyro.infer.Predictive": "pyro.infer.predictive.Predictive",
+    "pyro.infer.SVI": "pyro.infer.svi.SVI",
+    "pyro.infer.TraceMeanField_ELBO": "pyro.infer.trace_mean_field_elbo.TraceMeanField_ELBO",
+    "pyro.infer.Trace_ELBO": "pyro.infer.trace_elbo.Trace_ELBO",
+    "pyro.nn.PyroModule": "pyro.nn.module.PyroModule",
+    "torch.nn.modules.container.Sequential": "torch.nn.Sequential",
+    "torch.nn.modules.module.Module": "torch.nn.Module",
+    "torch.optim.optimizer.Optimizer": "torch.optim.Optimizer",
+}
+PROJECTS = ("botorch", "collections", "matplotlib", "numpy", "os", "pathlib", "pyro", "torch")
+
+# Files of the repository that are pages of the site too, by the name of the page.
+FILES = {"contributing": "CONTRIBUTING.md", "experiments": "benchmarks/README.md", "results": "benchmarks/RESULTS.md"}
+PAGE_OF = {DOCS.parent / file: page for page, file in FILES.items()}
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Connect what follows; links after intersphinx has had its turn."""
+    app.connect("missing-reference", link, priority=900)
+    app.connect("autodoc-process-bases", leave_private_bases_out)
+    app.connect("autodoc-process-signature", make_readable)
+    app.connect("source-read", take_file)
+    return {"parallel_read_safe": True}
+
+
+def link(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: TextElement) -> Element | None:
+    """A link to the page of an object, by whatever name a docstring or an annotation has for it.
+
+    What exists and has no page, such as another project's class in a build without a network, is its plain name. What
+    does not exist is left to Sphinx, which warns.
+    """
+    if node.get("refdomain") != "py":
+        return None
+    target = OTHERS.get(node["reftarget"], node["reftarget"])
+    if target.split(".")[0] in PROJECTS:
+        node["reftarget"] = target
+        return resolve_reference_any_inventory(env, False, node, content) or content
+    found, name = public_name(target)
+    if name is not None:
+        domain = env.domains.python_domain
+        return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", name, node, content) or content
+    return None if found is None else content
+
+
+def leave_private_bases_out(app: Sphinx, name: str, obj: Any, options: Any, bases: list[Any]) -> None:
+    """Classes are shown with the bases that a user can write."""
+    bases[:] = [base for base in bases if not base.__name__.startswith("_")]
+
+
+def make_readable(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """What a data class makes anew for each instance is "..." in its signature."""
+    return signature and signature.replace("<factory>", "..."), returned
+
+
+def take_file(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Put a file of the repository in the place of "FILE" on its page, with anchors, plots and links that lead on."""
+    if docname not in FILES:
+        return
+    path = DOCS.parent / FILES[docname]
+    app.env.note_dependency(str(path))
+    # The page has a title of its own.
+    text = re.sub(r"^# .*\n", "", path.read_text(), count=1)
+    text = re.sub(r'<a id="([^"]+)"></a>', r"(\1)=", text)
+    to_file = r"(?<!!)\[([^\]]+)\]\(([^)#]+\.md)[^)]*\)"
+    text = re.sub(to_file, lambda match: _to_page(path.parent, *match.groups()), text)
+    text = re.sub(r"(!\[[^\]]*\]\()", rf"\1{os.path.relpath(path.parent, DOCS)}/", text)
+    source[0] = source[0].replace("FILE", text, 1)
+
+
+def _to_page(folder: Path, text: str, target: str) -> str:
+    """A link to a file as one to its page, or its bare text where it has none."""
+    page = PAGE_OF.get((folder / target).resolve())
+    return text if page is None else f"[{text}]({page}.md)"

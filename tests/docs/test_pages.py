@@ -1,0 +1,63 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Each page's blocks of Python run, in order and in one scope; those of other libraries where they are installed."""
+
+import importlib.util
+import re
+import warnings
+
+import pyro
+import pytest
+
+from tests.helpers.pages import DOCS, examples
+
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if examples(page)]
+OTHERS = DOCS / "coming_from.md"
+# By the name of the caption, in lower case the module.
+LINES = dict(
+    re.findall(
+        r"^```{code-block} python\n:caption: (\w+)\n(.*?)^```", OTHERS.read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+)
+
+
+def run(page, scope):
+    for number, example in enumerate(examples(page)):
+        exec(compile(example, f"{page.name}, example {number + 1}", "exec"), scope)
+    return scope
+
+
+# What a page promises in words.
+PROMISES = {
+    "getting_started": lambda scope: scope["result"].history[-1]["nll"] < 0.5,
+    "chains": lambda scope: scope["matrix"].average_accuracy > 0.9,
+    "not_learning": lambda scope: (
+        scope["diagnosis"].noise > scope["diagnosis"].signal
+        and scope["learned"].noise < 0.5 * scope["learned"].signal
+        and scope["early"].comparison.findings
+    ),
+    "radial": lambda scope: abs(float(scope["least"]) - 60.4) < 0.05,
+    "new_family": lambda scope: (scope["direction"].sample().norm(dim=-1) - 1).abs().max() < 1e-5,
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope = run(page, {"__name__": page.stem})
+    assert PROMISES.get(page.stem, lambda scope: True)(scope)
+
+
+@pytest.mark.parametrize("library", LINES)
+def test_the_lines_of_another_library_run(library):
+    if importlib.util.find_spec(library.lower()) is None:
+        pytest.skip(f"{library} is not installed")
+    if library == "TyXe" and not hasattr(pyro.util, "deep_getattr"):
+        pytest.skip("TyXe needs pyro.util.deep_getattr, which this Pyro does not have")
+    scope = {"__name__": library}
+    exec(examples(OTHERS)[0], scope)
+    with warnings.catch_warnings():
+        # Their warnings are theirs.
+        warnings.simplefilter("ignore")
+        exec(compile(LINES[library], f"{OTHERS.name}, {library}", "exec"), scope)

@@ -1,0 +1,83 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Every public name has a docstring and one page."""
+
+import importlib
+import inspect
+import pkgutil
+from collections import Counter
+from types import ModuleType
+
+import pytest
+
+import pyro_radial
+from tests.helpers.pages import DOCS, module_of_site
+
+reference = module_of_site("reference")
+
+
+def exporting():
+    """The packages, and the modules of public names, that ``__all__`` of a package names."""
+    packages = ["pyro_radial"]
+    for module in pkgutil.walk_packages(pyro_radial.__path__, "pyro_radial."):
+        if module.ispkg:
+            packages.append(module.name)
+    named = [
+        f"{package}.{name}"
+        for package in packages
+        for name in importlib.import_module(package).__all__
+        if isinstance(getattr(importlib.import_module(package), name), ModuleType)
+    ]
+    return sorted({*packages, *named})
+
+
+NAMES = [
+    (package, name)
+    for package in exporting()
+    for name in importlib.import_module(package).__all__
+    if name != "__version__"
+]
+
+
+@pytest.mark.parametrize(("package", "name"), NAMES, ids=[f"{package}.{name}" for package, name in NAMES])
+def test_a_public_name_has_a_docstring_and_a_page(package, name):
+    found = getattr(importlib.import_module(package), name)
+    if isinstance(found, ModuleType):
+        assert found.__name__ in reference.pages()
+        assert found.__doc__
+        return
+    assert id(found) in reference.public_names()
+    if inspect.isroutine(found) or inspect.isclass(found):
+        # A class without one would show that of its base.
+        assert vars(found).get("__doc__") if inspect.isclass(found) else found.__doc__
+
+
+def test_no_name_is_on_two_pages():
+    named = [
+        id(getattr(importlib.import_module(package), name))
+        for package, names in reference.pages().items()
+        for name in names
+    ]
+    assert max(Counter(named).values()) == 1
+
+
+def test_the_first_page_of_the_reference_has_what_the_package_exports():
+    page = (DOCS / "api" / "index.md").read_text()
+    for name in pyro_radial.__all__:
+        if name != "__version__":
+            assert f"`~{reference.public_name(f'pyro_radial.{name}')[1]}`" in page, name
+    for package in reference.pages():
+        assert f"\n{package}\n" in page
+
+
+def test_a_name_is_found_wherever_it_is_exported_from():
+    assert reference.public_name("pyro_radial.fit")[1] == "pyro_radial.infer.fit"
+    assert reference.public_name("pyro_radial.functional.priors.GaussianProcess.fit")[1] == (
+        "pyro_radial.functional.GaussianProcess.fit"
+    )
+    assert reference.public_name("pyro_radial.infer.elbo.RadialELBO")[1] == "pyro_radial.infer.RadialELBO"
+    assert reference.public_name("pyro_radial.infer.no_such_name") == (None, None)
+    private, name = reference.public_name("pyro_radial.infer.culprits.first_not_finite")
+    assert private is not None
+    assert name is None
