@@ -71,9 +71,9 @@ class Table:
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
 
-#: The tables by name, each from the UCI Machine Learning Repository. Of the shuttle data it is the training file, and of
-#: adult both files without the rows with missing fields and with the occupation as the class, as in Riquelme, Tucker and
-#: Snoek (2018), "Deep Bayesian Bandits Showdown", appendix A.
+#: The tables by name, each from the UCI Machine Learning Repository. Of the shuttle data it is the training file, and
+#: of adult both files without the rows with missing fields and with the occupation as the class, as in Riquelme, Tucker
+#: and Snoek (2018), "Deep Bayesian Bandits Showdown", appendix A.
 TABLES: dict[str, TableSource] = {
     "mushroom": TableSource(
         name="mushroom",
