@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Posteriors to act on: contextual bandits."""
+"""Posteriors to act on: contextual bandits, and in :mod:`pyro_radial.decisions.optimization` Bayesian optimization."""
 
 from pyro_radial.decisions.bandits import BanditResult, run_bandit
 from pyro_radial.decisions.environments import ContextualBandit, classification_bandit, mushroom_bandit, wheel_bandit
