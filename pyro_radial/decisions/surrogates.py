@@ -108,16 +108,19 @@ class NetworkSurrogate(Surrogate):
 
     def begin(self, num_inputs: int) -> None:
         """Make the parameters."""
-        self.refits.begin(torch.zeros(2, num_inputs), torch.zeros(2, 1))
+        self._example = torch.zeros(1, num_inputs, dtype=torch.double)
+        self.refits.begin(self._example.expand(2, -1), torch.zeros(2, 1))
 
     def refit(self, x: Tensor, y: Tensor) -> None:
         """Train on, from where the last refit ended."""
+        self._example = x[:1]
         self.refits.refit(x, y)
 
     def draws(self, num_draws: int) -> FunctionDraws:
         """Draws of the guide."""
         refits = self._trained()
-        served = SampledNetwork(refits.model, refits.guide, num_draws)
+        # With a row, for guides that ask whether there are targets.
+        served = SampledNetwork(refits.model, refits.guide, num_draws, x=self._example)
         return FunctionDraws(_InDtype(served, dtype_of(refits.guide, refits.model)))
 
     def normal(self) -> ProcessModel:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyro_radial import datasets
-from pyro_radial.datasets import ImageDataset
+from pyro_radial.datasets import ImageDataset, Table
 
 NUM_SPLITS = 20
 
@@ -17,6 +17,7 @@ NUM_SPLITS = 20
 def tiny_data(tmp_path, monkeypatch):
     """A folder of data as the experiments expect it; images come from memory, since real ones are checked by digest."""
     monkeypatch.setattr(datasets, "load", tiny_images)
+    monkeypatch.setattr(datasets, "load_table", tiny_table)
     folder = tmp_path / "data"
     write_uci(folder / "uci")
     write_series(folder / "timeseries")
@@ -30,6 +31,11 @@ def tiny_images(name, data_dir=None):
     for pixels, own in zip(images, labels, strict=True):
         pixels[torch.arange(len(own)), 0, :, 2 * own] += 0.5
     return ImageDataset(name, images[0], labels[0], images[1], labels[1], tuple("0123456789"))
+
+
+def tiny_table(name, data_dir=None):
+    features = torch.rand(40, 6, generator=torch.Generator().manual_seed(0)).round()
+    return Table(name, features, features[:, 0].long(), ("e", "p"), tuple("012345"))
 
 
 def write_uci(folder):
