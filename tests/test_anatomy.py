@@ -25,7 +25,7 @@ ROWS = (
     ("infer.autoguide",),
     ("infer",),
     ("uncertainty",),
-    ("compression", "continual", "datasets"),
+    ("compression", "continual", "datasets", "decisions"),
     ("testing",),
 )
 HEIGHT = {name: row for row, names in enumerate(ROWS) for name in names}

@@ -9,5 +9,20 @@ from pyro_radial.datasets.download import fetch
 from pyro_radial.datasets.images import ImageDataset, load
 from pyro_radial.datasets.retinopathy import RetinopathyImages
 from pyro_radial.datasets.sources import SOURCES, Source
+from pyro_radial.datasets.tables import TABLES, Table, TableSource, load_table, rows_digest
 
-__all__ = ["SOURCES", "ImageDataset", "RandomAffine", "RetinopathyImages", "Source", "fetch", "idx_digest", "load"]
+__all__ = [
+    "SOURCES",
+    "TABLES",
+    "ImageDataset",
+    "RandomAffine",
+    "RetinopathyImages",
+    "Source",
+    "Table",
+    "TableSource",
+    "fetch",
+    "idx_digest",
+    "load",
+    "load_table",
+    "rows_digest",
+]

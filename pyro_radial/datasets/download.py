@@ -19,7 +19,7 @@ from tqdm import tqdm
 from pyro_radial.datasets.arrays import read_idx, read_npz, verified
 from pyro_radial.datasets.sources import Source
 
-__all__ = ["cache_folder", "fetch"]
+__all__ = ["cache_folder", "fetch", "fetch_file"]
 
 TIMEOUT = 30.0  # seconds without a byte from the server
 TOTAL_TIME = 1800.0  # seconds for all files of a set
@@ -52,6 +52,26 @@ def fetch(source: Source, cache_dir: str | os.PathLike[str] | None = None) -> Pa
     try:
         with unfinished.open("wb") as stream:
             np.savez_compressed(stream, allow_pickle=False, **arrays)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def fetch_file(url: str, folder: Path) -> Path:
+    """Download one file as it is into a folder, where it appears under its name in one step.
+
+    :param url: its address, whose last part is its name.
+    :param folder: made if missing.
+    :returns: path of the file written.
+    :raises ConnectionError: if the server cannot be reached, refuses, or is too slow.
+    :raises ValueError: naming the address, if what it sends is cut off or too large.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / url.rsplit("/", 1)[-1]
+    unfinished = folder / f".{path.name}.{uuid.uuid4().hex}"
+    try:
+        _download(url, unfinished, None, time.monotonic() + TOTAL_TIME)
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)

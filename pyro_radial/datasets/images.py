@@ -15,7 +15,7 @@ from pyro_radial.datasets.arrays import read_npz, verified
 from pyro_radial.datasets.download import cache_folder, fetch
 from pyro_radial.datasets.sources import SOURCES, Source
 
-__all__ = ["ImageDataset", "load"]
+__all__ = ["ImageDataset", "data_folders", "load"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ def load(
     if name not in SOURCES:
         raise ValueError(f"name must be one of {', '.join(sorted(['digits', *SOURCES]))}, got {name!r}")
     source = SOURCES[name]
-    folders = _folders(data_dir, cache_dir)
+    folders = data_folders(data_dir, cache_dir)
     for folder in folders:
         for path in (folder / f"{name}.npz", folder / "images" / f"{name}.npz"):
             if path.is_file():
@@ -109,7 +109,8 @@ def load(
         ) from error
 
 
-def _folders(data_dir: str | os.PathLike[str] | None, cache_dir: str | os.PathLike[str] | None) -> tuple[Path, ...]:
+def data_folders(data_dir: str | os.PathLike[str] | None, cache_dir: str | os.PathLike[str] | None) -> tuple[Path, ...]:
+    """Where to search: the folder given, or else those that :func:`load` names."""
     if data_dir is not None:
         return (Path(data_dir),)
     named = os.environ.get("PYRO_RADIAL_DATA")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyro_radial import datasets
-from pyro_radial.datasets import ImageDataset
+from pyro_radial.datasets import ImageDataset, Table
 
 NUM_SPLITS = 20
 
@@ -17,6 +17,7 @@ NUM_SPLITS = 20
 def tiny_data(tmp_path, monkeypatch):
     """A folder of data as the experiments expect it; images come from memory, since real ones are checked by digest."""
     monkeypatch.setattr(datasets, "load", tiny_images)
+    monkeypatch.setattr(datasets, "load_table", tiny_table)
     folder = tmp_path / "data"
     write_uci(folder / "uci")
     write_series(folder / "timeseries")
@@ -43,6 +44,11 @@ def tiny_fundus_images():
         pixels[own >= 2, 0] += 0.5
     (train, validation, test), grades = zip(images, labels, strict=True), tuple("01234")
     return ImageDataset("retinamnist", *train, *test, grades, *validation)
+
+
+def tiny_table(name, data_dir=None):
+    features = torch.rand(40, 6, generator=torch.Generator().manual_seed(0)).round()
+    return Table(name, features, features[:, 0].long(), ("e", "p"), tuple("012345"))
 
 
 def write_uci(folder):

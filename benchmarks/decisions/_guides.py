@@ -1,0 +1,60 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Networks, guides and tables of the experiments on decisions."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from benchmarks.common import Results
+from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional
+from pyro_radial.infer.autoguide.families import Point
+
+__all__ = ["FIRST_SEED", "GUIDES", "mean_ranks", "network"]
+
+#: The first of the seeds that no choice was made on.
+FIRST_SEED = 10
+
+
+def point(model: Any) -> Any:
+    return AutoRadial(model, families={".": Point()})
+
+
+GUIDES: Mapping[str, Any] = {
+    "radial": AutoRadial,
+    "mean field": AutoMeanField,
+    "radial-directional": AutoRadialDirectional,
+    "point": point,
+}
+
+
+def network(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
+    """Linear layers with an activation between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def mean_ranks(
+    results: Results, name: str, problem: str, methods: Sequence[str], **keys: Any
+) -> dict[str, list[float]]:
+    """For each seed that all methods have, the mean over problems of a method's rank by a score, the lowest first."""
+    found: dict[str, list[float]] = {method: [] for method in methods}
+    problems = results.distinct(problem)
+    scores = {
+        (row[problem], row["method"], row["seed"]): row[name]
+        for row in results.where(**keys)
+        if row["method"] in methods
+    }
+    for seed in sorted({seed for _, _, seed in scores}):
+        if any((own, method, seed) not in scores for own in problems for method in methods):
+            continue
+        by_problem = [sorted(methods, key=lambda method, own=own: scores[own, method, seed]) for own in problems]
+        for method in methods:
+            found[method].append(statistics.mean(order.index(method) + 1 for order in by_problem))
+    return found

@@ -1,0 +1,293 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Contextual bandits: regrets of posteriors over weights and over functions, and of their baselines.
+
+python -m benchmarks.decisions.bandits
+"""
+
+import statistics
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.figure import Figure
+from pyro.contrib.gp.kernels import RBF
+from torch import nn
+
+from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main, markdown_table, paired, with_error
+from benchmarks.decisions._guides import FIRST_SEED, GUIDES, mean_ranks, network
+from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel, datasets
+from pyro_radial.decisions import (
+    ContextualBandit,
+    EnsembleSampling,
+    EpsilonGreedy,
+    GaussianProcessThompson,
+    LinearThompson,
+    NeuralLinear,
+    Policy,
+    PulledArm,
+    ThompsonSampling,
+    UniformPolicy,
+    classification_bandit,
+    mushroom_bandit,
+    run_bandit,
+    wheel_bandit,
+)
+from pyro_radial.functional import FromData, GaussianProcess, RegularizedKL
+
+__all__ = ["claims", "draw", "report", "run"]
+
+#: What running it needs; without results the page says so.
+NEEDS = "some hours of two cores"
+
+FUNCTIONAL = "functional radial"
+METHODS = (
+    *("uniform", "linear", "neural-linear", "epsilon-greedy", "Gaussian process", "ensemble"),
+    *("mean field", "radial", "radial-directional", "functional mean field", FUNCTIONAL),
+)
+WIDTHS = (50, 500)
+#: The methods of the width study.
+BY_WIDTH = ("mean field", "radial", FUNCTIONAL)
+
+
+class Task(NamedTuple):
+    """What a data set needs to be told of its scales."""
+
+    reward_scale: float
+    #: Of the kernel of Gaussian processes, in units of standardized or one-hot contexts.
+    lengthscale: float
+
+
+TASKS = {
+    "mushroom": Task(10.0, 3.0),
+    "statlog": Task(1.0, 2.0),
+    "adult": Task(1.0, 8.0),
+    **{f"wheel {delta:g}": Task(25.0, 0.3) for delta in (0.5, 0.9, 0.95, 0.99)},
+}
+#: The data sets of the width study.
+WIDTH_TASKS = ("mushroom", "wheel 0.95")
+
+
+class Size(NamedTuple):
+    """How long the bandits are, and how much is trained."""
+
+    horizon: int = 2000
+    tasks: tuple[str, ...] = tuple(TASKS)
+    methods: tuple[str, ...] = METHODS
+    width: int = 100
+    widths: tuple[int, ...] = WIDTHS
+    width_tasks: tuple[str, ...] = WIDTH_TASKS
+    refit_every: int = 20
+    steps: int = 200
+    batch_size: int = 64
+    last: int = 500
+    compile: bool = True
+
+
+SIZES = {
+    "default": Size(),
+    "small": Size(30, ("mushroom",), ("uniform", "linear", FUNCTIONAL), 5, (5,), ("mushroom",), 20, 2, 8, 10, False),
+}
+
+
+def run(
+    output: Path,
+    *,
+    form: Form = "default",
+    data_dir: Path | None = None,
+    seeds: int = 5,
+    workers: int = 2,
+    threads: int = 1,
+) -> None:
+    """Bandits of 2,000 decisions with a refit every 20, of 200 gradient steps; the table's seeds start at 10."""
+    size = SIZES[form]
+    results = Results(output, {"torch": torch.__version__, "threads": threads, **size._asdict()})
+    cells = [(task, method, size.width) for task in size.tasks for method in size.methods]
+    cells += [
+        (task, method, width)
+        for task in size.width_tasks
+        for method in BY_WIDTH
+        if method in size.methods
+        for width in size.widths
+    ]
+    jobs = []
+    for seed in range(FIRST_SEED, FIRST_SEED + (seeds if form == "default" else 1)):
+        for task, method, width in dict.fromkeys(cells):
+            keys = {"task": task, "method": method, "width": width, "seed": seed}
+            jobs.append(Job(keys, decided, (keys, size, data_dir, results.checkpoint(*keys.values()))))
+    compute_all(results, jobs, workers, threads)
+
+
+def decided(keys: Row, size: Size, data_dir: Path | None, checkpoint: Path) -> Row:
+    """One run of a policy on a bandit."""
+    bandit = bandit_of(keys["task"], size.horizon, keys["seed"], data_dir)
+    policy = policy_of(keys["method"], keys["width"], bandit, TASKS[keys["task"]], size, keys["seed"])
+    before = time.process_time()
+    result = run_bandit(
+        bandit, policy, refit_every=size.refit_every, seed=keys["seed"], checkpoint=checkpoint, progress=False
+    )
+    return {
+        "relative": result.relative_regret,
+        "relative_simple": result.relative_simple_regret(size.last),
+        "cumulative": result.cumulative_regret,
+        "steps_per_decision": result.gradient_steps / len(bandit),
+        "seconds": result.seconds,
+        "process_seconds": time.process_time() - before,
+        "curve": result.regrets.cumsum(0)[:: max(1, len(bandit) // 50)].tolist(),
+    }
+
+
+def bandit_of(task: str, horizon: int, seed: int, data_dir: Path | None) -> ContextualBandit:
+    if task.startswith("wheel"):
+        return wheel_bandit(float(task.split()[1]), horizon, seed=seed)
+    table = datasets.load_table(task, data_dir)
+    if task == "mushroom":
+        return mushroom_bandit(table.features, table.labels, horizon, seed=seed)
+    return classification_bandit(table.features, table.labels, horizon, seed=seed, name=task)
+
+
+def policy_of(method: str, width: int, bandit: ContextualBandit, task: Task, size: Size, seed: int) -> Policy:
+    """A new policy, from the seed alone."""
+    torch.manual_seed(seed)
+    refits = {"steps": size.steps, "batch_size": size.batch_size, "compile": size.compile}
+    options: dict[str, Any] = {"reward_scale": task.reward_scale, **refits}
+    sizes = (bandit.num_features, width, width, bandit.num_arms)
+
+    def made(guide: str, kind: Any = ThompsonSampling, **more: Any) -> Any:
+        noise: Any = "local" if guide in ("radial", "mean field") and "loss" not in more else "weights"
+        model = SupervisedModel(BayesianModule(network(sizes, nn.ReLU)), PulledArm(scale=0.3), noise=noise)
+        return kind(model, GUIDES[guide](model), **options, **more)
+
+    makers = {
+        "uniform": UniformPolicy,
+        "linear": LinearThompson,
+        "neural-linear": partial(made, "point", NeuralLinear),
+        "epsilon-greedy": partial(made, "point", EpsilonGreedy),
+        "Gaussian process": lambda: GaussianProcessThompson(prior_of(task)),
+        "ensemble": lambda: EnsembleSampling([made("point") for _ in range(5)]),
+        **{guide: partial(made, guide) for guide in ("mean field", "radial", "radial-directional")},
+    }
+    if method in makers:
+        policy: Policy = makers[method]()
+        return policy
+    points = FromData(bandit.contexts, min(16, len(bandit)))
+    divergence = RegularizedKL(1e-2, factorize=True)
+    loss = FunctionalELBO(prior_of(task), points, divergence=divergence, compare_at="context", num_functions=8)
+    functional: Policy = made(method.removeprefix("functional "), loss=loss)
+    return functional
+
+
+def prior_of(task: Task) -> GaussianProcess:
+    return GaussianProcess(RBF(input_dim=1, lengthscale=torch.tensor(task.lengthscale)))
+
+
+def width_of(results: Results) -> int:
+    width: int = results.setting["width"]
+    return width
+
+
+def claims(results: Results) -> list[Claim]:
+    """Ranks, widths and time."""
+    methods = [m for m in results.setting["methods"] if m != "uniform"]
+    ranks = mean_ranks(results, "relative", "task", methods, width=width_of(results))
+    best = min(ranks, key=lambda method: statistics.mean(ranks[method] or [len(methods)]))
+    ours, theirs = ranks[FUNCTIONAL], ranks[best]
+    found = [
+        Claim(
+            "Bandits: the functional radial posterior is first in mean rank, or within its error of the first",
+            "first (Sun et al. 2019)",
+            f"{with_error(ours, 2)} of {len(methods)}; first is {best}, {with_error(theirs, 2)}" if ours else "none",
+            str(len(ours)),
+            bool(ours) and (best == FUNCTIONAL or not is_above(paired(ours, theirs))),
+        )
+    ]
+    narrow, wide = min(results.setting["widths"]), max(results.setting["widths"])
+    for task in results.setting["width_tasks"]:
+        few, many = (results.values("relative", task=task, method=FUNCTIONAL, width=w) for w in (narrow, wide))
+        difference = paired(many, few)
+        found.append(
+            Claim(
+                f"Bandits: {wide} units are no worse than {narrow} for the functional radial posterior on {task}",
+                "",
+                f"{with_error(many, 1)} against {with_error(few, 1)}, difference {with_error(difference, 1)}",
+                str(len(difference)),
+                not is_above(difference),
+            )
+        )
+    slowest = max(results.values("seconds", width=width_of(results)))
+    text = f"A bandit of {results.setting['horizon']:,} decisions takes less than 5 minutes"
+    return [*found, Claim(text, "", f"{slowest:.0f} s at most", str(len(ours)), slowest < 300.0)]
+
+
+def is_above(difference: list[float]) -> bool:
+    """Whether the mean is above zero by more than its standard error."""
+    error = statistics.stdev(difference) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
+    return statistics.mean(difference) > error
+
+
+def report(results: Results) -> str:
+    """Relative regrets by data set, cost, and the width study."""
+    setting = results.setting
+    tasks, methods, width = setting["tasks"], setting["methods"], width_of(results)
+    ranks = mean_ranks(results, "relative", "task", [m for m in methods if m != "uniform"], width=width)
+    tables = {}
+    for name in ("relative", "relative_simple"):
+        tables[name] = [
+            [m, *(with_error(results.values(name, task=t, method=m, width=width), 1) for t in tasks)] for m in methods
+        ]
+    for line in tables["relative"]:
+        own = results.where(method=line[0], width=width)
+        line.append(with_error(ranks[line[0]], 2) if ranks.get(line[0]) else "")
+        line.append(f"{statistics.mean(row['steps_per_decision'] for row in own):.0f}")
+        line.append(f"{1e3 * statistics.mean(row['seconds'] for row in own) / setting['horizon']:.1f}")
+    widths = [
+        [m, t, *(with_error(results.values("relative", task=t, method=m, width=w), 1) for w in setting["widths"])]
+        for t in setting["width_tasks"]
+        for m in BY_WIDTH
+        if m in methods
+    ]
+    return f"""### Contextual bandits
+
+{setting["horizon"]:,} decisions, {len(results.distinct("seed"))} runs, mean and standard error (`python -m \
+benchmarks.decisions.bandits`). All policies learn after each {setting["refit_every"]} decisions, networks of two \
+layers of {width} by {setting["steps"]} steps of Adam from where they were. Regret relative to choosing uniformly, 100:
+
+{markdown_table(["", *tasks, "mean rank", "gradient steps a decision", "ms a decision"], tables["relative"])}
+
+The same over the last {setting["last"]} decisions alone (simple regret):
+
+{markdown_table(["", *tasks], tables["relative_simple"])}
+
+By the number of units in a layer:
+
+{markdown_table(["", "data", *map(str, setting["widths"])], widths)}
+
+{results.plot("Regret so far, by data set and method")}"""
+
+
+def draw(results: Results) -> None:
+    """The regret so far, in the mean of the runs."""
+    tasks, width = results.setting["tasks"], width_of(results)
+    columns = min(4, len(tasks))
+    rows = -(-len(tasks) // columns)
+    figure = Figure(figsize=(3.2 * columns, 2.8 * rows + 0.8), layout="constrained", dpi=110)
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for ax, task in zip(axes, tasks, strict=False):
+        for method in results.setting["methods"]:
+            curves = torch.tensor(results.values("curve", task=task, method=method, width=width))
+            step = max(1, results.setting["horizon"] // 50)
+            ax.plot(torch.arange(curves.shape[1]) * step, curves.mean(0), label=method, linewidth=1.2)
+        ax.set(title=task, xlabel="decisions")
+        ax.spines[["top", "right"]].set_visible(False)
+    for ax in axes[len(tasks) :]:
+        ax.set_visible(False)
+    axes[0].set_ylabel("regret")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=7)
+    results.save_plot(figure)
+
+
+if __name__ == "__main__":
+    main(run, report, draw)

@@ -1,0 +1,154 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Thompson sampling with a Gaussian process for each arm."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_radial._checks import positive_count, positive_float
+from pyro_radial.decisions.history import History
+from pyro_radial.decisions.policies import Policy
+from pyro_radial.functional import GaussianProcess
+from pyro_radial.functional.gaussian import cholesky, with_diagonal
+
+__all__ = ["GaussianProcessThompson"]
+
+
+class GaussianProcessThompson(Policy):
+    """A draw of the exact posterior at the context for each arm, and the arm whose draw pays most.
+
+    All arms have the same prior at first, and each learns the parameters of its own kernel, mean and noise at each
+    refit, warm from the last. Rewards are standardized by those seen of all arms. An arm never pulled is drawn from the
+    prior.
+
+    :param GaussianProcess prior: of each arm.
+    :param int max_points: the rewards of an arm that its posterior is of, at most: the latest, since N cost N^3 in each
+        refit.
+    :param int steps: gradient steps of each arm in a refit; none with 0.
+    :param int fit_points: the rewards of an arm in one such step, at most.
+    :param float lr: their learning rate.
+    :param float noise: the standard deviation of the noise of rewards, in units of theirs, before it is learned.
+    :raises ValueError: naming the argument that does not fit.
+
+    Example::
+
+        >>> from pyro.contrib.gp.kernels import RBF
+        >>> from pyro_radial.decisions import ContextualBandit, run_bandit
+        >>> x = torch.randn(60, 2)
+        >>> policy = GaussianProcessThompson(GaussianProcess(RBF(input_dim=2)), steps=5)
+        >>> result = run_bandit(ContextualBandit(x, torch.cat([x, -x], 1)), policy, progress=False)
+        >>> bool(result.relative_regret < 80)
+        True
+    """
+
+    def __init__(
+        self,
+        prior: GaussianProcess,
+        *,
+        max_points: int = 1000,
+        steps: int = 10,
+        fit_points: int = 100,
+        lr: float = 0.05,
+        noise: float = 0.3,
+    ) -> None:
+        if not isinstance(prior, GaussianProcess):
+            raise ValueError(
+                f"GaussianProcessThompson: prior must be a GaussianProcess of one output, got {type(prior).__name__}"
+            )
+        self.prior = prior
+        self.max_points = positive_count("GaussianProcessThompson: max_points", max_points)
+        self.steps = steps if steps == 0 else positive_count("GaussianProcessThompson: steps", steps)
+        self.fit_points = positive_count("GaussianProcessThompson: fit_points", fit_points)
+        self.lr = positive_float("GaussianProcessThompson: lr", lr)
+        self.noise = positive_float("GaussianProcessThompson: noise", noise)
+        self._gradient_steps = 0
+        self._arms: list[GaussianProcess] = []
+        self._data: list[tuple[Tensor, Tensor]] = []
+        self._solved: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def gradient_steps(self) -> int:  # type: ignore[override]
+        """Gradient steps of all arms."""
+        return self._gradient_steps
+
+    def begin(self, num_features: int, num_arms: int) -> None:
+        """Give each arm a prior of its own."""
+        super().begin(num_features, num_arms)
+        if not self._arms:
+            self._arms = [copy.deepcopy(self.prior) for _ in range(num_arms)]
+            for arm in self._arms:
+                arm.observation_noise.fill_(self.noise)
+            self._data = [(torch.zeros(0, num_features), torch.zeros(0)) for _ in range(num_arms)]
+            self._solve()
+
+    @torch.no_grad()
+    def choose(self, context: Tensor) -> int:
+        """The arm to pull."""
+        at = self._checked(context).unsqueeze(0)
+        arms = zip(self._arms, self._data, self._solved, strict=True)
+        mean, variance = torch.stack([_moments(arm, x, *solved, at) for arm, (x, _), solved in arms]).unbind(1)
+        return int((mean + variance.clamp_min(0.0).sqrt() * torch.randn_like(mean)).argmax())
+
+    def refit(self, history: History) -> None:
+        """Take the latest rewards, and learn the priors' parameters."""
+        self._checked(history.contexts[0])
+        rewards = history.rewards.double()
+        spread = rewards.std(correction=0)
+        standard = (rewards - rewards.mean()) / (spread if spread > 0 else 1.0)
+        scaled = history._replace(rewards=standard.to(history.rewards.dtype))
+        for number, arm in enumerate(self._arms):
+            x, y = scaled.of_arm(number)
+            self._data[number] = (x[-self.max_points :], y[-self.max_points :])
+            # Of few rewards nothing is learned, and of equal ones the noise would become none.
+            if self.steps and len(y) > 1 and y.std(correction=0) > 0:
+                before = float(arm.observation_noise)
+                arm.fit(*self._data[number], num_points=self.fit_points, steps=self.steps, lr=self.lr, progress=False)
+                arm.observation_noise.clamp_(min=min(before, 0.01))
+                self._gradient_steps += self.steps
+        self._solve()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The priors' parameters and the rewards that the posteriors are of."""
+        return {
+            "arms": [arm.state_dict() for arm in self._arms],
+            "data": [list(pair) for pair in self._data],
+            "gradient_steps": self.gradient_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put them back."""
+        for arm, own in zip(self._arms, state["arms"], strict=True):
+            arm.load_state_dict(own)
+        self._data = [(x, y) for x, y in state["data"]]
+        self._gradient_steps = state["gradient_steps"]
+        self._solve()
+
+    @torch.no_grad()
+    def _solve(self) -> None:
+        """What each decision until the next refit needs of the rewards."""
+        self._solved = [_solved(arm, *data) for arm, data in zip(self._arms, self._data, strict=True)]
+
+
+def _solved(arm: GaussianProcess, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The Cholesky factor of the rewards' covariances, and their product with the residuals of the prior's mean."""
+    if not len(x):
+        return torch.zeros(0, 0, dtype=torch.double), torch.zeros(0, 1, dtype=torch.double)
+    mean, covariance = arm.moments(x)
+    factor = cholesky(with_diagonal(covariance[0], arm.observation_noise.square()), arm.jitter)
+    return factor, torch.linalg.solve_triangular(factor, y.double().unsqueeze(1) - mean, upper=False)
+
+
+def _moments(arm: GaussianProcess, x: Tensor, factor: Tensor, residual: Tensor, at: Tensor) -> Tensor:
+    """Mean and variance at one context, as those of :meth:`GaussianProcess.posterior`."""
+    mean, variance = (part.flatten() for part in arm.moments(at))
+    if len(x):
+        cross = arm.kernel(x.double(), at.double())
+        cross = cross.to_dense() if hasattr(cross, "to_dense") else cross
+        half = torch.linalg.solve_triangular(factor, cross, upper=False)
+        mean, variance = mean + (half * residual).sum(), variance - half.square().sum()
+    return torch.cat([mean, variance])
