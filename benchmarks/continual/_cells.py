@@ -15,6 +15,7 @@ from benchmarks.continual._chains import NOTHING, Keeping, Setting, row_keys
 from pyro_radial.continual import AccuracyMatrix
 
 METHODS = ("mean field", "radial normal")
+EXACT = "radial exact"
 FAST = MappingProxyType({"learning_rate": 0.1, "scale_rate": 0.1})
 #: The first of the seeds that no choice was made on.
 FIRST_SEED = 10
@@ -43,6 +44,8 @@ class Size(NamedTuple):
     learned_rows: int
     batch_size: int
     coreset: int = 200
+    #: Of the training on kept rows before a prediction.
+    label_epochs: int = 60
     #: Of all data; None for all.
     rows: int | None = None
     epochs_factor: float = 1.0
@@ -59,7 +62,7 @@ class Size(NamedTuple):
     def small(self, learned_rows: int) -> "Size":
         """The same experiment in seconds."""
         tiny = {"sizes": (784, 20), "num_tasks": 2, "num_samples": 2, "coreset": 20, "rows": 300, "rates": FAST}
-        return self._replace(**tiny, learned_rows=learned_rows, epochs_factor=0.1)
+        return self._replace(**tiny, learned_rows=learned_rows, epochs_factor=0.1, label_epochs=1)
 
 
 class Cell(NamedTuple):
@@ -67,6 +70,9 @@ class Cell(NamedTuple):
 
     settings: Sequence[Setting]
     keepings: Sequence[Keeping] = (NOTHING,)
+    methods: Sequence[str] = METHODS
+    #: Test seeds, where these are fewer than those of the table.
+    most_seeds: int | None = None
 
     @property
     def pairs(self) -> list[tuple[Setting, Keeping]]:
@@ -91,12 +97,16 @@ def compute_cells(
         job(method, setting, 0, "validation", keeping)
         for cell in cells
         if len(cell.pairs) > 1
-        for method in METHODS
+        for method in cell.methods
         for setting, keeping in cell.pairs
     ]
     compute_all(results, choosing, workers, threads)
-    tested = [(method, *chosen(results, cell, method, **where)) for cell in cells for method in METHODS]
-    jobs = [job(m, s, FIRST_SEED + seed, "test", k) for seed in range(seeds) for m, s, k in tested]
+    jobs = []
+    for cell in cells:
+        number = min(seeds, cell.most_seeds or seeds)
+        for method in cell.methods:
+            setting, keeping = chosen(results, cell, method, **where)
+            jobs += [job(method, setting, FIRST_SEED + seed, "test", keeping) for seed in range(number)]
     compute_all(results, jobs, workers, threads)
 
 
@@ -141,6 +151,8 @@ def described(row: Row) -> str:
         words.append("rate to zero")
     if row["later_kl"] != 1.0:
         words.append(f"later KL x {row['later_kl']:g}")
+    if row["memory"] != 1:
+        words.append(f"the last {row['memory']} posteriors as the prior")
     return ", ".join(words)
 
 

@@ -4,7 +4,7 @@
 """What the continual learning experiments share: data, networks, the methods compared, and one run of one of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,10 +24,13 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, R
 from pyro_radial.continual import (
     AccuracyMatrix,
     Coreset,
+    Task,
     TaskStream,
     learn_stream,
     permuted,
+    random_coreset,
     split_by_class,
+    split_coreset,
 )
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.wrappers import map_leaf
@@ -100,6 +103,8 @@ class Setting:
     #: The weights of the KL to the first prior, and to those that tasks leave.
     first_kl: float = 1.0
     later_kl: float = 1.0
+    #: How many of the last posteriors make a prior.
+    memory: int = 1
 
     def training(self) -> dict[str, Any]:
         """Options of ``learn_stream``: Amsgrad, as in the paper's appendix D.2, and the losses."""
@@ -141,7 +146,7 @@ LOCAL_NOISE = MappingProxyType(
 class Keeping:
     """What is kept of each task, and how it is used."""
 
-    use: Literal["nothing", "labels", "functions"] = "nothing"
+    use: Literal["nothing", "labels", "functions", "replay"] = "nothing"
     #: Of each task.
     coreset: int = 0
     #: Of the KL of functions, and the most inputs in one step.
@@ -154,23 +159,39 @@ class Keeping:
             return Coreset(self.coreset, use="functions", weight=self.function_weight, max_points=self.max_points)
         return Coreset(self.coreset, fit_options=labels) if self.use == "labels" else None
 
+    def stream(self, stream: TaskStream, seed: int) -> TaskStream:
+        """The tasks; where kept rows are replayed, each with those of all earlier ones among its own."""
+        if self.use != "replay":
+            return stream
+        builders = (partial(_with_replay, stream, number, self.coreset, seed) for number in range(len(stream)))
+        return replace(stream, builders=tuple(builders))
+
     def __str__(self) -> str:
         if self.use == "functions":
             return f"{self.coreset} inputs, weight {self.function_weight:g}"
-        return f"{self.coreset} rows" if self.coreset else "nothing"
+        return {"nothing": "nothing", "labels": f"{self.coreset} rows", "replay": f"{self.coreset} rows, replayed"}[
+            self.use
+        ]
 
 
 NOTHING = Keeping()
+
+
+def _with_replay(stream: TaskStream, number: int, rows: int, seed: int) -> Task:
+    parts = [stream[earlier].train for earlier in range(number)]
+    kept = [split_coreset(part, random_coreset(part[0], rows, seed=seed))[0] for part in parts]
+    task = stream[number]
+    x, y = zip(task.train, *kept, strict=True)
+    return replace(task, train=(torch.cat(x), torch.cat(y)))
 
 
 def _guide(family: Any, reset_scales: bool, options: dict[str, Any], chain: PriorChain) -> Any:
     return chain.guide(family, reset_scales=reset_scales, **options)
 
 
-def make_chain(method: str, model: nn.Module) -> PriorChain:
-    if method == "radial published":
-        return PublishedChain(model, "exact")
-    return PriorChain(model, "normal" if method == "radial normal" else "exact")
+def make_chain(method: str, model: nn.Module, memory: int = 1) -> PriorChain:
+    kind = PublishedChain if method == "radial published" else PriorChain
+    return kind(model, "normal" if method == "radial normal" else "exact", memory=memory)
 
 
 def make_net(sizes: Sequence[int], num_heads: int, num_outputs: int) -> nn.Module:
@@ -196,7 +217,17 @@ def permuted_mnist(data_dir: Path | None, rows: int | None, num_tasks: int) -> T
 @lru_cache
 def split_fashion_mnist(data_dir: Path | None, rows: int | None, num_tasks: int, heads: str) -> TaskStream:
     """Fashion-MNIST likewise, two classes a task, with a head each ("multi") or one for all ten classes ("single")."""
-    train, test = ((x[:rows], y[:rows]) for x, y in flat_images("fashion_mnist", data_dir))
+    return _split("fashion_mnist", data_dir, rows, num_tasks, heads)
+
+
+@lru_cache
+def split_mnist(data_dir: Path | None, rows: int | None, num_tasks: int) -> TaskStream:
+    """MNIST likewise, with a head for each two classes."""
+    return _split("mnist", data_dir, rows, num_tasks, "multi")
+
+
+def _split(name: str, data_dir: Path | None, rows: int | None, num_tasks: int, heads: str) -> TaskStream:
+    train, test = ((x[:rows], y[:rows]) for x, y in flat_images(name, data_dir))
     return split_by_class(train, test, multi_head=heads == "multi", validation_fraction=0.1)[:num_tasks]
 
 
@@ -217,12 +248,12 @@ def learn(
     ``labels`` are the options of the training on kept rows before each prediction. The seconds are those of the CPU,
     and of a run that was killed those since then.
     """
-    stream = make_stream()
+    stream = keeping.stream(make_stream(), seed)
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     net = make_net(sizes, stream.num_heads, stream.num_outputs)
     bnn = BayesianModule(net, prior=dist.Normal(0.0, setting.prior_stddev))
-    chain = make_chain(method, SupervisedModel(bnn, likelihoods.Categorical(), noise=setting.noise))
+    chain = make_chain(method, SupervisedModel(bnn, likelihoods.Categorical(), noise=setting.noise), setting.memory)
     began = process_time()
     matrix = learn_stream(
         chain,
@@ -245,7 +276,7 @@ def learn(
 
 def _is_worth_compiling(stream: TaskStream, keeping: Keeping) -> bool:
     """Some seconds are, but for short trainings, as those on labels; heads whose functions take turns are no graph."""
-    return stream.num_heads == 1 and keeping.use in ("nothing", "functions") and len(stream[0].train[0]) >= 10_000
+    return stream.num_heads == 1 and keeping.use != "labels" and len(stream[0].train[0]) >= 10_000
 
 
 def measures(matrix: AccuracyMatrix) -> Row:

@@ -58,7 +58,7 @@ class PriorChain(nn.Module):
     and radial posteriors, with the term of their KL that Farquhar, Osborne and Gal (2020), appendix C, leave out;
     ``RadialELBO(strict_kl=True)`` accepts it. A radial prior of D elements holds means by a cone: a group of them stays
     exactly where it is until the likelihood's gradient exceeds 1.2533 (D - 1) in units of the prior's scale. So it
-    forgets nothing where what tasks share need not move, as with a head a task on a trunk that has learned enough. But
+    forgets little where what tasks share need not move, as with a head a task on a trunk that has learned enough. But
     the scales of a group it holds by their radius, and no more firmly with more elements: once the means are a distance
     d away, in the same units, its KL is least with all scales larger by the factor r with
 
