@@ -15,7 +15,7 @@ from torch import nn
 from pyro_radial._checks import positive_count
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.culprits import first_not_finite
-from pyro_radial.infer.data import Rows, device_of, dtype_of, evaluating, move, num_rows
+from pyro_radial.infer.data import Rows, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.functional_elbo import FunctionalELBO
 from pyro_radial.infer.loss_terms import LossTerms
@@ -130,13 +130,14 @@ def diagnose(
             "back to a checkpoint, or start anew with a smaller learning rate"
         )
     if loss is None and (new_inputs is not None or batch_size is not None):
-        raise ValueError("diagnose: loss must be given with new_inputs or batch_size, got neither a FunctionalELBO")
+        raise ValueError("diagnose: loss must be given with new_inputs or batch_size, got None")
     elbo = loss or RadialELBO(num_particles=num_particles, kl_weight=kl_weight)
     comparison = None
     # Without validation a value that is not finite gets as far as the report.
     with one_at_a_time(), evaluating(model, guide), seeded(0, device), pyro.validation_enabled(False):
-        rows = slice(None) if batch_size is None else torch.randperm(num_rows(y))[:batch_size]
-        elbo(model, guide)(x[rows], y[rows])  # type: ignore[arg-type]
+        number = num_rows(y) if batch_size is None else positive_count("diagnose: batch_size", batch_size)
+        rows = torch.randperm(num_rows(y), device=device)[:number] if number < num_rows(y) else slice(None)
+        elbo(model, guide)(take(x, rows), take(y, rows))  # type: ignore[arg-type]
         if loss is not None:
             function_site = loss.function_site
             comparison = _comparison(model, guide, loss, (x, y), new_inputs)

@@ -111,6 +111,8 @@ def test_the_loss_can_be_evaluated_on_fewer_rows():
         diagnose(model, guide, (X, Y), loss=loss)
     diagnosis = diagnose(model, guide, (X, Y), loss=loss, batch_size=10)
     assert len(diagnosis.comparison.places[0].mean) == ROWS
+    with pytest.raises(ValueError, match="diagnose: batch_size must be a positive"):
+        diagnose(model, guide, (X, Y), loss=loss, batch_size=0)
 
 
 def test_the_random_numbers_stay_where_they_were():
