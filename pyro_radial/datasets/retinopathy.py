@@ -47,7 +47,7 @@ class RetinopathyImages(Dataset[tuple[Tensor, Tensor]]):
     Source: Farquhar, Osborne and Gal (2020), "Radial Bayesian Neural Networks", section 4.1 and appendix D.1, where
     grades from 2 on are to be told from those below.
 
-    :param folder: of the photographs, ``NAME.jpeg`` or another of :data:`IMAGE_ENDINGS`.
+    :param folder: of the photographs, ``NAME.jpeg``, or ``.jpg``, ``.png``, ``.tif`` or ``.tiff``.
     :param labels: the table, a CSV file with names of columns in its first line.
     :param int size: of the resized images, in pixels; 512 in the paper, 256 in its study of robustness.
     :param int referable_from: the grade from which on images have label 1, and below 0; the grade itself without it.

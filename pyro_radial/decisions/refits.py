@@ -154,7 +154,7 @@ class Refits:
         """Go on from a state; :meth:`begin` must have been called.
 
         :param dict state: of another of the same model and guide.
-        :param Path path: the file that it is from, for errors.
+        :param path: the file that it is from, for errors.
         :raises ValueError: naming the first entries that differ, for another model or guide.
         """
         if self._trained is None or self._joint.optimizer is None:
