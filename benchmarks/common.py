@@ -31,6 +31,7 @@ from pyro_radial import datasets
 
 __all__ = [
     "BLOCK",
+    "FIRST_SEED",
     "REGRESSION",
     "Claim",
     "Form",
@@ -63,6 +64,8 @@ Form = Literal["default", "small"]
 SizedForm = Literal["default", "small", "paper"]
 #: The results of a regression, and what tables call them.
 REGRESSION = {"rmse": "RMSE", "log_likelihood": "log-likelihood"}
+#: The first of the seeds that no choice was made on.
+FIRST_SEED = 10
 #: Calls that are timed at once.
 BLOCK = 3
 

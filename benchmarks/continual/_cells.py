@@ -10,15 +10,13 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from benchmarks.common import Job, Results, Row, compute_all, markdown_table, with_error
+from benchmarks.common import FIRST_SEED, Job, Results, Row, compute_all, markdown_table, with_error
 from benchmarks.continual._chains import NOTHING, Keeping, Setting, row_keys
 from pyro_radial.continual import AccuracyMatrix
 
 METHODS = ("mean field", "radial normal")
 EXACT = "radial exact"
 FAST = MappingProxyType({"learning_rate": 0.1, "scale_rate": 0.1})
-#: The first of the seeds that no choice was made on.
-FIRST_SEED = 10
 SCORES = {
     "average_accuracy": "average accuracy",
     "learned": "just learned",

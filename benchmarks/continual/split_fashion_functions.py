@@ -92,13 +92,11 @@ def run(
     size = SIZES[form]
     results = Results(output, {"torch": torch.__version__, "threads": threads})
 
-    labels = {"epochs": size.label_epochs, "batch_size": 256}
-
     def job(heads: str, *run_of: Any) -> Job:
         keys = {"heads": heads, **row_keys(*run_of)}
         tasks = partial(split_fashion_mnist, data_dir, size.rows, size.num_tasks, heads)
         checkpoint = results.checkpoint(*keys.values())
-        return Job(keys, learn, (tasks, size.sizes, size.num_samples, labels, *run_of, checkpoint))
+        return Job(keys, learn, (tasks, size.sizes, size.num_samples, {}, *run_of, checkpoint))
 
     number = seeds if form == "default" else 1
     for heads in HEADS:
@@ -170,9 +168,9 @@ def report(results: Results) -> str:
 The same five tasks of two classes, 784-200-200-200-200, batches of 256 (\
 `python -m benchmarks.continual.split_fashion_functions`); percent, mean and standard error over seeds that no choice \
 was made on, and the median CPU seconds of a run on one thread. 'kept' is what is kept of each task: inputs at which \
-functions are held, with the weight of their KL, or rows, which \
-are replayed among those of each task. With one head the validation tenth chose between settings with seed 0. Lines of \
-one or two seeds are there to compare with; for more the time was too short. \
+functions are held, with the weight of their KL, or rows, which are \
+replayed among those of each task. With one head the validation tenth chose between settings with seed 0. Lines of one \
+or two seeds are there to compare with; for more the time was too short. \
 S-FSVI has {PUBLISHED["with a coreset"]} with a coreset and {PUBLISHED["without"]} without, in another network.
 
 A head for each task:

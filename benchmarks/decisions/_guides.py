@@ -14,10 +14,7 @@ from benchmarks.common import Results
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional
 from pyro_radial.infer.autoguide.families import Point
 
-__all__ = ["FIRST_SEED", "GUIDES", "mean_ranks", "network"]
-
-#: The first of the seeds that no choice was made on.
-FIRST_SEED = 10
+__all__ = ["GUIDES", "mean_ranks", "network"]
 
 
 def point(model: Any) -> Any:

@@ -17,8 +17,20 @@ from matplotlib.figure import Figure
 from pyro.contrib.gp.kernels import RBF
 from torch import nn
 
-from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main, markdown_table, paired, with_error
-from benchmarks.decisions._guides import FIRST_SEED, GUIDES, mean_ranks, network
+from benchmarks.common import (
+    FIRST_SEED,
+    Claim,
+    Form,
+    Job,
+    Results,
+    Row,
+    compute_all,
+    main,
+    markdown_table,
+    paired,
+    with_error,
+)
+from benchmarks.decisions._guides import GUIDES, mean_ranks, network
 from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel, datasets
 from pyro_radial.decisions import (
     ContextualBandit,

@@ -18,8 +18,8 @@ from botorch.test_functions import Branin, Hartmann
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main, markdown_table
-from benchmarks.decisions._guides import FIRST_SEED, GUIDES, network
+from benchmarks.common import FIRST_SEED, Claim, Form, Job, Results, Row, compute_all, main, markdown_table
+from benchmarks.decisions._guides import GUIDES, network
 from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel
 from pyro_radial.decisions.optimization import (
     AcquisitionSearch,

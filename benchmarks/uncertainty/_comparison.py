@@ -14,7 +14,18 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from benchmarks.common import Claim, Job, Pair, Results, Row, compute_all, markdown_table, paired, with_error
+from benchmarks.common import (
+    FIRST_SEED,
+    Claim,
+    Job,
+    Pair,
+    Results,
+    Row,
+    compute_all,
+    markdown_table,
+    paired,
+    with_error,
+)
 from benchmarks.uncertainty._methods import (
     DEEP_ENSEMBLE,
     DROPOUT,
@@ -40,8 +51,6 @@ from pyro_radial.infer import Prediction
 from pyro_radial.uncertainty import accuracy, expected_calibration_error
 from pyro_radial.uncertainty.plots import COLORS
 
-#: The first of the seeds that no choice was made on.
-FIRST_SEED = 10
 #: Whose setting a method has that chooses none.
 SETTING_OF = {
     TEMPERATURE: PLAIN,

@@ -16,7 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from torch.nn.functional import softplus
 
-from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main, markdown_table, with_error
+from benchmarks.common import FIRST_SEED, Claim, Form, Job, Results, Row, compute_all, main, markdown_table, with_error
 from benchmarks.uncertainty._fundus import fundus, network
 from benchmarks.uncertainty._methods import (
     DEEP_ENSEMBLE,
@@ -52,7 +52,6 @@ SEARCHED = [name for name in METHODS if name not in MADE_OF]
 # Those of one phase share no training.
 PHASES = (SEARCHED, [TEMPERATURE, RADIAL_ENSEMBLE], [LAPLACE], [POSTHOC], [DEEP_ENSEMBLE])
 WITH_RADIAL = (RADIAL, POSTHOC, RADIAL_ENSEMBLE)
-FIRST_SEED = 10
 #: Table 1 of the paper, at the same shares, in percent.
 PUBLISHED = {
     DROPOUT: (93.0, 94.1, 94.5, 95.1),

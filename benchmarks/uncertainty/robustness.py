@@ -21,7 +21,7 @@ import torch
 from matplotlib.figure import Figure
 from torch.nn.functional import avg_pool2d, softplus
 
-from benchmarks.common import Claim, Form, Job, Pair, Results, Row, compute_all, main, markdown_table
+from benchmarks.common import FIRST_SEED, Claim, Form, Job, Pair, Results, Row, compute_all, main, markdown_table
 from benchmarks.uncertainty._fundus import fundus
 from benchmarks.uncertainty._methods import MEAN_FIELD, NARROW, RADIAL, Setting, measures, train
 from benchmarks.uncertainty._networks import VGG4, vgg
@@ -31,7 +31,6 @@ __all__ = ["claims", "draw", "report", "run"]
 METHODS = (MEAN_FIELD, NARROW, RADIAL)
 COLORS = {MEAN_FIELD: "#D55E00", NARROW: "#009E73", RADIAL: "#0072B2"}
 FOLDS = 3
-FIRST_SEED = 10
 #: What has barely learned has an AUC below the first, what is good one from the second.
 CHANCE, GOOD = 0.6, 0.75
 #: The NLL from which on a guide does not work: that of the share of referable images alone is 0.69.
