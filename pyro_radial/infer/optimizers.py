@@ -24,6 +24,9 @@ FUSED_ON = ("cpu", "cuda")
 # Settings that choose an implementation.
 CHOICES = {"foreach", "fused", "capturable", "differentiable"}
 
+# Settings under which torch's fused step takes no parameters that join later, as scales do after `pretrain_epochs`.
+STARTS_TOGETHER = {"momentum"}
+
 
 class JointOptimizer:
     """Steps of one torch optimizer, whose parameters may become more.
@@ -232,7 +235,7 @@ def _fused(
 ) -> dict[str, bool]:
     arguments = inspect.signature(constructor).parameters
     able = all(p.is_floating_point() and p.device.type in FUSED_ON for p in parameters)
-    return {"fused": True} if "fused" in arguments and not CHOICES & {*settings} and able else {}
+    return {"fused": True} if "fused" in arguments and not (CHOICES | STARTS_TOGETHER) & {*settings} and able else {}
 
 
 def _settings(optim: PyroOptim, name: str, who: str) -> tuple[dict[str, Any], dict[str, float]]:

@@ -409,6 +409,13 @@ def test_the_loss_of_pretraining_is_that_of_the_mean_network():
     assert result.history[0]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_scales_join_an_optimizer_with_momentum_after_pretraining():
+    settings = {"lr": 1e-3, "momentum": 0.9, "nesterov": True}
+    state, _ = trained(*problem(), optim=pyro.optim.SGD(settings), pretrain_epochs=1, epochs=2)
+    other, _ = trained(*problem(), optim=partial(SGD, **settings), pretrain_epochs=1, epochs=2)
+    assert_same(state, other)
+
+
 def test_a_pyro_optimizer_trains_as_its_torch_one_does():
     state, result = trained(*problem(), optim=partial(Adam, lr=0.02, betas=(0.8, 0.9), fused=True))
     other, other_result = trained(*problem(), optim=pyro.optim.Adam({"lr": 0.02, "betas": (0.8, 0.9)}))
