@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test test-oldest soak lint format docs benchmark clean
+.PHONY: quickstart test test-oldest soak lint format docs dist benchmark clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -45,9 +45,14 @@ docs: $(READY)
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
 	@echo "build/docs/index.html"
 
+# A source archive and a wheel made of it, in dist.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+
 benchmark: $(READY)
 	rm -f build/step_time.json
 	$(BIN)/python -m benchmarks.guides.step_time --output build/step_time.json
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-oldest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

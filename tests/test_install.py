@@ -1,18 +1,21 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a plain ``pip install .`` gives runs the first example of the README."""
+"""The wheel of ``make dist`` alone runs the first example of the README; what is released says the same everywhere."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 import venv
 from pathlib import Path
 
 import pytest
 
+import pyro_radial
 from tests.oldest import oldest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,30 +38,51 @@ def test_the_first_example_imports_nothing_of_the_extras():
     run(sys.executable, hide + EXAMPLE.replace("range(500)", "range(3)"), ROOT)
 
 
+def test_the_checks_to_inherit_say_what_they_need():
+    hide = "import sys\nsys.modules['pytest'] = None\n"
+    expect = "try:\n    import pyro_radial.testing\nexcept ImportError as error:\n    print(error)"
+    assert "pip install 'pyro-radial[testing]'" in run(sys.executable, hide + expect, ROOT)
+
+
 @pytest.mark.slow
-def test_a_plain_installation_runs_the_first_example(tmp_path):
+def test_the_wheel_runs_the_first_example(tmp_path):
     source, environment = tmp_path / "source", tmp_path / "environment"
-    source.mkdir()
-    shutil.copytree(ROOT / "pyro_radial", source / "pyro_radial", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
+    # What git has, so that the archive is of no build before.
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in (name for name in files if name.startswith("pyro_radial/") or "/" not in name):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, source / name)
+    build = [sys.executable, "-m", "build", "--outdir", str(tmp_path / "dist"), str(source)]
+    subprocess.run(build, check=True, env=ENVIRONMENT, capture_output=True)
+    (archive,), (wheel,) = ((tmp_path / "dist").glob(form) for form in ("*.tar.gz", "*.whl"))
+    with tarfile.open(archive) as members:
+        archived = {name.partition("/")[2] for name in members.getnames()}
+    assert {"CHANGELOG.md", "CITATION.cff", "LICENSE", "constraints.txt", "pyro_radial/py.typed"} <= archived
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
-    install = [
-        str(python),
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--constraint",
-        str(ROOT / "constraints.txt"),
-        str(source),
-    ]
+    constraints = str(ROOT / "constraints.txt")
+    install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", constraints, str(wheel)]
     subprocess.run(install, check=True, env=ENVIRONMENT)
     found = f"import importlib.util\nprint([name for name in {EXTRAS} if importlib.util.find_spec(name)])"
     assert run(python, found, tmp_path) == "[]\n"
     assert "environment" in run(python, "import pyro_radial\nprint(pyro_radial.__file__)", tmp_path)
     run(python, EXAMPLE + "print(draws.mean.shape)", tmp_path)
+
+
+def test_one_version_is_released():
+    number = r"(\d+\.\d+\.\d+)"
+    cited = re.search(rf"^version: {number}$", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE)[1]
+    changes = re.search(rf"^## \[{number}\] - \d{{4}}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    assert cited == changes == pyro_radial.__version__
+
+
+def test_dev_brings_what_every_test_needs_of_the_extras():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (joined,) = (
+        re.fullmatch(r"pyro-radial\[(.*)\]", line)[1] for line in extras["dev"] if line.startswith("pyro-radial[")
+    )
+    # ArviZ is large, and ivon-opt has another license; their tests skip.
+    assert {*joined.split(",")} == extras.keys() - {"dev", "arviz", "ivon"}
 
 
 def test_every_dependency_has_a_lower_bound():

@@ -1,7 +1,9 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checks that this library runs on its own classes, to inherit for a class of yours; they need pytest.
+"""The checks that this library runs on its own classes, to inherit for a class of yours.
+
+They need pytest, which ``pip install 'pyro-radial[testing]'`` brings.
 
 Example, in a test file that pytest collects::
 
@@ -13,6 +15,11 @@ Example, in a test file that pytest collects::
         def make(self, model, **kwargs):
             return MyGuide(model, **kwargs)
 """
+
+try:
+    import pytest  # noqa: F401
+except ImportError as error:
+    raise ImportError("pyro_radial.testing needs pytest: pip install 'pyro-radial[testing]'") from error
 
 from pyro_radial.testing.distributions import DistributionTests
 from pyro_radial.testing.guides import GuideTests
