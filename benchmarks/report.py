@@ -56,14 +56,14 @@ def page() -> str:
             continue
         for claim in experiment.claims(results):
             held = "✓" if claim.held else "✗"
-            link = f"[{name.replace('.', '/')}](#{name})"
+            link = f"[`{experiment.__name__}`](#{name})"
             lines.append([claim.text, claim.published, claim.ours, claim.seeds, held, link])
         folder = import_module(experiment.__name__.rpartition(".")[0])
         if folder.__name__ != subject:
             subject = folder.__name__
             sections.append(f"## {str(folder.__doc__).rstrip('.')}")
         sections.append(f'<a id="{name}"></a>\n\n{experiment.report(results)}')
-    claims = markdown_table(["claim", "published", "ours", "seeds", "held", "section"], lines)
+    claims = markdown_table(["claim", "published", "ours", "seeds", "held", "`python -m`"], lines)
     notes = [f"Not measured yet: {'; '.join(waiting)}."] if waiting else []
     return "\n\n".join([HEAD, claims, *notes, *sections]) + "\n"
 

@@ -64,7 +64,8 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
         few = (bins.count > 0) & (bins.count < FEW)
         (hollow,) = ax.plot(*_points(bins, few), color=color, marker=marker, linestyle="", fillstyle="none")
         for points in (line, hollow):
-            points.set(markersize=4.5, zorder=3, clip_on=False)  # A point at (1, 1) is drawn whole.
+            # A point at (1, 1) is drawn whole; without points, layouts would take the figure's corner for a part of it.
+            points.set(markersize=4.5, zorder=3, clip_on=len(points.get_xdata()) == 0)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     ax.set(xlabel="Confidence", ylabel="Accuracy (bars: share of predictions)")
     ax.legend(loc="upper left", frameon=False)

@@ -63,6 +63,16 @@ def test_reliability_diagram_labels():
     assert texts == ["radial (ECE 0.160)", "normal (ECE 0.100)"]
 
 
+def test_reliability_diagrams_fit_side_by_side():
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    for ax in figure.subplots(1, 2):
+        plot_reliability({"normal": NORMAL}, ax)
+    # Without a bin of few predictions, and so with a line of no points, which must not reach for the figure's corner.
+    assert_draws(figure)
+    for ax in figure.axes:
+        assert ax.get_position().width > 0.3
+
+
 def test_reliability_bars_are_shares_side_by_side():
     ax = plot_reliability({"radial": RADIAL, "normal": NORMAL})
     radial, normal = ax.containers
