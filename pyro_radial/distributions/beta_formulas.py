@@ -120,7 +120,7 @@ def _slope(alpha: Tensor, complement: Tensor, beta: float) -> Tensor:
 
 
 def _integral_slope(alpha: Tensor, y: Tensor, beta: float, rise: Tensor) -> Tensor:
-    """g by quadrature, for parameters of 6 at least."""
+    """The slope by quadrature, for parameters of 6 at least."""
     excess = (-y).log1p() + rise
     low = excess > 0.0
     # The distance from the end that the range leads to, its exponent, and that of the other distance, less one.

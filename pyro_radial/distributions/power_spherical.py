@@ -111,9 +111,8 @@ class PowerSpherical(RotationallySymmetric):
         opposite = far == 0.0
         log_half = -(near / torch.where(opposite, 1.0, far)).log1p()
         constant = _log_mean_power(concentration, self._beta) + special.log_sphere_area(self.dim)
-        density = torch.where(opposite, 0.0, concentration * log_half)
-        density = torch.where(opposite & (concentration > 0.0), -math.inf, density)
-        return (density - constant).to(self.loc.dtype)
+        density = torch.where(opposite, 0.0, concentration * log_half) - constant
+        return torch.where(opposite & (concentration > 0.0), -math.inf, density).to(self.loc.dtype)
 
     def entropy(self) -> Tensor:
         """Exact differential entropy in nats, ``[*batch]``: the sphere's log-area less the KL to the uniform."""
