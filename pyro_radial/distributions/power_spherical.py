@@ -43,8 +43,8 @@ class PowerSpherical(RotationallySymmetric):
     with :math:`\beta = (m - 1) / 2`, :math:`\alpha = \beta + \kappa`, with respect to the area of the unit sphere of
     :math:`R^m`. So :math:`(1 + \mu \cdot x) / 2` is of Beta(:math:`\alpha, \beta`), the mean is
     :math:`\kappa / (\kappa + m - 1)\, \mu`, and nothing needs a Bessel function. With :math:`\kappa = 0` it is the
-    uniform distribution. At the same mean cosine its tail is heavier than that of a von Mises-Fisher distribution, but
-    for the point opposite to the mean, where its density is zero; the gradient there is defined as zero.
+    uniform distribution. Near the mean it falls off as a von Mises-Fisher distribution of :math:`\kappa / 2`; opposite
+    to it the density is zero, and the gradient there is defined as zero.
 
     Source: De Cao and Aziz (2020), "The Power Spherical distribution". Their density, sampler, moments and entropy hold
     as they stand. Their reflection, along :math:`e_1 - \mu`, vanishes at :math:`\mu = e_1`; the one here does nowhere.
