@@ -159,7 +159,7 @@ DISTRIBUTIONS = {
     ),
     "PowerSphericalVector": Row(
         _power_spherical((3, 1, 12), [0.0, 30.0]),
-        kl_to=lambda dtype: HypersphericalUniform(12),
+        kl_to=lambda dtype: HypersphericalUniform(12, like=torch.zeros((), dtype=dtype)),
         scipy=_scipy_power_spherical,
     ),
     "RadialDirectionalPowerSpherical": Row(_power_spherical_rows, kl_to=_uniform_rows),

@@ -170,7 +170,7 @@ class TestAsAPrior:
         elbo(chain, following)(x)
         # Each draw has the density that it had before.
         assert abs(float(elbo.terms.kl_by_site["weight.direction"])) < 1e-3
-        with pytest.raises(NotImplementedError, match=r"weight\.direction.*PowerSpherical to PowerSpherical"):
+        with pytest.raises(ValueError, match=r"weight\.direction.*PowerSpherical to PowerSpherical"):
             RadialELBO(strict_kl=True)(chain, following)(x)
 
 
