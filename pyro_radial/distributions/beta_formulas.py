@@ -145,7 +145,8 @@ def nodes_and_weights(count: int, like: Tensor) -> tuple[Tensor, Tensor]:
     (torch.Size([3, 1, 1]), tensor(0.1667))
     """
     make = _legendre if torch.compiler.is_compiling() else _kept_legendre
-    return make(count, like.dtype, like.device).view(2, count, *(1,) * like.dim()).unbind(0)
+    nodes, weights = make(count, like.dtype, like.device).view(2, count, *(1,) * like.dim()).unbind(0)
+    return nodes, weights
 
 
 def _legendre(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

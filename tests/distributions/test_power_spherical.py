@@ -248,6 +248,19 @@ def test_two_derivatives_of_the_mean_cosine_are_unbiased(dim, kappa):
     assert within(second, -2.0 * (dim - 1) / total**3)
 
 
+@pytest.mark.parametrize("dim", [2, 50])
+def test_an_empty_batch_has_empty_results(dim):
+    kappa = torch.ones(0, requires_grad=True)
+    distribution, prior = PowerSpherical(torch.zeros(0, dim), kappa), VonMisesFisherStable(torch.zeros(0, dim), 1.0)
+    value = distribution.rsample((2,))
+    assert value.shape == (2, 0, dim)
+    assert distribution.log_prob(value).shape == (2, 0)
+    for result in (distribution.entropy(), kl_divergence(distribution, prior), value.sum((0, 2))):
+        assert result.shape == (0,)
+        (gradient,) = torch.autograd.grad(result.sum(), kappa)
+        assert gradient.shape == (0,)
+
+
 def _draw_and_densities(raw, kappa):
     distribution = PowerSpherical(normalize(raw, dim=-1), kappa, validate_args=False)
     value = distribution.rsample((2,))

@@ -8,13 +8,7 @@ import pytest
 import torch
 from torch.distributions import kl_divergence
 
-from pyro_radial.distributions import (
-    HypersphericalUniform,
-    PowerSpherical,
-    RadialDirectional,
-    RadialNormal,
-    VonMisesFisherStable,
-)
+from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
 from tests.helpers.compilers import recent_compiler
 
 FAMILIES = ["radial", "normal"]
@@ -87,7 +81,6 @@ EMPTY = {
     "circle": lambda: VonMisesFisherStable(torch.zeros(0, 2), torch.ones(0)),
     "sphere": lambda: VonMisesFisherStable(torch.zeros(0, 3), torch.ones(0)),
     "directions": lambda: VonMisesFisherStable(torch.zeros(0, 50), torch.ones(0)),
-    "power spherical": lambda: PowerSpherical(torch.zeros(0, 3), torch.ones(0)),
     "uniform": lambda: HypersphericalUniform(3, (0,)),
     "rows": lambda: RadialDirectional(dist.LogNormal(torch.zeros(0), 1.0), HypersphericalUniform(3)),
 }
