@@ -12,7 +12,13 @@ from pyro.ops.provenance import ProvenanceTensor
 from torch import nn
 
 from pyro_radial import BayesianModule, SupervisedModel
-from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
+from pyro_radial.distributions import (
+    HypersphericalUniform,
+    PowerSpherical,
+    RadialDirectional,
+    RadialNormal,
+    VonMisesFisherStable,
+)
 from pyro_radial.nn import likelihoods
 from tests.tables import GUIDES
 
@@ -28,6 +34,7 @@ DISTRIBUTIONS = {
     "VonMisesFisherStable": lambda a, b: VonMisesFisherStable(
         nn.functional.normalize(a + torch.ones(5), dim=-1), b.exp()
     ),
+    "PowerSpherical": lambda a, b: PowerSpherical(nn.functional.normalize(a + torch.ones(5), dim=-1), b.exp()),
     "RadialDirectional": lambda a, b: RadialDirectional(
         dist.LogNormal(a, 1.0), VonMisesFisherStable(nn.functional.normalize(torch.ones(5), dim=-1), b.exp().expand(2))
     ),

@@ -32,6 +32,12 @@ from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma
 from pyro_radial.distributions.kl_to_normal import kl_to_normal, standardized
 from pyro_radial.distributions.logarithmic_pool import LogarithmicPool, kl_to_pool
 from pyro_radial.distributions.normal_to_radial import normal_to_radial
+from pyro_radial.distributions.power_spherical import (
+    PowerSpherical,
+    kl_power_spherical_to_uniform,
+    kl_power_spherical_to_von_mises_fisher,
+    kl_uniform_to_power_spherical,
+)
 from pyro_radial.distributions.pushforward import Pushforward
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal
@@ -299,6 +305,10 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor |
     (VonMisesFisherStable, HypersphericalUniform, kl_von_mises_fisher_to_uniform),
     (HypersphericalUniform, VonMisesFisherStable, kl_uniform_to_von_mises_fisher),
     (HypersphericalUniform, HypersphericalUniform, kl_uniform),
+    # Between two power spherical distributions there is none.
+    (PowerSpherical, HypersphericalUniform, kl_power_spherical_to_uniform),
+    (PowerSpherical, VonMisesFisherStable, kl_power_spherical_to_von_mises_fisher),
+    (HypersphericalUniform, PowerSpherical, kl_uniform_to_power_spherical),
     (Distribution, LogarithmicPool, kl_to_pool),
     # Pyro has a rule from a point to anything.
     (Delta, LogarithmicPool, kl_to_pool),

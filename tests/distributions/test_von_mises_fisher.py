@@ -1,7 +1,6 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import math
 
 import numpy as np
 import pyro
@@ -10,7 +9,7 @@ import pytest
 import torch
 from pyro.infer import SVI, TraceMeanField_ELBO
 from scipy import stats
-from torch.distributions import biject_to, kl_divergence
+from torch.distributions import kl_divergence
 from torch.nn.functional import normalize
 
 from pyro_radial.distributions import HypersphericalUniform, VonMisesFisherStable
@@ -18,6 +17,7 @@ from pyro_radial.distributions.special import cosine_variance, log_vmf_peak, mea
 from pyro_radial.distributions.storage import describe, rebuild
 from pyro_radial.distributions.wrappers import to_like
 from tests.helpers.compilers import recent_compiler
+from tests.helpers.spheres import sphere_points
 
 NUM_SAMPLES = 40_000
 DIMS = [2, 3, 10, 500, 4608]
@@ -30,21 +30,6 @@ def unit(*shape, dtype=torch.double):
 
 def von_mises_fisher(*shape, concentration=5.0, dtype=torch.double):
     return VonMisesFisherStable(unit(*shape, dtype=dtype), torch.tensor(concentration, dtype=dtype))
-
-
-def sphere_points(dim):
-    """Points and weights of a quadrature over the circle or the sphere, exact for smooth functions."""
-    angle = np.arange(128) * (2 * math.pi / 128)
-    if dim == 2:
-        points, weights = np.stack([np.cos(angle), np.sin(angle)], -1), np.full(128, 2 * math.pi / 128)
-    else:
-        height, share = np.polynomial.legendre.leggauss(128)
-        ring = np.sqrt(1.0 - height**2)[:, None]
-        points = np.stack(
-            [ring * np.cos(angle), ring * np.sin(angle), np.broadcast_to(height[:, None], (128, 128))], -1
-        ).reshape(-1, 3)
-        weights = (share[:, None] * np.full(128, 2 * math.pi / 128)).reshape(-1)
-    return torch.tensor(points), torch.tensor(weights)
 
 
 @pytest.mark.parametrize("dim", [2, 3])
@@ -279,12 +264,6 @@ def test_a_plate_expands_the_distributions_without_pyros_default_expand():
         assert site["fn"].batch_shape == (4,)
 
 
-def test_infer_shapes_agrees_with_the_distribution():
-    distribution = VonMisesFisherStable(unit(4, 1, 3), torch.ones(5, dtype=torch.double))
-    shapes = VonMisesFisherStable.infer_shapes(loc=torch.Size((4, 1, 3)), concentration=torch.Size((5,)))
-    assert shapes == (distribution.batch_shape, distribution.event_shape) == ((4, 5), (3,))
-
-
 DISTRIBUTIONS = {
     "von Mises-Fisher": lambda: von_mises_fisher(2, 3),
     "shared concentration, expanded": lambda: von_mises_fisher(3).expand([4, 2]),
@@ -316,43 +295,6 @@ def test_the_distributions_follow_a_parameter_to_another_dtype(make):
     assert distribution.sample().dtype == torch.double
 
 
-@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
-def test_a_concentration_that_is_negative_or_not_finite_is_refused_by_name(bad):
-    with pytest.raises(ValueError, match="concentration"):
-        VonMisesFisherStable(torch.eye(3), torch.tensor([1.0, bad, 2.0]))
-    VonMisesFisherStable(torch.eye(3), torch.tensor([1.0, bad, 2.0]), validate_args=False)
-
-
-@pytest.mark.parametrize("bad", [[0.0, 0.0], [1.0, 1.0], [math.nan, 1.0], [0.0, 1.0001]])
-def test_a_loc_that_is_not_of_length_one_is_refused_by_name(bad):
-    with pytest.raises(ValueError, match="loc"):
-        VonMisesFisherStable(torch.tensor(bad), 1.0)
-    VonMisesFisherStable(torch.tensor(bad), 1.0, validate_args=False)
-
-
-def test_what_normalize_gives_in_float32_is_accepted_in_any_dimension():
-    for dim in (2, 3, 500, 10**5):
-        distribution = VonMisesFisherStable(unit(50, dim, dtype=torch.float), torch.tensor(10.0))
-        assert bool(distribution.support.check(distribution.sample()).all())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((torch.ones(4, 1), 1.0), "last dimension of loc must be at least 2, got 1.*sign"),
-        ((torch.ones(4, 0), 1.0), "last dimension of loc must be at least 2, got 0"),
-        ((torch.tensor(1.0), 1.0), "loc must be a tensor"),
-        (([0.6, 0.8], 1.0), "loc must be a tensor"),
-        ((torch.eye(2, dtype=torch.long), 1.0), "loc must be a floating-point"),
-        ((torch.eye(2), torch.tensor(1)), "concentration must be a floating-point"),
-        ((torch.eye(2), torch.ones(3)), "broadcast"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused_in_words(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        VonMisesFisherStable(*arguments)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -371,22 +313,6 @@ def test_the_uniform_distribution_refuses_what_does_not_fit_in_words(arguments, 
 def test_a_value_off_the_sphere_is_refused_under_validation(distribution):
     with pytest.raises(ValueError, match="support"):
         distribution.log_prob(torch.tensor([1.0, 1.0]))
-
-
-def test_the_constraint_of_the_concentration_has_a_bijection():
-    constraint = VonMisesFisherStable.arg_constraints["concentration"]
-    assert bool(constraint.check(biject_to(constraint)(torch.randn(10))).all())
-
-
-def test_half_precision_draws_and_densities_are_finite():
-    for dtype in (torch.float16, torch.bfloat16):
-        distribution = VonMisesFisherStable(
-            unit(5, 100).to(dtype), torch.tensor(50.0, dtype=dtype), validate_args=False
-        )
-        value = distribution.rsample()
-        assert value.dtype == dtype
-        assert bool(value.isfinite().all())
-        assert bool(distribution.log_prob(value).isfinite().all())
 
 
 def _draw_and_densities(raw, kappa):

@@ -9,7 +9,10 @@ import warnings
 
 import pyro
 import pytest
+import torch
+from torch.distributions import kl_divergence
 
+from pyro_radial.distributions import HypersphericalUniform
 from tests.helpers.pages import DOCS, examples
 
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if examples(page)]
@@ -28,6 +31,10 @@ def run(page, scope):
     return scope
 
 
+def kl_to_uniform(direction):
+    return kl_divergence(direction, HypersphericalUniform(direction.dim))
+
+
 # What a page promises in words.
 PROMISES = {
     "getting_started": lambda scope: scope["result"].history[-1]["nll"] < 0.5,
@@ -38,6 +45,10 @@ PROMISES = {
         and scope["early"].comparison.findings
     ),
     "radial": lambda scope: abs(float(scope["least"]) - 60.4) < 0.05,
+    "directions": lambda scope: (
+        torch.allclose(scope["power"].mean, scope["direction"].mean)
+        and (kl_to_uniform(scope["power"]) > kl_to_uniform(scope["direction"])).all()
+    ),
     "new_family": lambda scope: (scope["direction"].sample().norm(dim=-1) - 1).abs().max() < 1e-5,
 }
 

@@ -89,6 +89,11 @@ class NamedLikeAMethod(families.Normal):
     ("family", "fn", "words"),
     [
         (families.VonMisesFisher(), dist.Gamma(2.0, 1.0), r"'x' must be a direction, got Gamma on GreaterThan"),
+        (
+            families.PowerSpherical(),
+            dist.Normal(0.0, 1.0),
+            "PowerSpherical: site 'x' must be a direction, got Normal on",
+        ),
         (families.Normal(), HypersphericalUniform(3), r"'x' is a direction \(HypersphericalUniform\)"),
         (families.Radial(), HypersphericalUniform(3), r"'x' is a direction .*ProjectedNormalReparam"),
         (families.Point(), HypersphericalUniform(3), r"'x' is a direction .*AutoRadialDirectional"),

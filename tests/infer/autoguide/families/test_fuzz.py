@@ -18,6 +18,7 @@ CONSTRUCTORS = (
     families.Radial,
     families.Point,
     families.VonMisesFisher,
+    families.PowerSpherical,
     priors.FanIn,
     priors.LearnedScale,
     priors.RadialDirectionalPrior,
