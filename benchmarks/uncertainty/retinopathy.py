@@ -148,9 +148,15 @@ def search(data_dir: Path | None, size: Size, name: str, number: int) -> Row:
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     others, fitted = order[: len(y) // 3], order[len(y) // 3 :]
     setting = candidate(size, number)
-    learned = train(
-        name, network(size.width), (x[fitted], y[fitted]), data.validation, setting, 0, augment=data.augment
-    )
+    try:
+        learned = train(
+            name, network(size.width), (x[fitted], y[fitted]), data.validation, setting, 0, augment=data.augment
+        )
+    except ValueError as error:
+        # A rate of IVON's that is too high.
+        if "diverged" not in str(error):
+            raise
+        return {**asdict(setting), "nll": math.inf, "seconds": 0.0}
     unseen, labels = torch.cat([x[others], data.validation[0]]), torch.cat([y[others], data.validation[1]])
     return {**asdict(setting), **measures(learned.predict(unseen), labels), "seconds": learned.seconds}
 

@@ -339,7 +339,8 @@ def draw(results: Results) -> None:
         ]
         ax.imshow(np.minimum(values, 1.0), vmin=0.5, vmax=1.0, cmap="viridis_r", aspect="auto")
         for (row, line), column in product(enumerate(values), range(len(size.scale_rates))):
-            ax.text(column, row, f"{line[column]:.2f}", ha="center", va="center", color="white", fontsize=8)
+            color = "black" if line[column] < 0.65 else "white"
+            ax.text(column, row, f"{line[column]:.2f}", ha="center", va="center", color=color, fontsize=8)
         ax.set_title(method, fontsize=9)
         ax.set_xticks(range(len(size.scale_rates)), [f"{rate:g}" for rate in size.scale_rates])
         ax.set_yticks(range(len(size.rhos)), [f"{rho:g}" for rho in size.rhos])

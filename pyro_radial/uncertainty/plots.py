@@ -59,13 +59,14 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
         color = COLORS[index % len(COLORS)]
         _draw_shares(ax, bins, index, len(reliabilities), color)
         marker = MARKERS[index % len(MARKERS)]
-        (line,) = ax.plot(*_points(bins, bins.count >= FEW), color=color, marker=marker, linewidth=1.5)
+        enough = bins.count >= FEW
+        (line,) = ax.plot(*_points(bins, enough), color=color, marker=marker, linewidth=1.5)
         line.set_label(f"{name} (ECE {bins.expected_calibration_error.item():.3f})")
         few = (bins.count > 0) & (bins.count < FEW)
         (hollow,) = ax.plot(*_points(bins, few), color=color, marker=marker, linestyle="", fillstyle="none")
-        for points in (line, hollow):
+        for points, of in ((line, enough), (hollow, few)):
             # A point at (1, 1) is drawn whole; without points, layouts would take the figure's corner for a part of it.
-            points.set(markersize=4.5, zorder=3, clip_on=len(points.get_xdata()) == 0)
+            points.set(markersize=4.5, zorder=3, clip_on=not bool(of.any()))
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     ax.set(xlabel="Confidence", ylabel="Accuracy (bars: share of predictions)")
     ax.legend(loc="upper left", frameon=False)
