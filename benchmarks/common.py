@@ -332,6 +332,12 @@ def reaches(values: Sequence[float], published: float) -> bool:
     return statistics.mean(values) + error >= published
 
 
+def is_below(difference: Sequence[float]) -> bool:
+    """Whether the mean is below zero by more than two of its standard errors."""
+    error = statistics.stdev(difference) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
+    return statistics.mean(difference) < -2 * error
+
+
 def paired(ours: Iterable[float], theirs: Iterable[float]) -> list[float]:
     """The differences of results of the same splits."""
     return [a - b for a, b in zip(ours, theirs, strict=True)]

@@ -6,7 +6,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import mean, stdev
 from types import MappingProxyType
 from typing import Any
 
@@ -22,6 +21,7 @@ from benchmarks.common import (
     Results,
     Row,
     compute_all,
+    is_below,
     markdown_table,
     paired,
     with_error,
@@ -280,12 +280,6 @@ def compared(
     )
     signed = [-value if higher_is_better else value for value in difference]
     return Claim(text, "", numbers, str(len(ours)), is_below(signed))
-
-
-def is_below(difference: Sequence[float]) -> bool:
-    """Whether the mean is below zero by more than two of its standard errors."""
-    error = stdev(difference) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
-    return mean(difference) < -2 * error
 
 
 def style_of(method: str) -> dict[str, Any]:

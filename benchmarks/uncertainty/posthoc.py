@@ -16,7 +16,19 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from benchmarks.common import Claim, Form, Pair, Results, Row, flat_images, main, markdown_table, paired, with_error
+from benchmarks.common import (
+    Claim,
+    Form,
+    Pair,
+    Results,
+    Row,
+    flat_images,
+    is_below,
+    main,
+    markdown_table,
+    paired,
+    with_error,
+)
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer import ScaleCurve, ScaleSearch, calibrate_scales, last_layer_laplace
 from pyro_radial.nn import likelihoods
@@ -197,13 +209,6 @@ def claims(results: Results) -> list[Claim]:
         numbers = f"{with_error(ours, 3)} against {with_error(theirs, 3)}, difference {with_error(difference, 4)}"
         found.append(Claim(f"A net trained too long: {text}", "", numbers, seeds, is_below(difference)))
     return found
-
-
-def is_below(difference: list[float]) -> bool:
-    """Whether the mean is below zero by more than two of its standard errors."""
-    values = torch.tensor(difference, dtype=torch.float64)
-    error = float(values.std()) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
-    return float(values.mean()) < -2 * error
 
 
 def report(results: Results) -> str:

@@ -16,7 +16,20 @@ import torch
 from matplotlib.figure import Figure
 from torch.nn.functional import softplus
 
-from benchmarks.common import FIRST_SEED, Claim, Form, Job, Results, Row, compute_all, main, markdown_table, with_error
+from benchmarks.common import (
+    FIRST_SEED,
+    Claim,
+    Form,
+    Job,
+    Results,
+    Row,
+    compute_all,
+    is_below,
+    main,
+    markdown_table,
+    paired,
+    with_error,
+)
 from benchmarks.uncertainty._fundus import fundus, network
 from benchmarks.uncertainty._methods import (
     DEEP_ENSEMBLE,
@@ -224,15 +237,13 @@ def claims(results: Results) -> list[Claim]:
     )
     for theirs in CALIBRATED:
         pairs = [results.values("calibration_error", part="test", method=name) for name in (RADIAL, theirs)]
-        difference = torch.tensor(pairs[0], dtype=torch.float64) - torch.tensor(pairs[1], dtype=torch.float64)
-        error = float(difference.std()) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
         found.append(
             Claim(
                 f"RetinaMNIST: radial has a lower calibration error than {theirs}",
                 "figure 3",
                 f"{with_error(pairs[0], 3)} against {with_error(pairs[1], 3)}",
                 seeds,
-                float(difference.mean()) < -2 * error,
+                is_below(paired(*pairs)),
             )
         )
     seconds = {name: total_seconds(results, name) for name in present}
