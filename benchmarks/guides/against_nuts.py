@@ -167,6 +167,8 @@ def rounded(values: Tensor) -> Any:
 
 def approximated(name: str, method: str, seed: int, size: Size) -> Row:
     began = time.process_time()
+    # Pyro's guides would go on from the parameters of an earlier one of their name.
+    pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     draws = METHODS[method](name, seed, size)
     return moments(draws.samples[..., 0].double()) | {"seconds": time.process_time() - began}
