@@ -30,7 +30,7 @@ from benchmarks.common import (
     paired,
     with_error,
 )
-from benchmarks.decisions._guides import GUIDES, mean_ranks, network
+from benchmarks.decisions._guides import GUIDES, mean_of, mean_ranks, network, of_common_seeds, runs_of
 from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel, datasets
 from pyro_radial.decisions import (
     ContextualBandit,
@@ -80,28 +80,30 @@ TASKS = {
     **{f"wheel {delta:g}": Task(25.0, 0.3) for delta in (0.5, 0.9, 0.95, 0.99)},
 }
 #: The data sets of the width study.
-WIDTH_TASKS = ("mushroom", "wheel 0.95")
+WIDTH_TASKS = ("mushroom",)
 
 
 class Size(NamedTuple):
     """How long the bandits are, and how much is trained."""
 
-    horizon: int = 2000
+    horizon: int = 1000
     tasks: tuple[str, ...] = tuple(TASKS)
     methods: tuple[str, ...] = METHODS
     width: int = 100
     widths: tuple[int, ...] = WIDTHS
     width_tasks: tuple[str, ...] = WIDTH_TASKS
     refit_every: int = 20
-    steps: int = 200
+    steps: int = 40
     batch_size: int = 64
-    last: int = 500
+    #: The networks of the ensemble.
+    members: int = 3
+    last: int = 250
     compile: bool = True
 
 
 SIZES = {
     "default": Size(),
-    "small": Size(30, ("mushroom",), ("uniform", "linear", FUNCTIONAL), 5, (5,), ("mushroom",), 20, 2, 8, 10, False),
+    "small": Size(30, ("mushroom",), ("uniform", "linear", FUNCTIONAL), 5, (5,), ("mushroom",), 20, 2, 8, 2, 10, False),
 }
 
 
@@ -110,11 +112,16 @@ def run(
     *,
     form: Form = "default",
     data_dir: Path | None = None,
-    seeds: int = 5,
+    seeds: int = 4,
     workers: int = 2,
     threads: int = 1,
 ) -> None:
-    """Bandits of 2,000 decisions with a refit every 20, of 200 gradient steps; the table's seeds start at 10."""
+    """Bandits of 1,000 decisions with a refit every 20, of 40 gradient steps; the table's seeds start at 10.
+
+    Seed by seed over all methods, so that what is cut short is a table of fewer seeds, and more can be asked for later.
+    Cut to an hour of one core: decisions from 2,000, steps of a refit from 200, an ensemble from five networks, the
+    width study from a second data set.
+    """
     size = SIZES[form]
     results = Results(output, {"torch": torch.__version__, "threads": threads, **size._asdict()})
     cells = [(task, method, size.width) for task in size.tasks for method in size.methods]
@@ -179,7 +186,7 @@ def policy_of(method: str, width: int, bandit: ContextualBandit, task: Task, siz
         "neural-linear": partial(made, "point", NeuralLinear),
         "epsilon-greedy": partial(made, "point", EpsilonGreedy),
         "Gaussian process": lambda: GaussianProcessThompson(prior_of(task)),
-        "ensemble": lambda: EnsembleSampling([made("point") for _ in range(5)]),
+        "ensemble": lambda: EnsembleSampling([made("point") for _ in range(size.members)]),
         **{guide: partial(made, guide) for guide in ("mean field", "radial", "radial-directional")},
     }
     if method in makers:
@@ -218,7 +225,9 @@ def claims(results: Results) -> list[Claim]:
     ]
     narrow, wide = min(results.setting["widths"]), max(results.setting["widths"])
     for task in results.setting["width_tasks"]:
-        few, many = (results.values("relative", task=task, method=FUNCTIONAL, width=w) for w in (narrow, wide))
+        few, many = of_common_seeds(results, "relative", "width", (narrow, wide), task=task, method=FUNCTIONAL)
+        if not few:
+            continue
         difference = paired(many, few)
         found.append(
             Claim(
@@ -229,9 +238,9 @@ def claims(results: Results) -> list[Claim]:
                 not is_above(difference),
             )
         )
-    slowest = max(results.values("seconds", width=width_of(results)))
-    text = f"A bandit of {results.setting['horizon']:,} decisions takes less than 5 minutes"
-    return [*found, Claim(text, "", f"{slowest:.0f} s at most", str(len(ours)), slowest < 300.0)]
+    slowest = 1e3 * max(results.values("seconds", width=width_of(results))) / results.setting["horizon"]
+    text = "Bandits: a decision takes less than 150 ms, its part of the refits included, so 2,000 less than 5 minutes"
+    return [*found, Claim(text, "", f"{slowest:.0f} ms at most", str(len(ours)), slowest < 150.0)]
 
 
 def is_above(difference: list[float]) -> bool:
@@ -248,22 +257,22 @@ def report(results: Results) -> str:
     tables = {}
     for name in ("relative", "relative_simple"):
         tables[name] = [
-            [m, *(with_error(results.values(name, task=t, method=m, width=width), 1) for t in tasks)] for m in methods
+            [m, *(mean_of(results.values(name, task=t, method=m, width=width), 1) for t in tasks)] for m in methods
         ]
     for line in tables["relative"]:
         own = results.where(method=line[0], width=width)
-        line.append(with_error(ranks[line[0]], 2) if ranks.get(line[0]) else "")
-        line.append(f"{statistics.mean(row['steps_per_decision'] for row in own):.0f}")
-        line.append(f"{1e3 * statistics.mean(row['seconds'] for row in own) / setting['horizon']:.1f}")
+        line.append(mean_of(ranks.get(line[0], []), 2))
+        line.append(f"{statistics.mean(row['steps_per_decision'] for row in own):.1f}" if own else "")
+        line.append(f"{1e3 * statistics.mean(row['seconds'] for row in own) / setting['horizon']:.1f}" if own else "")
     widths = [
-        [m, t, *(with_error(results.values("relative", task=t, method=m, width=w), 1) for w in setting["widths"])]
+        [m, t, *(mean_of(results.values("relative", task=t, method=m, width=w), 1) for w in setting["widths"])]
         for t in setting["width_tasks"]
         for m in BY_WIDTH
         if m in methods
     ]
     return f"""### Contextual bandits
 
-{setting["horizon"]:,} decisions, {len(results.distinct("seed"))} runs, mean and standard error (`python -m \
+{setting["horizon"]:,} decisions, {runs_of(results)} runs, mean and standard error (`python -m \
 benchmarks.decisions.bandits`). All policies learn after each {setting["refit_every"]} decisions, networks of two \
 layers of {width} by {setting["steps"]} steps of Adam from where they were. Regret relative to choosing uniformly, 100:
 
@@ -290,8 +299,9 @@ def draw(results: Results) -> None:
     for ax, task in zip(axes, tasks, strict=False):
         for method in results.setting["methods"]:
             curves = torch.tensor(results.values("curve", task=task, method=method, width=width))
-            step = max(1, results.setting["horizon"] // 50)
-            ax.plot(torch.arange(curves.shape[1]) * step, curves.mean(0), label=method, linewidth=1.2)
+            if len(curves):
+                step = max(1, results.setting["horizon"] // 50)
+                ax.plot(torch.arange(curves.shape[1]) * step, curves.mean(0), label=method, linewidth=1.2)
         ax.set(title=task, xlabel="decisions")
         ax.spines[["top", "right"]].set_visible(False)
     for ax in axes[len(tasks) :]:

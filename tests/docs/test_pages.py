@@ -38,6 +38,9 @@ def kl_to_uniform(direction):
 # What a page promises in words.
 PROMISES = {
     "getting_started": lambda scope: scope["result"].history[-1]["nll"] < 0.5,
+    "decisions": lambda scope: (
+        scope["result"].relative_regret < 80 and scope["more"].x.tolist() == scope["found"].x.tolist()
+    ),
     "chains": lambda scope: scope["matrix"].average_accuracy > 0.9,
     "not_learning": lambda scope: (
         scope["diagnosis"].noise > scope["diagnosis"].signal

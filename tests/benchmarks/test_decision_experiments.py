@@ -1,0 +1,73 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Experiments on decisions that are cut short: their rows come seed by seed, and what there is is reported."""
+
+import json
+
+import pytest
+
+pytest.importorskip("botorch")
+
+from benchmarks.common import Results
+from benchmarks.decisions import bandits, optimization
+
+SUBJECTS = {"bandits": bandits, "optimization": optimization}
+
+
+def jobs_of(experiment, tmp_path, monkeypatch):
+    """The keys of all rows, in the order in which they are computed."""
+    found = []
+    monkeypatch.setattr(experiment, "compute_all", lambda results, jobs, *_: found.extend(job.keys for job in jobs))
+    experiment.run(tmp_path / "none.json")
+    return found
+
+
+def row_of(number, keys):
+    value = 1.0 + 0.1 * (number % 7)
+    names = ("relative", "relative_simple", "cumulative", "steps_per_decision", "seconds", "process_seconds")
+    own = dict.fromkeys((*names, "regret", "seconds_per_proposal", "steps_per_proposal"), value)
+    return {**keys, **own, "curve": [value, value / 2]}
+
+
+def results_of(experiment, rows, path):
+    setting = json.loads(json.dumps(experiment.SIZES["default"]._asdict()))
+    path.write_text(json.dumps({"setting": setting, "rows": rows}))
+    return Results(path)
+
+
+@pytest.mark.parametrize("experiment", SUBJECTS.values(), ids=SUBJECTS)
+def test_rows_come_seed_by_seed(experiment, tmp_path, monkeypatch):
+    jobs = jobs_of(experiment, tmp_path, monkeypatch)
+    seeds = [keys["seed"] for keys in jobs]
+    assert seeds == sorted(seeds)
+    cells = [{name: value for name, value in keys.items() if name != "seed"} for keys in jobs]
+    per_seed = len(cells) // len(set(seeds))
+    assert cells[:per_seed] == cells[-per_seed:]
+    assert all(cells.count(cell) == len(set(seeds)) for cell in cells)
+
+
+@pytest.mark.parametrize("experiment", SUBJECTS.values(), ids=SUBJECTS)
+def test_what_there_is_is_reported(experiment, tmp_path, monkeypatch):
+    jobs = jobs_of(experiment, tmp_path, monkeypatch)
+    rows = [row_of(number, keys) for number, keys in enumerate(jobs)]
+    per_seed = sum(keys["seed"] == jobs[0]["seed"] for keys in jobs)
+    for number, runs in ((1, " 1 "), (per_seed // 2, " 1 "), (per_seed, " 1 "), (per_seed + 3, " 1 to 2 ")):
+        results = results_of(experiment, rows[:number], tmp_path / f"{number}.json")
+        section = experiment.report(results)
+        assert f"{runs}{'runs' if experiment is bandits else 'seeds'}" in section
+        experiment.draw(results)
+        assert all(claim.seeds in ("0", "1", "2") for claim in experiment.claims(results))
+
+
+def test_only_seeds_that_both_have_are_compared(tmp_path, monkeypatch):
+    jobs = jobs_of(bandits, tmp_path, monkeypatch)
+    rows = [row_of(number, keys) for number, keys in enumerate(jobs)]
+    of_width = [row for row in rows if (row["task"], row["method"]) == (bandits.WIDTH_TASKS[0], bandits.FUNCTIONAL)]
+    narrow, wide = min(bandits.WIDTHS), max(bandits.WIDTHS)
+    kept = [row for row in of_width if row["width"] == narrow or row["seed"] == jobs[0]["seed"]]
+    results = results_of(bandits, kept, tmp_path / "some.json")
+    keys = {"task": bandits.WIDTH_TASKS[0], "method": bandits.FUNCTIONAL}
+    few, many = bandits.of_common_seeds(results, "relative", "width", (narrow, wide), **keys)
+    assert few == [next(row["relative"] for row in kept if row["width"] == narrow)]
+    assert many == [next(row["relative"] for row in kept if row["width"] == wide)]
