@@ -1,6 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+import gc
 from functools import partial
 
 import pyro
@@ -324,3 +325,30 @@ def test_on_cuda_a_compiled_step_waits_for_nothing_and_its_gradients_are_the_eag
         torch.cuda.set_sync_debug_mode("default")
     program = Program(model, guide, svi.loss, (x, y))
     assert compared(program, svi.captured)[1] <= 1e-5
+
+
+def test_a_guide_that_is_collected_meanwhile_is_not_missed():
+    model, guide = problem()
+    other = AutoMeanField(model)
+    SVI(model, other, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO()).step(X, Y)
+    # Pyro's store has its parameters until it is collected, which a cycle leaves to the collector.
+    other.itself = [other]
+    kept = [other]
+    runs = []
+
+    def watched(x, y=None):
+        runs.append(len(runs))
+        if len(runs) > 2:
+            kept.clear()
+        return model(x, y)
+
+    del other
+    threshold = gc.get_threshold()
+    try:
+        gc.set_threshold(1, 1, 1)
+        svi = recorded(watched, guide, ADAM, RadialELBO())
+        # A step that cannot be recorded warns.
+        svi.step(X, Y)
+    finally:
+        gc.set_threshold(*threshold)
+    assert not kept

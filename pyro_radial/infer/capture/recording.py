@@ -3,9 +3,10 @@
 
 """A Pyro program recorded as a graph, and whether it is still that program."""
 
+import gc
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import pyro
@@ -97,17 +98,31 @@ def record_program(call: Call, weight: float) -> Recording:
             scales = scales_of(call)
         recordings = []
         for seed in (0, 1):
-            with unchanged(*roots), seeded_elsewhere(seed):
+            with unchanged(*roots), seeded_elsewhere(seed), _garbage_kept():
                 recordings.append(_recorded(call, weight, scales))
     finally:
         if step is not None:
             loss.step = step
     (graph, found), (again, _) = recordings
     _check_alike(graph, again)
-    places = {id(slot.tensor): slot for slot in reversed(slots_of(*roots))}
+    with _garbage_kept():
+        places = {id(slot.tensor): slot for slot in reversed(slots_of(*roots))}
     named = [(name, places[id(value)]) for name, value in found.items()]
     structure = Structure((model, guide), (loss,), CHANGING)
     return Recording(graph, structure, device_of(guide, model), stored_parameters(), named)
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """No automatic collection: it would take the parameters of other guides out of Pyro's store as that is read."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _recorded(call: Call, weight: float, scales: Sequence[float]) -> tuple[Graph, dict[str, Tensor]]:
