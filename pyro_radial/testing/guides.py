@@ -64,6 +64,9 @@ def constrained_model() -> None:
 class GuideTests:
     """Inherit, define :meth:`make`, and let pytest collect the class."""
 
+    #: Whether the guide has ``quantiles``; not so with a family that defines none.
+    has_quantiles = True
+
     def make(self, model: Any, **kwargs: Any) -> Any:
         """The guide of a model; keyword arguments, such as ``create_plates``, are passed on."""
         raise NotImplementedError
@@ -279,6 +282,8 @@ class GuideTests:
         assert bool(torch.isfinite(torch.as_tensor(trace.log_prob_sum()).detach()))
 
     def test_quantiles_are_those_of_draws(self) -> None:
+        if not self.has_quantiles:
+            pytest.skip("the guide has no quantiles")
         x, y = self._data()
         guide = self.make(weights_model)
         guide(x, y)
@@ -293,6 +298,8 @@ class GuideTests:
                 assert bool(((share - level).abs() <= STANDARD_ERRORS * error).all())
 
     def test_quantiles_of_a_site_that_mixes_elements_are_refused_by_name(self) -> None:
+        if not self.has_quantiles:
+            pytest.skip("the guide has no quantiles")
         guide = self.make(constrained_model)
         guide()
         with pytest.raises(ValueError, match="mixture"):

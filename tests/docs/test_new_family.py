@@ -22,6 +22,8 @@ exec(examples(DOCS / "new_family.md")[0], vars(PAGE))
 
 
 class TestLaplaceGuide(GuideTests):
+    has_quantiles = False
+
     def make(self, model, **kwargs):
         return AutoRadial(model, init_stddev=0.1, families={".": PAGE.Laplace()}, **kwargs)
 
