@@ -10,13 +10,17 @@ it would be alone, in a small part of the time, since the arrays of one are far 
 from collections.abc import Sequence
 from typing import Any
 
+import pyro
 import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from pyro.nn import PyroParam
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel
+from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule, SupervisedModel
+from pyro_radial.distributions import HypersphericalUniform
+from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
 from pyro_radial.nn.likelihoods import Likelihood
 
 #: How many dimensions of a parameter are those of one network; the first one is that of the networks.
@@ -56,15 +60,53 @@ class StackedGaussian(Likelihood):
         return f
 
 
+class StackedNormals:
+    """A prior: each weight is normal with ``gain`` over the root of its layer's inputs, each bias with ``gain``."""
+
+    def __init__(self, gain: float) -> None:
+        self.gain = gain
+
+    def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
+        """The site of a parameter."""
+        scale = self.gain * (parameter.shape[-1] ** -0.5 if name.startswith("weight") else 1.0)
+        return pyro.sample(name, dist.Normal(0.0, scale).expand(parameter.shape).to_event(parameter.dim()))
+
+
+class StackedDirections(StackedNormals):
+    """The same, but for the first layer: a direction and a half-Cauchy radius a row, and one radius a network.
+
+    It is :class:`~pyro_radial.nn.priors.RadialDirectionalPrior` with rows, whose tensors have one such radius each.
+    """
+
+    def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
+        """The sites of a parameter; those of the first layer start at the network's own rows."""
+        if name != "weight1":
+            return super().sample_parameter(name, parameter)
+        norm = parameter.detach().norm(dim=-1)
+        typical = norm.log().mean(-1).exp()
+        first = {"initial_value": normalize(parameter.detach(), dim=-1)}
+        uniform = HypersphericalUniform(parameter.shape[-1]).expand(norm.shape).to_event(2)
+        directions = pyro.sample(f"{name}.direction", uniform, infer=first)
+        rows = _half_cauchy(f"{name}.local_radius", norm / typical[:, None])
+        networks = _half_cauchy(f"{name}.global_radius", typical)
+        return directions * rows[..., None] * networks[..., None, None]
+
+
+def _half_cauchy(name: str, first: Tensor) -> Tensor:
+    """Radii of scale one, from the two sites of their squares, which start at a value."""
+    values = (first.square() / (1.0 + first.square()), 1.0 + first.square())
+    factors = half_cauchy_factors(first.new_tensor(1.0))
+    gamma, inverse_gamma = (
+        pyro.sample(f"{name}_{kind}", factor.expand(first.shape).to_event(first.dim()), infer={"initial_value": value})
+        for kind, factor, value in zip(("gamma", "inverse_gamma"), factors, values, strict=True)
+    )
+    return half_cauchy_value(gamma, inverse_gamma)
+
+
 def stacked_model(
-    num_data: int, number: int, inputs: int, hidden: int, *, gain: float, noise: float
+    num_data: int, number: int, inputs: int, hidden: int, *, noise: float, prior: StackedNormals
 ) -> SupervisedModel:
-    """Each weight is normal with ``gain`` over the root of its layer's inputs, each bias with ``gain``."""
-
-    def prior(name: str, parameter: Tensor) -> Any:
-        scale = gain * (parameter.shape[-1] ** -0.5 if name.startswith("weight") else 1.0)
-        return dist.Normal(0.0, scale)
-
+    """Networks with a prior, and noise that starts there."""
     network = StackedNetworks(number, inputs, hidden)
     return SupervisedModel(BayesianModule(network, prior), StackedGaussian(num_data, number, noise))
 
@@ -77,6 +119,11 @@ def stacked_radial(model: SupervisedModel) -> AutoRadial:
 def stacked_mean_field(model: SupervisedModel) -> AutoMeanField:
     """An independent normal for each weight."""
     return AutoMeanField(model)
+
+
+def stacked_directional(model: SupervisedModel, init_mean_cosine: float) -> AutoRadialDirectional:
+    """A direction of its own concentration, and a radius, for each row of the first layer; normals elsewhere."""
+    return AutoRadialDirectional(model, shared_concentration=False, init_mean_cosine=init_mean_cosine)
 
 
 def side_by_side(parts: Sequence[Tensor]) -> Tensor:

@@ -10,10 +10,18 @@ import torch
 from torch import nn
 
 from benchmarks.guides import against_nuts, uci_nine
-from benchmarks.guides._stacked import side_by_side, stacked_mean_field, stacked_model, stacked_radial
+from benchmarks.guides._stacked import (
+    StackedDirections,
+    StackedNormals,
+    side_by_side,
+    stacked_directional,
+    stacked_mean_field,
+    stacked_model,
+    stacked_radial,
+)
 from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel
 from pyro_radial.nn import likelihoods
-from pyro_radial.nn.priors import FanIn
+from pyro_radial.nn.priors import FanIn, RadialDirectionalPrior
 
 NUMBER, INPUTS, HIDDEN, ROWS = 3, 4, 5, 7
 
@@ -28,7 +36,7 @@ def rows():
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return stacked_model(ROWS, NUMBER, INPUTS, HIDDEN, gain=3.0, noise=0.5)
+    return stacked_model(ROWS, NUMBER, INPUTS, HIDDEN, noise=0.5, prior=StackedNormals(3.0))
 
 
 def alone(guide, place):
@@ -95,6 +103,38 @@ def test_no_network_learns_from_the_rows_of_another(model, rows):
     for before, after in zip(*gradients, strict=True):
         torch.testing.assert_close(before[[0, 2]], after[[0, 2]])
         assert not torch.allclose(before[1], after[1])
+
+
+def test_directions_and_radii_of_the_stack_have_the_density_of_those_of_each_network_alone(rows):
+    x, y = rows
+    model = stacked_model(ROWS, NUMBER, INPUTS, HIDDEN, noise=0.5, prior=StackedDirections(3.0))
+    guide = stacked_directional(model, 0.99)
+    guide.setup(x, y)
+    torch.manual_seed(0)
+    drawn = guide(x, y)
+    # The nodes, since the density of the stack is not yet summed over the elements of a site.
+    trace = poutine.trace(poutine.condition(model, data=drawn)).get_trace(x, y)
+    trace.compute_log_prob()
+    names = [name for name in drawn if name.startswith("weight1")]
+    total = sum(trace.nodes[name]["log_prob_sum"] for name in names)
+    parts, outputs = [], []
+    for place in range(NUMBER):
+        net = nn.Sequential(nn.Linear(INPUTS, HIDDEN, bias=False))
+        own = BayesianModule(net, RadialDirectionalPrior("row"))
+        data = {name.replace("weight1", "0.weight"): drawn[name][place] for name in names}
+        alone = poutine.trace(poutine.condition(own, data=data)).get_trace(x[:, place])
+        parts.append(alone.log_prob_sum())
+        outputs.append(alone.nodes["_RETURN"]["value"])
+    torch.testing.assert_close(total, sum(parts))
+    site = "weight1.local_radius_gamma"
+    assert guide.posterior()[site].event_shape == (NUMBER, HIDDEN)
+    weights = drawn["weight1.direction"] * _radii(drawn, "local")[..., None] * _radii(drawn, "global")[:, None, None]
+    torch.testing.assert_close(torch.stack(outputs, 1), torch.einsum("nki,khi->nkh", x, weights))
+
+
+def _radii(drawn, kind):
+    gamma, inverse_gamma = (drawn[f"weight1.{kind}_radius_{name}"] for name in ("gamma", "inverse_gamma"))
+    return (gamma * inverse_gamma).sqrt()
 
 
 def test_the_rate_of_the_last_steps_falls_and_the_loss_is_looked_at_there():
