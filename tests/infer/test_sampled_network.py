@@ -365,8 +365,9 @@ def test_eight_threads_get_the_answers_of_one(kind):
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(run, range(8)))
     for (calls, prediction), values in zip(results, expected, strict=True):
-        assert all(torch.equal(found, values) for found in calls)
-        assert torch.equal(prediction.samples, values)
+        # To rounding, which on some processors depends on the thread; the inputs of threads differ by far more.
+        assert all(torch.allclose(found, values, rtol=1e-5, atol=1e-6) for found in calls)
+        assert torch.allclose(prediction.samples, values, rtol=1e-5, atol=1e-6)
     assert torch.backends.mha.get_fastpath_enabled() == fastpath
     assert served.batching == ("loop" if kind == "recurrent" else "vmap")
 

@@ -37,6 +37,8 @@ class Directional(Family):
 
     def __init__(self, init_mean_cosine: float = 0.9, shared_concentration: bool = True) -> None:
         self.init_mean_cosine = proper_fraction("init_mean_cosine", init_mean_cosine)
+        if not isinstance(shared_concentration, bool):
+            raise ValueError(f"shared_concentration must be True or False, got {shared_concentration!r}")
         self.shared_concentration = shared_concentration
 
     def concentration_at(self, mean_cosine: Any, size: int) -> Any:
