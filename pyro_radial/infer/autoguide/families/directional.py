@@ -29,7 +29,7 @@ class Directional(Family):
 
     :param float init_mean_cosine: E[mu . x] of every direction at the start, between 0 and 1.
     :param bool shared_concentration: one concentration for a site, or one for each of its directions.
-    :raises ValueError: for a cosine out of its range.
+    :raises ValueError: for a cosine out of its range, or a shared_concentration that is neither True nor False.
     """
 
     #: The class of the distribution of each direction.
