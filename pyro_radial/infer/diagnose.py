@@ -19,6 +19,7 @@ from pyro_radial.infer.data import Rows, device_of, dtype_of, evaluating, move, 
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.functional_elbo import FunctionalELBO
 from pyro_radial.infer.loss_terms import LossTerms
+from pyro_radial.infer.prior_width import share_wider_than
 from pyro_radial.infer.process_comparison import ProcessComparison, compare_with_process
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.nn.likelihood import FUNCTION_SITE
@@ -30,6 +31,9 @@ __all__ = ["UNMOVED", "Diagnosis", "diagnose"]
 UNMOVED = 0.01
 # How many times the other a term must be to dominate.
 DOMINATES = 2.0
+# In mean field the accuracy of a small perceptron fell as scales grew to this share of the prior's standard deviation
+# (benchmarks/guides/gradients_in_training.py).
+WIDE = 0.5
 # Of the function, to compare its standard deviation.
 NUM_DRAWS = 256
 
@@ -142,6 +146,7 @@ def diagnose(
             function_site = loss.function_site
             comparison = _comparison(model, guide, loss, (x, y), new_inputs)
         signal, noise = _spreads(model, guide, x, max(2, num_particles), function_site)
+        wide = share_wider_than(WIDE, model, guide, x) if isinstance(guide, AutoPerSite) and loss is None else None
     terms = elbo.terms
     sampled = list(terms.sampled_kl)
     changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
@@ -151,6 +156,7 @@ def diagnose(
         # What follows from a KL of weights does not from a divergence of functions.
         *(_on_terms(terms, follows_inputs) if comparison is None else comparison.findings),
         *_on_scales(unmoved, changes),
+        *_on_width(wide),
         *_on_function(signal, noise),
         *_on_sampling(sampled),
     ]
@@ -223,6 +229,17 @@ def _on_scales(unmoved: list[str], changes: dict[str, float]) -> list[str]:
     return [
         f"{which} moved from the start, so the uncertainty is the initial one and tells nothing. Before training that "
         "is as it should be; after it, train longer or with a larger learning rate."
+    ]
+
+
+def _on_width(share: float | None) -> list[str]:
+    if share is None or share <= 0.5:
+        return []
+    return [
+        f"The posteriors of {share:.0%} of the weights are half as wide as their priors or wider, so the data tell "
+        "little of them. If predictions have become worse in the course of training: stop at the best epoch "
+        "(fit(..., validation=...)), give scales a smaller rate, or take a narrower prior or a tempered "
+        "RadialELBO(kl_weight=0.1)."
     ]
 
 

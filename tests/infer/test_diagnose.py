@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Adam
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, diagnose, fit
+from pyro_radial.infer.prior_width import share_wider_than
 from pyro_radial.nn import likelihoods, priors
 
 ROWS = 40
@@ -82,6 +83,31 @@ def test_the_scales_that_stayed_are_named():
     diagnosis = diagnose(model, guide, DATA)
     assert diagnosis.unmoved_scales == ["0.weight", "2.weight"]
     assert says(diagnosis, "The scales of 0.weight, 2.weight have not moved")
+
+
+@pytest.mark.parametrize("guide", [AutoRadial, AutoMeanField])
+@pytest.mark.parametrize(("stddev", "found"), [(0.99, False), (1.01, True)])
+def test_posteriors_half_as_wide_as_their_priors_are_found(guide, stddev, found):
+    pair = problem(prior=dist.Normal(0.0, 2.0), guide=guide, init_stddev=stddev)
+    assert says(diagnose(*pair, DATA), "as wide as their priors") is found
+
+
+def test_the_share_of_wide_posteriors_is_that_of_weights_not_of_sites():
+    """The biases' prior is narrow: 20 of the first layer and one of the last."""
+
+    def prior(name, parameter):
+        return dist.Normal(0.0, 0.1 if "bias" in name else 10.0)
+
+    model, guide = problem(prior=prior, guide=AutoMeanField, init_stddev=0.1)
+    guide.setup(X)
+    assert share_wider_than(0.5, model, guide, X) == 21 / 61
+    assert share_wider_than(0.001, model, guide, X) == 1.0
+
+
+def test_a_prior_without_a_standard_deviation_has_no_share():
+    model, guide = problem(prior=dist.Cauchy(0.0, 1.0), guide=AutoMeanField)
+    guide.setup(X)
+    assert share_wider_than(0.5, model, guide, X) is None
 
 
 def test_a_guide_without_scales_of_ours_is_not_said_to_have_unmoved_ones():
