@@ -28,7 +28,9 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
 html_theme = "furo"
-html_theme_options = {"navigation_with_keys": True}
+html_theme_options = {"navigation_with_keys": True, "light_css_variables": {"code-font-size": "76%"}}
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 # Prompts and outputs of doctests are not copied.
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True

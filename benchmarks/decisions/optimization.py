@@ -40,7 +40,7 @@ from pyro_radial.nn import likelihoods
 __all__ = ["claims", "draw", "report", "run"]
 
 #: What running it needs; without results the page says so.
-NEEDS = "some hours of two cores"
+NEEDS = "an hour of two cores"
 
 OURS, WEIGHTS, GP, CHANCE = "functional radial", "mean field", "Gaussian process", "random"
 SURROGATES = (OURS, "functional mean field", "radial", WEIGHTS, "random features", GP)
