@@ -122,9 +122,9 @@ def run(
     """Bandits of 1,000 decisions with a refit every 20, of 40 gradient steps; the table's seeds start at 10.
 
     The noise of 0.3, in units of the reward scale, was compared with 1 and a learned one on mushroom with seed 0, of
-    radial and mean field. Seed by seed over all methods, so that what is cut short is a table of fewer seeds, and more can be asked for later.
-    Cut to an hour of one core: decisions from 2,000, steps of a refit from 200, an ensemble from five networks, the
-    width study from a second data set.
+    radial and mean field. Seed by seed over all methods, so that what is cut short is a table of fewer seeds, and more
+    can be asked for later. Cut to an hour of two cores: decisions from 2,000, steps of a refit from 200, an ensemble
+    from five networks, the width study from a second data set.
     """
     size = SIZES[form]
     results = Results(output, {"torch": torch.__version__, "threads": threads, **size._asdict()})

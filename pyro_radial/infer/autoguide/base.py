@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
+import pyro.poutine as poutine
 import torch
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import InitMessenger
@@ -26,6 +27,7 @@ from pyro_radial.infer.autoguide.families import Families, Family, Site, choose_
 from pyro_radial.infer.autoguide.families.setup import as_one_number, as_site, initial_values
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.infer.autoguide.places import places
+from pyro_radial.infer.data import keeping_buffers
 from pyro_radial.nn.likelihood import is_target
 from pyro_radial.poutine import one_at_a_time
 from pyro_radial.poutine.local_noise import noise_asked_for, noise_offered
@@ -105,6 +107,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     def setup(self, *args: Any, **kwargs: Any) -> None:
         """Make the parameters now, by running the model once on these arguments; nothing where they exist.
 
+        Buffers of the model, such as the running statistics of batch norm, stay as they are.
+
         After this an optimizer, ``load_state_dict`` and ``DistributedDataParallel`` can take the guide.
         """
         if self.prototype_trace is not None:
@@ -118,7 +122,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             raise
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        super()._setup_prototype(*args, **kwargs)
+        # A network in train mode, trained before, keeps the statistics that it has.
+        with keeping_buffers(poutine.unwrap(self.model)):
+            super()._setup_prototype(*args, **kwargs)
         sites = dict(self._latent_sites())
         if not sites:
             raise ValueError(

@@ -28,6 +28,21 @@ class NegativeExponential(dist.Exponential):
         return super().log_prob(-value)
 
 
+def test_setup_keeps_the_running_statistics_of_a_trained_network():
+    """A second guide made for a trained model, as post-hoc scales are, must not see two rows as its statistics."""
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(6))
+    AutoRadial(model)(X, torch.zeros(6, 1))
+    model(10 + X, torch.zeros(6, 1))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    assert sum(name.endswith("num_batches_tracked") and int(b) == 1 for name, b in before.items()) == 1
+    AutoMeanField(model).setup(X[:2], torch.zeros(2, 1))
+    after = dict(model.named_buffers())
+    assert all(torch.equal(after[name], buffer) for name, buffer in before.items())
+    model(X, torch.zeros(6, 1))
+    assert not all(torch.equal(b, before[name]) for name, b in model.named_buffers())
+
+
 def test_an_init_that_is_not_finite_names_the_site():
     def model():
         pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
