@@ -61,8 +61,8 @@ METHODS = (
     *("mean field", "radial", "radial-directional", "functional mean field", FUNCTIONAL),
 )
 WIDTHS = (50, 500)
-#: Where functional posteriors start: of 0.01, 0.1 and 0.3 the best on mushroom with seed 0. At 0.01 the few steps between
-#: decisions widen them too late to explore.
+#: Where functional posteriors start: of 0.01, 0.1 and 0.3 the best on mushroom with seed 0. At 0.01 the few steps
+#: between decisions widen them too late to explore.
 FUNCTIONAL_STDDEV = 0.1
 #: The methods of the width study.
 BY_WIDTH = ("mean field", "radial", FUNCTIONAL)
