@@ -333,9 +333,10 @@ def reaches(values: Sequence[float], published: float) -> bool:
 
 
 def is_below(difference: Sequence[float]) -> bool:
-    """Whether the mean is below zero by more than two of its standard errors."""
-    error = statistics.stdev(difference) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
-    return statistics.mean(difference) < -2 * error
+    """Whether the mean is below zero by more than two of its standard errors, which one number alone has none of."""
+    if len(difference) < 2:
+        return False
+    return statistics.mean(difference) < -2 * statistics.stdev(difference) / len(difference) ** 0.5
 
 
 def paired(ours: Iterable[float], theirs: Iterable[float]) -> list[float]:

@@ -270,7 +270,7 @@ def compared(
 ) -> Claim:
     """That our results are better than theirs, of the same seeds, by more than two standard errors.
 
-    One of each has no standard error: it is better or not, and the claim says that it is one.
+    One of each has no standard error, so that nothing holds by it; the claim says that it is one.
     """
     difference = paired(ours, theirs)
     text = f"{text}, one of each" if len(difference) == 1 else text
