@@ -4,7 +4,7 @@
 """Priors on functions instead of weights, how far functions are from them, and where to compare."""
 
 from pyro_radial.functional.adversarial import AdversarialPoints
-from pyro_radial.functional.contexts import Concatenated, FromData, FromSampler, UniformBox
+from pyro_radial.functional.contexts import BetweenRows, Concatenated, FromData, FromSampler, UniformBox
 from pyro_radial.functional.divergences import (
     DivergenceEstimate,
     GaussianKL,
@@ -29,6 +29,7 @@ from pyro_radial.functional.scores import GaussianMoments, SpectralStein, Stein
 __all__ = [
     "AdversarialPoints",
     "BNNPrior",
+    "BetweenRows",
     "Concatenated",
     "DivergenceEstimate",
     "FromData",

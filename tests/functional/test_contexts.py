@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from pyro_radial.functional import Concatenated, FromData, FromSampler, UniformBox
+from pyro_radial.functional import BetweenRows, Concatenated, FromData, FromSampler, UniformBox
 
 
 def test_points_are_uniform_in_the_box():
@@ -64,6 +64,20 @@ def test_rows_of_data_are_drawn_without_repeats_and_each_as_often():
     assert float((counts - 1200).abs().max()) < 5 * math.sqrt(3000 * 0.4 * 0.6)
 
 
+def test_points_between_rows_are_uniform_on_the_lines_between_any_two():
+    """Rows that are the corners of a simplex, where a point names its two."""
+    torch.manual_seed(0)
+    points = BetweenRows(torch.eye(5), num_points=4000)(torch.zeros(2, 5))
+    assert torch.equal((points > 0).sum(1), torch.full((4000,), 2))
+    torch.testing.assert_close(points.sum(1), torch.ones(4000))
+    pairs = (points > 0).long() @ 2 ** torch.arange(5)
+    counts = torch.unique(pairs, return_counts=True)[1]
+    assert len(counts) == 10
+    assert stats.chisquare(counts.numpy()).pvalue > 1e-3
+    shares = points[points[:, 0] > 0, 0]
+    assert stats.kstest(shares.numpy(), "uniform").pvalue > 1e-3
+
+
 def test_concatenated_contexts_give_their_points_in_order():
     first, second = FromSampler(torch.ones, 2), FromSampler(torch.zeros, 3)
     first.function, second.function = (lambda n: torch.ones(n, 1)), (lambda n: torch.zeros(n, 1))
@@ -92,6 +106,7 @@ def test_contexts_show_what_they_are():
     assert repr(box) == "UniformBox(low=0.0, high=[1.0, 2.0], num_points=3)"
     assert repr(UniformBox.around(torch.rand(5, 28, 28), 2)).startswith("UniformBox(low=<[28, 28]>")
     assert repr(FromData(torch.zeros(9, 2), 3)) == "FromData([9, 2], num_points=3)"
+    assert repr(BetweenRows(torch.rand(9, 2), 3)) == "BetweenRows([9, 2], num_points=3)"
     assert repr(FromSampler(torch.rand, 3)) == "FromSampler(rand, num_points=3)"
     assert repr(Concatenated([box])) == f"Concatenated([{box}])"
 
@@ -110,6 +125,8 @@ def test_contexts_show_what_they_are():
         (lambda: UniformBox.around(torch.zeros(3, 2), 3, margin=-0.1), "margin"),
         (lambda: FromData(torch.zeros(3, 2), 4), "num_points must be at most the 3 rows of points, got 4"),
         (lambda: FromData(torch.zeros(3, 2, dtype=torch.uint8), 2), "points"),
+        (lambda: BetweenRows(torch.zeros(1, 2), 3), "points must have at least 2 rows to be between, got 1"),
+        (lambda: BetweenRows(torch.zeros(3, 2), 0), "num_points"),
         (lambda: FromSampler(3, 2), "function"),
         (lambda: Concatenated([]), "contexts"),
         (lambda: Concatenated([3]), "contexts"),
@@ -126,6 +143,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name(make, words):
         (UniformBox([0.0, 0.0], [1.0, 1.0], 3), r"low must have the shape .* \[3\], got \[2\]"),
         (UniformBox(0.0, [1.0, 1.0], 3), r"high must have the shape .* \[3\], got \[2\]"),
         (FromData(torch.zeros(9, 2), 3), r"points must give points of the shape .* \[3\], got \[2\]"),
+        (BetweenRows(torch.zeros(9, 2), 3), r"points must give points of the shape .* \[3\], got \[2\]"),
         (FromSampler(lambda n: torch.zeros(n, 2), 3), r"function must give points of the shape .* \[3\], got \[2\]"),
         (FromSampler(lambda n: torch.zeros(n + 1, 3), 3), "function must return a tensor of 3 points"),
         (FromSampler(lambda n: [0.0] * n, 3), "function must return a tensor"),
@@ -138,7 +156,7 @@ def test_points_of_another_width_than_the_batch_are_refused_by_name(context, wor
 
 @pytest.mark.parametrize("x", [torch.zeros(5), torch.zeros(5, 2, dtype=torch.long)])
 def test_a_batch_that_is_none_is_refused_by_name(x):
-    for context in (UniformBox(0.0, 1.0, 3), FromData(torch.zeros(9, 2), 3)):
+    for context in (UniformBox(0.0, 1.0, 3), FromData(torch.zeros(9, 2), 3), BetweenRows(torch.zeros(9, 2), 3)):
         with pytest.raises(ValueError, match="x must be a batch"):
             context(x)
 
@@ -146,5 +164,5 @@ def test_a_batch_that_is_none_is_refused_by_name(x):
 @pytest.mark.cuda
 def test_on_cuda_points_are_where_the_batch_is():
     x = torch.zeros(5, 2, device="cuda")
-    for context in (UniformBox(0.0, 1.0, 3), FromData(torch.zeros(9, 2), 3)):
+    for context in (UniformBox(0.0, 1.0, 3), FromData(torch.zeros(9, 2), 3), BetweenRows(torch.zeros(9, 2), 3)):
         assert context(x).is_cuda
