@@ -66,6 +66,7 @@ def cells(size: Size) -> dict[str, Cell]:
         "nothing": Cell([local]),
         WEIGHTS: Cell([weights], methods=(*METHODS, EXACT), most_seeds=FEW),
         "nothing, exact form": Cell([local], methods=[EXACT], most_seeds=FEW),
+        "nothing, exact form, scales anew": Cell([replace(local, reset_scales=True)], methods=[EXACT], most_seeds=FEW),
         "functions, exact form": Cell([chain], functions(10.0), [EXACT], FEW),
         "labels": Cell([local], [Keeping("labels", size.coreset)], most_seeds=FEW),
         "functions alone": Cell([alone], functions(20.0), most_seeds=FEW),
