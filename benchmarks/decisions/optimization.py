@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from botorch.test_functions import Branin, Hartmann
 from matplotlib.figure import Figure
+from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.optim import Adam
 
@@ -156,7 +157,7 @@ def problem_of(name: str, seed: int, knots: int) -> Problem:
 
 @cache
 def drawn(name: str, seed: int, knots: int) -> Problem:
-    """A function through a draw of a Gaussian process at random points, and its largest value at many others."""
+    """A function through a draw of a Gaussian process at random points, and its largest value in the cube."""
     kernel = KERNELS[name]
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(knots, NUM_INPUTS, generator=generator, dtype=torch.double)
@@ -168,8 +169,22 @@ def drawn(name: str, seed: int, knots: int) -> Problem:
         return (kernel(point.reshape(-1, NUM_INPUTS), x) @ weights).squeeze()
 
     others = torch.rand(20 * knots, NUM_INPUTS, generator=generator, dtype=torch.double)
-    maximum = max(float(f.max()), *(float(objective(part).max()) for part in others.split(1000)))
+    maximum = highest(objective, torch.cat([x, others]))
     return Problem(objective, [[0.0] * NUM_INPUTS, [1.0] * NUM_INPUTS], maximum, kernel, False)
+
+
+def highest(objective: Callable[[Tensor], Tensor], points: Tensor, starts: int = 20) -> float:
+    """The largest value in the unit cube, which may be in a corner: up from the best points, by L-BFGS."""
+    values = torch.cat([objective(part) for part in points.split(1000)])
+
+    def descent(point: Any) -> tuple[float, Any]:
+        x = torch.tensor(point, requires_grad=True)
+        value = -objective(x)
+        return float(value.detach()), torch.autograd.grad(value, x)[0].numpy()
+
+    best = points[values.topk(starts).indices].numpy()
+    ends = [minimize(descent, start, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * NUM_INPUTS) for start in best]
+    return max(float(values.max()), *(-float(end.fun) for end in ends))
 
 
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:
@@ -322,7 +337,7 @@ def draw(results: Results) -> None:
                 if curves:
                     color = f"C{[CHANCE, *setting['surrogates']].index(method)}"
                     label = method if acquisition == "none" else f"{method}, {acquisition}"
-                    ax.semilogy(torch.tensor(curves).median(0).values.clamp_min(1e-6), style, color=color, label=label)
+                    ax.semilogy(torch.tensor(curves).median(0).values.clamp_min(1e-3), style, color=color, label=label)
         ax.set(title=problem, xlabel="evaluations")
         ax.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("simple regret")
