@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -32,7 +31,6 @@ __all__ = [
     "device_of",
     "dtype_of",
     "evaluating",
-    "keeping_buffers",
     "move",
     "num_rows",
     "take",
@@ -267,19 +265,6 @@ def dtype_of(*modules: Any) -> torch.dtype:
         if isinstance(module, BayesianModule):
             return module.dtype
     return torch.get_default_dtype()
-
-
-@contextmanager
-def keeping_buffers(*modules: Any) -> Iterator[None]:
-    """Buffers, such as the running statistics of batch norm, as they were before, whatever is run meanwhile."""
-    owned = [(module, name, b) for module in submodules(*modules) for name, b in module.named_buffers(recurse=False)]
-    kept = [(module, name, b, b.clone()) for module, name, b in owned if not is_lazy(b)]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, value in kept:
-                setattr(module, name, buffer.copy_(value))
 
 
 @contextmanager

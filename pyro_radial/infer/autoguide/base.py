@@ -27,7 +27,7 @@ from pyro_radial.infer.autoguide.families import Families, Family, Site, choose_
 from pyro_radial.infer.autoguide.families.setup import as_one_number, as_site, initial_values
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.infer.autoguide.places import places
-from pyro_radial.infer.data import keeping_buffers
+from pyro_radial.nn.buffers import keeping_buffers
 from pyro_radial.nn.likelihood import is_target
 from pyro_radial.poutine import one_at_a_time
 from pyro_radial.poutine.local_noise import noise_asked_for, noise_offered
