@@ -104,6 +104,24 @@ def test_the_share_of_wide_posteriors_is_that_of_weights_not_of_sites():
     assert share_wider_than(0.001, model, guide, X) == 1.0
 
 
+def test_the_share_is_of_the_rows_of_a_plate_that_are_drawn():
+    """The guide holds all rows, and the model has the prior of a subsample."""
+
+    def model(x, y=None):
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("data", ROWS, subsample_size=8) as rows:
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, scale), obs=None if y is None else y[rows])
+
+    def plates(x, y=None):
+        return pyro.plate("data", ROWS, subsample_size=8)
+
+    guide = AutoMeanField(model, init_stddev=0.9, create_plates=plates)
+    diagnosis = diagnose(model, guide, (X, DATA[1][:, 0]))
+    assert diagnosis.num_rows == ROWS
+    assert share_wider_than(1e-6, model, guide, X) == 1.0
+
+
 def test_a_prior_without_a_standard_deviation_has_no_share():
     model, guide = problem(prior=dist.Cauchy(0.0, 1.0), guide=AutoMeanField)
     guide.setup(X)
