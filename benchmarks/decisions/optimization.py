@@ -236,9 +236,8 @@ def surrogate_of(method: str, width: int, problem: Problem, size: Size) -> Surro
         "optim": partial(Adam, lr=size.learning_rate),
         "compile": size.compile,
     }
-    start = {}
+    start = {"init_stddev": FUNCTIONAL_STDDEV} if functional else {}
     if functional:
-        start = {"init_stddev": FUNCTIONAL_STDDEV}
         prior, box = GaussianProcess(problem.kernel), UniformBox(0.0, 1.0, size.points)
         options["loss"] = FunctionalELBO(
             prior,
