@@ -37,6 +37,35 @@ class CovarianceBlock(NamedTuple):
         rows = jacobian.unflatten(-1, self.covariance.shape[:-1]).unsqueeze(-2)
         return (rows @ self.covariance).flatten(-self.covariance.dim())
 
+    def between(self, jacobian: Tensor) -> Tensor:
+        """The covariances between rows ``[..., N, P]``, in float64."""
+        jacobian, wide = jacobian.double(), self._replace(covariance=self.covariance.double())
+        if self.is_full:
+            return wide.times(jacobian) @ jacobian.mT
+        found: Tensor = _Gram.apply(jacobian, wide.covariance.flatten())
+        return found
+
+
+class _Gram(torch.autograd.Function):
+    r"""Rows J and variances v to :math:`J\,diag(v) J^T`, with one product in the gradient, since it is symmetric."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(jacobian: Tensor, variance: Tensor) -> Tensor:
+        return (jacobian * variance) @ jacobian.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        jacobian, variance = ctx.saved_tensors
+        product = (gradient + gradient.mT) @ jacobian
+        by_row = (product * jacobian).flatten(0, -2).sum(0)
+        return product * variance, 0.5 * by_row
+
 
 class Structure(NamedTuple):
     """What a function depends on, and how."""
@@ -107,9 +136,7 @@ class Linearization:
         chunks = [_by_block(blocks, chunk) for chunk in self._jacobians(x)]
         total: Any = 0.0
         for block, parts in zip(blocks, zip(*chunks, strict=True), strict=True):
-            jacobian = torch.cat(parts).transpose(0, 1).double()
-            wide = block._replace(covariance=block.covariance.double())
-            total = total + wide.times(jacobian) @ jacobian.mT
+            total = total + block.between(torch.cat(parts).transpose(0, 1))
         return self.function(self.mean, x).double(), total
 
     def structure(self, x: Tensor) -> Structure:

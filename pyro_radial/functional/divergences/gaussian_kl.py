@@ -10,7 +10,13 @@ from torch import Tensor
 from pyro_radial._checks import positive_count
 from pyro_radial.functional.checks import check_values
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate
-from pyro_radial.functional.divergences.moments import Moments, known_moments, normal_kl, sampled_moments
+from pyro_radial.functional.divergences.moments import (
+    Moments,
+    check_enough_of_prior,
+    moments_of_prior,
+    normal_kl,
+    sampled_moments,
+)
 from pyro_radial.functional.gaussian import cholesky
 from pyro_radial.functional.priors.function_prior import FunctionPrior
 
@@ -66,17 +72,10 @@ class GaussianKL:
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """The divergence, as a surrogate and a value."""
         check_values(f, x)
-        q, p = sampled_moments("f", f, self.factorize), self._prior_moments(f, x, prior)
+        q = sampled_moments("f", f, self.factorize)
+        p = moments_of_prior(prior, x, f.shape[-1], self.factorize, self.num_prior_samples)
         divergence = self._kl(q, p, len(x)).sum().to(f.dtype)
         return DivergenceEstimate(divergence, divergence.detach())
-
-    def _prior_moments(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> Moments:
-        try:
-            mean, covariance = prior.moments(x, f.shape[-1])
-        except NotImplementedError:
-            draws = prior.sample(x, self.num_prior_samples, f.shape[-1])
-            return sampled_moments("num_prior_samples", draws, self.factorize)
-        return known_moments(mean, covariance, self.factorize)
 
     def _kl(self, q: Moments, p: Moments, num_points: int) -> Tensor:
         """The divergence of each block."""
@@ -85,8 +84,7 @@ class GaussianKL:
                 f"f must be at least {q.dim + 1} draws, one more than the {q.dim} values that are compared jointly, "
                 f"got {q.num_samples}; RegularizedKL needs no more than two"
             )
-        if p.num_samples is not None and p.num_samples < p.dim + 3:
-            raise ValueError(f"num_prior_samples must be at least {p.dim + 3} for {p.dim} values, got {p.num_samples}")
+        check_enough_of_prior(p)
         factor = torch.linalg.cholesky_ex(q.covariance).L
         if is_validation_enabled():
             _check_not_singular(q.covariance, factor)

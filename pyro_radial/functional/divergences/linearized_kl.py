@@ -5,10 +5,10 @@
 
 from torch import Tensor
 
-from pyro_radial._checks import positive_float
+from pyro_radial._checks import positive_count, positive_float
 from pyro_radial.functional.checks import check_points
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate, Process, ProcessDivergence
-from pyro_radial.functional.divergences.moments import known_moments, normal_kl
+from pyro_radial.functional.divergences.moments import check_enough_of_prior, known_moments, moments_of_prior, normal_kl
 from pyro_radial.functional.gaussian import JITTER, cholesky, with_diagonal
 from pyro_radial.functional.priors.function_prior import FunctionPrior
 
@@ -28,7 +28,10 @@ class LinearizedKL(ProcessDivergence):
     number of points, and exact for a model that is linear in its weights. Of another model it is that of the linearized
     one, whose functions are not those that are drawn: good where the weights' standard deviations are small.
 
-    The prior must be Gaussian; its ``noise`` counts for both. The Jacobian is held at all points: N O numbers for each
+    A prior that is not Gaussian is taken by the moments of draws of it, corrected for their number as in
+    :class:`~pyro_radial.functional.GaussianKL`: the process is compared with the normal distribution nearest to the
+    prior, which knows how far and how smoothly the prior's functions vary, and nothing of their form. A prior's
+    ``noise`` counts for both. The Jacobian is held at all points: N O numbers for each
     weight. A network with fewer weights than there are points has a singular covariance there, and its divergence is
     infinite without noise: then take :math:`\gamma`, or a prior with ``noise``.
 
@@ -37,7 +40,8 @@ class LinearizedKL(ProcessDivergence):
     Bayesian Neural Networks via Regularized KL-Divergence" (arXiv 2406.04317), section 4, for the noise.
 
     :param float gamma: the variance of the noise, per point, in squared units of the function values; zero for none.
-    :raises ValueError: naming the argument that does not fit; when called, for a prior that is not Gaussian, and for a
+    :param int num_prior_samples: draws of a prior that is not Gaussian, more than the number of points and two.
+    :raises ValueError: naming the argument that does not fit; when called, for too few draws of a prior, and for a
         covariance without a Cholesky factor.
 
     Example::
@@ -52,20 +56,19 @@ class LinearizedKL(ProcessDivergence):
         True
     """
 
-    def __init__(self, gamma: float = 0.0) -> None:
+    def __init__(self, gamma: float = 0.0, num_prior_samples: int = 1000) -> None:
         self.gamma = 0.0 if gamma == 0 else positive_float("gamma", gamma)
+        self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """The divergence, as a surrogate and a value in the dtype of the points."""
         check_points(x)
         mean, covariance = process.moments(x)
-        try:
-            prior_moments = prior.moments(x, mean.shape[-1])
-        except NotImplementedError as error:
-            raise ValueError(f"prior must be Gaussian for LinearizedKL: {error}; GaussianKL takes draws") from error
         noise = self.gamma * len(x)
         q = known_moments(mean, with_diagonal(covariance, noise + prior.noise**2), factorize=True)
-        p = known_moments(prior_moments[0], with_diagonal(prior_moments[1], noise), factorize=True)
+        p = moments_of_prior(prior, x, mean.shape[-1], True, self.num_prior_samples)
+        check_enough_of_prior(p)
+        factor_p = cholesky(with_diagonal(p.covariance, noise), JITTER)
         try:
             factor = cholesky(q.covariance, JITTER)
         except ValueError as error:
@@ -73,5 +76,5 @@ class LinearizedKL(ProcessDivergence):
                 f"the process must have a covariance with a Cholesky factor at {len(x)} points, got none: give "
                 "LinearizedKL a gamma, or the prior noise"
             ) from error
-        divergence = normal_kl(q, factor, p, cholesky(p.covariance, JITTER)).sum().to(x.dtype)
+        divergence = normal_kl(q, factor, p, factor_p).sum().to(x.dtype)
         return DivergenceEstimate(divergence, divergence.detach())

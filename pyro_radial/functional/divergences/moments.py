@@ -9,7 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Moments", "known_moments", "normal_kl", "sampled_moments"]
+from pyro_radial.functional.priors.function_prior import FunctionPrior
+
+__all__ = ["Moments", "check_enough_of_prior", "known_moments", "moments_of_prior", "normal_kl", "sampled_moments"]
 
 
 class Moments(NamedTuple):
@@ -53,6 +55,25 @@ def known_moments(mean: Tensor, covariance: Tensor, factorize: bool) -> Moments:
     if factorize:
         return Moments(mean.mT, covariance, None)
     return Moments(mean.mT.reshape(1, -1), torch.block_diag(*covariance).unsqueeze(0), None)
+
+
+def moments_of_prior(
+    prior: FunctionPrior, x: Tensor, num_outputs: int, factorize: bool, num_prior_samples: int
+) -> Moments:
+    """Those of a prior that is Gaussian, or of so many draws of another.
+
+    :param bool factorize: as of :func:`sampled_moments`.
+    """
+    try:
+        return known_moments(*prior.moments(x, num_outputs), factorize)
+    except NotImplementedError:
+        return sampled_moments("num_prior_samples", prior.sample(x, num_prior_samples, num_outputs), factorize)
+
+
+def check_enough_of_prior(p: Moments) -> None:
+    """A ValueError for too few draws of a prior for their corrections."""
+    if p.num_samples is not None and p.num_samples < p.dim + 3:
+        raise ValueError(f"num_prior_samples must be at least {p.dim + 3} for {p.dim} values, got {p.num_samples}")
 
 
 def normal_kl(q: Moments, factor_q: Tensor, p: Moments, factor_p: Tensor, noise: float = 0.0) -> Tensor:
