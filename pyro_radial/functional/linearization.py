@@ -19,6 +19,8 @@ __all__ = ["CovarianceBlock", "Linearization", "Structure"]
 
 # Numbers in the Jacobian of a chunk of rows: a tenth of a gigabyte in float32.
 MAX_JACOBIAN = 2**25
+# Where the values stand beside the Jacobian by site.
+VALUES = " values"
 
 
 class CovarianceBlock(NamedTuple):
@@ -60,7 +62,7 @@ class _Gram(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         jacobian, variance = ctx.saved_tensors
         product = (gradient + gradient.mT) @ jacobian
         by_row = (product * jacobian).flatten(0, -2).sum(0)
@@ -74,6 +76,8 @@ class Structure(NamedTuple):
     sites: tuple[str, ...]
     #: The layers through which alone it does, or None where there is more to it.
     layers: tuple[LinearLayer, ...] | None
+    #: O, the number of its values for each input.
+    num_outputs: int
 
 
 class Linearization:
@@ -121,9 +125,12 @@ class Linearization:
             variance = {block.sites[0]: block.covariance for block in self.blocks}
             return layerwise_marginals(self.function, structure.layers, self.mean, variance, x)
         blocks = self._blocks_of(structure.sites)
-        chunks = (zip(blocks, _by_block(blocks, chunk), strict=True) for chunk in self._jacobians(x))
-        variances = [torch.stack([(block.times(j) * j).sum(-1) for block, j in chunk]).sum(0) for chunk in chunks]
-        return self.function(self.mean, x), torch.cat(variances)
+        means, variances = [], []
+        for mean, jacobian in self._jacobians(x, structure.num_outputs):
+            parts = zip(blocks, _by_block(blocks, jacobian), strict=True)
+            means.append(mean)
+            variances.append(torch.stack([(block.times(j) * j).sum(-1) for block, j in parts]).sum(0))
+        return torch.cat(means), torch.cat(variances)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean ``[N, O]`` and covariances over points of each output, ``[O, N, N]``, in float64.
@@ -132,12 +139,14 @@ class Linearization:
 
         :raises ValueError: as :meth:`marginals`.
         """
-        blocks = self._blocks_of(self.structure(x).sites)
-        chunks = [_by_block(blocks, chunk) for chunk in self._jacobians(x)]
+        structure = self.structure(x)
+        blocks = _merged(self._blocks_of(structure.sites))
+        means, jacobians = zip(*self._jacobians(x, structure.num_outputs), strict=True)
+        chunks = [_by_block(blocks, jacobian) for jacobian in jacobians]
         total: Any = 0.0
         for block, parts in zip(blocks, zip(*chunks, strict=True), strict=True):
             total = total + block.between(torch.cat(parts).transpose(0, 1))
-        return self.function(self.mean, x).double(), total
+        return torch.cat(means).double(), total
 
     def structure(self, x: Tensor) -> Structure:
         """What the function depends on, and how, found once for each head in use.
@@ -155,24 +164,26 @@ class Linearization:
             layers = None
             if not any(block.is_full for block in self._blocks_of(dependence.given)):
                 layers = linear_layers(self.function, dependence.given, self.mean, x[:1])
-            self._structures[key] = Structure(dependence.given, layers)
+            with torch.no_grad():
+                num_outputs = self.function(self.mean, x[:1]).shape[-1]
+            self._structures[key] = Structure(dependence.given, layers, num_outputs)
         return self._structures[key]
 
     def _blocks_of(self, sites: Sequence[str]) -> list[CovarianceBlock]:
         return [block for block in self.blocks if set(sites) & set(block.sites)]
 
-    def _jacobians(self, x: Tensor) -> Iterator[dict[str, Tensor]]:
-        """The Jacobian by site, ``[n, O, P]``, of chunks of rows; of a site that the function does not use, zero."""
-        with torch.no_grad():
-            num_outputs = self.function(self.mean, x[:1]).shape[-1]
+    def _jacobians(self, x: Tensor, num_outputs: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Values ``[n, O]`` of chunks of rows, and their Jacobian by site, ``[n, O, P]``; of a site not used, zero."""
         size = num_outputs * sum(mean.numel() for mean in self.mean.values())
         batched = all(network.batching == "vmap" for network in networks_in(self.function.model))
         each = _mapped if batched else _looped
 
         def of_row(row: Tensor) -> dict[str, Tensor]:
             output, pull = vjp(lambda mean: self.function(mean, row.unsqueeze(0)).squeeze(0), self.mean)  # type: ignore[misc]
-            found = each(lambda unit: pull(unit)[0], torch.eye(len(output), dtype=output.dtype, device=output.device))
-            return {name: jacobian.reshape(len(jacobian), -1) for name, jacobian in found.items()}
+            eye = torch.eye(num_outputs, dtype=output.dtype, device=output.device)
+            one = num_outputs == 1
+            found = pull(eye[0])[0] if one else each(lambda unit: pull(unit)[0], eye)
+            return {VALUES: output} | {name: jacobian.reshape(num_outputs, -1) for name, jacobian in found.items()}
 
         for rows in x.split(max(1, MAX_JACOBIAN // size)):
             try:
@@ -184,7 +195,17 @@ class Linearization:
                     "model must have a network that torch.func can differentiate for each row by itself, got one that "
                     f"it cannot: {str(error).strip().splitlines()[0]}"
                 ) from error
-            yield chunk
+            yield chunk.pop(VALUES), chunk
+
+
+def _merged(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
+    """The same with one block in the place of all that have variances alone: one product in the place of many."""
+    diagonal = [block for block in blocks if not block.is_full]
+    if len(diagonal) < 2:
+        return list(blocks)
+    sites = tuple(site for block in diagonal for site in block.sites)
+    one = CovarianceBlock(sites, torch.cat([block.covariance.flatten() for block in diagonal]))
+    return [one, *(block for block in blocks if block.is_full)]
 
 
 def _mapped(function: Callable[[Tensor], dict[str, Tensor]], rows: Tensor) -> dict[str, Tensor]:
