@@ -3,12 +3,14 @@
 
 """What the experiments with priors on functions share: networks with one output, and training with a falling rate."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import pyro.optim
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,8 @@ from pyro_radial import AutoMeanField, RadialELBO, SupervisedModel, fit, predict
 NUM_SAMPLES = {"default": 500, "small": 10, "paper": 500}
 # The share of the steps in which the weight of the divergence rises to its own.
 RAMP = 0.5
+# The name of the noise in Pyro's store, with a number where the process has had others.
+NOISE = re.compile(r"Gaussian(_\d+)?\.scale")
 # Shares of the steps, each with what its rate is times.
 FALLING = ((0.7, 1.0), (0.3, 0.1))
 
@@ -60,12 +64,16 @@ def train(
     init_stddev: float = 0.01,
     rates: Sequence[tuple[float, float]] = FALLING,
     pretrain_epochs: int = 0,
-) -> AutoMeanField:
-    """A mean-field guide, with the divergence weighed up at first and a lower rate later.
+    make_guide: Callable[..., Any] = AutoMeanField,
+    noise_lr: float | None = None,
+) -> Any:
+    """A guide, mean field unless it says otherwise, with the divergence weighed up at first and a lower rate later.
+
+    The noise of a likelihood that learns it may have a rate of its own, which does not fall.
 
     Epochs that train the means alone come before the steps.
     """
-    guide = AutoMeanField(model, init_stddev=init_stddev)
+    guide = make_guide(model, init_stddev=init_stddev)
     steps_per_epoch = -(-len(data[0]) // batch_size)
     epochs = max(1, steps // steps_per_epoch)
     ramp = max(1, round(RAMP * epochs * steps_per_epoch))
@@ -76,7 +84,8 @@ def train(
 
     def run(epochs: int, rate: float, name: str, **more: Any) -> None:
         path = checkpoint.with_name(f"{checkpoint.name}_{name}.pt")
-        adam = partial(torch.optim.Adam, lr=rate)
+        own = rate if noise_lr is None else noise_lr
+        adam = pyro.optim.Adam(lambda name: {"lr": own if NOISE.fullmatch(name) else rate})
         every = {"checkpoint": path, "checkpoint_every": 500, "progress": False}
         fit(model, guide, data, epochs=epochs, batch_size=batch_size, optim=adam, **every, **more)
 
