@@ -26,16 +26,24 @@ VALUES = " values"
 class CovarianceBlock(NamedTuple):
     """The covariance of sites that are independent of all others."""
 
-    #: More than one only for a full covariance of several sites together, flattened one after another.
+    #: More than one only where they depend on each other, flattened one after another.
     sites: tuple[str, ...]
     #: The variances, of the site's shape; or covariances ``[*batch, D, D]`` for a site of shape ``[*batch, D]``.
     covariance: Tensor
     is_full: bool = False
+    #: A factor ``[P, R]``, whose product with its own transpose is added to the variances.
+    factor: Tensor | None = None
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether it has variances alone."""
+        return not self.is_full and self.factor is None
 
     def times(self, jacobian: Tensor) -> Tensor:
         """The product of rows ``[..., P]`` and the covariance."""
         if not self.is_full:
-            return jacobian * self.covariance.flatten()
+            product = jacobian * self.covariance.flatten()
+            return product if self.factor is None else product + (jacobian @ self.factor) @ self.factor.mT
         rows = jacobian.unflatten(-1, self.covariance.shape[:-1]).unsqueeze(-2)
         return (rows @ self.covariance).flatten(-self.covariance.dim())
 
@@ -45,7 +53,10 @@ class CovarianceBlock(NamedTuple):
         if self.is_full:
             return wide.times(jacobian) @ jacobian.mT
         found: Tensor = _Gram.apply(jacobian, wide.covariance.flatten())
-        return found
+        if self.factor is None:
+            return found
+        projected = jacobian @ self.factor.double()
+        return found + projected @ projected.mT
 
 
 class _Gram(torch.autograd.Function):
@@ -162,7 +173,7 @@ class Linearization:
                     f"which the function depends, got them for {sorted(self.mean)}"
                 )
             layers = None
-            if not any(block.is_full for block in self._blocks_of(dependence.given)):
+            if all(block.is_diagonal for block in self._blocks_of(dependence.given)):
                 layers = linear_layers(self.function, dependence.given, self.mean, x[:1])
             with torch.no_grad():
                 num_outputs = self.function(self.mean, x[:1]).shape[-1]
@@ -200,12 +211,12 @@ class Linearization:
 
 def _merged(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
     """The same with one block in the place of all that have variances alone: one product in the place of many."""
-    diagonal = [block for block in blocks if not block.is_full]
+    diagonal = [block for block in blocks if block.is_diagonal]
     if len(diagonal) < 2:
         return list(blocks)
     sites = tuple(site for block in diagonal for site in block.sites)
     one = CovarianceBlock(sites, torch.cat([block.covariance.flatten() for block in diagonal]))
-    return [one, *(block for block in blocks if block.is_full)]
+    return [one, *(block for block in blocks if not block.is_diagonal)]
 
 
 def _mapped(function: Callable[[Tensor], dict[str, Tensor]], rows: Tensor) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.functional.linearization import CovarianceBlock, Linearization, Structure
 from pyro_radial.functional.priors.site_moments import moments_of
 from pyro_radial.infer.data import evaluating
+from pyro_radial.infer.joint_posterior import joint_posteriors
 from pyro_radial.infer.site_kl import own_distribution
 
 __all__ = ["GuideProcess"]
@@ -43,7 +44,12 @@ class GuideProcess:
     ) -> None:
         mean: dict[str, Tensor] = {}
         blocks: list[CovarianceBlock] = []
+        for means, block in joint_posteriors(model_trace, guide_trace):
+            mean |= means
+            blocks.append(block)
         for name, site in model_trace.iter_stochastic_nodes():
+            if name in mean:
+                continue
             distribution = None if site_is_subsample(site) else _posterior(name, site, guide_trace)
             moments = None if distribution is None else moments_of(name, distribution)
             if moments is not None:

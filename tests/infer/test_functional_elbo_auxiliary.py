@@ -14,7 +14,7 @@ from pyro.infer.autoguide import AutoDiagonalNormal, AutoGuideList, AutoMultivar
 from torch import nn
 
 from pyro_radial import AutoMeanField
-from pyro_radial.functional import GaussianKL, GaussianProcess, RegularizedKL, SteinKL
+from pyro_radial.functional import GaussianKL, GaussianProcess, LinearizedKL, RegularizedKL, SteinKL
 from pyro_radial.infer import FunctionalELBO
 from pyro_radial.infer.auxiliary_sites import sites_led_to
 
@@ -108,7 +108,7 @@ def covariance_of(guide):
     return scales.square().diag()
 
 
-DIVERGENCES = (GaussianKL(), RegularizedKL(1e-9), SteinKL())
+DIVERGENCES = (GaussianKL(), RegularizedKL(1e-9), SteinKL(), LinearizedKL())
 CASES = [
     *[(name, divergence) for name in ("AutoMultivariateNormal", "AutoNormal") for divergence in DIVERGENCES],
     ("full", GaussianKL()),
