@@ -32,9 +32,10 @@ class LinearizedKL(ProcessDivergence):
     :class:`~pyro_radial.functional.GaussianKL`: the process is compared with the normal distribution nearest to the
     prior, which knows how far and how smoothly the prior's functions vary, and nothing of their form. A prior's
     ``noise`` counts for both. The guide may be factorized, have a normal distribution for each site, or draw all sites
-    as one normal vector, as Pyro's ``AutoLowRankMultivariateNormal`` does: its covariance is never formed. The Jacobian is held at all points: N O numbers for each
-    weight. A network with fewer weights than there are points has a singular covariance there, and its divergence is
-    infinite without noise: then take :math:`\gamma`, or a prior with ``noise``.
+    as one normal vector, as Pyro's ``AutoLowRankMultivariateNormal`` does: its covariance is never formed. The Jacobian
+    is held at all points: N O numbers for each weight. A network with fewer weights than there are points has a
+    singular covariance there, and its divergence is infinite without noise: then take :math:`\gamma`, or a prior with
+    ``noise``.
 
     Source: Rudner, Chen, Teh and Gal (2022), "Tractable Function-Space Variational Inference in Bayesian Neural
     Networks", for the moments; Cinquin and Bamler (2025), "Well-Defined Function-Space Variational Inference in
