@@ -1,0 +1,107 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the experiments on UCI sets share: methods scored on a split, the table of their scores, and its plot."""
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyro
+from matplotlib.figure import Figure
+
+from benchmarks.common import REGRESSION, Claim, Results, Row, markdown_table, paired, reaches, uci_split, with_error
+from benchmarks.functional._regression import exact_prediction, kept_prior, of_network, of_normal, trained
+from benchmarks.functional._sparse import SparseProcess
+
+FUNCTIONAL, MEAN_FIELD, EXACT = METHODS = ("functional", "mean field", "exact process")
+SPARSE = "sparse process"
+FOLDERS = {
+    "boston": "bostonHousing",
+    "concrete": "concrete",
+    "energy": "energy",
+    "wine": "wine-quality-red",
+    "yacht": "yacht",
+    "naval": "naval-propulsion-plant",
+    "protein": "protein-tertiary-structure",
+}
+MEASURES = REGRESSION | {"coverage": "coverage", "seconds": "seconds"}
+# As published (Farquhar, Osborne and Gal, 2020, table 2): RMSE and log-likelihood of functional networks.
+FBNN = {
+    "boston": ("2.38 ± 0.10", "-2.30 ± 0.04"),
+    "concrete": ("4.94 ± 0.18", "-3.10"),
+    "energy": ("0.41", "-0.68"),
+    "wine": ("0.67 ± 0.01", "-1.04"),
+    "yacht": ("0.61 ± 0.07", "-1.03"),
+    "naval": ("", "7.13 ± 0.02"),
+    "protein": ("4.33 ± 0.03", "-2.89"),
+}
+
+
+def score(data_dir: Path, name: str, split: int, method: str, setting: Row, checkpoint: Path, num_samples: int) -> Row:
+    """What a method comes to on one split, and the seconds it takes."""
+    data = uci_split(data_dir, FOLDERS[name], split)
+    (_, y), unit = data["test"], data["unit"]
+    start, seconds, prior = time.process_time(), 0.0, None
+    pyro.set_rng_seed(split)
+    if method in (FUNCTIONAL, EXACT):
+        prior, seconds = kept_prior(data["train"], setting, checkpoint.with_name(f"{name}_{split}_prior"))
+        start = time.process_time()
+        pyro.set_rng_seed(split)
+    if method == EXACT:
+        scored = exact_prediction(prior, data["train"], data["test"])
+    elif method == SPARSE:
+        process = SparseProcess(data["train"], setting["steps"])
+        scored = of_normal(*process.predict(data["test"][0]), y)
+    else:
+        scored = of_network(*trained(data["train"], setting, prior, checkpoint), data["test"], num_samples)
+    seconds += time.process_time() - start
+    # A density of standardized targets is per standardized unit.
+    return {
+        "rmse": unit * float((scored.mean - y).square().mean().sqrt()),
+        "log_likelihood": float(scored.log_prob.mean()) - math.log(unit),
+        "coverage": float(scored.covered.double().mean()),
+        "seconds": round(seconds, 1),
+    }
+
+
+def published_claims(results: Results) -> list[Claim]:
+    """Whether functional networks are as good as published ones."""
+    found = []
+    for data in results.distinct("data"):
+        ours, published = results.values("log_likelihood", data=data, method=FUNCTIONAL), FBNN[data][1]
+        held = reaches(ours, float(published.split()[0]))
+        text = f"UCI {data}: a network under a functional prior reaches the log-likelihood of FBNN"
+        found.append(Claim(text, published, with_error(ours, 3), str(len(ours)), held))
+    return found
+
+
+def table(results: Results, others: Sequence[str]) -> str:
+    """Every measure of every set, of functional networks and of others; the last is what they are paired with."""
+    lines = []
+    for data in results.distinct("data"):
+        for (name, title), theirs in zip(MEASURES.items(), (*FBNN[data], "", ""), strict=True):
+            ours, *rest = (results.values(name, data=data, method=method) for method in (FUNCTIONAL, *others))
+            digits = 5 if (data, name) == ("naval", "rmse") else 1 if name == "seconds" else 3
+            cells = [with_error(values, digits) for values in (ours, *rest)]
+            less = "" if name in ("coverage", "seconds") else with_error(paired(ours, rest[-1]), digits)
+            lines.append([f"{data}, {title}", *cells, less, theirs, str(len(ours))])
+    return markdown_table(["", FUNCTIONAL, *others, f"functional less {others[-1]}", "FBNN", "splits"], lines)
+
+
+def draw_differences(results: Results, other: str) -> None:
+    """Log-likelihoods less those of another method, on the same splits."""
+    names = results.distinct("data")
+    figure = Figure(figsize=(7, 0.8 + 0.44 * len(names)), layout="constrained", dpi=110)
+    ax = figure.subplots()
+    for offset, method, color in ((-0.1, FUNCTIONAL, "#D55E00"), (0.1, MEAN_FIELD, "#0072B2")):
+        for place, data in enumerate(names):
+            own, theirs = (results.values("log_likelihood", data=data, method=m) for m in (method, other))
+            label = method if place == 0 else None
+            ax.plot(paired(own, theirs), [place + offset] * len(own), "o", ms=4, color=color, label=label)
+    ax.axvline(0.0, color="0.6", lw=1)
+    ax.set(xlabel=f"log-likelihood less the {other}'s, nats", yticks=range(len(names)), yticklabels=names)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize=8, loc="lower left")
+    results.save_plot(figure)
