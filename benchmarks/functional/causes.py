@@ -16,7 +16,7 @@ from pyro.infer.autoguide import AutoLowRankMultivariateNormal
 from torch import Tensor, nn
 
 from benchmarks.common import Claim, Form, Job, Pair, Results, Row, compute_all, main, markdown_table, uci_split
-from benchmarks.functional import _regression as uci
+from benchmarks.functional import _regression
 from benchmarks.functional._training import NUM_SAMPLES
 from benchmarks.functional._uci import FOLDERS
 from pyro_radial import AutoMeanField, AutoRadial, SupervisedModel
@@ -73,10 +73,10 @@ def run(output: Path, *, data_dir: Path, form: Form = "default", workers: int = 
 
     A tenth of the training rows of the first split is left out, for new inputs; no test row is looked at. One seed.
     """
-    results = Results(output, {"torch": torch.__version__, "data": DATA, **uci.FORMS[form]})
+    results = Results(output, {"torch": torch.__version__, "data": DATA, **_regression.FORMS[form]})
     jobs = []
     for name, change in EVERY[form].items():
-        setting = uci.FORMS[form] | ({} if form == "small" else change)
+        setting = _regression.FORMS[form] | ({} if form == "small" else change)
         guide = change.get("guide", "mean field")
         jobs.append(Job({"change": name}, compared, (data_dir, setting, guide, results.checkpoint(name), form)))
     compute_all(results, jobs, workers)
@@ -84,16 +84,16 @@ def run(output: Path, *, data_dir: Path, form: Form = "default", workers: int = 
 
 def compared(data_dir: Path, setting: Row, guide_name: str, checkpoint: Path, form: str) -> Row:
     """The network beside the exact process, in the process's own units."""
-    x, y = uci.shuffled(uci_split(data_dir, FOLDERS[DATA], 0)["train"])
+    x, y = _regression.shuffled(uci_split(data_dir, FOLDERS[DATA], 0)["train"])
     size = len(x) // 10
     new, rows = (x[:size], y[:size]), (x[size:], y[size:])
     pyro.set_rng_seed(0)
-    fitted = uci.fitted_prior(rows, setting)
+    fitted = _regression.fitted_prior(rows, setting)
     start = time.process_time()
-    model, guide = uci.trained(rows, setting, fitted, checkpoint, GUIDES[guide_name])
+    model, guide = _regression.trained(rows, setting, fitted, checkpoint, GUIDES[guide_name])
     seconds = time.process_time() - start
-    scored = uci.of_network(model, guide, new, NUM_SAMPLES[form])
-    exact = uci.exact_prediction(fitted, rows, new)
+    scored = _regression.of_network(model, guide, new, NUM_SAMPLES[form])
+    exact = _regression.exact_prediction(fitted, rows, new)
     return {
         "log_likelihood": float(scored.log_prob.mean()),
         "exact_log_likelihood": float(exact.log_prob.mean()),
