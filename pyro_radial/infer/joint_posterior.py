@@ -32,7 +32,7 @@ class _Vector(NamedTuple):
 
 
 def joint_posteriors(model_trace: Trace, guide_trace: Trace) -> Iterator[tuple[dict[str, Tensor], CovarianceBlock]]:
-    """The means of sites that depend on each other, by name, and their covariance.
+    """The means of sites that are drawn together, by name, and their covariance.
 
     Of Pyro's ``AutoMultivariateNormal``, ``AutoLowRankMultivariateNormal``, ``AutoDiagonalNormal``, and other guides
     that draw a normal vector at an auxiliary site, and then put its parts, in order, at sites of their own. Sites whose
@@ -48,7 +48,7 @@ def joint_posteriors(model_trace: Trace, guide_trace: Trace) -> Iterator[tuple[d
         vector = _vector(sites[name])
         following = takewhile(lambda other: other not in auxiliary, order[order.index(name) + 1 :])
         if vector is not None and (parts := _parts(vector, following, sites, model_trace)):
-            yield _moments(vector, parts, model_trace)
+            yield from _moments(vector, parts, model_trace)
 
 
 def _vector(site: Any) -> _Vector | None:
@@ -86,11 +86,17 @@ def _parts(vector: _Vector, names: Iterable[str], sites: dict[str, Any], model_t
     return parts
 
 
-def _moments(vector: _Vector, parts: dict[str, slice], model_trace: Trace) -> tuple[dict[str, Tensor], CovarianceBlock]:
+def _moments(
+    vector: _Vector, parts: dict[str, slice], model_trace: Trace
+) -> Iterator[tuple[dict[str, Tensor], CovarianceBlock]]:
+    """All parts together, or, where they are independent, each by itself."""
     means = {}
     for name, part in parts.items():
         prior: Any = own_distribution(model_trace.nodes[name])
         means[name] = vector.mean[part].reshape(prior.batch_shape + prior.event_shape)
-    variance = torch.cat([vector.variance[part] for part in parts.values()])
-    factor = None if vector.factor is None else torch.cat([vector.factor[part] for part in parts.values()])
-    return means, CovarianceBlock(tuple(parts), variance, factor=factor)
+    if vector.factor is None:
+        for name, part in parts.items():
+            yield {name: means[name]}, CovarianceBlock((name,), vector.variance[part].reshape(means[name].shape))
+        return
+    variance, factor = (torch.cat([of[part] for part in parts.values()]) for of in (vector.variance, vector.factor))
+    yield means, CovarianceBlock(tuple(parts), variance, factor=factor)

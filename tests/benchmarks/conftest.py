@@ -59,7 +59,7 @@ def write_uci(folder):
     order = rng.permutation(40)
     splits = {f"{part}_indices_{i}": rows for i in range(NUM_SPLITS) for part, rows in halves(order).items()}
     columns = {"feature_columns": np.arange(3), "target_column": np.array(3)}
-    for name in ("yacht", "bostonHousing"):
+    for name in ("yacht", "bostonHousing", "naval-propulsion-plant", "protein-tertiary-structure"):
         np.savez(folder / f"{name}.npz", data=np.column_stack([x, y]), **columns, **splits)
 
 

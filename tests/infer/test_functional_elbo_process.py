@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI
-from pyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
+from pyro.infer.autoguide import AutoIAFNormal, AutoNormal
 from torch import nn
 
 from benchmarks.guides.compiled_programs import Program, compared
@@ -311,4 +311,4 @@ class TestBadInput:
     def test_a_guide_whose_sites_have_no_distribution_is_named(self):
         chain, _, process = second_task(AutoMeanField)
         with pytest.raises(ValueError, match="FunctionalELBO: posterior must have a mean and a variance at site"):
-            loss_of(process)(chain, AutoDiagonalNormal(chain))(X, Y)
+            loss_of(process)(chain, AutoIAFNormal(chain))(X, Y)

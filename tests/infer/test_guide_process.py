@@ -116,6 +116,15 @@ def test_pyros_guides_of_one_vector_are_taken(kind):
 
 
 @pytest.mark.parametrize("kind", JOINT)
+def test_marginals_of_a_network_under_one_vector_are_those_of_its_moments(kind):
+    model = network()
+    guide, x, y = JOINT[kind](model), inputs(), torch.zeros(7, 2).double()
+    process = process_of(model, guide, x, y)
+    mean, covariance = process.moments(x)
+    torch.testing.assert_close(process.marginals(x), (mean, covariance.diagonal(dim1=-2, dim2=-1).mT))
+
+
+@pytest.mark.parametrize("kind", JOINT)
 def test_a_loss_with_pyros_guides_of_one_vector_has_the_divergence_of_its_covariance(kind):
     model, prior = network(), GaussianProcess(RBF(2).double(), noise=0.4)
     guide, x, y = JOINT[kind](model), inputs(), torch.randn(7, 2).double()
