@@ -9,7 +9,7 @@ python -m benchmarks.distributions.densities
 import itertools
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -118,11 +118,17 @@ def marginal_cdf(dim: int, posterior: str, at: np.ndarray) -> np.ndarray:
     """Its distribution function; that of a radial posterior is interpolated between Gauss-Legendre sums."""
     if posterior == MEAN_FIELD:
         return stats.norm.cdf(at)
+    grid, within = within_of(dim)
+    return 0.5 + 0.5 * np.sign(at) * np.interp(np.abs(at), np.r_[0.0, grid], np.r_[0.0, within])
+
+
+@cache
+def within_of(dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Distances from the mean, and the probabilities that one weight of a radial posterior is within them."""
     nodes, weights = np.polynomial.legendre.leggauss(2_000)
     radii, weights = 4.5 * (nodes + 1), 4.5 * weights * 2 * stats.norm.pdf(4.5 * (nodes + 1))
     grid = np.geomspace(1e-5, 9.0, 2_000)
-    within = stats.beta(0.5, 0.5 * (dim - 1)).cdf(np.minimum((grid[:, None] / radii) ** 2, 1.0)) @ weights
-    return 0.5 + 0.5 * np.sign(at) * np.interp(np.abs(at), np.r_[0.0, grid], np.r_[0.0, within])
+    return grid, stats.beta(0.5, 0.5 * (dim - 1)).cdf(np.minimum((grid[:, None] / radii) ** 2, 1.0)) @ weights
 
 
 def tail_beyond(dim: int, posterior: str, at: float) -> float:

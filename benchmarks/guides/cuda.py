@@ -46,19 +46,20 @@ class Size(NamedTuple):
     pixels: int = 512
     images: int = 8
     divide: int = 1
+    convolutions: int = 13
     samples: int = 10_000_000
     rounds: int = 30
 
 
-SIZES = {"default": Size(), "small": Size((8,), (4,), 32, 2, 23, 1_000, 2)}
+SIZES = {"default": Size(), "small": Size((8,), (4,), 32, 2, 23, 2, 1_000, 2)}
 
 
-def vgg16(channels: int) -> nn.Module:
-    """Thirteen convolutions in blocks of doubling width, and one linear layer on the mean over pixels."""
+def vgg16(channels: int, convolutions: int) -> nn.Module:
+    """The first of thirteen convolutions in blocks of doubling width, and one linear layer on the mean over pixels."""
     widths = [channels] * 2 + [2 * channels] * 2 + [4 * channels] * 3 + [8 * channels] * 6
     layers: list[nn.Module] = []
     last = 3
-    for place, width in enumerate(widths):
+    for place, width in enumerate(widths[:convolutions]):
         layers += [nn.Conv2d(last, width, 3, padding=1), nn.ReLU()]
         if place in (1, 3, 6, 9, 12):
             layers.append(nn.MaxPool2d(2))
@@ -163,7 +164,7 @@ def convolutions(device: str, size: Size, steps: tuple[str, ...]) -> list[Row]:
 
 def vgg_step(name: str, x: Tensor, y: Tensor, size: Size) -> Callable[[], Any]:
     if name == "plain":
-        net = vgg16(max(1, PLAIN_CHANNELS // size.divide)).to(x.device)
+        net = vgg16(max(1, PLAIN_CHANNELS // size.divide), size.convolutions).to(x.device)
         optimizer = Adam(net.parameters(), lr=1e-4, fused=True)
 
         def plain_step() -> None:
@@ -172,7 +173,7 @@ def vgg_step(name: str, x: Tensor, y: Tensor, size: Size) -> Callable[[], Any]:
             optimizer.step()
 
         return plain_step
-    net = vgg16(max(1, RADIAL_CHANNELS // size.divide))
+    net = vgg16(max(1, RADIAL_CHANNELS // size.divide), size.convolutions)
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(10_000)).to(x.device)
     guide = AutoRadial(model)
     adam = pyro.optim.Adam({"lr": 1e-4})
