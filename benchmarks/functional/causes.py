@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyro
 import torch
+from matplotlib.figure import Figure
 from pyro.infer.autoguide import AutoLowRankMultivariateNormal
 from torch import Tensor, nn
 
@@ -24,7 +25,7 @@ from pyro_radial.functional import GaussianProcess
 from pyro_radial.infer.autoguide import init_to_network
 from pyro_radial.infer.process_comparison import compare_with_process
 
-__all__ = ["claims", "report", "run"]
+__all__ = ["claims", "draw", "report", "run"]
 
 #: What running it needs; without results the page says so.
 NEEDS = "an hour of one core"
@@ -41,7 +42,6 @@ CHANGES: dict[str, Row] = {
     "divergence times N/B": {"weigh_up": 1.0},
     "points in a box": {"context": "box"},
     "moments of draws": {"divergence": "GaussianKL"},
-    "both": {"context": "box", "divergence": "GaussianKL"},
     "batches of 200": {"batch_size": 200},
     "all rows, half the steps": {"batch_size": 10_000, "steps": 2_000},
     "ReLU": {"activation": "ReLU"},
@@ -88,7 +88,8 @@ def compared(data_dir: Path, setting: Row, guide_name: str, checkpoint: Path, fo
     size = len(x) // 10
     new, rows = (x[:size], y[:size]), (x[size:], y[size:])
     pyro.set_rng_seed(0)
-    fitted = _regression.fitted_prior(rows, setting)
+    fitted, _ = _regression.kept_prior(rows, setting, checkpoint.with_name("prior"))
+    pyro.set_rng_seed(0)
     start = time.process_time()
     model, guide = _regression.trained(rows, setting, fitted, checkpoint, GUIDES[guide_name])
     seconds = time.process_time() - start
@@ -158,8 +159,31 @@ batches of {setting["batch_size"]} rows and {setting["num_points"]} points betwe
 mean-field posterior, and what one change does. Noise and widths are multiples of the exact process's, means are so \
 many of its standard deviations away from its own; ms are of one thread, a step.
 
-{markdown_table(["", *columns.values(), "ms"], lines)}"""
+{markdown_table(["", *columns.values(), "ms"], lines)}
+
+{results.plot("Log-likelihood and width of functional posteriors, by what is changed")}"""
+
+
+def draw(results: Results) -> None:
+    """Log-likelihoods and widths beside those of the exact process."""
+    rows = results.rows
+    figure = Figure(figsize=(8.4, 0.8 + 0.27 * len(rows)), layout="constrained", dpi=110)
+    axes = figure.subplots(1, 2, sharey=True)
+    exact = rows[0]["exact_log_likelihood"]
+    for ax, name, at, title in (
+        (axes[0], "log_likelihood", exact, "log-likelihood, new inputs"),
+        (axes[1], "width", 1.0, "standard deviation over the process's, new inputs"),
+    ):
+        colors = ["#D55E00" if row["change"] == RECOMMENDED else "#0072B2" for row in rows]
+        ax.scatter([row[name] for row in rows], range(len(rows)), c=colors, s=22)
+        ax.axvline(at, color="0.6", lw=1)
+        ax.set_xlabel(f"{title} (line: the exact process)", fontsize=8)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(axis="y", color="0.93")
+    axes[0].set_yticks(range(len(rows)), [row["change"] for row in rows], fontsize=8)
+    axes[0].invert_yaxis()
+    results.save_plot(figure)
 
 
 if __name__ == "__main__":
-    main(run, report)
+    main(run, report, draw)
