@@ -93,7 +93,7 @@ def table(results: Results, others: Sequence[str]) -> str:
 def draw_differences(results: Results, other: str) -> None:
     """Log-likelihoods less those of another method, on the same splits."""
     names = results.distinct("data")
-    figure = Figure(figsize=(7, 0.8 + 0.44 * len(names)), layout="constrained", dpi=110)
+    figure = Figure(figsize=(7, 1.0 + 0.44 * len(names)), layout="constrained", dpi=110)
     ax = figure.subplots()
     for offset, method, color in ((-0.1, FUNCTIONAL, "#D55E00"), (0.1, MEAN_FIELD, "#0072B2")):
         for place, data in enumerate(names):
@@ -103,5 +103,6 @@ def draw_differences(results: Results, other: str) -> None:
     ax.axvline(0.0, color="0.6", lw=1)
     ax.set(xlabel=f"log-likelihood less the {other}'s, nats", yticks=range(len(names)), yticklabels=names)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=8, loc="lower left")
+    ax.set_ylim(-0.5, len(names) - 0.5)
+    figure.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=2)
     results.save_plot(figure)
