@@ -43,7 +43,6 @@ CHANGES: dict[str, Row] = {
     "points in a box": {"context": "box"},
     "moments of draws": {"divergence": "GaussianKL"},
     "batches of 200": {"batch_size": 200},
-    "all rows, half the steps": {"batch_size": 10_000, "steps": 2_000},
     "ReLU": {"activation": "ReLU"},
     "radial posterior": {"guide": "radial"},
     "radial posterior, a radius for each unit": {"guide": "radius per unit"},
@@ -172,16 +171,18 @@ def draw(results: Results) -> None:
     exact = rows[0]["exact_log_likelihood"]
     for ax, name, at, title in (
         (axes[0], "log_likelihood", exact, "log-likelihood, new inputs"),
-        (axes[1], "width", 1.0, "standard deviation over the process's, new inputs"),
+        (axes[1], "width", 1.0, "width, new inputs"),
     ):
         colors = ["#D55E00" if row["change"] == RECOMMENDED else "#0072B2" for row in rows]
         ax.scatter([row[name] for row in rows], range(len(rows)), c=colors, s=22)
-        ax.axvline(at, color="0.6", lw=1)
-        ax.set_xlabel(f"{title} (line: the exact process)", fontsize=8)
+        line = ax.axvline(at, color="0.6", lw=1)
+        ax.set_xlabel(title, fontsize=9)
+        ax.set_axisbelow(True)
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(axis="y", color="0.93")
     axes[0].set_yticks(range(len(rows)), [row["change"] for row in rows], fontsize=8)
     axes[0].invert_yaxis()
+    figure.legend([line], ["exact process"], frameon=False, fontsize=8, loc="outside upper right")
     results.save_plot(figure)
 
 

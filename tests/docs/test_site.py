@@ -24,7 +24,6 @@ def test_every_page_is_in_a_list_of_pages():
     assert listed == set(DOCS.rglob("*.md")) - {DOCS / "index.md"}
 
 
-@pytest.mark.slow
 def test_the_site_builds_and_has_every_name(tmp_path):
     pytest.importorskip("sphinx")
     from sphinx.util.inventory import InventoryFile
