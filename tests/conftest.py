@@ -5,13 +5,19 @@
 
 import os
 from pathlib import Path
+from threading import RLock
 
 import pyro
 import pytest
 import torch
 from torch.distributions import Distribution
+from tqdm.auto import tqdm
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+# Processes share tqdm's lock with those they fork. One that is forked while tqdm's monitor holds it, or that is killed
+# while it holds it itself, keeps it for good, and each process that makes a bar from then on waits without end.
+os.register_at_fork(after_in_child=lambda: tqdm.set_lock(RLock()))
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import numpy as np
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from pyro_radial.datasets.arrays import read_idx, read_npz, verified
 from pyro_radial.datasets.sources import Source

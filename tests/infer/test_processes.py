@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
+from threading import Event
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
+from tqdm.auto import tqdm
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.infer import processes
@@ -83,6 +86,27 @@ class OwnError(LookupError):
 
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
+
+
+def bar_made(rank):
+    return tqdm(total=1, disable=True).total
+
+
+def test_a_process_waits_for_no_bar_of_the_one_that_forked_it():
+    held, forked = Event(), Event()
+
+    def hold():
+        with tqdm.get_lock():
+            held.set()
+            forked.wait()
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(hold)
+        held.wait()
+        try:
+            assert on_ranks(bar_made) == [1, 1]
+        finally:
+            forked.set()
 
 
 def failing(rank, error, where):
