@@ -7,6 +7,7 @@ import builtins
 import itertools
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -56,6 +57,9 @@ def joined(device: torch.device) -> Iterator["Processes"]:
             _check_devices(together, device)
             yield together
         finally:
+            # In torch 2.7 the end of a group waits, with the interpreter's lock, for threads of gloo's; one of them may
+            # still want that lock to let go of the last message.
+            time.sleep(0.05)
             dist.destroy_process_group(group)
     finally:
         if ours:
