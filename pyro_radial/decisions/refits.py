@@ -24,8 +24,7 @@ from pyro_radial.infer.not_finite import unwarned
 from pyro_radial.infer.optimizers import JointOptimizer, fused_optimizer, stored_names
 from pyro_radial.infer.random_state import TorchNoise
 from pyro_radial.infer.trained import Trained
-from pyro_radial.nn.bayesian_module import submodules
-from pyro_radial.nn.likelihood import Likelihood
+from pyro_radial.nn.likelihood import set_num_data
 
 __all__ = ["Refits"]
 
@@ -45,7 +44,7 @@ class Refits:
     :param loss: as of :func:`~pyro_radial.fit`; :class:`~pyro_radial.RadialELBO` by default.
     :param optim: as there; Adam at 3e-3 by default. Its state is kept from call to call.
     :param int steps: gradient steps of a call.
-    :param int batch_size: B.
+    :param int batch_size: rows of a step, B.
     :param bool compile: whether the graph is compiled, or replayed as it was recorded.
     :param str who: what errors call it.
     :raises ValueError: naming the argument that does not fit.
@@ -111,9 +110,7 @@ class Refits:
         """
         if self.is_begun:
             return
-        for likelihood in submodules(self.model):
-            if isinstance(likelihood, Likelihood):
-                likelihood.train_on(self.batch_size, self.who)
+        set_num_data(self.model, self.batch_size, self.who)
         batch = tuple(self._batch(part, torch.arange(self.batch_size) % len(part)) for part in (x, y))
         trained = Trained(self._weighted, self.guide, batch)  # type: ignore[arg-type]
         trained.set_up(self.loss, batch)  # type: ignore[arg-type]
@@ -133,11 +130,16 @@ class Refits:
         if not len(x) or len(x) != len(y):
             raise ValueError(f"{self.who}: x and y must have as many rows, one at least, got {len(x)} and {len(y)}")
         self.begin(x, y)
+        # That of a batch in the graph, that of all rows where users ask the model.
+        set_num_data(self.model, self.batch_size, self.who)
         self._weighted.weight.fill_(len(x) / self.batch_size)
-        with unwarned():
-            for _ in range(self.steps):
-                rows = self._rows(len(x))
-                self._step((self._batch(x, rows), self._batch(y, rows)))
+        try:
+            with unwarned():
+                for _ in range(self.steps):
+                    rows = self._rows(len(x))
+                    self._step((self._batch(x, rows), self._batch(y, rows)))
+        finally:
+            set_num_data(self.model, len(x), self.who)
 
     def state_dict(self) -> dict[str, Any]:
         """All that later calls depend on, once :meth:`begin` has made it."""
@@ -164,6 +166,8 @@ class Refits:
         self._joint.optimizer.load_state_dict(state["optimizer"])
         self._steps_done = state["steps_done"]
         load_states(self._parts, state["loss"])
+        if self.steps_done:
+            set_num_data(self.model, round(float(self._weighted.weight) * self.batch_size), self.who)
 
     def _step(self, batch: tuple[Tensor, Tensor]) -> None:
         self._joint.forget_gradients()

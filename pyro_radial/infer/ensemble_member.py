@@ -24,8 +24,7 @@ from pyro_radial.infer.predict import predict
 from pyro_radial.infer.prediction import Prediction
 from pyro_radial.infer.random_state import noise_of, seeded, seeded_elsewhere
 from pyro_radial.infer.trained import Trained
-from pyro_radial.nn.bayesian_module import submodules
-from pyro_radial.nn.likelihood import Likelihood
+from pyro_radial.nn.likelihood import set_num_data
 from pyro_radial.poutine import one_at_a_time
 
 __all__ = ["Make", "Member", "Outcome", "train_apart", "train_in_process"]
@@ -83,9 +82,7 @@ class Member:
     def set_up_for(self, data: Any, num_data: int | None) -> Any:
         """The same with the first rows of data to train on, whose number its likelihood takes; their inputs."""
         rows = Rows(data, "data", dtype_of(self.guide, self.model))
-        for likelihood in submodules(self.model):
-            if isinstance(likelihood, Likelihood):
-                likelihood.train_on(num_data or len(rows), "Ensemble.fit")
+        set_num_data(self.model, num_data or len(rows), "Ensemble.fit")
         x, y = rows.take(torch.arange(min(FEW, len(rows))))
         self.set_up(x, y)
         return x

@@ -27,8 +27,7 @@ from pyro_radial.infer.optimizers import fused_optimizer, joint_optimizer
 from pyro_radial.infer.processes import joined
 from pyro_radial.infer.sole_writer import sole_writer
 from pyro_radial.infer.training_run import Record, TrainingRun
-from pyro_radial.nn.bayesian_module import submodules
-from pyro_radial.nn.likelihood import Likelihood
+from pyro_radial.nn.likelihood import set_num_data
 
 __all__ = ["FitResult", "fit"]
 
@@ -222,9 +221,7 @@ def fit(
             rows = Rows(data, "data", dtype)
             validation_rows = None if validation is None else Rows(validation, "validation", dtype)
             num_data = len(rows) if num_data is None else int(num_data)
-            for likelihood in submodules(model):
-                if isinstance(likelihood, Likelihood):
-                    likelihood.train_on(num_data, "fit")
+            set_num_data(model, num_data, "fit")
             if processes.size > len(rows):
                 raise ValueError(
                     f"fit: data must have at least one row for each process, got {len(rows)} rows for "

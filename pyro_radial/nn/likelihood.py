@@ -13,8 +13,9 @@ from torch import Tensor
 
 from pyro_radial._checks import positive_count
 from pyro_radial._naming import UniquelyNamed
+from pyro_radial.nn.bayesian_module import submodules
 
-__all__ = ["FUNCTION_SITE", "Likelihood", "check_values", "is_target"]
+__all__ = ["FUNCTION_SITE", "Likelihood", "check_values", "is_target", "set_num_data"]
 
 #: The deterministic site that records the network's output, the values of a function.
 FUNCTION_SITE = "f"
@@ -214,3 +215,16 @@ def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:
     if pyro.settings.get("validate_distributions_pyro") and not bool(allowed.all()):
         place = tuple((~allowed).nonzero()[0].tolist())
         raise ValueError(f"y must hold {wanted} for site 'y', got {y[place].item()} at {list(place)}")
+
+
+def set_num_data(model: Any, num_data: int, who: str) -> None:
+    """Have each likelihood of a model take N from the data, where it was not given.
+
+    :param model: a Pyro model; one that is no module has no likelihoods of ours.
+    :param int num_data: N, the number of training points.
+    :param str who: what errors call the training.
+    :raises ValueError: if another number was given.
+    """
+    for likelihood in submodules(model):
+        if isinstance(likelihood, Likelihood):
+            likelihood.train_on(num_data, who)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel, diagnose
 from pyro_radial.decisions import PulledArm, Refits
 from pyro_radial.functional import FromData, GaussianProcess, MarginalKL
 from pyro_radial.infer.autoguide.families import Point
@@ -72,6 +72,26 @@ def test_a_graph_serves_any_number_of_rows():
     assert len(refits._captured.recordings) == 1
     assert refits._captured.eager_because == []
     assert refits.steps_done == 60
+
+
+@pytest.mark.parametrize("rows", [3, 30])
+def test_afterwards_the_model_is_one_of_all_rows(rows):
+    refits = regression(loss=RadialELBO())
+    refits.refit(X[:20], Y[:20])
+    refits.refit(X[:rows], Y[:rows])
+    restored = regression()
+    restored.begin(X, Y)
+    restored.load_state_dict(refits.state_dict())
+    for own in (refits, restored):
+        assert own.model.likelihood.num_data == rows
+        torch.manual_seed(0)
+        terms = diagnose(own.model, own.guide, (X[:rows], Y[:rows]), num_particles=100).terms
+        assert terms.num_data == rows
+        posterior = own.guide.posterior()
+        mean = X[:rows] @ posterior["weight"].mean.T + posterior["bias"].mean
+        variance = X[:rows].square() @ posterior["weight"].variance.T + posterior["bias"].variance
+        expected = (((Y[:rows] - mean).square() + variance) / (2 * 0.5**2)).sum() + rows * math.log(0.5 * math.tau**0.5)
+        assert float(terms.negative_log_likelihood) == pytest.approx(float(expected), rel=0.1)
 
 
 def test_no_row_is_in_a_batch_twice_before_all_are():
