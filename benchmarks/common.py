@@ -100,12 +100,18 @@ class Results:
         # As it will be read: with lists in the place of tuples.
         self.setting: Row = json.loads(json.dumps(setting))
         self.rows: list[Row] = []
+        # The version of the file that the rows are those of.
+        self._seen: tuple[int, ...] | None = None
         if setting is None:
             self.setting = json.loads(path.read_text())["setting"]
         self._read()
 
     def _read(self) -> None:
         if not self.path.exists():
+            return
+        stat = self.path.stat()
+        version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if version == self._seen:
             return
         saved = json.loads(self.path.read_text())
         if saved["setting"] != self.setting:
@@ -115,7 +121,7 @@ class Results:
                 f"{self.path} must hold rows of this setting, got rows of another: {'; '.join(there)}. "
                 "It is left as it is: give a file of its own with --output."
             )
-        self.rows = saved["rows"]
+        self.rows, self._seen = saved["rows"], version
 
     def find(self, keys: Row) -> Row | None:
         """The row with these keys, if it is there."""
@@ -156,6 +162,7 @@ class Results:
         # The lock belongs to an open file: it ends with the process, however that ends.
         with FileLock(self.path.with_suffix(".lock")):
             self._read()
+            self._seen = None
             for row, own in zip(rows, keys, strict=True):
                 if self.find(own) is None:
                     self.rows.append(json.loads(json.dumps(row)))

@@ -22,9 +22,10 @@ PAGE = HERE / "RESULTS.md"
 HEAD = """# Results
 
 Made by `python -m benchmarks.report --write` from the results that the experiments in these folders have saved; not
-edited by hand. [README.md](README.md) says how to run an experiment and how to add one. A claim has held (✓) or has not
-(✗) in the rows that are saved; a number with ± is a mean with its standard error, and a published log-likelihood is
-reached if it is not above ours by more than that error. Seeds are splits of the data where there are no others."""
+edited by hand. [README.md](README.md) says how to run an experiment and how to add one; `SUBJECT.NAME` is run by
+`python -m benchmarks.SUBJECT.NAME`. A claim has held (✓) or has not (✗) in the rows that are saved; a number with ± is
+a mean with its standard error, and a published log-likelihood is reached if it is not above ours by more than that
+error. Seeds are splits of the data where there are no others."""
 
 
 def experiments() -> list[ModuleType]:
@@ -56,14 +57,14 @@ def page() -> str:
             continue
         for claim in experiment.claims(results):
             held = "✓" if claim.held else "✗"
-            link = f"[`{experiment.__name__}`](#{name})"
+            link = f"[`{name}`](#{name})"
             lines.append([claim.text, claim.published, claim.ours, claim.seeds, held, link])
         folder = import_module(experiment.__name__.rpartition(".")[0])
         if folder.__name__ != subject:
             subject = folder.__name__
             sections.append(f"## {str(folder.__doc__).rstrip('.')}")
         sections.append(f'<a id="{name}"></a>\n\n{experiment.report(results)}')
-    claims = markdown_table(["claim", "published", "ours", "seeds", "held", "`python -m`"], lines)
+    claims = markdown_table(["claim", "published", "ours", "seeds", "held", "experiment"], lines)
     notes = [f"Not measured yet: {'; '.join(waiting)}."] if waiting else []
     return "\n\n".join([HEAD, claims, *notes, *sections]) + "\n"
 
