@@ -17,7 +17,7 @@ author = copyright = "Contributors to the pyro_radial project"
 release = pyro_radial.__version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
@@ -26,6 +26,9 @@ extensions = [
 ]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
+# Notebooks are shown with the outputs they have.
+nb_execution_mode = "off"
+nb_merge_streams = True
 
 html_theme = "furo"
 html_theme_options = {"navigation_with_keys": True, "light_css_variables": {"code-font-size": "76%"}}

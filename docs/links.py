@@ -3,8 +3,10 @@
 
 """Links that Sphinx does not find by itself, and what it cannot read."""
 
+import filecmp
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,14 @@ from typing import Any
 from docutils.nodes import Element, TextElement
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.config import Config
 from sphinx.environment import BuildEnvironment
 from sphinx.ext.intersphinx import resolve_reference_any_inventory
+from sphinx.pycode import ModuleAnalyzer
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS))
-from reference import public_name  # noqa: E402
+from reference import pages, public_name  # noqa: E402
 
 # Names as they stand in ``:param Tensor x:``, and those under which torch and Pyro document what they define elsewhere.
 OTHERS = {
@@ -47,6 +51,8 @@ PAGE_OF = {DOCS.parent / file: page for page, file in FILES.items()}
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect what follows; links after intersphinx has had its turn."""
+    app.connect("config-inited", bring_notebooks)
+    app.connect("builder-inited", lend_comments)
     app.connect("missing-reference", link, priority=900)
     app.connect("autodoc-process-bases", leave_private_bases_out)
     app.connect("autodoc-process-signature", make_readable)
@@ -76,6 +82,35 @@ def link(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: TextEl
 def leave_private_bases_out(app: Sphinx, name: str, obj: Any, options: Any, bases: list[Any]) -> None:
     """Classes are shown with the bases that a user can write."""
     bases[:] = [base for base in bases if not base.__name__.startswith("_")]
+
+
+def bring_notebooks(app: Sphinx, config: Config) -> None:
+    """Copies of the notebooks of ``tutorials/``, with their outputs, among the pages."""
+    copies = DOCS / "tutorials"
+    copies.mkdir(exist_ok=True)
+    notebooks = {path.name: path for path in (DOCS.parent / "tutorials").glob("*.ipynb")}
+    for stale in set(copies.iterdir()) - {copies / name for name in notebooks}:
+        stale.unlink()
+    for name, notebook in notebooks.items():
+        if not (copies / name).exists() or not filecmp.cmp(notebook, copies / name, shallow=False):
+            shutil.copy(notebook, copies / name)
+
+
+def lend_comments(app: Sphinx) -> None:
+    """Comments of values and type aliases, from the modules that make them to the packages that have them."""
+    for package, names in pages().items():
+        known = ModuleAnalyzer.for_module(package).find_attr_docs()
+        for name in names:
+            for lines in comments_of(name, vars(sys.modules[package])[name]):
+                # A table of sources is long, and its comment says what it has.
+                known["", name] = [*lines, ":meta hide-value:", ""]
+
+
+def comments_of(name: str, value: Any) -> list[list[str]]:
+    """The lines of ``#:`` above a name, where a module of ours gives it this value."""
+    made = [module for module in sys.modules if module.startswith("pyro_radial.")]
+    found = [ModuleAnalyzer.for_module(m).find_attr_docs() for m in made if vars(sys.modules[m]).get(name) is value]
+    return [docs["", name] for docs in found if ("", name) in docs]
 
 
 def make_readable(

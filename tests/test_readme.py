@@ -49,7 +49,7 @@ def run(tmp_path_factory):
 
 
 def test_a_section_has_one_example():
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
     assert {len(examples) for examples in EXAMPLES.values()} == {1}
 
 
@@ -136,3 +136,9 @@ def test_every_package_is_in_the_package_layout():
 @pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:|#)([^)#]+)", README.read_text()))
 def test_every_file_that_is_linked_exists(target):
     assert (README.parent / target).exists()
+
+
+def test_the_offers_chosen_lose_less_than_random_ones(run):
+    scope, _ = run("Deciding")
+    # Four other seeds had 3 to 12, of 300 customers.
+    assert scope["result"].relative_regret < 30

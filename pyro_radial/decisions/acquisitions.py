@@ -53,7 +53,7 @@ def log_expected_improvement(
     :param Surrogate surrogate: trained.
     :param Tensor x: points ``[N, D]``.
     :param Tensor y: values ``[N, 1]``.
-    :param int num_draws: S.
+    :param int num_draws: how many draws, S.
     """
     return qLogExpectedImprovement(surrogate.sampled(num_draws), best_f=y.max())
 
@@ -67,7 +67,7 @@ def upper_confidence_bound(
     :param Tensor x: points ``[N, D]``.
     :param Tensor y: values ``[N, 1]``.
     :param float beta: the weight.
-    :param int num_draws: S.
+    :param int num_draws: how many draws, S.
     """
     return qUpperConfidenceBound(surrogate.sampled(num_draws), beta=beta)
 
@@ -80,7 +80,7 @@ def gibbon(surrogate: Surrogate, x: Tensor, y: Tensor, *, num_draws: int = NUM_D
     :param Surrogate surrogate: trained.
     :param Tensor x: points ``[N, D]``.
     :param Tensor y: values ``[N, 1]``.
-    :param int num_draws: S.
+    :param int num_draws: how many draws, S.
     """
     model: Any = surrogate.sampled(num_draws)
     return qLowerBoundMaxValueEntropy(model, _candidates(x), num_mv_samples=NUM_MAXIMA)

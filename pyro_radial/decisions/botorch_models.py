@@ -56,7 +56,7 @@ class FunctionDraws(EnsembleModel):
     in float32 are too coarse for the optimizer of ``optimize_acqf``: let the network be in float64, ``net.double()``.
 
     :param functions: the draws, ``SampledNetwork(model, guide, num_samples=64)``.
-    :param int num_outputs: M.
+    :param int num_outputs: how many, M.
     :raises ValueError: when asked, for points that the functions do not take.
 
     Example::

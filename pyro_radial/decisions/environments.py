@@ -92,7 +92,7 @@ def mushroom_bandit(
 
     :param Tensor features: ``[N, D]``, such as those of ``load_table("mushroom")``.
     :param Tensor is_poisonous: ``[N]``, zero or one.
-    :param int num_steps: T.
+    :param int num_steps: how many decisions, T.
     :param int seed: of the order and of the rewards.
     :param bool standardize: as of :func:`classification_bandit`.
     :returns: the bandit.
@@ -131,7 +131,7 @@ def classification_bandit(
 
     :param Tensor features: ``[N, D]``.
     :param Tensor labels: ``[N]``, integers from 0 to K - 1.
-    :param int num_steps: T.
+    :param int num_steps: how many decisions, T.
     :param int seed: of the order.
     :param bool standardize: whether each feature of the T contexts gets mean zero and standard deviation one; one that
         does not vary becomes zero.
@@ -174,7 +174,7 @@ def wheel_bandit(
     Source: Riquelme et al. (2018), section 5.4 and figure 3.
 
     :param float delta: the radius, between zero and one.
-    :param int num_steps: T.
+    :param int num_steps: how many decisions, T.
     :param int seed: of the contexts and the noise.
     :param float others: what an arm is expected to pay that is neither safe nor high.
     :param float safe: more than that.

@@ -33,8 +33,8 @@ class Policy:
     def begin(self, num_features: int, num_arms: int) -> None:
         """Make what depends on the sizes of a bandit.
 
-        :param int num_features: D.
-        :param int num_arms: K.
+        :param int num_features: how many features, D.
+        :param int num_arms: how many arms, K.
         :raises ValueError: for sizes other than those that it was begun with.
         """
         sizes = (positive_count("num_features", num_features), positive_count("num_arms", num_arms))

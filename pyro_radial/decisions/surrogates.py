@@ -189,7 +189,7 @@ class RandomFeatures(Surrogate):
     Source: Rahimi and Recht (2007), "Random Features for Large-Scale Kernel Machines"; as a baseline of Bayesian
     optimization Sun et al. (2019), "Functional variational Bayesian neural networks", appendix C.3.
 
-    :param int num_features: M.
+    :param int num_features: how many features, M.
     :raises ValueError: for a number below one.
     """
 

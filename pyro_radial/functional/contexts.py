@@ -28,7 +28,7 @@ class UniformBox:
 
     :param low: the least value of each input: a number, or ``[D]`` (the shape of one input).
     :param high: the largest, likewise.
-    :param int num_points: M.
+    :param int num_points: how many points, M.
     :raises ValueError: naming the argument that does not fit.
 
     Example::
@@ -57,7 +57,7 @@ class UniformBox:
         inputs too.
 
         :param Tensor x_train: training inputs ``[N, ...]``.
-        :param int num_points: M.
+        :param int num_points: how many points, M.
         :param float margin: not negative, in widths of a side.
         :raises ValueError: naming the argument that does not fit.
 
@@ -127,7 +127,7 @@ class BetweenRows:
 
     :param Tensor points: the rows ``[R, ...]``, at least two, such as the training inputs; floating point, scaled as
         the batches are.
-    :param int num_points: M.
+    :param int num_points: how many points, M.
     :raises ValueError: naming the argument that does not fit.
 
     Example::
@@ -160,7 +160,7 @@ class FromSampler:
     """Points that a function draws, such as the inputs one expects to predict at.
 
     :param function: a function of a number M that returns points ``[M, ...]``.
-    :param int num_points: M.
+    :param int num_points: how many points, M.
     :raises ValueError: naming the argument that does not fit.
 
     Example::

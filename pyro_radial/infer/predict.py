@@ -111,7 +111,7 @@ def draw_functions(
     :param str who: what errors call the caller.
     :param ModelRuns by_model: of the model and its guide.
     :param x: inputs, as there.
-    :param int num_samples: S.
+    :param int num_samples: how many draws, S.
     :param int chunk_size: inputs in one pass.
     :param bool by_network: whether the network alone may run in the place of the model, where it gives the same.
     :param bool progress: whether to show a progress bar.

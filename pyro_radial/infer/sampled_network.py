@@ -51,7 +51,7 @@ class SampledNetwork(nn.Module):
         :class:`~pyro_radial.PriorChain` or :func:`~pyro_radial.poutine.swap_prior`; or a ``BayesianModule``, which a
         model written by hand calls.
     :param guide: its trained guide; random parameters that it leaves out are drawn from the model's priors.
-    :param int num_samples: S.
+    :param int num_samples: how many draws, S.
     :param int chunk_size: draws in one ``vmap``, which bounds the memory of a call (chosen by
         ``benchmarks/guides/prediction_cost.py``: fewer are slower at few inputs, many more at many).
     :param x: inputs for a guide that takes any, a row or two, as :func:`~pyro_radial.predict` takes them; by default

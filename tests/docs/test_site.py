@@ -20,31 +20,21 @@ def test_every_page_is_in_a_list_of_pages():
     for page in DOCS.rglob("*.md"):
         for block in re.findall(r"^```{toctree}\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE):
             names = [line for line in block.splitlines() if line and not line.startswith(":")]
-            listed |= {(page.parent / f"{name}.md").resolve() for name in names}
-    assert listed == set(DOCS.rglob("*.md")) - {DOCS / "index.md"}
+            listed |= {(page.parent / name).resolve() for name in names}
+    pages = {page.with_suffix("") for page in DOCS.rglob("*.md")} - {DOCS / "index"}
+    # Making the site puts the notebooks beside its pages.
+    notebooks = {DOCS / "tutorials" / notebook.stem for notebook in (ROOT / "tutorials").glob("*.ipynb")}
+    assert listed == pages | notebooks
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The folder of the site, and what its making came to."""
+def test_the_site_builds_and_has_every_name(tmp_path):
     pytest.importorskip("sphinx")
-    folder = tmp_path_factory.mktemp("site")
-    build = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", str(DOCS), str(folder)]
-    done = subprocess.run(build, cwd=ROOT, env=os.environ | {"DOCS_ONLINE": "0"}, capture_output=True, text=True)
-    return folder, done
-
-
-def test_the_site_builds(site):
-    _, done = site
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_the_site_has_every_name(site):
     from sphinx.util.inventory import InventoryFile
 
-    folder, _ = site
-    with (folder / "objects.inv").open("rb") as file:
+    build = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", str(DOCS), str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, env=os.environ | {"DOCS_ONLINE": "0"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "objects.inv").open("rb") as file:
         inventory = InventoryFile.load(file, "", os.path.join)
     # A dict, or an object that holds one, by the version of Sphinx.
     by_kind = getattr(inventory, "data", inventory)

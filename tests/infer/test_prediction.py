@@ -186,7 +186,7 @@ def run(prediction, y, names):
             getattr(prediction, name)
 
 torch.set_num_threads(1)
-draws, rows = 32, 100_000
+draws, rows = 32, 40_000
 NUMBERS = ["variance", "aleatoric_variance", "epistemic_variance", "quantiles"]
 cases = [
     (likelihoods.Gaussian(num_data=1), 10, lambda n: torch.zeros(n, 10), {"scale": torch.ones(draws, 1)}, NUMBERS),

@@ -32,8 +32,8 @@ class FunctionPrior(nn.Module):
         """Function values ``[S, N, O]`` of S independent draws, in the dtype of ``x`` and without gradient.
 
         :param Tensor x: points ``[N, D]``, floating point.
-        :param int num_samples: S.
-        :param int num_outputs: O.
+        :param int num_samples: how many draws, S.
+        :param int num_outputs: how many outputs, O.
         :raises ValueError: naming the argument that does not fit, or the prior whose values do not: of another shape,
             not real, or (under Pyro's validation) NaN.
         """

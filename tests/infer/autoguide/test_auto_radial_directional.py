@@ -105,15 +105,14 @@ class TestExactPosterior:
         def model():
             mu = pyro.sample("mu", HypersphericalUniform(3))
             with pyro.plate("data", number):
-                pyro.sample("x", VonMisesFisherStable(mu.expand(number, 3), noise), obs=data)
+                pyro.sample("x", VonMisesFisherStable(mu.expand(*mu.shape[:-2], number, 3), noise), obs=data)
 
         guide = AutoRadialDirectional(model)
-        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), RadialELBO(num_particles=4, strict_kl=True))
-        for _ in range(300):
-            svi.step()
-        guide_steps = SVI(model, guide, pyro.optim.Adam({"lr": 0.005}), RadialELBO(num_particles=4, strict_kl=True))
-        for _ in range(300):
-            guide_steps.step()
+        loss = RadialELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1, strict_kl=True)
+        for rate in (0.05, 0.005):
+            svi = SVI(model, guide, pyro.optim.Adam({"lr": rate}), loss)
+            for _ in range(300):
+                svi.step()
         distribution = guide.posterior()["mu"]
         exact = VonMisesFisherStable(total / total.norm(), noise * total.norm())
         # Nats that the learned distribution is away; the evidence itself is of the order of 10.

@@ -11,6 +11,7 @@ from pyro_radial.infer.autoguide.families.family import Family
 
 __all__ = ["Families", "choose_families"]
 
+#: Families by the names of sites or by patterns in them, or a function of a site's name and the site.
 Families = Mapping[str, Family] | Callable[[str, Any], Family | None]
 
 
