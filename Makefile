@@ -16,19 +16,19 @@ quickstart: $(READY)
 	$(BIN)/python tutorials/quickstart.py
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2 --quiet
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --quiet
 
 # Each dependency at its lower bound, with Python 3.11 or 3.12, which these have wheels for.
 test-oldest:
 	$(PYTHON) -m venv $(VENV)-oldest
 	$(PYTHON) -m tests.oldest > $(VENV)-oldest/constraints.txt
 	$(VENV)-oldest/bin/python -m pip install --quiet --constraint $(VENV)-oldest/constraints.txt --editable '.[dev]'
-	$(VENV)-oldest/bin/python -m pytest --numprocesses 2 --quiet --ignore tests/test_tutorials.py --ignore tests/benchmarks \
+	$(VENV)-oldest/bin/python -m pytest --numprocesses 2 --dist worksteal --quiet --ignore tests/test_tutorials.py --ignore tests/benchmarks \
 		--deselect pyro_radial/infer/sampled_network.py::pyro_radial.infer.sampled_network.SampledNetwork
 
 # Full counts of kills and damage, which the suite has in a small form, and a plain installation; no part of `make test`.
 soak: $(READY)
-	$(BIN)/python -m pytest --numprocesses 2 --quiet --override-ini 'python_files=soak_*.py' tests/soak
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --quiet --override-ini 'python_files=soak_*.py' tests/soak
 	$(BIN)/python -m pytest --quiet -m slow
 
 lint: $(READY)
@@ -55,4 +55,4 @@ benchmark: $(READY)
 	$(BIN)/python -m benchmarks.guides.step_time --output build/step_time.json
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-oldest build dist docs/tutorials *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -39,7 +39,10 @@ RADIAL_CHANNELS, PLAIN_CHANNELS = 46, 64
 
 
 class Size(NamedTuple):
-    """Batches of the perceptron; pixels, images and channels of the convolutional net; samples; turns."""
+    """Batches of the perceptron; pixels, images and channels of the convolutional net; samples; turns; calls before.
+
+    In the small form steps are so few that they are not compiled.
+    """
 
     hidden: tuple[int, ...] = (200, 200, 200, 200)
     batches: tuple[int, ...] = (32, 128, 1024)
@@ -49,9 +52,10 @@ class Size(NamedTuple):
     convolutions: int = 13
     samples: int = 10_000_000
     rounds: int = 30
+    warmup: int = 8
 
 
-SIZES = {"default": Size(), "small": Size((8,), (4,), 32, 2, 23, 2, 1_000, 2)}
+SIZES = {"default": Size(), "small": Size((8,), (4,), 32, 2, 23, 2, 1_000, 1, 0)}
 
 
 def vgg16(channels: int, convolutions: int) -> nn.Module:
@@ -103,7 +107,7 @@ def check(device: str, size: Size) -> Row:
     model, guide, x, y = radial_problem(Problem(size.hidden, size.batches[0], device=device))
     loss = RadialELBO(strict_kl=True)
     captured = CapturedLoss(model, guide, loss)
-    for _ in range(5):
+    for _ in range(max(1, size.warmup)):
         captured((x, y), {})
     pyro.set_rng_seed(1)
     _, pairs = captured((x, y), {})
@@ -111,7 +115,7 @@ def check(device: str, size: Size) -> Row:
     truth = torch.autograd.grad(loss(model, guide)(x, y), [parameter for parameter, _ in pairs])
     errors = [float((found - true).norm() / true.norm()) for (_, found), true in zip(pairs, truth, strict=True)]
     svi = CompiledSVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), loss, check_every=1000)
-    for _ in range(5):
+    for _ in range(max(1, size.warmup)):
         svi.step(x, y)
     waits = 0
     if device == "cuda":
@@ -141,7 +145,7 @@ def perceptron(device: str, size: Size, batch: int) -> list[Row]:
         model, guide, x, y = radial_problem(problem)
         svi = CompiledSVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), RadialELBO(), options=GRAPHS)
         steps[graphed(device)[0]] = lambda: svi.step(x, y)
-    times = medians(steps, size.rounds, clock=clock(device), warmup=8)
+    times = medians(steps, size.rounds, clock=clock(device), warmup=size.warmup)
     return [{"ms": round(times[name], 3), "ratio": round(times[name] / times[PLAIN], 3)} for name in steps]
 
 
@@ -156,7 +160,7 @@ def convolutions(device: str, size: Size, steps: tuple[str, ...]) -> list[Row]:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         step = vgg_step(name, x, y, size)
-        times = medians({name: step}, size.rounds // 3 + 1, clock=clock(device), block=1, warmup=6)
+        times = medians({name: step}, size.rounds // 3 + 1, clock=clock(device), block=1, warmup=size.warmup)
         peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
         rows.append({"ms": round(times[name], 2), "peak_gib": round(peak, 3)})
     return [{**row, "ratio": round(row["ms"] / rows[0]["ms"], 3)} for row in rows]

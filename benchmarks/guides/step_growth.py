@@ -67,7 +67,7 @@ def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
     results.add_all(keys, partial(measure, names, problem, size.rounds))
     hidden, rounds = size.nets[-1]
     for name in [name for name in KEPT if name in size.names]:
-        for keeps in (False, True):
+        for keeps in (False, True) if form == "default" else (True,):
             keys = {"pages": "kept" if keeps else "given back", "step": name}
             results.add(keys, partial(in_a_process, name, hidden, rounds, keeps))
 

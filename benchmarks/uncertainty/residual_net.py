@@ -77,7 +77,7 @@ FEW = dict.fromkeys((DROPOUT, LAPLACE, MEAN_FIELD, TWEAKS, TRUNCATED, IVON), 2)
 SIZES = {
     "default": Size(),
     # Running statistics take some steps.
-    "small": Size(8, (1, 1), 60, 120, 40, 120, 1, 2, replace(SMALL, epochs=6)),
+    "small": Size(8, (1, 1), 60, 64, 40, 64, 1, 2, replace(SMALL, epochs=6)),
     # ResNet-18, of 11 million weights; draws and members as in the paper's table 1.
     "paper": Size(64, (2, 2, 2, 2), seeds=6, setting=Setting(epochs=60, num_samples=16, num_members=3)),
 }

@@ -165,6 +165,8 @@ SCHEDULES = {
 }
 
 
+# What SequentialLR of torch 2.7 says of itself.
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_other_rates_of_groups_on_resume_are_said_and_fall_as_the_old_ones_would(schedule, tmp_path, taken):
     path, scheduler = tmp_path / "run.pt", SCHEDULES[schedule]
