@@ -279,4 +279,5 @@ def evaluating(*modules: Any) -> Iterator[None]:
     finally:
         # Parents come before children, so that a child whose own mode differs is restored last.
         for module, training in modes:
-            module.train(training)
+            if module.training != training:
+                module.train(training)
