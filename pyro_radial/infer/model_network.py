@@ -47,6 +47,7 @@ class ModelNetwork:
         self._entry, self.bnn = _find(model)
         #: What describes the observations, or None.
         self.likelihood: Any = getattr(self._entry, "likelihood", None)
+        self._shapes = {name: parameter.shape for name, parameter in self.bnn.skeleton.named_parameters()}
 
     @property
     def noise_sites(self) -> dict[str, str]:
@@ -88,8 +89,7 @@ class ModelNetwork:
             handle.remove()
         nodes: Any = capture.trace.nodes
         noise = {argument: nodes[site]["value"].reshape(1) for argument, site in self.noise_sites.items()}
-        shapes = {name: parameter.shape for name, parameter in self.bnn.skeleton.named_parameters()}
-        reshaped = {name: value.reshape(shapes[name]) for name, value in parameters.items()}
+        reshaped = {name: value.reshape(self._shapes[name]) for name, value in parameters.items()}
         return NetworkDraw(capture.trace, reshaped, noise)
 
 

@@ -105,9 +105,9 @@ class GuideTests:
         guide(*args)
         means, errors = [], []
         for loss in (Trace_ELBO, TraceMeanField_ELBO, RadialELBO):
-            elbo = loss()
+            elbo = loss(num_particles=NUM_PARTICLES // 40, vectorize_particles=True, max_plate_nesting=1)
             with torch.no_grad():
-                draws = torch.tensor([float(elbo.loss(model, guide, *args)) for _ in range(NUM_PARTICLES // 10)])
+                draws = torch.tensor([float(elbo.loss(model, guide, *args)) for _ in range(40)])
             means.append(draws.mean())
             errors.append(draws.std() / len(draws) ** 0.5)
         for mean, error in zip(means[1:], errors[1:], strict=True):
