@@ -23,6 +23,8 @@ from pyro.params.param_store import module_from_param_with_module_name, normaliz
 from pyro.poutine import runtime
 from pyro.util import check_model_guide_match, check_site_shape
 from torch import Tensor, compiler, nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.optim import Optimizer
@@ -46,13 +48,13 @@ __all__ = [
     "is_deterministic",
     "is_traced",
     "loc_and_scale",
-    "make_fx",
     "mark_stepped",
     "optimizer_state_waiting",
     "own_mask",
     "periodic_repeat",
     "prototype_hide_fn",
     "pyro_settings",
+    "record_graph",
     "rendezvous",
     "set_context",
     "standard_gamma",
@@ -175,6 +177,13 @@ def stored_parameters() -> dict[str, Tensor]:
 def handlers_around() -> bool:
     """Whether any of Pyro's handlers is at work here."""
     return bool(runtime._PYRO_STACK)
+
+
+def record_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> GraphModule:
+    """The operations of a function of tensors, by running it."""
+    # Without a mode of fake tensors that all share, each result makes one, with the whole stack: half of the time.
+    with tracing(TracingContext(FakeTensorMode())):
+        return make_fx(function)(*inputs)
 
 
 @contextmanager

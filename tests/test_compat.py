@@ -214,7 +214,7 @@ def test_trees_come_apart_and_together():
 
 def test_a_function_is_recorded_with_the_tensors_that_it_reads():
     weight = torch.nn.Parameter(torch.full((2,), 3.0))
-    graph = _compat.make_fx(lambda x: [x * weight])(torch.ones(2))
+    graph = _compat.record_graph(lambda x: [x * weight], [torch.ones(2)])
     weight.data.fill_(5.0)
     (result,) = graph(torch.tensor([1.0, 2.0]))
     assert torch.equal(result, torch.tensor([5.0, 10.0]))
@@ -224,7 +224,7 @@ def test_a_graph_is_compiled_to_what_it_does():
     def function(x):
         return [x.sin() + torch.rand(3)]
 
-    graph = _compat.make_fx(function)(torch.ones(3))
+    graph = _compat.record_graph(function, [torch.ones(3)])
     code = _compat.compile_graph(graph, [torch.ones(3)], {"fallback_random": True})
     x = torch.tensor([0.1, 0.2, 0.3])
     torch.manual_seed(0)

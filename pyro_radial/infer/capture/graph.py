@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_radial._capturing import capturing
-from pyro_radial._compat import make_fx
+from pyro_radial._compat import record_graph
 from pyro_radial.infer.capture.structure import Slot
 
 __all__ = ["Graph", "UncapturableError", "record", "user_line"]
@@ -85,7 +85,7 @@ def record(
         return outputs
 
     with capturing(), pyro.validation_enabled(False), _HostReads(live):
-        module = make_fx(tensors_alone)(*inputs)
+        module = record_graph(tensors_alone, inputs)
     _check_shapes(module)
     place = {id(slot.tensor): slot for slot in reversed(slots)}
     constants = [place.get(id(tensor), tensor) for tensor in _lift_constants(module)]
