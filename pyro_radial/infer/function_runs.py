@@ -4,7 +4,7 @@
 """The function that belongs to a draw of a guide, by runs of the model or of its network alone."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pyro.poutine as poutine
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyro_radial._compat import handlers_around
 from pyro_radial.infer.data import device_of, evaluating, num_rows
-from pyro_radial.infer.guide_draws import check_sites
+from pyro_radial.infer.guide_draws import GuideDraws, check_sites
 from pyro_radial.infer.model_network import ModelNetwork
 from pyro_radial.infer.random_state import seeded
 from pyro_radial.nn.likelihood import FUNCTION_SITE
@@ -67,20 +67,27 @@ class NetworkRuns:
     """By runs of the model's network, with the parameters of the draw.
 
     :param ModelNetwork network: of the model.
-    :param Trace drawn: a draw of the guide.
+    :param runs: of the model.
+    :param draws: of the guide.
+    :param Trace drawn: one of these.
     """
 
-    def __init__(self, network: ModelNetwork, drawn: Trace) -> None:
-        self._network = network
+    def __init__(self, network: ModelNetwork, runs: ModelRuns, draws: GuideDraws, drawn: Trace) -> None:
+        self._network, self._runs = network, runs
         self._functional, self._fixed = network.bnn.computation(), network.bnn.fixed_tensors()
         self._parameters = dict(network.draw(drawn).parameters)
         self._noise: dict[str, Tensor] = {}
         in_use = network.bnn.sites_in_use
-        # A draw then holds all that differs, and the model does not have to run.
+        # A draw then holds all that differs, and neither guide nor model has to run.
         self._direct = not network.noise_sites and all(
             name in drawn and _value(drawn, name).shape == self._parameters[name].shape for name in in_use
         )
         self._in_use = in_use
+        self._runs_nothing = self._direct and draws.from_distributions
+
+    def mode(self) -> AbstractContextManager[None]:
+        """What the guide and the function are to run in."""
+        return nullcontext() if self._runs_nothing else self._runs.mode()
 
     def start(self, drawn: Trace) -> None:
         """Take another draw of the guide."""
@@ -102,11 +109,12 @@ class NetworkRuns:
         return self._noise
 
 
-def network_runs(runs: ModelRuns, drawn: Trace, inputs: Any, seed: int) -> NetworkRuns | None:
+def network_runs(runs: ModelRuns, draws: GuideDraws, drawn: Trace, inputs: Any, seed: int) -> NetworkRuns | None:
     """The same by the network alone, where that gives the same.
 
-    :param runs: of the model, in whose mode this is called.
-    :param Trace drawn: a draw of the guide.
+    :param runs: of the model.
+    :param draws: of the guide.
+    :param Trace drawn: one of these.
     :param inputs: some rows.
     :param int seed: of what the model samples.
     :returns: None where the network alone gives other values, or cannot be told from the model.
@@ -115,15 +123,16 @@ def network_runs(runs: ModelRuns, drawn: Trace, inputs: Any, seed: int) -> Netwo
         return None
     device = device_of(runs.guide, runs.model)
     found: list[tuple[Tensor, dict[str, Tensor]]] = []
-    try:
-        with seeded(seed, device):
-            faster = NetworkRuns(ModelNetwork(runs.model), drawn)
-    except ValueError:
-        return None
-    for candidate in (runs, faster):
-        with seeded(seed, device):
-            candidate.start(drawn)
-            found.append((candidate.values(inputs), candidate.noise()))
+    with runs.mode():
+        try:
+            with seeded(seed, device):
+                faster = NetworkRuns(ModelNetwork(runs.model), runs, draws, drawn)
+        except ValueError:
+            return None
+        for candidate in (runs, faster):
+            with seeded(seed, device):
+                candidate.start(drawn)
+                found.append((candidate.values(inputs), candidate.noise()))
     (values, noise), (other_values, other_noise) = found
     same = values.dtype == other_values.dtype and torch.equal(values, other_values)
     same = same and noise.keys() == other_noise.keys()

@@ -40,6 +40,11 @@ class GuideDraws:
         self._guide, self._who = guide, who
         self._first: Trace | None = None
 
+    @property
+    def from_distributions(self) -> bool:
+        """Whether the next draw comes from the distributions of the first."""
+        return self._first is not None
+
     def draw(self, *args: Any) -> Trace:
         """One draw of all sites.
 

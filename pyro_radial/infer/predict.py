@@ -130,9 +130,9 @@ def draw_functions(
     noise: dict[str, list[Tensor]] = {}
     runs: ModelRuns | NetworkRuns = by_model
     bar = tqdm(total=num_samples * len(chunks), desc=who, unit="pass", disable=not progress)
-    with bar, by_model.mode():
+    with bar:
         for draw in range(num_samples):
-            with one_at_a_time():
+            with one_at_a_time(), runs.mode():
                 drawn = draws.draw(move(take(x, chunks[0]), device))
                 if len(chunks) > 1:
                     check_global(drawn, f"{who}: chunk_size must be all rows", f"{len(chunks)} chunks")
@@ -150,7 +150,7 @@ def draw_functions(
                     noise.setdefault(argument, []).append(value)
                 if by_network and draw == 0 and num_samples > 1:
                     first = move(take(x, slice(0, 2)), device)
-                    runs = network_runs(by_model, drawn, first, seed) or by_model
+                    runs = network_runs(by_model, draws, drawn, first, seed) or by_model
     assert samples is not None
     likelihood = getattr(model, "likelihood", None)
     return Prediction(samples, likelihood, {name: torch.stack(values) for name, values in noise.items()})

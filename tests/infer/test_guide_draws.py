@@ -72,11 +72,6 @@ def made(kind):
     return guide, says_all
 
 
-def kept_distributions(draws):
-    """Whether further draws come from the distributions of the first."""
-    return draws._first is not None
-
-
 @pytest.mark.parametrize("kind", GUIDES)
 @torch.no_grad()
 def test_draws_are_the_numbers_that_runs_of_the_guide_make(kind):
@@ -87,7 +82,7 @@ def test_draws_are_the_numbers_that_runs_of_the_guide_make(kind):
     pyro.set_rng_seed(3)
     draws = GuideDraws(guide, "test")
     found = [dict(draws.draw(X).iter_stochastic_nodes()) for _ in range(4)]
-    assert kept_distributions(draws) == says_all
+    assert draws.from_distributions == says_all
     assert torch.equal(torch.get_rng_state(), state)
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.keys() == theirs.keys()
@@ -103,7 +98,7 @@ def test_a_guide_that_calls_itself_differently_runs_for_every_draw():
     guide.forward = lambda *args: plain(*args)
     draws = GuideDraws(guide, "test")
     draws.draw(X)
-    assert not kept_distributions(draws)
+    assert not draws.from_distributions
 
 
 @torch.no_grad()
@@ -115,7 +110,7 @@ def test_a_handler_around_the_guide_or_the_call_acts_on_every_draw():
     with mean_only():
         draws = GuideDraws(guide, "test")
         assert all(torch.equal(draws.draw(X).nodes["weight"]["value"], means["weight"]) for _ in range(3))
-    assert not kept_distributions(draws)
+    assert not draws.from_distributions
 
 
 @torch.no_grad()
@@ -129,7 +124,7 @@ def test_rows_of_a_plate_are_drawn_anew():
         guide.setup(X)
     draws = GuideDraws(guide, "test")
     rows = {tuple(draws.draw(X).nodes["rows"]["value"].tolist()) for _ in range(20)}
-    assert not kept_distributions(draws)
+    assert not draws.from_distributions
     assert len(rows) > 5
 
 
