@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import pyro
@@ -38,6 +38,7 @@ __all__ = [
     "check_model_guide_match",
     "check_site_shape",
     "compile_graph",
+    "constant_in_graphs",
     "deep_setattr",
     "forget_stored",
     "handlers_around",
@@ -67,6 +68,8 @@ __all__ = [
     "tree_map_only",
     "tree_unflatten",
 ]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # What a subclass can only override where Pyro has it: the methods, by Pyro's class.
 OVERRIDDEN = {
@@ -177,6 +180,12 @@ def stored_parameters() -> dict[str, Tensor]:
 def handlers_around() -> bool:
     """Whether any of Pyro's handlers is at work here."""
     return bool(runtime._PYRO_STACK)
+
+
+def constant_in_graphs(function: F) -> F:
+    """As ``torch.compiler.assume_constant_result`` does, which imports the whole compiler."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def record_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> GraphModule:

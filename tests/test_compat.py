@@ -220,6 +220,18 @@ def test_a_function_is_recorded_with_the_tensors_that_it_reads():
     assert torch.equal(result, torch.tensor([5.0, 10.0]))
 
 
+def test_a_function_is_marked_as_constant_as_torch_marks_it():
+    def ours():
+        return 2.0
+
+    def torchs():
+        return 2.0
+
+    _compat.constant_in_graphs(ours)
+    torch.compiler.assume_constant_result(torchs)
+    assert vars(ours) == vars(torchs)
+
+
 def test_a_graph_is_compiled_to_what_it_does():
     def function(x):
         return [x.sin() + torch.rand(3)]

@@ -10,9 +10,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.polynomial import Chebyshev, Polynomial
 from numpy.polynomial import polynomial as poly
+
+from pyro_radial._compat import constant_in_graphs
 
 __all__ = ["BesselPlan", "bessel_plan", "expansion_polynomials"]
 
@@ -66,7 +67,7 @@ def bessel_plan(dim: int) -> BesselPlan:
     return _constant_plan(operator.index(dim))
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _constant_plan(dim: int) -> BesselPlan:
     return _cached_plan(dim)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_radial._compat import constant_in_graphs
 from pyro_radial.distributions.chunks import by_chunks
 
 __all__ = ["complement_slope", "log_rise", "log_rise_curvature", "log_rise_slope", "nodes_and_weights"]
@@ -159,7 +160,7 @@ def _kept_legendre(count: int, dtype: torch.dtype, device: torch.device) -> Tens
     return _legendre(count, dtype, device)
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _legendre_numbers(count: int) -> list[list[float]]:
     nodes, weights = np.polynomial.legendre.leggauss(count)
     return [(0.5 * (1.0 + nodes)).tolist(), (0.5 * weights).tolist()]

@@ -12,6 +12,7 @@ import torch
 from numpy.polynomial import polynomial as poly
 from torch import Tensor
 
+from pyro_radial._compat import constant_in_graphs
 from pyro_radial.distributions.bessel_expansion import expansion_polynomials
 from pyro_radial.distributions.special import mean_cosine_gap
 from pyro_radial.distributions.vmf_formulas import uniform_variables
@@ -101,7 +102,7 @@ def _kept_coefficients(lam: float, dtype: torch.dtype, device: torch.device) -> 
     return torch.tensor(_table(lam), dtype=dtype, device=device)
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def _table(lam: float) -> list[list[float]]:
     """As many terms as it takes, summed."""
     terms = [np.array(gamma, dtype=float) / lam ** (k + 1) for k, gamma in enumerate(slope_polynomials())]
