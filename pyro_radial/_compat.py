@@ -190,8 +190,7 @@ def constant_in_graphs(function: F) -> F:
 
 def record_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> GraphModule:
     """The operations of a function of tensors, by running it."""
-    # Without a mode of fake tensors that all share, each result makes one, with the whole stack of calls: a third of
-    # the time or more.
+    # Without a mode of fake tensors that all share, each result makes one of its own, with the whole stack of calls.
     with tracing(TracingContext(FakeTensorMode())):
         return make_fx(function)(*inputs)
 
