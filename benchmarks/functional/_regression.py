@@ -19,7 +19,7 @@ from benchmarks.common import Pair, Row
 from benchmarks.functional._training import network, train, weight_space
 from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel, predict
 from pyro_radial.functional import BetweenRows, GaussianKL, GaussianProcess, LinearizedKL, UniformBox
-from pyro_radial.functional.contexts import Context
+from pyro_radial.functional.measurement_points import Context
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn
 

@@ -22,8 +22,8 @@ from benchmarks.functional._training import NUM_SAMPLES
 from benchmarks.functional._uci import FOLDERS
 from pyro_radial import AutoMeanField, AutoRadial, SupervisedModel
 from pyro_radial.functional import GaussianProcess
+from pyro_radial.functional.process_comparison import compare_with_process
 from pyro_radial.infer.autoguide import init_to_network
-from pyro_radial.infer.process_comparison import compare_with_process
 
 __all__ = ["claims", "draw", "report", "run"]
 

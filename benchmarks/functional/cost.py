@@ -32,7 +32,7 @@ from pyro_radial.functional import (
     SteinKL,
     UniformBox,
 )
-from pyro_radial.infer.functional_elbo import Divergence, FunctionalELBO
+from pyro_radial.functional.elbo import Divergence, FunctionalELBO
 from pyro_radial.nn import likelihoods
 
 __all__ = ["claims", "draw", "report", "run"]

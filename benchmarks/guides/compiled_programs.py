@@ -37,7 +37,7 @@ from pyro_radial import (
     SupervisedModel,
 )
 from pyro_radial.functional import GaussianKL, GaussianProcess, UniformBox
-from pyro_radial.infer.capture import CapturedLoss
+from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.nn import likelihoods
 
 __all__ = ["PROGRAMS", "Program", "claims", "compared", "draw", "report", "run"]

@@ -23,7 +23,7 @@ from benchmarks.common import Claim, Form, Results, Row, main, markdown_table, m
 from benchmarks.guides._contenders import CONTENDERS, PLAIN, Problem
 from pyro_radial import AutoRadial, BayesianModule, CompiledSVI, RadialELBO, SupervisedModel
 from pyro_radial.distributions import RadialNormal, VonMisesFisherStable
-from pyro_radial.infer.capture import CapturedLoss
+from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.nn import likelihoods
 
 __all__ = ["NEEDS", "claims", "draw", "report", "run"]

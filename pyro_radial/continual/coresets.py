@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pyro_radial._checks import positive_count, positive_float
+from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial.continual.streams import Pair
-from pyro_radial.infer.data import Rows, check_inputs, take
+from pyro_radial.infer.training.data import Rows, check_inputs, take
 
 __all__ = ["Coreset", "k_center_coreset", "random_coreset", "split_coreset"]
 

@@ -10,14 +10,14 @@ import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
-from pyro_radial._capturing import is_capturing
-from pyro_radial._checks import positive_count
+from pyro_radial._pyro.capturing import is_capturing
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.functional.divergences.marginal_kl import kl_of_marginals
+from pyro_radial.functional.guide_process import GuideProcess
 from pyro_radial.functional.linearization import Structure
 from pyro_radial.functional.priors import PosteriorProcess
 from pyro_radial.infer.elbo import RadialELBO, check_weight
-from pyro_radial.infer.guide_process import GuideProcess
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.nn.multi_head import under_head
 

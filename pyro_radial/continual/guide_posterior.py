@@ -12,7 +12,7 @@ from pyro.infer.autoguide import AutoDiagonalNormal, AutoGuideList, AutoNormal
 from torch import Tensor
 from torch.distributions import biject_to
 
-from pyro_radial._compat import initial_scale, loc_and_scale
+from pyro_radial._pyro.compat import initial_scale, loc_and_scale
 from pyro_radial.distributions.constraints import is_real
 
 __all__ = ["parts", "posterior_of", "scale_change"]

@@ -12,7 +12,7 @@ from pyro_radial.continual.coresets import Coreset, split_coreset
 from pyro_radial.continual.function_chain import KeptFunctions
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.streams import Pair, TaskStream
-from pyro_radial.infer.data import device_of, num_rows
+from pyro_radial.infer.training.data import device_of, num_rows
 
 __all__ = ["KeptRows"]
 

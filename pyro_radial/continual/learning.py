@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from pyro_radial._checks import positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial.continual.coresets import Coreset
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.stream_run import StreamRun
 from pyro_radial.continual.streams import TaskStream
 from pyro_radial.infer.autoguide import AutoRadial
-from pyro_radial.infer.checkpoint import copied
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.processes import num_processes
-from pyro_radial.infer.sole_writer import sole_writer
+from pyro_radial.infer.training.checkpoint import copied
+from pyro_radial.infer.training.processes import num_processes
+from pyro_radial.infer.training.sole_writer import sole_writer
 
 __all__ = ["learn_stream"]
 

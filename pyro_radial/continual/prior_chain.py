@@ -17,8 +17,8 @@ from pyro.nn import PyroModule
 from torch import nn
 from torch.distributions import biject_to
 
-from pyro_radial._checks import positive_count, positive_float
-from pyro_radial._naming import UniquelyNamed, rename_tree, unique_name
+from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
 from pyro_radial.continual.guide_posterior import parts, posterior_of, scale_change
 from pyro_radial.continual.posterior_memory import OWN_PRIOR, PoolPosteriorsMessenger, PosteriorMemory
 from pyro_radial.continual.stored_distributions import EXTRA_STATE, StoredDistribution, StoredDistributions

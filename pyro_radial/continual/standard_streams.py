@@ -11,9 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pyro_radial._checks import positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial.continual.streams import Pair, Task, TaskStream
-from pyro_radial.infer.data import Rows
+from pyro_radial.infer.training.data import Rows
 
 __all__ = ["permuted", "split_by_class"]
 

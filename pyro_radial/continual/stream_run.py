@@ -14,14 +14,16 @@ import numpy as np
 import pyro
 from torch import nn
 
-from pyro_radial._state import load_states, states
+from pyro_radial._pyro.state import load_states, states
 from pyro_radial.continual.coresets import Coreset
 from pyro_radial.continual.function_chain import FunctionChainELBO
 from pyro_radial.continual.kept_rows import KeptRows
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.streams import Pair, Task, TaskStream
-from pyro_radial.infer.checkpoint import (
+from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.prediction.predict import predict
+from pyro_radial.infer.training.checkpoint import (
     check_data,
     check_entries,
     check_settings,
@@ -29,12 +31,10 @@ from pyro_radial.infer.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from pyro_radial.infer.data import Rows, device_of, num_rows
-from pyro_radial.infer.data_fingerprint import data_fingerprint
-from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.fingerprint import described
-from pyro_radial.infer.fit import fit
-from pyro_radial.infer.predict import predict
+from pyro_radial.infer.training.data import Rows, device_of, num_rows
+from pyro_radial.infer.training.data_fingerprint import data_fingerprint
+from pyro_radial.infer.training.fingerprint import described
+from pyro_radial.infer.training.fit import fit
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.multi_head import MultiHead, use_head
 from pyro_radial.uncertainty.metrics import accuracy

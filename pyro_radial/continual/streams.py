@@ -12,8 +12,8 @@ from typing import overload
 
 from torch import Tensor
 
-from pyro_radial._checks import positive_count
-from pyro_radial.infer.data import Rows
+from pyro_radial._pyro.checks import positive_count
+from pyro_radial.infer.training.data import Rows
 
 __all__ = ["Pair", "Task", "TaskStream"]
 

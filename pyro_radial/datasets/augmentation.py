@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from pyro_radial._checks import positive_float
+from pyro_radial._pyro.checks import positive_float
 
 __all__ = ["RandomAffine"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pyro_radial._checks import positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial.datasets.download import cache_folder
 
 __all__ = ["IMAGE_ENDINGS", "NUM_GRADES", "RetinopathyImages"]

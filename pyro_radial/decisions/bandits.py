@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_radial._checks import non_negative_integer, positive_count
+from pyro_radial._pyro.checks import non_negative_integer, positive_count
+from pyro_radial._pyro.random_state import seeded
 from pyro_radial.decisions.environments import ContextualBandit
 from pyro_radial.decisions.history import History
 from pyro_radial.decisions.policies import Policy
-from pyro_radial.infer.checkpoint import check_settings, load_checkpoint, save_checkpoint
-from pyro_radial.infer.fingerprint import described
-from pyro_radial.infer.random_state import seeded
-from pyro_radial.infer.sole_writer import sole_writer
+from pyro_radial.infer.training.checkpoint import check_settings, load_checkpoint, save_checkpoint
+from pyro_radial.infer.training.fingerprint import described
+from pyro_radial.infer.training.sole_writer import sole_writer
 
 __all__ = ["BanditResult", "run_bandit"]
 

@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise ImportError("Bayesian optimization needs BoTorch: pip install 'pyro-radial[bo]'") from error
 
-from pyro_radial._checks import non_negative_integer, positive_count
+from pyro_radial._pyro.checks import non_negative_integer, positive_count
 
 __all__ = ["FunctionDraws", "Functions", "Process", "ProcessModel"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial._checks import non_negative_integer, positive_count, positive_float, proper_fraction
+from pyro_radial._pyro.checks import non_negative_integer, positive_count, positive_float, proper_fraction
 
 __all__ = ["ContextualBandit", "classification_bandit", "mushroom_bandit", "wheel_bandit"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial._checks import positive_count, positive_float
+from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial.decisions.history import History
 from pyro_radial.decisions.policies import Policy
 from pyro_radial.functional import GaussianProcess

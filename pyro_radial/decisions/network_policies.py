@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_radial._checks import positive_count, positive_float, proper_fraction
+from pyro_radial._pyro.checks import positive_count, positive_float, proper_fraction
 from pyro_radial.decisions.history import History
 from pyro_radial.decisions.linear_model import LinearModel
 from pyro_radial.decisions.policies import Policy
 from pyro_radial.decisions.refits import Refits
-from pyro_radial.infer.data import device_of, dtype_of
-from pyro_radial.infer.last_layer import LastLayer, find_last_layer
-from pyro_radial.infer.predict import predict
-from pyro_radial.infer.trained_network import TrainedNetwork, trained_values
+from pyro_radial.infer.posthoc.last_layer import LastLayer, find_last_layer
+from pyro_radial.infer.prediction.predict import predict
+from pyro_radial.infer.prediction.trained_network import TrainedNetwork, trained_values
+from pyro_radial.infer.training.data import device_of, dtype_of
 
 __all__ = ["EnsembleSampling", "EpsilonGreedy", "NetworkPolicy", "NeuralLinear", "ThompsonSampling"]
 

@@ -23,7 +23,8 @@ try:
 except ImportError as error:
     raise ImportError("Bayesian optimization needs BoTorch: pip install 'pyro-radial[bo]'") from error
 
-from pyro_radial._checks import non_negative_integer, positive_count
+from pyro_radial._pyro.checks import non_negative_integer, positive_count
+from pyro_radial._pyro.random_state import seeded, seeded_elsewhere
 from pyro_radial.decisions.acquisitions import (
     Acquisition,
     gibbon,
@@ -35,10 +36,9 @@ from pyro_radial.decisions.acquisitions import (
 from pyro_radial.decisions.botorch_models import FunctionDraws, ProcessModel
 from pyro_radial.decisions.space import Space
 from pyro_radial.decisions.surrogates import GaussianProcessSurrogate, NetworkSurrogate, RandomFeatures, Surrogate
-from pyro_radial.infer.checkpoint import check_settings, load_checkpoint, save_checkpoint
-from pyro_radial.infer.fingerprint import described
-from pyro_radial.infer.random_state import seeded, seeded_elsewhere
-from pyro_radial.infer.sole_writer import sole_writer
+from pyro_radial.infer.training.checkpoint import check_settings, load_checkpoint, save_checkpoint
+from pyro_radial.infer.training.fingerprint import described
+from pyro_radial.infer.training.sole_writer import sole_writer
 
 __all__ = [
     "Acquisition",

@@ -14,16 +14,16 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from pyro_radial._checks import positive_count
-from pyro_radial._state import load_states, states
-from pyro_radial.infer.capture import CapturedLoss
-from pyro_radial.infer.culprits import culprits
-from pyro_radial.infer.data import device_of, dtype_of
+from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.random_state import TorchNoise
+from pyro_radial._pyro.state import load_states, states
+from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.not_finite import unwarned
-from pyro_radial.infer.optimizers import JointOptimizer, fused_optimizer, stored_names
-from pyro_radial.infer.random_state import TorchNoise
-from pyro_radial.infer.trained import Trained
+from pyro_radial.infer.training.culprits import culprits
+from pyro_radial.infer.training.data import device_of, dtype_of
+from pyro_radial.infer.training.not_finite import unwarned
+from pyro_radial.infer.training.optimizers import JointOptimizer, fused_optimizer, stored_names
+from pyro_radial.infer.training.trained import Trained
 from pyro_radial.nn.likelihood import set_num_data
 
 __all__ = ["Refits"]

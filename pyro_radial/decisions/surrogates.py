@@ -21,12 +21,12 @@ try:
 except ImportError as error:
     raise ImportError("Bayesian optimization needs BoTorch: pip install 'pyro-radial[bo]'") from error
 
-from pyro_radial._checks import positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial.decisions.botorch_models import FunctionDraws, ProcessModel
 from pyro_radial.decisions.refits import Refits
 from pyro_radial.functional import PosteriorProcess
-from pyro_radial.infer.data import dtype_of
-from pyro_radial.infer.sampled_network import SampledNetwork
+from pyro_radial.infer.prediction.sampled_network import SampledNetwork
+from pyro_radial.infer.training.data import dtype_of
 from pyro_radial.nn.likelihoods import Gaussian
 
 __all__ = ["GaussianProcessSurrogate", "NetworkSurrogate", "RandomFeatures", "Surrogate"]

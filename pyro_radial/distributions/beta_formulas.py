@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_radial._compat import constant_in_graphs
+from pyro_radial._pyro.compat import constant_in_graphs
 from pyro_radial.distributions.chunks import by_chunks
 
 __all__ = ["complement_slope", "log_rise", "log_rise_curvature", "log_rise_slope", "nodes_and_weights"]

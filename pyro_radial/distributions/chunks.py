@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_radial._compat import is_traced
+from pyro_radial._pyro.compat import is_traced
 
 __all__ = ["by_chunks"]
 

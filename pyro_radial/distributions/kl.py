@@ -26,12 +26,13 @@ from torch.distributions import (
     register_kl,
 )
 
-from pyro_radial._compat import own_mask
-from pyro_radial.distributions.directions import directions
+from pyro_radial._pyro.compat import own_mask
 from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma
-from pyro_radial.distributions.kl_to_normal import kl_to_normal, standardized
+from pyro_radial.distributions.kl_formulas.directions import directions
+from pyro_radial.distributions.kl_formulas.kl_to_normal import kl_to_normal, standardized
+from pyro_radial.distributions.kl_formulas.normal_to_radial import normal_to_radial
+from pyro_radial.distributions.kl_formulas.radial_to_radial import radial_to_radial
 from pyro_radial.distributions.logarithmic_pool import LogarithmicPool, kl_to_pool
-from pyro_radial.distributions.normal_to_radial import normal_to_radial
 from pyro_radial.distributions.power_spherical import (
     PowerSpherical,
     kl_power_spherical_to_uniform,
@@ -41,7 +42,6 @@ from pyro_radial.distributions.power_spherical import (
 from pyro_radial.distributions.pushforward import Pushforward
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal
-from pyro_radial.distributions.radial_to_radial import radial_to_radial
 from pyro_radial.distributions.row_operator import row_operator
 from pyro_radial.distributions.special import accumulation_dtype
 from pyro_radial.distributions.truncated_normal import TruncatedNormal

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial._compat import standard_gamma
+from pyro_radial._pyro.compat import standard_gamma
 from pyro_radial.distributions import special
 from pyro_radial.distributions.beta_formulas import (
     complement_slope,
@@ -20,7 +20,7 @@ from pyro_radial.distributions.beta_formulas import (
     nodes_and_weights,
 )
 from pyro_radial.distributions.rotationally_symmetric import RotationallySymmetric, accumulated, check_same_sphere
-from pyro_radial.distributions.sphere_sampling import sample_direction
+from pyro_radial.distributions.vmf.sphere_sampling import sample_direction
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform, VonMisesFisherStable
 
 __all__ = [

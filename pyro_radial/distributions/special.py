@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial.distributions import vmf_formulas as formulas
-from pyro_radial.distributions.bessel_expansion import bessel_plan
 from pyro_radial.distributions.chunks import by_chunks
+from pyro_radial.distributions.vmf import formulas as formulas
+from pyro_radial.distributions.vmf.bessel_expansion import bessel_plan
 
 __all__ = [
     "MEAN_LOG_HALF_NORMAL",

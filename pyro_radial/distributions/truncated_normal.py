@@ -14,7 +14,7 @@ from scipy.special import erf, gammainc
 from torch import Tensor
 from torch.distributions.utils import broadcast_all
 
-from pyro_radial._checks import positive_float
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial.distributions.constraints import finite_positive
 
 __all__ = ["TruncatedNormal"]

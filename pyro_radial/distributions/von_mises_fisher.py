@@ -17,7 +17,7 @@ from pyro_radial.distributions.rotationally_symmetric import (
     check_dim,
     check_same_sphere,
 )
-from pyro_radial.distributions.sphere_sampling import (
+from pyro_radial.distributions.vmf.sphere_sampling import (
     sample_direction,
     sample_one_minus_cosine,
     sample_uniform_direction,

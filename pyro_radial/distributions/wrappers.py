@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, TransformedDistribution
 from torch.distributions.transforms import AffineTransform, ComposeTransform, IndependentTransform, Transform
 
-from pyro_radial._compat import own_mask
+from pyro_radial._pyro.compat import own_mask
 from pyro_radial.distributions.special import accumulation_dtype
 
 __all__ = [

@@ -4,7 +4,6 @@
 """Priors on functions instead of weights, how far functions are from them, and where to compare."""
 
 from pyro_radial.functional.adversarial import AdversarialPoints
-from pyro_radial.functional.contexts import BetweenRows, Concatenated, FromData, FromSampler, UniformBox
 from pyro_radial.functional.divergences import (
     DivergenceEstimate,
     GaussianKL,
@@ -13,6 +12,7 @@ from pyro_radial.functional.divergences import (
     RegularizedKL,
     SteinKL,
 )
+from pyro_radial.functional.measurement_points import BetweenRows, Concatenated, FromData, FromSampler, UniformBox
 from pyro_radial.functional.priors import (
     BNNPrior,
     FunctionPrior,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial._checks import positive_float
-from pyro_radial.functional.contexts import UniformBox
+from pyro_radial._pyro.checks import positive_float
+from pyro_radial.functional.measurement_points import UniformBox
 
 __all__ = ["AdversarialPoints"]
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyro_radial._checks import positive_count, positive_float
+from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial.functional.gaussian import with_diagonal
 from pyro_radial.functional.whitening import Shrinkage, White, check_shrinkage, whiten
 

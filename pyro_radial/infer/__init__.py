@@ -3,23 +3,23 @@
 
 """Losses, training, prediction and guides."""
 
-from pyro_radial.infer.arviz_data import to_arviz
-from pyro_radial.infer.compiled_svi import CompiledSVI
+from pyro_radial.functional.elbo import FunctionalELBO
+from pyro_radial.infer.compiled.compiled_svi import CompiledSVI
 from pyro_radial.infer.diagnose import Diagnosis, diagnose
-from pyro_radial.infer.dropout import predict_with_dropout
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.ensemble import Ensemble
-from pyro_radial.infer.fit import FitResult, fit
-from pyro_radial.infer.functional_elbo import FunctionalELBO
-from pyro_radial.infer.ivon import fit_ivon
-from pyro_radial.infer.laplace import LastLayerLaplace, last_layer_laplace
 from pyro_radial.infer.loss_terms import LossTerms
-from pyro_radial.infer.posthoc import ScaleSearch, calibrate_scales
-from pyro_radial.infer.predict import predict
-from pyro_radial.infer.prediction import Prediction
+from pyro_radial.infer.posthoc.calibrate_scales import ScaleSearch, calibrate_scales
+from pyro_radial.infer.posthoc.ivon import fit_ivon
+from pyro_radial.infer.posthoc.laplace import LastLayerLaplace, last_layer_laplace
+from pyro_radial.infer.posthoc.scale_curve import ScaleCurve
+from pyro_radial.infer.prediction.arviz_data import to_arviz
+from pyro_radial.infer.prediction.dropout import predict_with_dropout
+from pyro_radial.infer.prediction.predict import predict
+from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.infer.prediction.sampled_network import SampledNetwork
 from pyro_radial.infer.reparam import HalfCauchyReparam
-from pyro_radial.infer.sampled_network import SampledNetwork
-from pyro_radial.infer.scale_curve import ScaleCurve
+from pyro_radial.infer.training.ensemble import Ensemble
+from pyro_radial.infer.training.fit import FitResult, fit
 
 __all__ = [
     "CompiledSVI",

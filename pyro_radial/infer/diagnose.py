@@ -12,18 +12,19 @@ import pyro.poutine as poutine
 import torch
 from torch import nn
 
-from pyro_radial._checks import positive_count
+from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.one_at_a_time import one_at_a_time
+from pyro_radial._pyro.random_state import seeded
+from pyro_radial.functional.elbo import FunctionalELBO
+from pyro_radial.functional.process_comparison import ProcessComparison, compare_with_process
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.culprits import first_not_finite
-from pyro_radial.infer.data import Rows, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.functional_elbo import FunctionalELBO
 from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.prior_width import share_wider_than
-from pyro_radial.infer.process_comparison import ProcessComparison, compare_with_process
-from pyro_radial.infer.random_state import seeded
+from pyro_radial.infer.training.culprits import first_not_finite
+from pyro_radial.infer.training.data import Rows, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.likelihood import FUNCTION_SITE
-from pyro_radial.poutine import mean_only, one_at_a_time
+from pyro_radial.poutine import mean_only
 
 __all__ = ["UNMOVED", "Diagnosis", "diagnose"]
 

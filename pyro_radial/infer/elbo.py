@@ -17,8 +17,8 @@ from pyro.poutine import Trace
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from torch import Tensor
 
-from pyro_radial._checks import positive_count
-from pyro_radial._compat import (
+from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.compat import (
     check_mean_field_requirement,
     check_model_guide_match,
     check_site_shape,

@@ -16,10 +16,10 @@ from pyro.nn.module import pyro_method
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 
-from pyro_radial._naming import UniquelyNamed
+from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.nn.draws import split_draws, split_noise, unflatten
 from pyro_radial.nn.functional_net import FunctionalNet
-from pyro_radial.nn.local_layers import LocalLayers, NotLocalError, check_rows, num_rows
+from pyro_radial.nn.local.local_layers import LocalLayers, NotLocalError, check_rows, num_rows
 from pyro_radial.nn.own_tensors import OwnTensors, own_copy
 from pyro_radial.nn.parameter_sites import ParameterSites
 from pyro_radial.nn.selection import Select, check_net, select_parameters

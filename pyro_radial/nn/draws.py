@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial._compat import tree_map_only
-from pyro_radial.poutine import UnitNoise
+from pyro_radial._pyro.compat import tree_map_only
+from pyro_radial.nn.local.unit_noise import UnitNoise
 
 __all__ = ["NOISE_PARTS", "split_draws", "split_noise", "unflatten"]
 

@@ -17,7 +17,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pyro_radial._compat import tree_leaves, tree_map_only
+from pyro_radial._pyro.compat import tree_leaves, tree_map_only
 from pyro_radial.nn.selection import STATISTICS_LAYERS
 
 __all__ = ["FunctionalNet"]

@@ -11,8 +11,8 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyro_radial._checks import positive_count
-from pyro_radial._naming import UniquelyNamed
+from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.nn.bayesian_module import submodules
 
 __all__ = ["FUNCTION_SITE", "Likelihood", "check_values", "is_target", "set_num_data"]

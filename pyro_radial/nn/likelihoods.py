@@ -14,7 +14,7 @@ from pyro.nn import PyroParam
 from pyro.nn.module import pyro_method
 from torch import Tensor
 
-from pyro_radial._checks import positive_float
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial.nn.likelihood import FUNCTION_SITE, Likelihood, check_values
 from pyro_radial.nn.priors.normal import check_positive_scalar_distribution
 from pyro_radial.nn.site_priors import Following

@@ -11,7 +11,7 @@ import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_radial._compat import stored_name
+from pyro_radial._pyro.compat import stored_name
 
 __all__ = ["OwnTensors", "own_copy"]
 

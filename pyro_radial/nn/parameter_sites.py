@@ -10,7 +10,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_radial.poutine import UnitNoise
+from pyro_radial.nn.local.unit_noise import UnitNoise
 from pyro_radial.poutine.local_noise import ASKS, NOISE, PARAMETER
 
 __all__ = ["AskForLocalNoise", "ParameterSites"]

@@ -13,7 +13,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.poutine.unit_noise import UnitNoise, unit_noise
+from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
 
 __all__ = [
     "ASKS",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import one_hot
 
-from pyro_radial._checks import positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial.uncertainty._inputs import class_probabilities, means_of_ties
 
 __all__ = ["Reliability", "adaptive_calibration_error", "expected_calibration_error", "reliability"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pyro_radial._checks import proper_fraction
+from pyro_radial._pyro.checks import proper_fraction
 from pyro_radial.uncertainty._inputs import class_probabilities, finite_numbers
 
 __all__ = ["auroc", "class_auroc", "fpr_at_tpr"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pyro_radial._checks import positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial.uncertainty.calibration import Reliability
 
 if TYPE_CHECKING:

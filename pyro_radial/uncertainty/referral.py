@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pyro_radial._checks import non_negative_integer, positive_count
+from pyro_radial._pyro.checks import non_negative_integer, positive_count
 from pyro_radial.uncertainty._inputs import finite_numbers
 
 __all__ = ["ReferralCurve", "referral_curve"]

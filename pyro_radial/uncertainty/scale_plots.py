@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pyro_radial.infer.posthoc import ScaleSearch
+from pyro_radial.infer.posthoc.calibrate_scales import ScaleSearch
 from pyro_radial.uncertainty.plots import COLORS, MARKERS, new_axes
 
 if TYPE_CHECKING:

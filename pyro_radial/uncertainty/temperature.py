@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from scipy.optimize import brentq
 
-from pyro_radial._checks import positive_float
-from pyro_radial.infer.prediction import Prediction
+from pyro_radial._pyro.checks import positive_float
+from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn.likelihoods import Categorical
 from pyro_radial.uncertainty._inputs import class_labels
 

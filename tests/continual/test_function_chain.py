@@ -27,8 +27,8 @@ from pyro_radial.continual import (
 )
 from pyro_radial.functional import GaussianProcess, PosteriorProcess, UniformBox
 from pyro_radial.infer import FunctionalELBO
-from pyro_radial.infer.capture import CapturedLoss
-from pyro_radial.infer.training_run import TrainingRun
+from pyro_radial.infer.compiled.captured_loss import CapturedLoss
+from pyro_radial.infer.training.training_run import TrainingRun
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 from tests.helpers.runs import assert_same as assert_same_state
 from tests.helpers.streams import ROWS, assert_same, chain, clusters, killed, learn, stream

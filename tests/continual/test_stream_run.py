@@ -24,8 +24,8 @@ from pyro_radial.continual import (
     stream_run,
 )
 from pyro_radial.infer.autoguide import AutoMeanField
-from pyro_radial.infer.checkpoint import copied, save_checkpoint
-from pyro_radial.infer.training_run import TrainingRun
+from pyro_radial.infer.training.checkpoint import copied, save_checkpoint
+from pyro_radial.infer.training.training_run import TrainingRun
 from tests.helpers.runs import Counting, Described
 from tests.helpers.runs import assert_same as assert_same_state
 from tests.helpers.streams import CORESET, assert_same, chain, killed, learn, stream

@@ -10,9 +10,9 @@ import torch
 from torch.distributions import kl_divergence
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions import directions as module
-from pyro_radial.distributions.directions import combine, directions, num_directions, project
-from pyro_radial.distributions.radial_to_radial import radial_to_radial
+from pyro_radial.distributions.kl_formulas import directions as module
+from pyro_radial.distributions.kl_formulas.directions import combine, directions, num_directions, project
+from pyro_radial.distributions.kl_formulas.radial_to_radial import radial_to_radial
 
 
 def from_radial(ratio, shift):

@@ -18,8 +18,9 @@ from torch.distributions import kl_divergence
 from torch.func import jacrev, vmap
 
 from pyro_radial import RadialELBO
-from pyro_radial.distributions import RadialNormal, directions, normal_to_radial, radial_to_radial, special
-from pyro_radial.distributions.directions import num_directions
+from pyro_radial.distributions import RadialNormal, special
+from pyro_radial.distributions.kl_formulas import directions, normal_to_radial, radial_to_radial
+from pyro_radial.distributions.kl_formulas.directions import num_directions
 
 FAMILIES = ["radial", "normal"]
 STEP = 0.2

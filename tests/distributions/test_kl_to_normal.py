@@ -9,7 +9,7 @@ from torch.func import grad, hessian, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.kl_to_normal import kl_to_normal, standardized
+from pyro_radial.distributions.kl_formulas.kl_to_normal import kl_to_normal, standardized
 
 SHAPE = (3, 4, 5)
 # Of the other side's parameters: its own for each element, a row, one number, and a batch beyond q's.

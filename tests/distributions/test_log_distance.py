@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_radial.distributions.log_distance import log_distance, log_of_square, shrinkage, slopes_of_log_distance
+from pyro_radial.distributions.kl_formulas.log_distance import (
+    log_distance,
+    log_of_square,
+    shrinkage,
+    slopes_of_log_distance,
+)
 
 A = torch.tensor([0.01, 0.4, 1.0, 1.7, 30.0], dtype=torch.double)
 C = torch.tensor([1e-3, 0.2, 1.0, 8.0, 1e4], dtype=torch.double)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.special import wofz
 
-from pyro_radial.distributions.mean_log_square import (
+from pyro_radial.distributions.kl_formulas.mean_log_square import (
     excess_log_square,
     mean_log_square,
     slopes_of_log_square,

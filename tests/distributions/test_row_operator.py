@@ -10,7 +10,7 @@ from torch.func import grad, hessian, jacrev, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_radial.distributions import RadialNormal, row_operator
-from pyro_radial.distributions.directions import directions
+from pyro_radial.distributions.kl_formulas.directions import directions
 from tests.helpers.compilers import recent_compiler
 
 FAMILIES = ["radial", "normal"]

@@ -16,8 +16,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, vmap
 
 from pyro_radial.distributions import special
-from pyro_radial.distributions import vmf_formulas as formulas
-from pyro_radial.distributions.bessel_expansion import bessel_plan
 from pyro_radial.distributions.special import (
     MEAN_LOG_HALF_NORMAL,
     cosine_variance,
@@ -31,6 +29,8 @@ from pyro_radial.distributions.special import (
     vmf_kl,
     vmf_kl_to_uniform,
 )
+from pyro_radial.distributions.vmf import formulas as formulas
+from pyro_radial.distributions.vmf.bessel_expansion import bessel_plan
 from tests.helpers.compilers import recent_compiler
 
 TRUTH_FILE = Path(__file__).resolve().parents[3] / "shared" / "data" / "numerics" / "vmf_truth.npz"

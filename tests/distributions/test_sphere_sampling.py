@@ -12,15 +12,15 @@ from scipy import stats
 from scipy.integrate import quad
 from torch.nn.functional import normalize
 
-from pyro_radial.distributions import sphere_sampling
-from pyro_radial.distributions.cosine_gradient import implicit_slope
 from pyro_radial.distributions.special import cosine_variance, log_mean_exp_cosine, mean_cosine, mean_cosine_gap
-from pyro_radial.distributions.sphere_sampling import (
+from pyro_radial.distributions.vmf import sphere_sampling
+from pyro_radial.distributions.vmf.cosine_gradient import implicit_slope
+from pyro_radial.distributions.vmf.formulas import uniform_variables
+from pyro_radial.distributions.vmf.sphere_sampling import (
     sample_direction,
     sample_one_minus_cosine,
     sample_uniform_direction,
 )
-from pyro_radial.distributions.vmf_formulas import uniform_variables
 
 NUM_SAMPLES = 100_000
 # Dimension and concentration from flat to sharp, where other samplers fail.

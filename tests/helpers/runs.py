@@ -15,8 +15,8 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, fit
 from pyro_radial.functional import AdversarialPoints, Concatenated, GaussianKL, GaussianProcess, UniformBox
-from pyro_radial.infer.checkpoint import copied
-from pyro_radial.infer.training_run import TrainingRun
+from pyro_radial.infer.training.checkpoint import copied
+from pyro_radial.infer.training.training_run import TrainingRun
 from pyro_radial.nn import likelihoods
 
 ROWS = 20

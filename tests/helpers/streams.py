@@ -17,7 +17,7 @@ from pyro_radial.continual import (
     learn_stream,
     split_by_class,
 )
-from pyro_radial.infer.checkpoint import copied
+from pyro_radial.infer.training.checkpoint import copied
 from pyro_radial.nn import MultiHead, likelihoods
 from tests.helpers.runs import assert_same as assert_same_state
 

@@ -24,7 +24,7 @@ from pyro_radial import (
     predict,
 )
 from pyro_radial.infer import diagnose
-from pyro_radial.infer.culprits import culprits
+from pyro_radial.infer.training.culprits import culprits
 from pyro_radial.nn import likelihoods, priors
 from pyro_radial.poutine import local_noise, swap_prior
 from tests.helpers.host_reads import CountHostReads

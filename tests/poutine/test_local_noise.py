@@ -26,7 +26,8 @@ from pyro_radial.distributions import RadialNormal
 from pyro_radial.functional import GaussianProcess
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import priors
-from pyro_radial.poutine import UnitNoise, local_noise, mean_only
+from pyro_radial.nn.local.unit_noise import UnitNoise
+from pyro_radial.poutine import local_noise, mean_only
 from tests.helpers.local_noise import (
     NUM_ROWS,
     X,

@@ -10,7 +10,7 @@ import torch
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from pyro_radial.infer.prediction import Prediction
+from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import crps_from_draws, crps_normal
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from pyro_radial.infer.prediction import Prediction
+from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import interval_coverage, quantile_calibration
 

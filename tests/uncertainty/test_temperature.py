@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from pyro_radial.infer.prediction import Prediction
+from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import TemperatureScaling, accuracy, negative_log_likelihood
 from tests.helpers.class_probabilities import simulate

@@ -7,7 +7,7 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
-from pyro_radial._checks import positive_count
+from pyro_radial._pyro.checks import positive_count
 from pyro_radial.functional.checks import check_values
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate
 from pyro_radial.functional.divergences.moments import (

@@ -5,7 +5,7 @@
 
 from torch import Tensor
 
-from pyro_radial._checks import positive_count, positive_float
+from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial.functional.checks import check_points
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate, Process, ProcessDivergence
 from pyro_radial.functional.divergences.moments import check_enough_of_prior, known_moments, moments_of_prior, normal_kl

@@ -6,7 +6,7 @@
 import torch
 from torch import Tensor
 
-from pyro_radial._checks import positive_float
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial.functional.divergences.gaussian_kl import GaussianKL
 from pyro_radial.functional.divergences.moments import Moments, normal_kl
 from pyro_radial.functional.gaussian import with_diagonal

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_radial._checks import positive_float
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial.functional.checks import check_points, check_targets, check_values
 from pyro_radial.functional.gaussian import (
     JITTER,

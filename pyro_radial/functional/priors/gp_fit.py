@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_radial._checks import positive_count, positive_float
+from pyro_radial._pyro.checks import positive_count, positive_float
 
 __all__ = ["maximize_marginal_likelihood", "trainable"]
 

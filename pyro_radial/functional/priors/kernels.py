@@ -11,7 +11,7 @@ from pyro.contrib.gp.kernels import Kernel as PyroKernel
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_radial._compat import set_context
+from pyro_radial._pyro.compat import set_context
 
 __all__ = ["Covariance", "mean_at", "own_copy"]
 

@@ -6,7 +6,7 @@
 import torch
 from torch import Tensor
 
-from pyro_radial._checks import positive_float
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial.functional.priors.function_prior import FunctionPrior
 
 __all__ = ["PiecewiseConstant", "PiecewiseLinear"]

@@ -13,6 +13,7 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
+from pyro_radial._pyro.one_at_a_time import one_at_a_time
 from pyro_radial.functional.checks import check_points, check_targets, check_values
 from pyro_radial.functional.gaussian import gaussian_condition, gaussian_log_prob, gaussian_sample, gaussian_score
 from pyro_radial.functional.layers import networks_in
@@ -20,7 +21,6 @@ from pyro_radial.functional.linearization import CovarianceBlock, Linearization,
 from pyro_radial.functional.priors.function_prior import FunctionPrior
 from pyro_radial.functional.priors.site_moments import joint_moments, site_moments
 from pyro_radial.nn.likelihood import FUNCTION_SITE
-from pyro_radial.poutine import one_at_a_time
 from pyro_radial.poutine.swap_prior import is_guide
 
 __all__ = ["PosteriorProcess"]

@@ -20,16 +20,16 @@ from pyro.nn import PyroModule
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_radial._checks import positive_float
-from pyro_radial._compat import deep_setattr, prototype_hide_fn
-from pyro_radial._naming import UniquelyNamed
+from pyro_radial._pyro.checks import positive_float
+from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn
+from pyro_radial._pyro.naming import UniquelyNamed
+from pyro_radial._pyro.one_at_a_time import one_at_a_time
 from pyro_radial.infer.autoguide.families import Families, Family, Site, choose_families
 from pyro_radial.infer.autoguide.families.setup import as_one_number, as_site, initial_values
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.infer.autoguide.places import places
 from pyro_radial.nn.buffers import keeping_buffers
 from pyro_radial.nn.likelihood import is_target
-from pyro_radial.poutine import one_at_a_time
 from pyro_radial.poutine.local_noise import noise_asked_for, noise_offered
 
 __all__ = ["AutoPerSite", "MissingMeans"]

@@ -16,8 +16,8 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 
-from pyro_radial._checks import positive_float, proper_fraction
-from pyro_radial._compat import deep_setattr
+from pyro_radial._pyro.checks import positive_float, proper_fraction
+from pyro_radial._pyro.compat import deep_setattr
 from pyro_radial.nn.site_priors import Following
 
 __all__ = ["FanIn", "HyperScale", "LearnedScale", "ScaleMixture", "check_positive_scalar_distribution"]

@@ -12,7 +12,7 @@ from pyro.nn.module import PyroParam
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from pyro_radial._checks import proper_fraction
+from pyro_radial._pyro.checks import proper_fraction
 from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.distributions.rotationally_symmetric import RotationallySymmetric
 from pyro_radial.distributions.wrappers import leaf

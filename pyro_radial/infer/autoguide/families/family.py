@@ -13,10 +13,10 @@ from pyro.nn.module import PyroParam
 from torch import Tensor
 from torch.distributions import IndependentTransform, Transform, biject_to
 
-from pyro_radial._compat import helpful_support_errors
+from pyro_radial._pyro.compat import helpful_support_errors
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.poutine import UnitNoise, unit_noise
+from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
 
 __all__ = ["Family", "Site"]
 

@@ -10,7 +10,7 @@ from pyro.distributions import constraints
 from pyro.nn.module import PyroParam
 from torch import Tensor
 
-from pyro_radial._checks import positive_float
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide.families.family import Family, Site
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_radial._checks import positive_float
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area
 from pyro_radial.infer.autoguide.families.family import Site

@@ -11,7 +11,7 @@ from pyro.nn.module import PyroParam
 from torch import Tensor
 from torch.distributions import Transform
 
-from pyro_radial._compat import periodic_repeat
+from pyro_radial._pyro.compat import periodic_repeat
 from pyro_radial.infer.autoguide.families.family import Site
 
 __all__ = ["as_one_number", "as_site", "initial_values"]

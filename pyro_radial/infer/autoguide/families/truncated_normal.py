@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial._checks import positive_float
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial.distributions.truncated_normal import TruncatedNormal as Truncated
 from pyro_radial.infer.autoguide.families.family import Site
 from pyro_radial.infer.autoguide.families.loc_scale import LocScale

@@ -1,0 +1,134 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Names in Pyro's parameter store that belong to one object only."""
+
+import re
+import warnings
+import weakref
+from collections import Counter
+from typing import Any
+
+import pyro
+import torch
+from pyro.nn import PyroModule
+
+from pyro_radial._pyro.compat import adopt, forget_stored, stored_name
+
+__all__ = ["UniquelyNamed", "rename_tree", "unique_name"]
+
+_instances: Counter[str] = Counter()
+
+
+class _Owner:
+    """What those modules hold that share a name in the store: the entries of that name go with the last of them.
+
+    A deep copy shares it, as it shares the name. An unpickled one owns nothing: its name may be another's here.
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is not None:
+            _owners[name] = self
+            weakref.finalize(self, forget_stored, name).atexit = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Owner":
+        return self
+
+    def __reduce__(self) -> tuple[type["_Owner"], tuple[()]]:
+        return _Owner, ()
+
+
+_owners: weakref.WeakValueDictionary[str, _Owner] = weakref.WeakValueDictionary()
+
+
+def unique_name(cls: type) -> str:
+    """
+    A name for one more instance of a class: ``"Net"``, ``"Net_2"``, ``"Net_3"``, ... within this process.
+
+    :param type cls: the class of the instance.
+    :rtype: str
+    """
+    _instances[cls.__name__] += 1
+    count = _instances[cls.__name__]
+    return cls.__name__ if count == 1 else f"{cls.__name__}_{count}"
+
+
+def rename_tree(module: PyroModule, name: str) -> None:
+    """
+    Makes ``module`` a root called ``name``: it and all :class:`~pyro.nn.PyroModule` below it are renamed to match
+    and share one fresh context, so that they read none of the parameters stored under their old names.
+
+    What is stored under the new name leaves Pyro's store when ``module`` and its copies of that name are gone.
+
+    :param PyroModule module: the root of the tree.
+    :param str name: its new name; the parameter ``a.b`` of the root is stored as ``name + ".a.b"``.
+    """
+    adopt(module, name)
+    module._stored_owner = _Owner(name)
+    _rename_below(module, name, module)
+
+
+def _rename_below(module: PyroModule, name: str, root: PyroModule) -> None:
+    for child_name, child in module.named_children():
+        if isinstance(child, PyroModule):
+            adopt(child, f"{name}.{child_name}", root)
+            _rename_below(child, f"{name}.{child_name}", root)
+
+
+class UniquelyNamed(PyroModule):
+    """
+    A :class:`~pyro.nn.PyroModule` whose every instance has a name of its own in Pyro's global parameter store.
+
+    The store finds parameters by name, so two roots of one name share them silently, and a deep copy reads the
+    store back over its own values. Here each instance gets a fresh name when it is made, copied or unpickled.
+    An instance that became part of another PyroModule keeps the name that this one gave it. What the store holds of an
+    instance goes when the instance goes.
+    """
+
+    _root_name: str
+    _store_checked: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._take_fresh_name()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # deepcopy and unpickling both end here.
+        super().__setstate__(state)
+        if stored_name(self) == self._root_name:
+            self._take_fresh_name()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._store_checked and not torch.compiler.is_compiling():
+            self._store_checked = True
+            _warn_of_strangers(stored_name(self))
+        return super().__call__(*args, **kwargs)
+
+    def _take_fresh_name(self) -> None:
+        self._root_name = unique_name(type(self))
+        self._store_checked = False
+        rename_tree(self, self._root_name)
+
+
+def _warn_of_strangers(name: str) -> None:
+    """Warn of stored parameters whose names differ from ``name`` by the counter alone and belong to nothing here."""
+    own = _root(name)
+    living = {own, *(_root(owner) for owner in _owners)}
+    roots = {_root(stored) for stored in pyro.get_param_store()}
+    strangers = sorted(root for root in roots - living if _uncounted(root) == _uncounted(own))
+    if strangers:
+        warnings.warn(
+            f"Pyro's parameter store holds parameters of {', '.join(strangers)}, which {own} does not read: such names "
+            "count what a process has made, and these are of another process; save and load the state_dict() of a "
+            "guide or model instead",
+            stacklevel=3,
+        )
+
+
+def _root(stored: str) -> str:
+    """The name of the module at the root, of the name of a stored parameter."""
+    return re.split(r"\.|\$\$\$", stored, maxsplit=1)[0]
+
+
+def _uncounted(root: str) -> str:
+    return re.sub(r"_\d+$", "", root)

@@ -1,0 +1,95 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The KL from a factorized normal to a radial distribution and its gradient, over given directions."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pyro_radial.distributions.kl_formulas.directions import combine, project
+from pyro_radial.distributions.kl_formulas.log_distance import log_distance, shrinkage, slopes_of_log_distance
+from pyro_radial.distributions.kl_formulas.mean_log_square import terms_for
+from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area, row_sum
+
+__all__ = ["normal_to_radial"]
+
+
+def normal_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> tuple[Tensor, ...]:
+    r"""The KL, of which one term is an estimate, unbiased and low-variance.
+
+    With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` elementwise, :math:`\rho = \|s \odot \epsilon + d\|` for
+    standard normal :math:`\epsilon`, and the log-area S of the unit sphere,
+
+    .. math:: KL = S - \tfrac D2 \log 2\pi e + \tfrac12 \log\tfrac\pi2 + \tfrac12 (\|s\|^2 + \|d\|^2) - \sum_i \log s_i
+        + (D - 1)\, E \log \rho.
+
+    Along any fixed unit v the noise is :math:`r v + \epsilon_\perp`, so that given :math:`\epsilon_\perp` the mean over
+    r is that of a line (:func:`~pyro_radial.distributions.kl_formulas.log_distance.log_distance`), through
+    :math:`s \odot \epsilon_\perp + d`. Here v points along s, where the noise is largest. The controls are the first
+    two moments of :math:`\rho^2`.
+
+    :param Tensor ratio: s, positive, ``[*batch, D]``, with D at least 2.
+    :param Tensor shift: d, ``[*batch, D]``.
+    :param Tensor noise: standard normal, ``[*batch, directions, D]``; its batch broadcasts.
+    :param bool with_gradient: whether to find the derivatives.
+    :returns: the KL, ``[*batch]``, in the accumulation dtype, and then its derivatives in s and d.
+    """
+    dim, terms = ratio.shape[-1], terms_for(ratio.dtype)
+    squared, shift_squared = ratio.square(), shift.square()
+    norm = torch.linalg.vector_norm(ratio, dim=-1, keepdim=True)
+    along = ratio / norm
+    line = ratio * along
+    part = noise @ along.unsqueeze(-1)
+    across = noise - part * along.unsqueeze(-2)
+    point = torch.addcmul(shift.unsqueeze(-2), ratio.unsqueeze(-2), across)
+    c = row_sum(point.square()).movedim(-1, 0).contiguous()
+    b = project(point, line)
+    a = row_sum(line.square()).expand(b.shape)
+
+    mean = row_sum(squared) + row_sum(shift_squared)
+    variance = row_sum(squared * (2.0 * squared + 4.0 * shift_squared))
+    # Given the noise across v: the mean of rho^2 less its overall mean, and the mean square of that difference.
+    first = a + c - mean
+    second = 2.0 * a.square() + 4.0 * b.square() + first.square()
+    relative = variance / mean.square()
+    slope, curve = 0.5 / mean, -0.25 / mean.square() * shrinkage(relative)
+    residual = second - variance
+    value = log_distance(a, b, c, terms=terms) - (slope * first + curve * residual)
+    constant = log_sphere_area(dim) - 0.5 * dim * (1.0 + math.log(2.0 * math.pi)) + 0.5 * math.log(0.5 * math.pi)
+    closed = constant + 0.5 * mean - row_sum(ratio.log())
+    kl = closed + (dim - 1) * (value.mean(0) + MEAN_LOG_HALF_NORMAL)
+    if not with_gradient:
+        return (kl,)
+
+    by_a, by_b, by_c = slopes_of_log_distance(a, b, c, terms)
+    by_first = -(slope + 2.0 * curve * first)
+    by_slope, by_curve = -first.mean(0), -residual.mean(0)
+    bend = 4.0 * shrinkage(relative) * by_curve * curve
+    by_mean = -by_first.mean(0) - (by_slope * slope + 2.0 * (by_curve * curve - bend * relative)) / mean
+    of_line, of_mean, of_variance = (
+        ((dim - 1) * factor).to(ratio.dtype).unsqueeze(-1)
+        for factor in (
+            2.0 * (by_a + by_first - 4.0 * curve * a).mean(0),
+            2.0 * by_mean + 1.0 / (dim - 1),
+            curve - bend / mean.square(),
+        )
+    )
+    of_b, of_c = (
+        ((dim - 1) / len(b) * factor).to(ratio.dtype).unsqueeze(-1)
+        for factor in (by_b - 8.0 * curve * b, 2.0 * (by_c + by_first))
+    )
+    by_line = of_line * line + combine(of_b, point)
+    by_point = of_b.movedim(0, -2) * line.unsqueeze(-2) + of_c.movedim(0, -2) * point
+    by_part = (by_point @ line.unsqueeze(-1)).movedim(-2, 0)
+    by_along = by_line * ratio - (ratio * combine(part.movedim(-2, 0), by_point) + combine(by_part, noise))
+    by_shift = by_point.sum(-2) + (of_mean + 8.0 * of_variance * squared) * shift
+    by_ratio = (
+        (by_point * across).sum(-2)
+        + by_line * along
+        + (by_along - along * (along * by_along).sum(-1, keepdim=True)) / norm
+        + (of_mean + 8.0 * of_variance * (squared + shift_squared)) * ratio
+        - 1.0 / ratio
+    )
+    return kl, by_ratio, by_shift

@@ -1,0 +1,283 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Rows of inputs and targets: what training and prediction both need to know of data."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from pyro_radial._pyro.compat import tree_map_only
+from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+
+__all__ = [
+    "Inputs",
+    "Rows",
+    "as_inputs",
+    "check_inputs",
+    "device_of",
+    "dtype_of",
+    "evaluating",
+    "move",
+    "num_rows",
+    "take",
+]
+
+Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
+
+
+class Rows:
+    """Data as rows to take by index: inputs and targets in memory, or a map-style ``Dataset``.
+
+    :param data: ``(x, y)``, where x is a tensor, a tuple or a dict of tensors, or ``(x1, x2, ..., y)``; a ``Dataset``
+        whose items are such; or a ``DataLoader`` of one, whose dataset, ``collate_fn`` and ``batch_size`` are used,
+        while rows are loaded in this process and in another order. An array of NumPy is a tensor.
+    :param str name: what errors call the data.
+    :param torch.dtype dtype: of floating-point numbers that come from NumPy or Python; torch's default if None.
+    :raises ValueError: for NaN or infinity in the tensors, lengths that differ, no rows, or a loader with a sampler
+        of its own; of a ``Dataset``, once a row with NaN or infinity is taken.
+    """
+
+    def __init__(self, data: Any, name: str, dtype: torch.dtype | None = None) -> None:
+        self.name, self._dtype = name, dtype
+        #: The size of a ``DataLoader``'s batches.
+        self.batch_size: int | None = None
+        self._collate: Callable[[list[Any]], Any] | None = None
+        if isinstance(data, DataLoader):
+            _check_loader(data, name)
+            self.batch_size = data.batch_size
+            self._collate = None if data.collate_fn is default_collate else data.collate_fn
+            data = data.dataset
+        if isinstance(data, IterableDataset):
+            raise ValueError(
+                f"{name} must be a map-style Dataset, with a length and items by index, got the iterable "
+                f"{type(data).__name__}"
+            )
+        self._dataset = data if isinstance(data, Dataset) else None
+        if self._dataset is None:
+            if not isinstance(data, tuple | list) or len(data) < 2:
+                raise ValueError(
+                    f"{name} must be a pair (x, y) of tensors or a torch Dataset, got {type(data).__name__}"
+                )
+            self._x, self._y = (_tensors(part, dtype) for part in _split(data))
+            check_inputs(self._x, f"{name}: x")
+            check_inputs(self._y, f"{name}: y")
+            if num_rows(self._x) != num_rows(self._y):
+                raise ValueError(
+                    f"{name}: y must have as many rows as x, got {num_rows(self._y)} for {num_rows(self._x)}"
+                )
+        if len(self) == 0:
+            raise ValueError(f"{name} must have at least one row, got none")
+
+    def __len__(self) -> int:
+        return len(self._dataset) if self._dataset is not None else num_rows(self._x)  # type: ignore[arg-type]
+
+    def take(self, index: Tensor) -> tuple[Inputs, Inputs]:
+        """The inputs and targets of some rows.
+
+        :param torch.Tensor index: the rows, as integers ``[B]``.
+        :returns: inputs ``[B, ...]``, a tensor or a tuple or dict of tensors, and targets ``[B, ...]``.
+        :raises ValueError: of a ``Dataset``, for items that are no pairs, and NaN or infinity in them.
+        """
+        if self._dataset is None:
+            return take(self._x, index), take(self._y, index)
+        batch = self._collated(index)
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            what = type(self._dataset[int(index[0])]).__name__
+            raise ValueError(f"{self.name}: an item of the Dataset must be a pair (x, y), got {what}")
+        x, y = _split(batch)
+        check_inputs(x, f"{self.name}: x", index)
+        check_inputs(y, f"{self.name}: y", index)
+        return x, y
+
+    def all(self) -> tuple[Inputs, Inputs]:
+        """Every row, in order."""
+        return self.take(torch.arange(len(self)))
+
+    def all_inputs(self) -> Inputs:
+        """The inputs of every row, in order, of a ``Dataset`` whose items may have no targets."""
+        index = torch.arange(len(self))
+        batch = self._collated(index)
+        if isinstance(batch, tuple | list):
+            batch = batch[0] if len(batch) == 1 else _split(batch)[0]
+        check_inputs(batch, self.name, index)
+        return batch
+
+    def _collated(self, index: Tensor) -> Any:
+        items: list[Any] = [self._dataset[i] for i in index.tolist()]  # type: ignore[index]
+        if self._collate is not None:
+            return _tensors(self._collate(items), self._dtype)
+        # Numbers of Python would otherwise be of double precision.
+        return _tensors(default_collate([_tensors(item, self._dtype) for item in items]), self._dtype)
+
+
+def as_inputs(x: Any, name: str, dtype: torch.dtype | None = None) -> Inputs:
+    """Inputs alone, as tensors.
+
+    :param x: a tensor or an array, a tuple or a dict of such, or a ``Dataset`` or ``DataLoader`` of inputs or of
+        inputs and targets, in the dataset's order.
+    :param str name: the name to put in messages.
+    :param torch.dtype dtype: of floating-point numbers that come from NumPy or Python; torch's default if None.
+    :returns: a tensor, or a tuple or dict of tensors, with at least one row.
+    :raises ValueError: for anything else, and for NaN or infinity.
+    """
+    if isinstance(x, Dataset | DataLoader):
+        return Rows(x, name, dtype).all_inputs()
+    x = _tensors(x, dtype)
+    check_inputs(x, name)
+    if num_rows(x) == 0:
+        raise ValueError(f"{name} must have at least one row, got none")
+    return x
+
+
+def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
+    """Refuse what is not a tensor of rows, or a tuple or dict of such of one length, all finite.
+
+    :param x: what may be inputs or targets.
+    :param str name: the name to put in the message.
+    :param torch.Tensor index: what the rows are called, where they are not all rows of their data.
+    :raises ValueError: naming the argument and the row.
+    """
+    named = _named(x, name)
+    if not named:
+        raise ValueError(f"{name} must hold at least one tensor, got an empty {type(x).__name__}")
+    for part, tensor in named:
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            raise ValueError(f"{part} must be a tensor of rows or a tuple of such, got {type(tensor).__name__}")
+        if tensor.is_floating_point() and not _is_finite(tensor):
+            what, broken = ("NaN", tensor.isnan()) if bool(tensor.isnan().any()) else ("infinity", tensor.isinf())
+            rows = broken.flatten(1).any(1) if tensor.dim() > 1 else broken
+            first = int(rows.int().argmax())
+            row = first if index is None else int(index[first])
+            raise ValueError(
+                f"{part} must not hold {what}, got {what} in {int(rows.sum())} of {len(tensor)} rows, first in row "
+                f"{row}"
+            )
+    if len(numbers := {len(tensor) for _, tensor in named}) != 1:
+        raise ValueError(f"{name} must hold tensors of one number of rows, got {sorted(numbers)}")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # A sum is many times faster to look at than all elements; it may pass the largest number where none of them does.
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
+def num_rows(x: Inputs) -> int:
+    """The number of rows of a tensor, or of a tuple or dict of tensors."""
+    return len(_named(x, "")[0][1])
+
+
+def take(x: Inputs, index: Tensor | slice) -> Any:
+    """The rows of a tensor, or of a tuple or dict of tensors."""
+    return _each(lambda tensor: tensor[index], x)
+
+
+def move(x: Inputs, device: torch.device) -> Any:
+    """The rows on a device."""
+    return _each(lambda tensor: tensor.to(device), x)
+
+
+def _each(function: Callable[[Tensor], Tensor], x: Any) -> Any:
+    if isinstance(x, dict):
+        return {name: function(tensor) for name, tensor in x.items()}
+    return tuple(function(tensor) for tensor in x) if isinstance(x, tuple) else function(x)
+
+
+def _named(x: Any, name: str) -> list[tuple[str, Any]]:
+    if isinstance(x, dict):
+        return [(f"{name}[{key!r}]", tensor) for key, tensor in x.items()]
+    return [(name, tensor) for tensor in (x if isinstance(x, tuple) else (x,))]
+
+
+def _split(parts: Any) -> tuple[Any, Any]:
+    """Inputs and targets, which are last; with several inputs beside each other they are a tuple."""
+    *inputs, y = (
+        tuple(part) if isinstance(part, list) and part and isinstance(part[0], Tensor) else part for part in parts
+    )
+    return inputs[0] if len(inputs) == 1 else tuple(inputs), y
+
+
+def _tensors(value: Any, dtype: torch.dtype | None) -> Any:
+    """The value with tensors for what is NumPy's or a float of Python, in this floating-point dtype."""
+    dtype = dtype or torch.get_default_dtype()
+    if isinstance(value, Mapping):
+        return {name: _tensors(part, dtype) for name, part in value.items()}
+    converted = tree_map_only(np.ndarray | np.generic | float, lambda array: _tensor(array, dtype), value)
+    return converted
+
+
+def _tensor(array: Any, dtype: torch.dtype) -> Tensor:
+    # A read-only array is copied: torch has no such tensors and warns.
+    tensor = torch.as_tensor(array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array)
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _check_loader(loader: DataLoader[Any], name: str) -> None:
+    """Refuse a loader whose batches are not each row once in any order."""
+    if isinstance(loader.dataset, IterableDataset):
+        return
+    sampler = loader.sampler
+    plain = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    )
+    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler or not plain:
+        raise ValueError(
+            f"{name} must be a DataLoader that passes over each row once, got one with the sampler "
+            f"{type(loader.batch_sampler if loader.batch_size is None else sampler).__name__}, which would be lost; "
+            "choose rows with a torch Subset instead"
+        )
+
+
+def device_of(*modules: Any) -> torch.device:
+    """The device of the first module that has any parameters."""
+    for module in modules:
+        if isinstance(module, nn.Module):
+            for tensor in [*module.parameters(), *module.buffers()]:
+                return tensor.device
+    for module in submodules(*modules):
+        # A network whose parameters are all random holds none, but knows where they started.
+        if isinstance(module, BayesianModule):
+            return module.device
+    return torch.device("cpu")
+
+
+def dtype_of(*modules: Any) -> torch.dtype:
+    """The dtype of the first module that has any floating-point parameters, else torch's default."""
+    for module in modules:
+        if isinstance(module, nn.Module):
+            for tensor in [*module.parameters(), *module.buffers()]:
+                if tensor.is_floating_point():
+                    return tensor.dtype
+    for module in submodules(*modules):
+        if isinstance(module, BayesianModule):
+            return module.dtype
+    return torch.get_default_dtype()
+
+
+@contextmanager
+def evaluating(*modules: Any) -> Iterator[None]:
+    """Modules in evaluation mode, each submodule's own mode restored afterwards."""
+    modes = [(module, module.training) for module in submodules(*modules)]
+    for module in modules:
+        if isinstance(module, nn.Module):
+            module.eval()
+    try:
+        yield
+    finally:
+        # Parents come before children, so that a child whose own mode differs is restored last.
+        for module, training in modes:
+            if module.training != training:
+                module.train(training)

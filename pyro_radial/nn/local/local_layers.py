@@ -1,0 +1,188 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Which layers of a network compute with the noise of their parameters, and a call in which they do."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from pyro_radial._pyro.compat import tree_leaves
+from pyro_radial.nn.draws import NOISE_PARTS
+from pyro_radial.nn.local.layer_noise import LAYERS, Parameter, noisy_output
+from pyro_radial.nn.local.unit_noise import UnitNoise
+
+__all__ = ["LocalLayers", "NotLocalError", "check_rows", "num_rows"]
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+PARAMETERS = ("weight", "bias")
+
+
+class NotLocalError(Exception):
+    """A call has found out that parameters must be drawn.
+
+    :param str layer: the layer whose parameters these are; "" for all.
+    :param str why: the reason.
+    """
+
+    def __init__(self, layer: str, why: str) -> None:
+        super().__init__(layer, why)
+        self.layer, self.why = layer, why
+
+
+class LocalLayers:
+    """The layers of a network that can compute with local noise; see :func:`~pyro_radial.poutine.local_noise`.
+
+    :param nn.Module skeleton: the modules that compute, without tensors of their own.
+    """
+
+    def __init__(self, skeleton: nn.Module) -> None:
+        self._skeleton = skeleton
+        # Reasons by layer that calls have found, and sites that a warning has named.
+        self._found: dict[str, str] = {}
+        self._said: set[str] = set()
+        self._look_at_skeleton()
+
+    def _look_at_skeleton(self) -> None:
+        # Parameters that are one tensor have one site, of the first name.
+        self._sites = {id(parameter): name for name, parameter in self._skeleton.named_parameters()}
+        self._reasons = _reasons(self._skeleton)
+        self._norms = {name: m for name, m in self._skeleton.named_modules() if isinstance(m, BATCH_NORMS)}
+        self._elsewhere = {name: _Elsewhere.of(name, p) for name, p in self._skeleton.named_parameters()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What refuses all that is done with it refuses to be copied.
+        return {**self.__dict__, "_sites": {}, "_elsewhere": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._look_at_skeleton()
+
+    def found(self, error: NotLocalError) -> None:
+        """Remembers what a call has found out."""
+        self._found[error.layer] = error.why
+
+    def reasons(self, sites: Mapping[str, Any]) -> dict[str, str]:
+        """Why parameters must be drawn, by site, of those of these sites that must."""
+        for name, norm in self._norms.items():
+            if norm.training or norm.running_mean is None:
+                return dict.fromkeys(sites, f"batch norm '{name}' in train mode mixes rows")
+        for_all = self._found.get("", "")
+        found = {site: self._found.get(site.rpartition(".")[0], for_all) for site in sites}
+        return {site: why for site in sites if (why := self._reasons.get(site) or found[site])}
+
+    def say(self, reasons: Mapping[str, str]) -> None:
+        """Warns, once for each site, of parameters that are drawn."""
+        new = {site: why for site, why in reasons.items() if site not in self._said}
+        if new:
+            named = "; ".join(f"{site}: {why}" for site, why in new.items())
+            warnings.warn(f"local noise: these parameters are drawn for all rows at once: {named}", stacklevel=4)
+            self._said |= new.keys()
+
+    @contextmanager
+    def within(self, noises: Mapping[str, UnitNoise], rows: int, tensors: dict[str, Tensor]) -> Iterator[None]:
+        """Lets the layers compute with noise, for the time of a call.
+
+        :param Mapping noises: by the names of the parameters that are not drawn.
+        :param int rows: of the network's input.
+        :param dict tensors: those of the network, with the noises' parts among them; these are taken out.
+        :raises NotLocalError: where the network turns out to use the parameters otherwise.
+        """
+        parameters: dict[str, Parameter] = dict(tensors)
+        for site, noise in noises.items():
+            loc, scale = (tensors.pop(f"{site}.{part}") for part in NOISE_PARTS)
+            parameters[site] = replace(noise, loc=loc, scale=scale)
+            tensors[site] = self._elsewhere[site]
+        tensors.pop("", None)
+        calls = []
+        for name in dict.fromkeys(site.rpartition(".")[0] for site in noises):
+            layer: Any = self._skeleton.get_submodule(name)
+            own = [parameters.get(self._sites.get(id(getattr(layer, parameter)), "")) for parameter in PARAMETERS]
+            calls.append(_Call(name, layer, rows, own))
+            layer.forward = _as_function(calls[-1])
+        try:
+            yield
+        finally:
+            for call in calls:
+                call.is_over = True
+                del call.layer.forward
+
+
+class _Call:
+    """One call of a network, at one of its layers."""
+
+    def __init__(self, name: str, layer: Any, rows: int, parameters: Sequence[Parameter]) -> None:
+        self.name, self.layer, self.rows, self.parameters = name, layer, rows, parameters
+        self.is_called = self.is_over = False
+
+    def output(self, input: Tensor) -> Tensor:
+        """The layer's output."""
+        # A part of a network that runs again in the backward pass does so when the call is over.
+        if self.is_called and not self.is_over:
+            raise NotLocalError(self.name, "its layer is called more than once")
+        self.is_called = True
+        dims = LAYERS[type(self.layer)]
+        expected = input.dim() >= 2 if dims == 1 else input.dim() == dims
+        if not expected or len(input) != self.rows:
+            shape = list(input.shape)
+            raise NotLocalError(self.name, f"its layer's input, {shape}, has no row for each of {self.rows} rows")
+        return noisy_output(self.layer, input, *self.parameters)
+
+
+def _as_function(call: _Call) -> Callable[[Tensor], Tensor]:
+    # A copy of the network copies no function, where it would copy a method and all that its object has.
+    return lambda input: call.output(input)
+
+
+class _Elsewhere(Tensor):
+    """Stands where a layer's parameter was, for what else in a network may use it."""
+
+    site: str
+
+    @classmethod
+    def of(cls, site: str, parameter: Tensor) -> "_Elsewhere":
+        """One for a parameter."""
+        new = parameter.detach().as_subclass(cls)
+        new.site = site
+        return new
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        own = next((arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, cls)), None)
+        layer = "" if own is None else own.site.rpartition(".")[0]
+        raise NotLocalError(layer, "it is used outside of its layer")
+
+
+def _reasons(skeleton: nn.Module) -> dict[str, str]:
+    """Why the noise of a parameter can never be local, by site, where it cannot."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in skeleton.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    reasons = {}
+    for site, *others in names.values():
+        layer, _, leaf = site.rpartition(".")
+        module = skeleton.get_submodule(layer)
+        if type(module) not in LAYERS or leaf not in PARAMETERS or "forward" in vars(module):
+            reasons[site] = f"{type(module).__name__} has no local noise"
+        elif others:
+            reasons[site] = f"it is the same as {others[0]}"
+    return reasons
+
+
+def num_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    """The rows of a network's input; none if it has no tensor with a first dimension."""
+    first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
+    return 0 if first is None or first.dim() == 0 else len(first)
+
+
+def check_rows(output: Any, draws: int, rows: int) -> None:
+    """Raises a NotLocalError unless a network's output has a row for each of its input."""
+    first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
+    if first is None or first.shape[draws : draws + 1] != (rows,):
+        raise NotLocalError("", "the network's output has no row for each row of its input")

@@ -1,0 +1,159 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The noise of a tensor of weights, and that of what a linear layer makes of it, which needs no weights."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+from pyro_radial._pyro.compat import standard_gamma
+from pyro_radial.distributions.radial_normal import RadialNormal
+from pyro_radial.distributions.special import accumulation_dtype
+from pyro_radial.distributions.wrappers import leaf
+
+__all__ = ["UnitNoise", "half_normal", "unit_noise"]
+
+# Below it a squared norm is rounding, and its root has no derivative to speak of.
+TINY = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True)
+class UnitNoise:
+    r"""The noise of a site whose value is ``loc + scale * noise``, with noise that has no preferred direction.
+
+    Without a radius it is standard normal. With one it is :math:`r\, u`: a uniform direction u in the D elements of the
+    last ``radius_dim`` dimensions, times a radius r that is independent of it.
+
+    :param Tensor loc: the mean, ``[*draws, *shape]``.
+    :param Tensor scale: of the same shape.
+    :param int radius_dim: how many of the last dimensions share one radius, where there are radii.
+    :param radius: a function that draws radii of a tensor's shape, dtype and device; None for a standard normal.
+    :raises ValueError: for radii of no dimension.
+
+    Example::
+
+        >>> noise = UnitNoise(torch.zeros(2, 3), torch.ones(2, 3), 2, half_normal)
+        >>> noise.draw((5, 2, 3)).shape, noise.of_outputs(torch.ones(5, 2)).shape
+        (torch.Size([5, 2, 3]), torch.Size([5, 2]))
+    """
+
+    loc: Tensor
+    scale: Tensor
+    radius_dim: int = 0
+    radius: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.radius is not None and not 1 <= self.radius_dim <= self.loc.dim():
+            raise ValueError(
+                f"UnitNoise: radius_dim must be a number of dimensions of loc, which has {self.loc.dim()}, got "
+                f"{self.radius_dim}"
+            )
+
+    def draw(self, shape: Sequence[int]) -> Tensor:
+        """Values of the site, ``[*draws, *shape]``."""
+        return self.loc + self.scale * self.unit(shape)
+
+    def unit(self, shape: Sequence[int]) -> Tensor:
+        """The noise, ``[*draws, *shape]``."""
+        directions = self.directions(shape)
+        if self.radius is None:
+            return directions
+        first = directions
+        for dim in range(-self.radius_dim, 0):
+            first = first.narrow(dim, 0, 1)
+        return directions * self.radius(first)
+
+    def directions(self, shape: Sequence[int]) -> Tensor:
+        """The noise without its radii; where it has none, all of it."""
+        noise = torch.randn(tuple(shape), dtype=self.loc.dtype, device=self.loc.device)
+        if self.radius is None:
+            return noise
+        dims = tuple(range(-self.radius_dim, 0))
+        norm = torch.linalg.vector_norm(noise, dim=dims, keepdim=True, dtype=accumulation_dtype(noise))
+        return noise / norm.clamp_min(TINY).to(noise.dtype)
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether :meth:`of_outputs` has a form: of a matrix, with one radius, one for each row, or none."""
+        return self.radius is None or self.radius_dim in (1, 2)
+
+    def of_outputs(self, stddev: Tensor) -> Tensor:
+        r"""What the noise of a matrix ``[out, in]`` adds to the outputs of a linear layer.
+
+        With :math:`v_j^2 = \sum_i \mathrm{scale}_{ji}^2 a_i^2` the noise of output j is :math:`v_j` times that of one
+        coordinate, along the direction :math:`\mathrm{scale}_j a / v_j`; those of different outputs are orthogonal.
+        Of a standard normal these are standard normals z. Of a direction in D dimensions they are
+
+        .. math:: z_j \Big/ \sqrt{\textstyle\sum_k z_k^2 + s}, \qquad s \sim \chi^2(D - \mathrm{out}),
+
+        jointly for all outputs; with a radius for each row each output has a direction in D = in dimensions of its own.
+
+        :param Tensor stddev: v, ``[..., out]``.
+        :returns: the noise, of the same shape.
+        """
+        if self.radius is None:
+            return stddev * torch.randn_like(stddev)
+        outputs, inputs = self.loc.shape[-2:]
+        # Norms of many elements, and draws of a gamma, need more digits than a short dtype has.
+        like = stddev.detach().float() if stddev.element_size() < 4 else stddev.detach()
+        if self.radius_dim == 1:
+            noise = _coordinate(like, inputs) * self.radius(like)
+        else:
+            noise = _coordinates(like, outputs * inputs) * self.radius(like[..., :1])
+        return stddev * noise.to(stddev.dtype)
+
+
+def _coordinates(like: Tensor, dimensions: int) -> Tensor:
+    """As many coordinates of a uniform direction in so many dimensions as a row has, for each row."""
+    z = torch.randn_like(like)
+    squared_norm = z.square().sum(-1, keepdim=True)
+    if dimensions > z.shape[-1]:
+        shape = torch.full_like(squared_norm, 0.5 * (dimensions - z.shape[-1]))
+        squared_norm = squared_norm + 2.0 * standard_gamma(shape)
+    return z * squared_norm.clamp_min(TINY).rsqrt()
+
+
+def _coordinate(like: Tensor, dimensions: int) -> Tensor:
+    """One coordinate of a uniform direction in so many dimensions, for each element.
+
+    It is one of two, whose squares sum to 1 - U ** (2 / (dimensions - 2)) with a uniform U, and which are as the
+    coordinates of a standard normal are in the plane: exact, and much cheaper than a draw of a gamma.
+    """
+    a, b = torch.randn((2, *like.shape), dtype=like.dtype, device=like.device).unbind()
+    if dimensions == 1:
+        return torch.where(a < 0, -1.0, 1.0).to(a.dtype)
+    squared = (a.square() + b.square()).clamp_min(TINY)
+    if dimensions == 2:
+        return a * squared.rsqrt()
+    return a * (-torch.expm1(squared / (2 - dimensions)) / squared).sqrt()
+
+
+def half_normal(like: Tensor) -> Tensor:
+    """Radii of a :class:`~pyro_radial.distributions.RadialNormal`."""
+    return torch.randn_like(like).abs()
+
+
+def unit_noise(distribution: Any) -> UnitNoise | None:
+    """The noise of a distribution; None where it is no normal and no radial one in any nesting."""
+    inner = leaf(distribution)
+    if not isinstance(inner, Normal | RadialNormal):
+        return None
+    shape, event_dim = distribution.shape(), distribution.event_dim
+    loc, scale = (_once(tensor.expand(shape), event_dim) for tensor in (inner.loc, inner.scale))
+    if isinstance(inner, Normal) or inner.num_elements == 1:
+        return UnitNoise(loc, scale)
+    return UnitNoise(loc, scale, inner.event_dim, half_normal)
+
+
+def _once(tensor: Tensor, event_dim: int) -> Tensor:
+    """The tensor without leading dimensions in which it is only repeated, as in a plate of particles."""
+    lead = tensor.dim() - event_dim
+    repeated = all(
+        size == 1 or stride == 0 for size, stride in zip(tensor.shape[:lead], tensor.stride()[:lead], strict=True)
+    )
+    return tensor[(0,) * lead] if repeated else tensor

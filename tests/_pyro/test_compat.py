@@ -1,0 +1,311 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Pyro and torch move what they do not document; each such name does here what we use it for."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import socket
+from collections import namedtuple
+from datetime import timedelta
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.nn import PyroModule, PyroParam
+
+import pyro_radial
+from pyro_radial._pyro import compat
+from tests.helpers.host_reads import CountHostReads
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+def test_deep_setattr_makes_the_modules_between():
+    module = PyroModule("m")
+    compat.deep_setattr(module, "0.weight", torch.nn.Parameter(torch.ones(2)))
+    assert dict(module.named_parameters()).keys() == {"0.weight"}
+
+
+def test_a_rendezvous_is_with_the_processes_of_the_environment(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    store, rank, size = compat.rendezvous(timedelta(seconds=20))
+    store.set("key", "value")
+    assert (rank, size, store.get("key")) == (0, 1, b"value")
+
+
+def test_a_scheduler_takes_an_optimizer_for_one_that_has_taken_steps():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    compat.mark_stepped(optimizer)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_trace_is_told_from_a_run():
+    seen = []
+    torch.fx.experimental.proxy_tensor.make_fx(lambda x: seen.append(compat.is_traced()) or 2.0 * x)(torch.ones(2))
+    assert seen == [True]
+    assert not compat.is_traced()
+
+
+def test_helpful_support_errors_names_a_discrete_site():
+    site = {"name": "coin", "fn": dist.Bernoulli(0.5)}
+    with pytest.raises(ValueError, match="coin"), compat.helpful_support_errors(site):
+        raise NotImplementedError
+
+
+def test_periodic_repeat_cycles_through_rows():
+    assert torch.equal(compat.periodic_repeat(torch.arange(3), 5, 0), torch.tensor([0, 1, 2, 0, 1]))
+
+
+def test_standard_gamma_draws_each_shape_s_own_and_has_a_batching_rule():
+    shapes = torch.tensor([0.5, 4.0, 100.0], dtype=torch.float64)
+    draws = torch.func.vmap(lambda _: compat.standard_gamma(shapes), randomness="different")(torch.empty(100_000))
+    error = (shapes / 100_000).sqrt()
+    assert bool(((draws.mean(0) - shapes).abs() < 4.5 * error).all())
+    torch.testing.assert_close(draws.var(0), shapes, rtol=0.05, atol=0.0)
+
+
+def test_deterministic_sites_are_told_from_observations():
+    def model():
+        pyro.deterministic("f", torch.zeros(2))
+        pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.tensor(0.0))
+
+    nodes = pyro.poutine.trace(model).get_trace().nodes
+    assert compat.is_deterministic(nodes["f"])
+    assert not compat.is_deterministic(nodes["y"])
+
+
+def test_trees_are_of_named_tuples_lists_and_dicts_and_none_is_a_leaf():
+    tree = Point(torch.ones(2), [None, {"b": 3, "a": torch.zeros(1)}])
+    leaves = compat.tree_leaves(tree)
+    assert leaves[0] is tree.x
+    assert leaves[1:3] == [None, 3]
+    assert leaves[3] is tree.y[1]["a"]
+    mapped = compat.tree_map_only(torch.Tensor, len, tree)
+    assert mapped == Point(2, [None, {"b": 3, "a": 1}])
+    assert type(mapped) is Point
+
+
+def test_trees_of_one_shape_are_mapped_together():
+    trees = [Point(1, [2, {"a": 3}]), Point(10, [20, {"a": 30}])]
+    assert compat.tree_map(lambda *leaves: sum(leaves), *trees) == Point(11, [22, {"a": 33}])
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_of_a_call_are_seen(register):
+    module = torch.nn.Linear(2, 1)
+    module.register_full_backward_hook(lambda *args: None)
+    assert not compat.has_hooks(module)
+    handle = getattr(module, register)(lambda *args: None)
+    assert compat.has_hooks(module)
+    handle.remove()
+    assert not compat.has_hooks(module)
+
+
+def test_the_hide_function_keeps_latent_sites_alone():
+    def model():
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.tensor(0.0))
+        with pyro.plate("rows", 5, subsample_size=2):
+            pass
+
+    nodes = pyro.poutine.trace(model).get_trace().nodes
+    hidden = {name: compat.prototype_hide_fn(nodes[name]) for name in ("w", "y", "rows")}
+    assert hidden == {"w": False, "y": True, "rows": True}
+
+
+def test_a_module_has_a_name_in_the_store_and_may_get_another():
+    class Named(PyroModule):
+        def forward(self):
+            return compat.stored_name(self, "weight")
+
+    module = Named("root")
+    assert compat.stored_name(module) == "root"
+    assert module() == "root.weight"
+    compat.adopt(module, "other")
+    assert compat.stored_name(module) == "other"
+    assert module() == "other.weight"
+
+
+def test_a_module_of_another_context_reads_none_of_the_store():
+    class Apart:
+        active = False
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+    pyro.get_param_store()["m.scale"] = torch.tensor(3.0)
+    module = PyroModule("m")
+    module.scale = PyroParam(torch.tensor(1.0))
+    compat.set_context(module, Apart())
+    assert float(module.scale.detach()) == 1.0
+
+
+@pytest.mark.parametrize("mask", [True, False, torch.tensor([True, False])])
+def test_a_masked_distribution_has_its_mask(mask):
+    assert compat.own_mask(dist.Normal(torch.zeros(2), 1.0).mask(mask)) is mask
+
+
+@pytest.mark.parametrize(("name", "methods"), compat.OVERRIDDEN.items(), ids=compat.OVERRIDDEN.keys())
+def test_what_ours_override_is_there(name, methods):
+    cls = getattr(pyro.infer, name, None) or getattr(pyro.infer.autoguide, name)
+    for method in methods:
+        assert callable(getattr(cls, method))
+
+
+def test_no_other_private_method_of_pyros_is_overridden():
+    listed = {method for methods in compat.OVERRIDDEN.values() for method in methods}
+    for module in pkgutil.walk_packages(pyro_radial.__path__, "pyro_radial."):
+        for cls in vars(importlib.import_module(module.name)).values():
+            if not inspect.isclass(cls) or cls.__module__ != module.name:
+                continue
+            bases = [base for base in cls.__mro__ if base.__module__.startswith("pyro.")]
+            theirs = {name for base in bases for name in vars(base) if private(name)}
+            own = {name for name in vars(cls) if private(name)}
+            assert own & theirs <= listed, cls
+
+
+def private(name):
+    # The sample statement's hook is Pyro's documented way to write a handler; the other is Python's own.
+    return re.match(r"_[a-z]", name) and name not in ("_pyro_sample", "_abc_impl")
+
+
+def test_no_private_attribute_of_pyros_is_read_elsewhere():
+    for path in Path(pyro_radial.__file__).parent.rglob("*.py"):
+        if path.name == "compat.py":
+            continue
+        read = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        assert not [name for name in read if name == "_mask" or name.startswith("_pyro_")], path
+
+
+def test_everything_of_a_module_leaves_the_store_and_nothing_else():
+    store = pyro.get_param_store()
+    for name in ("net.weight", "net.below.weight", "net$$$bias", "network.weight", "net"):
+        pyro.param(name, torch.ones(2))
+    # What a parameter was before it got replaced stays in the store, under the same name.
+    store["net.weight"] = torch.zeros(2)
+    assert len(store._param_to_name) == 6
+    compat.forget_stored("net")
+    assert sorted(store.keys()) == sorted(store._constraints) == ["net", "network.weight"]
+    assert sorted(store._param_to_name.values()) == ["net", "network.weight"]
+    compat.forget_stored("net")
+
+
+def test_trees_come_apart_and_together():
+    tree = ((torch.ones(2), 3), {"b": None})
+    leaves, spec = compat.tree_flatten(tree)
+    assert leaves[1:] == [3, None]
+    assert compat.tree_unflatten(["a", "b", "c"], spec) == (("a", "b"), {"b": "c"})
+
+
+def test_a_function_is_recorded_with_the_tensors_that_it_reads():
+    weight = torch.nn.Parameter(torch.full((2,), 3.0))
+    graph = compat.record_graph(lambda x: [x * weight], [torch.ones(2)])
+    weight.data.fill_(5.0)
+    (result,) = graph(torch.tensor([1.0, 2.0]))
+    assert torch.equal(result, torch.tensor([5.0, 10.0]))
+
+
+def test_a_function_is_marked_as_constant_as_torch_marks_it():
+    def ours():
+        return 2.0
+
+    def torchs():
+        return 2.0
+
+    compat.constant_in_graphs(ours)
+    torch.compiler.assume_constant_result(torchs)
+    assert vars(ours) == vars(torchs)
+
+
+def test_a_graph_is_compiled_to_what_it_does():
+    def function(x):
+        return [x.sin() + torch.rand(3)]
+
+    graph = compat.record_graph(function, [torch.ones(3)])
+    code = compat.compile_graph(graph, [torch.ones(3)], {"fallback_random": True})
+    x = torch.tensor([0.1, 0.2, 0.3])
+    torch.manual_seed(0)
+    (result,) = code(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(result, function(x)[0])
+
+
+def test_a_missing_compiler_has_an_error_of_its_own(monkeypatch):
+    def no_compiler(*args, **kwargs):
+        raise torch._inductor.exc.InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.compile", no_compiler)
+    with pytest.raises(compat.CompilerMissingError):
+        compat.compile_graph(None, [], {})
+
+
+def test_pyros_losses_can_be_evaluated_without_a_look_at_a_value():
+    def model():
+        pyro.sample("w", dist.Normal(0.0, 1.0))
+
+    guide = pyro.infer.autoguide.AutoNormal(model)
+    guide()
+    for loss in (pyro.infer.Trace_ELBO(), pyro.infer.TraceMeanField_ELBO()):
+        with CountHostReads() as without, compat.host_reads_removed(type(loss)), pyro.validation_enabled(False):
+            loss.differentiable_loss(model, guide)
+        with CountHostReads() as usual:
+            loss.differentiable_loss(model, guide)
+        assert without.count == 0
+        assert usual.count > 0
+
+
+def test_handlers_around_are_seen():
+    assert not compat.handlers_around()
+    with pyro.poutine.scale(scale=2.0):
+        assert compat.handlers_around()
+
+
+def test_the_stores_parameters_are_unconstrained_and_live():
+    pyro.param("scale", torch.tensor(2.0), constraint=dist.constraints.positive)
+    stored = compat.stored_parameters()
+    assert stored["scale"] is pyro.param("scale").unconstrained()
+    pyro.clear_param_store()
+    assert compat.stored_parameters() is not stored
+
+
+def test_pyros_optimizers_say_what_a_parameter_gets():
+    plain = pyro.optim.Adam({"lr": 0.1}, {"clip_norm": 2.0})
+    assert compat.pyro_settings(plain, "guide$$$scale") == ({"lr": 0.1}, {"clip_norm": 2.0})
+    by_name = pyro.optim.Adam(lambda name: {"lr": 0.5 if name == "guide.scale" else 0.1})
+    assert compat.pyro_settings(by_name, "guide$$$scale") == ({"lr": 0.5}, {})
+    by_parts = pyro.optim.Adam(lambda module, name: {"lr": 0.5 if (module, name) == ("guide", "scale") else 0.1})
+    assert compat.pyro_settings(by_parts, "guide$$$scale") == ({"lr": 0.5}, {})
+
+
+def test_pyros_optimizers_keep_loaded_states_until_they_are_asked_for():
+    optim = pyro.optim.Adam({"lr": 0.1})
+    optim.set_state({"w": "its state"})
+    assert compat.optimizer_state_waiting(optim) == {"w": "its state"}
+
+
+def test_a_fused_optimizer_stands_still_while_told_to():
+    w = torch.zeros(2, requires_grad=True)
+    w.grad = torch.ones(2)
+    optimizer = torch.optim.Adam([w], lr=0.1, fused=True)
+    assert compat.stop_where(optimizer, torch.ones(()))
+    optimizer.step()
+    assert torch.equal(w.detach(), torch.zeros(2))
+    assert compat.stop_where(optimizer, None)
+    optimizer.step()
+    assert not torch.equal(w.detach(), torch.zeros(2))
+    assert not compat.stop_where(torch.optim.Rprop([w]), torch.ones(()))

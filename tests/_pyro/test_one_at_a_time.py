@@ -1,0 +1,160 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Threads that train, predict and diagnose at once get what they would get alone."""
+
+import multiprocessing
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pyro
+import pytest
+import torch
+from torch import nn
+
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, diagnose, fit, predict
+from pyro_radial._pyro.one_at_a_time import one_at_a_time
+from pyro_radial._pyro.random_state import seeded
+from pyro_radial.nn import likelihoods
+
+THREADS = 8
+
+
+@pytest.fixture(autouse=True)
+def impatient_threads():
+    """Threads that Python switches between as often as it can."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+def at_once(function, arguments):
+    """``[function(argument), ...]``, each in a thread of its own, all started together."""
+    barrier = threading.Barrier(len(arguments))
+
+    def call(argument):
+        barrier.wait()
+        return function(argument)
+
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        return list(pool.map(call, arguments))
+
+
+def pinned(width):
+    """A model of that many inputs, a guide whose draws are its network to four digits, and the network."""
+    net = nn.Sequential(nn.Linear(width, 3 + width), nn.Tanh(), nn.Linear(3 + width, 2))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=10, scale=0.1))
+    guide = AutoRadial(model, init_stddev=1e-6)
+    guide.setup(torch.zeros(1, width), torch.zeros(1, 2))
+    return model, guide, net
+
+
+def test_predictions_in_threads_are_each_of_their_own_model():
+    cases = [pinned(width) for width in range(1, THREADS + 1)]
+    inputs = [torch.randn(6, width) for width in range(1, THREADS + 1)]
+
+    def run(case):
+        model, guide, _ = cases[case]
+        return predict(model, guide, inputs[case], num_samples=20, chunk_size=3).samples
+
+    for samples, x, (_, _, net) in zip(at_once(run, range(THREADS)), inputs, cases, strict=True):
+        assert torch.allclose(samples, net(x).expand(20, 6, 2), atol=1e-3)
+
+
+def test_predictions_in_threads_of_one_model_run_in_evaluation_mode():
+    net = nn.Sequential(nn.Linear(2, 50), nn.Dropout(0.5), nn.Linear(50, 1))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=10, scale=0.1))
+    guide = AutoRadial(model, init_stddev=1e-6)
+    x = torch.randn(5, 2)
+    guide.setup(x, torch.zeros(5, 1))
+    model.train()
+    net.eval()
+    expected = net(x)
+    net.train()
+    results = at_once(lambda _: predict(model, guide, x, num_samples=20).samples, range(THREADS))
+    assert all(torch.allclose(samples, expected.expand(20, 5, 1), atol=1e-3) for samples in results)
+    assert all(module.training for module in (model, net))
+
+
+def test_fits_in_threads_each_learn_their_own():
+    slopes = [torch.linspace(-1.0, 1.0, 2), torch.linspace(2.0, -2.0, 3)]
+
+    def run(slope):
+        x = torch.randn(40, len(slope))
+        bnn = BayesianModule(nn.Linear(len(slope), 1))
+        model = SupervisedModel(bnn, likelihoods.Gaussian(num_data=40, scale=0.1))
+        guide = AutoMeanField(model)
+        optim = partial(torch.optim.Adam, lr=0.05)
+        result = fit(
+            model,
+            guide,
+            (x, (x @ slope)[:, None]),
+            epochs=60,
+            batch_size=20,
+            optim=optim,
+            loss=RadialELBO(strict_kl=True),
+            progress=False,
+            validation=(x, (x @ slope)[:, None]),
+        )
+        diagnosis = diagnose(model, guide, (x, (x @ slope)[:, None]), num_particles=2)
+        return guide.median()["weight"], result, diagnosis
+
+    for (weight, result, diagnosis), slope in zip(at_once(run, slopes), slopes, strict=True):
+        # The noise of 0.1 over the root of 40 rows, five times over.
+        assert torch.allclose(weight[0], slope, atol=0.08)
+        assert len(result.history) == 60
+        assert set(diagnosis.terms.kl_by_site) == {"weight", "bias"}
+    assert not pyro.poutine.runtime._PYRO_STACK
+
+
+def test_seeded_numbers_are_drawn_by_one_thread_alone():
+    def run(seed):
+        draws = []
+        for _ in range(50):
+            with seeded(seed, torch.device("cpu")):
+                draws.append(torch.stack([torch.randn(()) for _ in range(5)]))
+        return draws
+
+    expected = {seed: run(seed)[0] for seed in range(4)}
+    for seed, draws in zip(range(4), at_once(run, range(4)), strict=True):
+        assert all(torch.equal(draw, expected[seed]) for draw in draws)
+
+
+def test_a_block_within_a_block_does_not_wait_for_itself():
+    with one_at_a_time(), one_at_a_time():
+        pass
+
+
+def test_a_block_that_fails_lets_the_next_one_in():
+    with pytest.raises(ZeroDivisionError), one_at_a_time():
+        raise ZeroDivisionError
+    assert at_once(_enter, [0]) == [True]
+
+
+def test_a_forked_process_waits_for_no_thread_of_its_parent():
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with one_at_a_time():
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    child = multiprocessing.get_context("fork").Process(target=_enter, args=(0,))
+    child.start()
+    child.join(20)
+    done.set()
+    thread.join()
+    alive = child.is_alive()
+    child.kill()
+    assert not alive
+
+
+def _enter(_):
+    with one_at_a_time():
+        return True

@@ -1,0 +1,54 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Generators go back to where they were, and numbers from a seed repeat."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_radial._pyro.random_state import rng_state, seeded, set_rng_state
+from pyro_radial.infer.training.checkpoint import load_checkpoint, save_checkpoint
+
+CPU = torch.device("cpu")
+
+
+def draw():
+    return torch.randn(2).tolist(), random.random(), np.random.rand()  # noqa: NPY002
+
+
+def test_a_state_of_the_generators_brings_back_their_numbers_also_from_a_file(tmp_path):
+    path = tmp_path / "rng.pt"
+    save_checkpoint(path, {"rng": rng_state(CPU)})
+    expected = draw()
+    assert draw() != expected
+    set_rng_state(load_checkpoint(path, CPU)["rng"], CPU)
+    assert draw() == expected
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_seeded_numbers_repeat_and_leave_the_generator_alone_also_after_an_error(fail):
+    def use():
+        with seeded(4, CPU):
+            seen.append(torch.randn(3))
+            if fail:
+                raise KeyError
+
+    seen, state = [], torch.get_rng_state()
+    for _ in range(2):
+        if fail:
+            with pytest.raises(KeyError):
+                use()
+        else:
+            use()
+        assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(*seen)
+
+
+def test_seeded_numbers_are_those_of_the_seed():
+    torch.manual_seed(4)
+    expected = torch.randn(3)
+    with seeded(4, CPU):
+        assert torch.equal(torch.randn(3), expected)

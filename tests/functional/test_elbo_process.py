@@ -1,0 +1,314 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The ELBO of functions with a divergence of processes, at its context alone, and with the KL of weights besides."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI
+from pyro.infer.autoguide import AutoIAFNormal, AutoNormal
+from torch import nn
+
+from benchmarks.guides.compiled_programs import Program, compared
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel, fit
+from pyro_radial.continual.guide_posterior import posterior_of
+from pyro_radial.functional import (
+    AdversarialPoints,
+    FromData,
+    GaussianKL,
+    GaussianProcess,
+    MarginalKL,
+    PosteriorProcess,
+    UniformBox,
+)
+from pyro_radial.infer import FunctionalELBO
+from pyro_radial.infer.compiled.captured_loss import CapturedLoss
+from pyro_radial.nn import MultiHead, likelihoods, use_head
+from pyro_radial.poutine import local_noise
+from tests.helpers.host_reads import CountHostReads
+
+X, Y = torch.randn(8, 3), torch.randint(2, (8,))
+KEPT = torch.randn(5, 3)
+
+
+def trunk():
+    return nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.5))
+
+
+def net():
+    return nn.Sequential(*trunk(), nn.Linear(6, 2))
+
+
+def convolutional():
+    return nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(4, 2))
+
+
+def heads():
+    return MultiHead(trunk(), [nn.Linear(6, 2), nn.Linear(6, 2)])
+
+
+def second_task(guide_type, make=net, noise="weights"):
+    """The model of a second task, its guide, and the process after the first."""
+    chain = PriorChain(
+        SupervisedModel(BayesianModule(make()), likelihoods.Categorical(num_data=40), noise=noise), form="normal"
+    )
+    first = AutoRadial(chain, init_stddev=0.1)
+    first.setup(X, Y)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    process = PosteriorProcess(chain, first.posterior())
+    chain.advance(first)
+    guide = chain.guide(guide_type)
+    RadialELBO()(chain, guide)(X, Y)
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter.mul_(1.1)
+    return chain, guide, process
+
+
+def loss_of(prior, **kwargs):
+    options = {"divergence": MarginalKL(), "compare_at": "context", "num_functions": 1, "kl_weight": 2.0}
+    return FunctionalELBO(prior, lambda x: KEPT, **options | kwargs)
+
+
+@pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField, AutoNormal])
+@pytest.mark.parametrize("make", [net, convolutional, heads])
+def test_the_divergence_is_that_of_the_guide_s_posterior_at_the_context(guide_type, make):
+    chain, guide, process = second_task(guide_type, make)
+    elbo = loss_of(process)
+    loss = elbo(chain, guide)(X, Y)
+    expected = MarginalKL()(PosteriorProcess(chain, posterior_of(guide)), KEPT, process).value
+    torch.testing.assert_close(elbo.terms.kl_by_site["f"], expected)
+    assert list(elbo.terms.kl_by_site) == ["f"]
+    assert float(elbo.terms.weight_space_kl) == 0.0
+    torch.testing.assert_close(loss.detach(), elbo.terms.negative_log_likelihood + 2.0 * expected)
+
+
+@pytest.mark.parametrize("guide_type", [AutoRadial, AutoNormal])
+def test_the_kl_of_the_weights_is_a_second_term(guide_type):
+    chain, guide, process = second_task(guide_type)
+    pyro.set_rng_seed(1)
+    alone = RadialELBO()
+    alone(chain, guide)(X, Y)
+    pyro.set_rng_seed(1)
+    elbo = loss_of(process, weight_space_kl=0.3)
+    loss = elbo(chain, guide)(X, Y)
+    terms = elbo.terms
+    assert terms.weight_space_kl_by_site.keys() == alone.terms.kl_by_site.keys()
+    if guide_type is AutoRadial:
+        torch.testing.assert_close(terms.weight_space_kl, alone.terms.kl)
+    expected = terms.negative_log_likelihood + 2.0 * terms.kl + 0.3 * terms.weight_space_kl
+    torch.testing.assert_close(loss.detach(), expected)
+    torch.testing.assert_close(terms.loss, expected)
+    torch.testing.assert_close(terms.per_datum().loss, expected / 40)
+
+
+@pytest.mark.parametrize("make", [net, convolutional, heads])
+@pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField])
+def test_local_noise_leaves_both_terms_as_they_are(make, guide_type):
+    chain, guide, process = second_task(guide_type, make)
+    # Batch norm in train mode mixes rows.
+    chain.eval()
+    found = []
+    for noisy in (guide, local_noise(guide)):
+        elbo = loss_of(process, weight_space_kl=0.3)
+        elbo(chain, noisy)(X, Y).backward()
+        found.append((elbo.terms.kl, elbo.terms.weight_space_kl))
+        assert math.isfinite(elbo.terms.negative_log_likelihood)
+    torch.testing.assert_close(*found)
+
+
+def test_a_step_with_local_noise_under_a_recorded_graph_is_the_step_as_it_is():
+    chain, guide, process = second_task(AutoRadial, lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), "local")
+    elbo = loss_of(process, weight_space_kl=0.3)
+    captured = CapturedLoss(chain, guide, elbo, compile=False)
+    for seed in (1, 2):
+        _, error, _ = compared(Program(chain, guide, elbo, (X, Y)), captured, seed)
+        assert error <= 1e-6
+        # A process that changes is seen by the graph.
+        for mean in process.means.buffers():
+            mean.mul_(1.1)
+    assert not captured.eager_because
+    assert len(captured.recordings) == 1
+
+
+def test_a_noise_level_keeps_its_kl_and_is_no_weight():
+    model = SupervisedModel(
+        BayesianModule(nn.Linear(3, 1)), likelihoods.Gaussian(num_data=20, precision_prior=dist.Gamma(6.0, 6.0))
+    )
+    guide = AutoMeanField(model)
+    y = torch.randn(8, 1)
+    guide.setup(X, y)
+    elbo = loss_of(PosteriorProcess(model, guide.posterior()), weight_space_kl=0.5)
+    elbo(model, guide)(X, y).backward()
+    assert set(elbo.terms.kl_by_site) == {"f", "precision"}
+    assert set(elbo.terms.weight_space_kl_by_site) == {"weight", "bias"}
+    assert float(elbo.terms.kl_by_site["f"]) == pytest.approx(0.0, abs=1e-5)
+
+
+def test_several_functions_for_the_likelihood_leave_the_divergence_as_it_is():
+    chain, guide, process = second_task(AutoRadial)
+    found = []
+    for number in (1, 7):
+        elbo = loss_of(process, num_functions=number, weight_space_kl=0.3)
+        chain.eval()
+        elbo(chain, guide)(X, Y)
+        found.append((elbo.terms.kl, elbo.terms.weight_space_kl))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    model = SupervisedModel(
+        BayesianModule(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()),
+        likelihoods.Categorical(num_data=40),
+    )
+    guide = AutoRadial(model, init_stddev=0.2)
+    x = X.double()
+    guide.setup(x, Y)
+    prior = {name: dist.Normal(d.mean + 0.1, 0.3).to_event(d.event_dim) for name, d in guide.posterior().items()}
+    elbo = FunctionalELBO(
+        PosteriorProcess(model, prior),
+        lambda x: KEPT.double(),
+        divergence=MarginalKL(),
+        compare_at="context",
+        num_functions=1,
+        weight_space_kl=0.3,
+    )
+    parameters = list(guide.parameters())
+
+    def loss():
+        pyro.set_rng_seed(0)
+        return elbo(model, guide)(x, Y)
+
+    loss().backward()
+    step = 1e-6
+    for parameter in parameters:
+        place = parameter.numel() // 2
+        flat, values = parameter.data.view(-1), []
+        before = float(flat[place])
+        for sign in (1, -1):
+            flat[place] = before + sign * step
+            values.append(float(loss().detach()))
+        flat[place] = before
+        assert float(parameter.grad.view(-1)[place]) == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-5)
+
+
+@pytest.mark.parametrize("make", [net, convolutional, heads])
+def test_a_step_under_a_recorded_graph_is_the_step_as_it_is(make):
+    chain, guide, process = second_task(AutoRadial, make)
+    elbo = loss_of(process, weight_space_kl=0.3)
+    elbo.context = FromData(torch.randn(20, 3), 5)
+    captured = CapturedLoss(chain, guide, elbo, compile=False)
+    for seed in (1, 2):
+        _, error, _ = compared(Program(chain, guide, elbo, (X, Y)), captured, seed)
+        assert error <= 1e-6
+        as_it_is = elbo.terms
+        pyro.set_rng_seed(seed)
+        value, _ = captured((X, Y), {})
+        terms = elbo.terms
+        assert terms.weight_space_kl_by_site.keys() == as_it_is.weight_space_kl_by_site.keys()
+        torch.testing.assert_close(terms.weight_space_kl, as_it_is.weight_space_kl)
+        torch.testing.assert_close(terms.loss, value)
+    assert not captured.eager_because
+    assert len(captured.recordings) == 1
+
+
+@pytest.mark.parametrize("make", [net, convolutional])
+def test_a_loss_reads_nothing_on_the_host(make):
+    chain, guide, process = second_task(AutoRadial, make)
+    elbo = loss_of(process, weight_space_kl=0.3)
+    elbo(chain, guide)(X, Y)
+    with pyro.validation_enabled(False), CountHostReads() as reads:
+        elbo.differentiable_loss(chain, guide, X, Y).backward()
+    assert reads.count == 0
+
+
+def test_a_recorded_graph_is_made_anew_for_another_weight_of_the_weights_kl():
+    chain, guide, process = second_task(AutoMeanField, lambda: nn.Linear(3, 2))
+    elbo = loss_of(process, weight_space_kl=0.3)
+    captured = CapturedLoss(chain, guide, elbo, compile=False)
+    captured((X, Y), {})
+    assert elbo.terms.weight_space_kl_by_site
+    elbo.weight_space_kl = 0.0
+    captured((X, Y), {})
+    assert not elbo.terms.weight_space_kl_by_site
+
+
+def test_a_divergence_of_draws_can_be_at_the_context_alone():
+    chain, guide, _ = second_task(AutoRadial, convolutional)
+    kernel = lambda a, b: torch.exp(-0.5 * torch.cdist(a, b).square())  # noqa: E731
+    seen = []
+
+    def noting(f, x, prior):
+        seen.append((f.shape, x))
+        return GaussianKL()(f, x, prior)
+
+    loss_of(GaussianProcess(kernel), divergence=noting, num_functions=40)(chain, guide)(X, Y)
+    ((shape, points),) = seen
+    assert shape == (40, 5, 2)
+    assert torch.equal(points, KEPT)
+
+
+def test_at_both_it_has_the_inputs_as_well():
+    chain, guide, process = second_task(AutoMeanField)
+    elbo = loss_of(process, compare_at="both")
+    elbo(chain, guide)(X, Y)
+    expected = MarginalKL()(PosteriorProcess(chain, guide.posterior()), torch.cat([X, KEPT]), process).value
+    torch.testing.assert_close(elbo.terms.kl_by_site["f"], expected)
+
+
+def test_points_can_move_to_where_the_divergence_is_larger():
+    chain, guide, process = second_task(AutoMeanField)
+    elbo = loss_of(process)
+    elbo.context = AdversarialPoints(UniformBox([-2.0] * 3, [2.0] * 3, num_points=3), lr=0.1)
+    divergences = []
+    for _ in range(20):
+        pyro.set_rng_seed(0)
+        elbo(chain, guide)(X, Y)
+        divergences.append(float(elbo.terms.kl_by_site["f"]))
+    assert divergences[-1] > 1.1 * divergences[0]
+
+
+def test_another_head_is_another_function():
+    chain, guide, process = second_task(AutoMeanField, heads)
+    elbo = loss_of(process)
+    elbo(chain, guide)(X, Y)
+    use_head(chain, 1)
+    other = chain.guide(AutoMeanField)
+    use_head(process, 1)
+    with pytest.raises(ValueError, match=r"posterior must have .* at site 'heads\.1\.weight'"):
+        elbo(chain, other)(X, Y)
+
+
+def test_fit_and_svi_take_it():
+    chain, guide, process = second_task(AutoMeanField)
+    elbo = loss_of(process, kl_weight=50.0, weight_space_kl=0.1)
+    SVI(chain, guide, pyro.optim.Adam({"lr": 0.01}), elbo).step(X, Y)
+    result = fit(chain, guide, (X, Y), epochs=3, num_data=40, loss=elbo, progress=False)
+    assert math.isfinite(result.history[-1]["loss"])
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"compare_at": "data"}, "compare_at must be one of"),
+            ({"compare_at": "context", "context": None}, "context must be given to compare at it alone, got None"),
+            ({"weight_space_kl": -1.0}, "weight_space_kl must be a non-negative finite number, got -1.0"),
+            ({"weight_space_kl": math.inf}, "weight_space_kl must be a non-negative finite number, got inf"),
+        ],
+    )
+    def test_of_the_loss_is_named(self, options, words):
+        prior = GaussianProcess(lambda a, b: a @ b.T)
+        with pytest.raises(ValueError, match=words):
+            FunctionalELBO(prior, **{"context": lambda x: x} | options)
+
+    def test_a_guide_whose_sites_have_no_distribution_is_named(self):
+        chain, _, process = second_task(AutoMeanField)
+        with pytest.raises(ValueError, match="FunctionalELBO: posterior must have a mean and a variance at site"):
+            loss_of(process)(chain, AutoIAFNormal(chain))(X, Y)

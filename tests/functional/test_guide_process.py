@@ -1,0 +1,171 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The process of a guide, from a run of it."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.contrib.gp.kernels import RBF
+from pyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
+from torch import nn
+from torch.distributions import kl_divergence
+
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel
+from pyro_radial.functional import GaussianProcess, LinearizedKL, PosteriorProcess
+from pyro_radial.functional.guide_process import GuideProcess
+from pyro_radial.nn import likelihoods
+from tests.helpers.linear_models import WIDTH, by_hand, features, inputs, network, of_functions, posterior
+
+X, Y = torch.randn(6, 3), torch.randn(6, 2)
+
+
+def process_of(model, guide, *args, **kwargs):
+    guide_trace = poutine.trace(guide).get_trace(*args)
+    model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args)
+    return GuideProcess(model, model_trace, guide_trace, "f", kwargs.get("structures", {}))
+
+
+def regression():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Tanh(), nn.Linear(4, 2))
+    return SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=6))
+
+
+@pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField])
+def test_it_is_that_of_the_guides_posterior_with_gradients_in_its_parameters(guide_type):
+    model = regression()
+    guide = guide_type(model)
+    guide.setup(X, Y)
+    mean, variance = process_of(model, guide, X, Y).marginals(X)
+    expected = PosteriorProcess(model, guide.posterior()).marginals(X)
+    torch.testing.assert_close((mean.detach(), variance.detach()), expected)
+    (mean.sum() + variance.sum()).backward()
+    weights = {name: p.grad for name, p in guide.named_parameters() if "precision" not in name}
+    assert all(gradient is not None and bool(gradient.any()) for gradient in weights.values())
+    assert model.training
+    assert model.bnn.skeleton.training
+
+
+def test_pyros_guide_that_draws_apart_is_taken():
+    model = regression()
+    guide = AutoNormal(model, init_scale=0.2)
+    mean, variance = process_of(model, guide, X, Y).marginals(X)
+    medians = {name: value.detach() for name, value in guide.median(X, Y).items() if name in model.bnn.sites}
+    posterior = {name: dist.Normal(value, 0.2).to_event(value.dim()) for name, value in medians.items()}
+    torch.testing.assert_close((mean.detach(), variance.detach()), PosteriorProcess(model, posterior).marginals(X))
+
+
+def test_a_guide_by_hand_with_a_full_covariance_is_taken():
+    given, mean, covariance = posterior("full", "weight")
+
+    def guide(x, y=None):
+        pyro.sample("noise", dist.Gamma(2.0, 2.0))
+        pyro.sample("weight", given["weight"])
+
+    x = inputs()
+    expected, covariances = of_functions(mean, covariance, x)
+    found = process_of(by_hand, guide, x).marginals(x)
+    torch.testing.assert_close(found, (expected, covariances.diagonal(dim1=-2, dim2=-1).mT))
+
+
+JOINT = {
+    "full": AutoMultivariateNormal,
+    "low rank": lambda model: AutoLowRankMultivariateNormal(model, rank=3),
+    "diagonal": AutoDiagonalNormal,
+}
+
+
+def moved(kind):
+    """Pyro's guide of the noise, in its logarithm, and the ten weights together, at some place; and its posterior."""
+    guide = JOINT[kind](by_hand)
+    guide(inputs(), torch.zeros(7, 2).double())
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return guide, guide.get_posterior()
+
+
+@pytest.mark.parametrize("kind", JOINT)
+def test_pyros_guides_of_one_vector_are_taken(kind):
+    guide, joint = moved(kind)
+    mean = joint.mean[1:].detach().double().reshape(2, WIDTH)
+    full = getattr(joint, "covariance_matrix", None)
+    full = joint.variance.diag_embed() if full is None else full
+    across = full[1:, 1:].detach().double().reshape(2, WIDTH, 2, WIDTH)
+    x, y = inputs(), torch.zeros(7, 2).double()
+    phi = features(x)
+    process = process_of(by_hand, guide, x, y)
+    values, covariance = process.moments(x)
+    torch.testing.assert_close(values.detach(), phi @ mean.mT)
+    expected = torch.stack([phi @ across[unit, :, unit] @ phi.mT for unit in range(2)])
+    torch.testing.assert_close(covariance.detach(), expected)
+    variance = process.marginals(x)[1]
+    torch.testing.assert_close(variance.detach(), expected.diagonal(dim1=-2, dim2=-1).mT)
+    covariance.sum().backward()
+    widths = [p.grad for name, p in guide.named_parameters() if name != "loc"]
+    assert all(bool(gradient[1:].any()) for gradient in widths)
+
+
+@pytest.mark.parametrize("kind", JOINT)
+def test_marginals_of_a_network_under_one_vector_are_those_of_its_moments(kind):
+    model = network()
+    guide, x, y = JOINT[kind](model), inputs(), torch.zeros(7, 2).double()
+    process = process_of(model, guide, x, y)
+    mean, covariance = process.moments(x)
+    torch.testing.assert_close(process.marginals(x), (mean, covariance.diagonal(dim1=-2, dim2=-1).mT))
+
+
+@pytest.mark.parametrize("kind", JOINT)
+def test_a_loss_with_pyros_guides_of_one_vector_has_the_divergence_of_its_covariance(kind):
+    model, prior = network(), GaussianProcess(RBF(2).double(), noise=0.4)
+    guide, x, y = JOINT[kind](model), inputs(), torch.randn(7, 2).double()
+    elbo = FunctionalELBO(prior, divergence=LinearizedKL(), num_functions=8)
+    elbo(model, guide)(x, y).backward()
+    mean, covariance = process_of(model, guide, x, y).moments(x)
+    noise = 0.4**2 * torch.eye(7).double()
+    expected = kl_divergence(
+        dist.MultivariateNormal(mean.mT, covariance + noise),
+        dist.MultivariateNormal(torch.zeros_like(mean.mT), RBF(2)(x).double() + noise),
+    )
+    assert float(elbo.terms.kl_by_site["f"]) == pytest.approx(float(expected.sum().detach()), rel=1e-5)
+    assert list(elbo.terms.kl_by_site) == ["f"]
+
+
+def test_a_site_that_is_computed_from_a_vector_is_not_taken_for_a_part_of_it():
+    def guide(x, y=None):
+        vector = pyro.sample("v", dist.Normal(torch.zeros(11).double(), 1.0).to_event(1), infer={"is_auxiliary": True})
+        pyro.sample("noise", dist.Delta(vector[0].exp()))
+        pyro.sample("weight", dist.Delta(2 * vector[1:].reshape(2, WIDTH), event_dim=2))
+
+    with pytest.raises(ValueError, match="must have a mean and a variance at site 'weight'"):
+        process_of(by_hand, guide, inputs()).moments(inputs())
+
+
+def test_points_have_no_variance():
+    model = regression()
+    _, variance = process_of(model, AutoDelta(model), X, Y).marginals(X)
+    assert not bool(variance.any())
+
+
+def test_what_is_known_of_a_function_is_found_once_for_each_head(monkeypatch):
+    model = regression()
+    guide = AutoMeanField(model)
+    guide.setup(X, Y)
+    structures = {}
+    process = process_of(model, guide, X, Y, structures=structures)
+    assert process.sites(X) == set(model.bnn.sites)
+    (key,) = structures
+    assert key == (2, model.bnn.sites)
+    again = process_of(model, guide, X, Y, structures=structures)
+    monkeypatch.setattr("pyro_radial.functional.linearization.linear_layers", None)
+    assert again.sites(X) == set(model.bnn.sites)
+    torch.testing.assert_close(again.marginals(X), process.marginals(X))

@@ -1,0 +1,157 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A diagnosis under a functional prior says what is off beside the exact posterior, and nothing else is."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.contrib.gp.kernels import Linear
+from torch import nn
+
+from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel, diagnose
+from pyro_radial.functional import GaussianKL, GaussianProcess, ImplicitProcess, UniformBox, process_comparison
+from pyro_radial.nn import likelihoods
+
+ROWS, WIDTH, NOISE = 30, 3, 0.3
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(ROWS, WIDTH, generator=GENERATOR)
+Y = X @ torch.tensor([[1.0], [-0.5], [0.2]]) + NOISE * torch.randn(ROWS, 1, generator=GENERATOR)
+NEW = torch.randn(50, WIDTH, generator=GENERATOR)
+# Of 256 draws, four standard errors of a point's standard deviation: those of the means are smaller.
+TOLERANCE = 4 / (2 * 256) ** 0.5
+
+
+class Exact(nn.Module):
+    """The conjugate posterior of a linear network, with its mean moved and its width stretched."""
+
+    def __init__(self, moved: float, stretched: float) -> None:
+        super().__init__()
+        precision = torch.eye(WIDTH) + X.T @ X / NOISE**2
+        self.covariance = stretched**2 * precision.inverse()
+        self.loc = precision.inverse() @ X.T @ Y.squeeze() / NOISE**2 + moved
+
+    def forward(self, *args: torch.Tensor) -> None:
+        normal = dist.MultivariateNormal(self.loc, self.covariance)
+        pyro.sample(
+            "weight", dist.TransformedDistribution(normal, dist.transforms.ReshapeTransform((WIDTH,), (1, WIDTH)))
+        )
+
+
+def problem(moved=0.0, stretched=1.0, noise=NOISE):
+    net = nn.Linear(WIDTH, 1, bias=False)
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=ROWS, scale=noise))
+    prior = GaussianProcess(Linear(WIDTH))
+    prior.observation_noise.fill_(NOISE)
+    box = UniformBox.around(X, 10)
+    return model, Exact(moved, stretched), FunctionalELBO(prior, box, divergence=GaussianKL(), num_functions=60)
+
+
+def compared(**problem_of):
+    model, guide, loss = problem(**problem_of)
+    return diagnose(model, guide, (X, Y), loss=loss, new_inputs=NEW)
+
+
+def test_the_exact_posterior_is_where_it_should_be_and_nothing_stands_out():
+    diagnosis = compared()
+    comparison = diagnosis.comparison
+    assert [place.place for place in comparison.places] == ["training inputs", "new inputs", "measurement points"]
+    assert [len(place.mean) for place in comparison.places] == [ROWS, len(NEW), 10]
+    for place in comparison.places:
+        assert place.distance < TOLERANCE
+        assert place.width == pytest.approx(1.0, abs=TOLERANCE)
+    assert comparison.noise == pytest.approx(NOISE)
+    assert diagnosis.findings == []
+    assert "beside the exact posterior: noise 0.3, 1.00 of the process's" in str(diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("off", "word"),
+    [
+        ({"moved": 0.2}, "mean"),
+        ({"stretched": 0.5}, "narrow"),
+        ({"stretched": 2.0}, "wide"),
+        ({"noise": 0.5}, "noise"),
+        ({"noise": 0.1}, "noise"),
+    ],
+)
+def test_what_is_off_is_named_and_nothing_else(off, word):
+    findings = compared(**off).findings
+    assert len(findings) == 1
+    assert word in findings[0].lower().split(".")[0].split(":")[0]
+
+
+def test_a_width_is_that_of_the_guide_in_units_of_the_process():
+    half = compared(stretched=0.5).comparison
+    assert all(place.width == pytest.approx(0.5, rel=TOLERANCE) for place in half.places)
+
+
+def test_a_distance_is_in_standard_deviations_of_the_process():
+    """By hand: the means differ by the inputs' sums times what all weights are moved by."""
+    place = compared(moved=0.2).comparison.places[1]
+    exact = problem()[1].covariance.double()
+    by_hand = 0.2 * NEW.double().sum(1) / torch.einsum("ni,ij,nj->n", NEW.double(), exact, NEW.double()).sqrt()
+    assert place.distance == pytest.approx(float(by_hand.square().mean().sqrt()), rel=TOLERANCE)
+
+
+def test_many_points_are_those_of_few(monkeypatch):
+    whole = compared().comparison.places[1]
+    monkeypatch.setattr(process_comparison, "CHUNK", 7)
+    parts = compared().comparison.places[1]
+    torch.testing.assert_close(whole.process_stddev, parts.process_stddev, rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(whole.process_mean, parts.process_mean, rtol=1e-9, atol=1e-12)
+
+
+def test_the_loss_can_be_evaluated_on_fewer_rows():
+    model, guide, loss = problem()
+    loss = FunctionalELBO(loss.prior, loss.context, divergence=GaussianKL(), num_functions=25)
+    with pytest.raises(ValueError, match="num_functions = 25"):
+        diagnose(model, guide, (X, Y), loss=loss)
+    diagnosis = diagnose(model, guide, (X, Y), loss=loss, batch_size=10)
+    assert len(diagnosis.comparison.places[0].mean) == ROWS
+    with pytest.raises(ValueError, match="diagnose: batch_size must be a positive"):
+        diagnose(model, guide, (X, Y), loss=loss, batch_size=0)
+
+
+def test_the_random_numbers_stay_where_they_were():
+    model, guide, loss = problem()
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    diagnose(model, guide, (X, Y), loss=loss)
+    torch.testing.assert_close(torch.rand(2), expected, rtol=0, atol=0)
+
+
+def test_a_prior_without_an_exact_posterior_is_refused():
+    model, guide, loss = problem()
+    implicit = ImplicitProcess(lambda x, n: torch.randn(n, len(x), 1))
+    with pytest.raises(ValueError, match=r"diagnose: loss must have a prior with an exact posterior.*ImplicitProcess"):
+        diagnose(model, guide, (X, Y), loss=FunctionalELBO(implicit, loss.context, num_functions=60))
+
+
+def test_a_process_that_knows_no_noise_is_refused():
+    model, guide, loss = problem()
+    loss.prior.observation_noise.zero_()
+    with pytest.raises(ValueError, match=r"diagnose: loss must have a prior that knows the noise.*prior\.fit"):
+        diagnose(model, guide, (X, Y), loss=loss)
+
+
+def test_more_rows_than_a_covariance_can_hold_are_refused(monkeypatch):
+    monkeypatch.setattr(process_comparison, "MOST_ROWS", ROWS - 1)
+    model, guide, loss = problem()
+    with pytest.raises(ValueError, match=r"diagnose: data must have at most 29 rows.*got 30; train on fewer rows"):
+        diagnose(model, guide, (X, Y), loss=loss)
+
+
+def test_labels_have_no_process_to_compare_with():
+    model = SupervisedModel(BayesianModule(nn.Linear(WIDTH, 2)), likelihoods.Categorical(num_data=ROWS))
+    loss = problem()[2]
+    with pytest.raises(ValueError, match="diagnose: model must have a normal likelihood"):
+        diagnose(model, AutoMeanField(model), (X, (Y[:, 0] > 0).long()), loss=loss, batch_size=10)
+
+
+def test_new_inputs_need_a_loss():
+    model, guide, _ = problem()
+    with pytest.raises(ValueError, match="diagnose: loss must be given"):
+        diagnose(model, guide, (X, Y), new_inputs=NEW)

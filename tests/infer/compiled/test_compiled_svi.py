@@ -1,0 +1,354 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import gc
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
+
+from benchmarks.guides.compiled_programs import Program, compared
+from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, RadialELBO
+from pyro_radial.infer.compiled.captured_loss import CapturedLoss
+from tests.helpers.host_reads import CountHostReads
+from tests.helpers.networks import classifier, data, mlp
+
+X, Y = data(8)
+ADAM = partial(torch.optim.Adam, lr=0.01)
+
+
+def problem(guide=AutoRadial):
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    model = classifier(net=mlp())
+    made = guide(model)
+    made(X, Y)
+    pyro.set_rng_seed(1)
+    return model, made
+
+
+def recorded(model, guide, optim, loss, **kwargs):
+    return CompiledSVI(model, guide, optim, loss, compile=False, **kwargs)
+
+
+def values(guide):
+    return {name: value.detach().clone() for name, value in guide.named_parameters()}
+
+
+def assert_close(one, other, **kwargs):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, **kwargs)
+
+
+@pytest.mark.parametrize("make_loss", [TraceMeanField_ELBO, Trace_ELBO, RadialELBO])
+@pytest.mark.parametrize("make_guide", [AutoRadial, AutoNormal])
+def test_steps_are_those_of_svi(make_guide, make_loss):
+    outcomes = []
+    for kind in (SVI, recorded):
+        model, guide = problem(make_guide)
+        svi = kind(model, guide, pyro.optim.Adam({"lr": 0.01}), make_loss())
+        losses = []
+        for step in range(12):
+            # SVI's first call runs once more to find the nesting of plates, on noise of its own.
+            pyro.set_rng_seed(2)
+            svi.evaluate_loss(X, Y)
+            pyro.set_rng_seed(step)
+            losses.append(float(svi.step(X, Y)))
+        outcomes.append((losses, values(guide)))
+    (theirs, their_values), (ours, our_values) = outcomes
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    # Adam divides by the root of a mean square, and so enlarges rounding in small gradients.
+    assert_close(their_values, our_values, rtol=1e-3, atol=1e-4)
+
+
+def test_a_step_returns_the_loss_as_a_tensor_and_counts():
+    model, guide = problem()
+    svi = recorded(model, guide, ADAM, RadialELBO())
+    before = values(guide)
+    loss = svi.step(X, Y)
+    assert loss.shape == ()
+    assert not loss.requires_grad
+    assert svi.loss.step == 1
+    assert all(not torch.equal(before[name], value) for name, value in values(guide).items())
+
+
+def test_evaluating_takes_no_step():
+    model, guide = problem()
+    svi = recorded(model, guide, ADAM, RadialELBO())
+    before = values(guide)
+    assert svi.evaluate_loss(X, Y).shape == ()
+    assert svi.loss.step == 0
+    assert_close(before, values(guide), rtol=0, atol=0)
+
+
+def test_a_schedule_of_the_weight_changes_no_graph():
+    model, guide = problem()
+    svi = recorded(model, guide, ADAM, RadialELBO(kl_weight=lambda step: min(1.0, 0.1 + step / 20)))
+    for _ in range(30):
+        svi.step(X, Y)
+    assert len(svi.captured.recordings) == 1
+    assert svi.loss.terms.kl_weight == 1.0
+
+
+def test_a_torch_optimizer_will_do():
+    model, guide = problem()
+    optimizer = torch.optim.SGD(guide.parameters(), lr=1e-6)
+    svi = recorded(model, guide, optimizer, RadialELBO())
+    svi.step(X, Y)
+    assert svi.optimizer is optimizer
+
+
+def test_other_parameters_get_other_settings():
+    model, guide = problem()
+
+    def settings(name):
+        return {"lr": 0.0 if "scales" in name else 0.01}
+
+    svi = recorded(model, guide, pyro.optim.Adam(settings), TraceMeanField_ELBO())
+    before = values(guide)
+    for _ in range(3):
+        svi.step(X, Y)
+    moved = {name: not torch.equal(before[name], value) for name, value in values(guide).items()}
+    assert all(moved[name] == ("locs" in name) for name in moved)
+    assert [group["lr"] for group in svi.optimizer.param_groups] == [0.01, 0.0]
+    assert all(group["fused"] for group in svi.optimizer.param_groups)
+
+
+def test_gradients_are_clipped_as_pyro_clips_them():
+    outcomes = []
+    for kind in (SVI, recorded):
+        model, guide = problem()
+        svi = kind(model, guide, pyro.optim.SGD({"lr": 1.0}, {"clip_norm": 0.01}), TraceMeanField_ELBO())
+        pyro.set_rng_seed(2)
+        svi.evaluate_loss(X, Y)
+        before = values(guide)
+        pyro.set_rng_seed(3)
+        svi.step(X, Y)
+        steps = {name: value - before[name] for name, value in values(guide).items()}
+        assert all(float(step.norm()) == pytest.approx(0.01, rel=1e-2) for step in steps.values())
+        outcomes.append(steps)
+    assert_close(*outcomes, rtol=1e-3, atol=1e-6)
+
+
+def test_a_scheduler_of_pyros_changes_the_rate():
+    model, guide = problem()
+    optim = pyro.optim.ExponentialLR({"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.1}, "gamma": 0.5})
+    svi = recorded(model, guide, optim, TraceMeanField_ELBO())
+    for _ in range(3):
+        svi.step(X, Y)
+        optim.step()
+    assert [group["lr"] for group in svi.optimizer.param_groups] == pytest.approx([0.0125])
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize(("first", "second"), [(SVI, recorded), (recorded, SVI), (recorded, recorded)])
+def test_a_run_goes_on_from_the_state_of_pyros_optimizer(first, second, scheduled, tmp_path):
+    def make_optim():
+        if not scheduled:
+            return pyro.optim.Adam({"lr": 0.01})
+        return pyro.optim.ExponentialLR({"optimizer": torch.optim.Adam, "optim_args": {"lr": 0.01}, "gamma": 0.9})
+
+    def steps(svi, optim, numbers):
+        for number in numbers:
+            pyro.set_rng_seed(2)
+            svi.evaluate_loss(X, Y)
+            pyro.set_rng_seed(number)
+            svi.step(X, Y)
+            if scheduled:
+                optim.step()
+
+    model, guide = problem(AutoNormal)
+    optim = make_optim()
+    svi = first(model, guide, optim, TraceMeanField_ELBO())
+    steps(svi, optim, range(4))
+    optim.save(tmp_path / "optim")
+    middle = values(guide)
+    steps(svi, optim, range(4, 8))
+    undisturbed = values(guide)
+
+    model, guide = problem(AutoNormal)
+    guide.load_state_dict(middle)
+    optim = make_optim()
+    optim.load(tmp_path / "optim")
+    svi = second(model, guide, optim, TraceMeanField_ELBO())
+    steps(svi, optim, range(4, 8))
+    assert_close(undisturbed, values(guide), rtol=1e-3, atol=1e-4)
+
+
+def test_pyros_optimizer_refuses_to_serve_another_svi_at_the_same_time():
+    model, guide = problem()
+    optim = pyro.optim.Adam({"lr": 0.01})
+    recorded(model, guide, optim, TraceMeanField_ELBO()).step(X, Y)
+    with pytest.raises(RuntimeError, match="give that one an optimizer of its own"):
+        SVI(model, guide, optim, TraceMeanField_ELBO()).step(X, Y)
+
+
+@pytest.mark.parametrize("optim", [pyro.optim.Adam({"lr": 0.01}), pyro.optim.AdagradRMSProp({"eta": 0.01})])
+def test_a_parameter_that_appears_later_is_trained(optim):
+    """The second optimizer makes a state for each parameter at once."""
+
+    def model(x, deep):
+        if deep:
+            pyro.param("extra", torch.zeros(()))
+        w = pyro.sample("w", dist.Normal(0.0, 1.0)) + (pyro.param("extra") if deep else 0.0)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w, 1.0), obs=x)
+
+    guide = AutoMeanField(lambda x, deep: model(x, False))
+    svi = recorded(model, guide, optim, TraceMeanField_ELBO())
+    x = torch.randn(5) + 3.0
+    svi.step(x, False)
+    for _ in range(3):
+        svi.step(x, True)
+    assert float(pyro.param("extra").detach()) > 0.0
+
+
+def test_the_first_loss_that_is_not_finite_is_named_and_no_step_is_taken():
+    model, guide = problem()
+    svi = recorded(model, guide, ADAM, RadialELBO())
+    svi.step(X, Y)
+    before = values(guide)
+    broken = X.clone()
+    broken[0, 0] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"in step 1: log-likelihood of site 'y'.*no step was taken"):
+        svi.step(broken, Y)
+    assert_close(before, values(guide), rtol=0, atol=0)
+    with torch.no_grad():
+        next(iter(guide.parameters())).fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match=r"not finite in step 1: parameter .*locs"):
+        svi.step(X, Y)
+
+
+@pytest.mark.parametrize("make_loss", [RadialELBO, TraceMeanField_ELBO])
+def test_a_loss_that_is_looked_at_later_stops_a_fused_optimizer_at_once(make_loss):
+    model, guide = problem()
+    svi = recorded(model, guide, pyro.optim.Adam({"lr": 0.01}), make_loss(), check_every=5)
+    broken = X.clone()
+    broken[0, 0] = torch.nan
+    svi.step(X, Y)
+    svi.step(X, Y)
+    before = values(guide)
+    svi.step(broken, Y)
+    svi.step(X, Y)
+    assert_close(before, values(guide), rtol=0, atol=0)
+    with pytest.raises(FloatingPointError, match=r"not finite in step 2: log-.* of site 'y'"):
+        svi.step(X, Y)
+    assert_close(before, values(guide), rtol=0, atol=0)
+    svi.step(X, Y)
+    assert not torch.equal(next(iter(before.values())), next(iter(values(guide).values())))
+
+
+def test_an_optimizer_that_cannot_stand_still_is_looked_after_at_each_step():
+    model, guide = problem()
+    svi = recorded(model, guide, partial(torch.optim.Rprop, lr=0.01), RadialELBO(), check_every=5)
+    broken = X.clone()
+    broken[0, 0] = torch.nan
+    svi.step(X, Y)
+    before = values(guide)
+    with pytest.raises(FloatingPointError, match="log-likelihood of site 'y'"):
+        svi.step(broken, Y)
+    assert_close(before, values(guide), rtol=0, atol=0)
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    model, guide = problem()
+    adam = pyro.optim.Adam({"lr": 0.01})
+    with pytest.raises(ValueError, match=r"loss must be an ELBO with differentiable_loss.*RenyiELBO"):
+        CompiledSVI(model, guide, adam, RenyiELBO())
+    with pytest.raises(ValueError, match=r"optim must be a Pyro optimizer.*got float"):
+        CompiledSVI(model, guide, 0.01, RadialELBO())
+    with pytest.raises(ValueError, match="max_signatures must be"):
+        CompiledSVI(model, guide, adam, RadialELBO(), max_signatures=0)
+    with pytest.raises(ValueError, match="check_every must be"):
+        CompiledSVI(model, guide, adam, RadialELBO(), check_every=-1)
+    with pytest.raises(ValueError, match="steps without a closure, got LBFGS"):
+        recorded(model, guide, torch.optim.LBFGS, RadialELBO()).step(X, Y)
+
+
+def test_a_step_reads_no_value_on_the_host(monkeypatch):
+    model, guide = problem()
+    svi = recorded(model, guide, pyro.optim.Adam({"lr": 0.01}), TraceMeanField_ELBO(), check_every=100)
+    svi.step(X, Y)
+    with CountHostReads() as reads:
+        for _ in range(10):
+            svi.step(X, Y)
+    assert reads.count == 0
+
+
+def test_handlers_around_a_step_run_the_program_as_it_is():
+    model, guide = problem()
+    svi = recorded(model, guide, ADAM, RadialELBO())
+    with pyro.poutine.scale(scale=2.0):
+        scaled = svi.evaluate_loss(X, Y)
+    assert torch.isfinite(scaled)
+    assert not svi.captured.recordings
+
+
+def test_captured_losses_are_what_it_replays():
+    model, guide = problem()
+    assert isinstance(recorded(model, guide, ADAM, RadialELBO()).captured, CapturedLoss)
+
+
+def test_gradients_that_share_memory_or_are_repeated_are_each_their_own():
+    def model(x):
+        a = pyro.param("a", torch.zeros(3))
+        b = pyro.param("b", torch.zeros(3))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal((a + b).sum(), 1.0), obs=x)
+
+    svi = recorded(model, lambda x: None, pyro.optim.SGD({"lr": 0.1}, {"clip_norm": 1e-3}), TraceMeanField_ELBO())
+    svi.step(torch.randn(5) + 1.0)
+    a, b = (pyro.param(name).detach() for name in "ab")
+    assert torch.equal(a, b)
+    assert float(a.norm()) == pytest.approx(1e-4, rel=1e-3)
+
+
+@pytest.mark.cuda
+def test_on_cuda_a_compiled_step_waits_for_nothing_and_its_gradients_are_the_eager_ones():
+    model, guide = problem()
+    model.cuda()
+    guide.cuda()
+    x, y = X.cuda(), Y.cuda()
+    svi = CompiledSVI(model, guide, pyro.optim.Adam({"lr": 0.01}), RadialELBO(), check_every=1000)
+    for _ in range(5):
+        svi.step(x, y)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(10):
+            svi.step(x, y)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    program = Program(model, guide, svi.loss, (x, y))
+    assert compared(program, svi.captured)[1] <= 1e-5
+
+
+def test_a_guide_that_is_collected_meanwhile_is_not_missed():
+    model, guide = problem()
+    other = AutoMeanField(model)
+    SVI(model, other, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO()).step(X, Y)
+    # Pyro's store has its parameters until it is collected, which a cycle leaves to the collector.
+    other.itself = [other]
+    kept = [other]
+    runs = []
+
+    def watched(x, y=None):
+        runs.append(len(runs))
+        if len(runs) > 2:
+            kept.clear()
+        return model(x, y)
+
+    del other
+    threshold = gc.get_threshold()
+    try:
+        gc.set_threshold(1, 1, 1)
+        svi = recorded(watched, guide, ADAM, RadialELBO())
+        # A step that cannot be recorded warns.
+        svi.step(X, Y)
+    finally:
+        gc.set_threshold(*threshold)
+    assert not kept

@@ -1,0 +1,247 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The last layer's posterior: exact where it can be, else the Hessian that finite differences find."""
+
+import copy
+import math
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, fit, predict
+from pyro_radial.infer import SampledNetwork, last_layer_laplace
+from pyro_radial.infer.autoguide.families import Point
+from pyro_radial.infer.posthoc.output_hessian import output_hessian
+from pyro_radial.nn import likelihoods
+from tests.helpers.trained import guide_of, overfitted
+
+PRECISION = 0.7
+NOISE = 0.4
+
+
+def regression(num_rows=30, outputs=2, bias=True):
+    """Linear regression at its maximum a posteriori, and its design matrix with the exact posterior precision."""
+    torch.manual_seed(0)
+    x = torch.randn(num_rows, 3, dtype=torch.float64)
+    y = x @ torch.randn(3, outputs, dtype=torch.float64) + NOISE * torch.randn(num_rows, outputs, dtype=torch.float64)
+    design = torch.cat([x, torch.ones_like(x[:, :1])], 1) if bias else x
+    precision = design.mT @ design / NOISE**2 + PRECISION * torch.eye(design.shape[1])
+    best = torch.linalg.solve(precision, design.mT @ y / NOISE**2).mT
+    network = nn.Linear(3, outputs, bias=bias).double()
+    with torch.no_grad():
+        network.weight.copy_(best[:, :3])
+        if bias:
+            network.bias.copy_(best[:, 3])
+    model = SupervisedModel(BayesianModule(network), likelihoods.Gaussian(scale=NOISE))
+    return model, network, (x, y), design, precision
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("structure", ["full", "kronecker"])
+def test_linear_regression_has_its_exact_posterior(structure, bias):
+    model, network, data, _, precision = regression(bias=bias)
+    guide = last_layer_laplace(model, network, data, prior_precision=PRECISION, structure=structure, chunk_size=7)
+    exact = torch.block_diag(*2 * [precision]).inverse()
+    torch.testing.assert_close(guide.covariance(), exact, rtol=1e-6, atol=1e-9)
+    weights = network.weight if not bias else torch.cat([network.weight, network.bias[:, None]], 1)
+    assert torch.equal(guide.mean, weights.detach().flatten())
+
+
+@pytest.mark.parametrize("structure", ["full", "kronecker"])
+def test_draws_have_the_moments_of_the_exact_predictive_distribution(structure):
+    model, network, data, design, precision = regression()
+    guide = last_layer_laplace(model, network, data, prior_precision=PRECISION, structure=structure)
+    samples = predict(model, guide, data[0], num_samples=4000).samples
+    variance = (design @ precision.inverse() * design).sum(1)
+    torch.testing.assert_close(samples.var(0), variance[:, None].expand(-1, 2), rtol=5 * (2 / 4000) ** 0.5, atol=0.0)
+    assert float(((samples.mean(0) - network(data[0]).detach()).abs() / (variance[:, None] / 4000).sqrt()).max()) < 4.5
+
+
+def test_the_evidence_of_linear_regression_is_exact():
+    model, network, (x, y), design, _ = regression()
+    guide = last_layer_laplace(model, network, (x, y), prior_precision=PRECISION)
+    covariance = design @ design.mT / PRECISION + NOISE**2 * torch.eye(len(x))
+    exact = dist.MultivariateNormal(torch.zeros(len(x), dtype=torch.float64), covariance).log_prob(y.mT).sum()
+    assert guide.log_evidence == pytest.approx(float(exact), rel=1e-7)
+
+
+def problem(likelihood, outputs=3):
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, outputs)).double()
+    x = torch.randn(12, 2, dtype=torch.float64)
+    model = SupervisedModel(BayesianModule(network), likelihood)
+    with torch.no_grad():
+        y = likelihood.observation(network(x), **({"scale": torch.tensor(0.3)} if likelihood.noise_sites else {}))
+    return network, model, (x, y.sample())
+
+
+LIKELIHOODS = {
+    "categorical": lambda **options: likelihoods.Categorical(**options),
+    "bernoulli": lambda **options: likelihoods.Bernoulli(**options),
+    "poisson": lambda **options: likelihoods.Poisson(**options),
+    "gaussian": lambda **options: likelihoods.Gaussian(scale=0.3, **options),
+}
+
+
+@pytest.mark.parametrize("make", LIKELIHOODS.values(), ids=LIKELIHOODS)
+@pytest.mark.parametrize("num_data", [None, 60])
+def test_the_precision_is_the_hessian_of_finite_differences(make, num_data):
+    network, model, (x, y) = problem(make(num_data=num_data))
+    noise = {"scale": torch.tensor(0.3)} if model.likelihood.noise_sites else {}
+    features = network[:2](x).detach()
+
+    def loss(flat):
+        matrix = flat.reshape(3, 5)
+        f = features @ matrix[:, :4].mT + matrix[:, 4]
+        return -model.likelihood.observation(f, **noise).log_prob(y).sum() * (num_data or 12) / 12
+
+    flat = torch.cat([network[2].weight, network[2].bias[:, None]], 1).detach().flatten()
+    step = 1e-5
+    rows = []
+    for direction in torch.eye(15, dtype=torch.float64):
+        ahead, behind = ((flat + s * step * direction).requires_grad_() for s in (1, -1))
+        high, low = (torch.autograd.grad(loss(point), point)[0] for point in (ahead, behind))
+        rows.append((high - low) / (2 * step))
+    guide = last_layer_laplace(model, network, (x, y), prior_precision=1.0)
+    found = guide.covariance().inverse() - torch.eye(15)
+    torch.testing.assert_close(found, torch.stack(rows), rtol=1e-5, atol=1e-6)
+
+
+def test_the_kronecker_factors_are_the_mean_curvature_and_the_summed_features():
+    network, model, (x, y) = problem(likelihoods.Categorical())
+    features = torch.cat([network[:2](x), torch.ones_like(x[:, :1])], 1).detach()
+    hessians = output_hessian(model.likelihood, network(x).detach(), {}, "test")
+    exact = torch.kron(hessians.mean(0), features.mT @ features) + 2.0 * torch.eye(15)
+    guide = last_layer_laplace(model, network, (x, y), prior_precision=2.0, structure="kronecker")
+    torch.testing.assert_close(guide.covariance().inverse(), exact, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("structure", ["full", "kronecker"])
+def test_the_precision_of_the_evidence_is_a_fixed_point_of_mackay_and_the_best(structure):
+    network, model, data, _ = overfitted()
+    guide = last_layer_laplace(model, network, data, structure=structure)
+    delta, square = guide.prior_precision, float(guide.mean.double().square().sum())
+    well_determined = float((1 - delta * guide.stddev.double().square()).sum())
+    assert delta == pytest.approx(well_determined / square, rel=1e-3)
+    for factor in (0.5, 0.9, 1.1, 2.0):
+        other = last_layer_laplace(model, network, data, prior_precision=factor * delta, structure=structure)
+        assert other.log_evidence < guide.log_evidence
+
+
+def test_a_network_too_sure_of_itself_becomes_less_so():
+    network, model, data, (x, y) = overfitted()
+    plain = nn.functional.cross_entropy(network(x), y).item()
+    guide = last_layer_laplace(model, network, data)
+    assert -float(predict(model, guide, x, num_samples=200).log_prob(y).mean()) < plain
+
+
+def test_all_but_the_last_layer_are_points_at_the_medians_of_a_guide():
+    network, model, data, _ = overfitted(steps=5)
+    guide = guide_of(lambda model: AutoMeanField(model, families={".": Point()}), network, model, data)
+    fit(model, guide, data, epochs=2, seed=0, progress=False)
+    laplace = last_layer_laplace(model, guide, data, prior_precision=1.0)
+    first, second = laplace(), laplace()
+    for name, value in guide.median().items():
+        assert torch.equal(laplace.values[name], value)
+        assert torch.equal(first[name], value) == torch.equal(first[name], second[name]) == (name[0] == "0")
+
+
+def test_a_copy_and_a_state_draw_the_same():
+    network, model, data, (x, _) = overfitted(steps=5)
+    guide = last_layer_laplace(model, network, data)
+    other = last_layer_laplace(model, network, data, prior_precision=123.0)
+    other.load_state_dict(guide.state_dict())
+    found = []
+    for each in (guide, copy.deepcopy(guide), other):
+        torch.manual_seed(3)
+        found.append(predict(model, each, x, num_samples=3).samples)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_random_noise_stays_at_its_median():
+    torch.manual_seed(0)
+    likelihood = likelihoods.Gaussian(precision_prior=dist.Gamma(6.0, 6.0))
+    model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihood)
+    guide = AutoMeanField(model)
+    x = torch.randn(20, 2)
+    guide.setup(x, x[:, :1])
+    precision = float(guide.median()["precision"])
+    laplace = last_layer_laplace(model, guide, (x, x[:, :1]), prior_precision=1.0)
+    design = torch.cat([x, torch.ones(20, 1)], 1)
+    exact = (precision * design.mT @ design + torch.eye(3)).inverse()
+    torch.testing.assert_close(laplace.covariance(), exact, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match=r"no value for the sites \['precision'\] of the model"):
+        last_layer_laplace(model, nn.Linear(2, 1), (x, x[:, :1]))
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("network", "options", "message"),
+    [
+        (nn.Sequential(nn.Linear(2, 2), nn.Tanh()), {}, r"ends with a linear layer.*the linear layers \['0'\]"),
+        (Twice(), {}, "a linear layer, which it calls once"),
+        (nn.Linear(2, 2), {"structure": "diagonal"}, "structure must be 'full' or 'kronecker', got 'diagonal'"),
+        (nn.Linear(2, 2), {"prior_precision": 0.0}, "prior_precision must be a positive finite number, got 0.0"),
+        (nn.Linear(2, 2), {"chunk_size": 0}, "chunk_size must be a positive integer, got 0"),
+        (nn.Linear(2, 2000), {}, "'kronecker' for more than 3000 weights, got 'full' for the 6000 of site 'weight'"),
+    ],
+)
+def test_bad_input_is_named(network, options, message):
+    model = SupervisedModel(BayesianModule(network), likelihoods.Categorical())
+    with pytest.raises(ValueError, match=message):
+        last_layer_laplace(model, network, (torch.randn(4, 2), torch.tensor([0, 1, 0, 1])), **options)
+
+
+def test_a_likelihood_that_is_not_known_is_named():
+    network = nn.Linear(2, 2)
+    data = (torch.randn(4, 2), torch.randn(4, 1))
+    model = SupervisedModel(BayesianModule(network), likelihoods.HeteroscedasticGaussian())
+    with pytest.raises(ValueError, match=r"likelihood must be one of Categorical, .*, got HeteroscedasticGaussian"):
+        last_layer_laplace(model, network, data)
+    model = SupervisedModel(BayesianModule(network), likelihoods.Gaussian(event_dim=0))
+    with pytest.raises(ValueError, match=r"must be of outputs \[N, K\], with event_dim=1, got outputs \[4, 2\]"):
+        last_layer_laplace(model, network, data)
+
+
+def test_a_last_layer_that_is_not_random_is_named():
+    network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    data = (torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))
+    model = SupervisedModel(BayesianModule(network, select=r"^0"), likelihoods.Categorical())
+    with pytest.raises(ValueError, match=r"site '1.weight' of the last layer must be random"):
+        last_layer_laplace(model, network, data)
+    with pytest.raises(ValueError, match="trained must be a guide or a torch network, got int"):
+        last_layer_laplace(model, 3, data)
+
+
+def test_weights_of_zero_have_no_precision_by_evidence():
+    network = nn.Linear(2, 2)
+    with torch.no_grad():
+        network.weight.zero_(), network.bias.zero_()
+    model = SupervisedModel(BayesianModule(network), likelihoods.Categorical())
+    with pytest.raises(ValueError, match="prior_precision must be given, got 'evidence', which has no maximum"):
+        last_layer_laplace(model, network, (torch.randn(4, 2), torch.tensor([0, 1, 0, 1])))
+    assert math.isfinite(
+        last_layer_laplace(model, network, (torch.randn(4, 2), torch.ones(4).long()), prior_precision=1.0).log_evidence
+    )
+
+
+def test_draws_are_kept_as_one_network():
+    network, model, data, (x, _) = overfitted(steps=5)
+    guide = last_layer_laplace(model, network, data)
+    torch.manual_seed(2)
+    samples = predict(model, guide, x, num_samples=4).samples
+    torch.manual_seed(2)
+    kept = SampledNetwork(model, guide, num_samples=4)
+    torch.testing.assert_close(kept.predict(x).samples, samples, rtol=1e-5, atol=1e-5)

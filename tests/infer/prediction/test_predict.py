@@ -1,0 +1,262 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Draws of functions: each is one function, however the inputs are cut; and asking for them changes nothing."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoDelta, AutoNormal
+from torch import nn
+
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
+from pyro_radial.infer.prediction import memory
+from pyro_radial.nn import likelihoods
+from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
+
+# --------------------------------------------------------------------------------------------- the draws themselves
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 22, 23, 500])
+@pytest.mark.parametrize("kind", ["categorical", "gaussian", "random noise", "hidden site"])
+def test_draws_are_the_same_for_every_chunk_size(kind, chunk_size):
+    y = torch.zeros(POINTS, CLASSES)
+    if kind == "categorical":
+        model, guide = problem()
+    elif kind == "gaussian":
+        model, guide = problem(likelihoods.Gaussian(num_data=POINTS), y=y)
+    elif kind == "random noise":
+        model, guide = problem(likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA), y=y)
+    else:
+        # The guide leaves a weight to the prior: the model draws it.
+        model, guide = problem(guide=lambda model: AutoRadial(poutine.block(model, hide=["2.weight"])))
+    whole = draws(model, guide)
+    chunked = draws(model, guide, chunk_size=chunk_size)
+    # A matrix product rounds differently for other numbers of rows.
+    assert torch.allclose(chunked.samples, whole.samples, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(chunked.noise[name], value) for name, value in whole.noise.items())
+    assert float((whole.samples[0] - whole.samples[1]).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("chunk_size", [2, 100])
+def test_a_draw_is_one_function_so_equal_inputs_have_equal_values(chunk_size):
+    model, guide = problem()
+    samples = draws(model, guide, X[:1].expand(9, 2), chunk_size=chunk_size).samples
+    assert torch.allclose(samples, samples[:, :1].expand_as(samples), rtol=1e-5, atol=1e-5)
+    assert float(samples.std(0).min()) > 0
+
+
+def test_draws_are_those_of_the_network_at_draws_of_the_guide():
+    model, guide = problem()
+    samples = draws(model, guide, num_samples=1).samples
+    pyro.set_rng_seed(7)
+    with torch.no_grad():
+        expected = model.bnn.to_module(guide(X))(X)
+    assert torch.allclose(samples[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_only_the_model_draws_differs_from_draw_to_draw():
+    model, guide = problem(guide=lambda model: AutoDelta(poutine.block(model, hide=["2.weight"])))
+    samples = draws(model, guide, num_samples=4).samples
+    assert all(not torch.allclose(samples[i], samples[j]) for i in range(4) for j in range(i))
+
+
+def test_draws_leave_the_random_numbers_of_the_targets_out():
+    """The guide's draws are those that it makes alone, whatever the model samples in between."""
+    model, guide = problem(likelihoods.Gaussian(num_data=POINTS), y=torch.zeros(POINTS, CLASSES))
+    states = []
+    for rows in (1, POINTS):
+        draws(model, guide, X[:rows])
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+def function_model(function_site="f"):
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with pyro.plate("data", len(x)):
+            f = pyro.deterministic(function_site, x @ w)
+            pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("guide", [AutoNormal, AutoDelta, AutoRadial])
+def test_a_model_function_without_likelihood_gives_draws_and_their_mean(guide, local):
+    with pyro.settings.context(module_local_params=local):
+        model = function_model()
+        made = guide(model)
+        made(X, torch.zeros(POINTS))
+        prediction = draws(model, made, chunk_size=5)
+    assert prediction.samples.shape == (6, POINTS)
+    assert torch.equal(prediction.mean, prediction.samples.mean(0))
+    for name in ("variance", "entropy", "mutual_information"):
+        with pytest.raises(ValueError, match=rf"Prediction.{name}: model must have an attribute `likelihood`"):
+            getattr(prediction, name)
+    with pytest.raises(ValueError, match="log_prob: model must have"):
+        prediction.log_prob(torch.zeros(POINTS))
+
+
+def test_a_guide_function_serves_too():
+    def guide(x):
+        pyro.sample("w", dist.Normal(1.0, 0.1).expand([2]).to_event(1))
+
+    assert draws(function_model(), guide).samples.shape == (6, POINTS)
+
+
+@pytest.mark.parametrize("chunk_size", [5, 500])
+def test_the_function_may_be_recorded_at_another_site(chunk_size):
+    def guide(x):
+        pyro.sample("w", dist.Normal(1.0, 0.1).expand([2]).to_event(1))
+
+    expected = draws(function_model(), guide, chunk_size=chunk_size).samples
+    samples = draws(function_model("g"), guide, chunk_size=chunk_size, function_site="g").samples
+    assert torch.equal(samples, expected)
+    for model, site in ((function_model("g"), "f"), (function_model(), "g")):
+        with pytest.raises(ValueError, match=f"function_site must be a site of the model, got '{site}'"):
+            draws(model, guide, function_site=site)
+
+
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, CLASSES)
+
+    def forward(self, left, right):
+        return self.linear(left + right)
+
+
+def test_a_tuple_of_inputs_is_cut_into_chunks_together():
+    model = SupervisedModel(BayesianModule(Sum()), likelihoods.Categorical(num_data=POINTS))
+    guide = AutoRadial(model, init_stddev=0.5)
+    guide((X, X), torch.zeros(POINTS, dtype=torch.long))
+    whole = draws(model, guide, (X, X.flip(0)))
+    assert torch.allclose(draws(model, guide, (X, X.flip(0)), chunk_size=4).samples, whole.samples, atol=1e-5)
+    assert torch.allclose(draws(model, guide, (X.flip(0), X)).samples, whole.samples, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------ side effects
+
+
+def normed_net():
+    return nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_modules_predict_in_evaluation_mode_and_come_back_as_they_were(fail):
+    model, guide = problem(net=normed_net())
+    model.likelihood.eval()
+    modes = [module.training for module in [*model.modules(), *guide.modules()]]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = X[:1].expand(5, 2)
+    if fail:
+        with pytest.raises(ValueError, match=r"x must be .*shape"):
+            predict(model, guide, torch.zeros(5, 7))
+    else:
+        samples = draws(model, guide, x).samples
+        # With dropout on, or batch statistics of equal rows, this would not hold.
+        assert torch.allclose(samples, samples[:, :1].expand_as(samples), atol=1e-5)
+        assert not torch.allclose(samples, torch.zeros(()), atol=1e-3)
+    assert [module.training for module in [*model.modules(), *guide.modules()]] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_nothing_tracks_gradients_and_the_callers_setting_stays(grad):
+    model, guide = problem()
+    with torch.set_grad_enabled(grad):
+        prediction = draws(model, guide)
+        assert torch.is_grad_enabled() == grad
+    assert not prediction.samples.requires_grad
+    assert all(p.grad is None for p in guide.parameters())
+
+
+def test_progress_counts_passes(capsys):
+    model, guide = problem()
+    draws(model, guide, progress=True, chunk_size=12)
+    assert "12/12" in capsys.readouterr().err
+    draws(model, guide)
+    assert capsys.readouterr().err == ""
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_a_request_that_cannot_fit_is_refused_with_the_estimate(monkeypatch):
+    model, guide = problem()
+    monkeypatch.setattr(memory, "free_memory", lambda device: 2**30)
+    assert draws(model, guide).samples.shape == (6, POINTS, CLASSES)
+    # 2^23 draws x 23 points x 3 classes x 4 bytes = 2.16 GiB.
+    with pytest.raises(MemoryError, match=r"\[8388608, 23, 3\], need 2.2 GiB on cpu, where 1.0 GiB are free"):
+        draws(model, guide, num_samples=2**23)
+    monkeypatch.setattr(memory, "free_memory", lambda device: None)
+    assert draws(model, guide).samples.shape == (6, POINTS, CLASSES)
+
+
+def test_draws_of_sites_in_a_plate_serve_one_chunk_only():
+    def model(x, y=None):
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            f = pyro.deterministic("f", z + x[:, 0])
+            pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    guide = AutoNormal(model)
+    guide(X, torch.zeros(POINTS))
+    assert draws(model, guide).samples.shape == (6, POINTS)
+    with pytest.raises(ValueError, match=r"chunk_size must be all rows, since site 'z.*' .* is inside a plate, got 3"):
+        draws(model, guide, chunk_size=10)
+
+
+def with_nan():
+    x = X.clone()
+    x[4] = float("nan")
+    return x
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"x": with_nan()}, "predict: x must not hold NaN, got NaN in 1 of 23 rows, first in row 4"),
+        ({"x": X[:0]}, "predict: x must have at least one row"),
+        ({"x": X.tolist()}, "predict: x must be a tensor of rows or a tuple of such, got list"),
+        ({"num_samples": 0}, "predict: num_samples must be a positive integer"),
+        ({"num_samples": True}, "predict: num_samples must be a positive integer"),
+        ({"chunk_size": 2.0}, "predict: chunk_size must be a positive integer"),
+    ],
+)
+def test_bad_input_is_named(settings, message):
+    model, guide = problem()
+    with pytest.raises(ValueError, match=message):
+        draws(model, guide, **settings)
+
+
+@pytest.mark.parametrize("guide", [AutoRadial, AutoMeanField, AutoNormal])
+def test_an_autoguide_without_parameters_is_named_since_it_would_take_targets_for_latent(guide):
+    model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=POINTS))
+    with pytest.raises(ValueError, match=rf"guide must have its parameters, got a {guide.__name__} without any yet"):
+        predict(model, guide(model), X)
+
+
+def no_function_site(x, y=None):
+    pyro.sample("w", dist.Normal(0.0, 1.0))
+
+
+def scalar_function(x, y=None):
+    pyro.deterministic("f", pyro.sample("w", dist.Normal(0.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (no_function_site, "function_site must be a site of the model, got 'f'"),
+        (scalar_function, r"site 'f' must have a row for each of 23 inputs, got shape \(\)"),
+    ],
+)
+def test_a_model_without_a_function_of_its_rows_is_named(model, message):
+    guide = AutoNormal(model)
+    guide(X)
+    with pytest.raises(ValueError, match=message):
+        predict(model, guide, X)

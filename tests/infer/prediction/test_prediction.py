@@ -1,0 +1,329 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Summaries of draws are those of the book."""
+
+import math
+import subprocess
+import sys
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+
+from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.nn import likelihoods
+from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
+
+
+def by_hand(distribution, link, y, samples):
+    """Mean, variance and log density of each point, draw by draw in double precision."""
+    means, variances, densities = [], [], []
+    for s in range(len(samples)):
+        observation = distribution(s, samples[s].double())
+        means.append(link(s, samples[s].double()))
+        variances.append(observation.variance)
+        densities.append(observation.log_prob(y.double()).reshape(len(y), -1).sum(-1).exp())
+    means, variances = torch.stack(means), torch.stack(variances)
+    spread = (means - means.mean(0)).square().mean(0)
+    return means.mean(0), variances.mean(0) + spread, torch.stack(densities).mean(0).log()
+
+
+COUNTS = (X[:, :1].abs() * 3).floor()
+
+
+REALS = X[:, :1].sin()
+
+
+REGRESSION = {
+    "bernoulli": (
+        likelihoods.Bernoulli(num_data=POINTS),
+        COUNTS.clamp_max(1.0),
+        lambda s, f, noise: torch.distributions.Bernoulli(1 / (1 + (-f).exp())),
+    ),
+    "poisson": (
+        likelihoods.Poisson(num_data=POINTS),
+        COUNTS,
+        lambda s, f, noise: torch.distributions.Poisson(f.exp()),
+    ),
+    "fixed noise": (
+        likelihoods.Gaussian(num_data=POINTS, scale=0.3),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f, 0.3),
+    ),
+    "learned noise": (
+        likelihoods.Gaussian(num_data=POINTS, scale=0.4, learn_scale=True),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f, 0.4),
+    ),
+    "random noise": (
+        likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f, noise["scale"][s].double()),
+    ),
+    "heteroscedastic": (
+        likelihoods.HeteroscedasticGaussian(num_data=POINTS, floor=0.01),
+        REALS,
+        lambda s, f, noise: torch.distributions.Normal(f[:, :1], (1 + f[:, 1:].exp()).log() + 0.01),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REGRESSION)
+def test_mean_variance_and_log_density_are_those_computed_by_hand(kind):
+    likelihood, y, distribution = REGRESSION[kind]
+    outputs = 2 if kind == "heteroscedastic" else 1
+    model, guide = problem(likelihood, nn.Linear(2, outputs), y)
+    prediction = draws(model, guide, num_samples=40, chunk_size=10)
+    assert prediction.samples.shape == (40, POINTS, outputs)
+
+    def distribution_of(s, f):
+        return distribution(s, f, prediction.noise)
+
+    mean, variance, log_density = by_hand(
+        distribution_of, lambda s, f: distribution_of(s, f).mean, y, prediction.samples
+    )
+    assert prediction.mean.shape == prediction.variance.shape == (POINTS, 1)
+    # Single against double precision: a few roundings of 6e-8 each, ten times that where exponents grow the error.
+    assert torch.allclose(prediction.mean.double(), mean, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(prediction.variance.double(), variance, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(prediction.log_prob(y).double(), log_density, rtol=1e-4, atol=1e-5)
+    # [N] stands for [N, 1].
+    assert torch.equal(prediction.log_prob(y.squeeze(-1)), prediction.log_prob(y))
+
+
+def test_the_noise_of_a_draw_is_that_of_its_guide():
+    model, guide = problem(likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA), nn.Linear(2, 1), REALS)
+    noise = draws(model, guide, num_samples=3, chunk_size=4).noise["scale"]
+    assert noise.shape == (3, 1)
+    assert len(noise.unique()) == 3
+    pyro.set_rng_seed(7)
+    assert float(noise[0]) == pytest.approx(float(guide(X)["precision"].detach()) ** -0.5)
+
+
+def test_class_probabilities_entropy_and_information_are_those_computed_by_hand():
+    model, guide = problem()
+    prediction = draws(model, guide, num_samples=40)
+    probabilities = prediction.samples.double().exp()
+    probabilities /= probabilities.sum(-1, keepdim=True)
+    mean = probabilities.mean(0)
+    entropy = -(mean * mean.log()).sum(-1)
+    expected = -(probabilities * probabilities.log()).sum(-1).mean(0)
+    y = torch.arange(POINTS) % CLASSES
+    assert torch.allclose(prediction.mean.double(), mean, atol=1e-6)
+    assert torch.allclose(prediction.entropy.double(), entropy, atol=1e-6)
+    # A difference of two entropies of order one, each rounded.
+    assert torch.allclose(prediction.mutual_information.double(), entropy - expected, atol=2e-6)
+    assert torch.allclose(prediction.log_prob(y).double(), mean[torch.arange(POINTS), y].log(), atol=1e-5)
+    with pytest.raises(ValueError, match="labels of classes, which have no variance"):
+        _ = prediction.variance
+
+
+def test_the_information_of_a_coin_that_each_draw_knows_is_its_entropy():
+    """Two draws that are sure of opposite answers: all uncertainty is about the weights."""
+    samples = torch.tensor([[[40.0]], [[-40.0]]])
+    prediction = Prediction(samples, likelihoods.Bernoulli(num_data=1))
+    assert prediction.entropy.item() == pytest.approx(math.log(2))
+    assert prediction.mutual_information.item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("kind", ["categorical", "bernoulli"])
+def test_information_is_never_negative_and_zero_for_identical_draws(kind):
+    likelihood = {"categorical": likelihoods.Categorical, "bernoulli": likelihoods.Bernoulli}[kind](num_data=1)
+    samples = 3 * torch.randn(16, 500, 4)
+    assert float(Prediction(samples, likelihood).mutual_information.min()) > 0
+    same = Prediction(samples[:1].expand(16, 500, 4), likelihood).mutual_information
+    assert float(same.min()) >= 0
+    # Four terms of an entropy, rounded to single precision and averaged over 16 draws.
+    assert float(same.max()) < 1e-5
+
+
+def test_no_closed_form_entropy_is_an_error():
+    prediction = Prediction(torch.zeros(2, 3, 1), likelihoods.Poisson(num_data=3))
+    with pytest.raises(NotImplementedError, match="Poisson"):
+        _ = prediction.entropy
+
+
+def test_probabilities_are_averaged_over_draws_before_the_log_and_points_after_it():
+    """At two draws and two points every other order of the three steps gives another number."""
+    p = torch.tensor([[0.9, 0.2], [0.1, 0.6]])  # [draws, points]
+    prediction = Prediction((p / (1 - p)).log().unsqueeze(-1), likelihoods.Bernoulli(num_data=2))
+    log_prob = prediction.log_prob(torch.ones(2, 1))
+    assert log_prob.tolist() == pytest.approx([math.log(0.5), math.log(0.4)], rel=1e-5)
+    swapped = torch.tensor([0.55, 0.35]).log().mean().item()
+    logs = p.log().mean().item()
+    assert abs(log_prob.mean().item() - swapped) > 1e-2
+    assert abs(log_prob.mean().item() - logs) > 1e-2
+
+
+@pytest.mark.parametrize("copies", [2, 5])
+def test_the_mean_log_probability_does_not_depend_on_the_number_of_test_points(copies):
+    model, guide = problem()
+    y = torch.arange(POINTS) % CLASSES
+    once = draws(model, guide).log_prob(y).mean()
+    more = draws(model, guide, X.repeat(copies, 1)).log_prob(y.repeat(copies)).mean()
+    assert float(more) == pytest.approx(float(once), rel=1e-5)
+
+
+MEASURED = """
+import resource
+import torch
+from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.nn import likelihoods
+
+def peak():
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+def run(prediction, y, names):
+    for name in names:
+        if name == "log_prob":
+            prediction.log_prob(y)
+        elif name == "quantiles":
+            prediction.quantiles([0.1, 0.9], num_targets=2)
+        else:
+            getattr(prediction, name)
+
+torch.set_num_threads(1)
+draws, rows = 32, 40_000
+NUMBERS = ["variance", "aleatoric_variance", "epistemic_variance", "quantiles"]
+cases = [
+    (likelihoods.Gaussian(num_data=1), 10, lambda n: torch.zeros(n, 10), {"scale": torch.ones(draws, 1)}, NUMBERS),
+    (likelihoods.Categorical(num_data=1), 10, lambda n: torch.zeros(n).long(), {}, ["entropy", "mutual_information"]),
+]
+for likelihood, outputs, targets, noise, names in cases:
+    names = ["log_prob", "mean", *names]
+    # Whatever is loaded at the first call, and the largest of the results, are there already.
+    run(Prediction(torch.zeros(draws, 1000, outputs), likelihood, noise), targets(1000), names)
+    samples, y = torch.zeros(draws, rows, outputs), targets(rows)
+    samples.fill_(0.5)
+    before = peak()
+    run(Prediction(samples, likelihood, noise), y, names)
+    print((peak() - before) / samples.nbytes)
+    del samples
+"""
+
+
+def test_nothing_of_a_prediction_needs_much_memory_besides_the_samples():
+    """The highest memory of a process of its own, beyond that with the samples made, in units of the samples."""
+    command = [sys.executable, "-c", MEASURED]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert len(output) == 2
+    assert all(float(share) <= 0.2 for share in output), output
+
+
+@pytest.mark.parametrize("points", [1, 2, 63, 64, 65, 700])
+@pytest.mark.parametrize("outputs", [1, 50])
+def test_parts_of_a_prediction_are_the_whole_of_it(points, outputs):
+    samples = torch.randn(6, points, outputs, dtype=torch.float64)
+    y, noise = torch.randn(points, outputs, dtype=torch.float64), torch.rand(6, 1, dtype=torch.float64) + 0.5
+    whole = dist.Normal(samples, noise[..., None]).to_event(1)
+    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": noise})
+    torch.testing.assert_close(prediction.log_prob(y), whole.log_prob(y).logsumexp(0) - math.log(6))
+    variance = whole.variance.mean(0) + samples.var(0, unbiased=False)
+    torch.testing.assert_close(prediction.variance, variance)
+    torch.testing.assert_close(prediction.mean, samples.mean(0))
+
+
+def test_the_variance_is_that_of_the_noise_and_that_of_the_mean():
+    """Two draws at 1 and 3 with noise 1 and 2: noise (1 + 4) / 2, means 1 away from theirs."""
+    samples = torch.tensor([1.0, 3.0]).reshape(2, 1, 1).expand(2, 4, 1)
+    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": torch.tensor([[1.0], [2.0]])})
+    assert prediction.aleatoric_variance.tolist() == [[2.5]] * 4
+    assert prediction.epistemic_variance.tolist() == [[1.0]] * 4
+    assert prediction.variance.tolist() == [[3.5]] * 4
+
+
+@pytest.mark.parametrize("kind", REGRESSION)
+def test_the_parts_of_the_variance_are_those_of_targets_drawn(kind):
+    """Within and between functions, as an analysis of variance of many targets of each finds them."""
+    likelihood, y, _ = REGRESSION[kind]
+    model, guide = problem(likelihood, nn.Linear(2, 2 if kind == "heteroscedastic" else 1), y)
+    prediction = draws(model, guide, num_samples=5)
+    number = 10_000
+    targets = prediction.sample_targets(number).reshape(number, 5, POINTS, 1).double()
+    within, between = targets.var(0).mean(0), targets.mean(0).var(0, unbiased=False)
+    # Five standard errors of a sample variance of normal numbers, sqrt(2 / number), for each of the draws; counts have
+    # heavier tails, and the smaller their rate the more so.
+    tolerance = (25 if kind == "poisson" else 5) * math.sqrt(2 / number)
+    torch.testing.assert_close(prediction.aleatoric_variance.double(), within, rtol=tolerance, atol=1e-4)
+    # The means of the draws are known to sqrt(variance / number) each.
+    error = 5 * (prediction.variance.double() / number).sqrt()
+    gap = (prediction.epistemic_variance.double().sqrt() - between.sqrt()).abs()
+    assert (gap < error).all()
+    assert torch.allclose(prediction.variance, prediction.aleatoric_variance + prediction.epistemic_variance)
+
+
+def test_draws_of_targets_are_those_of_their_functions():
+    samples = 100.0 * torch.arange(3.0).reshape(3, 1, 1).expand(3, 2, 1)
+    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": torch.tensor([[1e-3], [1e-3], [1e-3]])})
+    targets = prediction.sample_targets(2)
+    assert targets.shape == (6, 2, 1)
+    assert targets.round().squeeze(-1).tolist() == [[0, 0], [100, 100], [200, 200]] * 2
+    assert len(targets.unique()) == 12
+    labels = Prediction(torch.zeros(4, 7, 3), likelihoods.Categorical()).sample_targets()
+    assert labels.shape == (4, 7)
+    assert set(labels.unique().tolist()) <= {0, 1, 2}
+
+
+def test_quantiles_are_those_of_the_mixture_of_draws():
+    """Two normal distributions far apart, whose mixture has its quantiles within one or the other."""
+    functions, points, number = 2, 400, 1000
+    samples = torch.tensor([0.0, 100.0], dtype=torch.float64).reshape(2, 1, 1).expand(functions, points, 1)
+    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": torch.ones(2, 1, dtype=torch.float64)})
+    levels = [0.1, 0.25, 0.75, 0.9]
+    quantiles = prediction.quantiles(levels, num_targets=number)
+    assert quantiles.shape == (4, points, 1)
+    # Of the thousand draws of each function, a half of which the level is twice as far.
+    within = torch.tensor([0.2, 0.5, 0.5, 0.8], dtype=torch.float64)
+    normal = dist.Normal(0.0, 1.0)
+    expected = normal.icdf(within) + torch.tensor([0.0, 0.0, 100.0, 100.0])
+    # The standard error of a sample quantile, over the root of the number of points; the bias is of order 1 / number.
+    error = (within * (1 - within) / number).sqrt() / normal.log_prob(normal.icdf(within)).exp()
+    gap = (quantiles.mean((1, 2)) - expected).abs()
+    assert (gap < 4 * error / math.sqrt(points) + 2 / number).all()
+    spread = quantiles.std(1).squeeze(-1)
+    assert ((spread / error - 1).abs() < 0.2).all()
+
+
+def test_a_quantile_is_the_least_draw_with_a_share_at_or_below_it():
+    """Draws of no noise are the functions themselves: 1 to 10, in any order."""
+    samples = (torch.randperm(10) + 1.0).reshape(10, 1, 1).double()
+    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": torch.full((10, 1), 1e-12).double()})
+    for dtype in (torch.float32, torch.float64):
+        levels = torch.tensor([[0.05, 0.1, 0.11], [0.5, 0.7, 0.99]], dtype=dtype)
+        quantiles = prediction.quantiles(levels, num_targets=1)
+        assert quantiles.shape == (2, 3, 1, 1)
+        assert quantiles.round().flatten().tolist() == [1, 1, 2, 5, 7, 10]
+    assert prediction.quantiles(0.5).shape == (1, 1)
+    counts = Prediction(torch.ones(8, 3, 1), likelihoods.Poisson()).quantiles([0.3, 0.7])
+    assert torch.equal(counts, counts.round())
+
+
+def test_parts_of_quantiles_are_the_whole_of_them():
+    samples = torch.randn(6, 700, 3, dtype=torch.float64)
+    noise = torch.full((6, 1), 1e-12, dtype=torch.float64)
+    quantiles = Prediction(samples, likelihoods.Gaussian(), {"scale": noise}).quantiles([0.4, 0.6], num_targets=30)
+    torch.testing.assert_close(quantiles, samples.sort(0).values[[2, 3]])
+
+
+@pytest.mark.parametrize("levels", [0.0, 1.0, [0.5, -0.1], [math.nan], []])
+def test_levels_out_of_range_are_named(levels):
+    prediction = Prediction(torch.zeros(2, 3, 1), likelihoods.Poisson())
+    with pytest.raises(ValueError, match=r"Prediction.quantiles: levels must be strictly between zero and one, got"):
+        prediction.quantiles(levels)
+
+
+def test_what_has_no_quantiles_or_targets_is_named():
+    prediction = Prediction(torch.zeros(2, 3, 4), likelihoods.Categorical())
+    with pytest.raises(ValueError, match=r"Prediction.quantiles: .* labels of classes, which have no order"):
+        prediction.quantiles(0.5)
+    for part in ("variance", "aleatoric_variance", "epistemic_variance"):
+        with pytest.raises(ValueError, match=rf"Prediction\.{part}: .* labels of classes, which have no variance"):
+            getattr(prediction, part)
+    for method in (prediction.sample_targets, lambda n: prediction.quantiles(0.5, n)):
+        with pytest.raises(ValueError, match="num_targets must be a positive integer, got 0"):
+            method(0)
+    with pytest.raises(ValueError, match=r"Prediction\.sample_targets: model must have an attribute `likelihood`"):
+        Prediction(torch.zeros(2, 3, 1)).sample_targets()

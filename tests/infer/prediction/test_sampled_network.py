@@ -1,0 +1,514 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Draws as one plain module: the same predictions, from any thread, compiled, exported, saved and moved."""
+
+import copy
+import io
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoDelta, AutoNormal
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from pyro_radial import AutoRadial, AutoRadialDirectional, BayesianModule, PriorChain, SupervisedModel, predict
+from pyro_radial.infer import SampledNetwork
+from pyro_radial.infer.prediction import memory
+from pyro_radial.nn import MultiHead, likelihoods
+from pyro_radial.nn.priors import RadialDirectionalPrior
+from pyro_radial.poutine import swap_prior
+from tests.helpers.compilers import recent_compiler
+
+ROWS, DRAWS = 6, 5
+GENERATOR = torch.Generator().manual_seed(1)
+X = torch.randn(ROWS, 4, generator=GENERATOR)
+SEQUENCES = torch.randn(ROWS, 3, 4, generator=GENERATOR)
+IMAGES = torch.randn(ROWS, 1, 6, 6, generator=GENERATOR)
+IDS = torch.arange(ROWS) % 4
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.queries, self.output = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        queries = self.queries(x)[:, None]
+        return self.output(scaled_dot_product_attention(queries, queries, queries)[:, 0].mean(1))
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.output = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.output(self.layer(x).mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.output = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.output(self.cell(x)[0][:, -1])
+
+
+class Mixed(nn.Module):
+    """Two inputs, one of them ids."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(4, 3), nn.Linear(7, 2)
+        self.register_buffer("shift", torch.tensor(0.5), persistent=False)
+
+    def forward(self, ids, x):
+        return self.linear(torch.cat([self.embedding(ids), x], -1)) + self.shift
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def convolutions():
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(48, 2)
+    )
+
+
+def heads():
+    return MultiHead(nn.Linear(4, 3), [nn.Linear(3, 2), nn.Linear(3, 2)])
+
+
+NETWORKS = {
+    "mlp": (mlp, X),
+    "batch norm and dropout": (convolutions, IMAGES),
+    "heads": (heads, X),
+    "inputs in order": (Mixed, (IDS, X)),
+    "inputs by name": (Mixed, {"ids": IDS, "x": X}),
+    "attention": (Attention, SEQUENCES),
+    "encoder": (Encoder, SEQUENCES),
+    "recurrent": (Recurrent, SEQUENCES),
+}
+
+
+def problem(net=mlp, x=X, prior=None, likelihood=None, guide=None, wrap=lambda model: model):
+    pyro.set_rng_seed(0)
+    likelihood = likelihood or likelihoods.Gaussian(precision_prior=dist.Gamma(6.0, 6.0))
+    model = wrap(SupervisedModel(BayesianModule(net(), prior or dist.Normal(0.0, 1.0)), likelihood))
+    guide = (guide or (lambda model: AutoRadial(model, init_stddev=0.3)))(model)
+    categorical = isinstance(likelihood, likelihoods.Categorical)
+    guide(x, torch.zeros(ROWS).long() if categorical else torch.zeros(ROWS, 2))
+    return model, guide
+
+
+def sampled(model, guide, seed=3, **kwargs):
+    pyro.set_rng_seed(seed)
+    return SampledNetwork(model, guide, DRAWS, **{"chunk_size": 2, **kwargs})
+
+
+def call(module, x):
+    if isinstance(x, dict):
+        return module(**x)
+    return module(*x) if isinstance(x, tuple) else module(x)
+
+
+def assert_same_prediction(found, expected):
+    """To rounding: matrices are multiplied several at a time."""
+    torch.testing.assert_close(found.samples, expected.samples, rtol=1e-4, atol=1e-5)
+    assert found.noise.keys() == expected.noise.keys()
+    assert all(torch.equal(found.noise[name], value) for name, value in expected.noise.items())
+    assert found.likelihood is expected.likelihood
+    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-4, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------- same predictions
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_predictions_are_those_of_predict_with_the_same_seed(kind):
+    net, x = NETWORKS[kind]
+    model, guide = problem(net, x)
+    served = sampled(model, guide)
+    pyro.set_rng_seed(3)
+    expected = predict(model, guide, x, DRAWS)
+    assert_same_prediction(served.predict(x, chunk_size=4), expected)
+    assert served.batching == ("loop" if kind == "recurrent" else "vmap")
+    assert call(served, x).shape == (DRAWS, ROWS, 2)
+    assert float(expected.samples.std(0).min()) > 0
+
+
+def hidden(model):
+    return AutoRadial(poutine.block(model, hide=["2.weight", "precision"]), init_stddev=0.3)
+
+
+def advanced(model):
+    """A chain whose prior of some weights, that the guide leaves out, is far from the model's."""
+    chain = PriorChain(model)
+    guide = AutoRadial(model)
+    guide.setup(X, torch.zeros(ROWS, 2))
+    guide.load_means({name: torch.full_like(value, 4.0) for name, value in guide.median().items()})
+    with torch.no_grad():
+        guide.scales.get_submodule("0").weight_unconstrained.sub_(1.0)
+    with pytest.warns(UserWarning, match="never moved"):
+        chain.advance(guide, exclude="precision")
+    return chain
+
+
+FAR = {"2.weight": dist.Normal(torch.full((2, 8), 9.0), 0.1).to_event(2)}
+POSTERIORS = {
+    "categorical": {"likelihood": likelihoods.Categorical()},
+    "learned noise": {"likelihood": likelihoods.Gaussian(scale=0.3, learn_scale=True)},
+    "Pyro's guide": {"guide": AutoNormal},
+    "point estimate": {"guide": AutoDelta},
+    "what the guide leaves out": {"guide": hidden},
+    "several sites a parameter": {"prior": RadialDirectionalPrior("row"), "guide": AutoRadialDirectional},
+    "chain": {"wrap": advanced, "guide": hidden},
+    "swapped prior": {"wrap": lambda model: swap_prior(model, FAR), "guide": hidden},
+}
+
+
+@pytest.mark.parametrize("kind", POSTERIORS)
+def test_any_posterior_of_the_network_is_served(kind):
+    model, guide = problem(**POSTERIORS[kind])
+    served = sampled(model, guide)
+    pyro.set_rng_seed(3)
+    assert_same_prediction(served.predict(X), predict(model, guide, X, DRAWS))
+
+
+def test_a_guide_function_and_one_that_looks_at_inputs_serve():
+    model, _ = problem()
+
+    def looks(x):
+        pyro.sample("0.bias", dist.Normal(x.mean(), 1e-6).expand([8]).to_event(1))
+
+    served = sampled(model, looks, x=X.numpy())
+    assert torch.allclose(served.draws.get_buffer("0.bias"), X.mean().expand(DRAWS, 8), atol=1e-4)
+    assert sampled(model, lambda: None).draws.get_buffer("0.bias").shape == (DRAWS, 8)
+
+
+def test_guides_draw_in_evaluation_mode_and_come_back_as_they_were():
+    class Guide(nn.Module):
+        def forward(self, *args):
+            pyro.sample("0.bias", dist.Normal(float(self.training), 1e-6).expand([8]).to_event(1))
+
+    model, _ = problem()
+    guide = Guide()
+    served = sampled(model, guide)
+    assert torch.allclose(served.draws.get_buffer("0.bias"), torch.zeros(()), atol=1e-4)
+    assert guide.training
+    assert model.training
+
+
+def test_a_bayesian_module_is_served_without_a_likelihood():
+    model, guide = problem()
+    served = sampled(model.bnn, guide)
+    expected = sampled(model, guide)
+    assert torch.equal(served(X), expected(X))
+    assert served.predict(X).likelihood is None
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 5, 64])
+def test_the_chunks_of_draws_make_no_difference(chunk_size):
+    model, guide = problem()
+    served = sampled(model, guide, chunk_size=chunk_size)
+    torch.testing.assert_close(served(X), sampled(model, guide)(X))
+
+
+def test_predictions_under_autocast_are_those_of_predict():
+    model, guide = problem()
+    served = sampled(model, guide)
+    pyro.set_rng_seed(3)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = served.predict(X).samples, predict(model, guide, X, DRAWS).samples
+    assert found.dtype == expected.dtype == torch.float32
+    # Rounded to 8 bits in each of the layers.
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+def test_outputs_of_any_structure_have_the_draws_first():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return {"twice": 2 * self.linear(x), "parts": (self.linear(x), 3)}
+
+    bnn = BayesianModule(Pair())
+    guide = AutoRadial(bnn, init_stddev=0.3)
+    guide.setup(X)
+    served = sampled(bnn, guide)
+    outputs = served(X)
+    assert torch.equal(outputs["twice"], 2 * outputs["parts"][0])
+    assert outputs["parts"][0].shape == (DRAWS, ROWS, 2)
+    assert outputs["parts"][1] == 3
+    with pytest.raises(ValueError, match=r"predict: the network must return a tensor with a row for each .* got dict"):
+        served.predict(X)
+
+
+def test_gradients_reach_inputs_and_no_parameter_is_trained():
+    model, guide = problem()
+    served = sampled(model, guide)
+    x = X.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(served(x).square().sum(), x)
+    step = 1e-3 * torch.randn(X.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    double = copy.deepcopy(served).double()
+    change = double(X.double() + step).square().sum() - double(X.double() - step).square().sum()
+    assert float(change) == pytest.approx(2 * float((gradient * step).sum()), rel=1e-3)
+    assert not list(served.parameters())
+
+
+# -------------------------------------------------------------------------------------------------- a plain module
+
+
+def test_it_stays_as_it_is_while_the_model_is_trained_and_its_mode_set():
+    model, guide = problem(convolutions, IMAGES)
+    served = sampled(model, guide)
+    before = served(IMAGES)
+    with torch.no_grad():
+        for tensor in [*model.parameters(), *model.buffers(), *guide.parameters()]:
+            tensor.add_(1.0 if tensor.is_floating_point() else 1)
+    assert torch.equal(served.train()(IMAGES), before)
+    assert torch.equal(served.eval()(IMAGES), before)
+
+
+def test_what_is_drawn_is_there_for_each_draw_and_the_rest_once():
+    model, guide = problem(convolutions, IMAGES)
+    state = sampled(model, guide).state_dict()
+    assert state["draws.0.weight"].shape == (DRAWS, 3, 1, 3, 3)
+    assert state["noise.scale"].shape == (DRAWS, 1)
+    shared = {"shared.1.weight", "shared.1.bias", "shared.1.running_mean", "shared.1.running_var"}
+    assert shared <= state.keys()
+    assert all(state[name].shape == (3,) for name in shared)
+
+
+@pytest.mark.parametrize("kind", ["batch norm and dropout", "heads", "inputs in order", "recurrent"])
+def test_a_state_dict_loads_into_another_of_the_same_structure(kind):
+    net, x = NETWORKS[kind]
+    model, guide = problem(net, x)
+    served = sampled(model, guide)
+    file = io.BytesIO()
+    torch.save(served.state_dict(), file)
+    file.seek(0)
+    fresh = sampled(*problem(net, x), seed=8)
+    assert not torch.equal(call(fresh, x), call(served, x))
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(call(fresh, x), call(served, x))
+    assert torch.equal(fresh.predict(x).noise["scale"], served.predict(x).noise["scale"])
+    # A buffer that the network does not save is not saved here.
+    assert "shared.shift" not in served.state_dict()
+
+
+def test_copies_and_files_of_the_whole_are_the_same():
+    model, guide = problem(convolutions, IMAGES)
+    served = sampled(model, guide)
+    expected = served(IMAGES)
+    file = io.BytesIO()
+    torch.save(served, file)
+    file.seek(0)
+    for other in (copy.deepcopy(served), torch.load(file, weights_only=False)):
+        assert torch.equal(other(IMAGES), expected)
+        assert other.predict(IMAGES).mean.shape == (ROWS, 2)
+
+
+@pytest.mark.parametrize("kind", ["batch norm and dropout", "recurrent", "encoder"])
+def test_it_moves_to_another_dtype(kind):
+    net, x = NETWORKS[kind]
+    model, guide = problem(net, x)
+    served = sampled(model, guide)
+    expected = served(x)
+    prediction = served.to(torch.float64).predict(x.double())
+    assert prediction.samples.dtype == prediction.mean.dtype == prediction.noise["scale"].dtype == torch.float64
+    assert torch.allclose(prediction.samples, expected.double(), rtol=1e-4, atol=1e-5)
+    # Arrays of NumPy follow.
+    assert served.predict(x.numpy()).samples.dtype == torch.float64
+
+
+# --------------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.fixture
+def impatient_threads():
+    """Threads that Python switches between as often as it can."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("impatient_threads")
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_eight_threads_get_the_answers_of_one(kind):
+    net, x = NETWORKS[kind]
+    served = sampled(*problem(net, x))
+    inputs = [shifted(x, 0.1 * number) for number in range(8)]
+    expected = [call(served, each) for each in inputs]
+    # An LSTM's rounding depends on the thread on some processors; the inputs of threads differ by far more.
+    same = partial(torch.allclose, rtol=1e-5, atol=1e-6) if kind == "recurrent" else torch.equal
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    barrier = threading.Barrier(8)
+
+    def run(number):
+        barrier.wait()
+        with torch.no_grad():
+            return [call(served, inputs[number]) for _ in range(10)], served.predict(inputs[number])
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(run, range(8)))
+    for (calls, prediction), values in zip(results, expected, strict=True):
+        assert all(same(found, values) for found in calls)
+        assert same(prediction.samples, values)
+    assert torch.backends.mha.get_fastpath_enabled() == fastpath
+    assert served.batching == ("loop" if kind == "recurrent" else "vmap")
+
+
+def shifted(x, by):
+    if isinstance(x, dict):
+        return {name: shifted(part, by) for name, part in x.items()}
+    if isinstance(x, tuple):
+        return tuple(shifted(part, by) for part in x)
+    return x + by if x.is_floating_point() else x
+
+
+# ---------------------------------------------------------------------------------------------- compilers and export
+
+
+def compiled(served, backend):
+    torch.compiler.reset()
+    return torch.compile(served, backend=backend, fullgraph=True)
+
+
+# Of nn.LSTM torch makes no graph.
+@pytest.mark.parametrize("kind", ["mlp", "batch norm and dropout", "inputs by name", "attention", "encoder"])
+def test_a_compiler_takes_it_as_one_graph(kind):
+    net, x = NETWORKS[kind]
+    served = sampled(*problem(net, x), chunk_size=3)
+    with torch.no_grad():
+        torch.testing.assert_close(call(compiled(served, "aot_eager"), x), call(served, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler of C++")
+def test_inductor_compiles_it():
+    served = sampled(*problem())
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(served, "inductor")(X), served(X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@recent_compiler
+def test_the_exported_program_is_the_same(kind):
+    net, x = NETWORKS[kind]
+    served = sampled(*problem(net, x), chunk_size=3)
+    args, kwargs = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
+    program = torch.export.export(served, args, kwargs)
+    torch.testing.assert_close(program.module()(*args, **kwargs), call(served, x), rtol=1e-4, atol=1e-5)
+
+
+LOADED = """
+import sys
+import torch
+program = torch.export.load(sys.argv[1])
+x, expected = torch.load(sys.argv[2], weights_only=True)
+torch.testing.assert_close(program.module()(x), expected, rtol=1e-4, atol=1e-5)
+print([name for name in sys.modules if name.partition(".")[0] in ("pyro", "pyro_radial")])
+"""
+
+
+@recent_compiler
+def test_an_exported_file_needs_neither_us_nor_pyro(tmp_path):
+    served = sampled(*problem())
+    torch.export.save(torch.export.export(served, (X,)), tmp_path / "served.pt2")
+    torch.save((X, served(X)), tmp_path / "expected.pt")
+    command = [sys.executable, "-c", LOADED, str(tmp_path / "served.pt2"), str(tmp_path / "expected.pt")]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+    assert output.strip() == "[]"
+
+
+@pytest.mark.parametrize(("kind", "batching"), [("mlp", "vmap"), ("batch norm and dropout", "loop")])
+@recent_compiler
+def test_the_number_of_rows_of_an_exported_program_may_be_left_open(kind, batching):
+    net, x = NETWORKS[kind]
+    served = sampled(*problem(net, x))
+    served.batching = batching
+    rows = torch.export.Dim("rows", min=1, max=1000)
+    program = torch.export.export(served, (x,), dynamic_shapes={"args": ({0: rows},)}).module()
+    for number in (1, 3, 6):
+        torch.testing.assert_close(program(x[:number]), served(x[:number]), rtol=1e-4, atol=1e-5)
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+def by_hand(x, y=None):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.deterministic("f", x @ w)
+
+
+class Shifting(nn.Module):
+    """A module around a model that gives it other inputs."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x, y=None):
+        return self.model((x, x)[0:1] if isinstance(x, torch.Tensor) else [x], y)
+
+
+class OtherForward(SupervisedModel):
+    def forward(self, x, y=None):
+        return super().forward(2 * x, y)
+
+
+def test_models_that_it_cannot_serve_are_named():
+    model, guide = problem()
+    for other in (by_hand, nn.Linear(4, 2), OtherForward(model.bnn, model.likelihood), poutine.block(model)):
+        with pytest.raises(
+            ValueError, match=r"SampledNetwork: model must be a SupervisedModel of a BayesianModule.* got"
+        ):
+            SampledNetwork(other, guide)
+    with pytest.raises(ValueError, match="SampledNetwork: model must call its network with its own inputs, got Shift"):
+        SampledNetwork(Shifting(model), guide)
+
+
+def test_bad_numbers_and_guides_are_named(monkeypatch):
+    model, guide = problem()
+    for name in ("num_samples", "chunk_size"):
+        with pytest.raises(ValueError, match=f"SampledNetwork: {name} must be a positive integer"):
+            SampledNetwork(model, guide, **{name: 0})
+    with pytest.raises(ValueError, match="SampledNetwork: guide must have its parameters, got a AutoRadial"):
+        SampledNetwork(model, AutoRadial(model))
+
+    def local(*args):
+        with pyro.plate("rows", 3):
+            pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ValueError, match=r"guide must be of the network alone, since site 'z' .* is inside a plate"):
+        SampledNetwork(model, local)
+    served = sampled(model, guide)
+    with pytest.raises(ValueError, match="batching must be"):
+        served.batching = "both"
+    with pytest.raises(ValueError, match=r"SampledNetwork.predict: chunk_size must be a positive"):
+        served.predict(X, chunk_size=0)
+    with pytest.raises(ValueError, match=r"SampledNetwork.predict: x must not hold NaN"):
+        served.predict(X / 0 * 0)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 100)
+    with pytest.raises(MemoryError, match=r"SampledNetwork: 5 draws need 0.0 GiB on cpu"):
+        sampled(model, guide)
+    with pytest.raises(MemoryError, match=r"SampledNetwork.predict: 5 draws at 6 inputs, \[5, 6, 2\], need"):
+        served.predict(X)

@@ -1,0 +1,211 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Validation, early stopping, callbacks, and every way a fit can end badly."""
+
+import pyro
+import pytest
+import torch
+from torch.optim import LBFGS, Adam
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from pyro_radial import fit
+from pyro_radial.infer.training import training_run
+from pyro_radial.poutine import mean_only
+from tests.helpers.runs import FIT, ROWS, assert_same, data, function_problem, problem, state_of, trained
+
+# -------------------------------------------------------------------------------- validation, early stop, callback
+
+
+def scripted_validation(monkeypatch, values):
+    script = iter(values)
+    monkeypatch.setattr(training_run, "validation_nll", lambda *_: next(script))
+
+
+def test_the_best_parameters_come_back_and_patience_counts_epochs_without_a_better_one(monkeypatch):
+    model, guide = problem("batch norm")
+    scripted_validation(monkeypatch, [3.0, 1.0, 2.0, 1.0, 0.5])
+    epochs = []
+    state, result = trained(
+        model,
+        guide,
+        epochs=9,
+        validation=data(),
+        patience=2,
+        callback=lambda record: epochs.append(state_of(model, guide)),
+    )
+    # An equal value is no better one.
+    assert [record["validation_nll"] for record in result.history] == [3.0, 1.0, 2.0, 1.0]
+    assert (result.best_epoch, result.stopped_early) == (1, True)
+    assert_same(state, epochs[1])
+    assert any(not torch.equal(epochs[3][name], value) for name, value in state.items())
+
+
+def test_without_validation_the_last_epoch_counts():
+    _, result = trained(*problem())
+    assert (result.best_epoch, result.stopped_early) == (2, False)
+
+
+def test_a_validation_that_is_infinite_at_first_does_not_hide_a_better_one(monkeypatch):
+    scripted_validation(monkeypatch, [float("inf"), 2.0, 3.0])
+    _, result = trained(*problem(), validation=data())
+    assert result.best_epoch == 1
+
+
+def test_a_validation_that_is_never_finite_chooses_nothing(monkeypatch):
+    model, guide = problem()
+    scripted_validation(monkeypatch, [float("inf"), -float("inf"), float("inf"), float("inf")])
+    epochs = []
+    state, result = trained(
+        model,
+        guide,
+        epochs=4,
+        validation=data(),
+        patience=2,
+        callback=lambda record: epochs.append(state_of(model, guide)),
+    )
+    assert (len(result.history), result.best_epoch, result.stopped_early) == (3, 2, True)
+    assert_same(state, epochs[2])
+
+
+def test_a_density_without_bound_does_not_hide_a_better_one(monkeypatch):
+    scripted_validation(monkeypatch, [-float("inf"), 2.0, 3.0])
+    _, result = trained(*problem(), validation=data())
+    assert result.best_epoch == 1
+
+
+def test_a_callback_gets_each_record_and_stops_the_training():
+    records = []
+
+    def callback(record):
+        records.append(record)
+        return record["epoch"] == 1
+
+    _, result = trained(*problem(), callback=callback)
+    assert records == result.history
+    assert [record["epoch"] for record in records] == [0, 1]
+    assert result.stopped_early
+
+
+def test_progress_shows_the_terms(capsys):
+    trained(*problem(), progress=True)
+    shown = capsys.readouterr().err
+    assert all(part in shown for part in ("12/12", "nll=", "kl="))
+
+
+# ---------------------------------------------------------------------------------------------------- bad endings
+
+
+# ------------------------------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["epochs", "batch_size", "accumulate", "patience", "checkpoint_every", "pretrain_epochs"],
+)
+@pytest.mark.parametrize("value", [-1, 1.5, "2", True])
+def test_a_count_that_is_none_is_named(setting, value):
+    with pytest.raises(ValueError, match=f"fit: {setting} must be a positive integer"):
+        trained(*problem(), validation=data(), **{setting: value})
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([])
+
+
+def nan_in(rows):
+    x, y = data()
+    x[rows] = float("nan")
+    return x, y
+
+
+def infinity_in(rows):
+    x, y = data()
+    x[rows, 1] = float("inf")
+    return x, y
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": nan_in([4, 7])}, "data: x must not hold NaN, got NaN in 2 of 20 rows, first in row 4"),
+        (
+            {"data": TensorDataset(*nan_in([4, 7]))},
+            r"data: x .* got NaN in \d of \d rows, first in row [47]",
+        ),
+        ({"validation": nan_in([19])}, "validation: x must not hold NaN, got NaN in 1 of 20 rows, first in row 19"),
+        ({"data": (data()[0], data(9)[1])}, "data: y must have as many rows as x, got 9 for 20"),
+        ({"data": (data()[0][:0], data()[1][:0])}, "data must have at least one row"),
+        ({"data": data()[0]}, r"data must be a pair \(x, y\) of tensors or a torch Dataset, got Tensor"),
+        ({"data": (data()[0].tolist(), data()[1])}, "data: x must be a tensor of rows"),
+        ({"data": DataLoader(Stream())}, "data must be a map-style Dataset"),
+        ({"data": infinity_in([4, 7])}, "data: x must not hold infinity, got infinity in 2 of 20 rows, first in row 4"),
+        ({"validation": infinity_in([19])}, "validation: x must not hold infinity, .* first in row 19"),
+        ({"data": (data()[0], data()[1] + 1)}, r"y must hold labels from 0 to 1, of 2 classes, .*got 2 at"),
+        ({"data": (torch.zeros(ROWS, 7), data()[1])}, r"x must be what the network of bnn takes.*shape \[2, 7\]"),
+        ({"seed": 1.5}, "fit: seed must be a non-negative integer, got 1.5"),
+        ({"seed": -1}, "fit: seed must be a non-negative integer, got -1"),
+        ({"clip_norm": 0.0}, "fit: clip_norm must be a positive finite number, got 0.0"),
+        ({"autocast": torch.float32}, "fit: autocast must be torch.bfloat16 or torch.float16, got torch.float32"),
+        ({"autocast": True}, "fit: autocast must be torch.bfloat16 or torch.float16, got True"),
+        ({"num_data": 0}, "fit: num_data must be a positive integer, got 0"),
+        ({"optim": LBFGS}, "optim must make an optimizer that steps without a closure, got LBFGS"),
+        ({"data": Stream()}, "data must be a map-style Dataset"),
+        ({"patience": 2}, "validation must be given with patience, got patience=2"),
+        ({"loss": pyro.infer.Trace_ELBO()}, "loss must keep its terms"),
+        ({"loss": 3}, "loss must keep its terms"),
+        (
+            {"optim": pyro.optim.Adam(lambda name: None if "scales" in name else {})},
+            r"fit: optim must have a dict of settings .*, got None .*'AutoRadial\w*\.scales\.0\.weight'",
+        ),
+        (
+            {"optim": pyro.optim.Adam({"lr": 1e-3}, {"clip_norm": 1.0})},
+            "clip no parameter by itself.*got PyroOptim with clip_args; pass clip_norm",
+        ),
+        (
+            {"optim": pyro.optim.ExponentialLR({"optimizer": Adam, "optim_args": {"lr": 1e-3}, "gamma": 0.1})},
+            "no learning rate schedule.*got PyroLRScheduler",
+        ),
+        ({"scheduler_interval": "batch"}, "scheduler_interval must be 'epoch' or 'step', got 'batch'"),
+        ({"scheduler_interval": "step"}, "scheduler_interval must be left out without a scheduler, got 'step'"),
+        (
+            {"scheduler": ReduceLROnPlateau, "scheduler_interval": "step"},
+            "scheduler_interval must be 'epoch' with ReduceLROnPlateau.*got 'step'",
+        ),
+        ({"optim": Adam([torch.zeros(1, requires_grad=True)])}, "optim must be a function"),
+        ({"optim": 1e-3}, "optim must be a function"),
+    ],
+)
+def test_bad_input_is_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        trained(*problem(), **settings)
+
+
+def test_data_with_nan_are_named_before_anything_is_trained():
+    model, guide = problem()
+    with pytest.raises(ValueError, match="NaN"):
+        trained(model, guide, validation=nan_in([0]))
+    assert guide.prototype_trace is None
+
+
+def test_a_guide_that_is_no_module_is_refused():
+    with pytest.raises(ValueError, match=r"guide must be an nn\.Module"):
+        fit(problem()[0], lambda x, y: None, data(), **FIT)
+
+
+def test_validation_without_a_likelihood_is_refused_before_training():
+    model, guide = function_problem()
+    with pytest.raises(ValueError, match="model must have an attribute `likelihood` for validation"):
+        trained(model, guide, validation=data())
+    assert guide.prototype_trace is None
+
+
+def test_a_mean_only_context_of_the_user_does_not_outlive_the_run():
+    model, guide = problem()
+    trained(model, guide, pretrain_epochs=1, epochs=1)
+    x, y = data()
+    with mean_only():
+        assert torch.equal(guide(x, y)["2.bias"], guide.median()["2.bias"])
+    assert not torch.equal(guide(x, y)["2.bias"], guide.median()["2.bias"])

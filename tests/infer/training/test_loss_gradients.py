@@ -1,0 +1,156 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+from functools import partial
+from itertools import pairwise
+
+import pyro
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial.infer.compiled import compilation
+from pyro_radial.nn import likelihoods
+from tests.helpers.host_reads import CountHostReads
+from tests.helpers.runs import assert_same, data, killed, problem, trained
+
+ROWS = 23
+
+
+@pytest.fixture
+def recorded_only(monkeypatch):
+    """Graphs that would be compiled run as recorded, and are counted."""
+    made = []
+    monkeypatch.setattr(compilation, "compile_graph", lambda module, *_: made.append(module) or module)
+    compilation.forget()
+    yield made
+    compilation.forget()
+
+
+def ended(rows=ROWS, net="plain", **settings):
+    pyro.set_rng_seed(0)
+    model, guide = problem(net, likelihood=likelihoods.Categorical())
+    _, result = trained(model, guide, data=data(rows), **settings)
+    return result.history, {**dict(guide.named_parameters()), **dict(model.named_buffers())}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"accumulate": 3},
+        {"loss": partial(RadialELBO, kl_weight=lambda step: min(1.0, step / 4))},
+        {"loss": partial(RadialELBO, 3)},
+        {"clip_norm": 5.0, "optim": partial(SGD, lr=1e-4)},
+        {"pretrain_epochs": 1},
+        {"autocast": torch.bfloat16, "optim": partial(SGD, lr=1e-4)},
+        {"validation": data(7)},
+        {"optim": pyro.optim.SGD(lambda name: {"lr": 2e-4 if "scales" in name else 1e-4})},
+    ],
+    ids=["plain", "in parts", "weight", "particles", "clipped", "means first", "autocast", "validation", "rates"],
+)
+def test_a_run_on_graphs_is_the_run_without(settings, recorded_only):
+    outcomes = []
+    for compile in (False, True):
+        made = {name: value() if name == "loss" else value for name, value in settings.items()}
+        outcomes.append(ended(compile=compile, **made))
+    (eager_history, eager), (history, state) = outcomes
+    assert recorded_only
+    for own, theirs in zip(history, eager_history, strict=True):
+        assert own == pytest.approx(theirs, rel=1e-4)
+    for name, value in eager.items():
+        torch.testing.assert_close(state[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_batch_norm_moves_as_without_graphs(recorded_only):
+    eager, graphs = (ended(net="batch norm", compile=compile)[1] for compile in (False, True))
+    for name, value in eager.items():
+        torch.testing.assert_close(graphs[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_odd_batches_are_replayed_as_recorded(recorded_only):
+    ended(rows=23, batch_size=5, compile=True)
+    assert len(recorded_only) == 1
+
+
+def test_the_only_batch_is_compiled_however_small(recorded_only):
+    ended(rows=23, batch_size=100, compile=True)
+    assert len(recorded_only) == 1
+
+
+def test_a_killed_run_on_compiled_graphs_ends_where_an_undisturbed_one_does(tmp_path, monkeypatch):
+    # Really compiled: a resume must not replay as recorded what the undisturbed run had compiled.
+    _, undisturbed = ended(compile=True)
+    path = tmp_path / "run.pt"
+    for at in (2, 5):
+        with killed(monkeypatch, "save", at, "after"):
+            ended(compile=True, checkpoint=path, checkpoint_every=1)
+    _, resumed = ended(compile=True, checkpoint=path, checkpoint_every=1)
+    assert_same(undisturbed, resumed)
+
+
+def test_parameters_of_a_plain_module_are_trained_too(recorded_only):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bnn = BayesianModule(nn.Linear(3, 2))
+            self.temperature = nn.Parameter(torch.ones(()))
+            self.likelihood = likelihoods.Categorical()
+
+        def forward(self, x, y=None):
+            return self.likelihood(self.bnn(x) * self.temperature, y)
+
+    temperatures = []
+    for compile in (False, True):
+        pyro.set_rng_seed(0)
+        model = Model()
+        trained(model, AutoRadial(model), data=data(ROWS), compile=compile)
+        temperatures.append(float(model.temperature.detach()))
+    assert temperatures[0] != 1.0
+    assert temperatures[1] == pytest.approx(temperatures[0], rel=1e-3)
+
+
+def test_a_number_that_is_not_finite_is_named_and_no_step_is_taken(recorded_only):
+    class Overflowing(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * torch.relu(x.max() - 50.0).exp()
+
+    x, y = data(ROWS)
+    model = SupervisedModel(BayesianModule(Overflowing(3, 2)), likelihoods.Categorical())
+    guide = AutoRadial(model)
+    x[10] = 500.0
+    with pytest.raises(FloatingPointError, match=r"epoch 0, step \d: log-likelihood of site 'y'"):
+        trained(model, guide, data=(x, y), compile=True)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_step_reads_values_from_the_device_once(compile, recorded_only):
+    pyro.set_rng_seed(0)
+    model, guide = problem(likelihood=likelihoods.Categorical())
+    counts = []
+
+    def count(record):
+        counts.append(reads.count)
+
+    with pyro.validation_enabled(False), CountHostReads() as reads:
+        trained(model, guide, data=data(20), batch_size=4, epochs=4, compile=compile, callback=count)
+    per_epoch = {after - before for before, after in pairwise(counts[1:])}
+    # Five steps, and at the end of the epoch a look at each parameter.
+    assert max(per_epoch) <= 5 + len(list(guide.parameters()))
+
+
+def test_float16_is_refused():
+    with pytest.raises(ValueError, match=r"compile must be False with autocast=torch.float16"):
+        ended(compile=True, autocast=torch.float16)
+
+
+def test_other_libraries_models_train_on_graphs(recorded_only):
+    model = SupervisedModel(
+        BayesianModule(nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 1))), likelihoods.Gaussian()
+    )
+    x, _ = data(ROWS)
+    guide = pyro.infer.autoguide.AutoNormal(model)
+    _, result = trained(model, guide, data=(x, x[:, :1]), compile=True, epochs=20)
+    assert result.history[-1]["loss"] < result.history[0]["loss"]

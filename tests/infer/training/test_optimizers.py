@@ -1,0 +1,132 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""One torch optimizer does what Pyro's, one for each parameter, do."""
+
+import pyro
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+from torch import nn
+
+from pyro_radial import RadialELBO
+from pyro_radial.infer.training.optimizers import joint_optimizer, stored_names
+from pyro_radial.infer.training.trained import Trained
+from tests.helpers.runs import data, function_problem, problem
+
+
+def parameters():
+    return {name: nn.Parameter(torch.tensor([1.0, -2.0])) for name in ("net$$$locs", "net$$$scales", "noise")}
+
+
+def some_settings(name):
+    if name == "net.scales":
+        return {"lr": 0.5}
+    return {"weight_decay": 0.1} if name == "noise" else {}
+
+
+OPTIMIZERS = {
+    "Adam": pyro.optim.Adam,
+    "SGD": pyro.optim.SGD,
+    "Adagrad": pyro.optim.Adagrad,
+    # Makes its state at once.
+    "AdagradRMSProp": pyro.optim.AdagradRMSProp,
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_steps_are_those_of_an_optimizer_for_each_parameter(kind):
+    """What one parameter has a setting for, another has torch's default for."""
+
+    def settings(name):
+        return {"eta": 0.5 if "scales" in name else 0.1} if kind == "AdagradRMSProp" else some_settings(name)
+
+    optim = OPTIMIZERS[kind](settings)
+    ours, theirs = parameters(), parameters()
+    joint = joint_optimizer(optim, ours, "fit")
+    alone = [
+        optim.pt_optim_constructor([parameter], **settings(name.replace("$$$", ".")))
+        for name, parameter in theirs.items()
+    ]
+    for step in range(4):
+        for one, other in zip(ours.values(), theirs.values(), strict=True):
+            one.grad = torch.tensor([0.3, step - 1.0])
+            other.grad = one.grad.clone()
+        joint.step()
+        for optimizer in alone:
+            optimizer.step()
+    for name, parameter in theirs.items():
+        # Fused steps round elsewhere.
+        torch.testing.assert_close(ours[name], parameter, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(parameter, parameters()[name])
+
+
+def test_equal_settings_share_a_group_and_torch_s_fused_step():
+    joint = joint_optimizer(pyro.optim.Adam(lambda name: {"lr": 0.1 if "scales" in name else 0.2}), parameters(), "fit")
+    assert [(group["lr"], len(group["params"]), group["fused"]) for group in joint.param_groups] == [
+        (0.2, 2, True),
+        (0.1, 1, True),
+    ]
+    chosen = joint_optimizer(
+        pyro.optim.Adam(lambda name: {"foreach": True} if "scales" in name else {}), parameters(), "fit"
+    )
+    assert [bool(group["fused"]) for group in chosen.param_groups] == [False, False]
+
+
+def test_settings_by_module_and_name_will_do():
+    seen = []
+
+    def settings(module, name):
+        seen.append((module, name))
+        return {"lr": 0.1}
+
+    joint_optimizer(pyro.optim.Adam(settings), {"net$$$locs": nn.Parameter(torch.zeros(2))}, "fit")
+    assert seen == [("net", "locs")]
+
+
+@pytest.mark.parametrize("returned", [None, 0.1, [("lr", 0.1)]])
+def test_what_is_no_dict_is_refused_by_the_parameter(returned):
+    optim = pyro.optim.Adam(lambda name: returned if "scales" in name else {"lr": 0.1})
+    with pytest.raises(ValueError, match=r"fit: optim must have a dict of settings .* for 'net\$\$\$scales'"):
+        joint_optimizer(optim, parameters(), "fit")
+
+
+def test_an_unknown_setting_of_one_group_is_not_passed_over():
+    with pytest.raises(TypeError, match="learning_rate"):
+        joint_optimizer(
+            pyro.optim.Adam(lambda name: {"learning_rate": 0.1} if "scales" in name else {}), parameters(), "fit"
+        )
+
+
+@pytest.mark.parametrize("make", [problem, lambda: problem(guide=AutoNormal), function_problem])
+def test_names_are_those_that_svi_sees(make):
+    seen = {"ours": set(), "theirs": set()}
+
+    def optim(who):
+        def settings(name):
+            seen[who].add(name)
+            return {"lr": 0.1}
+
+        return pyro.optim.SGD(settings)
+
+    model, guide = make()
+    named = stored_names(Trained(model, guide, data()).parameters(RadialELBO()))
+    joint_optimizer(optim("ours"), named, "fit")
+    pyro.infer.SVI(model, guide, optim("theirs"), pyro.infer.Trace_ELBO()).step(*data())
+    assert seen["ours"] == seen["theirs"]
+    assert any("scales" in name for name in seen["ours"])
+
+
+def test_a_parameter_that_the_store_does_not_have_keeps_its_name():
+    known = pyro.param("a", torch.zeros(2))
+    namesake, other = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))
+    named = stored_names({"guide.a": known, "guide.b_unconstrained": namesake, "model.c": other})
+    assert list(named) == ["a", "guide.b", "model.c"]
+    assert named["guide.b"] is namesake
+
+
+def test_parameters_that_the_store_calls_alike_are_all_there():
+    before = pyro.param("a", torch.zeros(2))
+    pyro.get_param_store()["a"] = torch.ones(2)
+    now = pyro.param("a")
+    assert list(stored_names({"guide.a": before, "model.a": now})) == ["a", "model.a"]

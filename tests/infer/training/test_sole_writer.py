@@ -1,0 +1,156 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""One writer of a checkpoint at a time, no name that others can foresee, and what cannot be written is known first."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_radial.continual import stream_run
+from pyro_radial.infer.training import training_run
+from pyro_radial.infer.training.checkpoint import load_checkpoint, save_checkpoint
+from pyro_radial.infer.training.sole_writer import sole_writer
+from tests.helpers.runs import assert_same, problem, trained
+from tests.helpers.streams import learn
+
+CPU = torch.device("cpu")
+
+
+def test_a_second_writer_is_refused_while_the_first_lives_and_not_after_it(tmp_path):
+    path = tmp_path / "run.pt"
+    refusals = []
+
+    def second(record):
+        with pytest.raises(ValueError, match=r"run\.pt is being written by another run") as error:
+            trained(*problem(), checkpoint=path)
+        refusals.append(error)
+
+    state, _ = trained(*problem(), checkpoint=path, callback=second)
+    assert len(refusals) == 3
+    again, _ = trained(*problem(), checkpoint=path)
+    assert_same(again, state)
+    assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
+
+
+def test_another_file_of_the_same_folder_is_not_locked(tmp_path):
+    with sole_writer(tmp_path / "a.pt"):
+        trained(*problem(), epochs=1, checkpoint=tmp_path / "b.pt")
+
+
+def test_a_second_writer_of_a_stream_is_refused(tmp_path):
+    with sole_writer(tmp_path / "stream.pt"), pytest.raises(ValueError, match=r"stream\.pt is being written"):
+        learn(checkpoint=tmp_path)
+    assert not (tmp_path / "stream.pt").exists()
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from pyro_radial.infer.training.sole_writer import new_file, sole_writer
+
+path = Path(sys.argv[1])
+with sole_writer(path), new_file(path) as (file, _):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_lock_ends_with_its_holder_and_what_he_left_is_removed(tmp_path):
+    path = tmp_path / "run.pt"
+    holder = subprocess.Popen([sys.executable, "-W", "ignore", "-c", HOLDER, str(path)], stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"locked\n"
+    with pytest.raises(ValueError, match="written by another run"), sole_writer(path):
+        pass
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.communicate()
+    assert len(list(tmp_path.iterdir())) == 2
+    with sole_writer(path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_are_not_followed(tmp_path, monkeypatch):
+    victim, path = tmp_path / "victim", tmp_path / "run.pt"
+    victim.write_text("precious")
+    (tmp_path / ".run.pt.lock").symlink_to(victim)
+    with pytest.raises(OSError, match="lock"):
+        trained(*problem(), checkpoint=path)
+    (tmp_path / ".run.pt.lock").unlink()
+    for predictable in ("run.pt.partial", ".run.pt.00.partial"):
+        (tmp_path / predictable).symlink_to(victim)
+    save_checkpoint(path, {"epoch": 1})
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "00")
+    with pytest.raises(FileExistsError):
+        save_checkpoint(path, {"epoch": 2})
+    assert victim.read_text() == "precious"
+    assert load_checkpoint(path, CPU)["epoch"] == 1
+    link = tmp_path / "link.pt"
+    link.symlink_to(path)
+    with pytest.raises(ValueError, match=r"must be a file of its own, got the symbolic link .*link\.pt"):
+        trained(*problem(), checkpoint=link)
+
+
+def test_temporary_names_differ(tmp_path, monkeypatch):
+    names = []
+    monkeypatch.setattr(os, "replace", lambda one, other: names.append(one.name))
+    for _ in range(2):
+        save_checkpoint(tmp_path / "run.pt", {"epoch": 1})
+    assert len(set(names)) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        trained(*problem(), checkpoint=tmp_path / "file" / "run.pt", callback=pytest.fail)
+
+    def full(*args):
+        raise OSError("disk full")
+
+    for resumed in (False, True):
+        if resumed:
+            trained(*problem(), epochs=1, checkpoint=tmp_path / "run.pt")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            patch.setattr(training_run.TrainingRun, "step", lambda self: pytest.fail("a step"))
+            with pytest.raises(OSError, match="disk full"):
+                trained(*problem(), checkpoint=tmp_path / "run.pt")
+
+
+def test_numbers_of_numpy_in_the_optimizer_are_written_as_they_are_read(tmp_path):
+    path = tmp_path / "run.pt"
+    options = {"optim": partial(torch.optim.Adam, lr=np.float64(0.01), betas=(np.float64(0.5), 0.9))}
+    expected, _ = trained(*problem(), **options)
+    trained(*problem(), epochs=1, checkpoint=path, **options)
+    state, _ = trained(*problem(), checkpoint=path, **options)
+    assert_same(state, expected)
+
+
+def test_what_cannot_be_read_back_is_found_before_the_first_step(tmp_path, monkeypatch):
+    class Rate(float):
+        """A number of a class that no checkpoint can hold."""
+
+    monkeypatch.setattr(training_run.TrainingRun, "step", lambda self: pytest.fail("a step"))
+    with pytest.raises(ValueError, match=r"run\.pt must hold tensors and plain values alone"):
+        trained(*problem(), optim=partial(torch.optim.Adam, lr=Rate(0.01)), checkpoint=tmp_path / "run.pt")
+
+
+def test_the_lock_of_a_stream_lasts_until_its_end(tmp_path, monkeypatch):
+    seen = []
+    original = stream_run.fit
+
+    def watched(*args, **kwargs):
+        seen.append((tmp_path / ".stream.pt.lock").exists())
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(stream_run, "fit", watched)
+    learn(checkpoint=tmp_path)
+    assert seen == [True, True]
+    assert [file.name for file in tmp_path.iterdir()] == ["stream.pt"]

@@ -1,0 +1,77 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What is trained is all of the guide's and the model's own, wherever it is kept."""
+
+import pyro
+import pytest
+import torch
+from pyro.infer.autoguide import AutoDelta, AutoNormal
+
+from pyro_radial import AutoMeanField, AutoRadial, predict
+from pyro_radial.infer.training import training_run
+from tests.helpers.runs import (
+    ROWS,
+    assert_same,
+    data,
+    described_problem,
+    function_problem,
+    problem,
+    state_of,
+    trained,
+)
+
+
+def test_the_model_gets_trained_too():
+    model, guide = problem("batch norm")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trained(model, guide)
+    assert not torch.equal(model.state_dict()["bnn.net.1.weight"], before["bnn.net.1.weight"])
+    assert not torch.equal(model.state_dict()["bnn.net.1.running_mean"], before["bnn.net.1.running_mean"])
+
+
+def test_parameters_of_a_model_function_are_trained():
+    model, guide = function_problem()
+    trained(model, guide, epochs=1)
+    store = pyro.get_param_store()
+    assert float(store["noise"].detach()) != pytest.approx(0.7, abs=1e-6)
+    (norm,) = [name for name in store if name.endswith("1.weight") and "Auto" not in name]
+    assert not torch.equal(store[norm].detach(), torch.ones(4))
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("guide", [AutoNormal, AutoDelta, AutoRadial, AutoMeanField])
+def test_any_guide_trains_and_predicts_with_parameters_in_the_store_or_in_modules(guide, local):
+    with pyro.settings.context(module_local_params=local):
+        model, made = problem("batch norm", guide=guide)
+        made(*data())
+        before = state_of(model, made)
+        state, _ = trained(model, made, epochs=2, pretrain_epochs=1)
+        assert all(not torch.equal(state[name], value) for name, value in before.items() if "num_batches" not in name)
+        assert predict(model, made, data()[0], num_samples=2).mean.shape == (ROWS, 2)
+
+
+def test_local_and_stored_parameters_train_alike():
+    states = []
+    for local in (False, True):
+        with pyro.settings.context(module_local_params=local):
+            states.append(trained(*problem("batch norm"))[0])
+    assert_same(*states)
+
+
+def test_state_that_is_no_tensor_comes_back_with_the_best_epoch(monkeypatch):
+    script = iter([1.0, 0.5, 2.0])
+    monkeypatch.setattr(training_run, "validation_nll", lambda *_: next(script))
+    model, guide = described_problem()
+    _, result = trained(model, guide, validation=data())
+    assert result.best_epoch == 1
+    # Batches of 6, 6, 6 and 2 rows, for two epochs.
+    assert model.seen == 2 * [6, 6, 6, 2]
+
+
+def test_a_state_with_other_entries_than_tensors_is_told_from_one_without(tmp_path):
+    path = tmp_path / "run.pt"
+    trained(*described_problem(), checkpoint=path)
+    assert torch.load(path, weights_only=True)["model"]["_extra_state"]["name"] == "described"
+    with pytest.raises(ValueError, match=r"another model: 1 entries differ \(_extra_state: here None, there no tensor"):
+        trained(*problem(), checkpoint=path)

@@ -1,0 +1,133 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from pyro_radial.distributions import RadialNormal
+from pyro_radial.nn.local.layer_noise import noisy_output
+from pyro_radial.nn.local.unit_noise import UnitNoise, half_normal, unit_noise
+from tests.helpers.two_samples import assert_same_distribution, assert_same_mean
+
+NUM_DRAWS = 30_000
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(3, 4), (3,)),
+    "linear on positions": (lambda: nn.Linear(3, 2), (2, 3)),
+    "linear on a grid": (lambda: nn.Linear(2, 2), (2, 2, 2)),
+    "conv1d": (lambda: nn.Conv1d(2, 3, 2), (2, 3)),
+    "conv1d, circular": (lambda: nn.Conv1d(2, 2, 3, padding=1, padding_mode="circular"), (2, 3)),
+    "conv2d": (lambda: nn.Conv2d(2, 2, 2), (2, 2, 3)),
+    "conv2d, strided": (lambda: nn.Conv2d(1, 2, 2, stride=2, padding=1), (1, 2, 2)),
+    "conv2d, groups": (lambda: nn.Conv2d(4, 2, 2, groups=2), (4, 2, 2)),
+    "conv2d, reflected": (lambda: nn.Conv2d(1, 2, 2, padding="same", padding_mode="reflect"), (1, 2, 2)),
+    "conv3d": (lambda: nn.Conv3d(1, 2, 2), (1, 2, 2, 2)),
+}
+RADIUS_DIMS = {"normal": None, "one radius": 0, "a radius for each output": 1, "radii within outputs": -1}
+
+
+def posterior(parameter, kind):
+    """A distribution around a layer's own parameter."""
+    loc, scale = parameter.detach(), 0.2 + torch.rand(parameter.shape)
+    if kind is None:
+        return dist.Normal(loc, scale).to_event(loc.dim())
+    radius_dim = 1 if kind < 0 else max(1, loc.dim() - kind)
+    return RadialNormal(loc, scale, radius_dim).to_event(loc.dim() - radius_dim)
+
+
+def rows_of(layer, x, *noises):
+    """Outputs of independent calls for the batch, one row after the other in the last dimension."""
+    return vmap(lambda _: noisy_output(layer, x, *noises), randomness="different")(torch.empty(NUM_DRAWS))
+
+
+@pytest.mark.parametrize("kind", RADIUS_DIMS.values(), ids=RADIUS_DIMS)
+@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
+def test_a_row_s_outputs_are_those_of_drawn_parameters(make, shape, kind):
+    layer, x = make(), torch.randn(3, *shape)
+    distributions = {name: posterior(parameter, kind) for name, parameter in layer.named_parameters()}
+    drawn = vmap(lambda draw: functional_call(layer, draw, (x,)))(
+        {name: distribution.sample((NUM_DRAWS,)) for name, distribution in distributions.items()}
+    )
+    local = rows_of(layer, x, *map(unit_noise, distributions.values()))
+    assert local.shape == drawn.shape
+    for row in (0, 2):
+        # The joint distribution over all positions and outputs of a row.
+        assert_same_distribution(local[:, row], drawn[:, row])
+
+
+@pytest.mark.parametrize("kind", [None, 0, 1])
+@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
+def test_noise_of_different_rows_is_uncorrelated(make, shape, kind):
+    layer, x = make(), torch.randn(1, *shape).expand(2, *shape)
+    noises = [unit_noise(posterior(parameter, kind)) for parameter in layer.parameters()]
+    first, second = rows_of(layer, x, *noises).double().flatten(2).unbind(1)
+    first, second = first - first.mean(0), second - second.mean(0)
+    assert_same_mean(first * second, torch.zeros_like(first), level=1e-3)
+
+
+def test_equal_rows_turn_their_shared_direction_each_in_its_own_way():
+    layer, x = nn.Conv1d(8, 2, 3, bias=False), torch.randn(1, 8, 3).expand(2, 8, 3)
+    noise = UnitNoise(torch.zeros_like(layer.weight), torch.ones_like(layer.weight))
+    first, second = rows_of(layer, x, noise, None).detach().flatten(2).unbind(1)
+    # Signs of outputs alone would leave sizes as they are.
+    correlation = torch.corrcoef(torch.stack([first[:, 0].square(), second[:, 0].square()]))[0, 1]
+    assert abs(float(correlation)) < 0.5
+
+
+@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
+def test_a_weight_or_a_bias_alone_may_have_noise(make, shape):
+    layer, x = make(), torch.randn(3, *shape)
+    weight, bias = (unit_noise(posterior(parameter, 0)) for parameter in layer.parameters())
+    plain = layer(x)
+    torch.testing.assert_close(noisy_output(layer, x, layer.weight, layer.bias), plain)
+    of_bias = noisy_output(layer, x, layer.weight, bias) - plain
+    channel = -1 if isinstance(layer, nn.Linear) else 1
+    positions = of_bias.movedim(channel, 1).reshape(3, layer.bias.numel(), -1)
+    # The same at all positions of a row.
+    torch.testing.assert_close(positions, positions[..., :1].expand_as(positions), atol=1e-5, rtol=0.0)
+    assert not torch.allclose(positions[0], positions[1])
+    without = noisy_output(layer, x, weight, None)
+    assert without.shape == plain.shape
+    assert not torch.allclose(without, plain)
+
+
+def test_radii_are_drawn_for_each_row_and_event():
+    layer, x = nn.Conv2d(2, 3, 2, bias=False), torch.randn(1, 2, 3, 3).expand(50, 2, 3, 3)
+    for radius_dim, number in ((4, 1), (3, 3)):
+        radii = []
+
+        def radius(like, radii=radii):
+            radii.append(like.shape)
+            return half_normal(like)
+
+        noisy_output(layer, x, UnitNoise(layer.weight, torch.ones_like(layer.weight), radius_dim, radius), None)
+        assert radii == [(50, number)]
+
+
+@pytest.mark.parametrize("kind", [None, 0, 1])
+@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
+def test_inputs_that_are_zero_have_finite_gradients(make, shape, kind):
+    layer, x = make(), torch.zeros(3, *shape, requires_grad=True)
+    scales = [torch.ones_like(parameter).requires_grad_() for parameter in layer.parameters()]
+    noises = [
+        UnitNoise(parameter, scale, *(() if kind is None else (max(1, parameter.dim() - kind), half_normal)))
+        for parameter, scale in zip(layer.parameters(), scales, strict=True)
+    ]
+    output = noisy_output(layer, x, *noises)
+    gradients = torch.autograd.grad(output.square().sum(), [x, *scales])
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+    bias = noises[1].loc.reshape(-1, *(1,) * (0 if isinstance(layer, nn.Linear) else output.dim() - 2))
+    assert not torch.allclose(output, bias.expand_as(output))
+
+
+@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
+def test_autocast_gives_the_layer_s_dtype_and_the_noise_its_size(make, shape):
+    layer, x = make(), torch.rand(200, *shape)
+    small = [UnitNoise(parameter, torch.full_like(parameter, 1e-5)) for parameter in layer.parameters()]
+    with torch.autocast("cpu", torch.float16):
+        assert noisy_output(layer, x, *small).dtype == torch.float16
+        zero = [UnitNoise(torch.zeros_like(noise.loc), noise.scale) for noise in small]
+        assert (noisy_output(layer, x, *zero) != 0).any()
