@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pyro_radial._pyro.random_state import rng_state, seeded, set_rng_state
-from pyro_radial.infer.training.checkpoint import load_checkpoint, save_checkpoint
+from pyro_radial.infer.training.checkpoint import Checkpoint
 
 CPU = torch.device("cpu")
 
@@ -21,10 +21,10 @@ def draw():
 
 def test_a_state_of_the_generators_brings_back_their_numbers_also_from_a_file(tmp_path):
     path = tmp_path / "rng.pt"
-    save_checkpoint(path, {"rng": rng_state(CPU)})
+    Checkpoint(path).save({"rng": rng_state(CPU)})
     expected = draw()
     assert draw() != expected
-    set_rng_state(load_checkpoint(path, CPU)["rng"], CPU)
+    set_rng_state(Checkpoint(path).load()["rng"], CPU)
     assert draw() == expected
 
 

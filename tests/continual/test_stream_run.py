@@ -88,7 +88,7 @@ def test_state_that_is_no_tensor_resumes_too(where, monkeypatch, tmp_path):
     options["checkpoint"] = tmp_path
     killed(monkeypatch, described_chain(), *where, **options)
     assert_same(learn(described_chain(), **options), expected)
-    with pytest.raises(ValueError, match=r"another model.*_extra_state: here None, there no tensor"):
+    with pytest.raises(ValueError, match=r"another model.*_extra_state: here None, there not a tensor"):
         learn(chain(), **options)
 
 
@@ -230,10 +230,10 @@ def test_another_model_is_refused(tmp_path):
 
 def test_files_that_are_none_of_a_run(tmp_path):
     (tmp_path / "stream.pt").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"stream\.pt is damaged or no checkpoint"):
+    with pytest.raises(ValueError, match=r"stream\.pt is damaged or not a checkpoint"):
         learn(checkpoint=tmp_path)
     save_checkpoint(tmp_path / "stream.pt", {})
-    with pytest.raises(ValueError, match=r"stream\.pt is not one that fit wrote"):
+    with pytest.raises(ValueError, match=r"stream\.pt is not from this version"):
         learn(checkpoint=tmp_path)
     save_checkpoint(tmp_path / "stream.pt", {key: {} for key in stream_run.SAVED})
     with pytest.raises(ValueError, match=r"stream\.pt was made with form=None"):

@@ -299,7 +299,7 @@ def test_another_run_s_checkpoint_is_refused(tmp_path):
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(bytes(content))
-    with pytest.raises(ValueError, match="damaged or no checkpoint"):
+    with pytest.raises(ValueError, match="damaged or not a checkpoint"):
         run_bandit(linear_bandit(), network(AutoRadial), checkpoint=path, progress=False)
 
 

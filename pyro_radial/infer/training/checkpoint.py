@@ -1,15 +1,17 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Training state on disk: written whole or not at all, read back only whole and where it belongs."""
+"""The file that a run resumes from."""
 
 import copy
 import hashlib
 import io
 import os
 import pickle
+import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -17,87 +19,182 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_radial.infer.training.sole_writer import new_file
+try:
+    import fcntl
+except ImportError:  # Without such locks, nothing keeps a second writer away.
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = [
+    "Checkpoint",
     "State",
     "check_data",
     "check_entries",
     "check_settings",
     "copied",
     "differences",
-    "kinds",
+    "entry_kinds",
     "load_checkpoint",
     "plain",
     "save_checkpoint",
 ]
 
-FORMAT = 2
-# At the end of a file, before the digest of all that comes before it; torch.load does not mind either.
-SEAL = b"pyro_radial.sha256="
+FORMAT = 3
+# A file ends with this mark and a digest of everything before it; torch.load ignores both.
+MARK = b"pyro_radial.sha256="
 DIGEST_SIZE = hashlib.sha256().digest_size
+CPU = torch.device("cpu")
 
 State = dict[str, Any]
 
 
-def save_checkpoint(path: Path, state: State, *, rehearsal: bool = False) -> None:
-    """Write a checkpoint so that a kill at any moment leaves the old one or the new one.
+class Checkpoint:
+    """Keep the state of a run in one file.
 
-    :param Path path: the file; its folder is made if missing.
-    :param state: tensors, numbers, NumPy's among them, text, and lists and dicts of these.
-    :param bool rehearsal: only find out whether it can be done, and leave the file as it is.
-    :raises ValueError: naming the file, if ``state`` holds anything else, which :func:`load_checkpoint` would refuse.
+    A kill at any moment leaves the old file or the new one. As a context manager it holds the file: a second run that
+    writes the same path is refused until the first one ends, however it ends.
+
+    :param path: the file; its folder is created if it is missing.
+
+    Example::
+
+        >>> import tempfile
+        >>> settings = {"seed": 0, "batch_size": 64}
+        >>> with tempfile.TemporaryDirectory() as folder, Checkpoint(f"{folder}/run.pt") as checkpoint:
+        ...     assert checkpoint.load() is None
+        ...     checkpoint.save({"settings": settings, "weight": torch.ones(2)})
+        ...     saved = checkpoint.load(needed=("settings", "weight"))
+        ...     checkpoint.check(saved["settings"], settings)
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(path) as (file, temporary):
-        sealed = _Sealed(file)
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+
+    def __enter__(self) -> "Checkpoint":
+        """Become the only writer of the file.
+
+        :raises ValueError: if another run is writing the file, or if it is a symbolic link.
+        :raises OSError: if the folder cannot be created or written.
+        """
+        if self.path.is_symlink():
+            raise ValueError(f"checkpoint must be a regular file, got the symbolic link {self.path}")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if fcntl is not None:
+            self._lock = self._acquire()
+            # Nobody else writes here, so a killed writer left these.
+            for left in self.path.parent.glob(f".{self.path.name}.*.partial"):
+                left.unlink(missing_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let others write the file."""
+        if self._lock is not None:
+            with suppress(FileNotFoundError):
+                self._lock_path.unlink()
+            os.close(self._lock)
+            self._lock = None
+
+    def save(self, state: State, *, dry_run: bool = False) -> None:
+        """Replace the file in one step.
+
+        :param state: tensors, numbers (also NumPy's), strings, and lists and dicts of these.
+        :param bool dry_run: whether only to check that the state can be written and read back.
+        :raises ValueError: if ``state`` holds anything that :meth:`load` would refuse.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # A random name and mode "x", so that no link prepared by others is followed.
+        temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.partial")
         try:
-            torch.save(plain({"format": FORMAT, **state}), cast(IO[bytes], sealed))
-            sealed.close()
-            file.flush()
-            os.fsync(file.fileno())
-            # Reads the structure alone, not the tensors.
+            with temporary.open("xb") as file:
+                signed = _SignedFile(file)
+                torch.save(plain({"format": FORMAT, **state}), cast(IO[bytes], signed))
+                signed.sign()
+                file.flush()
+                os.fsync(file.fileno())
+            # Reads only the structure, not the tensors.
             torch.load(str(temporary), map_location="cpu", weights_only=True, mmap=True)
+            if not dry_run:
+                os.replace(temporary, self.path)
         except (pickle.PickleError, AttributeError, TypeError) as error:
             raise ValueError(
-                f"checkpoint {path} must hold tensors and plain values alone, as get_extra_state of a module should "
-                f"return, got something else: {error}"
+                f"checkpoint {self.path} can hold only tensors and plain values; a module's get_extra_state must "
+                f"return such values: {error}"
             ) from error
-        if not rehearsal:
-            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def load(self, device: torch.device = CPU, needed: Iterable[str] = ()) -> State | None:
+        """Read the file after checking its digest.
+
+        :param torch.device device: the device for the tensors.
+        :param needed: the entries that the state must have.
+        :returns: what :meth:`save` wrote; None if there is no file.
+        :raises ValueError: if the file is damaged or is not a checkpoint of this kind of run.
+        """
+        if not self.path.exists():
+            return None
+        content = memoryview(self.path.read_bytes())
+        body, end = content[: -DIGEST_SIZE - len(MARK)], content[-DIGEST_SIZE - len(MARK) :]
+        if end != MARK + hashlib.sha256(body).digest():
+            raise ValueError(f"checkpoint {self.path} is damaged or not a checkpoint: its digest does not match")
+        state: State = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+        missing = sorted({*needed} - state.keys())
+        if state.get("format") != FORMAT or missing:
+            raise ValueError(
+                f"checkpoint {self.path} is not from this version of this function: "
+                + (f"it lacks {missing}" if missing else f"its format is {state.get('format')}, expected {FORMAT}")
+            )
+        return state
+
+    def check(self, saved: Mapping[str, Any], current: Mapping[str, Any], name: str = "") -> None:
+        """Compare settings with those in the file.
+
+        :param saved: settings from the file; a value can be a dict of settings.
+        :param current: settings of this run.
+        :param str name: the prefix for the names of these settings.
+        :raises ValueError: naming the first setting that differs, with both values.
+        """
+        for setting, there, here in differences(saved, current, name):
+            raise ValueError(
+                f"checkpoint {self.path} was made with {setting}={there!r}, this run has {setting}={here!r}; "
+                "use the same settings to resume, or another checkpoint file to start anew"
+            )
+
+    def check_entries(self, role: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+        """Compare the names, shapes and dtypes of a state dict with those in the file.
+
+        :param str role: what the state dict belongs to, such as "model".
+        :raises ValueError: naming the first entries that differ.
+        """
+        here, there = entry_kinds(current), entry_kinds(saved)
+        if here != there:
+            names = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+            listed = "; ".join(f"{name}: here {here.get(name)}, there {there.get(name)}" for name in names[:3])
+            raise ValueError(f"checkpoint {self.path} is from another {role}: {len(names)} entries differ ({listed})")
+
+    @property
+    def _lock_path(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.lock")
+
+    def _acquire(self) -> int:
+        """The descriptor of the locked file at the lock's path."""
+        lock = self._lock_path
+        while True:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if lock.exists() and os.path.samestat(os.fstat(descriptor), lock.stat()):
+                    return descriptor
+            except BlockingIOError as error:
+                os.close(descriptor)
+                raise ValueError(
+                    f"checkpoint {self.path} is being written by another run; wait for its end, or use another file"
+                ) from error
+            # Its holder removed it between our opening and our locking.
+            os.close(descriptor)
 
 
-def load_checkpoint(path: Path, device: torch.device, needed: Iterable[str] = ()) -> State:
-    """Read a checkpoint; nothing of it is used before the digest of all of it has been checked.
-
-    :param Path path: the file.
-    :param torch.device device: where the tensors go.
-    :param needed: the names that it must have.
-    :returns: what :func:`save_checkpoint` wrote.
-    :raises ValueError: naming the file, if it is damaged or no checkpoint of this library.
-    """
-    content = memoryview(path.read_bytes())
-    body, end = content[: -DIGEST_SIZE - len(SEAL)], content[-DIGEST_SIZE - len(SEAL) :]
-    if end != SEAL + hashlib.sha256(body).digest():
-        raise ValueError(f"checkpoint {path} is damaged or no checkpoint: its content does not fit its digest")
-    state = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
-    if state.get("format") != FORMAT or not state.keys() >= {*needed}:
-        raise ValueError(f"checkpoint {path} is not one that fit wrote, or from another version")
-    return state
-
-
-def plain(value: Any) -> Any:
-    """With NumPy's numbers as Python's, which are the same and can be read back."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if type(value) in (dict, OrderedDict):
-        return {plain(key): plain(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(plain(item) for item in value)
-    return value
-
-
-class _Sealed:
+class _SignedFile:
     """A file to write to that ends with a digest of its content."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -110,77 +207,74 @@ class _Sealed:
     def flush(self) -> None:
         self._file.flush()
 
-    def close(self) -> None:
-        self._file.write(SEAL + self._digest.digest())
+    def sign(self) -> None:
+        self._file.write(MARK + self._digest.digest())
+
+
+def plain(value: Any) -> Any:
+    """Replace NumPy's numbers by equal Python numbers, which can be read back."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (dict, OrderedDict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(plain(item) for item in value)
+    return value
 
 
 def copied(state_dict: Mapping[str, Any]) -> State:
-    """A copy of a module's state that its training does not reach, entries that are no tensors included."""
+    """Copy a module's state dict so that further training does not change it, entries besides tensors included."""
     return {
         name: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
         for name, value in state_dict.items()
     }
 
 
-def check_settings(path: Path, saved: Mapping[str, Any], current: Mapping[str, Any], within: str = "") -> None:
-    """Refuse to resume under other settings.
-
-    :param Path path: the file.
-    :param saved: the settings there; those of a part of the run are a dict of their own.
-    :param current: those here.
-    :param str within: what the settings are of.
-    :raises ValueError: naming the setting and both values.
-    """
-    for name, there, here in differences(saved, current, within):
-        raise ValueError(
-            f"checkpoint {path} was made with {name}={there!r}, this run has {name}={here!r}; "
-            "use the same settings to resume, or another checkpoint file to start anew"
-        )
-
-
-def differences(there: Mapping[str, Any], here: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """The settings that differ, by dotted names, with both values; None for one that is missing."""
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted name of each setting that differs, with both values; None for a missing one."""
     for name in dict.fromkeys((*here, *there)):
         one, other = there.get(name), here.get(name)
-        called = f"{within}{'.' if within and name else ''}{name}"
+        dotted = f"{prefix}{'.' if prefix and name else ''}{name}"
         if isinstance(one, dict) and isinstance(other, dict):
-            yield from differences(one, other, called)
+            yield from differences(one, other, dotted)
         elif one != other:
-            yield called, one, other
+            yield dotted, one, other
+
+
+def entry_kinds(state_dict: Mapping[str, Any]) -> dict[str, str]:
+    """The shape and dtype of each entry, as text."""
+    return {
+        name: f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else "not a tensor"
+        for name, value in state_dict.items()
+    }
+
+
+# For callers that have not moved to Checkpoint yet.
+
+
+def save_checkpoint(path: Path, state: State, *, rehearsal: bool = False) -> None:
+    """Save."""
+    Checkpoint(path).save(state, dry_run=rehearsal)
+
+
+def load_checkpoint(path: Path, device: torch.device, needed: Iterable[str] = ()) -> State:
+    """Load."""
+    state = Checkpoint(path).load(device, needed)
+    assert state is not None
+    return state
+
+
+def check_settings(path: Path, saved: Mapping[str, Any], current: Mapping[str, Any], within: str = "") -> None:
+    """Check."""
+    Checkpoint(path).check(saved, current, within)
 
 
 def check_data(path: Path, saved: Mapping[str, Any], current: Mapping[str, Any], name: str) -> None:
-    """As :func:`check_settings`, of the fingerprints of data; what only one of them knows counts for nothing."""
+    """Check."""
     both = saved.keys() & current.keys()
     check_settings(path, {k: saved[k] for k in both}, {k: current[k] for k in current if k in both}, name)
 
 
 def check_entries(path: Path, role: str, current: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Refuse the state of something else: other names, or tensors of other shapes or dtypes.
-
-    The values of entries that are no tensors are not compared, since training may change them.
-
-    :raises ValueError: naming the first entries that differ, if the checkpoint is from another model or guide.
-    """
-    here, there = kinds(current), kinds(saved)
-    if here != there:
-        differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-        listed = "; ".join(_difference(name, here.get(name), there.get(name)) for name in differing[:3])
-        raise ValueError(f"checkpoint {path} is from another {role}: {len(differing)} entries differ ({listed})")
-
-
-def _difference(name: str, here: Any, there: Any) -> str:
-    """In terms of shapes, or of dtypes where the shapes agree."""
-    if isinstance(here, tuple) and isinstance(there, tuple):
-        here, there = (here[1], there[1]) if here[0] == there[0] else (here[0], there[0])
-    else:
-        here, there = (kind[0] if isinstance(kind, tuple) else kind for kind in (here, there))
-    return f"{name}: here {here}, there {there}"
-
-
-def kinds(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Of each entry its shape and dtype, or that it is no tensor."""
-    return {
-        name: (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else "no tensor"
-        for name, value in state_dict.items()
-    }
+    """Check."""
+    Checkpoint(path).check_entries(role, saved, current)

@@ -25,7 +25,7 @@ from pyro_radial.infer.training.checkpoint import (
     State,
     check_data,
     check_settings,
-    kinds,
+    entry_kinds,
     load_checkpoint,
     save_checkpoint,
 )
@@ -315,7 +315,7 @@ class TrainingRun:
 
     def _join(self, call: dict[str, Any]) -> None:
         """Find that all processes do the same, and start from the first one's parameters, each with its own noise."""
-        state = {role: kinds(entries) for role, entries in self.trained.state().items()}
+        state = {role: entry_kinds(entries) for role, entries in self.trained.state().items()}
         rates = self.gradient_step.learning_rates
         check_alike(self.processes, {**call, "learning rates": rates, **self.settings, **self.data, "state": state})
         self.take_over()

@@ -16,12 +16,9 @@ import torch
 
 from pyro_radial.continual import stream_run
 from pyro_radial.infer.training import training_run
-from pyro_radial.infer.training.checkpoint import load_checkpoint, save_checkpoint
-from pyro_radial.infer.training.sole_writer import sole_writer
+from pyro_radial.infer.training.checkpoint import Checkpoint
 from tests.helpers.runs import assert_same, problem, trained
 from tests.helpers.streams import learn
-
-CPU = torch.device("cpu")
 
 
 def test_a_second_writer_is_refused_while_the_first_lives_and_not_after_it(tmp_path):
@@ -41,25 +38,28 @@ def test_a_second_writer_is_refused_while_the_first_lives_and_not_after_it(tmp_p
 
 
 def test_another_file_of_the_same_folder_is_not_locked(tmp_path):
-    with sole_writer(tmp_path / "a.pt"):
+    with Checkpoint(tmp_path / "a.pt"):
         trained(*problem(), epochs=1, checkpoint=tmp_path / "b.pt")
 
 
 def test_a_second_writer_of_a_stream_is_refused(tmp_path):
-    with sole_writer(tmp_path / "stream.pt"), pytest.raises(ValueError, match=r"stream\.pt is being written"):
+    with Checkpoint(tmp_path / "stream.pt"), pytest.raises(ValueError, match=r"stream\.pt is being written"):
         learn(checkpoint=tmp_path)
     assert not (tmp_path / "stream.pt").exists()
 
 
 HOLDER = """
 import sys, time
-from pathlib import Path
-from pyro_radial.infer.training.sole_writer import new_file, sole_writer
+import torch
+from pyro_radial.infer.training.checkpoint import Checkpoint
 
-path = Path(sys.argv[1])
-with sole_writer(path), new_file(path) as (file, _):
+def save(state, file):
     print("locked", flush=True)
     time.sleep(60)
+
+torch.save = save
+with Checkpoint(sys.argv[1]) as checkpoint:
+    checkpoint.save({})
 """
 
 
@@ -67,12 +67,12 @@ def test_a_lock_ends_with_its_holder_and_what_he_left_is_removed(tmp_path):
     path = tmp_path / "run.pt"
     holder = subprocess.Popen([sys.executable, "-W", "ignore", "-c", HOLDER, str(path)], stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"locked\n"
-    with pytest.raises(ValueError, match="written by another run"), sole_writer(path):
+    with pytest.raises(ValueError, match="written by another run"), Checkpoint(path):
         pass
     os.kill(holder.pid, signal.SIGKILL)
     holder.communicate()
     assert len(list(tmp_path.iterdir())) == 2
-    with sole_writer(path):
+    with Checkpoint(path):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -86,15 +86,15 @@ def test_links_are_not_followed(tmp_path, monkeypatch):
     (tmp_path / ".run.pt.lock").unlink()
     for predictable in ("run.pt.partial", ".run.pt.00.partial"):
         (tmp_path / predictable).symlink_to(victim)
-    save_checkpoint(path, {"epoch": 1})
+    Checkpoint(path).save({"epoch": 1})
     monkeypatch.setattr(secrets, "token_hex", lambda size: "00")
     with pytest.raises(FileExistsError):
-        save_checkpoint(path, {"epoch": 2})
+        Checkpoint(path).save({"epoch": 2})
     assert victim.read_text() == "precious"
-    assert load_checkpoint(path, CPU)["epoch"] == 1
+    assert Checkpoint(path).load()["epoch"] == 1
     link = tmp_path / "link.pt"
     link.symlink_to(path)
-    with pytest.raises(ValueError, match=r"must be a file of its own, got the symbolic link .*link\.pt"):
+    with pytest.raises(ValueError, match=r"must be a regular file, got the symbolic link .*link\.pt"):
         trained(*problem(), checkpoint=link)
 
 
@@ -102,7 +102,7 @@ def test_temporary_names_differ(tmp_path, monkeypatch):
     names = []
     monkeypatch.setattr(os, "replace", lambda one, other: names.append(one.name))
     for _ in range(2):
-        save_checkpoint(tmp_path / "run.pt", {"epoch": 1})
+        Checkpoint(tmp_path / "run.pt").save({"epoch": 1})
     assert len(set(names)) == 2
 
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_read_back_is_found_before_the_first_step(tmp_path, monke
         """A number of a class that no checkpoint can hold."""
 
     monkeypatch.setattr(training_run.TrainingRun, "step", lambda self: pytest.fail("a step"))
-    with pytest.raises(ValueError, match=r"run\.pt must hold tensors and plain values alone"):
+    with pytest.raises(ValueError, match=r"run\.pt can hold only tensors and plain values"):
         trained(*problem(), optim=partial(torch.optim.Adam, lr=Rate(0.01)), checkpoint=tmp_path / "run.pt")
 
 

@@ -73,5 +73,5 @@ def test_a_state_with_other_entries_than_tensors_is_told_from_one_without(tmp_pa
     path = tmp_path / "run.pt"
     trained(*described_problem(), checkpoint=path)
     assert torch.load(path, weights_only=True)["model"]["_extra_state"]["name"] == "described"
-    with pytest.raises(ValueError, match=r"another model: 1 entries differ \(_extra_state: here None, there no tensor"):
+    with pytest.raises(ValueError, match=r"another model: 1 entries differ \(_extra_state: here None, there not a"):
         trained(*problem(), checkpoint=path)
