@@ -26,11 +26,11 @@ from pyro_radial.continual import (
     Coreset,
     Task,
     TaskStream,
-    learn_stream,
-    permuted,
+    class_split_stream,
+    permuted_stream,
     random_coreset,
-    split_by_class,
     split_coreset,
+    train_stream,
 )
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.wrappers import map_leaf
@@ -107,7 +107,7 @@ class Setting:
     memory: int = 1
 
     def training(self) -> dict[str, Any]:
-        """Options of ``learn_stream``: Amsgrad, as in the paper's appendix D.2, and the losses."""
+        """Options of ``train_stream``: Amsgrad, as in the paper's appendix D.2, and the losses."""
         options = {
             "epochs": self.epochs,
             "batch_size": self.batch_size,
@@ -211,7 +211,7 @@ def make_net(sizes: Sequence[int], num_heads: int, num_outputs: int) -> nn.Modul
 def permuted_mnist(data_dir: Path | None, rows: int | None, num_tasks: int) -> TaskStream:
     """Permuted MNIST, all or the first rows, with a tenth of the training images held out at random."""
     train, test = ((x[:rows], y[:rows]) for x, y in flat_images("mnist", data_dir))
-    return permuted(train, test, num_tasks, validation_fraction=0.1)
+    return permuted_stream(train, test, num_tasks, validation_fraction=0.1)
 
 
 @lru_cache
@@ -228,7 +228,7 @@ def split_mnist(data_dir: Path | None, rows: int | None, num_tasks: int) -> Task
 
 def _split(name: str, data_dir: Path | None, rows: int | None, num_tasks: int, heads: str) -> TaskStream:
     train, test = ((x[:rows], y[:rows]) for x, y in flat_images(name, data_dir))
-    return split_by_class(train, test, multi_head=heads == "multi", validation_fraction=0.1)[:num_tasks]
+    return class_split_stream(train, test, multi_head=heads == "multi", validation_fraction=0.1)[:num_tasks]
 
 
 def learn(
@@ -255,7 +255,7 @@ def learn(
     bnn = BayesianModule(net, prior=dist.Normal(0.0, setting.prior_stddev))
     chain = make_chain(method, SupervisedModel(bnn, likelihoods.Categorical(), noise=setting.noise), setting.memory)
     began = process_time()
-    matrix = learn_stream(
+    matrix = train_stream(
         chain,
         stream,
         setting.guide(method),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_radial.continual.coresets import Coreset, split_coreset
-from pyro_radial.continual.function_chain import KeptFunctions
+from pyro_radial.continual.function_memory import FunctionMemory
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.streams import Pair, TaskStream
 from pyro_radial.infer.training.data import device_of, num_rows
@@ -43,7 +43,7 @@ class KeptRows:
         task, size = self._stream[number], self.coreset.size
         if size >= num_rows(task.train[0]):
             raise ValueError(
-                f"learn_stream: the size of coreset must be less than the {num_rows(task.train[0])} rows of task "
+                f"train_stream: the size of coreset must be less than the {num_rows(task.train[0])} rows of task "
                 f"{task.name!r}, got {size}"
             )
         (x, y), rest = split_coreset(task.train, self.coreset.choose(task.train[0], size, seed=self._seed))
@@ -59,7 +59,7 @@ class KeptRows:
         """The heads of tasks, each once."""
         return list(dict.fromkeys(self._of(number).head for number in numbers))
 
-    def functions(self, chain: PriorChain, number: int) -> list[KeptFunctions]:
+    def functions(self, chain: PriorChain, number: int) -> list[FunctionMemory]:
         """The functions of a chain at the kept inputs of all tasks before one, for each head.
 
         :raises ValueError: naming the task, for a chain without such functions.
@@ -72,11 +72,11 @@ class KeptRows:
             kept = [rows for rows in map(self._of, range(number)) if rows.head == head]
             try:
                 found.append(
-                    KeptFunctions.of(chain, torch.cat([rows.x for rows in kept]).to(device), head, capacity=capacity)
+                    FunctionMemory.of(chain, torch.cat([rows.x for rows in kept]).to(device), head, capacity=capacity)
                 )
             except ValueError as error:
                 raise ValueError(
-                    f"learn_stream: coreset must have functions to keep before task {self._stream.names[number]!r}, "
+                    f"train_stream: coreset must have functions to keep before task {self._stream.names[number]!r}, "
                     f"but {error}"
                 ) from error
         return found
@@ -90,7 +90,7 @@ class KeptRows:
         for kept in map(self._of, range(number)):
             if kept.head == task.head and kept.x.shape[1:] != task.train[0].shape[1:]:
                 raise ValueError(
-                    f"learn_stream: inputs of task {task.name!r} must have the shape of those that coreset keeps under "
+                    f"train_stream: inputs of task {task.name!r} must have the shape of those that coreset keeps under "
                     f"head {task.head}, {list(kept.x.shape[1:])}, got {list(task.train[0].shape[1:])}"
                 )
 

@@ -15,10 +15,10 @@ from pyro_radial._pyro.checks import positive_count
 from pyro_radial.continual.streams import Pair, Task, TaskStream
 from pyro_radial.infer.training.data import Rows
 
-__all__ = ["permuted", "split_by_class"]
+__all__ = ["class_split_stream", "permuted_stream"]
 
 
-def split_by_class(
+def class_split_stream(
     train: Pair,
     test: Pair,
     *,
@@ -51,10 +51,10 @@ def split_by_class(
     Example::
 
         >>> x, y = torch.rand(6, 3), torch.tensor([0, 3, 1, 2, 3, 0])
-        >>> stream = split_by_class((x, y), (x, y))
+        >>> stream = class_split_stream((x, y), (x, y))
         >>> [(task.name, task.head, task.train[1].tolist()) for task in stream]
         [('classes 0, 1', 0, [0, 1, 0]), ('classes 2, 3', 1, [1, 0, 1])]
-        >>> split_by_class((x, y), (x, y), multi_head=False)[1].train[1]
+        >>> class_split_stream((x, y), (x, y), multi_head=False)[1].train[1]
         tensor([3, 2, 3])
     """
     labels = [_check_labels(train, "train"), _check_labels(test, "test")]
@@ -78,7 +78,7 @@ def split_by_class(
     return TaskStream.of(tasks, num_heads=len(tasks) if multi_head else 1, num_outputs=num_outputs)
 
 
-def permuted(
+def permuted_stream(
     train: Pair,
     test: Pair,
     num_tasks: int,
@@ -108,7 +108,7 @@ def permuted(
     Example::
 
         >>> x, y = torch.arange(8.0).reshape(2, 4), torch.tensor([0, 1])
-        >>> stream = permuted((x, y), (x, y), num_tasks=2)
+        >>> stream = permuted_stream((x, y), (x, y), num_tasks=2)
         >>> stream[0].train[0].equal(x), stream[1].train[0].equal(x)
         (True, False)
         >>> stream[1].train[0].sort(1).values.equal(x)

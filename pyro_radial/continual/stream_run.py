@@ -16,7 +16,7 @@ from torch import nn
 
 from pyro_radial._pyro.state import load_states, states
 from pyro_radial.continual.coresets import Coreset
-from pyro_radial.continual.function_chain import FunctionChainELBO
+from pyro_radial.continual.function_memory import FunctionChainELBO
 from pyro_radial.continual.kept_rows import KeptRows
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
@@ -134,14 +134,14 @@ class StreamRun:
         try:
             mean = predict(self.chain, guide, x, self.num_samples).mean
         except ValueError as error:
-            raise ValueError(f"learn_stream: task {task.name!r} cannot be predicted: {error}") from error
+            raise ValueError(f"train_stream: task {task.name!r} cannot be predicted: {error}") from error
         return float(accuracy(mean, y.to(mean.device)))
 
     def _measured(self, task: Task) -> Pair:
         data = getattr(task, self.measure_on)
         if data is None:
             raise ValueError(
-                f"learn_stream: task {task.name!r} must have {self.measure_on} data to measure on, got none"
+                f"train_stream: task {task.name!r} must have {self.measure_on} data to measure on, got none"
             )
         return data
 
@@ -157,7 +157,7 @@ class StreamRun:
         finally:
             self.chain.load_state_dict(before)
             if num_data is not None:
-                self.chain.likelihood.train_on(num_data, "learn_stream")
+                self.chain.likelihood.train_on(num_data, "train_stream")
 
     def _train(
         self,
@@ -170,7 +170,7 @@ class StreamRun:
         also: Sequence[int] = (),
     ) -> Any:
         self._use(task, also)
-        self.chain.likelihood.train_on(num_rows(data[0]), f"learn_stream: task {task.name!r}")
+        self.chain.likelihood.train_on(num_rows(data[0]), f"train_stream: task {task.name!r}")
         seed = self._seed(number, stage, part)
         guide = self.guide(self.chain)
         fit(self.chain, guide, data, seed=seed, progress=False, **options)
@@ -181,7 +181,7 @@ class StreamRun:
             try:
                 use_head(self.chain, task.head, also=also)
             except ValueError as error:
-                raise ValueError(f"learn_stream: task {task.name!r} uses head {task.head}, but {error}") from error
+                raise ValueError(f"train_stream: task {task.name!r} uses head {task.head}, but {error}") from error
 
     def _seed(self, number: int, stage: int, part: int) -> int:
         """Seed the random numbers of one stage of one task, whatever was done before it."""

@@ -35,7 +35,7 @@ class Likelihood(UniquelyNamed):
     It owns the plate over data, named ``"data"``, at dim -1. With targets of B of the N training points it scales
     their log-likelihood by N/B, so that a loss is that of the whole data set; without targets the plate has the size
     of the output and scale one. Made without ``num_data``, it gets N from :func:`~pyro_radial.fit` or
-    :func:`~pyro_radial.continual.learn_stream`, from each anew, and keeps it; before that, as in an ``SVI`` of your
+    :func:`~pyro_radial.continual.train_stream`, from each anew, and keeps it; before that, as in an ``SVI`` of your
     own, targets are all the data there are (N = B), as under ``pyro.plate("data", len(y))``. So give ``num_data`` to
     train on mini-batches without ``fit``.
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyro_radial.continual.standard_streams import permuted, split_by_class
+from pyro_radial.continual.standard_streams import class_split_stream, permuted_stream
 
 NAN = float("nan")
 GOOD = (torch.rand(3, 2), torch.tensor([0, 1, 0]))
@@ -34,7 +34,7 @@ TRAIN, TEST = numbered(23, 6), numbered(12, 6, start=100, seed=1)
 @pytest.mark.parametrize("multi_head", [True, False])
 @pytest.mark.parametrize("fraction", [0.0, 0.5])
 def test_every_row_is_in_exactly_one_task_with_its_label(multi_head, fraction):
-    stream = split_by_class(TRAIN, TEST, multi_head=multi_head, validation_fraction=fraction)
+    stream = class_split_stream(TRAIN, TEST, multi_head=multi_head, validation_fraction=fraction)
     seen = []
     for number, task in enumerate(stream):
         for part in [task.train] + ([task.validation] if fraction else []):
@@ -49,7 +49,7 @@ def test_every_row_is_in_exactly_one_task_with_its_label(multi_head, fraction):
 
 
 def test_each_task_of_a_multi_head_stream_has_its_own_head():
-    stream = split_by_class(TRAIN, TEST)
+    stream = class_split_stream(TRAIN, TEST)
     assert (len(stream), stream.num_heads, stream.num_outputs) == (3, 3, 2)
     assert stream.names == ("classes 0, 1", "classes 2, 3", "classes 4, 5")
     assert [task.name for task in stream] == list(stream.names)
@@ -59,32 +59,32 @@ def test_each_task_of_a_multi_head_stream_has_its_own_head():
 
 
 def test_a_single_head_has_an_output_per_class():
-    stream = split_by_class(TRAIN, TEST, classes_per_task=4, multi_head=False)
+    stream = class_split_stream(TRAIN, TEST, classes_per_task=4, multi_head=False)
     assert (len(stream), stream.num_heads, stream.num_outputs) == (2, 1, 6)
     assert [task.head for task in stream] == [0, 0]
     assert stream[1].name == "classes 4, 5"
 
 
 def test_explicit_groups_set_the_order_of_tasks_and_of_labels():
-    stream = split_by_class(TRAIN, TEST, classes=[(5, 1), (2, 0)])
+    stream = class_split_stream(TRAIN, TEST, classes=[(5, 1), (2, 0)])
     assert stream.names == ("classes 5, 1", "classes 2, 0")
     for part, (_, labels), start in ((stream[0].train, TRAIN, 0), (stream[0].test, TEST, 100)):
         rows = [row for row, label in enumerate(labels) if label in (1, 5)]
         assert row_numbers(part) == [start + row for row in rows]
         assert part[1].tolist() == [{5: 0, 1: 1}[int(labels[row])] for row in rows]
-    single = split_by_class(TRAIN, TEST, classes=[(5,), (2, 0)], multi_head=False)
+    single = class_split_stream(TRAIN, TEST, classes=[(5,), (2, 0)], multi_head=False)
     assert set(single[0].test[1].tolist()) == {5}
     assert single.num_outputs == 6
 
 
 def test_labels_of_one_byte_become_indices():
-    stream = split_by_class((TRAIN[0], TRAIN[1].byte()), (TEST[0], TEST[1].byte()), multi_head=False)
+    stream = class_split_stream((TRAIN[0], TRAIN[1].byte()), (TEST[0], TEST[1].byte()), multi_head=False)
     assert stream[0].train[1].dtype == torch.int64
 
 
 def test_validation_rows_do_not_depend_on_the_tasks():
     def held_out(seed=0, **options):
-        stream = split_by_class(TRAIN, TEST, validation_fraction=0.5, seed=seed, **options)
+        stream = class_split_stream(TRAIN, TEST, validation_fraction=0.5, seed=seed, **options)
         return sorted(row for task in stream for row in row_numbers(task.validation))
 
     rows = held_out()
@@ -92,7 +92,7 @@ def test_validation_rows_do_not_depend_on_the_tasks():
     assert rows == held_out(classes_per_task=3) == held_out(multi_head=False)
     assert rows != held_out(seed=1)
     for seed in (0, 1):
-        stream = permuted(TRAIN, TEST, 2, validation_fraction=0.5, seed=seed)
+        stream = permuted_stream(TRAIN, TEST, 2, validation_fraction=0.5, seed=seed)
         assert all(row_numbers(task.validation) == held_out(seed) for task in stream)
 
 
@@ -102,7 +102,7 @@ def test_train_and_test_are_permuted_alike(num_tasks, seed, identity_first):
     # An element holds its own place in the row, so that a row is the permutation itself.
     x = torch.arange(12.0).reshape(1, 3, 2, 2).repeat(4, 1, 1, 1)
     data = x, torch.tensor([0, 1, 2, 0])
-    stream = permuted(data, data, num_tasks, validation_fraction=0.5, seed=seed, identity_first=identity_first)
+    stream = permuted_stream(data, data, num_tasks, validation_fraction=0.5, seed=seed, identity_first=identity_first)
     orders = []
     for task in stream:
         parts = task.train[0], task.test[0], task.validation[0]
@@ -116,7 +116,7 @@ def test_train_and_test_are_permuted_alike(num_tasks, seed, identity_first):
 
 
 def test_permuted_keeps_rows_and_labels():
-    stream = permuted(TRAIN, TEST, 2)
+    stream = permuted_stream(TRAIN, TEST, 2)
     assert (stream.num_heads, stream.num_outputs) == (1, 6)
     assert stream.names == ("permutation 1", "permutation 2")
     for task in stream:
@@ -131,7 +131,7 @@ def test_permutations_depend_on_the_seed_alone():
     data = x, torch.tensor([0, 1])
 
     def second(num_tasks=2, **options):
-        return permuted(data, data, num_tasks, **options)[1].train[0]
+        return permuted_stream(data, data, num_tasks, **options)[1].train[0]
 
     assert second().equal(second(num_tasks=4))
     assert second().equal(second(identity_first=False))
@@ -140,7 +140,7 @@ def test_permutations_depend_on_the_seed_alone():
 
 def test_outputs_count_the_classes_of_both_parts():
     more = GOOD[0], torch.tensor([0, 4, 1])
-    assert permuted(GOOD, more, 1).num_outputs == permuted(more, GOOD, 1).num_outputs == 5
+    assert permuted_stream(GOOD, more, 1).num_outputs == permuted_stream(more, GOOD, 1).num_outputs == 5
 
 
 @pytest.mark.parametrize(
@@ -167,18 +167,18 @@ def test_outputs_count_the_classes_of_both_parts():
 )
 def test_bad_splits_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        split_by_class(TRAIN, TEST, **options)
+        class_split_stream(TRAIN, TEST, **options)
 
 
 def test_a_class_in_one_part_only_is_named():
     fewer = TEST[0], TEST[1].clamp(max=4)
     with pytest.raises(ValueError, match=r"test: .* got no row of class 5"):
-        split_by_class(TRAIN, fewer)
+        class_split_stream(TRAIN, fewer)
     with pytest.raises(ValueError, match=r"train: .* got no row of class 5"):
-        split_by_class(fewer, TEST)
+        class_split_stream(fewer, TEST)
 
 
-@pytest.mark.parametrize("make", [split_by_class, lambda train, test: permuted(train, test, 2)])
+@pytest.mark.parametrize("make", [class_split_stream, lambda train, test: permuted_stream(train, test, 2)])
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -200,8 +200,8 @@ def test_bad_data_is_named(make, data, message):
 
 def test_bad_permutations_are_named():
     with pytest.raises(ValueError, match="num_tasks"):
-        permuted(TRAIN, TEST, 0)
+        permuted_stream(TRAIN, TEST, 0)
     with pytest.raises(ValueError, match="validation_fraction"):
-        permuted(TRAIN, TEST, 2, validation_fraction=1.5)
+        permuted_stream(TRAIN, TEST, 2, validation_fraction=1.5)
     with pytest.raises(ValueError, match=r"test: inputs must have the shape of those of train, \[2\], got \[3\]"):
-        permuted(TRAIN, (torch.rand(12, 3), TEST[1]), 2)
+        permuted_stream(TRAIN, (torch.rand(12, 3), TEST[1]), 2)

@@ -6,7 +6,7 @@
 import pytest
 import torch
 
-from pyro_radial.continual.standard_streams import split_by_class
+from pyro_radial.continual.standard_streams import class_split_stream
 from pyro_radial.continual.streams import Task, TaskStream
 
 NAN = float("nan")
@@ -36,7 +36,7 @@ def test_a_stream_builds_on_demand_and_keeps_the_latest_task():
 
 def test_a_slice_is_a_stream_with_the_same_heads():
     data = torch.rand(12, 2), torch.arange(12) % 6
-    part = split_by_class(data, data)[1:]
+    part = class_split_stream(data, data)[1:]
     assert isinstance(part, TaskStream)
     assert (len(part), part.num_heads, part[0].head) == (2, 3, 1)
     assert part[0].name == "classes 2, 3"

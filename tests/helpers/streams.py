@@ -14,8 +14,8 @@ from pyro_radial import BayesianModule, SupervisedModel
 from pyro_radial.continual import (
     Coreset,
     PriorChain,
-    learn_stream,
-    split_by_class,
+    class_split_stream,
+    train_stream,
 )
 from pyro_radial.infer.training.checkpoint import copied
 from pyro_radial.nn import MultiHead, likelihoods
@@ -42,7 +42,7 @@ def clusters(rows, seed):
 
 
 def stream(multi_head=True, **kwargs):
-    return split_by_class(clusters(2 * ROWS, 0), clusters(16, 1), multi_head=multi_head, **kwargs)
+    return class_split_stream(clusters(2 * ROWS, 0), clusters(16, 1), multi_head=multi_head, **kwargs)
 
 
 def chain(multi_head=True, width=5, **kwargs):
@@ -58,7 +58,7 @@ def learn(one=None, tasks=None, **options):
     """A run, as what must not differ between two of them: the matrix and the chain."""
     one = chain() if one is None else one
     pyro.set_rng_seed(torch.seed() % 1000)  # What was drawn before does not matter.
-    matrix = learn_stream(one, stream() if tasks is None else tasks, **{**OPTIONS, **options})
+    matrix = train_stream(one, stream() if tasks is None else tasks, **{**OPTIONS, **options})
     return matrix, copied(one.state_dict())
 
 

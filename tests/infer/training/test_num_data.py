@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyro_radial import AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel, diagnose, fit
-from pyro_radial.continual import learn_stream
+from pyro_radial.continual import train_stream
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import FIT, ROWS, assert_same, data, problem, trained
 from tests.helpers.streams import chain, stream
@@ -121,7 +121,7 @@ def test_a_stream_refuses_a_number_that_is_not_its_tasks():
     one, tasks = chain(), stream()
     one.likelihood.num_data = 7
     name, rows = tasks.names[0], len(tasks[0].train[0])
-    with pytest.raises(ValueError, match=f"learn_stream: task '{name}': num_data .* got num_data=7 for {rows} rows"):
-        learn_stream(one, tasks, epochs=1, progress=False)
+    with pytest.raises(ValueError, match=f"train_stream: task '{name}': num_data .* got num_data=7 for {rows} rows"):
+        train_stream(one, tasks, epochs=1, progress=False)
     with pytest.raises(ValueError, match=r"must leave to the stream what it decides, got \['num_data'\]"):
-        learn_stream(one, tasks, epochs=1, progress=False, num_data=rows)
+        train_stream(one, tasks, epochs=1, progress=False, num_data=rows)

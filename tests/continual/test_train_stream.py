@@ -16,11 +16,11 @@ from pyro_radial.continual import (
     PriorChain,
     Task,
     TaskStream,
+    class_split_stream,
     k_center_coreset,
-    learn_stream,
-    permuted,
-    split_by_class,
+    permuted_stream,
     stream_run,
+    train_stream,
 )
 from pyro_radial.infer.autoguide import AutoMeanField
 from tests.helpers.runs import assert_same as assert_same_state
@@ -137,7 +137,7 @@ def test_the_seed_decides_and_nothing_else_does():
 def test_every_stage_has_a_seed_of_its_own(fits, seed, monkeypatch):
     seeds = []
     monkeypatch.setattr(stream_run.pyro, "set_rng_seed", partial_after(pyro.set_rng_seed, seeds.append))
-    learn_stream(chain(), stream(), coreset=CORESET, measure_all=True, **{**OPTIONS, "seed": seed})
+    train_stream(chain(), stream(), coreset=CORESET, measure_all=True, **{**OPTIONS, "seed": seed})
     # Two baselines; a task, its coreset and two predictions; a task, two coresets and two predictions.
     own = seeds[:2] + list(dict.fromkeys(seeds[2:]))
     assert len(own) == len(set(own)) == 2 + 4 + 5
@@ -217,7 +217,7 @@ def test_bad_arguments_are_refused_before_training(options, message):
 def test_a_network_without_the_head_of_a_task_is_refused_by_the_task_s_name():
     with pytest.raises(ValueError, match=r"task 'classes 2, 3' uses head 1, but .*MultiHead"):
         learn(chain(multi_head=False))
-    tasks = split_by_class(clusters(2 * ROWS, 0), clusters(16, 1), classes_per_task=1)
+    tasks = class_split_stream(clusters(2 * ROWS, 0), clusters(16, 1), classes_per_task=1)
     with pytest.raises(ValueError, match=r"task 'classes 2' uses head 2, but .*2 heads"):
         learn(tasks=tasks)
 
@@ -225,7 +225,7 @@ def test_a_network_without_the_head_of_a_task_is_refused_by_the_task_s_name():
 def test_what_is_no_chain_of_a_classifier_is_refused():
     for wrong in (chain().model, PriorChain(lambda x, y: None)):
         with pytest.raises(ValueError, match="chain must be a PriorChain around a SupervisedModel"):
-            learn_stream(wrong, stream(), **OPTIONS)
+            train_stream(wrong, stream(), **OPTIONS)
 
 
 def test_empty_coresets_and_tasks_are_refused():
@@ -238,6 +238,6 @@ def test_empty_coresets_and_tasks_are_refused():
 
 
 def test_tasks_are_built_when_they_are_needed():
-    tasks = permuted(clusters(ROWS, 0), clusters(16, 1), 3)
+    tasks = permuted_stream(clusters(ROWS, 0), clusters(16, 1), 3)
     matrix, _ = learn(chain(multi_head=False), tasks, epochs=1, guide=lambda c: c.guide(AutoRadial, init_stddev=0.1))
     assert matrix.values.tril().isfinite().all()

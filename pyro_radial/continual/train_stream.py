@@ -23,14 +23,14 @@ from pyro_radial.infer.training.checkpoint import copied
 from pyro_radial.infer.training.processes import num_processes
 from pyro_radial.infer.training.sole_writer import sole_writer
 
-__all__ = ["learn_stream"]
+__all__ = ["train_stream"]
 
 PARTS = ("test", "validation")
 # What the loop sets itself, or what would be the same for all tasks.
 RESERVED = ("num_data", "seed", "checkpoint", "progress", "validation")
 
 
-def learn_stream(
+def train_stream(
     chain: PriorChain,
     stream: TaskStream,
     guide: Callable[[PriorChain], Any] | None = None,
@@ -87,37 +87,37 @@ def learn_stream(
         >>> import torch
         >>> from pyro_radial import BayesianModule, SupervisedModel
         >>> from pyro_radial.nn import likelihoods
-        >>> from pyro_radial.continual import split_by_class
+        >>> from pyro_radial.continual import class_split_stream
         >>> x = torch.eye(4).repeat(25, 1)
-        >>> stream = split_by_class((x, x.argmax(-1)), (x, x.argmax(-1)), multi_head=False)
+        >>> stream = class_split_stream((x, x.argmax(-1)), (x, x.argmax(-1)), multi_head=False)
         >>> model = SupervisedModel(BayesianModule(torch.nn.Linear(4, 4)), likelihoods.Categorical())
-        >>> matrix = learn_stream(PriorChain(model), stream, epochs=20, batch_size=50, progress=False,
+        >>> matrix = train_stream(PriorChain(model), stream, epochs=20, batch_size=50, progress=False,
         ...                       optim=partial(torch.optim.Adam, lr=0.1))
         >>> matrix.values.shape
         torch.Size([2, 2])
     """
     if measure_on not in PARTS:
-        raise ValueError(f"learn_stream: measure_on must be one of {PARTS}, got {measure_on!r}")
-    positive_count("learn_stream: num_samples", num_samples)
+        raise ValueError(f"train_stream: measure_on must be one of {PARTS}, got {measure_on!r}")
+    positive_count("train_stream: num_samples", num_samples)
     if not isinstance(chain, PriorChain) or getattr(chain, "likelihood", None) is None:
         raise ValueError(
-            f"learn_stream: chain must be a PriorChain around a SupervisedModel, got {type(chain).__name__}"
+            f"train_stream: chain must be a PriorChain around a SupervisedModel, got {type(chain).__name__}"
         )
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"learn_stream: seed must be a non-negative integer, got {seed!r}")
+        raise ValueError(f"train_stream: seed must be a non-negative integer, got {seed!r}")
     first_task = {} if first_task is None else dict(first_task)
     of_coreset = {} if coreset is None else coreset.fit_options
     given = {"fit_options": fit_options, "fit_options of the coreset": of_coreset, "first_task": first_task}
     for what, options in given.items():
         if held := [name for name in RESERVED if name in options]:
-            raise ValueError(f"learn_stream: {what} must leave to the stream what it decides, got {held}")
+            raise ValueError(f"train_stream: {what} must leave to the stream what it decides, got {held}")
     if coreset is not None and coreset.use == "functions":
         _check_functions(fit_options)
     run = StreamRun(chain, stream, guide or _radial, coreset, measure_on, num_samples, seed, fit_options, first_task)
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and num_processes() > 1:
         raise ValueError(
-            f"learn_stream: checkpoint must be left out with several processes, which would all write it, got {path}"
+            f"train_stream: checkpoint must be left out with several processes, which would all write it, got {path}"
         )
     settings = run.settings() | {"measure_all": measure_all}
     with sole_writer(None if path is None else path / "stream.pt"), _unchanged_on_refusal(chain):
@@ -167,7 +167,7 @@ def _check_functions(fit_options: Mapping[str, Any]) -> None:
     if loss is not None and (type(loss) is not RadialELBO or callable(loss.kl_weight)):
         what = type(loss).__name__ + (" with a kl_weight that changes" if type(loss) is RadialELBO else "")
         raise ValueError(
-            "learn_stream: loss must be a RadialELBO of one kl_weight, that of the weights, where coreset keeps "
+            "train_stream: loss must be a RadialELBO of one kl_weight, that of the weights, where coreset keeps "
             f"functions, got {what}"
         )
 

@@ -19,10 +19,10 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, R
 from pyro_radial.continual import (
     Coreset,
     FunctionChainELBO,
-    KeptFunctions,
+    FunctionMemory,
     Task,
     TaskStream,
-    permuted,
+    permuted_stream,
     stream_run,
 )
 from pyro_radial.functional import GaussianProcess, PosteriorProcess, UniformBox
@@ -82,7 +82,7 @@ def test_it_is_the_sum_of_the_closed_forms(guide_type, noise):
     one = linear_chain(noise)
     learned(one)
     x = torch.randn(5, 3)
-    kept = KeptFunctions.of(one, x)
+    kept = FunctionMemory.of(one, x)
     for found, expected in zip((kept.mean, kept.variance), marginals(one.prior, x), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     guide = guide_type(one)
@@ -118,9 +118,9 @@ def test_points_drawn_stand_for_all(capacity):
     one = linear_chain()
     learned(one)
     x = torch.randn(6, 3)
-    kept = KeptFunctions.of(one, x, capacity=capacity)
+    kept = FunctionMemory.of(one, x, capacity=capacity)
     guide = AutoMeanField(one)
-    whole = FunctionChainELBO([KeptFunctions.of(one, x)], max_points=6)
+    whole = FunctionChainELBO([FunctionMemory.of(one, x)], max_points=6)
     whole(one, guide)(X, Y)
     few = FunctionChainELBO([kept], max_points=2)
     values = []
@@ -143,7 +143,7 @@ class TestHeads:
             use_head(one, head)
             learned(one, 0.2 + 0.1 * head)
         x = [torch.randn(4, 3), torch.randn(2, 3)]
-        kept = [KeptFunctions.of(one, x[head], head) for head in (0, 1)]
+        kept = [FunctionMemory.of(one, x[head], head) for head in (0, 1)]
         use_head(one, 2, also=[0, 1])
         guide = AutoMeanField(one, init_stddev=0.5)
         guide.setup(X, Y)
@@ -199,7 +199,7 @@ def test_room_for_more_is_never_drawn_and_shapes_stay():
     guide.setup(X, Y)
     graphs = set()
     for rows in (3, 7):
-        kept = KeptFunctions.of(one, torch.randn(rows, 3), capacity=9)
+        kept = FunctionMemory.of(one, torch.randn(rows, 3), capacity=9)
         assert kept.x.shape == (9, 3)
         assert kept.size == rows
         elbo = FunctionChainELBO([kept], max_points=3)
@@ -217,7 +217,7 @@ def test_a_graph_replays_it_with_new_points_each_time(guide_type, noise):
     pyro.set_rng_seed(0)
     one = linear_chain(noise)
     learned(one)
-    kept = KeptFunctions.of(one, torch.randn(6, 3))
+    kept = FunctionMemory.of(one, torch.randn(6, 3))
     elbo = FunctionChainELBO([kept], max_points=4, weight_space_kl=0.3)
     guide = guide_type(one)
     guide.setup(X, Y)
@@ -244,7 +244,7 @@ def test_a_model_in_low_precision_is_compared_in_full():
     pyro.set_rng_seed(0)
     one = linear_chain()
     learned(one)
-    loss = FunctionChainELBO([KeptFunctions.of(one, torch.randn(5, 3))])
+    loss = FunctionChainELBO([FunctionMemory.of(one, torch.randn(5, 3))])
     fit(
         one, one.guide(AutoMeanField), (X, Y), epochs=1, num_data=40, loss=loss, progress=False, autocast=torch.bfloat16
     )
@@ -262,13 +262,13 @@ def test_a_model_in_low_precision_is_compared_in_full():
     ],
 )
 def test_bad_arguments_are_named(options, message):
-    kept = KeptFunctions(0, torch.zeros(1, 3), torch.zeros(1, 2), torch.ones(1, 2))
+    kept = FunctionMemory(0, torch.zeros(1, 3), torch.zeros(1, 2), torch.ones(1, 2))
     with pytest.raises(ValueError, match=message):
         FunctionChainELBO(**{"kept": [kept], **options})
 
 
 class TestStream:
-    """``learn_stream`` with functions kept."""
+    """``train_stream`` with functions kept."""
 
     @pytest.fixture
     def fits(self, monkeypatch):
@@ -313,7 +313,7 @@ class TestStream:
         calls = []
         of = PosteriorProcess.marginals
         monkeypatch.setattr(PosteriorProcess, "marginals", lambda p, x: calls.append(len(x)) or of(p, x))
-        tasks = permuted(clusters(ROWS, 0), clusters(16, 1), 3)
+        tasks = permuted_stream(clusters(ROWS, 0), clusters(16, 1), 3)
         learn(NORMAL(multi_head=False), tasks, coreset=FUNCTIONS)
         assert calls == [6, 12]
 
@@ -338,12 +338,12 @@ class TestStream:
 
             def remember(record, one=one, x=x, before=before):
                 if one.prior and not before:
-                    before.append(KeptFunctions.of(one, x, 0))
+                    before.append(FunctionMemory.of(one, x, 0))
 
             options = {"loss": RadialELBO(kl_weight=0.0), "epochs": 60, "optim": partial(torch.optim.Adam, lr=0.01)}
             kept = Coreset(ROWS // 2, use="functions", weight=weight)
             learn(one, coreset=kept, callback=remember, guide=partial(made, guide), **options)
-            after = KeptFunctions.of(one, x, 0)
+            after = FunctionMemory.of(one, x, 0)
             moved.append(float((after.mean - before[0].mean).square().mean()))
         assert moved[1] < 0.05 * moved[0]
 

@@ -21,13 +21,13 @@ from pyro_radial.infer.elbo import RadialELBO, check_weight
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.nn.multi_head import under_head
 
-__all__ = ["FunctionChainELBO", "KeptFunctions"]
+__all__ = ["FunctionChainELBO", "FunctionMemory"]
 
 # Rows whose moments are computed at a time.
 ROWS = 512
 
 
-class KeptFunctions(NamedTuple):
+class FunctionMemory(NamedTuple):
     """The function values of a posterior at inputs that were kept, under one head."""
 
     head: int
@@ -41,7 +41,7 @@ class KeptFunctions(NamedTuple):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, chain: PriorChain, x: Tensor, head: int = 0, *, capacity: int = 0) -> "KeptFunctions":
+    def of(cls, chain: PriorChain, x: Tensor, head: int = 0, *, capacity: int = 0) -> "FunctionMemory":
         """Those of a chain's prior, by :class:`~pyro_radial.functional.PosteriorProcess`.
 
         :param int capacity: the rows that there will be at last. With room for them shapes stay as they are, so that
@@ -61,9 +61,9 @@ class KeptFunctions(NamedTuple):
         """How many of the rows there are."""
         return len(self.x) if self.size is None else self.size
 
-    def at(self, rows: Any) -> "KeptFunctions":
+    def at(self, rows: Any) -> "FunctionMemory":
         """The same at some of the inputs."""
-        return KeptFunctions(self.head, self.x[rows], self.mean[rows], self.variance[rows])
+        return FunctionMemory(self.head, self.x[rows], self.mean[rows], self.variance[rows])
 
 
 class FunctionChainELBO(RadialELBO):
@@ -93,7 +93,7 @@ class FunctionChainELBO(RadialELBO):
 
     def __init__(
         self,
-        kept: Sequence[KeptFunctions],
+        kept: Sequence[FunctionMemory],
         num_particles: int = 1,
         *,
         kl_weight: float = 10.0,
@@ -124,7 +124,7 @@ class FunctionChainELBO(RadialELBO):
         scale = self.num_particles * len(self.kept) / len(drawn.x) * number
         return {FUNCTION_SITE: (scale * divergence).to(drawn.x.dtype)}
 
-    def _drawn(self, kept: KeptFunctions, number: Tensor) -> KeptFunctions:
+    def _drawn(self, kept: FunctionMemory, number: Tensor) -> FunctionMemory:
         """The functions at some of the kept inputs, drawn at random, or at all where there are no more."""
         if len(kept.x) <= self.max_points:
             return kept.at(slice(kept.filled))
