@@ -253,7 +253,11 @@ def learn(
     pyro.set_rng_seed(seed)
     net = make_net(sizes, stream.num_heads, stream.num_outputs)
     bnn = BayesianModule(net, prior=dist.Normal(0.0, setting.prior_stddev))
-    chain = make_chain(method, SupervisedModel(bnn, likelihoods.Categorical(), noise=setting.noise), setting.memory)
+    chain = make_chain(
+        method,
+        SupervisedModel(bnn, likelihoods.Categorical(), local_reparameterization=setting.noise == "local"),
+        setting.memory,
+    )
     began = process_time()
     matrix = train_stream(
         chain,

@@ -190,7 +190,10 @@ def learned(
         batches = batches[-1:]
     net = nn.Sequential(nn.Linear(batches[0][0].shape[1], size.hidden), nn.ReLU(), nn.Linear(size.hidden, 1))
     likelihood = likelihoods.Gaussian(scale=0.5, learn_scale=True)
-    chain = PriorChain(SupervisedModel(BayesianModule(net, FanIn()), likelihood, noise=noise), form or "exact")
+    chain = PriorChain(
+        SupervisedModel(BayesianModule(net, FanIn()), likelihood, local_reparameterization=noise == "local"),
+        form or "exact",
+    )
     for number, (x, y) in enumerate(batches):
         guide = chain.guide(GUIDES[posterior], init_stddev=setting.init_stddev)
         epochs = round(steps / -(-len(x) // size.batch_size))

@@ -85,7 +85,9 @@ def chained(method: str, x: Tensor, y: Tensor, *, phases: Phases) -> list[Row]:
     """How far the chain is from the exact posterior after each batch."""
     net = nn.Linear(NUM_WEIGHTS, 1, bias=False)
     family, noise = method.removesuffix(LOCAL), "local" if method.endswith(LOCAL) else "weights"
-    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(ROWS, scale=NOISE), noise=noise)
+    model = SupervisedModel(
+        BayesianModule(net), likelihoods.Gaussian(ROWS, scale=NOISE), local_reparameterization=noise == "local"
+    )
     chain = make_chain(family, model)
     rows = []
     for number in range(len(x)):

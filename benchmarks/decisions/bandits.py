@@ -182,7 +182,9 @@ def policy_of(method: str, width: int, bandit: ContextualBandit, task: Task, siz
 
     def made(guide: str, kind: Any = ThompsonSampling, **more: Any) -> Any:
         noise: Any = "local" if guide in ("radial", "mean field") and "loss" not in more else "weights"
-        model = SupervisedModel(BayesianModule(network(sizes, nn.ReLU)), PulledArm(scale=0.3), noise=noise)
+        model = SupervisedModel(
+            BayesianModule(network(sizes, nn.ReLU)), PulledArm(scale=0.3), local_reparameterization=noise == "local"
+        )
         start = {"init_stddev": FUNCTIONAL_STDDEV} if "loss" in more else {}
         return kind(model, GUIDES[guide](model, **start), **options, **more)
 

@@ -229,7 +229,9 @@ def surrogate_of(method: str, width: int, problem: Problem, size: Size) -> Surro
     functional = method.startswith("functional ")
     noise: Any = "weights" if functional else "local"
     net = network((len(problem.bounds[0]), *[width] * size.layers, 1), nn.Tanh).double()
-    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=0.05), noise=noise)
+    model = SupervisedModel(
+        BayesianModule(net), likelihoods.Gaussian(scale=0.05), local_reparameterization=noise == "local"
+    )
     options: dict[str, Any] = {
         "steps": size.steps,
         "batch_size": size.batch_size,

@@ -192,7 +192,7 @@ def _narrow(setting: Setting, name: str, site: Any) -> families.Normal:
 
 def _model(net: nn.Module, setting: Setting, **options: Any) -> SupervisedModel:
     bnn = BayesianModule(net, dist.Normal(0.0, setting.prior_stddev), **options)
-    return SupervisedModel(bnn, likelihoods.Categorical(), noise=setting.noise)
+    return SupervisedModel(bnn, likelihoods.Categorical(), local_reparameterization=setting.noise == "local")
 
 
 def _made(kind: str, make_net: MakeNet, setting: Setting, seed: int) -> tuple[SupervisedModel, nn.Module]:

@@ -66,8 +66,8 @@ class PriorChain(nn.Module):
 
     6 for 784 elements that each moved by a fifth of their standard deviation, where that of a normal prior is least at
     one. Scales grow from task to task, and what they say of earlier tasks fades: with one head, and gradients that have
-    little noise (:func:`~pyro_radial.poutine.local_noise`), it forgets far more than the normal form. Smaller groups
-    (``event_dim``) lessen that without ending it; scales that start anew (``reset_scales``) grow again.
+    little noise (:func:`~pyro_radial.poutine.local_reparameterization`), it forgets far more than the normal form.
+    Smaller groups (``event_dim``) lessen that without ending it; scales that start anew (``reset_scales``) grow again.
 
     With a ``memory`` of k the prior is made of the last k posteriors of each site, weighted by age:
 

@@ -53,11 +53,12 @@ def train_stream(
     ``num_data`` takes each task's.
 
     Noise of gradients, and what a wide first prior leaves free, are forgotten first. A recipe against both is measured
-    in ``benchmarks/continual/permuted_mnist.py``: local noise, ``SupervisedModel(bnn, likelihood, noise="local")``; a
-    first prior near the scale of the initialization, ``BayesianModule(net, dist.Normal(0.0, 0.1))``, whose KL counts a
-    tenth in the first task, ``first_task={"loss": RadialELBO(kl_weight=0.1)}``; and rates of their own for scales and
-    means, 1e-2 and 3e-3 in :func:`~pyro_radial.fit`'s ``optim``, that fall to zero with ``scheduler_interval="step"``.
-    Where inputs may be kept, ``Coreset(use="functions")`` goes with ``loss=RadialELBO(kl_weight=0.3)``. With one head
+    in ``benchmarks/continual/permuted_mnist.py``: local reparameterization,
+    ``SupervisedModel(bnn, likelihood, local_reparameterization=True)``; a first prior near the scale of
+    the initialization, ``BayesianModule(net, dist.Normal(0.0, 0.1))``, whose KL counts a tenth in the first task,
+    ``first_task={"loss": RadialELBO(kl_weight=0.1)}``; and rates of their own for scales and means, 1e-2 and 3e-3
+    in :func:`~pyro_radial.fit`'s ``optim``, that fall to zero with ``scheduler_interval="step"``. Where inputs may
+    be kept, ``Coreset(use="functions")`` goes with ``loss=RadialELBO(kl_weight=0.3)``. With one head
     ``compile=True`` takes less time: the graphs of the first two tasks serve all.
 
     :param PriorChain chain: around a :class:`~pyro_radial.SupervisedModel` of a classifier; at the end its

@@ -21,7 +21,7 @@ from pyro_radial.functional.measurement_points import Context
 from pyro_radial.functional.priors import FunctionPrior
 from pyro_radial.infer.elbo import RadialELBO, check_weight
 from pyro_radial.nn.likelihood import FUNCTION_SITE
-from pyro_radial.poutine.local_noise import check_drawn
+from pyro_radial.poutine.local_reparameterization import check_drawn
 
 __all__ = ["FunctionalELBO"]
 
@@ -63,7 +63,8 @@ class FunctionalELBO(RadialELBO):
     paper's code. That divergence is smaller than the one of the functions themselves, so the loss bounds nothing then.
 
     A divergence of a process, :class:`~pyro_radial.functional.MarginalKL`, sees no draws but the model linearized at
-    the means of the guide's sites, in evaluation mode. The likelihood alone draws then: one function, or local noise.
+    the means of the guide's sites, in evaluation mode. The likelihood alone draws then: one function, or
+    noise for each row.
     With ``compare_at="context"`` X is the context without the inputs of the call, as where old tasks are to be
     remembered (Rudner et al. 2022, "Continual Learning via Sequential Function-Space Variational Inference"): at the
     inputs of a new task the posterior of the old ones is the wrong prior. The KL of the weights to their own prior can

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.poutine.local_noise import check_drawn
+from pyro_radial.poutine.local_reparameterization import check_drawn
 
 __all__ = ["RecordDistribution", "analytic_kl", "own_distribution", "sampled_kl"]
 
@@ -74,7 +74,7 @@ def sampled_kl(name: str, model_trace: Trace, guide_trace: Trace) -> Tensor:
     """The KL of a latent site estimated from its sample; for an auxiliary site of the guide its log-density.
 
     :returns: a 0-d tensor in nats, without bias.
-    :raises ValueError: naming the site, for one without a sample, under local noise.
+    :raises ValueError: naming the site, for one without a sample, under local reparameterization.
     """
     site: Any = guide_trace.nodes[name]
     check_drawn(name, site, "RadialELBO: prior must have a KL in closed form")

@@ -47,8 +47,8 @@ class BayesianModule(UniquelyNamed):
     In train mode a call with a single draw updates running statistics of batch norm layers, in this module's own
     buffers. A call with several draws leaves them as they are and says so once.
 
-    A parameter whose guide leaves it undrawn, under :func:`~pyro_radial.poutine.local_noise`, gives the outputs of its
-    layer noise of their own for each row of a batch.
+    Under :func:`~pyro_radial.poutine.local_reparameterization` a guide leaves parameters undrawn. Their layers then add
+    noise to their outputs, independently for each row of a batch.
 
     A network that leaves some parameters idle may say so by a method ``uses_parameter(name) -> bool``. Where it
     returns False the parameter makes no site in a call, and the network gets its first value, without gradient (see

@@ -11,9 +11,9 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_radial.nn.local.unit_noise import UnitNoise
-from pyro_radial.poutine.local_noise import ASKS, NOISE, PARAMETER
+from pyro_radial.poutine.local_reparameterization import ASKS, NOISE, PARAMETER
 
-__all__ = ["AskForLocalNoise", "ParameterSites"]
+__all__ = ["AskForLocalReparameterization", "ParameterSites"]
 
 
 class ParameterSites(Messenger):
@@ -44,13 +44,13 @@ class ParameterSites(Messenger):
         for name, value in self._values.items():
             if values[name] is not value:
                 raise ValueError(
-                    f"local_noise: prior must return the value of site {name!r} as it is, got one that is computed "
-                    "from it, which needs a draw"
+                    f"local_reparameterization: prior must return the value of site {name!r} as it is, "
+                    "got one that is computed from it, which needs a draw"
                 )
 
 
-class AskForLocalNoise(Messenger):
-    """Asks guides for local noise in calls of a model with targets.
+class AskForLocalReparameterization(Messenger):
+    """Asks guides for local reparameterization in calls of a model with targets.
 
     :param asks: whether a call asks, a function of its arguments.
     :param bool now: whether this one does.
@@ -71,9 +71,9 @@ class AskForLocalNoise(Messenger):
         infer = msg["infer"]
         if self._now and msg["name"] in self._asked and ASKS not in infer and NOISE not in infer:
             raise ValueError(
-                f"SupervisedModel: guide must leave site {msg['name']!r} undrawn under noise='local', got a draw; take "
-                "a guide of this library, or local_noise(guide, sites=...) around one whose posterior is normal or "
-                "radial"
+                f"SupervisedModel: guide must leave site {msg['name']!r} undrawn under local_reparameterization=True, "
+                "got a draw; take a guide of this library, or wrap your own guide as "
+                "local_reparameterization(guide, sites=...) if its sites are normal or radial"
             )
 
     def check(self, sites: Collection[str]) -> None:
@@ -81,6 +81,6 @@ class AskForLocalNoise(Messenger):
         missing = [name for name in sites if name not in self._asked]
         if missing:
             raise ValueError(
-                f"SupervisedModel: prior must have site {missing[0]!r} for noise='local', got one that makes the "
-                "parameter of other sites, of which local noise is unknown"
+                f"SupervisedModel: prior must have site {missing[0]!r} for local_reparameterization=True, "
+                "got one that computes the parameter from other sites"
             )

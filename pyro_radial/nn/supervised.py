@@ -3,7 +3,7 @@
 
 """A network and a likelihood as one Pyro model."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pyro.nn import PyroModule
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.nn.likelihoods import Likelihood
-from pyro_radial.nn.parameter_sites import AskForLocalNoise
+from pyro_radial.nn.parameter_sites import AskForLocalReparameterization
 
 __all__ = ["SupervisedModel"]
 
@@ -27,9 +27,9 @@ class SupervisedModel(nn.Module):
     :param PyroModule bnn: a :class:`~pyro_radial.nn.BayesianModule`, or another model that returns the output of a
         network as a tensor ``[*draws, B, *outputs]``.
     :param Likelihood likelihood: one of :mod:`pyro_radial.nn.likelihoods`.
-    :param str noise: "weights", or "local" for guides of this library to leave the weights undrawn and the network to
-        draw the outputs of its layers for each row instead, in calls with targets: losses, and so training. Calls
-        without targets, predictions, have drawn weights. See :func:`~pyro_radial.poutine.local_noise`.
+    :param bool local_reparameterization: whether guides of this library leave the weights undrawn, and the network
+        draws the outputs of its layers for each row instead. This applies to calls with targets, that is to losses and
+        training; predictions use drawn weights. See :func:`~pyro_radial.poutine.local_reparameterization`.
     :raises ValueError: naming the argument that is none of these, or sites of ``bnn`` with names of the likelihood's.
 
     Example::
@@ -44,9 +44,7 @@ class SupervisedModel(nn.Module):
 
     # A plain module on purpose: a PyroModule would put its own name before every site.
 
-    def __init__(
-        self, bnn: PyroModule, likelihood: Likelihood, *, noise: Literal["weights", "local"] = "weights"
-    ) -> None:
+    def __init__(self, bnn: PyroModule, likelihood: Likelihood, *, local_reparameterization: bool = False) -> None:
         super().__init__()
         if not isinstance(bnn, PyroModule):
             raise ValueError(
@@ -60,13 +58,15 @@ class SupervisedModel(nn.Module):
                 f"bnn must have sites of other names than the likelihood's, got {sorted(taken)}: rename these "
                 "parameters, or make bnn of torch.nn.Sequential(net), which puts a prefix before all names"
             )
-        if noise not in ("weights", "local"):
-            raise ValueError(f"noise must be 'weights' or 'local', got {noise!r}")
-        if noise == "local" and not isinstance(bnn, BayesianModule):
-            raise ValueError(f"bnn must be a BayesianModule for noise='local', got {type(bnn).__name__}")
+        if not isinstance(local_reparameterization, bool):
+            raise ValueError(f"local_reparameterization must be True or False, got {local_reparameterization!r}")
+        if local_reparameterization and not isinstance(bnn, BayesianModule):
+            raise ValueError(
+                f"bnn must be a BayesianModule for local_reparameterization=True, got {type(bnn).__name__}"
+            )
         self.bnn = bnn
         self.likelihood = likelihood
-        self.noise = noise
+        self.local_reparameterization = local_reparameterization
 
     def forward(self, x: Any, y: Tensor | None = None) -> Tensor:
         """
@@ -77,8 +77,8 @@ class SupervisedModel(nn.Module):
         :returns: the targets, given or sampled.
         :raises ValueError: if the network cannot take x, or its output is not one tensor.
         """
-        if self.noise == "local":
-            with AskForLocalNoise(_has_targets, _has_targets(x, y)) as asked:
+        if self.local_reparameterization:
+            with AskForLocalReparameterization(_has_targets, _has_targets(x, y)) as asked:
                 f = self._output(x)
             asked.check(self.bnn.sites_in_use)
         else:

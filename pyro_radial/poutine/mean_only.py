@@ -11,7 +11,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 
 from pyro_radial.distributions.moments import center
-from pyro_radial.poutine.local_noise import draw_after_all
+from pyro_radial.poutine.local_reparameterization import draw_after_all
 
 __all__ = ["MeanOnlyMessenger", "mean_only"]
 

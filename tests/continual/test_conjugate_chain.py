@@ -67,11 +67,11 @@ def expected_loss(posterior, x, y, mean, variance):
 
 
 def learned(guide, batches):
-    """The prior of a chain after these batches, learned with local noise and rates that fall to zero."""
+    """The prior of a chain after these batches, learned with local reparameterization and rates that fall to zero."""
     model = SupervisedModel(
         BayesianModule(nn.Linear(INPUTS, OUTPUTS, bias=False).double()),
         likelihoods.Gaussian(scale=NOISE),
-        noise="local",
+        local_reparameterization=True,
     )
     chain = PriorChain(model, "normal")
     # Draws for each row are cheap, and leave a noise of a few hundredths of a standard deviation.
@@ -125,7 +125,7 @@ def test_the_best_radial_posterior_has_the_moments_of_the_best_normal(event_dim)
 
 
 @each_guide
-def test_a_chain_with_local_noise_ends_at_the_mean_field_recursion(guide):
+def test_a_chain_with_local_reparameterization_ends_at_the_mean_field_recursion(guide):
     batches = stream()
     chained = learned(guide, batches)
     mean, variance = recursion(batches)

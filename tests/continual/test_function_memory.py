@@ -38,10 +38,10 @@ FUNCTIONS = Coreset(6, use="functions", max_points=4)
 NORMAL = partial(chain, form="normal")
 
 
-def linear_chain(noise="weights", heads=None):
+def linear_chain(local=False, heads=None):
     """A chain of a network that is linear in its weights, with a posterior after a first task."""
     net = nn.Linear(3, 2) if heads is None else MultiHead(nn.Identity(), [nn.Linear(3, 2) for _ in range(heads)])
-    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=40), noise=noise)
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=40), local_reparameterization=local)
     return PriorChain(model, "normal")
 
 
@@ -68,18 +68,18 @@ def sum_of_kl(one, other):
 
 
 @pytest.mark.parametrize(
-    ("guide_type", "noise"),
+    ("guide_type", "local"),
     [
-        (AutoMeanField, "weights"),
-        (AutoMeanField, "local"),
-        (AutoRadial, "weights"),
-        (AutoRadial, "local"),
-        (AutoNormal, "weights"),
+        (AutoMeanField, False),
+        (AutoMeanField, True),
+        (AutoRadial, False),
+        (AutoRadial, True),
+        (AutoNormal, False),
     ],
 )
-def test_it_is_the_sum_of_the_closed_forms(guide_type, noise):
+def test_it_is_the_sum_of_the_closed_forms(guide_type, local):
     pyro.set_rng_seed(0)
-    one = linear_chain(noise)
+    one = linear_chain(local)
     learned(one)
     x = torch.randn(5, 3)
     kept = FunctionMemory.of(one, x)
@@ -212,10 +212,10 @@ def test_room_for_more_is_never_drawn_and_shapes_stay():
     assert len(graphs) == 1
 
 
-@pytest.mark.parametrize(("guide_type", "noise"), [(AutoMeanField, "weights"), (AutoRadial, "local")])
-def test_a_graph_replays_it_with_new_points_each_time(guide_type, noise):
+@pytest.mark.parametrize(("guide_type", "local"), [(AutoMeanField, False), (AutoRadial, True)])
+def test_a_graph_replays_it_with_new_points_each_time(guide_type, local):
     pyro.set_rng_seed(0)
-    one = linear_chain(noise)
+    one = linear_chain(local)
     learned(one)
     kept = FunctionMemory.of(one, torch.randn(6, 3))
     elbo = FunctionChainELBO([kept], max_points=4, weight_space_kl=0.3)
@@ -324,14 +324,14 @@ class TestStream:
         learn(NORMAL(), coreset=FUNCTIONS)
         assert [rows.y for rows in kept[0]._kept.values()] == [None, None]
 
-    @pytest.mark.parametrize("noise", ["weights", "local"])
+    @pytest.mark.parametrize("local", [False, True])
     @pytest.mark.parametrize("guide", [AutoMeanField, AutoRadial])
-    def test_functions_stay_where_they_are_held(self, guide, noise):
+    def test_functions_stay_where_they_are_held(self, guide, local):
         moved = []
         for weight in (1e-6, 1e3):
             net = MultiHead(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), [nn.Linear(8, 2) for _ in range(2)])
             pyro.set_rng_seed(0)
-            model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(), noise=noise)
+            model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(), local_reparameterization=local)
             one = PriorChain(model, "normal")
             x = stream()[0].train[0]
             before = []

@@ -22,7 +22,7 @@ from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.logarithmic_pool import LogarithmicPool
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.multi_head import use_head
-from tests.helpers.local_noise import X, Y, regression
+from tests.helpers.local_reparameterization import X, Y, regression
 from tests.helpers.runs import assert_same as assert_same_state
 from tests.helpers.streams import CORESET, assert_same, chain, killed, learn
 
@@ -319,7 +319,7 @@ def test_a_killed_stream_goes_on_with_its_memory(monkeypatch, tmp_path):
         learn(chain(memory=3), **options)
 
 
-def test_local_noise_trains_under_a_memory():
+def test_local_reparameterization_trains_under_a_memory():
     one = PriorChain(regression(), memory=2)
     for done in range(3):
         guide = one.guide(AutoRadial, init_stddev=0.2)

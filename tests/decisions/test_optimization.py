@@ -44,8 +44,9 @@ def objective(x):
 def network(steps=30, functional=False, seed=0, lr=3e-3):
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(2, 20), nn.Tanh(), nn.Linear(20, 1)).double()
-    noise = "weights" if functional else "local"
-    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=0.1), noise=noise)
+    model = SupervisedModel(
+        BayesianModule(net), likelihoods.Gaussian(scale=0.1), local_reparameterization=not functional
+    )
     options = {"optim": partial(torch.optim.Adam, lr=lr)}
     if functional:
         prior = GaussianProcess(lambda a, b: torch.exp(-2.0 * torch.cdist(a, b).square()))

@@ -28,7 +28,7 @@ from pyro_radial.functional import (
 from pyro_radial.infer import FunctionalELBO
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.nn import MultiHead, likelihoods, use_head
-from pyro_radial.poutine import local_noise
+from pyro_radial.poutine import local_reparameterization
 from tests.helpers.host_reads import CountHostReads
 
 X, Y = torch.randn(8, 3), torch.randint(2, (8,))
@@ -51,10 +51,11 @@ def heads():
     return MultiHead(trunk(), [nn.Linear(6, 2), nn.Linear(6, 2)])
 
 
-def second_task(guide_type, make=net, noise="weights"):
+def second_task(guide_type, make=net, local=False):
     """The model of a second task, its guide, and the process after the first."""
     chain = PriorChain(
-        SupervisedModel(BayesianModule(make()), likelihoods.Categorical(num_data=40), noise=noise), form="normal"
+        SupervisedModel(BayesianModule(make()), likelihoods.Categorical(num_data=40), local_reparameterization=local),
+        form="normal",
     )
     first = AutoRadial(chain, init_stddev=0.1)
     first.setup(X, Y)
@@ -110,12 +111,12 @@ def test_the_kl_of_the_weights_is_a_second_term(guide_type):
 
 @pytest.mark.parametrize("make", [net, convolutional, heads])
 @pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField])
-def test_local_noise_leaves_both_terms_as_they_are(make, guide_type):
+def test_local_reparameterization_leaves_both_terms_as_they_are(make, guide_type):
     chain, guide, process = second_task(guide_type, make)
     # Batch norm in train mode mixes rows.
     chain.eval()
     found = []
-    for noisy in (guide, local_noise(guide)):
+    for noisy in (guide, local_reparameterization(guide)):
         elbo = loss_of(process, weight_space_kl=0.3)
         elbo(chain, noisy)(X, Y).backward()
         found.append((elbo.terms.kl, elbo.terms.weight_space_kl))
@@ -123,8 +124,8 @@ def test_local_noise_leaves_both_terms_as_they_are(make, guide_type):
     torch.testing.assert_close(*found)
 
 
-def test_a_step_with_local_noise_under_a_recorded_graph_is_the_step_as_it_is():
-    chain, guide, process = second_task(AutoRadial, lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), "local")
+def test_a_step_with_local_reparameterization_under_a_recorded_graph_is_the_step_as_it_is():
+    chain, guide, process = second_task(AutoRadial, lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), True)
     elbo = loss_of(process, weight_space_kl=0.3)
     captured = CapturedLoss(chain, guide, elbo, compile=False)
     for seed in (1, 2):

@@ -30,7 +30,7 @@ from pyro_radial.infer.autoguide.initialization import carries_initial_value, in
 from pyro_radial.infer.autoguide.places import places
 from pyro_radial.nn.buffers import keeping_buffers
 from pyro_radial.nn.likelihood import is_target
-from pyro_radial.poutine.local_noise import noise_asked_for, noise_offered
+from pyro_radial.poutine.local_reparameterization import noise_asked_for, noise_offered
 
 __all__ = ["AutoPerSite", "MissingMeans"]
 

@@ -15,7 +15,7 @@ from torch import nn
 from pyro_radial._pyro.compat import handlers_around
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.nn.likelihood import is_target
-from pyro_radial.poutine.local_noise import check_drawn
+from pyro_radial.poutine.local_reparameterization import check_drawn
 from pyro_radial.poutine.swap_prior import SWAPPED
 
 __all__ = ["GuideDraws", "check_global", "check_sites"]
@@ -32,7 +32,7 @@ class GuideDraws:
     :param guide: a guide with its parameters.
     :param str who: what errors call the caller.
     :raises ValueError: for an autoguide without parameters, and from a draw for one under
-        :func:`~pyro_radial.poutine.local_noise`.
+        :func:`~pyro_radial.poutine.local_reparameterization`.
     """
 
     def __init__(self, guide: Callable[..., Any], who: str) -> None:

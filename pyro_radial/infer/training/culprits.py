@@ -13,7 +13,7 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.poutine.local_noise import is_drawn
+from pyro_radial.poutine.local_reparameterization import is_drawn
 
 __all__ = ["culprits", "first_not_finite"]
 

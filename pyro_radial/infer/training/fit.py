@@ -143,8 +143,9 @@ def fit(
         Osborne and Gal 2020, appendix D).
     :param int accumulate: parts that each batch is split into, for less memory; all parts see the same draw of the
         weights, so that their gradients sum to that of the whole batch (not through batch norm in train mode or
-        dropout, whose noise is that of each part). Under :func:`~pyro_radial.poutine.local_noise` the first rows of
-        all parts have the same noise, the second ones, and so on: in expectation the gradient is the same.
+        dropout, whose noise is that of each part). Under :func:`~pyro_radial.poutine.local_reparameterization` the
+        first rows of all parts have the same noise, the second ones, and so on: in expectation the gradient is
+        the same.
     :param float clip_norm: the most that the norm of all gradients together may be, as in
         ``torch.nn.utils.clip_grad_norm_``, for a loss in nats for the whole data set; no clipping by default.
     :param torch.dtype autocast: what matrix products and convolutions of the model are computed in, under

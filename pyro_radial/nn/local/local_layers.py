@@ -35,7 +35,7 @@ class NotLocalError(Exception):
 
 
 class LocalLayers:
-    """The layers of a network that can compute with local noise; see :func:`~pyro_radial.poutine.local_noise`.
+    """The layers that can compute with noise; see :func:`~pyro_radial.poutine.local_reparameterization`.
 
     :param nn.Module skeleton: the modules that compute, without tensors of their own.
     """
@@ -80,7 +80,9 @@ class LocalLayers:
         new = {site: why for site, why in reasons.items() if site not in self._said}
         if new:
             named = "; ".join(f"{site}: {why}" for site, why in new.items())
-            warnings.warn(f"local noise: these parameters are drawn for all rows at once: {named}", stacklevel=4)
+            warnings.warn(
+                f"local reparameterization: these parameters are drawn for all rows at once: {named}", stacklevel=4
+            )
             self._said |= new.keys()
 
     @contextmanager
@@ -169,7 +171,7 @@ def _reasons(skeleton: nn.Module) -> dict[str, str]:
         layer, _, leaf = site.rpartition(".")
         module = skeleton.get_submodule(layer)
         if type(module) not in LAYERS or leaf not in PARAMETERS or "forward" in vars(module):
-            reasons[site] = f"{type(module).__name__} has no local noise"
+            reasons[site] = f"{type(module).__name__} has no local reparameterization"
         elif others:
             reasons[site] = f"it is the same as {others[0]}"
     return reasons

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel
 from pyro_radial.nn import MultiHead, likelihoods, use_head
-from pyro_radial.poutine import local_noise
+from pyro_radial.poutine import local_reparameterization
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
@@ -134,7 +134,7 @@ def guided(net, guide_type=AutoMeanField, stddev=0.3):
 
 def outputs(bnn, guide, x=X):
     """A call of the network with what a guide leaves undrawn."""
-    trace = pyro.poutine.trace(local_noise(guide)).get_trace(x)
+    trace = pyro.poutine.trace(local_reparameterization(guide)).get_trace(x)
     return pyro.poutine.replay(bnn, trace=trace)(x)
 
 
@@ -156,8 +156,8 @@ def test_all_particles_have_noise_of_their_own(make, drawn, why):
     y = torch.zeros(bnn(X).shape)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        elbo(model, local_noise(guide))(X, y).backward()
-        trace = pyro.poutine.trace(elbo._vectorized_num_particles(local_noise(guide))).get_trace(X)
+        elbo(model, local_reparameterization(guide))(X, y).backward()
+        trace = pyro.poutine.trace(elbo._vectorized_num_particles(local_reparameterization(guide))).get_trace(X)
         f = pyro.poutine.replay(elbo._vectorized_num_particles(bnn), trace=trace)(X)
     assert f.shape == (3, *y.shape)
     assert not torch.allclose(f[0], f[1])
@@ -281,7 +281,7 @@ def test_the_network_is_left_as_it_was():
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda bnn: pickle.loads(pickle.dumps(bnn))])
-def test_copies_have_local_noise_of_their_own(copied):
+def test_copies_have_noise_of_their_own(copied):
     bnn, guide = guided(Elsewhere())
     with pytest.warns(UserWarning, match="outside"):
         outputs(bnn, guide)

@@ -128,7 +128,7 @@ class Family:
         return dist.TransformedDistribution(distribution, [site.transform.with_cache()], validate_args=False)
 
     def local_noise(self, name: str, distribution: Any) -> UnitNoise | None:
-        """The noise of what a guide samples at a network's weights, for :func:`~pyro_radial.poutine.local_noise`.
+        """The noise of a guide at a network's weights, for :func:`~pyro_radial.poutine.local_reparameterization`.
 
         :param str name: of the site.
         :param distribution: the posterior on the site's support.
@@ -138,8 +138,9 @@ class Family:
         noise = unit_noise(distribution)
         if noise is None:
             raise ValueError(
-                f"local_noise: site '{name}' must have a normal or a radial posterior, got {type(self).__name__} with "
-                f"{type(leaf(distribution)).__name__}; give it another family, or train with drawn weights"
+                f"local_reparameterization: site '{name}' must have a normal or a radial posterior, got "
+                f"{type(self).__name__} with {type(leaf(distribution)).__name__}; give it another "
+                "family, or train with drawn weights"
             )
         return noise
 

@@ -97,8 +97,8 @@ def test_a_chain_takes_the_normal_of_its_moments():
         exact.advance(guide)
 
 
-def test_local_noise_is_refused_by_name():
-    model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(), noise="local")
+def test_local_reparameterization_is_refused_by_name():
+    model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(), local_reparameterization=True)
     with pytest.raises(ValueError, match="site 'weight' must have a normal or a radial posterior, got TruncatedNormal"):
         fit(model, guide_of(model), (torch.zeros(4, 2), torch.zeros(4, 1)), epochs=1, progress=False)
 

@@ -27,8 +27,8 @@ from pyro_radial.functional import GaussianProcess
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import priors
 from pyro_radial.nn.local.unit_noise import UnitNoise
-from pyro_radial.poutine import local_noise, mean_only
-from tests.helpers.local_noise import (
+from pyro_radial.poutine import local_reparameterization, mean_only
+from tests.helpers.local_reparameterization import (
     NUM_ROWS,
     X,
     Y,
@@ -79,7 +79,7 @@ def test_functional_elbo_is_refused_by_name():
         elbo(model, AutoMeanField(model))(X, Y[:, :1])
 
 
-def test_a_family_without_local_noise_is_refused_by_name():
+def test_a_family_without_unit_noise_is_refused_by_name():
     class Laplace(families.LocScale):
         def distribution(self, site, *, loc, scale):
             return dist.Laplace(loc, scale, validate_args=False).to_event(site.event_dim)
@@ -152,15 +152,15 @@ def test_a_user_s_own_family_supplies_its_noise():
 @pytest.mark.parametrize("make", [AutoNormal, AutoDiagonalNormal, AutoDelta])
 def test_guides_that_draw_otherwise_are_refused_by_name(make):
     model = regression()
-    with pytest.raises(ValueError, match=r"site 'weight'.*noise='local'"):
+    with pytest.raises(ValueError, match=r"site 'weight'.*local_reparameterization=True"):
         TraceMeanField_ELBO()(model, make(model))(X, Y)
-    drawn = regression(noise="weights")
+    drawn = regression(local_reparameterization=False)
     guide = make(drawn)
     guide(X, Y)
-    with pytest.raises(ValueError, match="local_noise: guide must offer"):
-        local_noise(guide)(X, Y)
+    with pytest.raises(ValueError, match="local_reparameterization: guide must offer"):
+        local_reparameterization(guide)(X, Y)
     with pytest.raises(ValueError, match=r"site 'weight'.*Delta"):
-        local_noise(guide, sites=drawn.bnn.sites)(X, Y)
+        local_reparameterization(guide, sites=drawn.bnn.sites)(X, Y)
 
 
 def hand_written(cls):
@@ -176,12 +176,12 @@ def hand_written(cls):
 @pytest.mark.parametrize(
     "cls", [lambda loc, scale: dist.Normal(loc, scale).to_event(2), partial(RadialNormal, event_dim=2)]
 )
-@pytest.mark.parametrize("noise", ["local", "weights"])
+@pytest.mark.parametrize("asked", [True, False])
 @each_loss
-def test_a_guide_by_hand_names_its_sites(cls, noise, loss):
-    model = regression(noise=noise)
+def test_a_guide_by_hand_names_its_sites(cls, asked, loss):
+    model = regression(local_reparameterization=asked)
     guide = hand_written(cls)
-    svi = SVI(model, local_noise(guide, sites=model.bnn.sites), pyro.optim.Adam({"lr": 0.01}), loss())
+    svi = SVI(model, local_reparameterization(guide, sites=model.bnn.sites), pyro.optim.Adam({"lr": 0.01}), loss())
     assert all(math.isfinite(svi.step(X, Y)) for _ in range(3))
     if loss is RadialELBO:
         x, y = X.repeat(4000, 1), Y.repeat(4000, 1)
@@ -192,13 +192,13 @@ def test_a_guide_by_hand_names_its_sites(cls, noise, loss):
 
 def test_names_that_the_guide_has_not_are_refused():
     with pytest.raises(ValueError, match="'wrong'"):
-        local_noise(hand_written(RadialNormal), sites=["wrong"])(X, Y)
+        local_reparameterization(hand_written(RadialNormal), sites=["wrong"])(X, Y)
 
 
 def test_the_handler_around_a_guide_is_the_model_s_setting():
-    asked, handled = regression(mlp()), regression(mlp(), noise="weights")
+    asked, handled = regression(mlp()), regression(mlp(), local_reparameterization=False)
     values = []
-    for model, wrap in ((asked, lambda guide: guide), (handled, local_noise)):
+    for model, wrap in ((asked, lambda guide: guide), (handled, local_reparameterization)):
         torch.manual_seed(0)
         guide = AutoRadial(model, init_loc_fn=lambda site: torch.full(site["fn"].shape(), 0.1))
         guide.setup(X, Y)
@@ -208,11 +208,11 @@ def test_the_handler_around_a_guide_is_the_model_s_setting():
 
 
 def test_as_a_context_it_holds_for_the_guides_run_inside():
-    model = regression(mlp(), noise="weights")
+    model = regression(mlp(), local_reparameterization=False)
     guide = AutoMeanField(model, init_stddev=0.3)
     elbo = RadialELBO()(model, guide)
     x, y = X.repeat(1000, 1), Y.repeat(1000, 1)
-    with local_noise():
+    with local_reparameterization():
         local = torch.stack([elbo(x, y).detach() for _ in range(10)])
     drawn = torch.stack([elbo(x, y).detach() for _ in range(10)])
     assert local.var() < 0.1 * drawn.var()
@@ -264,5 +264,5 @@ def test_draws_in_plates_of_the_model_keep_their_own_means():
     with torch.no_grad():
         guide.locs.weight_unconstrained.copy_(torch.randn(4, 1, 1, 3))
     for elbo in (RadialELBO(), RadialELBO(2, vectorize_particles=True)):
-        drawn, local = (elbo(model, g)(X, Y[:, 0]) for g in (guide, local_noise(guide)))
+        drawn, local = (elbo(model, g)(X, Y[:, 0]) for g in (guide, local_reparameterization(guide)))
         torch.testing.assert_close(local, drawn, rtol=1e-2, atol=0.0)

@@ -1,9 +1,9 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How much gradients vary with local noise and with drawn weights, by layer.
+"""How much gradients vary with local reparameterization and with drawn weights, by layer.
 
-python -m benchmarks.guides.local_noise
+python -m benchmarks.guides.local_reparameterization
 """
 
 import itertools
@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks.common import Claim, Form, Pair, Results, Row, flat_images, main, markdown_table
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit
 from pyro_radial.nn import likelihoods
-from pyro_radial.poutine import local_noise
+from pyro_radial.poutine import local_reparameterization
 
 __all__ = ["claims", "draw", "report", "run"]
 
@@ -75,7 +75,7 @@ def variances(train: Pair, name: str, seed: int, size: Size) -> list[Row]:
             fit(model, guide, train, seed=seed, progress=False, **settings)
         guide.setup(*batches[0])
         for noise in NOISES:
-            module = RadialELBO()(model, local_noise(guide) if noise == "local" else guide)
+            module = RadialELBO()(model, local_reparameterization(guide) if noise == "local" else guide)
             found = [by_layer(module, dict(guide.named_parameters()), batch, size) for batch in batches[: size.batches]]
             rows += [
                 {"variance": statistics.mean(one[kind, layer] for one in found)}
@@ -100,7 +100,7 @@ def by_layer(module: nn.Module, parameters: dict[str, Any], batch: Any, size: Si
 
 
 def ratios(results: Results, **keys: Any) -> list[float]:
-    """The variance with drawn weights over that with local noise, by seed."""
+    """The variance with drawn weights over that with local reparameterization, by seed."""
     drawn, local = (results.values("variance", noise=noise, **keys) for noise in NOISES)
     return [a / b for a, b in zip(drawn, local, strict=True)]
 
@@ -109,7 +109,9 @@ def claims(results: Results) -> list[Claim]:
     """Of each posterior, in all layers."""
     found = []
     for guide in results.distinct("guide"):
-        text = f"Local noise lowers the variance of the gradient in every layer of an MLP ({guide} posterior)"
+        text = (
+            f"Local reparameterization lowers the variance of the gradient in every layer of an MLP ({guide} posterior)"
+        )
         values = [
             value
             for keys in itertools.product(results.distinct("epochs"), KINDS.values(), LAYERS.values())
@@ -131,12 +133,13 @@ def report(results: Results) -> str:
         factors = [ratios(results, guide=guide, epochs=epochs, kind=kind, layer=layer) for kind, layer in columns]
         lines.append([guide, str(epochs), *(f"{statistics.mean(values):.3g}" for values in factors)])
     headings = ["posterior", "after epochs", *(f"{kind}, {layer}" for kind, layer in columns)]
-    return f"""### Local noise
+    return f"""### Local reparameterization
 
-How many times larger the variance of the gradient is with drawn weights than with local noise: on given mini-batches \
-of {setting["batch_size"]} rows of MNIST and given parameters, summed over a layer's weights and biases; the mean of \
+How many times larger the variance of the gradient is with drawn weights than with local reparameterization: on \
+given mini-batches of {setting["batch_size"]} rows of MNIST and given parameters, summed over a layer's weights and \
+biases; the mean of \
 {setting["batches"]} batches with {setting["gradients"]} gradients each and of {len(results.distinct("seed"))} seeds \
-(`python -m benchmarks.guides.local_noise`).
+(`python -m benchmarks.guides.local_reparameterization`).
 
 {markdown_table(headings, lines)}
 

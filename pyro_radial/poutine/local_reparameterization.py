@@ -19,24 +19,24 @@ __all__ = [
     "ASKS",
     "NOISE",
     "PARAMETER",
-    "LocalNoiseMessenger",
+    "LocalReparameterizationMessenger",
     "check_drawn",
     "draw_after_all",
     "is_drawn",
-    "local_noise",
+    "local_reparameterization",
     "noise_asked_for",
     "noise_offered",
 ]
 
 # Entries of a site's ``infer`` dict. In the model's: that its value is a parameter of a network and nothing else is
-# computed from it, and whether a call of the model asks for local noise, a function of its arguments.
-PARAMETER, ASKS = "network_parameter", "asks_for_local_noise"
+# computed from it, and whether a call of the model asks for local reparameterization, a function of its arguments.
+PARAMETER, ASKS = "network_parameter", "asks_for_local_reparameterization"
 # In the guide's: a function from the site's name and distribution to its noise, and the noise, where it is not drawn.
-OFFER, NOISE = "local_noise", "undrawn_noise"
+OFFER, NOISE = "local_reparameterization", "undrawn_noise"
 
 
-class LocalNoiseMessenger(Messenger):
-    """Leaves the sites undrawn whose guide offers their noise; see :func:`local_noise`, which is how to use it.
+class LocalReparameterizationMessenger(Messenger):
+    """Leaves sites undrawn if the guide offers their noise; see :func:`local_reparameterization`.
 
     :param sites: the names of further sites, whose distributions say what their noise is.
     """
@@ -67,7 +67,7 @@ class LocalNoiseMessenger(Messenger):
             msg["log_prob"].shape = msg["fn"].batch_shape
 
 
-class _Wrapped(LocalNoiseMessenger):
+class _Wrapped(LocalReparameterizationMessenger):
     """The same around a guide, which must have something to leave undrawn."""
 
     def __init__(self, sites: Collection[str] = ()) -> None:
@@ -91,12 +91,12 @@ class _Wrapped(LocalNoiseMessenger):
     def _check(self) -> None:
         missing = sorted(self.sites - self._undrawn.keys())
         if missing:
-            raise ValueError(f"local_noise: sites must be latent sites of the guide, got {missing}")
+            raise ValueError(f"local_reparameterization: sites must be latent sites of the guide, got {missing}")
         if not any(self._undrawn.values()):
             raise ValueError(
-                "local_noise: guide must offer the noise of a network's weights, as AutoRadial and AutoMeanField do, "
-                f"got a guide of the sites {sorted(self._undrawn)}; of a guide of your own name those sites that are "
-                "normal or radial: local_noise(guide, sites=bnn.sites)"
+                "local_reparameterization: guide must offer the noise of a network's weights, as AutoRadial and "
+                f"AutoMeanField do, got a guide with the sites {sorted(self._undrawn)}; if your own guide has "
+                "normal or radial sites, name them: local_reparameterization(guide, sites=bnn.sites)"
             )
 
 
@@ -114,9 +114,9 @@ class _NoDensity:
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ValueError(
-            f"local_noise: the loss must have the KL of site '{self._name}' in closed form, got one that evaluates "
-            "densities at draws, which there are none of: take RadialELBO or TraceMeanField_ELBO and not Trace_ELBO, "
-            "and priors with a closed-form KL"
+            f"local_reparameterization: the loss must have the KL of site '{self._name}' in closed form, got one "
+            "that evaluates densities at draws, and nothing is drawn; use RadialELBO or TraceMeanField_ELBO instead of "
+            "Trace_ELBO, and priors with a closed-form KL"
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = _refuse
@@ -130,7 +130,7 @@ class _ScoreParts(NamedTuple):
     entropy_term: _NoDensity
 
 
-def local_noise(guide: Callable[..., Any] | None = None, *, sites: Collection[str] = ()) -> Any:
+def local_reparameterization(guide: Callable[..., Any] | None = None, *, sites: Collection[str] = ()) -> Any:
     r"""Leave a network's weights undrawn, and draw the outputs of its layers for each example instead.
 
     A :class:`~pyro_radial.nn.BayesianModule` under such a guide computes each layer with the means of its weights and
@@ -154,13 +154,14 @@ def local_noise(guide: Callable[..., Any] | None = None, *, sites: Collection[st
 
     A row of the output must depend on its own row of the input alone, and layers get the rows in their order, by whose
     number they are known. Predictions draw whole functions: give them the guide itself.
-    ``SupervisedModel(..., noise="local")`` does all this by itself, in ``fit`` too.
+    ``SupervisedModel(..., local_reparameterization=True)`` does all this by itself, in ``fit`` too.
 
     :param guide: a guide of this library, or any other that names its ``sites``; without one, a context manager for
         the guides run inside it.
     :param sites: the sites of a guide by hand that are normal or radial and parameters of a network.
-    :raises ValueError: when it runs, naming the site and the family, for a posterior without local noise or a loss that
-        evaluates its density at a draw, such as :class:`~pyro.infer.Trace_ELBO`; for a guide without such sites.
+    :raises ValueError: when it runs, naming the site and the family, for a posterior that does not support it
+        or a loss that evaluates its density at a draw, such as :class:`~pyro.infer.Trace_ELBO`; for a guide
+        without such sites.
 
     Example::
 
@@ -170,7 +171,7 @@ def local_noise(guide: Callable[..., Any] | None = None, *, sites: Collection[st
         >>> from pyro_radial.nn import likelihoods
         >>> model = SupervisedModel(BayesianModule(nn.Linear(3, 1)), likelihoods.Gaussian())
         >>> guide = AutoRadial(model)
-        >>> svi = pyro.infer.SVI(model, local_noise(guide), pyro.optim.Adam({"lr": 0.01}), RadialELBO())
+        >>> svi = pyro.infer.SVI(model, local_reparameterization(guide), pyro.optim.Adam({"lr": 0.01}), RadialELBO())
         >>> loss = svi.step(torch.randn(8, 3), torch.randn(8, 1))
     """
     messenger = _Wrapped(sites)
@@ -194,7 +195,7 @@ def noise_asked_for(prior_site: Mapping[str, Any], args: Any, kwargs: Any) -> Ab
     :param kwargs: those given by name.
     """
     asks = prior_site["infer"].get(ASKS)
-    return LocalNoiseMessenger() if asks is not None and asks(*args, **kwargs) else nullcontext()
+    return LocalReparameterizationMessenger() if asks is not None and asks(*args, **kwargs) else nullcontext()
 
 
 def draw_after_all(msg: Any) -> None:
@@ -213,12 +214,14 @@ def is_drawn(site: Mapping[str, Any]) -> bool:
 def check_drawn(name: str, site: Mapping[str, Any], needs: str) -> None:
     """Raises a ValueError that begins with ``needs`` if a site of a guide's run was left undrawn."""
     if not is_drawn(site):
-        raise ValueError(f"{needs}, got local noise at site '{name}', where nothing is drawn")
+        raise ValueError(f"{needs}, got site '{name}', which local reparameterization leaves undrawn")
 
 
 def _noise_of_distribution(name: str, distribution: Any) -> UnitNoise:
     noise = unit_noise(distribution)
     if noise is None:
         kind = type(leaf(distribution)).__name__
-        raise ValueError(f"local_noise: site '{name}' must have a normal or a radial posterior, got {kind}")
+        raise ValueError(
+            f"local_reparameterization: site '{name}' must have a normal or a radial posterior, got {kind}"
+        )
     return noise

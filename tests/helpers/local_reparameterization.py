@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Small regressions with local noise, and what their losses are."""
+"""Small regressions with local reparameterization, and what their losses are."""
 
 import math
 from functools import partial
@@ -43,9 +43,9 @@ def mlp():
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
 
 
-def regression(net=None, *, noise="local", prior=None):
+def regression(net=None, *, local_reparameterization=True, prior=None):
     bnn = BayesianModule(net or nn.Linear(3, 2), *([] if prior is None else [prior]))
-    return SupervisedModel(bnn, likelihoods.Gaussian(scale=0.5), noise=noise)
+    return SupervisedModel(bnn, likelihoods.Gaussian(scale=0.5), local_reparameterization=local_reparameterization)
 
 
 def closed_loss(guide, times):

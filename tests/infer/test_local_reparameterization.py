@@ -26,9 +26,9 @@ from pyro_radial import (
 from pyro_radial.infer import diagnose
 from pyro_radial.infer.training.culprits import culprits
 from pyro_radial.nn import likelihoods, priors
-from pyro_radial.poutine import local_noise, swap_prior
+from pyro_radial.poutine import local_reparameterization, swap_prior
 from tests.helpers.host_reads import CountHostReads
-from tests.helpers.local_noise import X, Y, closed_loss, each_guide, each_loss, losses, mlp, regression
+from tests.helpers.local_reparameterization import X, Y, closed_loss, each_guide, each_loss, losses, mlp, regression
 
 
 @each_guide
@@ -51,7 +51,7 @@ def test_loss_and_gradient_have_the_expectation_of_drawn_weights(make, loss):
 
 @each_guide
 def test_gradients_vary_less_than_with_drawn_weights(make):
-    local, drawn = regression(mlp()), regression(mlp(), noise="weights")
+    local, drawn = regression(mlp()), regression(mlp(), local_reparameterization=False)
     x, y = X.repeat(16, 1), Y.repeat(16, 1)
     variances = []
     for model in (local, drawn):
@@ -71,7 +71,7 @@ def test_kls_are_those_with_drawn_weights_bit_for_bit(make, prior):
     elbo = RadialELBO(strict_kl=True)
     elbo(model, guide)(X, Y)
     local = elbo.terms
-    model.noise = "weights"
+    model.local_reparameterization = False
     again = make(model)
     again.setup(X, Y)
     again.load_state_dict(guide.state_dict())
@@ -100,7 +100,7 @@ def test_predictions_draw_whole_functions(draw):
 def test_fit_trains_validates_pretrains_and_accumulates():
     x = torch.randn(64, 3)
     y = (x @ torch.randn(3, 2)) + 0.1 * torch.randn(64, 2)
-    model = SupervisedModel(BayesianModule(mlp()), likelihoods.Gaussian(scale=0.3), noise="local")
+    model = SupervisedModel(BayesianModule(mlp()), likelihoods.Gaussian(scale=0.3), local_reparameterization=True)
     guide = AutoRadial(model)
     settings = {"batch_size": 16, "progress": False, "seed": 0, "optim": partial(torch.optim.Adam, lr=0.04)}
     result = fit(model, guide, (x, y), epochs=15, pretrain_epochs=2, accumulate=2, validation=(x, y), **settings)
@@ -123,12 +123,12 @@ def test_chains_of_priors_work():
 
 
 def test_predictions_refuse_a_guide_that_draws_nothing():
-    model = regression(noise="weights")
+    model = regression(local_reparameterization=False)
     guide = AutoRadial(model)
     guide.setup(X, Y)
     with pytest.raises(ValueError, match=r"predict: guide must draw whole functions.*'weight'"):
-        predict(model, local_noise(guide), X, num_samples=2)
-    with local_noise(), pytest.raises(ValueError, match="predict: guide must draw whole functions"):
+        predict(model, local_reparameterization(guide), X, num_samples=2)
+    with local_reparameterization(), pytest.raises(ValueError, match="predict: guide must draw whole functions"):
         predict(model, guide, X, num_samples=2)
 
 
