@@ -13,7 +13,7 @@ from torch import nn
 
 from benchmarks.common import Results, with_error
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional
-from pyro_radial.infer.autoguide.families import Point
+from pyro_radial.infer.autoguide.families import Delta
 
 __all__ = ["GUIDES", "mean_of", "mean_ranks", "network", "of_common_seeds", "runs_of"]
 
@@ -23,7 +23,7 @@ CELL = ("task", "problem", "method", "acquisition", "width")
 
 
 def point(model: Any) -> Any:
-    return AutoRadial(model, families={".": Point()})
+    return AutoRadial(model, families={".": Delta()})
 
 
 GUIDES: Mapping[str, Any] = {

@@ -230,7 +230,7 @@ def by_ensemble(make: Callable[[SupervisedModel], Any], num_samples: int) -> Cal
 def at_mode(name: str, seed: int, size: Size) -> tuple[SupervisedModel, nn.Module]:
     """A model, and the network at the mode of its posterior."""
     model = make_model(name, seed)
-    guide = AutoMeanField(model, families={".": families.Point()})
+    guide = AutoMeanField(model, families={".": families.Delta()})
     train(model, guide, data_of(NETS[name]), seed, size)
     return model, model.bnn.to_module({site: value.mean for site, value in guide.posterior().items()})
 
@@ -264,7 +264,7 @@ METHODS: dict[str, Callable[[str, int, Size], Any]] = {
     "post-hoc mean field": post_hoc(AutoMeanField),
     "last-layer Laplace": laplace,
     "ensemble of radial": by_ensemble(AutoRadial, 0),
-    "ensemble of points": by_ensemble(partial(AutoMeanField, families={".": families.Point()}), 1),
+    "ensemble of points": by_ensemble(partial(AutoMeanField, families={".": families.Delta()}), 1),
     "AutoLowRankMultivariateNormal": by_guide(partial(AutoLowRankMultivariateNormal, **START)),
     "AutoMultivariateNormal": by_guide(partial(AutoMultivariateNormal, **START)),
 }

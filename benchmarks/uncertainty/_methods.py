@@ -175,7 +175,7 @@ def _guide(kind: str, model: SupervisedModel, setting: Setting) -> nn.Module:
         stddev = setting.init_stddev if setting.init_scale is None else None
         return AutoRadial(model, init_stddev=stddev, init_scale=setting.init_scale)
     if kind in (PLAIN, DROPOUT):
-        return AutoMeanField(model, families={".": families.Point()})
+        return AutoMeanField(model, families={".": families.Delta()})
     if kind == TWEAKS:
         return AutoMeanField(model, init_stddev=1e-3)
     if kind == NARROW:

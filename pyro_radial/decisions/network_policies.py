@@ -112,7 +112,7 @@ class EpsilonGreedy(NetworkPolicy):
     """The arm with the largest mean over draws, but with a small probability any.
 
     :param model: as of :class:`NetworkPolicy`.
-    :param guide: as there, also a point estimate, such as ``AutoRadial(model, families={".": Point()})``.
+    :param guide: as there, also a point estimate, such as ``AutoRadial(model, families={".": Delta()})``.
     :param float epsilon: that probability, between zero and one.
     :param int num_samples: draws in the mean; one is enough for a point estimate.
     :param options: as of :class:`NetworkPolicy`.

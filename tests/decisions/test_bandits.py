@@ -37,7 +37,7 @@ from pyro_radial.decisions import (
     run_bandit,
 )
 from pyro_radial.functional import FromData, GaussianProcess, MarginalKL
-from pyro_radial.infer.autoguide.families import Point
+from pyro_radial.infer.autoguide.families import Delta
 
 WEIGHTS = torch.tensor([[1.0, -0.5], [-1.0, 0.5], [0.2, 1.0]])
 
@@ -50,7 +50,7 @@ def linear_bandit(num_steps=60, seed=0, noise=0.1):
 
 
 def point(model):
-    return AutoRadial(model, families={".": Point()})
+    return AutoRadial(model, families={".": Delta()})
 
 
 def network(guide, policy=ThompsonSampling, seed=0, **options):

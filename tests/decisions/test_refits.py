@@ -16,7 +16,7 @@ from torch.optim import SGD
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel, diagnose
 from pyro_radial.decisions import PulledArm, Refits
 from pyro_radial.functional import FromData, GaussianProcess, MarginalKL
-from pyro_radial.infer.autoguide.families import Point
+from pyro_radial.infer.autoguide.families import Delta
 from pyro_radial.nn import likelihoods
 
 X = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
@@ -32,7 +32,7 @@ def regression(guide=AutoRadial, likelihood=None, seed=0, **options):
 def test_one_step_is_on_the_loss_of_all_rows():
     # A point estimate and batches of all rows: the gradient is known.
     def point(model):
-        return AutoRadial(model, families={".": Point()})
+        return AutoRadial(model, families={".": Delta()})
 
     refits = regression(point, steps=1, batch_size=60, optim=lambda parameters: SGD(parameters, lr=1e-3))
     refits.begin(X, Y)

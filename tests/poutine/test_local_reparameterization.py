@@ -124,7 +124,7 @@ def test_priors_with_scales_of_their_own_work(prior):
 
 def test_points_have_no_noise_and_stay():
     model = regression()
-    guide = AutoRadial(model, families={"weight": families.Point(), "bias": families.Point()})
+    guide = AutoRadial(model, families={"weight": families.Delta(), "bias": families.Delta()})
     elbo = RadialELBO()(model, guide)
     assert elbo(X, Y).item() == elbo(X, Y).item()
 

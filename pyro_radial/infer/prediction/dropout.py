@@ -44,7 +44,7 @@ def predict_with_dropout(
     """Draws as :func:`~pyro_radial.predict` makes them, with dropout on: by Monte Carlo dropout.
 
     Train a network with dropout layers by :func:`~pyro_radial.fit`, usually as a point estimate
-    (:class:`~pyro_radial.infer.autoguide.families.Point` for all sites), then ask for draws here, where only the
+    (:class:`~pyro_radial.infer.autoguide.families.Delta` for all sites), then ask for draws here, where only the
     dropout layers are in train mode: running statistics of norm layers are used and stay as they are.
 
     As is usual, each row of each draw has masks of its own, as torch's layers draw them. So all that is said of one
@@ -75,7 +75,7 @@ def predict_with_dropout(
         >>> from pyro_radial.nn import likelihoods
         >>> net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
         >>> model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian())
-        >>> guide = AutoRadial(model, families={".": families.Point()})
+        >>> guide = AutoRadial(model, families={".": families.Delta()})
         >>> x = torch.randn(32, 2)
         >>> result = fit(model, guide, (x, x.sum(-1, keepdim=True)), epochs=2, progress=False)
         >>> prediction = predict_with_dropout(model, guide, x, num_samples=8)

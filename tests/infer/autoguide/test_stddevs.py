@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pyro_radial import AutoMeanField, AutoRadial
-from pyro_radial.infer.autoguide.families import Point
+from pyro_radial.infer.autoguide.families import Delta
 from pyro_radial.infer.autoguide.stddevs import Stddevs
 from tests.helpers.models import matrix_model
 
@@ -43,7 +43,7 @@ def test_points_and_positive_sites_are_left_alone():
         matrix_model()
         pyro.sample("precision", dist.Gamma(2.0, 1.0))
 
-    guide = AutoRadial(model, families={"bias": Point()})
+    guide = AutoRadial(model, families={"bias": Delta()})
     guide.setup()
     assert list(Stddevs(guide, "test").means) == ["weight"]
 
@@ -60,7 +60,7 @@ def test_bad_input_is_named():
             Stddevs(guide, "test").set({"weight": torch.tensor(value)})
     with pytest.raises(ValueError, match=r"broadcast to site 'bias' of shape \(5,\), got shape \(2,\)"):
         Stddevs(guide, "test").set({"bias": torch.ones(2)})
-    points = AutoRadial(matrix_model, families={".": Point()})
+    points = AutoRadial(matrix_model, families={".": Delta()})
     points.setup()
-    with pytest.raises(ValueError, match=r"a site with a location and a scale, got .*Point"):
+    with pytest.raises(ValueError, match=r"a site with a location and a scale, got .*Delta"):
         Stddevs(points, "test")

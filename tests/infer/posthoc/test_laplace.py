@@ -13,7 +13,7 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, fit, predict
 from pyro_radial.infer import SampledNetwork, last_layer_laplace
-from pyro_radial.infer.autoguide.families import Point
+from pyro_radial.infer.autoguide.families import Delta
 from pyro_radial.infer.posthoc.output_hessian import output_hessian
 from pyro_radial.nn import likelihoods
 from tests.helpers.trained import guide_of, overfitted
@@ -140,7 +140,7 @@ def test_a_network_too_sure_of_itself_becomes_less_so():
 
 def test_all_but_the_last_layer_are_points_at_the_medians_of_a_guide():
     network, model, data, _ = overfitted(steps=5)
-    guide = guide_of(lambda model: AutoMeanField(model, families={".": Point()}), network, model, data)
+    guide = guide_of(lambda model: AutoMeanField(model, families={".": Delta()}), network, model, data)
     fit(model, guide, data, epochs=2, seed=0, progress=False)
     laplace = last_layer_laplace(model, guide, data, prior_precision=1.0)
     first, second = laplace(), laplace()

@@ -21,7 +21,7 @@ DRAWS = 1000
 def plain(net, x=X, outputs=1):
     """The network as it is, as a point estimate."""
     model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=0.1))
-    guide = AutoMeanField(model, families={".": families.Point()})
+    guide = AutoMeanField(model, families={".": families.Delta()})
     guide.setup(x, torch.zeros(len(x), outputs))
     return model, guide
 
@@ -114,7 +114,7 @@ def test_rows_that_no_mask_changes_say_nothing_of_the_others():
 def test_it_is_trained_by_fit_and_predicts_with_the_measures_of_the_library():
     net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical())
-    guide = AutoMeanField(model, families={".": families.Point()})
+    guide = AutoMeanField(model, families={".": families.Delta()})
     y = torch.arange(len(X)) % 3
     fit(model, guide, (X, y), epochs=3, seed=0, progress=False)
     prediction = predict_with_dropout(model, guide, X, 32)

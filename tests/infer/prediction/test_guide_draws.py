@@ -47,7 +47,7 @@ def listed_with_pyro(model):
 
 
 def with_point(model):
-    return AutoRadial(model, families={"bias": families.Point()})
+    return AutoRadial(model, families={"bias": families.Delta()})
 
 
 PRIOR = dist.Normal(0.0, 1.0)

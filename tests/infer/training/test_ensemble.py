@@ -42,7 +42,7 @@ def radial(seed):
 
 def plain(seed):
     model = network()
-    return model, AutoMeanField(model, families={".": families.Point()})
+    return model, AutoMeanField(model, families={".": families.Delta()})
 
 
 def either(seed):

@@ -4,23 +4,23 @@
 """Posterior families: for a latent site its parameters, the distribution that they make, and where they start."""
 
 from pyro_radial.infer.autoguide.families.choice import Families, choose_families
+from pyro_radial.infer.autoguide.families.delta import Delta
 from pyro_radial.infer.autoguide.families.directional import Directional
 from pyro_radial.infer.autoguide.families.family import Family, Site
 from pyro_radial.infer.autoguide.families.loc_scale import LocScale
 from pyro_radial.infer.autoguide.families.normal import Normal
-from pyro_radial.infer.autoguide.families.point import Point
 from pyro_radial.infer.autoguide.families.power_spherical import PowerSpherical
 from pyro_radial.infer.autoguide.families.radial import Radial
 from pyro_radial.infer.autoguide.families.truncated_normal import TruncatedNormal
 from pyro_radial.infer.autoguide.families.von_mises_fisher import VonMisesFisher
 
 __all__ = [
+    "Delta",
     "Directional",
     "Families",
     "Family",
     "LocScale",
     "Normal",
-    "Point",
     "PowerSpherical",
     "Radial",
     "Site",

@@ -27,10 +27,10 @@ def choose_families(wanted: Families | None, sites: Mapping[str, Any]) -> dict[s
 
     Example::
 
-        >>> from pyro_radial.infer.autoguide.families import Normal, Point
-        >>> chosen = choose_families({r"bias$": Normal(), "0.bias": Point()}, dict.fromkeys(["0.bias", "1.bias", "w"]))
+        >>> from pyro_radial.infer.autoguide.families import Delta, Normal
+        >>> chosen = choose_families({r"bias$": Normal(), "0.bias": Delta()}, dict.fromkeys(["0.bias", "1.bias", "w"]))
         >>> {site: type(family).__name__ for site, family in chosen.items()}
-        {'0.bias': 'Point', '1.bias': 'Normal'}
+        {'0.bias': 'Delta', '1.bias': 'Normal'}
     """
     if wanted is None:
         return {}

@@ -35,8 +35,8 @@ def test_a_name_a_pattern_and_a_function_choose():
     weights = {"0.weight": "Radial", "2.weight": "Radial"}
     biases = {"0.bias": "Normal", "2.bias": "Normal"}
     assert family_names(AutoRadial(network(), families={r"bias$": families.Normal()})) == weights | biases
-    chosen = family_names(AutoRadial(network(), families={r"bias$": families.Normal(), "0.bias": families.Point()}))
-    assert chosen == weights | biases | {"0.bias": "Point"}
+    chosen = family_names(AutoRadial(network(), families={r"bias$": families.Normal(), "0.bias": families.Delta()}))
+    assert chosen == weights | biases | {"0.bias": "Delta"}
 
     def by_rank(name, site):
         return families.Normal() if site["fn"].event_dim == 1 else None
@@ -46,7 +46,7 @@ def test_a_name_a_pattern_and_a_function_choose():
 
 @pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField, AutoRadialDirectional])
 def test_every_guide_mixes_families(guide_type):
-    guide = guide_type(network(), families={"0.weight": families.Radial(event_dim=1), "2.bias": families.Point()})
+    guide = guide_type(network(), families={"0.weight": families.Radial(event_dim=1), "2.bias": families.Delta()})
     guide.setup(X, Y)
     posterior = guide.posterior()
     assert posterior["0.weight"].base_dist.event_shape == (4,)
@@ -57,7 +57,7 @@ def test_every_guide_mixes_families(guide_type):
     ("wanted", "words"),
     [
         ({"3.weight": families.Normal()}, "'3.weight' names no site and matches none of ['0.bias', '0.weight'"),
-        ({"weight": families.Normal(), "^0": families.Point()}, "site '0.weight' matches 2 patterns, ['weight', '^0']"),
+        ({"weight": families.Normal(), "^0": families.Delta()}, "site '0.weight' matches 2 patterns, ['weight', '^0']"),
         ({"(": families.Normal()}, "'(' is no site and no valid regular expression"),
         ({3: families.Normal()}, "3 is no site and no valid regular expression"),
         ({"0.bias": "normal"}, "what is given for site '0.bias' must be a Family, got str"),
@@ -96,7 +96,7 @@ class NamedLikeAMethod(families.Normal):
         ),
         (families.Normal(), HypersphericalUniform(3), r"'x' is a direction \(HypersphericalUniform\)"),
         (families.Radial(), HypersphericalUniform(3), r"'x' is a direction .*ProjectedNormalReparam"),
-        (families.Point(), HypersphericalUniform(3), r"'x' is a direction .*AutoRadialDirectional"),
+        (families.Delta(), HypersphericalUniform(3), r"'x' is a direction .*AutoRadialDirectional"),
         (families.Normal(), dist.Poisson(3.0), r"discrete.*'x'|'x'.*discrete"),
         (NamedLikeAMethod(), dist.Normal(0.0, 1.0), r"site 'x'.* must not be called 'buffer'"),
     ],

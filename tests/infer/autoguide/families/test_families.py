@@ -111,7 +111,7 @@ def test_a_mixed_guide_has_the_kl_of_its_parts():
 
 @pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO, RadialELBO])
 def test_a_point_is_pyro_s_auto_delta(loss):
-    ours, pyros = AutoMeanField(model, families={".": families.Point()}), AutoDelta(model)
+    ours, pyros = AutoMeanField(model, families={".": families.Delta()}), AutoDelta(model)
     ours.setup()
     pyros()
     start = ours.median()
@@ -131,7 +131,7 @@ def _stored(key, values):
 
 
 def test_a_point_is_trained_to_the_mode_of_the_site_s_own_space():
-    guide = AutoMeanField(model, families={".": families.Point()})
+    guide = AutoMeanField(model, families={".": families.Delta()})
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.02}), RadialELBO(strict_kl=True))
     for _ in range(600):
         svi.step()
@@ -146,14 +146,14 @@ def test_a_point_of_a_covariance_keeps_its_event():
     def covariance():
         pyro.sample("root", dist.LKJCholesky(3, 1.0))
 
-    guide = AutoMeanField(covariance, families={"root": families.Point()})
+    guide = AutoMeanField(covariance, families={"root": families.Delta()})
     assert guide()["root"].shape == (3, 3)
     assert guide.posterior()["root"].event_shape == (3, 3)
     RadialELBO()(covariance, guide)()
 
 
 def test_points_start_at_the_mean_of_a_distribution():
-    guide = AutoMeanField(model, families={".": families.Point()})
+    guide = AutoMeanField(model, families={".": families.Delta()})
     guide.start_at({"rate": dist.LogNormal(1.5, 0.3).expand([2]).to_event(1)})
     guide.setup()
     torch.testing.assert_close(guide.median()["rate"], torch.full((2,), 1.5).exp())
@@ -161,7 +161,7 @@ def test_points_start_at_the_mean_of_a_distribution():
 
 def test_a_chain_leaves_points_out_and_says_so():
     chain = PriorChain(network())
-    guide = chain.guide(AutoRadial, families={"bias": families.Point()})
+    guide = chain.guide(AutoRadial, families={"bias": families.Delta()})
     guide.setup(X, Y)
     with torch.no_grad():
         guide.scales.weight_unconstrained.add_(0.5)
@@ -176,7 +176,7 @@ def test_a_chain_leaves_points_out_and_says_so():
 
 def test_a_chain_of_points_alone_is_refused():
     chain = PriorChain(network())
-    guide = chain.guide(AutoRadial, families={".": families.Point()})
+    guide = chain.guide(AutoRadial, families={".": families.Delta()})
     guide.setup(X, Y)
     with pytest.raises(ValueError, match="no site that is not excluded or a point estimate"):
         chain.advance(guide)
@@ -186,7 +186,7 @@ def test_a_diagnosis_knows_the_scales_of_every_family():
     guide = AutoRadial(network(), families={"bias": families.Normal()})
     guide.setup(X, Y)
     assert diagnose(guide.model, guide, (X, Y)).unmoved_scales == ["weight", "bias"]
-    guide = AutoRadial(network(), families={"bias": families.Point()})
+    guide = AutoRadial(network(), families={"bias": families.Delta()})
     guide.setup(X, Y)
     assert diagnose(guide.model, guide, (X, Y)).unmoved_scales == ["weight"]
 

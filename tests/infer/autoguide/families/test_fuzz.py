@@ -16,7 +16,7 @@ from pyro_radial.nn import priors
 CONSTRUCTORS = (
     families.Normal,
     families.Radial,
-    families.Point,
+    families.Delta,
     families.VonMisesFisher,
     families.PowerSpherical,
     priors.FanIn,

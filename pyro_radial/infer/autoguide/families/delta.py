@@ -15,10 +15,10 @@ from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide.families.family import Family, Site
 from pyro_radial.infer.autoguide.families.loc_scale import expanded_mean
 
-__all__ = ["Point"]
+__all__ = ["Delta"]
 
 
-class Point(Family):
+class Delta(Family):
     r"""One value, where the posterior is highest: what Pyro's ``AutoDelta`` gives a whole model.
 
     It is the mode in the site's own space, not in the unconstrained one where it is trained.
@@ -44,7 +44,7 @@ class Point(Family):
         >>> from pyro_radial.nn import likelihoods
         >>> net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
         >>> model = SupervisedModel(BayesianModule(net, prior=dist.Normal(0., 1.)), likelihoods.Gaussian())
-        >>> guide = AutoRadial(model, families={".": Point()})
+        >>> guide = AutoRadial(model, families={".": Delta()})
         >>> x = torch.randn(64, 2)
         >>> result = fit(model, guide, (x, x.sum(-1, keepdim=True)), epochs=2, progress=False)
         >>> predict(model, guide, x, num_samples=1).mean.shape

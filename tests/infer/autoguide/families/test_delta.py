@@ -24,7 +24,7 @@ def plain(net, prior=PRIOR, likelihood=None):
     model = SupervisedModel(
         BayesianModule(net, prior=dist.Normal(0.0, prior)), likelihood or likelihoods.Gaussian(scale=NOISE)
     )
-    return model, AutoRadial(model, families={".": families.Point()})
+    return model, AutoRadial(model, families={".": families.Delta()})
 
 
 @pytest.mark.parametrize("kl_weight", [1.0, 0.0, 0.3])
