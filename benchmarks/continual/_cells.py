@@ -149,8 +149,6 @@ def described(row: Row) -> str:
         words.append("rate to zero")
     if row["later_kl"] != 1.0:
         words.append(f"later KL x {row['later_kl']:g}")
-    if row["memory"] != 1:
-        words.append(f"the last {row['memory']} posteriors as the prior")
     return ", ".join(words)
 
 

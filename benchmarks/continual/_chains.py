@@ -103,8 +103,6 @@ class Setting:
     #: The weights of the KL to the first prior, and to those that tasks leave.
     first_kl: float = 1.0
     later_kl: float = 1.0
-    #: How many of the last posteriors make a prior.
-    memory: int = 1
 
     def training(self) -> dict[str, Any]:
         """Options of ``train_stream``: Amsgrad, as in the paper's appendix D.2, and the losses."""
@@ -189,9 +187,9 @@ def _guide(family: Any, reset_scales: bool, options: dict[str, Any], chain: Prio
     return chain.guide(family, reset_scales=reset_scales, **options)
 
 
-def make_chain(method: str, model: nn.Module, memory: int = 1) -> PriorChain:
+def make_chain(method: str, model: nn.Module) -> PriorChain:
     kind = PublishedChain if method == "radial published" else PriorChain
-    return kind(model, "normal" if method == "radial normal" else "exact", memory=memory)
+    return kind(model, "normal" if method == "radial normal" else "exact")
 
 
 def make_net(sizes: Sequence[int], num_heads: int, num_outputs: int) -> nn.Module:
@@ -253,11 +251,8 @@ def learn(
     pyro.set_rng_seed(seed)
     net = make_net(sizes, stream.num_heads, stream.num_outputs)
     bnn = BayesianModule(net, prior=dist.Normal(0.0, setting.prior_stddev))
-    chain = make_chain(
-        method,
-        SupervisedModel(bnn, likelihoods.Categorical(), local_reparameterization=setting.noise == "local"),
-        setting.memory,
-    )
+    model = SupervisedModel(bnn, likelihoods.Categorical(), local_reparameterization=setting.noise == "local")
+    chain = make_chain(method, model)
     began = process_time()
     matrix = train_stream(
         chain,

@@ -70,7 +70,6 @@ def cells(size: Size) -> dict[str, Cell]:
         "functions, exact form": Cell([chain], functions(10.0), [EXACT], FEW),
         "labels": Cell([local], [Keeping("labels", size.coreset)], most_seeds=FEW),
         "functions alone": Cell([alone], functions(20.0), most_seeds=FEW),
-        "memory": Cell([replace(local, memory=2)], most_seeds=FEW),
     }
 
 
@@ -141,7 +140,6 @@ def claims(results: Results) -> list[Claim]:
         compared(results, "local noise raises mean field", (mean_field, "nothing"), (mean_field, WEIGHTS)),
         compared(results, "local noise raises the normal form", (radial, "nothing"), (radial, WEIGHTS)),
         compared(results, "the normal form is above the exact", (radial, "nothing"), (EXACT, "nothing, exact form")),
-        compared(results, "a prior of the last two posteriors helps", (mean_field, "memory"), (mean_field, "nothing")),
         compared(results, "inputs kept are worth more than labels", (radial, "functions"), (radial, "labels")),
     ]
 
@@ -176,6 +174,9 @@ functions are held, with the weight of their KL, or the rows on which a copy is 
 Published: {theirs}. The settings were chosen with seed 0 on a validation tenth of the first three and five tasks, in \
 a program that is no part of this one. Lines of one seed show what each part of the recipe does; for more the time \
 was too short.
+
+Tried and removed: a prior made of the last two posteriors of each site, without earlier data, ends at 88.4 % against \
+92.1 % with only the last posterior (mean field, one seed, memory of two); commit 802762c has the code.
 
 {accuracy_table(results)}
 

@@ -17,25 +17,19 @@ from pyro.nn import PyroModule
 from torch import nn
 from torch.distributions import biject_to
 
-from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
 from pyro_radial.continual.guide_posterior import parts, posterior_of, scale_change
-from pyro_radial.continual.posterior_memory import OWN_PRIOR, PoolPosteriorsMessenger, PosteriorMemory
-from pyro_radial.continual.stored_distributions import EXTRA_STATE, StoredDistribution, StoredDistributions
+from pyro_radial.continual.stored_distributions import StoredDistribution, StoredDistributions
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.moments import moment_matched, moments
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.diagnose import UNMOVED
-from pyro_radial.infer.site_kl import RecordDistribution
 from pyro_radial.poutine.swap_prior import SwapPriorMessenger, check_prior, is_guide
 
 __all__ = ["PriorChain"]
 
 FORMS = ("normal", "exact")
-
-# Where a chain keeps its priors, among its submodules.
-_CHAINED, _EARLIER = "chained", "earlier"
 
 # Below it, a change of the scales is the rounding of the map that keeps them positive.
 ROUNDING = 1e-5
@@ -69,34 +63,13 @@ class PriorChain(nn.Module):
     little noise (:func:`~pyro_radial.poutine.local_reparameterization`), it forgets far more than the normal form.
     Smaller groups (``event_dim``) lessen that without ending it; scales that start anew (``reset_scales``) grow again.
 
-    With a ``memory`` of k the prior is made of the last k posteriors of each site, weighted by age:
-
-    .. math:: KL = \sum_{i=0}^{n-1} w_i\, KL(q \| q_{t-1-i}), \qquad w_i = \lambda^i / \textstyle\sum_j \lambda^j.
-
-    Each KL is the analytic one. A site with fewer posteriors than k counts the model's own prior as the one before the
-    first, so n is at most k, and the first task is as ever. As a density it is the weighted geometric mean of the n
-    as it stands: its constant, at most one, is left out, and the ELBO stays a lower bound (see
-    :class:`~pyro_radial.distributions.logarithmic_pool.LogarithmicPool`). Guides start at the last posterior, and what
-    a guide leaves out is drawn from it. An error of one posterior counts with its weight alone. But this is half of the
-    objective, and every term but the first lacks the data since its posterior. The other half, which a chain does not
-    make, puts them back: the likelihood of the task i steps back, of rows that were kept, times
-    :math:`\sum_{j \ge i} w_j`, which is (n - i) / n for equal weights. With all rows of the n tasks the two are Bayes'
-    rule; with none, or few, a chain forgets more the longer its memory is. So one is the default.
-
-    Source: Melo, Abate and Gal (2025), "Temporal-Difference Variational Continual Learning", for the memory.
-
     A plain module: parameters of the model's own stay visible to optimizers, site names are the model's, and a chain of
     a chain works, the outer one's priors holding. The priors are buffers, and what to make of them is extra state;
     ``torch.load(weights_only=True)`` reads the ``state_dict()``, and a fresh chain around the same model loads it.
 
     :param model: a Pyro model, a function or a module.
     :param str form: "normal" for the normal of the posterior's moments, "exact" for the posterior itself.
-    :param int memory: k, how many posteriors of a site make its prior. Memory and time grow with it, and stay flat in
-        the number of tasks.
-    :param float memory_decay: :math:`\lambda`, above zero and at most one: the weight of a posterior over that of the
-        one after it. One is the paper's n-step objective, less its TD(:math:`\lambda`) objective.
-    :raises ValueError: for a guide as model, another form, or a memory or decay out of range; from
-        ``load_state_dict``, for the state of a chain with another memory, before any of it is loaded.
+    :raises ValueError: for a guide as model, or another form.
 
     Example::
 
@@ -121,27 +94,15 @@ class PriorChain(nn.Module):
         self,
         model: Callable[..., Any],
         form: Literal["normal", "exact"] = "normal",
-        *,
-        memory: int = 1,
-        memory_decay: float = 1.0,
     ) -> None:
         super().__init__()
         if not callable(model) or is_guide(model):
             raise ValueError(f"PriorChain: model must be a Pyro model and no guide, got {type(model).__name__}")
         if form not in FORMS:
             raise ValueError(f"PriorChain: form must be one of {FORMS}, got {form!r}")
-        memory = positive_count("PriorChain: memory", memory)
-        memory_decay = positive_float("PriorChain: memory_decay", memory_decay)
-        if memory_decay > 1.0:
-            raise ValueError(f"PriorChain: memory_decay must be at most one, got {memory_decay!r}")
-        if memory == 1 and memory_decay != 1.0:
-            raise ValueError(f"PriorChain: memory_decay must be left out with memory=1, got {memory_decay!r}")
         self.model = model
         self.form = form
-        self.memory = memory
-        self.memory_decay = memory_decay
         self.chained = StoredDistributions()
-        self.earlier = PosteriorMemory(memory, memory_decay) if memory > 1 else None
         self._compared: set[str] = set()
 
     @property
@@ -159,17 +120,12 @@ class PriorChain(nn.Module):
 
         :raises ValueError: naming the site, for a prior whose shape or support is not the site's.
         """
-        swap = SwapPriorMessenger(self.prior, self._compared)
-        if self.earlier is None:
-            with swap:
-                return self.model(*args, **kwargs)
-        with PoolPosteriorsMessenger(self.earlier), swap, RecordDistribution(OWN_PRIOR):
+        with SwapPriorMessenger(self.prior, self._compared):
             return self.model(*args, **kwargs)
 
     def model_state(self) -> dict[str, Any]:
         """What of ``state_dict()`` is the model's own, and so has the same shapes after each task."""
-        own = (f"{_CHAINED}.", f"{_EARLIER}.")
-        return {name: value for name, value in self.state_dict().items() if not name.startswith(own)}
+        return {name: value for name, value in self.state_dict().items() if not name.startswith("chained.")}
 
     def guide(self, guide_type: Callable[..., AutoGuide], *, reset_scales: bool = False, **kwargs: Any) -> Any:
         """A guide of this chain that starts at the chained prior.
@@ -222,8 +178,6 @@ class PriorChain(nn.Module):
         if not posterior:
             raise ValueError("PriorChain.advance: the guide has no site that is not excluded or a point estimate")
         stored = {name: self._store(name, distribution, _site(guide, name)) for name, distribution in posterior.items()}
-        if self.earlier is not None:
-            self.earlier.remember(self.chained.stored(stored))
         self.chained.update(stored)
         self._compared.clear()
         if points:
@@ -260,25 +214,9 @@ class PriorChain(nn.Module):
             raise ValueError(f"{error}; PriorChain(form='exact') takes it as it is") from error
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        self._check_memory(state_dict, prefix)
         # What is loaded has not been compared with its sites yet.
         self._compared.clear()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def _check_memory(self, state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Refuse the state of a chain with another memory, before any of it is loaded."""
-        saved = state_dict.get(f"{prefix}{_EARLIER}.{EXTRA_STATE}")
-        if saved is None and not any(name.startswith(f"{prefix}{_CHAINED}.") for name in state_dict):
-            # Nothing of a chain, or nothing learned: what is missing is torch's to report.
-            return
-        saved = saved or {"memory": 1, "memory_decay": 1.0}
-        own = {"memory": self.memory, "memory_decay": self.memory_decay}
-        for argument, value in saved.items():
-            if value != own[argument]:
-                raise ValueError(
-                    f"PriorChain: {argument} must be {value}, as in the chain whose state is loaded, got "
-                    f"{own[argument]}"
-                )
 
 
 def _init_to_distributions(

@@ -3,7 +3,7 @@
 
 """Distributions by site name as buffers of a module, which follow ``.to()``; what to make of them is extra state."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -91,10 +91,6 @@ class StoredDistributions(nn.Module):
 
     def __len__(self) -> int:
         return len(self._modules)
-
-    def stored(self, names: Collection[str]) -> dict[str, StoredDistribution]:
-        """Those of these sites that there are, as modules to be kept elsewhere."""
-        return {name: self._modules[_key(name)] for name in names if _key(name) in self._modules}  # type: ignore[misc]
 
     def update(self, distributions: Mapping[str, StoredDistribution]) -> None:
         """Put these distributions in the places of their sites."""

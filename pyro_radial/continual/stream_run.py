@@ -194,7 +194,6 @@ class StreamRun:
         coreset = self.coreset
         return {
             "form": self.chain.form,
-            "memory": [self.chain.memory, self.chain.memory_decay],
             "tasks": list(self.stream.names),
             "guide": described(self.guide),
             "coreset": None if coreset is None else _described_coreset(coreset),

@@ -9,7 +9,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from pyro.distributions.util import scale_and_mask
 from torch import Tensor
@@ -32,7 +31,6 @@ from pyro_radial.distributions.kl_formulas.directions import directions
 from pyro_radial.distributions.kl_formulas.kl_to_normal import kl_to_normal, standardized
 from pyro_radial.distributions.kl_formulas.normal_to_radial import normal_to_radial
 from pyro_radial.distributions.kl_formulas.radial_to_radial import radial_to_radial
-from pyro_radial.distributions.logarithmic_pool import LogarithmicPool, kl_to_pool
 from pyro_radial.distributions.power_spherical import (
     PowerSpherical,
     kl_power_spherical_to_uniform,
@@ -309,9 +307,7 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor |
     (PowerSpherical, HypersphericalUniform, kl_power_spherical_to_uniform),
     (PowerSpherical, VonMisesFisherStable, kl_power_spherical_to_von_mises_fisher),
     (HypersphericalUniform, PowerSpherical, kl_uniform_to_power_spherical),
-    (Distribution, LogarithmicPool, kl_to_pool),
     # Pyro has a rule from a point to anything.
-    (Delta, LogarithmicPool, kl_to_pool),
 ]
 
 for _q, _p, _rule in RULES:
