@@ -29,11 +29,9 @@ from pyro_radial.uncertainty import (
     auroc,
     expected_calibration_error,
     negative_log_likelihood,
-    plot_images,
-    plot_reliability,
-    plot_training_terms,
     reliability,
 )
+from pyro_radial.uncertainty.plots import COLORS, plot_images, plot_reliability
 
 GUIDES: dict[str, type[AutoPerSite]] = {"AutoRadial": AutoRadial, "AutoMeanField": AutoMeanField}
 EPOCHS = {"digits": 50, "fashion_mnist": 3, "mnist": 3, "retinamnist": 30}
@@ -216,10 +214,23 @@ def draw_training_terms(outcomes: dict[str, Outcome]) -> Figure:
     figure = Figure(figsize=(9.0, 3.4), layout="constrained", dpi=150)
     panels = figure.subplots(1, len(outcomes), sharey=True)
     for ax, (name, outcome) in zip(panels, outcomes.items(), strict=True):
-        plot_training_terms(outcome.training.history, ax)
+        history = outcome.training.history
+        epochs = [record["epoch"] for record in history]
+        total = [record["nll"] + record["kl"] for record in history]
+        ax.plot(epochs, [record["nll"] for record in history], label="NLL", color=COLORS[0], linewidth=1.5)
+        ax.plot(epochs, [record["kl"] for record in history], label="KL", color=COLORS[1], linewidth=1.5)
+        ax.plot(epochs, total, label="NLL + KL", color="0.85", linewidth=5, zorder=1)
+        validated = [record for record in history if "validation_nll" in record]
+        ax.plot(
+            [record["epoch"] for record in validated],
+            [record["validation_nll"] for record in validated],
+            label="NLL, validation",
+            color=COLORS[0],
+            linestyle="--",
+        )
         ax.axvline(outcome.training.best_epoch, color="0.6", linewidth=1, zorder=0, label="parameters kept")
         # The KL of thousands of weights is a hundred times the rest: only a logarithm shows both.
-        ax.set(title=name, yscale="log")
+        ax.set(title=name, yscale="log", xlabel="Epoch", ylabel="Nats per datum")
         ax.legend(frameon=False)
         ax.spines[["top", "right"]].set_visible(False)
     return figure

@@ -32,13 +32,8 @@ from pyro_radial.infer import (
 )
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
-from pyro_radial.uncertainty import (
-    TemperatureScaling,
-    accuracy,
-    brier_score,
-    class_auroc,
-    expected_calibration_error,
-)
+from pyro_radial.uncertainty import TemperatureScaling, accuracy, class_auroc, expected_calibration_error
+from pyro_radial.uncertainty.metrics import brier_score
 
 #: From a dropout rate to a new network, whose weights are drawn from torch's random numbers.
 MakeNet = Callable[[float], nn.Module]

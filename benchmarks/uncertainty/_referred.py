@@ -12,7 +12,9 @@ from torch import Tensor
 from benchmarks.common import Results, Row
 from benchmarks.uncertainty._methods import measures
 from pyro_radial.infer import Prediction
-from pyro_radial.uncertainty import ReferralCurve, Reliability, class_auroc, referral_curve, reliability
+from pyro_radial.uncertainty import class_auroc, referral_curve, reliability
+from pyro_radial.uncertainty.calibration import Reliability
+from pyro_radial.uncertainty.referral import ReferralCurve
 
 SHARES = (0.0, 0.1, 0.2, 0.3)
 BINS = 10

@@ -51,8 +51,7 @@ from benchmarks.uncertainty._methods import (
     train,
 )
 from benchmarks.uncertainty._referred import SHARES, compared, curve_of, judged, percent, pooled, spread
-from pyro_radial.uncertainty.curve_plots import plot_referral
-from pyro_radial.uncertainty.plots import plot_reliability
+from pyro_radial.uncertainty.plots import plot_referral, plot_reliability
 
 __all__ = ["claims", "draw", "report", "run"]
 

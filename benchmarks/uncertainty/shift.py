@@ -46,7 +46,8 @@ from benchmarks.uncertainty._methods import (
     Setting,
     Trained,
 )
-from pyro_radial.uncertainty import auroc, fpr_at_tpr
+from pyro_radial.uncertainty import auroc
+from pyro_radial.uncertainty.metrics import fpr_at_tpr
 
 __all__ = ["claims", "draw", "report", "run"]
 

@@ -1,17 +1,20 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is asked of probabilities, labels and scores, and ties among scores."""
+"""Checks of the arguments that metrics share."""
 
 import torch
 
-__all__ = ["class_labels", "class_probabilities", "finite_numbers", "means_of_ties", "real_targets"]
+__all__ = ["class_labels", "class_probabilities", "finite_numbers", "real_targets"]
 
 SUM_TOLERANCE = 1e-3
 
 
 def class_probabilities(probs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities in float32 or wider and int64 labels, or a ValueError that names the argument."""
+    """Return probabilities in float32 or wider, and labels in int64.
+
+    :raises ValueError: if ``probs`` or ``labels`` do not fit.
+    """
     if probs.ndim != 2 or 0 in probs.shape or not probs.is_floating_point():
         raise ValueError(f"probs must be floating-point of shape [N, K], got {probs.dtype} {list(probs.shape)}")
     labels = class_labels("probs", labels, probs.shape)
@@ -25,12 +28,12 @@ def class_probabilities(probs: torch.Tensor, labels: torch.Tensor) -> tuple[torc
 
 
 def class_labels(argument: str, labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The labels in int64, or a ValueError that names them.
+    """Return the labels in int64.
 
-    :param argument: what they must fit.
+    :param argument: the name of the argument that the labels must fit.
     :param labels: integers of shape ``[N]``.
-    :param shape: of that argument, ``[N, K]``.
-    :raises ValueError: for another shape or type, or a label that is no class.
+    :param shape: shape of that argument, ``[N, K]``.
+    :raises ValueError: for another shape or type, or a label outside 0 to K - 1.
     """
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}")
@@ -41,57 +44,41 @@ def class_labels(argument: str, labels: torch.Tensor, shape: torch.Size) -> torc
     return labels.long()
 
 
-def finite_numbers(argument: str, values: torch.Tensor, number: int | None = None) -> torch.Tensor:
-    """The values in float64 on the CPU, without gradients, or a ValueError that names the argument.
+def finite_numbers(argument: str, values: torch.Tensor) -> torch.Tensor:
+    """Return a vector in float64 on the CPU, without gradients.
 
     Float64 holds every float16, bfloat16 and float32 exactly, so ties stay ties.
 
-    :param str argument: the name to put in the message.
-    :param values: one number for each point, ``[N]``.
-    :param number: N, if it must be that of another argument.
-    :raises ValueError: for another shape, no points, NaN or infinity.
+    :raises ValueError: naming the argument, if it is not a vector, is empty, or is not finite.
     """
-    wanted = "[N] with N > 0" if number is None else f"[{number}]"
-    if values.ndim != 1 or len(values) == 0 or number not in (None, len(values)):
-        raise ValueError(f"{argument} must have shape {wanted}, got {list(values.shape)}")
+    if values.ndim != 1 or len(values) == 0:
+        raise ValueError(f"{argument} must have shape [N] with N > 0, got {list(values.shape)}")
     if not values.isfinite().all():
         raise ValueError(f"{argument} must be finite, got NaN or infinity")
     return values.detach().cpu().double()
 
 
-def means_of_ties(values: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """The values with those of equal keys replaced by their mean, so that an order by keys does not matter.
-
-    :param values: floating-point of shape ``[N]``.
-    :param keys: shape ``[N]``.
-    """
-    _, group, count = keys.unique(return_inverse=True, return_counts=True)
-    sums = torch.zeros(len(count), dtype=values.dtype, device=values.device).index_add(0, group, values)
-    return (sums / count)[group]
-
-
 def real_targets(
-    who: str, argument: str, predictions: torch.Tensor, targets: torch.Tensor, leading: int | None = None
+    argument: str, predictions: torch.Tensor, targets: torch.Tensor, leading: int | None = None
 ) -> torch.Tensor:
-    """The targets in the shape that predictions have after some leading dims, or a ValueError that names the argument.
+    """Return the targets in the shape of the predictions after their leading dims.
 
-    :param who: the function, for the message.
-    :param argument: the name of the predictions, for the message.
+    :param argument: the name of the predictions.
     :param predictions: floating-point, ``[*L, N, *target]``.
     :param targets: ``[N, *target]``, or ``[N]`` where the target has one element.
-    :param leading: the number of dims in L; by default what the targets leave.
+    :param leading: the number of dims in L; by default all that the targets do not have.
     :raises ValueError: if shapes or types do not fit, there are no targets, or a value is not finite.
     """
     if not predictions.is_floating_point():
-        raise ValueError(f"{who}: {argument} must be floating-point, got {predictions.dtype}")
+        raise ValueError(f"{argument} must be floating-point, got {predictions.dtype}")
     shape = predictions.shape[leading:] if leading is not None else predictions.shape[predictions.ndim - targets.ndim :]
     if leading is None and targets.ndim == 1 and targets.shape != shape and shape == (1,):
         shape = predictions.shape[-2:]
     if targets.ndim == 1 and shape == (*targets.shape, 1):
         targets = targets.unsqueeze(-1)
     if targets.shape != shape or targets.numel() == 0 or targets.ndim == 0:
-        raise ValueError(f"{who}: targets must have shape {list(shape)} to fit {argument}, got {list(targets.shape)}")
+        raise ValueError(f"targets must have shape {list(shape)} to fit {argument}, got {list(targets.shape)}")
     for name, values in ((argument, predictions), ("targets", targets)):
         if not values.isfinite().all():
-            raise ValueError(f"{who}: {name} must be finite, got NaN or infinity")
+            raise ValueError(f"{name} must be finite, got NaN or infinity")
     return targets.to(predictions.dtype)

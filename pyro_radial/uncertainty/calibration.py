@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Does a confidence of 0.9 mean nine right of ten: accuracy against confidence, and its error."""
+"""Accuracy against confidence: of predictions with confidence 0.9, nine of ten should be right."""
 
 from dataclasses import dataclass
 
@@ -9,17 +9,17 @@ import torch
 from torch.nn.functional import one_hot
 
 from pyro_radial._pyro.checks import positive_count
-from pyro_radial.uncertainty._inputs import class_probabilities, means_of_ties
+from pyro_radial.uncertainty._inputs import class_probabilities
 
-__all__ = ["Reliability", "adaptive_calibration_error", "expected_calibration_error", "reliability"]
+__all__ = ["Reliability", "expected_calibration_error", "reliability"]
 
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """Accuracy against confidence, by bins of confidence; made by :func:`reliability`.
+    """Accuracy against confidence, by bins of confidence, from :func:`reliability`.
 
     :param confidence: mean confidence in each bin, shape ``[B]``; NaN in empty bins.
-    :param accuracy: fraction of right predictions in each bin, shape ``[B]``; NaN in empty bins.
+    :param accuracy: share of right predictions in each bin, shape ``[B]``; NaN in empty bins.
     :param count: number of predictions in each bin, int64, shape ``[B]``.
     """
 
@@ -29,27 +29,25 @@ class Reliability:
 
     @property
     def expected_calibration_error(self) -> torch.Tensor:
-        """Mean over predictions of the gap between accuracy and confidence of their bin.
-
-        :returns: 0-d tensor in ``[0, 1]``.
-        """
+        """Mean over predictions of the gap between accuracy and confidence in their bin, a 0-d tensor."""
         gap = (self.accuracy - self.confidence).abs().nan_to_num()
         return (self.count * gap).sum() / self.count.sum()
 
 
 def reliability(probs: torch.Tensor, labels: torch.Tensor, num_bins: int = 15) -> Reliability:
-    r"""Accuracy and mean confidence of the top label, in equally wide bins of confidence.
+    r"""Compute accuracy and mean confidence of the top label in equally wide bins of confidence.
 
     The confidence of a prediction is its largest probability. Bin :math:`b` of :math:`B` holds the confidences in
     :math:`((b - 1) / B, b / B]`, so a confidence of exactly 1 is in the last bin.
 
     Source: Guo et al. (2017), *On Calibration of Modern Neural Networks*, section 2.
 
-    :param probs: predictive probabilities, such as the mean of the softmax over posterior samples, floating-point of
+    :param probs: predictive probabilities, such as the mean of the softmax over posterior draws, floating-point of
         shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.
     :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
     :param num_bins: number of bins, at least 1.
-    :returns: what each bin holds.
+    :returns: a result with ``confidence``, ``accuracy`` and ``count`` of each bin, and the
+        ``expected_calibration_error``; :func:`~pyro_radial.uncertainty.plots.plot_reliability` draws it.
     :raises ValueError: if shapes, values or types do not fit; the message names the argument.
 
     Example::
@@ -64,25 +62,28 @@ def reliability(probs: torch.Tensor, labels: torch.Tensor, num_bins: int = 15) -
     probs, labels = class_probabilities(probs, labels)
     positive_count("num_bins", num_bins)
     confidence, prediction = probs.max(-1)
-    # Inner edges only: whatever is beyond the last of them, a confidence of 1 included, is in the last bin.
+    # Inner edges only: everything beyond the last edge, a confidence of 1 included, is in the last bin.
     edges = torch.arange(1, num_bins, dtype=probs.dtype, device=probs.device) / num_bins
     correct = (prediction == labels).to(probs.dtype)
-    return _in_bins(confidence, correct, torch.bucketize(confidence, edges), num_bins)
+    membership = one_hot(torch.bucketize(confidence, edges), num_bins)
+    count = membership.sum(0)
+    # Sums instead of a matrix product, which a GPU may round to TensorFloat-32.
+    sums = [(membership * values[:, None]).sum(0) for values in (confidence, correct)]
+    return Reliability(confidence=sums[0] / count, accuracy=sums[1] / count, count=count)
 
 
 def expected_calibration_error(probs: torch.Tensor, labels: torch.Tensor, num_bins: int = 15) -> torch.Tensor:
-    r"""Expected calibration error of the top label.
+    r"""Compute the expected calibration error of the top label.
 
     .. math:: \sum_{b=1}^B \frac{n_b}{N} \, | \mathrm{acc}_b - \mathrm{conf}_b |
 
-    with the bins of :func:`reliability`. A calibrated model has a value above zero on finitely many points, more so
+    with the bins of :func:`reliability`. On finitely many points a calibrated model has a value above zero, more so
     with more bins.
 
     Source: Naeini, Cooper and Hauskrecht (2015), *Obtaining Well Calibrated Probabilities Using Bayesian Binning*;
     Guo et al. (2017), equation 3.
 
-    :param probs: predictive probabilities, such as the mean of the softmax over posterior samples, floating-point of
-        shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.
+    :param probs: predictive probabilities ``[N, K]``, as for :func:`reliability`.
     :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
     :param num_bins: number of bins, at least 1.
     :returns: 0-d tensor in ``[0, 1]``.
@@ -95,47 +96,3 @@ def expected_calibration_error(probs: torch.Tensor, labels: torch.Tensor, num_bi
         tensor(0.4750)
     """
     return reliability(probs, labels, num_bins).expected_calibration_error
-
-
-def adaptive_calibration_error(probs: torch.Tensor, labels: torch.Tensor, num_bins: int = 15) -> torch.Tensor:
-    r"""Calibration error of the top label in bins of equally many predictions.
-
-    .. math:: \sum_{b=1}^B \frac{n_b}{N} \, | \mathrm{acc}_b - \mathrm{conf}_b |
-
-    with the predictions in the order of their confidence, :math:`n_b` of them from N / B rounded down to N / B rounded
-    up. Where most confidences are near 1, bins of equal width put them all in one and hide what differs among them.
-    Predictions of the same confidence count as right by their mean, so the order of the points does not matter.
-
-    Source: Nguyen and O'Connor (2015), *Posterior calibration and exploratory analysis for natural language processing
-    models*, with absolute in place of squared gaps.
-
-    :param probs: predictive probabilities, such as the mean of the softmax over posterior samples, floating-point of
-        shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.
-    :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
-    :param num_bins: number of bins, at least 1; beyond N, each prediction is in a bin of its own.
-    :returns: 0-d tensor in ``[0, 1]``.
-    :raises ValueError: if shapes, values or types do not fit; the message names the argument.
-
-    Example::
-
-        >>> probs = torch.tensor([[0.9, 0.1], [0.95, 0.05], [0.96, 0.04], [0.0, 1.0]])
-        >>> adaptive_calibration_error(probs, torch.tensor([0, 1, 0, 1]), num_bins=2)
-        tensor(0.2225)
-    """
-    probs, labels = class_probabilities(probs, labels)
-    positive_count("num_bins", num_bins)
-    confidence, prediction = probs.max(-1)
-    order = confidence.argsort()
-    correct = means_of_ties((prediction == labels).to(probs.dtype), confidence)
-    number = len(order)
-    index = torch.arange(number, device=probs.device) * min(num_bins, number) // number
-    return _in_bins(confidence[order], correct[order], index, min(num_bins, number)).expected_calibration_error
-
-
-def _in_bins(confidence: torch.Tensor, correct: torch.Tensor, index: torch.Tensor, num_bins: int) -> Reliability:
-    """What each bin holds, given the bin of each prediction."""
-    membership = one_hot(index, num_bins)
-    count = membership.sum(0)
-    # Sums without a matrix product, which a GPU may round to TensorFloat-32.
-    sums = [(membership * values[:, None]).sum(0) for values in (confidence, correct)]
-    return Reliability(confidence=sums[0] / count, accuracy=sums[1] / count, count=count)

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Do predictive intervals and quantiles of real targets hold what they promise."""
+"""Scores of predictive distributions of real targets: of intervals, of quantiles and of draws."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,16 +10,16 @@ import torch
 
 from pyro_radial.uncertainty._inputs import real_targets
 
-__all__ = ["QuantileCalibration", "interval_coverage", "quantile_calibration"]
+__all__ = ["QuantileCalibration", "crps_from_draws", "interval_coverage", "quantile_calibration"]
 
 
 def interval_coverage(lower: torch.Tensor, upper: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    r"""Share of the targets within their predictive intervals, the ends included.
+    r"""Compute the share of targets within their predictive intervals, ends included.
 
     .. math:: \frac{1}{N} \sum_{n=1}^N [l_n \le y_n \le u_n]
 
     For intervals from the quantile at (1 - c) / 2 to that at (1 + c) / 2 it should be c. Wide intervals cover
-    everything: give their mean width beside it.
+    everything, so report their mean width too.
 
     :param lower: lower ends, ``[*L, N, *target]``, such as quantiles at several levels.
     :param upper: upper ends, of the same shape.
@@ -34,19 +34,17 @@ def interval_coverage(lower: torch.Tensor, upper: torch.Tensor, targets: torch.T
         tensor([0.7500, 0.5000])
     """
     if lower.shape != upper.shape:
-        raise ValueError(
-            f"interval_coverage: upper must have the shape of lower, {list(lower.shape)}, got {list(upper.shape)}"
-        )
-    targets = real_targets("interval_coverage", "lower", lower, targets)
+        raise ValueError(f"upper must have the shape of lower, {list(lower.shape)}, got {list(upper.shape)}")
+    targets = real_targets("lower", lower, targets)
     if not (lower <= upper).all():
-        raise ValueError("interval_coverage: lower must be at most upper, got an interval that ends before it begins")
+        raise ValueError("lower must be at most upper, got an interval that ends before it begins")
     inside = (lower <= targets) & (targets <= upper)
     return inside.to(lower.dtype).flatten(lower.ndim - targets.ndim).mean(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class QuantileCalibration:
-    """Share of targets at or below their quantile, at each level; made by :func:`quantile_calibration`.
+    """Share of targets at or below their quantile, at each level, from :func:`quantile_calibration`.
 
     :param level: levels of the quantiles, shape ``[L]``.
     :param share: shares of the targets at or below, shape ``[L]``.
@@ -59,29 +57,28 @@ class QuantileCalibration:
 
     @property
     def error(self) -> torch.Tensor:
-        """Mean over levels of the gap between share and level.
+        """Mean over levels of the gap between share and level, a 0-d tensor.
 
-        On finitely many targets a calibrated model has a value above zero, of the order of ``count ** -0.5``.
-
-        :returns: 0-d tensor in ``[0, 1]``.
+        A calibrated model has a value of the order of ``count ** -0.5``.
         """
         return (self.share - self.level).abs().mean()
 
 
 def quantile_calibration(quantiles: torch.Tensor, levels: Any, targets: torch.Tensor) -> QuantileCalibration:
-    r"""Share of the targets at or below their predictive quantile, against the level of the quantile.
+    r"""Compute the share of targets at or below their predictive quantile, at each level.
 
     .. math:: \hat p(p) = \frac{1}{N} \sum_{n=1}^N [y_n \le F_n^{-1}(p)]
 
-    A calibrated model has :math:`\hat p(p) = p`. One that is too sure has too large a share at low levels and too small
-    a one at high levels. Counts are at or below their quantile more often than the level says.
+    A calibrated model has :math:`\hat p(p) = p`. An overconfident one has too large a share at low levels and too small
+    a share at high levels. Counts are at or below their quantile more often than the level says.
 
     Source: Kuleshov, Fenner and Ermon (2018), *Accurate uncertainties for deep learning using calibrated regression*.
 
     :param quantiles: predictive quantiles, ``[L, N, *target]``, such as ``Prediction.quantiles(levels)``.
     :param levels: their levels, strictly between zero and one and increasing, ``[L]``.
     :param targets: ``[N, *target]``; ``[N]`` stands for ``[N, 1]``.
-    :returns: the share at each level, and its mean error.
+    :returns: a result with ``level``, ``share``, ``count`` and the mean gap ``error``;
+        :func:`~pyro_radial.uncertainty.plots.plot_quantile_calibration` draws it.
     :raises ValueError: if shapes do not fit, a value is NaN, or a level is out of range.
 
     Example::
@@ -92,15 +89,45 @@ def quantile_calibration(quantiles: torch.Tensor, levels: Any, targets: torch.Te
     """
     level = torch.as_tensor(levels, dtype=quantiles.dtype, device=quantiles.device)
     if level.ndim != 1 or not ((level > 0) & (level < 1)).all() or not (level.diff() > 0).all():
-        raise ValueError(
-            f"quantile_calibration: levels must be increasing numbers strictly between zero and one, got "
-            f"{level.tolist()}"
-        )
+        raise ValueError(f"levels must be increasing numbers strictly between zero and one, got {level.tolist()}")
     if quantiles.ndim < 2 or len(quantiles) != len(level):
-        raise ValueError(
-            f"quantile_calibration: quantiles must have shape [{len(level)}, N, ...] to fit levels, got "
-            f"{list(quantiles.shape)}"
-        )
-    targets = real_targets("quantile_calibration", "quantiles", quantiles, targets, leading=1)
+        raise ValueError(f"quantiles must have shape [{len(level)}, N, ...] to fit levels, got {list(quantiles.shape)}")
+    targets = real_targets("quantiles", quantiles, targets, leading=1)
     below = (targets <= quantiles).to(quantiles.dtype)
     return QuantileCalibration(level, below.flatten(1).mean(-1), targets.numel())
+
+
+def crps_from_draws(draws: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    r"""Estimate the mean continuous ranked probability score from independent draws, without bias.
+
+    .. math:: \frac{1}{S} \sum_s |x_s - y| - \frac{1}{2 S (S - 1)} \sum_{s \ne t} |x_s - x_t|
+
+    an estimate of :math:`\int (F(z) - [y \le z])^2 dz = E|X - y| - \frac{1}{2} E|X - X'|`. The divisor S - 1 makes the
+    score fair: with S in its place, fewer draws would score worse. The draws must be independent given the input, such
+    as one draw of the target for each function
+    (:meth:`Prediction.sample_targets() <pyro_radial.infer.Prediction.sample_targets>`). A single estimate may be
+    negative.
+
+    Source: Gneiting and Raftery (2007), *Strictly Proper Scoring Rules, Prediction, and Estimation*, equation 21; Ferro
+    (2014), *Fair scores for ensemble forecasts*.
+
+    :param draws: S draws of the target at each input, ``[S, N, *target]`` with S at least 2.
+    :param targets: ``[N, *target]``; ``[N]`` stands for ``[N, 1]``.
+    :returns: 0-d tensor, the mean over targets, in their units.
+    :raises ValueError: if shapes do not fit or a value is not finite.
+
+    Example::
+
+        >>> crps_from_draws(torch.tensor([[0.0], [2.0], [1.0]]), torch.tensor([1.0]))
+        tensor(0.)
+    """
+    number = len(draws) if draws.ndim > 1 else 0
+    if number < 2:
+        raise ValueError(f"draws must have shape [S, N, ...] with S > 1, got {list(draws.shape)}")
+    targets = real_targets("draws", draws, targets, leading=1)
+    # Relative to the target, so that draws far from zero lose no digits.
+    gaps = (draws - targets).sort(0).values
+    # In order, the s-th of S is larger than s - 1 others and smaller than S - s.
+    weights = 2 * torch.arange(1, number + 1, dtype=gaps.dtype, device=gaps.device) - number - 1
+    spread = (weights.reshape(-1, *[1] * (gaps.ndim - 1)) * gaps).sum(0) / (number * (number - 1))
+    return (gaps.abs().mean(0) - spread).mean()

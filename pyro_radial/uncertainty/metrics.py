@@ -1,23 +1,26 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How good are predictive probabilities of classes: scores that average over points."""
+"""Scores of class probabilities, and of a score that should tell two sets apart."""
+
+from typing import Any
 
 import torch
 from torch.nn.functional import one_hot
 
-from pyro_radial.uncertainty._inputs import class_probabilities
+from pyro_radial._pyro.checks import proper_fraction
+from pyro_radial.uncertainty._inputs import class_probabilities, finite_numbers
 
-__all__ = ["accuracy", "brier_score", "negative_log_likelihood"]
+__all__ = ["accuracy", "auroc", "brier_score", "class_auroc", "fpr_at_tpr", "negative_log_likelihood"]
 
-# Scores of probabilities are torch's own few lines, on any device and with gradients; scikit-learn computes on NumPy
-# arrays and clips the logarithm.
+# scikit-learn works on NumPy arrays and clips the logarithm, so the scores of probabilities are written in torch: they
+# run on any device and have gradients.
 
 
 def accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    r"""Fraction of points whose most probable class is the label.
+    r"""Compute the share of points whose most probable class is the label.
 
-    :param probs: predictive probabilities, such as the mean of the softmax over posterior samples, floating-point of
+    :param probs: predictive probabilities, such as the mean of the softmax over posterior draws, floating-point of
         shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.
     :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
     :returns: 0-d tensor in ``[0, 1]``.
@@ -33,14 +36,13 @@ def accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def negative_log_likelihood(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    r"""Mean negative log predictive probability of the labels, in nats per point.
+    r"""Compute the mean negative log predictive probability of the labels, in nats per point.
 
     .. math:: -\frac{1}{N} \sum_{n=1}^N \log p_{n, y_n}
 
     It is infinite if a label has probability zero; nothing is clipped.
 
-    :param probs: predictive probabilities, such as the mean of the softmax over posterior samples, floating-point of
-        shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.
+    :param probs: predictive probabilities ``[N, K]``, as for :func:`accuracy`.
     :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
     :returns: 0-d tensor, nats.
     :raises ValueError: if shapes, values or types do not fit; the message names the argument.
@@ -55,7 +57,7 @@ def negative_log_likelihood(probs: torch.Tensor, labels: torch.Tensor) -> torch.
 
 
 def brier_score(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    r"""Mean squared distance between the probabilities and the one-hot label.
+    r"""Compute the mean squared distance between the probabilities and the one-hot label.
 
     .. math:: \frac{1}{N} \sum_{n=1}^N \sum_{k=1}^K (p_{nk} - [y_n = k])^2
 
@@ -63,8 +65,7 @@ def brier_score(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
     Source: Brier (1950), *Verification of forecasts expressed in terms of probability*.
 
-    :param probs: predictive probabilities, such as the mean of the softmax over posterior samples, floating-point of
-        shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.
+    :param probs: predictive probabilities ``[N, K]``, as for :func:`accuracy`.
     :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
     :returns: 0-d tensor in ``[0, 2]``.
     :raises ValueError: if shapes, values or types do not fit; the message names the argument.
@@ -76,3 +77,102 @@ def brier_score(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """
     probs, labels = class_probabilities(probs, labels)
     return (probs - one_hot(labels, probs.shape[-1])).square().sum(-1).mean()
+
+
+def auroc(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> float:
+    r"""Compute the area under the ROC curve for telling two sets apart by a score.
+
+    It is the probability that a random positive scores higher than a random negative, ties counting one half. To
+    measure how well a model notices unfamiliar points, pass the predictive entropy of familiar points as
+    ``scores_negative`` and that of unfamiliar points as ``scores_positive``.
+
+    :param scores_negative: scores of the negatives, shape ``[N0]``.
+    :param scores_positive: scores of the positives, shape ``[N1]``.
+    :returns: a number in ``[0, 1]``; 0.5 is chance.
+    :raises ValueError: if an argument is not one-dimensional, is empty or is not finite.
+    :raises ImportError: without scikit-learn.
+
+    Example::
+
+        >>> auroc(torch.tensor([0.1, 0.2]), torch.tensor([0.15, 0.3]))
+        0.75
+    """
+    return float(_sklearn_metrics().roc_auc_score(*_pooled(scores_negative, scores_positive)))
+
+
+def class_auroc(probs: torch.Tensor, labels: torch.Tensor) -> float:
+    r"""Compute the area under the ROC curve of class probabilities.
+
+    With two classes this is the area for the probability of class 1. With more it is the mean over classes of one class
+    against the rest; each class counts the same, however rare it is.
+
+    :param probs: predictive probabilities, floating-point of shape ``[N, K]``; rows sum to one within 0.001.
+    :param labels: true classes from 0 to K - 1, each at least once, integers of shape ``[N]``.
+    :returns: a number in ``[0, 1]``; 0.5 is chance.
+    :raises ValueError: if shapes, values or types do not fit, or a class is missing among the labels; the message
+        names the argument.
+    :raises ImportError: without scikit-learn.
+
+    Example::
+
+        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.85, 0.15], [0.7, 0.3]])
+        >>> class_auroc(probs, torch.tensor([0, 0, 1, 1]))
+        0.75
+    """
+    probs, labels = class_probabilities(probs, labels)
+    num_classes = probs.shape[-1]
+    if num_classes < 2:
+        raise ValueError(f"probs must have at least two classes, got shape {list(probs.shape)}")
+    missing = sorted(set(range(num_classes)) - set(labels.tolist()))
+    if missing:
+        raise ValueError(
+            f"labels must hold every class from 0 to {num_classes - 1}, because the area is not defined otherwise, "
+            f"got none of {missing} in {len(labels)} labels"
+        )
+    counted = [1] if num_classes == 2 else range(num_classes)
+    return sum(auroc(probs[labels != k, k], probs[labels == k, k]) for k in counted) / len(counted)
+
+
+def fpr_at_tpr(scores_negative: torch.Tensor, scores_positive: torch.Tensor, tpr: float = 0.95) -> float:
+    r"""Compute the false positive rate of a score at a given true positive rate.
+
+    The threshold is the highest one that still finds a share ``tpr`` of the positives; the result is the share of the
+    negatives that reach it. As for :func:`auroc`, unfamiliar points are the positives. Much work on
+    out-of-distribution detection calls familiar points positive: for that convention, swap the arguments and negate
+    the scores.
+
+    Source: Liang, Li and Srikant (2018), *Enhancing the reliability of out-of-distribution image detection in neural
+    networks*.
+
+    :param scores_negative: scores of the negatives, shape ``[N0]``.
+    :param scores_positive: scores of the positives, shape ``[N1]``.
+    :param tpr: the share of the positives to find, between 0 and 1.
+    :returns: a number in ``[0, 1]``; 0 is best, ``tpr`` is chance.
+    :raises ValueError: if a score is not one-dimensional, is empty or is not finite, or ``tpr`` is out of range.
+    :raises ImportError: without scikit-learn.
+
+    Example::
+
+        >>> familiar, unfamiliar = torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.7, 0.8, 0.9])
+        >>> fpr_at_tpr(familiar, unfamiliar), fpr_at_tpr(familiar, unfamiliar, tpr=0.75)
+        (0.25, 0.0)
+    """
+    proper_fraction("tpr", tpr)
+    false, true, _ = _sklearn_metrics().roc_curve(*_pooled(scores_negative, scores_positive), drop_intermediate=False)
+    return float(false[true >= tpr].min())
+
+
+def _pooled(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> tuple[Any, Any]:
+    """Which points are positives, and their scores, both as arrays."""
+    negative = finite_numbers("scores_negative", scores_negative)
+    positive = finite_numbers("scores_positive", scores_positive)
+    scores = torch.cat([negative, positive])
+    return (torch.arange(len(scores)) >= len(negative)).numpy(), scores.numpy()
+
+
+def _sklearn_metrics() -> Any:
+    try:
+        import sklearn.metrics
+    except ImportError as error:
+        raise ImportError("ROC curves need scikit-learn: pip install 'pyro-radial[data]'") from error
+    return sklearn.metrics

@@ -1,45 +1,57 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Plots of predictive uncertainty and of training.
+"""Plots of predictive uncertainty.
 
-Without axes to draw into, every function makes a bare figure, which opens no window and is not kept by pyplot.
+Without axes, every function draws into a new figure that opens no window and that pyplot does not keep; save a plot
+with ``ax.figure.savefig``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial.uncertainty.calibration import Reliability
+from pyro_radial.uncertainty.intervals import QuantileCalibration
+from pyro_radial.uncertainty.referral import ReferralCurve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["COLORS", "MARKERS", "new_axes", "plot_images", "plot_reliability", "plot_training_terms"]
+__all__ = [
+    "COLORS",
+    "MARKERS",
+    "new_axes",
+    "plot_images",
+    "plot_quantile_calibration",
+    "plot_referral",
+    "plot_reliability",
+    "styled",
+]
 
-# Okabe and Ito's palette, told apart also by the color-blind, without its black and yellow.
+# Okabe and Ito's palette, which color-blind readers can tell apart, without its black and yellow.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = "osD^vP"
 FEW = 10  # predictions in a bin; the standard error of their accuracy is up to 0.16
+T = TypeVar("T")
 
 
 def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None = None) -> Axes:
     """Draw accuracy against confidence, one line per method.
 
-    The diagonal is perfect calibration; below it a method is overconfident. Each point is one bin, placed at its
-    mean confidence; bins with fewer than ten predictions are hollow and not joined to the line, for their accuracy
-    is mostly chance; empty bins have no point. The faint bars are the share of the predictions in each bin, on the
-    same axis from 0 to 1. The legend gives the expected calibration error.
+    The diagonal is perfect calibration; a method below it is overconfident. Each point is a bin at its mean confidence.
+    Bins with fewer than ten predictions are hollow and not joined to the line. Faint bars show the share of the
+    predictions in each bin, on the same axis from 0 to 1. The legend gives the expected calibration error.
 
     :param reliabilities: results of :func:`~pyro_radial.uncertainty.reliability` by the name of the method.
     :param ax: axes to draw into; default a new figure.
-    :returns: the axes; save the plot with ``ax.figure.savefig``.
+    :returns: the axes.
     :raises ValueError: if there is no method.
     :raises ImportError: without matplotlib.
 
@@ -51,25 +63,95 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
         >>> ax.get_legend().get_texts()[0].get_text()
         'radial (ECE 0.200)'
     """
-    if not reliabilities:
-        raise ValueError("reliabilities must hold at least one method, got none")
-    ax = new_axes((4.2, 4.2)) if ax is None else ax
-    ax.plot([0, 1], [0, 1], color="0.55", linestyle="--", linewidth=1, label="_perfect calibration", zorder=1)
-    for index, (name, bins) in enumerate(reliabilities.items()):
-        color = COLORS[index % len(COLORS)]
-        _draw_shares(ax, bins, index, len(reliabilities), color)
-        marker = MARKERS[index % len(MARKERS)]
-        enough = bins.count >= FEW
-        (line,) = ax.plot(*_points(bins, enough), color=color, marker=marker, linewidth=1.5)
-        line.set_label(f"{name} (ECE {bins.expected_calibration_error.item():.3f})")
-        few = (bins.count > 0) & (bins.count < FEW)
-        (hollow,) = ax.plot(*_points(bins, few), color=color, marker=marker, linestyle="", fillstyle="none")
-        for points, of in ((line, enough), (hollow, few)):
-            # A point at (1, 1) is drawn whole; without points, layouts would take the figure's corner for a part of it.
-            points.set(markersize=4.5, zorder=3, clip_on=not bool(of.any()))
-    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+    methods = styled("reliabilities", reliabilities)
+    ax = _diagonal_axes(ax)
+    for index, (name, bins, color, marker) in enumerate(methods):
+        num_bins = len(bins.count)
+        width = 1 / (num_bins * len(methods))  # The bars of all methods stand side by side within each bin.
+        left = [b / num_bins + index * width for b in range(num_bins)]
+        shares = (bins.count / bins.count.sum()).tolist()
+        ax.bar(left, shares, width, align="edge", color=color, alpha=0.2, linewidth=0, zorder=0)
+        enough, few = bins.count >= FEW, (bins.count > 0) & (bins.count < FEW)
+        label = f"{name} (ECE {bins.expected_calibration_error.item():.3f})"
+        for chosen, style in (
+            (enough, {"linewidth": 1.5, "label": label}),
+            (few, {"linestyle": "", "fillstyle": "none"}),
+        ):
+            (points,) = ax.plot(
+                bins.confidence[chosen].tolist(), bins.accuracy[chosen].tolist(), color=color, marker=marker, **style
+            )
+            # A point at (1, 1) is drawn whole; without points, layouts would count the figure's corner as a part of it.
+            points.set(markersize=4.5, zorder=3, clip_on=not bool(chosen.any()))
     ax.set(xlabel="Confidence", ylabel="Accuracy (bars: share of predictions)")
     ax.legend(loc="upper left", frameon=False)
+    return ax
+
+
+def plot_quantile_calibration(curves: Mapping[str, QuantileCalibration], ax: Axes | None = None) -> Axes:
+    """Draw the share of targets at or below their quantile against its level, one line per method.
+
+    The diagonal is perfect calibration. The faint band around it is two standard errors wide on each side, for as many
+    independent targets. A line above the diagonal on the left and below it on the right is overconfident. The legend
+    gives the mean gap.
+
+    :param curves: results of :func:`~pyro_radial.uncertainty.quantile_calibration` by the name of the method.
+    :param ax: axes to draw into; default a new figure.
+    :returns: the axes.
+    :raises ValueError: if there is no method.
+    :raises ImportError: without matplotlib.
+
+    Example::
+
+        >>> from pyro_radial.uncertainty import quantile_calibration
+        >>> quantiles = torch.tensor([0.2, 0.5, 0.8])[:, None].expand(3, 4)
+        >>> curve = quantile_calibration(quantiles, [0.2, 0.5, 0.8], torch.tensor([0.4, 0.6, 0.7, 0.9]))
+        >>> plot_quantile_calibration({"radial": curve}).get_legend().get_texts()[0].get_text()
+        'radial (gap 0.167)'
+    """
+    methods = styled("curves", curves)
+    ax = _diagonal_axes(ax)
+    for name, curve, color, marker in methods:
+        label = f"{name} (gap {curve.error.item():.3f})"
+        (line,) = ax.plot(curve.level.cpu(), curve.share.cpu(), color=color, marker=marker, label=label)
+        line.set(markersize=4.5, linewidth=1.5, clip_on=False)
+    levels = torch.linspace(0, 1, 101, dtype=torch.float64)
+    errors = 2 * (levels * (1 - levels) / min(curve.count for curve in curves.values())).sqrt()
+    ax.fill_between(levels, levels - errors, levels + errors, color="0.55", alpha=0.2, linewidth=0, zorder=0)
+    ax.set(xlabel="Level of the quantile", ylabel="Share of targets at or below it")
+    ax.legend(loc="upper left", frameon=False)
+    return ax
+
+
+def plot_referral(curves: Mapping[str, ReferralCurve], score: str = "Score", ax: Axes | None = None) -> Axes:
+    """Draw the score of the points that are left against the referred share, one line per method.
+
+    The band is one bootstrap standard error on each side. The errors of methods tested on the same points are
+    correlated, so their bands may overlap although the difference is certain.
+
+    :param curves: results of :func:`~pyro_radial.uncertainty.referral_curve` by the name of the method.
+    :param score: name of the score for its axis.
+    :param ax: axes to draw into; default a new figure.
+    :returns: the axes.
+    :raises ValueError: if there is no method.
+    :raises ImportError: without matplotlib.
+
+    Example::
+
+        >>> from pyro_radial.uncertainty import accuracy, referral_curve
+        >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.45, 0.55], [0.6, 0.4]])
+        >>> curve = referral_curve(accuracy, probs, torch.tensor([0, 1, 0, 0]), 1 - probs.amax(-1), shares=[0, 0.25])
+        >>> ax = plot_referral({"radial": curve}, "Accuracy")
+        >>> ax.get_legend().get_texts()[0].get_text()
+        'radial'
+    """
+    methods = styled("curves", curves)
+    ax = new_axes((5.0, 3.6)) if ax is None else ax
+    for name, curve, color, marker in methods:
+        share, value, error = 100 * curve.share, curve.score, curve.stderr
+        ax.plot(share, value, color=color, marker=marker, markersize=4.5, linewidth=1.5, label=name)
+        ax.fill_between(share, value - error, value + error, color=color, alpha=0.2, linewidth=0)
+    ax.set(xlabel="Referred to an expert, %", ylabel=f"{score} of what is left")
+    ax.legend(frameon=False)
     return ax
 
 
@@ -128,76 +210,17 @@ def plot_images(
     return axes
 
 
-def plot_training_terms(history: Sequence[Mapping[str, float]], ax: Axes | None = None) -> Axes:
-    """Draw the terms of the training loss, the negative ELBO per datum, by epoch.
+def styled(argument: str, results: Mapping[str, T]) -> list[tuple[str, T, str, str]]:
+    """The name, result, color and marker of each method.
 
-    :param history: one mapping per epoch with keys ``epoch``, ``nll`` and ``kl``, the last two in nats per datum, and
-        where it was measured ``validation_nll``.
-    :param ax: axes to draw into; default a new figure.
-    :returns: the axes; save the plot with ``ax.figure.savefig``.
-    :raises ValueError: if ``history`` is empty or an epoch lacks a key.
-    :raises ImportError: without matplotlib.
-
-    Example::
-
-        >>> ax = plot_training_terms([{"epoch": 1, "nll": 0.9, "kl": 0.5}, {"epoch": 2, "nll": 0.6, "kl": 0.4}])
-        >>> [line.get_label() for line in ax.lines]
-        ['NLL', 'KL', 'NLL + KL']
+    :raises ValueError: naming the argument, if there is no method.
     """
-    if not history:
-        raise ValueError("history must hold at least one epoch, got none")
-    for record in history:
-        if missing := {"epoch", "nll", "kl"} - record.keys():
-            raise ValueError(f"history must have key {sorted(missing)[0]!r} in every epoch, got {dict(record)}")
-    ax = new_axes((5.0, 3.2)) if ax is None else ax
-    from matplotlib.ticker import MaxNLocator  # Here matplotlib is known to be installed.
-
-    nll, kl = ([record[key] for record in history] for key in ("nll", "kl"))
-    total = [a + b for a, b in zip(nll, kl, strict=True)]
-    epochs = [record["epoch"] for record in history]
-    marker = "o" if len(history) == 1 else ""  # A line of one point would be invisible.
-    ax.plot(epochs, nll, label="NLL", color=COLORS[0], marker=marker, linewidth=1.5)
-    ax.plot(epochs, kl, label="KL", color=COLORS[1], marker=marker, linewidth=1.5)
-    # Broad and behind: where one term dominates, the sum would hide it.
-    ax.plot(epochs, total, label="NLL + KL", color="0.85", marker=marker, linewidth=5, zorder=1)
-    validated = [record for record in history if "validation_nll" in record]
-    if validated:
-        ax.plot(
-            [record["epoch"] for record in validated],
-            [record["validation_nll"] for record in validated],
-            label="NLL, validation",
-            color=COLORS[0],
-            linestyle="--",
-            marker="o",
-            markersize=3,
-            linewidth=1.5,
-        )
-    ax.set(xlabel="Epoch", ylabel="Nats per datum")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.legend(frameon=False)
-    return ax
-
-
-def _points(bins: Reliability, chosen: torch.Tensor) -> tuple[list[float], list[float]]:
-    """Confidences and accuracies of the chosen bins."""
-    return bins.confidence[chosen].tolist(), bins.accuracy[chosen].tolist()
-
-
-def _draw_shares(ax: Axes, bins: Reliability, index: int, num_methods: int, color: str) -> None:
-    """Faint bars, those of all methods side by side within each bin."""
-    num_bins = len(bins.count)
-    width = 1 / (num_bins * num_methods)
-    left = [b / num_bins + index * width for b in range(num_bins)]
-    shares = (bins.count / bins.count.sum()).tolist()
-    ax.bar(left, shares, width, align="edge", color=color, alpha=0.2, linewidth=0, zorder=0)
-
-
-def _new_figure(size: tuple[float, float]) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'pyro-radial[plots]'") from error
-    return Figure(figsize=size, layout="constrained", dpi=150)
+    if not results:
+        raise ValueError(f"{argument} must hold at least one method, got none")
+    return [
+        (name, result, COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)])
+        for index, (name, result) in enumerate(results.items())
+    ]
 
 
 def new_axes(size: tuple[float, float]) -> Axes:
@@ -208,4 +231,20 @@ def new_axes(size: tuple[float, float]) -> Axes:
     """
     ax = _new_figure(size).add_subplot()
     ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def _new_figure(size: tuple[float, float]) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'pyro-radial[plots]'") from error
+    return Figure(figsize=size, layout="constrained", dpi=150)
+
+
+def _diagonal_axes(ax: Axes | None) -> Axes:
+    """A unit square with the diagonal of perfect calibration."""
+    ax = new_axes((4.2, 4.2)) if ax is None else ax
+    ax.plot([0, 1], [0, 1], color="0.55", linestyle="--", linewidth=1, label="_perfect calibration", zorder=1)
+    ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     return ax

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How good is what a model keeps for itself when it refers the points it is least certain of to an expert."""
+"""The score of the points that a model keeps when it refers the most uncertain ones to an expert."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ Score = Callable[[torch.Tensor, torch.Tensor], Any]
 
 @dataclass(frozen=True, eq=False)
 class ReferralCurve:
-    """The score of what is left at each referred share; made by :func:`referral_curve`.
+    """The score of the kept points at each referred share, from :func:`referral_curve`.
 
     :param share: shares of the points that are referred, float64, shape ``[L]``.
-    :param score: score of the others, float64, shape ``[L]``.
+    :param score: score of the kept points, float64, shape ``[L]``.
     :param resamples: the same for R bootstrap resamples of the points, float64, shape ``[R, L]``.
-    :param redrawn: how many resamples were thrown away because the score was not defined for what was left.
+    :param redrawn: number of resamples that were drawn again because the score of their kept points was not defined.
     """
 
     share: torch.Tensor
@@ -34,30 +34,22 @@ class ReferralCurve:
 
     @property
     def stderr(self) -> torch.Tensor:
-        """Standard error of the score at each share, the standard deviation over resamples.
-
-        :returns: a tensor ``[L]``.
-        """
+        """Standard error of the score at each share, the standard deviation over resamples, ``[L]``."""
         return self.resamples.std(0)
 
     @property
     def area(self) -> torch.Tensor:
-        r"""Area under the curve over the width of its shares: the mean score, in the units of the score.
+        r"""Mean score over the range of shares, a 0-d tensor in the units of the score.
 
         .. math:: \frac{1}{s_L - s_1} \int_{s_1}^{s_L} \mathrm{score}(s) \, ds
 
-        by the trapezoidal rule; of a single share, its score.
-
-        :returns: 0-d tensor.
+        by the trapezoidal rule; with a single share, its score.
         """
         return self._area(self.score)
 
     @property
     def area_stderr(self) -> torch.Tensor:
-        """Standard error of the area, the standard deviation over resamples.
-
-        :returns: 0-d tensor.
-        """
+        """Standard error of the area, the standard deviation over resamples, a 0-d tensor."""
         return self._area(self.resamples).std(0)
 
     def _area(self, scores: torch.Tensor) -> torch.Tensor:
@@ -77,32 +69,33 @@ def referral_curve(
     num_resamples: int = 100,
     seed: int = 0,
 ) -> ReferralCurve:
-    r"""Score of what is left when the most uncertain share of the points is referred to an expert.
+    r"""Score the points that are left when the most uncertain share is referred to an expert.
 
-    At share s of N points the s N most uncertain are referred, rounded to the nearest number, and ``score`` is taken of
-    the others. An uncertainty that knows what the model does not know makes the curve better with the share; one that
-    knows nothing leaves it level. Points of the same uncertainty are referred in an order drawn from the seed.
+    At share s of N points, the s N most uncertain ones (rounded) are referred and ``score`` is computed from the
+    others. If the uncertainty knows where the model errs, the curve improves with the share; if it knows nothing, the
+    curve is flat. Points of equal uncertainty are referred in an order drawn from the seed.
 
-    The errors are those of the bootstrap: R times N points are drawn with replacement, ranked and scored anew. A
-    resample that lacks a class may have no score; it is drawn again, and counted. Two methods tested on the same points
-    with the same seed have the same resamples, if neither had one drawn again: ``(a.resamples - b.resamples).std(0)``
-    is then the standard error of their difference, which is mostly far less than that of either.
+    Standard errors come from the bootstrap: N points are drawn with replacement, ranked and scored, R times. A
+    resample without a score, for example because a class is missing, is drawn again and counted. Two methods tested on
+    the same points with the same seed share their resamples, if none was drawn again:
+    ``(a.resamples - b.resamples).std(0)`` is then the standard error of their difference, usually far smaller than that
+    of either score.
 
     Source: Farquhar, Osborne and Gal (2020), *Radial Bayesian Neural Networks*, section 4.1 and table 1, where
     ``score`` is the area under the ROC curve and ``uncertainty`` the mutual information.
 
-    :param score: a function of predictions and targets of some points that returns a number, such as
-        :func:`~pyro_radial.uncertainty.accuracy`, :func:`~pyro_radial.uncertainty.class_auroc` or
-        :func:`~pyro_radial.uncertainty.negative_log_likelihood`.
+    :param score: a function of predictions and targets that returns a number, such as
+        :func:`~pyro_radial.uncertainty.accuracy` or :func:`~pyro_radial.uncertainty.class_auroc`.
     :param predictions: first argument of ``score``, such as class probabilities, ``[N, ...]``.
     :param targets: second argument of ``score``, ``[N, ...]``.
-    :param uncertainty: what ranks the points, such as ``Prediction.mutual_information``; shape ``[N]``.
+    :param uncertainty: uncertainty of each point, such as ``Prediction.mutual_information``, shape ``[N]``.
     :param shares: referred shares in ``[0, 1)``, increasing.
     :param num_resamples: R, at least 2.
-    :param seed: of the resamples and of the order of ties.
-    :returns: score and standard error at each share, and the area.
-    :raises ValueError: if an argument is out of range, its number of points does not fit, or the score of what is left
-        at a share is not defined (a class is missing) or not finite; the message names the share.
+    :param seed: seed of the resamples and of the order of ties.
+    :returns: a result with ``share``, ``score``, ``stderr``, ``area`` and ``area_stderr``;
+        :func:`~pyro_radial.uncertainty.plots.plot_referral` draws it.
+    :raises ValueError: if an argument is out of range, its number of points does not fit, or the score at a share is
+        not defined (a class is missing) or not finite; the message names the share.
 
     Example::
 
@@ -112,20 +105,18 @@ def referral_curve(
         >>> curve.score.tolist()
         [0.75, 1.0]
     """
-    ranks = finite_numbers("referral_curve: uncertainty", uncertainty)
+    ranks = finite_numbers("uncertainty", uncertainty)
     number = len(ranks)
     for name, values in (("predictions", predictions), ("targets", targets)):
         if values.ndim == 0 or len(values) != number:
-            raise ValueError(
-                f"referral_curve: {name} must have {number} rows to fit uncertainty, got shape {list(values.shape)}"
-            )
+            raise ValueError(f"{name} must have {number} rows to fit uncertainty, got shape {list(values.shape)}")
     share = _checked_shares(shares)
     left = [number - round(number * value) for value in share.tolist()]
     if left[-1] == 0:
-        raise ValueError(f"referral_curve: shares must leave at least one of {number} points, got {share[-1]:g}")
-    if positive_count("referral_curve: num_resamples", num_resamples) < 2:
-        raise ValueError(f"referral_curve: num_resamples must be at least 2, got {num_resamples}")
-    generator = torch.Generator().manual_seed(non_negative_integer("referral_curve: seed", seed))
+        raise ValueError(f"shares must leave at least one of {number} points, got {share[-1]:g}")
+    if positive_count("num_resamples", num_resamples) < 2:
+        raise ValueError(f"num_resamples must be at least 2, got {num_resamples}")
+    generator = torch.Generator().manual_seed(non_negative_integer("seed", seed))
 
     def curve(points: torch.Tensor) -> torch.Tensor:
         ranked = points[ranks[points].argsort(stable=True)].to(predictions.device)
@@ -144,7 +135,7 @@ def referral_curve(
             redrawn += 1
             if redrawn > num_resamples:
                 raise ValueError(
-                    f"referral_curve: score must be defined for most resamples, got {redrawn} of "
+                    f"score must be defined for most resamples, got {redrawn} of "
                     f"{redrawn + len(resamples)} without; refer smaller shares or take more points: {error}"
                 ) from error
     return ReferralCurve(share, of_all, torch.stack(resamples), redrawn)
@@ -154,20 +145,17 @@ def _checked_shares(shares: Sequence[float]) -> torch.Tensor:
     share = torch.as_tensor(shares, dtype=torch.float64)
     fits = share.ndim == 1 and len(share) > 0 and bool(((share >= 0) & (share < 1)).all())
     if not fits or not (share.diff() > 0).all():
-        raise ValueError(
-            f"referral_curve: shares must be increasing numbers in [0, 1), of which 0.1 refers 10 %, got "
-            f"{share.tolist()}"
-        )
+        raise ValueError(f"shares must be increasing numbers in [0, 1), where 0.1 refers 10 %, got {share.tolist()}")
     return share
 
 
 def _scored(score: Score, predictions: torch.Tensor, targets: torch.Tensor, share: float, number: int) -> float:
-    """The score of what is left, or a ValueError that says where there is none."""
+    """The score of the kept points, or a ValueError that names the share without one."""
     where = f"for the {len(targets)} of {number} points left at a referred share of {share:g}"
     try:
         value = float(score(predictions, targets))
     except ValueError as error:
-        raise ValueError(f"referral_curve: score must be defined {where}: {error}") from error
+        raise ValueError(f"score must be defined {where}: {error}") from error
     if not abs(value) < float("inf"):
-        raise ValueError(f"referral_curve: score must be finite {where}, got {value}")
+        raise ValueError(f"score must be finite {where}, got {value}")
     return value

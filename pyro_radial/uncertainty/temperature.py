@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Temperature scaling: one number, fitted on validation data, that makes class probabilities sharper or flatter."""
+"""Temperature scaling: one number, fitted on validation data, makes class probabilities sharper or flatter."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class TemperatureScaling:
 
     .. math:: p_k = \mathrm{softmax}(z / T)_k \propto q_k^{1 / T}
 
-    with z the logits, or the logarithms of probabilities q. Above one it makes a model less sure, below one more; the
-    most probable class stays, and with it accuracy. It is the baseline that a posterior's calibration is compared with:
-    one parameter, fitted in milliseconds on data that training has not seen.
+    with z the logits, or the logarithms of probabilities q. A temperature above one makes a model less sure, below one
+    more sure; the most probable class stays the same, and so does accuracy. It is the usual baseline for the
+    calibration of a posterior: one parameter, fitted in milliseconds on validation data.
 
     Source: Guo et al. (2017), *On Calibration of Modern Neural Networks*, section 4.2, equation 9.
 
@@ -50,7 +50,7 @@ class TemperatureScaling:
         positive_float("temperature", self.temperature)
 
     def __call__(self, logits: torch.Tensor | Prediction) -> torch.Tensor:
-        """The probabilities at the temperature.
+        """Return the probabilities at the temperature.
 
         :param logits: as for :meth:`fit`.
         :returns: probabilities ``[N, K]``, in the dtype of the logits.
@@ -60,26 +60,26 @@ class TemperatureScaling:
 
     @classmethod
     def fit(cls, logits: torch.Tensor | Prediction, labels: torch.Tensor) -> TemperatureScaling:
-        r"""The temperature of the least negative log-likelihood of the labels.
+        r"""Find the temperature with the lowest negative log-likelihood of the labels.
 
-        That is convex in 1/T, and its derivative :math:`\sum_n (E_{p_n}[z_{nk}] - z_{n y_n})` is zero at one
-        temperature, found in double precision to rounding.
+        The likelihood is convex in 1/T. Its derivative :math:`\sum_n (E_{p_n}[z_{nk}] - z_{n y_n})` is zero at one
+        temperature, which is found in double precision to rounding.
 
-        :param logits: logits or log-probabilities of validation points, ``[N, K]``; give probabilities as
-            ``probs.log()``. Of a :class:`~pyro_radial.infer.Prediction` of classes it is the logarithm of its mean
+        :param logits: logits or log-probabilities of validation points, ``[N, K]``; pass probabilities as
+            ``probs.log()``. A :class:`~pyro_radial.infer.Prediction` of classes stands for the logarithm of its mean
             probabilities: draws are averaged first and scaled then.
         :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
         :returns: the scaling, to be called with logits of any points.
         :raises ValueError: if shapes, values or types do not fit, a label has probability zero, or there is no such
-            temperature: all labels are the most probable classes, where colder is always better, or the logits of the
-            labels are no higher than the mean over classes, where hotter is always better.
+            temperature: either all labels are the most probable classes, so colder is always better, or the logits of
+            the labels are no higher than the mean over classes, so hotter is always better.
         """
         scores = _checked_logits(logits).detach()
         labels = class_labels("logits", labels, scores.shape)
         z = scores.cpu().double()
         of_labels = z.gather(-1, labels.cpu()[:, None]).squeeze(-1)
         if of_labels.isinf().any():
-            raise ValueError("labels must have positive probability at every point, got one of a class with none")
+            raise ValueError("labels must have positive probability at every point, got a label with probability zero")
         possible = z.isfinite()
         values = torch.where(possible, z, 0.0)
 
@@ -90,7 +90,7 @@ class TemperatureScaling:
         if not slope(0.0) < 0:
             raise ValueError(
                 "labels must have logits above the mean over classes, on average, for a temperature to exist, got "
-                "predictions that are no better than chance at any"
+                "predictions no better than chance"
             )
         if not float((z.amax(-1) - of_labels).mean()) > 0:
             raise ValueError(
@@ -118,5 +118,7 @@ def _checked_logits(logits: torch.Tensor | Prediction) -> torch.Tensor:
     if logits.ndim != 2 or 0 in logits.shape or not logits.is_floating_point():
         raise ValueError(f"logits must be floating-point of shape [N, K], got {logits.dtype} {list(logits.shape)}")
     if logits.isnan().any() or not logits.amax(-1).isfinite().all():
-        raise ValueError("logits must be numbers below infinity, one of each row above minus infinity, got others")
+        raise ValueError(
+            "logits must be numbers below infinity, with one in each row above minus infinity, got NaN or infinity"
+        )
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

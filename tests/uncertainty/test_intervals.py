@@ -1,6 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+import itertools
 import math
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn import likelihoods
-from pyro_radial.uncertainty import interval_coverage, quantile_calibration
+from pyro_radial.uncertainty import crps_from_draws, interval_coverage, quantile_calibration
 
 NORMAL = torch.distributions.Normal(0.0, 1.0)
 LEVELS = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
@@ -63,26 +64,93 @@ def test_a_prediction_of_the_right_model_is_calibrated():
     assert covered.tolist() == pytest.approx([0.9, 0.5], abs=4 * 0.5 / math.sqrt(points) + 1 / 200)
 
 
+DOUBLE = {"dtype": torch.float64}
+
+
+def crps_of_normals(loc, scale, y):
+    """The score of an equal mixture of normals ``[S, N]``, by Grimit et al. (2006) in closed form."""
+
+    def mean_of_absolute(mean, variance):
+        root = (2 * variance).sqrt()
+        return mean * (mean / root).erf() + root / math.sqrt(math.pi) * (-((mean / root) ** 2)).exp()
+
+    loc, scale = torch.broadcast_tensors(loc, scale)
+    pairs = mean_of_absolute(loc[:, None] - loc, scale[:, None] ** 2 + scale**2).mean((0, 1))
+    return (mean_of_absolute(y - loc, scale**2).mean(0) - pairs / 2).mean()
+
+
+def test_draws_worked_by_hand():
+    """Draws 0, 1 and 4 and a target of 2: gaps 2, 1, 2; pairs 1, 4, 3 apart."""
+    draws = torch.tensor([[4.0], [0.0], [1.0]])
+    assert crps_from_draws(draws, torch.tensor([2.0])).item() == pytest.approx(5 / 3 - (8 / 3) / 2)
+    assert crps_from_draws(draws + 1e4, torch.tensor([2.0 + 1e4])).item() == pytest.approx(1 / 3, rel=1e-6)
+
+
+def test_draws_are_scored_as_all_their_pairs():
+    draws, y = torch.randn(7, 5, 2, **DOUBLE), torch.randn(5, 2, **DOUBLE)
+    pairs = sum((draws[i] - draws[j]).abs() for i, j in itertools.permutations(range(7), 2)) / 42
+    expected = ((draws - y).abs().mean(0) - pairs / 2).mean()
+    torch.testing.assert_close(crps_from_draws(draws, y), expected)
+
+
+@pytest.mark.parametrize("number", [2, 3, 10])
+def test_few_draws_are_scored_without_bias(number):
+    """Each of many points has draws of its own; the mean is that of the closed form, however few the draws."""
+    points = 200_000
+    y = torch.full((points,), 0.7, **DOUBLE)
+    draws = 2 * torch.randn(number, points, **DOUBLE)
+    expected = crps_of_normals(torch.zeros(1, 1, **DOUBLE), torch.full((1, 1), 2.0, **DOUBLE), y[:1]).item()
+    # The score of one point varies with its draws by about their standard deviation, less the more draws it has.
+    assert crps_from_draws(draws, y).item() == pytest.approx(expected, abs=4 * 2 / math.sqrt(number * points))
+
+
+def test_targets_of_a_prediction_are_scored_as_its_mixture():
+    functions, points = 100, 500
+    samples = torch.randn(functions, points, 1, **DOUBLE)
+    noise = torch.rand(functions, 1, **DOUBLE) + 0.5
+    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": noise})
+    y = torch.randn(points, **DOUBLE)
+    exact = crps_of_normals(samples[..., 0], noise, y).item()
+    # The error of a point is of the order of 1 / sqrt(functions), and points are nearly independent.
+    estimate = crps_from_draws(prediction.sample_targets(), y).item()
+    assert estimate == pytest.approx(exact, abs=4 / math.sqrt(functions * points) + 2 / functions)
+
+
+def test_the_score_of_draws_has_gradients():
+    draws = torch.zeros(3, 4, requires_grad=True, **DOUBLE)
+    shift = torch.tensor([[-1.0], [0.0], [2.0]], **DOUBLE)
+    y = torch.tensor([0.5, 1.0, -1.0, 2.0], **DOUBLE)
+    assert torch.autograd.gradcheck(lambda a: crps_from_draws(a + shift, y), (draws,))
+
+
 GOOD = torch.zeros(2, 3)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: interval_coverage(GOOD, GOOD[0], torch.zeros(3)), "interval_coverage: upper must have the shape of"),
-        (lambda: interval_coverage(GOOD + 1, GOOD, torch.zeros(3)), "interval_coverage: lower must be at most upper"),
+        (lambda: interval_coverage(GOOD, GOOD[0], torch.zeros(3)), "upper must have the shape of"),
+        (lambda: interval_coverage(GOOD + 1, GOOD, torch.zeros(3)), "lower must be at most upper"),
         (
             lambda: interval_coverage(GOOD, GOOD, torch.zeros(2)),
             r"targets must have shape \[3\] to fit lower",
         ),
         (lambda: interval_coverage(GOOD[0], GOOD[0], GOOD), "targets must have shape"),
-        (lambda: interval_coverage(GOOD, GOOD / 0, torch.zeros(3)), "interval_coverage: lower must be at most upper"),
+        (lambda: interval_coverage(GOOD, GOOD / 0, torch.zeros(3)), "lower must be at most upper"),
         (lambda: interval_coverage(GOOD, GOOD, torch.full((3,), math.nan)), "targets must be finite"),
         (lambda: quantile_calibration(GOOD, [0.1], torch.zeros(3)), r"quantiles must have shape \[1, N, ...\]"),
         (lambda: quantile_calibration(GOOD, [0.0, 0.5], torch.zeros(3)), "levels must be increasing numbers strictly"),
         (lambda: quantile_calibration(GOOD, [10, 50], torch.zeros(3)), "levels must be increasing numbers strictly"),
         (lambda: quantile_calibration(GOOD, [0.5, 0.1], torch.zeros(3)), "levels must be increasing"),
         (lambda: quantile_calibration(GOOD, [0.1, 0.5], torch.zeros(2)), r"targets must have shape \[3\]"),
+        (lambda: crps_from_draws(GOOD[:1], torch.zeros(3)), r"draws must have shape \[S, N, ...\] with S > 1"),
+        (lambda: crps_from_draws(GOOD[0], torch.zeros(3)), "draws must have shape"),
+        (lambda: crps_from_draws(torch.zeros(4, 3, 2), torch.zeros(3)), r"targets must have shape \[3, 2\] to fit"),
+        (lambda: crps_from_draws(GOOD, torch.zeros(4)), r"targets must have shape \[3\].*got \[4\]"),
+        (lambda: crps_from_draws(torch.zeros(4, 0), torch.zeros(0)), "targets must have shape"),
+        (lambda: crps_from_draws(GOOD.long(), torch.zeros(3)), "draws must be floating-point"),
+        (lambda: crps_from_draws(GOOD, torch.full((3,), math.nan)), "targets must be finite"),
+        (lambda: crps_from_draws(GOOD + math.inf, torch.zeros(3)), "draws must be finite"),
         (lambda: quantile_calibration(GOOD / 0, [0.1, 0.5], torch.zeros(3)), "quantiles must be finite"),
     ],
 )

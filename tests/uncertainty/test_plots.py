@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from pyro_radial.uncertainty import Reliability, plot_images, plot_reliability, plot_training_terms
+from pyro_radial.uncertainty.calibration import Reliability
+from pyro_radial.uncertainty.intervals import QuantileCalibration
+from pyro_radial.uncertainty.plots import plot_images, plot_quantile_calibration, plot_referral, plot_reliability
+from pyro_radial.uncertainty.referral import ReferralCurve
 
 NAN = float("nan")
 RADIAL = Reliability(
@@ -23,11 +27,20 @@ NORMAL = Reliability(
     accuracy=torch.tensor([0.1, 0.2, 0.6, 1.0]),
     count=torch.tensor([10, 10, 10, 10]),
 )
-HISTORY = [
-    {"epoch": 1, "nll": 2.0, "kl": 0.5},
-    {"epoch": 2, "nll": 1.0, "kl": 0.25, "validation_nll": 1.5},
-    {"epoch": 3, "nll": 0.5, "kl": 0.125},
-]
+SHARES = torch.tensor([0.0, 0.1, 0.3]).double()
+SCORES = torch.tensor([0.8, 0.85, 0.9]).double()
+REFERRAL = {
+    "radial": ReferralCurve(SHARES, SCORES, torch.stack([SCORES - 0.01, SCORES + 0.01]), 0),
+    "normal": ReferralCurve(SHARES, SCORES - 0.2, torch.stack([SCORES - 0.3, SCORES - 0.1]), 3),
+}
+QUANTILES = {
+    "radial": QuantileCalibration(torch.tensor([0.1, 0.5, 0.9]), torch.tensor([0.1, 0.4, 1.0]), 100),
+    "normal": QuantileCalibration(torch.tensor([0.1, 0.9]), torch.tensor([0.3, 0.7]), 400),
+}
+
+
+def labels(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
 def assert_draws(figure):
@@ -138,57 +151,59 @@ def test_bad_images_are_named(images, options, message):
         plot_images(images, **options)
 
 
-def test_training_terms_and_their_sum():
-    ax = plot_training_terms(HISTORY)
-    data = {line.get_label(): line.get_xydata().tolist() for line in ax.lines}
-    assert data == {
-        "NLL": [[1, 2.0], [2, 1.0], [3, 0.5]],
-        "KL": [[1, 0.5], [2, 0.25], [3, 0.125]],
-        "NLL + KL": [[1, 2.5], [2, 1.25], [3, 0.625]],
-        "NLL, validation": [[2, 1.5]],
-    }
-    assert ax.get_xlabel() == "Epoch"
-    assert ax.get_ylabel() == "Nats per datum"
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == list(data)
-    assert all(tick == int(tick) for tick in ax.get_xticks())
+def test_referral_has_a_line_and_a_band_per_method():
+    ax = plot_referral(REFERRAL, "AUC")
+    assert labels(ax) == ["radial", "normal"]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("Referred to an expert, %", "AUC of what is left")
+    for line, band, curve in zip(ax.lines, ax.collections, REFERRAL.values(), strict=True):
+        assert line.get_xdata().tolist() == pytest.approx([0, 10, 30])
+        assert line.get_ydata().tolist() == pytest.approx(curve.score.tolist())
+        corners = band.get_paths()[0].vertices
+        error = curve.stderr.tolist()
+        assert corners[:, 1].max() == pytest.approx(curve.score[2].item() + error[2])
+        assert corners[:, 1].min() == pytest.approx(curve.score[0].item() - error[0])
+        assert band.get_facecolor()[0, :3].tolist() == pytest.approx(to_rgb(line.get_color()))
     assert_draws(ax.figure)
 
 
-def test_training_terms_without_validation():
-    ax = plot_training_terms([{"epoch": 1, "nll": 1.0, "kl": 0.5}])
-    assert [line.get_label() for line in ax.lines] == ["NLL", "KL", "NLL + KL"]
-    assert {line.get_marker() for line in ax.lines} == {"o"}
+def test_quantile_calibration_has_a_diagonal_a_band_of_chance_and_a_line_per_method():
+    ax = plot_quantile_calibration(QUANTILES)
+    diagonal, radial, normal = ax.lines
+    assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]]
+    assert radial.get_ydata().tolist() == pytest.approx([0.1, 0.4, 1.0])
+    assert normal.get_xdata().tolist() == pytest.approx([0.1, 0.9])
+    assert labels(ax) == ["radial (gap 0.067)", "normal (gap 0.200)"]
+    corners = ax.collections[0].get_paths()[0].vertices
+    middle = corners[abs(corners[:, 0] - 0.5) < 1e-9, 1]
+    # Of the fewer targets, 100: two times 0.05.
+    assert sorted({round(value, 9) for value in middle.tolist()}) == [0.4, 0.6]
+    assert_draws(ax.figure)
 
 
-def test_bad_histories_are_named():
-    with pytest.raises(ValueError, match="history must hold"):
-        plot_training_terms([])
-    with pytest.raises(ValueError, match="history must have key 'kl'"):
-        plot_training_terms([*HISTORY, {"epoch": 4, "nll": 1.0}])
-    with pytest.raises(ValueError, match="reliabilities"):
-        plot_reliability({})
-
-
-def test_given_axes_and_figures_are_used():
-    first, second = Figure().subplots(1, 2)
-    assert plot_reliability({"radial": RADIAL}, first) is first
-    assert plot_training_terms(HISTORY, second) is second
+def test_given_figures_are_used():
     figure = Figure(layout="constrained")
     assert all(ax.figure is figure for ax in plot_images(torch.rand(2, 1, 4, 4), figure=figure))
 
 
-@pytest.mark.parametrize("draw", [lambda: plot_reliability({"a": RADIAL}), lambda: plot_images(torch.rand(1, 1, 2, 2))])
-def test_without_matplotlib_the_extra_is_named(monkeypatch, draw):
+@pytest.mark.parametrize(
+    ("plot", "results"),
+    [(plot_reliability, {"radial": RADIAL}), (plot_referral, REFERRAL), (plot_quantile_calibration, QUANTILES)],
+)
+def test_given_axes_are_used_and_none_is_an_error(monkeypatch, plot, results):
+    ax = Figure().subplots()
+    assert plot(results, ax=ax) is ax
+    with pytest.raises(ValueError, match=r"(curves|reliabilities) must hold at least one method, got none"):
+        plot({})
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pyro-radial\[plots\]"):
-        draw()
+        plot(results)
 
 
 def test_pyplot_is_never_imported_and_the_extras_only_when_used():
     code = (
-        "import sys, pyro_radial.datasets, pyro_radial.uncertainty as u\n"
+        "import sys, pyro_radial.datasets, pyro_radial.uncertainty.plots as u\n"
         "assert not {'matplotlib', 'sklearn'} & sys.modules.keys()\n"
-        "u.plot_training_terms([{'epoch': 1, 'nll': 1.0, 'kl': 0.5}]).figure.canvas.draw()\n"
+        "u.new_axes((1.0, 1.0)).figure.canvas.draw()\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from pyro_radial.uncertainty import accuracy, class_auroc, negative_log_likelihood, referral_curve, risk_coverage
+from pyro_radial.uncertainty import accuracy, class_auroc, negative_log_likelihood, referral_curve
 from tests.helpers.class_probabilities import simulate
 
 PROBS = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6], [0.45, 0.55], [0.7, 0.3]])
@@ -112,13 +112,6 @@ def test_ties_are_not_referred_in_the_order_of_the_points():
     assert curve.score[1].item() == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(number / 2))
 
 
-def test_it_agrees_with_the_risk_at_the_coverage_left():
-    losses, uncertainty = torch.rand(50, dtype=torch.float64), torch.rand(50)
-    risks = risk_coverage(losses, uncertainty)
-    curve = referral_curve(mean, losses, torch.zeros(50), uncertainty, shares=[0.0, 0.1, 0.5, 0.9], num_resamples=2)
-    assert curve.score.tolist() == pytest.approx([risks.risk[n - 1].item() for n in (50, 45, 25, 5)])
-
-
 def test_a_class_missing_from_what_is_left_is_named_with_its_share():
     """All of class 1 is uncertain, so that at 40 % none of it is left."""
     labels = torch.tensor([0, 0, 1, 1, 0])
@@ -176,5 +169,5 @@ def test_too_many_resamples_without_a_score_are_an_error():
 )
 def test_bad_arguments_are_named(change, message):
     arguments = {"predictions": PROBS, "targets": LABELS, "uncertainty": UNCERTAINTY, **change}
-    with pytest.raises(ValueError, match=f"referral_curve: .*{message}"):
+    with pytest.raises(ValueError, match=message):
         referral_curve(accuracy, **arguments)
