@@ -1,0 +1,37 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Pruning: scores of units, cuts, the masked and the small network."""
+
+import torch
+from torch import nn
+
+from pyro_radial import AutoRadialDirectional, RadialELBO
+from pyro_radial.compression import cut_network, cut_path, evaluate_path, mask_network, mean_network, unit_scores
+from pyro_radial.nn.priors import RadialDirectionalPrior
+from tests.golden.losses import images
+from tests.golden.programs import classifier, program, trained
+
+
+@program
+def pruning():
+    torch.manual_seed(1)
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2)
+    )
+    model = classifier(net, RadialDirectionalPrior("row", global_scale=0.1), num_data=6)
+    guide = AutoRadialDirectional(model, init_mean_cosine=0.95, shared_concentration=False)
+    x, y = images()
+    trained(model, guide, (x, y), lr=0.1, epochs=3, loss=RadialELBO(strict_kl=True))
+    plain, scores = mean_network(model.bnn, guide), unit_scores(guide)
+    results = {"scores": dict(scores.outputs), "mean network": plain(x)}
+    path = cut_path(scores, num_cuts=6)
+    results["kept"] = [dict(cut.outputs) for cut in path]
+    records = evaluate_path(
+        plain, path, lambda n: nn.functional.cross_entropy(n(x), y).item(), input_shape=(1, 6, 6), progress=False
+    )
+    results["records"] = [[record.loss, record.weights, record.flops] for record in records]
+    cut = path[3]
+    results["masked"] = mask_network(plain, cut)(x)
+    results["small"] = cut_network(plain, cut)(x)
+    return results

@@ -1,0 +1,193 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Priors on functions: each divergence, prior and set of measurement points."""
+
+from functools import partial
+
+import torch
+from pyro.contrib.gp.kernels import RBF
+
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO
+from pyro_radial.functional import (
+    AdversarialPoints,
+    BetweenRows,
+    BNNPrior,
+    Concatenated,
+    FromData,
+    GaussianKL,
+    GaussianProcess,
+    ImplicitProcess,
+    LinearizedKL,
+    MarginalKL,
+    Mixture,
+    PiecewiseConstant,
+    PiecewiseLinear,
+    PosteriorProcess,
+    RegularizedKL,
+    SteinKL,
+    Sum,
+    UniformBox,
+)
+from pyro_radial.functional import GaussianMoments as GaussianScore
+from pyro_radial.functional import SpectralStein as SpectralSteinScore
+from pyro_radial.functional import Stein as SteinScore
+from tests.golden.programs import classification, loss_and_gradients, network, program, regression, regressor
+
+ELBO = partial(FunctionalELBO, num_functions=40)
+AT_POINTS_ALONE = {"compare_at": "context"}
+
+
+def kernel(a, b):
+    return torch.exp(-2 * (a - b.T) ** 2)
+
+
+def process(noise=0.05):
+    return GaussianProcess(kernel, noise=noise)
+
+
+def box():
+    return UniformBox([-2.0], [2.0], num_points=6)
+
+
+def losses(divergence, prior=None, points=None, guide_types=(AutoRadial, AutoMeanField), times=1, **options):
+    """Return the loss of each guide with its gradients."""
+    results = {}
+    for guide_type in guide_types:
+        torch.manual_seed(0)
+        model = regressor()
+        guide = guide_type(model, init_stddev=0.2)
+        elbo = ELBO(prior or process(), points or box(), divergence=divergence, **options)
+        found = [loss_and_gradients(elbo, model, guide, *regression()) for _ in range(times)]
+        results[guide_type.__name__] = found
+    return results
+
+
+@program
+def gaussian_kl():
+    return {
+        "joint": losses(GaussianKL()),
+        "factorized": losses(GaussianKL(factorize=True), kl_weight=0.5),
+        "weights too": losses(GaussianKL(), weight_space_kl=0.3, **AT_POINTS_ALONE),
+    }
+
+
+@program
+def linearized_kl():
+    return losses(LinearizedKL(gamma=0.01))
+
+
+@program
+def marginal_kl():
+    return losses(MarginalKL(), **AT_POINTS_ALONE)
+
+
+@program
+def regularized_kl():
+    return losses(RegularizedKL(0.01))
+
+
+@program
+def stein_kl():
+    return {
+        "stein": losses(SteinKL(SteinScore())),
+        "spectral": losses(SteinKL(SpectralSteinScore())),
+        "gaussian": losses(SteinKL(GaussianScore())),
+        "both estimated": losses(
+            SteinKL(SpectralSteinScore(num_eigenfunctions=4), SteinScore(), num_prior_samples=30),
+            prior=PiecewiseLinear(-2.0, 2.0),
+            guide_types=(AutoMeanField,),
+        ),
+    }
+
+
+@program
+def score_estimators():
+    torch.manual_seed(2)
+    draws, points = torch.randn(20, 3), torch.randn(7, 3)
+    estimators = {
+        "stein": SteinScore(ridge=0.1),
+        "spectral": SpectralSteinScore(threshold=0.95),
+        "spectral of a width": SpectralSteinScore(num_eigenfunctions=5, width=1.5),
+        "gaussian": GaussianScore(),
+        "shrunk": GaussianScore(shrinkage="oas"),
+    }
+    return {name: [estimate(draws), estimate(draws, points)] for name, estimate in estimators.items()}
+
+
+@program
+def measurement_points():
+    x, _ = regression()
+    torch.manual_seed(3)
+    adversarial = AdversarialPoints(UniformBox([-2.0], [2.0], num_points=3), lr=0.1)
+    kinds = {
+        "box": UniformBox.around(x, num_points=5),
+        "data": FromData(x, 4),
+        "between": BetweenRows(x, 4),
+        "both": Concatenated([adversarial, box()]),
+    }
+    results = {name: points(x[:3]) for name, points in kinds.items()}
+    points = Concatenated([adversarial, box()])
+    results["climbing"] = losses(GaussianKL(), points=points, guide_types=(AutoMeanField,), times=3)
+    results["climbed"] = adversarial(x)
+    return results
+
+
+@program
+def priors_on_functions():
+    x, y = regression()
+    at = torch.linspace(-1.5, 1.5, 4)[:, None]
+    torch.manual_seed(4)
+    rbf = GaussianProcess(RBF(input_dim=1), noise=0.05)
+    bnn = BNNPrior(BayesianModule(network(1, 6, 1)))
+    priors = {
+        "process": process(),
+        "rbf": rbf,
+        "constant pieces": PiecewiseConstant(-2.0, 2.0),
+        "linear pieces": PiecewiseLinear(-2.0, 2.0),
+        "network": bnn,
+        "sampler": ImplicitProcess(lambda x, n: torch.randn(n, 1, 1) * x),
+        "sum": Sum([process(), rbf]),
+        "mixture": Mixture([process(), rbf], [0.3, 0.7]),
+    }
+    results = {}
+    for name, prior in priors.items():
+        torch.manual_seed(5)
+        results[name] = prior.sample(at, 4)
+    for name in ("process", "rbf", "sum"):
+        results[f"{name} moments"] = priors[name].moments(at)
+    for name in ("process", "mixture"):
+        f = torch.randn(3, len(at), 1, generator=torch.Generator().manual_seed(6))
+        results[f"{name} score"] = priors[name].score(f, at)
+        results[f"{name} log_prob"] = priors[name].log_prob(f, at)
+    rbf.observation_noise.fill_(0.1)
+    results["evidence"] = rbf.log_marginal_likelihood(x, y)
+    results["posterior"] = rbf.posterior(x, y, at)
+    torch.manual_seed(7)
+    results["fitted"] = rbf.fit(x, y, steps=5, lr=0.05, progress=False)
+    results["hyperparameters"] = dict(rbf.named_parameters())
+    return results
+
+
+@program
+def implicit_prior():
+    return losses(SteinKL(num_prior_samples=40), prior=PiecewiseConstant(-2.0, 2.0), guide_types=(AutoRadial,))
+
+
+@program
+def posterior_process():
+    results = {}
+    for guide_type in (AutoRadial, AutoMeanField):
+        bnn = BayesianModule(network(3, 4, 2))
+        guide = guide_type(bnn, init_stddev=0.3)
+        x = classification(5)[0]
+        guide.setup(x)
+        posterior = PosteriorProcess(bnn, guide.posterior())
+        f = torch.randn(3, 5, 2, generator=torch.Generator().manual_seed(6))
+        results[guide_type.__name__] = {
+            "marginals": posterior.marginals(x),
+            "moments": posterior.moments(x),
+            "score": posterior.score(f, x),
+            "log_prob": posterior.log_prob(f, x),
+        }
+    return results
