@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit, predict
-from pyro_radial.datasets import ImageDataset, load
+from pyro_radial.datasets import load
+from pyro_radial.datasets.images import ImageDataset
 from pyro_radial.infer import FitResult, Prediction
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.nn import likelihoods
@@ -84,7 +85,8 @@ class Outcome:
 
 def make_task(data: ImageDataset) -> Task:
     """Learn all classes but the last two; the test images of those two are the other kind."""
-    num_known = data.num_classes - UNSEEN_CLASSES
+    num_classes = len(data.class_names)
+    num_known = num_classes - UNSEEN_CLASSES
     train = _of_classes(range(num_known), data.train_images, data.train_labels)
     if data.val_images is None or data.val_labels is None:
         train, validation = _split(*train)
@@ -94,7 +96,7 @@ def make_task(data: ImageDataset) -> Task:
         train,
         validation,
         test=_of_classes(range(num_known), data.test_images, data.test_labels),
-        unseen=_of_classes(range(num_known, data.num_classes), data.test_images, data.test_labels),
+        unseen=_of_classes(range(num_known, num_classes), data.test_images, data.test_labels),
         class_names=data.class_names[:num_known],
         unseen_names=data.class_names[num_known:],
     )

@@ -30,8 +30,9 @@ from benchmarks.common import (
     paired,
     with_error,
 )
+from benchmarks.data import tables
 from benchmarks.decisions._guides import GUIDES, mean_of, mean_ranks, network, of_common_seeds, runs_of
-from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel, datasets
+from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel
 from pyro_radial.decisions import (
     ContextualBandit,
     EnsembleSampling,
@@ -167,7 +168,7 @@ def decided(keys: Row, size: Size, data_dir: Path | None, checkpoint: Path) -> R
 def bandit_of(task: str, horizon: int, seed: int, data_dir: Path | None) -> ContextualBandit:
     if task.startswith("wheel"):
         return wheel_bandit(float(task.split()[1]), horizon, seed=seed)
-    table = datasets.load_table(task, data_dir)
+    table = tables.load_table(task, data_dir)
     if task == "mushroom":
         return mushroom_bandit(table.features, table.labels, horizon, seed=seed)
     return classification_bandit(table.features, table.labels, horizon, seed=seed, name=task)

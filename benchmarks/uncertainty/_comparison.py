@@ -46,7 +46,7 @@ from benchmarks.uncertainty._methods import (
     train,
 )
 from pyro_radial import datasets
-from pyro_radial.datasets import ImageDataset
+from pyro_radial.datasets.images import ImageDataset
 from pyro_radial.infer import Prediction
 from pyro_radial.uncertainty import accuracy, expected_calibration_error
 from pyro_radial.uncertainty.plots import COLORS

@@ -10,10 +10,11 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.common import Pair
+from benchmarks.data.augmentation import RandomAffine
 from benchmarks.uncertainty._methods import Augment, MakeNet
 from benchmarks.uncertainty._networks import VGG4, vgg
 from pyro_radial import datasets
-from pyro_radial.datasets import ImageDataset, RandomAffine
+from pyro_radial.datasets.images import ImageDataset
 
 #: The grade from which on an image is referred.
 REFERABLE = 2

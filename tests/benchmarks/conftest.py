@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.data import tables
+from benchmarks.data.tables import Table
 from pyro_radial import datasets
-from pyro_radial.datasets import ImageDataset, Table
+from pyro_radial.datasets.images import ImageDataset
 
 NUM_SPLITS = 20
 
@@ -17,7 +19,7 @@ NUM_SPLITS = 20
 def tiny_data(tmp_path, monkeypatch):
     """A folder of data as the experiments expect it; images come from memory, since real ones are checked by digest."""
     monkeypatch.setattr(datasets, "load", tiny_images)
-    monkeypatch.setattr(datasets, "load_table", tiny_table)
+    monkeypatch.setattr(tables, "load_table", tiny_table)
     folder = tmp_path / "data"
     write_uci(folder / "uci")
     write_series(folder / "timeseries")

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from pyro_radial.datasets import load_table
+from benchmarks.data.tables import load_table
 from pyro_radial.decisions import ContextualBandit, classification_bandit, mushroom_bandit, wheel_bandit
 
 X = torch.arange(12.0).reshape(4, 3)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from pyro_radial.datasets import RandomAffine
+from benchmarks.data.augmentation import RandomAffine
 
 NOTHING = {"flip": False, "degrees": 0.0, "shift": 0.0, "zoom": (1.0, 1.0)}
 N = 400
@@ -116,10 +116,10 @@ def test_a_seed_gives_the_same_and_each_image_has_its_own():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"degrees": -1.0}, "degrees must be a number of at least zero, got -1"),
-        ({"shift": float("nan")}, "shift must be a number of at least zero, got nan"),
-        ({"zoom": (1.1, 0.9)}, r"zoom must be the least and the largest share, got \(1.1, 0.9\)"),
-        ({"zoom": (0.0, 1.0)}, "RandomAffine: zoom"),
+        ({"degrees": -1.0}, "degrees must be a finite number of at least zero, got -1"),
+        ({"shift": float("nan")}, "shift must be a finite number of at least zero, got nan"),
+        ({"zoom": (1.1, 0.9)}, r"zoom must be the smallest and the largest share, both positive, got \(1.1, 0.9\)"),
+        ({"zoom": (0.0, 1.0)}, "zoom must be the smallest"),
     ],
 )
 def test_bad_settings_are_named(options, message):
@@ -132,5 +132,5 @@ def test_bad_images_are_named():
         RandomAffine()(torch.rand(3, 8, 8))
     with pytest.raises(ValueError, match="images must be floating-point"):
         RandomAffine()(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
-    with pytest.raises(ValueError, match="fill must be one number or 3 for as many channels"):
+    with pytest.raises(ValueError, match="fill must be one number or one for each of 3 channels"):
         RandomAffine(fill=(0.0, 1.0))(torch.rand(1, 3, 8, 8))

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.data.retinopathy import RetinopathyImages
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, fit, predict
-from pyro_radial.datasets import RetinopathyImages
 from pyro_radial.nn import likelihoods
 
 Image = pytest.importorskip("PIL.Image")
@@ -88,7 +88,7 @@ def test_a_gray_or_transparent_image_has_three_channels(kaggle, tmp_path):
 def test_a_photograph_is_read_once(kaggle, tmp_path, monkeypatch):
     first = images(kaggle, tmp_path)[0][0]
     (cached,) = (tmp_path / "cache").glob("*/*.png")
-    monkeypatch.setattr("pyro_radial.datasets.retinopathy._resized", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr("benchmarks.data.retinopathy._resized", lambda *_: pytest.fail("read again"))
     assert torch.equal(images(kaggle, tmp_path)[0][0], first)
     assert [path.name for path in cached.parent.iterdir()] == ["1_left.png.png"]
 
@@ -135,16 +135,16 @@ def test_a_third_column_is_passed_over(kaggle, tmp_path):
 
 
 def test_what_the_folder_lacks_is_named(kaggle, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"folder must be there, got .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"folder must be an existing folder, got .*nowhere"):
         images((tmp_path / "nowhere", kaggle[1]), tmp_path)
     write(kaggle[1], {**GRADES, "3_left": 0})
-    with pytest.raises(ValueError, match=r"every image, got none of '3_left' \(.*trainLabels\.csv, line 6\)"):
+    with pytest.raises(ValueError, match=r"every image, but '3_left' is missing \(.*trainLabels\.csv, line 6\)"):
         images(kaggle, tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"folder must hold images \(.jpeg, .*\), got none in .*empty"):
         images((tmp_path / "empty", kaggle[1]), tmp_path)
     photograph(RED).save(kaggle[0] / "1_left.jpeg")
-    with pytest.raises(ValueError, match=r"one image of each name, got 1_left.jpeg and 1_left.png"):
+    with pytest.raises(ValueError, match=r"one image of every name, got 1_left.jpeg and 1_left.png"):
         images(kaggle, tmp_path)
 
 
@@ -179,7 +179,7 @@ def test_a_damaged_image_is_named_when_it_is_read(kaggle, tmp_path):
     path = kaggle[0] / "1_right.png"
     path.write_bytes(path.read_bytes()[:80])
     found = images(kaggle, tmp_path)
-    with pytest.raises(ValueError, match=r"1_right\.png is damaged or no image"):
+    with pytest.raises(ValueError, match=r"1_right\.png is not an image or is damaged"):
         found[1]
     assert not list((tmp_path / "cache").glob("*/*"))
 
@@ -187,11 +187,11 @@ def test_a_damaged_image_is_named_when_it_is_read(kaggle, tmp_path):
 def test_bad_settings_are_named(kaggle, tmp_path):
     with pytest.raises(ValueError, match="referable_from must be a grade from 1 to 4, got 5"):
         images(kaggle, tmp_path, referable_from=5)
-    with pytest.raises(ValueError, match="RetinopathyImages: size"):
+    with pytest.raises(ValueError, match="size must be a positive integer, got 0"):
         images(kaggle, tmp_path, size=0)
 
 
-def test_without_pillow_the_extra_is_named(kaggle, tmp_path, monkeypatch):
+def test_without_pillow_the_package_is_named(kaggle, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ImportError, match=r"pyro-radial\[images\]"):
+    with pytest.raises(ImportError, match="pip install pillow"):
         images(kaggle, tmp_path)

@@ -1,30 +1,19 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Files of the Unix program ``compress``, which Python's library does not read."""
-
-__all__ = ["decompress"]
+"""Read files of the Unix program ``compress``, which Python's standard library does not read."""
 
 MAGIC = b"\x1f\x9d"
 CLEAR = 256
 
 
 def decompress(content: bytes) -> bytes:
-    """What a ``.Z`` file holds.
+    """Decompress the content of a ``.Z`` file.
 
-    Codes have 9 bits at first, and one more whenever the table of known strings is full; they come in groups of eight,
-    of which a change of width, or of the table, leaves the rest unused.
+    Codes have 9 bits at first, and one more whenever the table of known strings is full. They come in groups of eight;
+    a change of the width, or of the table, leaves the rest of the group unused.
 
     Source: Welch (1984), "A Technique for High-Performance Data Compression"; the layout is that of ``compress`` 4.0.
-
-    :param content: the file.
-    :returns: what was compressed.
-    :raises ValueError: if it is no such file, or damaged.
-
-    Example::
-
-        >>> decompress(bytes([0x1F, 0x9D, 0x90, 0x61, 0xC4, 0x04, 0x04]))
-        b'abab'
     """
     if content[:2] != MAGIC or len(content) < 3:
         raise ValueError("content must begin with 1f 9d, as a .Z file does")
@@ -46,7 +35,7 @@ def decompress(content: bytes) -> bytes:
             width, start = 9, place
             continue
         if code > len(strings) or (code == len(strings) and not previous):
-            raise ValueError(f"content must have codes of strings that came before, got {code} of {len(strings)}")
+            raise ValueError(f"content must have only codes of earlier strings, got {code} of {len(strings)}")
         string = strings[code] if code < len(strings) else previous + previous[:1]
         pieces.append(string)
         if previous and len(strings) < 1 << most:
@@ -59,6 +48,6 @@ def decompress(content: bytes) -> bytes:
 
 
 def _end_of_group(start: int, place: int, width: int) -> int:
-    """Where the group of eight codes ends that a place is in, counted from where codes of this width began."""
+    """The end of the group of eight codes that contains ``place``; groups count from the first code of this width."""
     group = 8 * width
     return start + -(-(place - start) // group) * group

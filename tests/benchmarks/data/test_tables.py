@@ -12,7 +12,8 @@ import subprocess
 import pytest
 import torch
 
-from pyro_radial.datasets import TABLES, TableSource, load_table, lzw, rows_digest, tables
+from benchmarks.data import lzw, tables
+from benchmarks.data.tables import TABLES, TableSource, load_table, rows_digest
 
 SMALL = "a,1.5,x\nb,?,y\n\n|a comment\na,-2,x.\n"
 ROWS = [["a", "1.5", "x"], ["b", "?", "y"], ["a", "-2", "x"]]
@@ -68,10 +69,11 @@ def test_damage_and_absence_are_named(tmp_path, small):
 
 def test_a_server_that_is_not_there_is_named(tmp_path, small, monkeypatch):
     monkeypatch.delenv("PYRO_RADIAL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConnectionError, match=r"small\.data"):
-        load_table("small", cache_dir=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+        load_table("small")
+    assert list((tmp_path / "pyro_radial").iterdir()) == []
 
 
 SHAPES = {
@@ -89,7 +91,7 @@ def test_the_published_tables_have_their_sizes(data_dir, name):
     shape, counts = SHAPES[name]
     assert (table.features.dtype, tuple(table.features.shape)) == (torch.float32, shape)
     assert counts is None or table.labels.bincount().tolist() == counts
-    assert table.num_classes == {"mushroom": 2, "statlog": 7, "adult": 14}[name]
+    assert len(table.class_names) == {"mushroom": 2, "statlog": 7, "adult": 14}[name]
 
 
 def compress(content, most=16):

@@ -8,16 +8,14 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from pyro_radial.datasets.download import cache_folder, fetch_file
-from pyro_radial.datasets.images import data_folders
-from pyro_radial.datasets.lzw import decompress
-
-__all__ = ["TABLES", "Table", "TableSource", "load_table", "rows_digest"]
+from benchmarks.data.lzw import decompress
+from pyro_radial.datasets.download import cache_folder, download_file, search_folders, write_atomically
 
 Rows = list[list[str]]
 
@@ -26,15 +24,15 @@ MISSING = "?"
 
 @dataclass(frozen=True)
 class TableSource:
-    """Where a table is published, how it is read, and how to know that a copy of it is intact.
+    """Address, format and digest of a published table.
 
     :param name: name of the table.
-    :param urls: for each file of it, its address; the last part is the file's name.
-    :param digest: what :func:`rows_digest` gives for its rows.
-    :param label: the column of the class.
-    :param numeric: the columns of numbers; all others are categories.
-    :param separator: what stands between fields, None for white space.
-    :param drop_missing: whether rows with a missing field are left out; else missing is a category.
+    :param urls: addresses of its files.
+    :param digest: :func:`rows_digest` of its rows.
+    :param label: column of the class.
+    :param numeric: columns of numbers; all others are categories.
+    :param separator: separator of fields, None for white space.
+    :param drop_missing: whether to drop rows with a missing field; otherwise "missing" is a category.
     """
 
     name: str
@@ -50,11 +48,11 @@ class TableSource:
 class Table:
     """Features and labels of a table.
 
-    :param name: name under which :func:`load_table` knows it.
-    :param features: float32 tensor ``[N, D]``: numbers as they are, and a zero or one for each category.
+    :param name: name that :func:`load_table` takes.
+    :param features: float32 tensor ``[N, D]``: numbers unchanged, and one indicator per category.
     :param labels: int64 tensor ``[N]``, values ``0`` to ``num_classes - 1``.
     :param class_names: one name per class, sorted.
-    :param feature_names: one name per feature: the column, and the category where there is one.
+    :param feature_names: one name per feature: the column, with the category if it has one.
     """
 
     name: str
@@ -63,17 +61,12 @@ class Table:
     class_names: tuple[str, ...]
     feature_names: tuple[str, ...]
 
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return len(self.class_names)
-
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
 
-#: The tables by name, each from the UCI Machine Learning Repository. Of the shuttle data it is the training file, and
-#: of adult both files without the rows with missing fields and with the occupation as the class, as in Riquelme, Tucker
-#: and Snoek (2018), "Deep Bayesian Bandits Showdown", appendix A.
+#: The tables by name, all from the UCI Machine Learning Repository. As in Riquelme, Tucker and Snoek (2018), "Deep
+#: Bayesian Bandits Showdown", appendix A, "statlog" is the training file of the shuttle data, and "adult" is both files
+#: of the census data without rows that have missing fields, with the occupation as the class.
 TABLES: dict[str, TableSource] = {
     "mushroom": TableSource(
         name="mushroom",
@@ -100,41 +93,32 @@ TABLES: dict[str, TableSource] = {
 }
 
 
-def load_table(
-    name: str,
-    data_dir: str | os.PathLike[str] | None = None,
-    *,
-    cache_dir: str | os.PathLike[str] | None = None,
-    download: bool = True,
-) -> Table:
+def load_table(name: str, data_dir: str | os.PathLike[str] | None = None) -> Table:
     """Load a table by name, downloading it at most once.
 
-    A folder may hold the publisher's files, as they are or compressed by gzip, themselves or in a folder ``bandits``.
-    Folders are searched as by :func:`~pyro_radial.datasets.load`.
+    A folder may hold the publisher's files, plain or gzipped, directly or in a folder ``bandits``. Folders are searched
+    as by :func:`pyro_radial.datasets.load`.
 
     :param name: ``mushroom`` (117 features, 2 classes), ``statlog`` (9 features, 7 classes) or ``adult`` (92 features,
         14 occupations).
     :param data_dir: the only folder to search.
-    :param cache_dir: folder for downloads; default ``pyro_radial`` in ``$XDG_CACHE_HOME`` or in ``~/.cache``.
-    :param download: whether a missing table may be downloaded.
     :returns: the table; its tensors are on the CPU.
-    :raises ValueError: if the name is unknown, or naming the files if they are damaged.
-    :raises FileNotFoundError: if ``data_dir`` is given and lacks a file, or if ``download`` is false and no folder has
-        it.
+    :raises ValueError: if the name is unknown or a file is damaged.
+    :raises FileNotFoundError: if ``data_dir`` lacks a file.
     :raises ConnectionError: if the download fails.
     """
     if name not in TABLES:
         raise ValueError(f"name must be one of {', '.join(sorted(TABLES))}, got {name!r}")
     source = TABLES[name]
-    folders = data_folders(data_dir, cache_dir)
+    folders = search_folders(data_dir)
     paths = []
     for url in source.urls:
-        path = _found(url.rsplit("/", 1)[-1], folders)
+        file = url.rsplit("/", 1)[-1]
+        path = _found(file, folders)
         if path is None:
-            missing = f"no {url.rsplit('/', 1)[-1]} in {', '.join(map(str, folders))}"
-            if data_dir is not None or not download:
-                raise FileNotFoundError(missing)
-            path = fetch_file(url, cache_folder(cache_dir))
+            if data_dir is not None:
+                raise FileNotFoundError(f"no {file} in {', '.join(map(str, folders))}")
+            path = write_atomically(cache_folder() / file, partial(download_file, url))
         paths.append(path)
     rows = [row for path in paths for row in _read(path, source.separator)]
     if (digest := rows_digest(rows)) != source.digest:
@@ -145,22 +129,13 @@ def load_table(
 
 
 def rows_digest(rows: Rows) -> str:
-    """MD5 of the fields of all rows: one digest for every way to separate, to end and to compress them.
-
-    :param rows: of fields.
-    :returns: 32 hexadecimal digits.
-
-    Example::
-
-        >>> rows_digest([["a", "1"], ["b", "2"]])
-        'c1bdda5b43670970a59fdc3fae54b593'
-    """
+    """Return the MD5 of the fields of all rows, whatever separates, ends or compresses the rows."""
     text = "\n".join(",".join(row) for row in rows)
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _found(name: str, folders: Sequence[Path]) -> Path | None:
-    """The first file of that name, itself or compressed."""
+    """The first file of that name, plain or compressed."""
     stem = name.removesuffix(".Z")
     for folder in folders:
         for place in (folder, folder / "bandits"):
@@ -171,14 +146,14 @@ def _found(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _read(path: Path, separator: str | None) -> Rows:
-    """The rows of a file; those of comments, and empty ones, are none."""
+    """The rows of a file, without comments and empty lines."""
     unpack: Callable[[bytes], bytes] = {".gz": gzip.decompress, ".Z": decompress}.get(path.suffix, bytes)
     try:
         text = unpack(path.read_bytes()).decode("ascii")
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"{path} is damaged: expected a text of rows, {error}") from error
     lines = [line.strip() for line in text.splitlines()]
-    # Labels of adult's test file end in a full stop.
+    # In the test file of "adult", labels end with a full stop.
     return [
         [field.strip() for field in line.removesuffix(".").split(separator)]
         for line in lines
