@@ -318,7 +318,7 @@ def posthoc(task: Task) -> Trained:
     search = calibrate_scales(model, guide, task.validation)
     seconds += time.process_time() - start
     draws = partial(predict, model, guide, num_samples=task.setting.num_samples)
-    return Trained(_seeded(task.seed, draws), seconds, {"number": search.curve.best})
+    return Trained(_seeded(task.seed, draws), seconds, {"number": search.number})
 
 
 def temperature(task: Task) -> Trained:

@@ -1,11 +1,12 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A network trained too long on Fashion-MNIST, and scales for it that are chosen without training.
+"""A network trained too long on Fashion-MNIST, and a scale for it that is chosen without training.
 
 python -m benchmarks.uncertainty.posthoc
 """
 
+import statistics
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -30,34 +31,34 @@ from benchmarks.common import (
     with_error,
 )
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
-from pyro_radial.infer import ScaleCurve, ScaleSearch, calibrate_scales, last_layer_laplace
+from pyro_radial.infer import calibrate_scales, last_layer_laplace
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import accuracy, expected_calibration_error, negative_log_likelihood
-from pyro_radial.uncertainty.scale_plots import plot_scale_search
 
 __all__ = ["claims", "draw", "report", "run"]
 
 PLAIN, LAPLACE = "no noise", "last-layer Laplace"
 GUIDES = {"radial": AutoRadial, "mean field": AutoMeanField}
-WITH_DATA = ("activations", "curvature")
-# By name: the guide, the strategy, and sweeps over the sites.
-METHODS = {
-    "radial, constant": ("radial", "constant", 0),
-    "radial, constant, by site": ("radial", "constant", 1),
-    "radial, radius": ("radial", "radius", 0),
-    "radial, norm": ("radial", "norm", 0),
-    "radial, singular values": ("radial", "singular_values", 0),
-    "radial, activations": ("radial", "activations", 0),
-    "radial, curvature": ("radial", "curvature", 0),
-    "mean field, constant": ("mean field", "constant", 0),
-    "mean field, constant, by site": ("mean field", "constant", 1),
-    "mean field, curvature": ("mean field", "curvature", 0),
-}
+# By name: the guide. The names are those of the rows that are saved.
+METHODS = {"radial, constant": "radial", "mean field, constant": "mean field"}
+# Tried and removed, with their code in this commit: other relative scales, and a number for each site.
+REMOVED, COMMIT = (
+    (
+        *(
+            "radial, constant, by site",
+            "radial, radius",
+            "radial, norm",
+            "radial, singular values",
+            "radial, activations",
+        ),
+        *("radial, curvature", "mean field, constant, by site", "mean field, curvature"),
+    ),
+    "802762c",
+)
 ALL = [PLAIN, *METHODS, LAPLACE]
-# The same with more draws of the same networks: one radius is shared by all weights of a site, so that few draws cost
-# radial posteriors more.
+# The same networks with more draws: all weights of a site share one radius, so few draws cost radial posteriors more.
 MANY = 128
-WITH_MANY = {f"{method}, {MANY} draws": METHODS[method] for method in ("radial, constant", "mean field, constant")}
+WITH_MANY = {f"{method}, {MANY} draws": guide for method, guide in METHODS.items()}
 SCORES = {"accuracy": "test accuracy", "nll": "NLL", "calibration_error": "ECE", "seconds": "seconds"}
 
 
@@ -103,8 +104,7 @@ def score(train: Pair, test: Pair, seed: int, size: Size) -> list[Row]:
     with torch.no_grad():
         rows = [scores(net(test[0][: size.test]).softmax(-1), test, size) | {"seconds": time.process_time() - start}]
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(size.train))
-    for guide, strategy, sweeps in METHODS.values():
-        rows.append(posthoc(model, net, guide, strategy, sweeps, fitted, held_out, test, size))
+    rows += [posthoc(model, net, guide, fitted, held_out, test, size) for guide in METHODS.values()]
     start = time.process_time()
     laplace = last_layer_laplace(model, net, fitted)
     seconds = time.process_time() - start
@@ -118,7 +118,7 @@ def score_with_many(train: Pair, test: Pair, seed: int, size: Size) -> list[Row]
     net = trained(fitted, seed, size)
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(size.train))
     many = size._replace(num_samples=MANY)
-    return [posthoc(model, net, *method, fitted, held_out, test, many) for method in WITH_MANY.values()]
+    return [posthoc(model, net, guide, fitted, held_out, test, many) for guide in WITH_MANY.values()]
 
 
 def part(data: Pair, start: int, stop: int) -> Pair:
@@ -141,31 +141,20 @@ def trained(data: Pair, seed: int, size: Size) -> nn.Module:
 
 
 def posthoc(
-    model: SupervisedModel,
-    net: nn.Module,
-    kind: str,
-    strategy: Any,
-    sweeps: int,
-    fitted: Pair,
-    held_out: Pair,
-    test: Pair,
-    size: Size,
+    model: SupervisedModel, net: nn.Module, kind: str, fitted: Pair, held_out: Pair, test: Pair, size: Size
 ) -> Row:
     guide = GUIDES[kind](model)
     guide.setup(*part(fitted, 0, 2))
     guide.load_means(net.state_dict())
-    data = fitted if strategy in WITH_DATA else None
     start = time.process_time()
-    search = calibrate_scales(model, guide, held_out, strategy, data=data, site_sweeps=sweeps, **size.options)
+    search = calibrate_scales(model, guide, held_out, **size.options)
     seconds = time.process_time() - start
-    curve = {name: getattr(search.curve, name).tolist() for name in ("numbers", "nll", "standard_error")}
     return tested(model, guide, test, size) | {
         "seconds": seconds,
-        "curve": curve,
-        "numbers": search.numbers,
+        "curve": {"numbers": list(search.tried), "nll": list(search.tried.values())},
+        "number": search.number,
         "validation_nll": search.nll,
         "plain_validation_nll": search.plain_nll,
-        "evaluations": search.evaluations,
     }
 
 
@@ -186,8 +175,6 @@ def scores(probabilities: torch.Tensor, test: Pair, size: Size) -> Row:
 CLAIMS = (
     ("one radial scale, chosen without training, lowers the NLL", "nll", "radial, constant", PLAIN),
     ("one radial scale lowers the calibration error", "calibration_error", "radial, constant", PLAIN),
-    ("a number for each site has a lower NLL than one for all", "nll", "radial, constant, by site", "radial, constant"),
-    ("scales by curvature have a lower NLL than one for all", "nll", "radial, curvature", "radial, constant"),
     (
         "one radial scale has a lower NLL than one of mean field, at 32 draws",
         "nll",
@@ -216,30 +203,49 @@ def report(results: Results) -> str:
     digits = {"seconds": 1}
     lines = [
         [method, *(with_error(results.values(name, method=method), digits.get(name, 4)) for name in SCORES)]
-        for method in results.distinct("method")
+        for method in (*ALL, *WITH_MANY)
     ]
-    return f"""### Scales for a trained network
+    return f"""### A scale for a trained network
 
 Fashion-MNIST, 784-200-200-10, 30 epochs of Adam at 1e-3 on 10,000 images; {len(results.distinct("seed"))} networks, \
-mean and standard error (`python -m benchmarks.uncertainty.posthoc`). Scales are chosen by the NLL of 2,000 other \
-images over 24 passes of 16 draws, 48 more for a number for each of 6 sites (by site); nothing else is chosen, and the \
-last-layer Laplace approximation takes its prior from the evidence. 10,000 test images, 32 draws; the rows of {MANY} \
-draws were added after the others had been seen. Seconds are those of one core for the search alone, without noise \
-those of the training.
+mean and standard error (`python -m benchmarks.uncertainty.posthoc`). One scale for all weights is chosen by the NLL \
+of 2,000 other images, in 24 passes of 16 draws; nothing else is chosen, and the last-layer Laplace approximation \
+takes its prior from the evidence. 10,000 test images, 32 draws; the rows of {MANY} draws were added after the others \
+had been seen. Seconds are those of one core for the search alone; without noise, those of the training.
 
 {markdown_table(["", *SCORES.values()], lines)}
+{removed(results)}
+{results.plot("Validation NLL against the scale, and test NLL and calibration error by method")}"""
 
-{results.plot("Validation NLL against the searched number, and test NLL and calibration error by method")}"""
+
+def removed(results: Results) -> str:
+    """One line on what was tried as well, if it is among the results."""
+    nll = {method: results.values("nll", method=method) for method in REMOVED}
+    nll = {method: values for method, values in nll.items() if values}
+    if not nll:
+        return ""
+    best, worst = (choose(nll, key=lambda method: statistics.fmean(nll[method])) for choose in (min, max))
+    return f"""
+Scales by the size, norm, singular values, activations or curvature of each site, and a number for each site, were \
+tried too, with NLLs from {with_error(nll[best], 4)} ({best}) to {with_error(nll[worst], 4)} ({worst}). None was \
+better by more than chance; commit {COMMIT} has the code.
+"""
 
 
 def draw(results: Results) -> None:
-    """The curves of the first network's radial searches, and two scores of every network."""
+    """The searches for the first network, and two scores of every network."""
     figure = Figure(figsize=(10, 3.8), layout="constrained", dpi=110)
-    methods = results.distinct("method")
     left, *right = figure.subplots(1, 3, width_ratios=(2, 1, 1))
-    curves = [method for method, (guide, _, sweeps) in METHODS.items() if guide == "radial" and not sweeps]
-    plot_scale_search({m.partition(", ")[2]: search_of(results.where(method=m)[0]) for m in curves}, left)
-    left.set_title("Radial, first network")
+    rows = {method: results.where(method=method)[0] for method in METHODS}
+    plain = next(iter(rows.values()))["plain_validation_nll"]
+    left.axhline(plain, color="0.55", linestyle="--", linewidth=1, label="no noise")
+    for color, (method, row) in zip(("#0072B2", "#D55E00"), rows.items(), strict=True):
+        left.plot(row["curve"]["numbers"], row["curve"]["nll"], ".-", color=color, label=method.partition(",")[0])
+    lowest = min(row["validation_nll"] for row in rows.values())
+    left.set(xscale="log", ylim=(lowest - 0.1 * (plain - lowest), plain + 0.25 * (plain - lowest)))
+    left.set(xlabel="Standard deviation", ylabel="Validation NLL (nats per row)", title="First network")
+    left.legend(frameon=False, fontsize="small")
+    methods = [*ALL, *WITH_MANY]
     for name, ax in zip(("nll", "calibration_error"), right, strict=True):
         for place, method in enumerate(reversed(methods)):
             values = results.values(name, method=method)
@@ -250,13 +256,6 @@ def draw(results: Results) -> None:
     for ax in (left, *right):
         ax.spines[["top", "right"]].set_visible(False)
     results.save_plot(figure)
-
-
-def search_of(row: Row) -> ScaleSearch:
-    """The search that a row has saved."""
-    curve = ScaleCurve(**{name: torch.tensor(values) for name, values in row["curve"].items()})
-    own = row["validation_nll"], float("nan"), row["plain_validation_nll"], row["evaluations"], row["seconds"]
-    return ScaleSearch(curve, {}, row["numbers"], *own)
 
 
 if __name__ == "__main__":

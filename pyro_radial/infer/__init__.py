@@ -8,10 +8,9 @@ from pyro_radial.infer.compiled.compiled_svi import CompiledSVI
 from pyro_radial.infer.diagnose import Diagnosis, diagnose
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.loss_terms import LossTerms
-from pyro_radial.infer.posthoc.calibrate_scales import ScaleSearch, calibrate_scales
+from pyro_radial.infer.posthoc.calibrate_scales import calibrate_scales
 from pyro_radial.infer.posthoc.ivon import fit_ivon
-from pyro_radial.infer.posthoc.laplace import LastLayerLaplace, last_layer_laplace
-from pyro_radial.infer.posthoc.scale_curve import ScaleCurve
+from pyro_radial.infer.posthoc.laplace import last_layer_laplace
 from pyro_radial.infer.prediction.arviz_data import to_arviz
 from pyro_radial.infer.prediction.dropout import predict_with_dropout
 from pyro_radial.infer.prediction.predict import predict
@@ -28,13 +27,10 @@ __all__ = [
     "FitResult",
     "FunctionalELBO",
     "HalfCauchyReparam",
-    "LastLayerLaplace",
     "LossTerms",
     "Prediction",
     "RadialELBO",
     "SampledNetwork",
-    "ScaleCurve",
-    "ScaleSearch",
     "calibrate_scales",
     "diagnose",
     "fit",

@@ -4,7 +4,7 @@
 """What all guides of the library are: one posterior per latent site, each of a family, on the site's own support."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from operator import attrgetter
@@ -18,16 +18,15 @@ from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.nn import PyroModule
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, transform_to
 
 from pyro_radial._pyro.checks import positive_float
 from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.one_at_a_time import one_at_a_time
-from pyro_radial.infer.autoguide.families import Families, Family, Site, choose_families
+from pyro_radial.infer.autoguide.families import Families, Family, LocScale, Site, choose_families
 from pyro_radial.infer.autoguide.families.setup import as_one_number, as_site, initial_values
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
-from pyro_radial.infer.autoguide.places import places
 from pyro_radial.nn.buffers import keeping_buffers
 from pyro_radial.nn.likelihood import is_target
 from pyro_radial.poutine.local_reparameterization import noise_asked_for, noise_offered
@@ -312,7 +311,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         for name, site in self._site.items():
             if name not in missing:
                 value = state_dict[name]
-                target = attrgetter(f"{self._places[name]}_unconstrained")(self.locs)
+                target = self._trained("loc", name)
                 value = value if site.transform is None else site.transform.inv(value)
                 if value.shape != target.shape:
                     raise ValueError(
@@ -321,6 +320,41 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
                     )
                 target.copy_(value)
         return MissingMeans(missing)
+
+    def loc_scale_means(self) -> dict[str, Tensor]:
+        """Copies of the means of real-valued sites with a location and a scale, which :meth:`set_stddevs` can set."""
+        self._require_setup("loc_scale_means")
+        return {
+            name: self._trained("loc", name).detach().clone()
+            for name, family in self._families.items()
+            if isinstance(family, LocScale) and self._site[name].transform is None
+        }
+
+    @torch.no_grad()
+    def set_stddevs(self, stddevs: Mapping[str, Tensor]) -> None:
+        """Set the marginal standard deviations of some of the sites in :meth:`loc_scale_means`.
+
+        :param stddevs: tensors by site that broadcast to the site's shape.
+        :raises ValueError: naming the site, for a number that is not positive and finite, or for another shape.
+        """
+        for name, stddev in stddevs.items():
+            family, target = self._families[name], self._trained("scale", name)
+            assert isinstance(family, LocScale)
+            if not bool(((stddev > 0) & stddev.isfinite()).all()):
+                raise ValueError(f"scales must be positive and finite, got others at site '{name}'")
+            try:
+                scale = family.scale_of(self._site[name], stddev).to(target).expand(target.shape)
+            except RuntimeError as error:
+                raise ValueError(
+                    f"scales must broadcast to site '{name}' of shape {tuple(target.shape)}, got shape "
+                    f"{tuple(stddev.shape)}"
+                ) from error
+            target.copy_(transform_to(family.scale_constraint).inv(scale))
+
+    def _trained(self, parameter: str, name: str) -> Tensor:
+        """The unconstrained tensor that is trained."""
+        tensor: Tensor = attrgetter(f"{self._places[name]}_unconstrained")(getattr(self, f"{parameter}s"))
+        return tensor
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """As in torch; the guide must have its parameters, from :meth:`setup` or a first run."""
@@ -345,3 +379,19 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
 def _init_latent(init_loc_fn: Callable[..., Any], site: Mapping[str, Any]) -> Any:
     return site["fn"].sample() if is_target(site) else init_loc_fn(site)
+
+
+def places(names: Collection[str]) -> dict[str, str]:
+    """The path of each site's parameters below ``locs``, ``scales``, ...: its name, or ``<name>.own`` where needed.
+
+    A module cannot also be a parameter, so with a site ``w.lam`` the parameters of ``w`` are inside the module ``w``.
+    """
+    above = {name[:end] for name in names for end, letter in enumerate(name) if letter == "."}
+    return {name: _below(name, names) if name in above else name for name in names}
+
+
+def _below(name: str, names: Collection[str]) -> str:
+    path = f"{name}.own"
+    while any(other == path or other.startswith(f"{path}.") for other in names):
+        path += "_"
+    return path

@@ -16,7 +16,6 @@ from pyro_radial._pyro.random_state import seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide import AutoMeanField
-from pyro_radial.infer.autoguide.stddevs import Stddevs
 from pyro_radial.infer.training.batches import Batches
 from pyro_radial.infer.training.data import Rows, device_of, dtype_of
 from pyro_radial.nn.supervised import SupervisedModel
@@ -95,15 +94,15 @@ def fit_ivon(
     model.likelihood.train_on(len(rows), WHO)
     guide = AutoMeanField(model)
     guide.setup(*batches.first_rows())
-    stddevs = Stddevs(guide, WHO)
-    precisions = _prior_precisions(model, guide, stddevs)
-    weights = {name: nn.Parameter(value) for name, value in stddevs.means.items()}
+    means = guide.loc_scale_means()
+    precisions = _prior_precisions(model, guide, means)
+    weights = {name: nn.Parameter(mean) for name, mean in means.items()}
     groups = [{"params": [weights[n]], "weight_decay": precision / len(rows)} for n, precision in precisions.items()]
     optimizer = ivon.IVON(groups, lr, len(rows), hess_init=hess_init, beta1=beta1, beta2=beta2, mc_samples=mc_samples)
     _train(model, optimizer, weights, batches, epochs, mc_samples, seed)
     guide.load_means(weights)
     groups = optimizer.param_groups
-    stddevs.set({name: _stddev(group, weights[name]) for name, group in zip(weights, groups, strict=True)})
+    guide.set_stddevs({name: _stddev(group, weights[name]) for name, group in zip(weights, groups, strict=True)})
     return guide
 
 
@@ -114,10 +113,10 @@ def _package() -> Any:
         raise ImportError(f"{WHO} needs ivon-opt: pip install 'pyro-radial[ivon]'") from error
 
 
-def _prior_precisions(model: SupervisedModel, guide: AutoMeanField, stddevs: Stddevs) -> dict[str, float]:
+def _prior_precisions(model: SupervisedModel, guide: AutoMeanField, means: dict[str, Tensor]) -> dict[str, float]:
     """One over the prior's variance, by site."""
     besides = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    besides += [name for name in guide.latent_sites if name not in stddevs.means]
+    besides += [name for name in guide.latent_sites if name not in means]
     if besides:
         raise ValueError(
             f"{WHO}: model must have no parameters besides real-valued sites, got {besides}; "

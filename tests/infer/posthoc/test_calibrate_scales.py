@@ -12,11 +12,10 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer import calibrate_scales
-from pyro_radial.infer.posthoc.calibrate_scales import ScaleName
+from pyro_radial.infer.autoguide.families import Delta
+from pyro_radial.infer.posthoc.calibrate_scales import _golden_section
 from pyro_radial.nn import likelihoods
 from tests.helpers.trained import guide_of, overfitted
-
-NAMES = ScaleName.__args__
 
 
 def one_weight(num_rows=400, noise=0.3, spread=0.5):
@@ -36,55 +35,42 @@ def one_weight(num_rows=400, noise=0.3, spread=0.5):
     return model, guide, (x, y), exact_nll
 
 
+def norm(name, mean):
+    return mean.square().mean().sqrt()
+
+
 def test_the_scale_of_one_weight_is_the_best_in_closed_form():
     model, guide, rows, exact_nll = one_weight()
     search = calibrate_scales(model, guide, rows, low=0.01, high=10.0, num_refinements=10, num_samples=1000)
     best = minimize_scalar(lambda log: exact_nll(math.exp(log)), bounds=(-4.0, 2.0), method="bounded")
     # The estimate of a scale from 1000 draws has an error of about 1 / sqrt(2000).
-    assert search.curve.best == pytest.approx(math.exp(best.x), rel=4.5 / 2000**0.5)
+    assert search.number == pytest.approx(math.exp(best.x), rel=4.5 / 2000**0.5)
     assert search.nll == pytest.approx(best.fun, abs=0.02)
     assert search.plain_nll == pytest.approx(exact_nll(0.0), rel=1e-5)
-    assert float(guide.posterior()["weight"].stddev) == pytest.approx(search.numbers["weight"], rel=1e-5)
+    assert float(guide.posterior()["weight"].stddev) == pytest.approx(search.number, rel=1e-5)
 
 
-def test_the_curve_is_the_nll_at_each_number():
+def test_the_nll_of_each_number_tried_is_reported():
     model, guide, rows, exact_nll = one_weight()
-    curve = calibrate_scales(model, guide, rows, low=0.01, high=1.0, num_grid=5, num_samples=1000).curve
-    assert torch.equal(curve.numbers, curve.numbers.sort().values)
-    for number, nll, error in zip(curve.numbers, curve.nll, curve.standard_error, strict=True):
-        assert float(nll) == pytest.approx(exact_nll(float(number)), abs=0.05)
-        assert 0 < float(error) < 0.2 * float(nll) + 0.2
-    assert not curve.at_end
+    search = calibrate_scales(model, guide, rows, low=0.01, high=1.0, num_grid=5, num_samples=1000)
+    assert list(search.tried) == sorted(search.tried)
+    for number, nll in search.tried.items():
+        assert nll == pytest.approx(exact_nll(number), abs=0.05)
+    assert not search.at_end
 
 
 @pytest.mark.parametrize("make", [AutoRadial, AutoMeanField])
-@pytest.mark.parametrize("scales", NAMES)
-def test_every_strategy_beats_the_network_without_noise(make, scales):
+@pytest.mark.parametrize("scales", [None, norm])
+def test_scales_beat_the_network_without_noise(make, scales):
     network, model, data, validation = overfitted()
     guide = guide_of(make, network, model, data)
-    own = {"data": data} if scales in ("activations", "curvature") else {}
-    search = calibrate_scales(model, guide, validation, scales, **own)
+    search = calibrate_scales(model, guide, validation, scales)
     assert search.nll < search.plain_nll - 0.02
-    assert search.nll == float(search.curve.nll.min())
-    assert set(search.numbers.values()) == {search.curve.best}
+    assert search.nll == min(search.tried.values()) == search.tried[search.number]
     assert all(torch.equal(guide.median()[name], value) for name, value in network.state_dict().items())
     # A new draw finds the same, up to the noise of 16 draws.
     draws = predict(model, guide, validation[0], num_samples=200)
     assert -float(draws.log_prob(validation[1]).mean()) < search.plain_nll
-
-
-def test_a_number_for_each_site_is_never_worse():
-    network, model, data, validation = overfitted()
-    guide = guide_of(AutoRadial, network, model, data)
-    one = calibrate_scales(model, guide, validation)
-    several = calibrate_scales(model, guide, validation, site_sweeps=2)
-    assert several.nll < one.nll
-    assert len(set(several.numbers.values())) > 1
-    assert several.site_curves.keys() == several.numbers.keys() == dict(network.named_parameters()).keys()
-    for name, value in several.numbers.items():
-        assert float(guide.posterior()[name].stddev.mean()) == pytest.approx(value, rel=1e-4)
-        assert several.site_curves[name].best == value
-    assert (one.evaluations, several.evaluations) == (1 + 16 + 6 + 1, 1 + 16 + 6 + 1 + 2 * 4 * (5 + 3))
 
 
 def test_the_search_repeats_itself_and_leaves_random_numbers_and_modes_alone():
@@ -92,12 +78,11 @@ def test_the_search_repeats_itself_and_leaves_random_numbers_and_modes_alone():
     guide = guide_of(AutoRadial, network, model, data)
     model.train()
     state = torch.get_rng_state()
-    first, second = (calibrate_scales(model, guide, validation, "norm") for _ in range(2))
+    first, second = (calibrate_scales(model, guide, validation, norm) for _ in range(2))
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
-    assert torch.equal(first.curve.nll, second.curve.nll)
-    other = calibrate_scales(model, guide, validation, "norm", seed=1)
-    assert not torch.equal(first.curve.nll, other.curve.nll)
+    assert first == second
+    assert first.tried != calibrate_scales(model, guide, validation, norm, seed=1).tried
 
 
 def test_a_function_gives_relative_scales():
@@ -105,14 +90,35 @@ def test_a_function_gives_relative_scales():
     guide = guide_of(AutoMeanField, network, model, data)
     search = calibrate_scales(model, guide, validation, lambda name, mean: 1e-6 if "bias" in name else mean.abs() + 0.1)
     posterior = guide.posterior()
-    expected = search.curve.best * (network[0].weight.abs() + 0.1)
+    expected = search.number * (network[0].weight.abs() + 0.1)
     torch.testing.assert_close(posterior["0.weight"].stddev, expected.detach(), rtol=1e-4, atol=0.0)
-    assert float(posterior["0.bias"].stddev.max()) == pytest.approx(1e-6 * search.curve.best, rel=1e-3)
+    assert float(posterior["0.bias"].stddev.max()) == pytest.approx(1e-6 * search.number, rel=1e-3)
 
 
 def test_a_search_that_would_go_on_says_so():
     model, guide, rows, _ = one_weight()
-    assert calibrate_scales(model, guide, rows, low=1e-4, high=1e-2).curve.at_end
+    assert calibrate_scales(model, guide, rows, low=1e-4, high=1e-2).at_end
+
+
+def searched(best, low, high, num_grid, num_refinements):
+    """The numbers that a search for the minimum of a parabola in log number has tried."""
+    search = _golden_section(lambda number: math.log(number / best) ** 2, low, high, num_grid, num_refinements)
+    return search, min(search, key=search.get)
+
+
+@pytest.mark.parametrize("best", [0.02, 0.37, 1.0, 9.0])
+def test_the_interval_shrinks_by_the_golden_ratio(best):
+    tried, found = searched(best, 1e-2, 10.0, 7, 10)
+    # Two steps of the grid, then nine times the golden ratio.
+    assert abs(math.log(found / best)) < 2 * math.log(1e3) / 6 * 0.6181**9
+    assert len(tried) == 17
+
+
+@pytest.mark.parametrize("num_refinements", [0, 1, 2, 3])
+def test_as_many_numbers_are_tried_as_asked_for(num_refinements):
+    tried, found = searched(0.01, 0.1, 1.0, 4, num_refinements)
+    assert len(tried) == 4 + num_refinements
+    assert found == pytest.approx(0.1)
 
 
 def test_what_fails_leaves_the_scales_as_they_were():
@@ -127,14 +133,11 @@ def test_what_fails_leaves_the_scales_as_they_were():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scales": "he"}, r"scales must be a function or one of .*'radius'.*, got 'he'"),
-        ({"scales": "curvature"}, "data must be training rows for scales='curvature', got none"),
-        ({"scales": "norm", "data": 1}, "data must be left out for scales='norm'"),
+        ({"scales": "he"}, r"scales must be a function of a site's name and its mean, or None, got 'he'"),
         ({"low": 0.0}, "low must be a positive finite number, got 0.0"),
         ({"low": 2.0, "high": 1.0}, "high must be larger than low, got 1.0 and 2.0"),
         ({"num_grid": 2}, "num_grid must be at least 3, got 2"),
         ({"num_refinements": -1}, "num_refinements must be a non-negative integer, got -1"),
-        ({"site_sweeps": -1}, "site_sweeps must be a non-negative integer, got -1"),
         ({"num_samples": 0}, "num_samples must be a positive integer, got 0"),
     ],
 )
@@ -143,3 +146,14 @@ def test_bad_input_is_named(options, message):
     guide = guide_of(AutoRadial, network, model, data)
     with pytest.raises(ValueError, match=message):
         calibrate_scales(model, guide, validation, **options)
+
+
+def test_a_guide_that_has_no_scales_to_set_is_named():
+    network, model, data, validation = overfitted(steps=1)
+    with pytest.raises(RuntimeError, match=r"the guide has no parameters yet; call guide.setup"):
+        calibrate_scales(model, AutoRadial(model), validation)
+    with pytest.raises(ValueError, match="guide must be one of this library, such as AutoRadial, got Sequential"):
+        calibrate_scales(model, network, validation)
+    points = guide_of(lambda model: AutoRadial(model, families={".": Delta()}), network, model, data)
+    with pytest.raises(ValueError, match=r"a site with a location and a scale, got .*Delta"):
+        calibrate_scales(model, points, validation)

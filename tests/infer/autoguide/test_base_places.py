@@ -16,7 +16,7 @@ from torch import nn
 
 from pyro_radial import BayesianModule, RadialELBO, SupervisedModel, predict
 from pyro_radial.continual import PriorChain
-from pyro_radial.infer.autoguide.places import places
+from pyro_radial.infer.autoguide.base import places
 from pyro_radial.nn import likelihoods
 from tests.tables import GUIDES
 
