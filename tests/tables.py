@@ -18,7 +18,6 @@ from pyro_radial.distributions import (
     PowerSpherical,
     RadialDirectional,
     RadialNormal,
-    TruncatedNormal,
     VonMisesFisherStable,
 )
 from pyro_radial.infer.autoguide import AutoMeanField, AutoRadial, AutoRadialDirectional, families
@@ -50,11 +49,6 @@ def _normal(shape, event_dim):
         return dist.Normal(loc, scale).to_event(event_dim)
 
     return make
-
-
-def _truncated_normal(dtype):
-    loc, scale = torch.randn(2, 3, dtype=dtype), 0.2 + torch.rand(2, 3, dtype=dtype)
-    return TruncatedNormal(loc, scale, truncation=1.5)
 
 
 def _radial_directional(dtype):
@@ -96,11 +90,6 @@ def _scipy_normal(distribution, value, index):
     return stats.norm(distribution.mean[index].numpy(), distribution.stddev[index].numpy()).logpdf(value).sum()
 
 
-def _scipy_truncated_normal(distribution, value, index):
-    c, loc, scale = distribution.truncation, float(distribution.loc[index]), float(distribution.scale[index])
-    return float(stats.truncnorm(-c, c, loc, scale).logpdf(value))
-
-
 def _scipy_von_mises_fisher(distribution, value, index):
     concentration = float(distribution.concentration[index])
     if concentration == 0.0:
@@ -123,7 +112,6 @@ def _normal_but_for_matrices(name, site):
 
 DISTRIBUTIONS = {
     "Normal": Row(_normal((2, 3), 0), kl_to=_normal((2, 3), 0), scipy=_scipy_normal),
-    "TruncatedNormal": Row(_truncated_normal, kl_to=_normal((2, 3), 0), scipy=_scipy_truncated_normal),
     "RadialNormalVector": Row(_radial((3, 5), 1), kl_to=_normal((3, 5), 1)),
     "RadialNormalMatrix": Row(_radial((2, 4, 3), 2), kl_to=_radial((2, 4, 3), 2)),
     "RadialNormalPair": Row(_radial((2,), 1), kl_to=_radial((2,), 1)),
@@ -177,9 +165,6 @@ GUIDES = {
         model, init_stddev=0.1, direction="power_spherical", shared_concentration=False, **kwargs
     ),
     "AutoMeanField": lambda model, **kwargs: AutoMeanField(model, init_stddev=0.1, **kwargs),
-    "AutoMeanFieldTruncated": lambda model, **kwargs: AutoMeanField(
-        model, init_stddev=0.1, families={".": families.TruncatedNormal(truncation=1.5)}, **kwargs
-    ),
     "AutoRadialMixed": lambda model, **kwargs: AutoRadial(
         model,
         init_stddev=0.1,

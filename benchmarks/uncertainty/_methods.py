@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from benchmarks.common import Pair, Row
+from benchmarks.guides.truncated_mean_field import TruncatedNormalFamily
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer import (
     Ensemble,
@@ -175,7 +176,7 @@ def _guide(kind: str, model: SupervisedModel, setting: Setting) -> nn.Module:
         return AutoMeanField(model, init_stddev=1e-3)
     if kind == NARROW:
         return AutoMeanField(model, families=partial(_narrow, setting))
-    own = {".": families.TruncatedNormal(setting.truncation)} if kind == TRUNCATED else None
+    own = {".": TruncatedNormalFamily(setting.truncation)} if kind == TRUNCATED else None
     return AutoMeanField(model, init_stddev=setting.init_scale or setting.init_stddev, families=own)
 
 

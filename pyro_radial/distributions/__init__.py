@@ -8,7 +8,6 @@ from pyro_radial.distributions.half_cauchy import half_cauchy_factors, log_mode,
 from pyro_radial.distributions.power_spherical import PowerSpherical
 from pyro_radial.distributions.radial_directional import RadialDirectional
 from pyro_radial.distributions.radial_normal import RadialNormal
-from pyro_radial.distributions.truncated_normal import TruncatedNormal
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform, VonMisesFisherStable
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "PowerSpherical",
     "RadialDirectional",
     "RadialNormal",
-    "TruncatedNormal",
     "VonMisesFisherStable",
     "half_cauchy_factors",
     "log_mode",

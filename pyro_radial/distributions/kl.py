@@ -42,7 +42,6 @@ from pyro_radial.distributions.radial_directional import RadialDirectional, kl_r
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.row_operator import row_operator
 from pyro_radial.distributions.special import accumulation_dtype
-from pyro_radial.distributions.truncated_normal import TruncatedNormal
 from pyro_radial.distributions.von_mises_fisher import (
     HypersphericalUniform,
     VonMisesFisherStable,
@@ -55,7 +54,6 @@ from pyro_radial.distributions.wrappers import (
     carry_to_batch,
     elementary,
     leaf,
-    map_leaf,
     mask_of,
     pull_back,
     unexpanded,
@@ -99,13 +97,7 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
 
     A mask on either side masks that side's log-density, as it does in a sampled ELBO: the rule is the expectation
     of ``q.log_prob(w) - p.log_prob(w)``. So it is where both sides are masked, each by its own.
-
-    From a truncated normal to a factorized normal it is that of the normal of its moments, since the cross-entropy
-    needs no more of it, and what its entropy is less than that one's.
     """
-    if isinstance(leaf(q), TruncatedNormal) and isinstance(leaf(p), Normal):
-        normal = map_leaf(lambda truncated: Normal(truncated.loc, truncated.stddev, validate_args=False), q)
-        return kl_by_cross_entropy(normal, p) + carry_to_batch(_negentropy, q).to(leaf(q).loc.dtype)
     if not isinstance(leaf(q), RadialNormal | Normal) or not isinstance(leaf(p), RadialNormal | Normal):
         raise NotImplementedError
     if q.event_shape != p.event_shape:
@@ -113,10 +105,6 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     kl = _with_masks(q, p)
     # Where q has no batch of its own, p's may have been folded to size one.
     return kl.to(leaf(q).loc.dtype).expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
-
-
-def _negentropy(truncated: TruncatedNormal) -> Tensor:
-    return torch.full_like(truncated.loc, truncated.negentropy)
 
 
 def kl_of_masked(q: MaskedDistribution, p: MaskedDistribution) -> Tensor | float:
@@ -268,10 +256,6 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor |
     (RadialNormal, MaskedDistribution, kl_by_cross_entropy),
     (RadialNormal, ExpandedDistribution, kl_by_cross_entropy),
     (RadialNormal, MultivariateNormal, kl_radial_to_multivariate_normal),
-    (TruncatedNormal, Normal, kl_by_cross_entropy),
-    (TruncatedNormal, Independent, kl_by_cross_entropy),
-    (TruncatedNormal, MaskedDistribution, kl_by_cross_entropy),
-    (TruncatedNormal, ExpandedDistribution, kl_by_cross_entropy),
     (Normal, RadialNormal, kl_by_cross_entropy),
     (Normal, Independent, kl_by_cross_entropy),
     (Normal, MaskedDistribution, kl_by_cross_entropy),

@@ -20,8 +20,8 @@ class AutoMeanField(AutoPerSite):
     What is done to make it learn larger networks (Farquhar, Osborne and Gal 2020, section 4.1.2) is had as follows:
     standard deviations that start at next to nothing, by ``init_stddev=1e-3``; means that are trained first, by
     ``fit(..., pretrain_epochs=10)``; an end before the standard deviations have grown, by ``fit(..., validation=...,
-    patience=5)``; a KL that counts less, by ``loss=RadialELBO(kl_weight=0.1)``, which is then no bound; and draws that
-    keep near the mean, by ``families={".": families.TruncatedNormal(truncation=1.0)}``. The default has none of them.
+    patience=5)``; and a KL that counts less, by ``loss=RadialELBO(kl_weight=0.1)``, which is then no bound. The default
+    has none of them.
 
     :param model: a Pyro model with continuous latent sites.
     :param init_loc_fn: a per-site init function; the default is that of

@@ -11,7 +11,6 @@ from pyro_radial.infer.autoguide.families.loc_scale import LocScale
 from pyro_radial.infer.autoguide.families.normal import Normal
 from pyro_radial.infer.autoguide.families.power_spherical import PowerSpherical
 from pyro_radial.infer.autoguide.families.radial import Radial
-from pyro_radial.infer.autoguide.families.truncated_normal import TruncatedNormal
 from pyro_radial.infer.autoguide.families.von_mises_fisher import VonMisesFisher
 
 __all__ = [
@@ -24,7 +23,6 @@ __all__ = [
     "PowerSpherical",
     "Radial",
     "Site",
-    "TruncatedNormal",
     "VonMisesFisher",
     "choose_families",
 ]

@@ -124,6 +124,15 @@ def test_a_point_is_pyro_s_auto_delta(loss):
     assert expected == pytest.approx(-float(at_point), rel=1e-5)
 
 
+def test_a_family_without_normal_noise_is_refused_by_local_reparameterization():
+    net = SupervisedModel(
+        BayesianModule(nn.Linear(4, 2)), likelihoods.Gaussian(num_data=8), local_reparameterization=True
+    )
+    guide = AutoMeanField(net, families={".": Laplace()})
+    with pytest.raises(ValueError, match="site 'weight' must have a normal or a radial posterior, got Laplace"):
+        RadialELBO().loss(net, guide, X, Y)
+
+
 def _stored(key, values):
     """A value as Pyro's guide stores it: the logarithm of a positive one."""
     value = values[key.removesuffix("_unconstrained")]
