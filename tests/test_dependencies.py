@@ -14,7 +14,6 @@ from torch import nn
 from pyro_radial import BayesianModule, SupervisedModel
 from pyro_radial.distributions import (
     HypersphericalUniform,
-    PowerSpherical,
     RadialDirectional,
     RadialNormal,
     VonMisesFisherStable,
@@ -34,7 +33,6 @@ DISTRIBUTIONS = {
     "VonMisesFisherStable": lambda a, b: VonMisesFisherStable(
         nn.functional.normalize(a + torch.ones(5), dim=-1), b.exp()
     ),
-    "PowerSpherical": lambda a, b: PowerSpherical(nn.functional.normalize(a + torch.ones(5), dim=-1), b.exp()),
     "RadialDirectional": lambda a, b: RadialDirectional(
         dist.LogNormal(a, 1.0), VonMisesFisherStable(nn.functional.normalize(torch.ones(5), dim=-1), b.exp().expand(2))
     ),

@@ -5,14 +5,12 @@
 
 from pyro_radial.distributions import kl as _kl  # noqa: F401
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, log_mode, sqrt_product
-from pyro_radial.distributions.power_spherical import PowerSpherical
 from pyro_radial.distributions.radial_directional import RadialDirectional
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform, VonMisesFisherStable
 
 __all__ = [
     "HypersphericalUniform",
-    "PowerSpherical",
     "RadialDirectional",
     "RadialNormal",
     "VonMisesFisherStable",

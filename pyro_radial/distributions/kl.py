@@ -31,12 +31,6 @@ from pyro_radial.distributions.kl_formulas.directions import directions
 from pyro_radial.distributions.kl_formulas.kl_to_normal import kl_to_normal, standardized
 from pyro_radial.distributions.kl_formulas.normal_to_radial import normal_to_radial
 from pyro_radial.distributions.kl_formulas.radial_to_radial import radial_to_radial
-from pyro_radial.distributions.power_spherical import (
-    PowerSpherical,
-    kl_power_spherical_to_uniform,
-    kl_power_spherical_to_von_mises_fisher,
-    kl_uniform_to_power_spherical,
-)
 from pyro_radial.distributions.pushforward import Pushforward
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal
@@ -288,9 +282,6 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor |
     (HypersphericalUniform, VonMisesFisherStable, kl_uniform_to_von_mises_fisher),
     (HypersphericalUniform, HypersphericalUniform, kl_uniform),
     # Between two power spherical distributions there is none.
-    (PowerSpherical, HypersphericalUniform, kl_power_spherical_to_uniform),
-    (PowerSpherical, VonMisesFisherStable, kl_power_spherical_to_von_mises_fisher),
-    (HypersphericalUniform, PowerSpherical, kl_uniform_to_power_spherical),
     # Pyro has a rule from a point to anything.
 ]
 

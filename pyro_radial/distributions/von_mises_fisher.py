@@ -3,7 +3,9 @@
 
 """Distributions of a direction: von Mises-Fisher and uniform, on the unit sphere of any dimension."""
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from pyro.distributions import constraints
@@ -11,12 +13,8 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
 from pyro_radial.distributions import special
-from pyro_radial.distributions.rotationally_symmetric import (
-    RotationallySymmetric,
-    accumulated,
-    check_dim,
-    check_same_sphere,
-)
+from pyro_radial.distributions.constraints import finite_nonnegative
+from pyro_radial.distributions.special import accumulation_dtype
 from pyro_radial.distributions.vmf.sphere_sampling import (
     sample_direction,
     sample_one_minus_cosine,
@@ -33,7 +31,7 @@ __all__ = [
 ]
 
 
-class VonMisesFisherStable(RotationallySymmetric):
+class VonMisesFisherStable(TorchDistribution):
     r"""A random direction around a mean direction, stable in any dimension and at any concentration.
 
     .. math:: p(x) = C_m(\kappa)\, e^{\kappa \mu \cdot x}, \quad \|x\| = 1, \qquad
@@ -62,6 +60,51 @@ class VonMisesFisherStable(RotationallySymmetric):
         >>> float((distribution.mean * distribution.mode).sum(-1)[0])  # the mean cosine
         0.618...
     """
+
+    arg_constraints = {"loc": constraints.sphere, "concentration": finite_nonnegative}
+    support = constraints.sphere
+    has_rsample = True
+
+    def __init__(self, loc: Tensor, concentration: Any, validate_args: bool | None = None) -> None:
+        loc, concentration = _checked(type(self).__name__, loc, concentration)
+        try:
+            batch_shape = torch.broadcast_shapes(loc.shape[:-1], concentration.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"{type(self).__name__}: loc of shape {tuple(loc.shape)} and concentration of shape "
+                f"{tuple(concentration.shape)} do not broadcast: concentration has one element for each row of loc"
+            ) from None
+        self.loc, self.concentration = loc.expand(batch_shape + loc.shape[-1:]), concentration.expand(batch_shape)
+        super().__init__(batch_shape, torch.Size(loc.shape[-1:]), validate_args=validate_args)
+
+    @staticmethod
+    def infer_shapes(  # type: ignore[override]
+        loc: torch.Size, concentration: torch.Size = torch.Size(())
+    ) -> tuple[torch.Size, torch.Size]:
+        """Batch and event shape from the shapes of the arguments, without making a distribution."""
+        return torch.broadcast_shapes(loc[:-1], concentration), torch.Size(loc[-1:])
+
+    def expand(
+        self, batch_shape: Sequence[int], _instance: "VonMisesFisherStable | None" = None
+    ) -> "VonMisesFisherStable":
+        """The same distribution with a larger batch shape; shares memory."""
+        new = self._get_checked_instance(VonMisesFisherStable, _instance)
+        batch_shape = torch.Size(batch_shape)
+        new.loc = self.loc.expand(batch_shape + self.event_shape)
+        new.concentration = self.concentration.expand(batch_shape)
+        super(VonMisesFisherStable, new).__init__(batch_shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @property
+    def dim(self) -> int:
+        """m, the dimension of the space that the sphere lies in."""
+        # A plain number also where a compiler leaves shapes open: the formulas differ by it.
+        return operator.index(self.event_shape[0])
+
+    @property
+    def mode(self) -> Tensor:  # noqa: D102
+        return self.loc
 
     @property
     def mean(self) -> Tensor:
@@ -93,15 +136,18 @@ class VonMisesFisherStable(RotationallySymmetric):
         """
         if self._validate_args:
             self._validate_sample(value)
-        concentration = accumulated(self)
+        concentration = _accumulated(self)
         distance = (value - self.loc).square().sum(-1, dtype=concentration.dtype)
         peak = special.log_vmf_peak(concentration, self.dim) - special.log_sphere_area(self.dim)
         return (peak - 0.5 * concentration * distance).to(self.loc.dtype)
 
     def entropy(self) -> Tensor:
         """Exact differential entropy in nats, ``[*batch]``: the sphere's log-area less the KL to the uniform."""
-        kl = special.vmf_kl_to_uniform(accumulated(self), self.dim)
+        kl = special.vmf_kl_to_uniform(_accumulated(self), self.dim)
         return (special.log_sphere_area(self.dim) - kl).to(self.loc.dtype)
+
+    def _column(self, rows: Tensor) -> Tensor:
+        return rows.to(self.loc.dtype).unsqueeze(-1)
 
 
 class HypersphericalUniform(TorchDistribution):
@@ -136,7 +182,7 @@ class HypersphericalUniform(TorchDistribution):
     ) -> None:
         if isinstance(dim, bool) or not isinstance(dim, int):
             raise ValueError(f"HypersphericalUniform: dim must be an integer, got {dim!r}")
-        check_dim("HypersphericalUniform", "dim", dim)
+        _check_dim("HypersphericalUniform", "dim", dim)
         if like is not None and not (isinstance(like, Tensor) and like.is_floating_point()):
             got = like.dtype if isinstance(like, Tensor) else repr(like)
             raise ValueError(f"HypersphericalUniform: like must be a floating-point tensor, got {got}")
@@ -194,27 +240,69 @@ def kl_von_mises_fisher(q: VonMisesFisherStable, p: VonMisesFisherStable) -> Ten
     Oh, Adamczewski and Park (2019), eq. 34 and 36, give its gradients with a wrong sign in one term; it is
     :math:`(\kappa_q - \kappa_p\, \mu_q \cdot \mu_p) A'(\kappa_q)` in :math:`\kappa_q`.
     """
-    check_same_sphere(q, p)
-    q_rows, p_rows = accumulated(q), accumulated(p)
+    _check_same_sphere(q, p)
+    q_rows, p_rows = _accumulated(q), _accumulated(p)
     gap = 0.5 * (q.loc - p.loc).square().sum(-1, dtype=q_rows.dtype)
     return special.vmf_kl(q_rows, p_rows, gap, q.dim).to(q.loc.dtype)
 
 
 def kl_von_mises_fisher_to_uniform(q: VonMisesFisherStable, p: HypersphericalUniform) -> Tensor:
     """KL to the uniform distribution: what the entropy lacks to the log-area of the sphere."""
-    check_same_sphere(q, p)
-    kl = special.vmf_kl_to_uniform(accumulated(q), q.dim).to(q.loc.dtype)
+    _check_same_sphere(q, p)
+    kl = special.vmf_kl_to_uniform(_accumulated(q), q.dim).to(q.loc.dtype)
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_uniform_to_von_mises_fisher(q: HypersphericalUniform, p: VonMisesFisherStable) -> Tensor:
     r"""KL from the uniform distribution to a von Mises-Fisher one: :math:`L(\kappa)`."""
-    check_same_sphere(q, p)
-    kl = special.log_mean_exp_cosine(accumulated(p), q.dim).to(q.like.dtype)
+    _check_same_sphere(q, p)
+    kl = special.log_mean_exp_cosine(_accumulated(p), q.dim).to(q.like.dtype)
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_uniform(q: HypersphericalUniform, p: HypersphericalUniform) -> Tensor:
     """KL between two uniform distributions of one sphere: zero."""
-    check_same_sphere(q, p)
+    _check_same_sphere(q, p)
     return q.like.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
+
+
+def _accumulated(distribution: VonMisesFisherStable) -> Tensor:
+    """The concentration in the dtype of sums, so that results are rounded once."""
+    return distribution.concentration.to(accumulation_dtype(distribution.concentration))
+
+
+def _check_same_sphere(q: TorchDistribution, p: TorchDistribution) -> None:
+    """Leave two distributions on spheres of different dimensions to sampling, which names them.
+
+    :raises NotImplementedError: where they differ.
+    """
+    if q.event_shape != p.event_shape:
+        raise NotImplementedError
+
+
+def _check_dim(distribution: str, name: str, dim: int) -> None:
+    """Refuse a sphere that is none.
+
+    :raises ValueError: naming the class and the argument.
+    """
+    if dim < 2:
+        raise ValueError(
+            f"{distribution}: {name} must be at least 2, got {dim}; in one dimension a direction is a sign: use a "
+            "distribution of signs, such as a Rademacher or Bernoulli one, or a normal"
+        )
+
+
+def _checked(distribution: str, loc: Any, concentration: Any) -> tuple[Tensor, Tensor]:
+    """Both arguments as floating-point tensors, or an error that names the argument."""
+    if not isinstance(loc, Tensor) or loc.dim() == 0:
+        raise ValueError(f"{distribution}: loc must be a tensor of unit vectors, got {loc!r}")
+    if not isinstance(concentration, Tensor | int | float) or isinstance(concentration, bool):
+        raise TypeError(f"{distribution}: concentration must be a tensor or a number, got {concentration!r}")
+    concentration = torch.as_tensor(
+        concentration, device=loc.device, dtype=None if isinstance(concentration, Tensor) else loc.dtype
+    )
+    for name, argument in (("loc", loc), ("concentration", concentration)):
+        if not argument.is_floating_point():
+            raise ValueError(f"{distribution}: {name} must be a floating-point tensor, got {argument.dtype}")
+    _check_dim(distribution, "the last dimension of loc", loc.shape[-1])
+    return loc, concentration

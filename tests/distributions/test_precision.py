@@ -13,7 +13,6 @@ from torch.distributions import kl_divergence
 
 from pyro_radial.distributions import (
     HypersphericalUniform,
-    PowerSpherical,
     RadialNormal,
     VonMisesFisherStable,
     half_cauchy_factors,
@@ -61,7 +60,6 @@ def test_a_radial_prior_of_tiny_half_precision_scales_has_a_finite_kl():
     [
         lambda dim, like: HypersphericalUniform(dim, like=like),
         lambda dim, like: VonMisesFisherStable(torch.eye(1, dim, dtype=like.dtype)[0], 5.0, validate_args=False),
-        lambda dim, like: PowerSpherical(torch.eye(1, dim, dtype=like.dtype)[0], 5.0, validate_args=False),
     ],
 )
 def test_half_precision_directions_of_many_elements_have_length_one(make):

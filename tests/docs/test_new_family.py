@@ -1,24 +1,29 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The family on the page about families passes the checks that the page says to inherit."""
+"""The families on the page about families pass the checks that the page says to inherit."""
 
 import sys
 from types import ModuleType
 
 import pyro
 import pyro.distributions as dist
+import pytest
 import torch
+from scipy import stats
 from torch.distributions import kl_divergence
+from torch.nn.functional import normalize
 
-from pyro_radial import AutoRadial
-from pyro_radial.testing import GuideTests
+from pyro_radial import AutoRadial, AutoRadialDirectional, PriorChain, RadialELBO
+from pyro_radial.distributions import HypersphericalUniform
+from pyro_radial.testing import DistributionTests, GuideTests
 from tests.helpers.pages import DOCS, examples
 
 # A module, so that its classes can be pickled.
 PAGE = ModuleType("new_family")
 sys.modules[PAGE.__name__] = PAGE
-exec(examples(DOCS / "new_family.md")[0], vars(PAGE))
+for example in examples(DOCS / "new_family.md"):
+    exec(example, vars(PAGE))
 
 
 class TestLaplaceGuide(GuideTests):
@@ -26,6 +31,16 @@ class TestLaplaceGuide(GuideTests):
 
     def make(self, model, **kwargs):
         return AutoRadial(model, init_stddev=0.1, families={".": PAGE.Laplace()}, **kwargs)
+
+
+def power_spherical(dtype=torch.float64):
+    loc = normalize(torch.randn(3, 4, dtype=dtype), dim=-1)
+    return PAGE.PowerSpherical(loc, torch.tensor([0.5, 2.0, 9.0], dtype=dtype))
+
+
+class TestPowerSpherical(DistributionTests):
+    def make(self, dtype=torch.float64):
+        return power_spherical(dtype)
 
 
 def test_the_scale_of_the_page_s_family_is_its_standard_deviation_and_its_kl_that_of_draws():
@@ -36,6 +51,60 @@ def test_the_scale_of_the_page_s_family_is_its_standard_deviation_and_its_kl_tha
     guide.setup()
     posterior, prior = guide.posterior()["w"], dist.Normal(torch.zeros(3), 1.0).to_event(1)
     torch.testing.assert_close(posterior.stddev, torch.full((3,), 0.3))
-    draws = posterior.sample((20_000,))
-    ratio = posterior.log_prob(draws) - prior.log_prob(draws)
-    assert abs(float(ratio.mean() - kl_divergence(posterior, prior))) < 4 * float(ratio.std()) / 20_000**0.5
+    assert_kl_is_that_of_draws(posterior, prior)
+
+
+def test_the_page_s_direction_has_a_beta_cosine_and_the_kl_of_draws():
+    direction = power_spherical()
+    cosine = (direction.sample((2_000,)) * direction.loc).sum(-1)
+    for values, alpha in zip(cosine.T, direction.alpha, strict=True):
+        # By chance one in a thousand.
+        assert stats.kstest((1 + values.numpy()) / 2, stats.beta(float(alpha), 1.5).cdf).pvalue > 1e-3
+    assert_kl_is_that_of_draws(direction, HypersphericalUniform(4))
+
+
+@pytest.mark.parametrize("cosine", [0.05, 0.5, 0.999])
+def test_the_page_s_directions_start_at_their_mean_cosine_and_at_a_von_mises_fisher_s(cosine):
+    def model():
+        pyro.sample("u", HypersphericalUniform(50).expand([3]).to_event(1))
+
+    guide = AutoRadial(model, families={"u": PAGE.PowerSphericalFamily(cosine)})
+    guide.setup()
+    torch.testing.assert_close(guide.posterior()["u"].mean.norm(dim=-1), torch.full((3,), cosine))
+    chain = PriorChain(model, "exact")
+    earlier = AutoRadialDirectional(model, init_mean_cosine=cosine)
+    earlier.setup()
+    chain.advance(earlier.posterior())
+    following = chain.guide(AutoRadial, families={"u": PAGE.PowerSphericalFamily()})
+    following.setup()
+    torch.testing.assert_close(following.posterior()["u"].mean, chain.prior["u"].mean, rtol=0.02, atol=1e-5)
+
+
+def test_a_chain_of_the_page_s_directions_samples_their_kl_and_says_so():
+    def model():
+        pyro.sample("u", HypersphericalUniform(5).expand([3]).to_event(1))
+
+    def make(model):
+        return AutoRadial(model, families={"u": PAGE.PowerSphericalFamily()})
+
+    chain = PriorChain(model, "exact")
+    guide = make(chain)
+    guide.setup()
+    RadialELBO(strict_kl=True)(chain, guide)()
+    with torch.no_grad():
+        for parameter in guide.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    chain.advance(guide.posterior())
+    following = chain.guide(make)
+    elbo = RadialELBO()
+    elbo(chain, following)()
+    # Each draw has the density that it had before.
+    assert abs(float(elbo.terms.kl_by_site["u"])) < 1e-3
+    with pytest.raises(ValueError, match=r"'u'.*PowerSpherical to PowerSpherical"):
+        RadialELBO(strict_kl=True)(chain, following)()
+
+
+def assert_kl_is_that_of_draws(q, p):
+    draws = q.sample((20_000,))
+    ratio = q.log_prob(draws) - p.log_prob(draws)
+    assert bool(((ratio.mean(0) - kl_divergence(q, p)).abs() < 4 * ratio.std(0) / 20_000**0.5).all())

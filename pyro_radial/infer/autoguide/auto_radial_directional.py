@@ -8,15 +8,10 @@ from typing import Any, Literal
 
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.infer.autoguide.base import AutoPerSite
-from pyro_radial.infer.autoguide.families import Families, Family, Normal, PowerSpherical, Radial, VonMisesFisher
+from pyro_radial.infer.autoguide.families import Families, Family, Normal, Radial, VonMisesFisher
 from pyro_radial.infer.autoguide.initialization import init_to_network
 
 __all__ = ["AutoRadialDirectional"]
-
-DIRECTIONS: dict[str, type[VonMisesFisher] | type[PowerSpherical]] = {
-    "von_mises_fisher": VonMisesFisher,
-    "power_spherical": PowerSpherical,
-}
 
 
 class AutoRadialDirectional(AutoPerSite):
@@ -41,9 +36,6 @@ class AutoRadialDirectional(AutoPerSite):
     :param float init_mean_cosine: E[mu . x] of every direction at the start, between 0 and 1; 0.9 is the paper's. It
         sets :math:`\kappa` to :math:`A (n - A^2) / (1 - A^2)` in n dimensions (Banerjee et al. 2005, eq. 4.4).
     :param bool shared_concentration: one concentration for a site, or one for each of its groups.
-    :param str direction: "von_mises_fisher" or "power_spherical", the distribution of directions: the second is drawn
-        without rejection and starts at its mean cosine exactly, but has no closed KL to itself, which a
-        :class:`~pyro_radial.PriorChain` in its exact form would take.
     :param str rest: "normal" or "radial", the distribution of sites on the whole line.
     :param families: other families for some sites, as in :class:`~pyro_radial.AutoRadial`.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
@@ -70,7 +62,6 @@ class AutoRadialDirectional(AutoPerSite):
         init_stddev: float | None = None,
         init_mean_cosine: float = 0.9,
         shared_concentration: bool = True,
-        direction: Literal["von_mises_fisher", "power_spherical"] = "von_mises_fisher",
         rest: Literal["normal", "radial"] = "normal",
         families: Families | None = None,
         create_plates: Callable[..., Any] | None = None,
@@ -78,11 +69,9 @@ class AutoRadialDirectional(AutoPerSite):
         super().__init__(
             model, init_loc_fn=init_loc_fn, init_stddev=init_stddev, families=families, create_plates=create_plates
         )
-        if direction not in tuple(DIRECTIONS):
-            raise ValueError(f"direction must be one of {tuple(DIRECTIONS)}, got {direction!r}")
         if rest not in ("normal", "radial"):
             raise ValueError(f'rest must be "normal" or "radial", got {rest!r}')
-        self._direction: Family = DIRECTIONS[direction](init_mean_cosine, shared_concentration)
+        self._direction: Family = VonMisesFisher(init_mean_cosine, shared_concentration)
         self._on_the_line: Family = Radial() if rest == "radial" else Normal()
 
     def default_family(self, name: str, site: Any) -> Family:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributions import kl_divergence
 
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule, PriorChain, RadialELBO
-from pyro_radial.distributions import HypersphericalUniform, PowerSpherical, RadialNormal, VonMisesFisherStable
+from pyro_radial.distributions import HypersphericalUniform, RadialNormal, VonMisesFisherStable
 from pyro_radial.nn.priors import RadialDirectionalPrior
 
 
@@ -50,19 +50,6 @@ class TestPosterior:
         torch.testing.assert_close(posterior["bias"].stddev, torch.full((5,), 0.3))
         # A log-radial distribution has no closed KL to a gamma; the positive sites stay log-normal.
         RadialELBO(strict_kl=True)(mixed_model, guide)()
-
-    @pytest.mark.parametrize("cosine", [0.05, 0.5, 0.999])
-    @pytest.mark.parametrize("size", [2, 50])
-    def test_directions_may_be_power_spherical_and_start_at_their_mean_cosine(self, cosine, size):
-        def model():
-            pyro.sample("u", HypersphericalUniform(size).expand([3]).to_event(1))
-
-        guide = AutoRadialDirectional(model, direction="power_spherical", init_mean_cosine=cosine)
-        guide.setup()
-        posterior = guide.posterior()["u"]
-        assert isinstance(posterior.base_dist, PowerSpherical)
-        torch.testing.assert_close(posterior.mean.norm(dim=-1), torch.full((3,), cosine))
-        RadialELBO(strict_kl=True)(model, guide)()
 
     @pytest.mark.parametrize("shared", [True, False])
     def test_a_concentration_is_shared_by_the_site_or_each_groups_own(self, shared):
@@ -137,51 +124,12 @@ class TestAsAPrior:
         for site, value in guide.median().items():
             torch.testing.assert_close(median[site], value, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("kind", ["von_mises_fisher", "power_spherical"])
-    def test_a_guide_starts_at_the_mean_cosine_of_a_direction_of_either_kind(self, kind):
-        chain = PriorChain(network(), "exact")
-        x = torch.randn(6, 3)
-        guide = chain.guide(AutoRadialDirectional, direction=kind, init_mean_cosine=0.8, shared_concentration=False)
-        guide.setup(x)
-        with torch.no_grad():
-            for parameter in guide.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        chain.advance(guide)
-        earlier = guide.posterior()["weight.direction"].mean
-        for direction in ("von_mises_fisher", "power_spherical"):
-            following = chain.guide(AutoRadialDirectional, direction=direction, shared_concentration=False)
-            following.setup(x)
-            # The other way it is Banerjee's approximation.
-            torch.testing.assert_close(following.posterior()["weight.direction"].mean, earlier, rtol=0.02, atol=1e-5)
-
-    def test_a_chain_of_power_spherical_directions_samples_their_kl_and_says_so(self):
-        chain = PriorChain(network(), "exact")
-        x = torch.randn(6, 3)
-        guide = chain.guide(AutoRadialDirectional, direction="power_spherical")
-        guide.setup(x)
-        RadialELBO(strict_kl=True)(chain, guide)(x)
-        with torch.no_grad():
-            for parameter in guide.parameters():
-                parameter.add_(0.3 * torch.randn_like(parameter))
-        chain.advance(guide)
-        following = chain.guide(AutoRadialDirectional, direction="power_spherical")
-        elbo = RadialELBO()
-        elbo(chain, following)(x)
-        # Each draw has the density that it had before.
-        assert abs(float(elbo.terms.kl_by_site["weight.direction"])) < 1e-3
-        with pytest.raises(ValueError, match=r"weight\.direction.*PowerSpherical to PowerSpherical"):
-            RadialELBO(strict_kl=True)(chain, following)(x)
-
 
 class TestBadInput:
     @pytest.mark.parametrize("cosine", [0.0, 1.0, -0.5, 2.0])
     def test_a_mean_cosine_outside_of_zero_and_one_is_named(self, cosine):
         with pytest.raises(ValueError, match="init_mean_cosine"):
             AutoRadialDirectional(mixed_model, init_mean_cosine=cosine)
-
-    def test_an_unknown_distribution_of_directions_is_named(self):
-        with pytest.raises(ValueError, match=r"direction must be one of .*power_spherical"):
-            AutoRadialDirectional(mixed_model, direction="bingham")
 
     def test_an_unknown_distribution_for_the_rest_is_named(self):
         with pytest.raises(ValueError, match="rest must be"):

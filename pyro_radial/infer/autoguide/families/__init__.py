@@ -9,7 +9,6 @@ from pyro_radial.infer.autoguide.families.directional import Directional
 from pyro_radial.infer.autoguide.families.family import Family, Site
 from pyro_radial.infer.autoguide.families.loc_scale import LocScale
 from pyro_radial.infer.autoguide.families.normal import Normal
-from pyro_radial.infer.autoguide.families.power_spherical import PowerSpherical
 from pyro_radial.infer.autoguide.families.radial import Radial
 from pyro_radial.infer.autoguide.families.von_mises_fisher import VonMisesFisher
 
@@ -20,7 +19,6 @@ __all__ = [
     "Family",
     "LocScale",
     "Normal",
-    "PowerSpherical",
     "Radial",
     "Site",
     "VonMisesFisher",

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from pyro_radial._pyro.checks import proper_fraction
 from pyro_radial.distributions.constraints import is_on_sphere
-from pyro_radial.distributions.rotationally_symmetric import RotationallySymmetric
+from pyro_radial.distributions.von_mises_fisher import VonMisesFisherStable
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.families.family import Family, Site
 
@@ -33,7 +33,7 @@ class Directional(Family):
     """
 
     #: The class of the distribution of each direction.
-    kind: ClassVar[type[RotationallySymmetric]]
+    kind: ClassVar[Any]
 
     def __init__(self, init_mean_cosine: float = 0.9, shared_concentration: bool = True) -> None:
         self.init_mean_cosine = proper_fraction("init_mean_cosine", init_mean_cosine)
@@ -64,7 +64,7 @@ class Directional(Family):
         Of one of another kind with a mean direction, the concentration of its mean cosine; of no other.
         """
         inner = leaf(distribution)
-        if not isinstance(inner, RotationallySymmetric):
+        if not isinstance(inner, self.kind | VonMisesFisherStable):
             return self.initial(site, value)
         direction = inner.loc.expand_as(value).to(value)
         if not spread:

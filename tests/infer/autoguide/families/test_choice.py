@@ -90,9 +90,9 @@ class NamedLikeAMethod(families.Normal):
     [
         (families.VonMisesFisher(), dist.Gamma(2.0, 1.0), r"'x' must be a direction, got Gamma on GreaterThan"),
         (
-            families.PowerSpherical(),
+            families.VonMisesFisher(),
             dist.Normal(0.0, 1.0),
-            "PowerSpherical: site 'x' must be a direction, got Normal on",
+            "VonMisesFisher: site 'x' must be a direction, got Normal on",
         ),
         (families.Normal(), HypersphericalUniform(3), r"'x' is a direction \(HypersphericalUniform\)"),
         (families.Radial(), HypersphericalUniform(3), r"'x' is a direction .*ProjectedNormalReparam"),

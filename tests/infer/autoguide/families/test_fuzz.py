@@ -18,7 +18,6 @@ CONSTRUCTORS = (
     families.Radial,
     families.Delta,
     families.VonMisesFisher,
-    families.PowerSpherical,
     priors.FanIn,
     priors.LearnedScale,
     priors.RadialDirectionalPrior,
