@@ -1,35 +1,22 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A network cut down to the units that matter."""
+"""Pruning: a smaller plain network from a trained Bayesian one."""
 
-from pyro_radial.compression.counts import Counts, count_flops, count_weights
-from pyro_radial.compression.cuts import CutRecord, best_on_path, cut_path, evaluate_path, gap_cut, largest_gap
-from pyro_radial.compression.graph import IndexSelect
-from pyro_radial.compression.mean_network import mean_network
-from pyro_radial.compression.plots import plot_frontier, plot_scores
+from pyro_radial.compression.cuts import cut_path, evaluate_path
+from pyro_radial.compression.graph import count_flops, count_weights
+from pyro_radial.compression.prune import mean_network, prune
 from pyro_radial.compression.scores import unit_scores
-from pyro_radial.compression.surgery import complete_cut, cut_network, mask_network
-from pyro_radial.compression.units import Cut, Scores
+from pyro_radial.compression.surgery import cut_network, mask_network
 
 __all__ = [
-    "Counts",
-    "Cut",
-    "CutRecord",
-    "IndexSelect",
-    "Scores",
-    "best_on_path",
-    "complete_cut",
     "count_flops",
     "count_weights",
     "cut_network",
     "cut_path",
     "evaluate_path",
-    "gap_cut",
-    "largest_gap",
     "mask_network",
     "mean_network",
-    "plot_frontier",
-    "plot_scores",
+    "prune",
     "unit_scores",
 ]

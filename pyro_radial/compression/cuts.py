@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Choosing what to cut by rule: at the largest gap of the scores, or where the validation loss still allows it."""
+"""Nested cuts by score, and the loss that each costs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_radial.compression.counts import chain_flops, chain_weights
-from pyro_radial.compression.graph import read_chain
-from pyro_radial.compression.surgery import complete_chain_cut, cut_chain
-from pyro_radial.compression.units import Cut, Scores
+from pyro_radial.compression.graph import count_flops, count_weights
+from pyro_radial.compression.scores import Cut, Scores
+from pyro_radial.compression.surgery import complete_cut, cut_network
 
-__all__ = ["CutRecord", "best_on_path", "cut_path", "evaluate_path", "gap_cut", "largest_gap"]
+__all__ = ["CutRecord", "best_on_path", "cut_path", "evaluate_path"]
 
 
 class CutRecord(NamedTuple):
-    """The loss and the size of a network that is cut."""
+    """A cut, and the loss and the size of the network that it leaves."""
 
     cut: Cut
     loss: float
@@ -30,81 +29,21 @@ class CutRecord(NamedTuple):
     flops: int
 
 
-def largest_gap(scores: Tensor, min_share: float = 0.25) -> float:
-    """The middle of the largest gap between scores that are next to each other.
-
-    Where the scores form two clusters, the units to keep and those to cut, that is the threshold between them. Where
-    they form one, the largest gap sets apart a straggler at either end, and in 3 of 10 layers with normal scores would
-    leave a single unit. Hence ``min_share``: with the default, 94 of 100 such layers of 50 units stay whole and all but
-    2 of 1000 of 500, while of two clusters twelve standard deviations apart, a quarter of the units kept, at most 2 of
-    1000 are missed. Layers of fewer units have such gaps by chance: of those of 20, 73 of 100 stay whole, of those of
-    10 only 21.
-
-    :param scores: one score per unit, those of one layer in any order.
-    :param min_share: the least share of the range of the scores that counts as a gap, in ``[0, 1]``. What the
-        scores' own rounding explains never does.
-    :returns: the threshold; units whose score reaches it are kept. Without a gap it is the lowest score, so that all
-        are kept. A score of minus infinity is apart from every finite one, of which the lowest is then the threshold.
-    :raises ValueError: if an argument does not fit; the message names it.
-
-    Example::
-
-        >>> import torch
-        >>> largest_gap(torch.tensor([-1.0, -9.0, 0.0, -8.0]))
-        -4.5
-    """
-    Scores(outputs={"scores": scores})
-    if not 0 <= min_share <= 1:
-        raise ValueError(f"min_share must be in [0, 1], got {min_share}")
-    ordered = scores.detach().double().sort().values
-    if ordered[0] == -math.inf:
-        finite = ordered[ordered > -math.inf]
-        return float(finite[0]) if len(finite) else -math.inf
-    gaps = ordered.diff()
-    rounding = 8 * torch.finfo(scores.dtype).eps * ordered.abs().max()
-    if len(gaps) == 0 or gaps.max() <= rounding or gaps.max() < min_share * (ordered[-1] - ordered[0]):
-        return float(ordered[0])
-    at = int((gaps == gaps.max()).nonzero()[0])  # Of equal gaps the lowest, which cuts the least.
-    return float(ordered[at] + ordered[at + 1]) / 2
-
-
-def gap_cut(scores: Scores, min_share: float = 0.25) -> Cut:
-    """Cut each layer, outputs and inputs apart, at the :func:`largest_gap` of its scores.
-
-    :param scores: how much the units matter.
-    :param min_share: as for :func:`largest_gap`.
-    :returns: masks over the layers that have scores.
-
-    Example::
-
-        >>> import torch
-        >>> gap_cut(Scores(outputs={"0": torch.tensor([-1.0, -9.0, 0.0]), "2": torch.tensor([3.0, 3.0])}))
-        Cut(outputs={'0': 2 of 3, '2': 2 of 2}, inputs={})
-    """
-    outputs, inputs = (
-        {layer: values >= largest_gap(values, min_share) for layer, values in side.items()}
-        for _, side in scores.sides()
-    )
-    return Cut(outputs, inputs)
-
-
 def cut_path(scores: Scores, *, num_cuts: int = 50, per_layer: bool = False) -> list[Cut]:
-    """Cuts from everything to one unit of each layer, each keeping a part of what the one before it keeps.
+    """List nested cuts, from one that keeps everything to one that keeps a single unit of each layer.
 
-    Each cut takes away the units below a threshold, except the best of each layer (of its outputs and of its inputs).
+    Each cut removes the units below a threshold, except the best unit of each layer (of its outputs and of its inputs).
 
-    :param scores: how much the units matter; those of different layers, and of outputs and inputs, are compared with
+    :param scores: how much the units matter. Scores of different layers, and of outputs and inputs, are compared with
         each other, so they must be on a common scale.
-    :param num_cuts: how many cuts there are at most. Between the first and the last, they are spread evenly over the
-        distinct scores.
-    :param per_layer: compare not the scores but their ranks in their own layer, as a share of its units: each cut
-        then takes away the same share of every layer, and no common scale is needed.
-    :returns: the cuts, from the one that keeps everything on.
+    :param num_cuts: the largest number of cuts, at least 2, spread evenly over the distinct scores.
+    :param per_layer: compare ranks of the scores within their own layer: each cut then removes the same share of every
+        layer, and no common scale is needed.
+    :returns: the cuts, starting with the one that keeps everything.
     :raises ValueError: if ``num_cuts`` is below two.
 
     Example::
 
-        >>> import torch
         >>> scores = Scores(outputs={"0": torch.tensor([-1.0, -9.0, 0.0]), "2": torch.tensor([-3.0, -2.0])})
         >>> cut_path(scores, num_cuts=3)
         [Cut(outputs={'0': 3 of 3, '2': 2 of 2}, inputs={}), Cut(outputs={'0': 2 of 3, '2': 1 of 2}, inputs={}),
@@ -139,43 +78,41 @@ def evaluate_path(
     """Cut a network by each cut of a path, and measure the loss and the size of what is left.
 
     :param net: a chain, as for :func:`~pyro_radial.compression.cut_network`; not changed.
-    :param path: the cuts, such as those of :func:`cut_path`; each is evaluated once.
+    :param path: the cuts, such as those of :func:`cut_path`.
     :param loss: a function from a network to its loss, such as its error on validation data.
     :param input_shape: shape of one input without the batch, to count operations.
-    :param scores: how much the units matter, for layers that would be cut to nothing, as where the best output of
-        one is not the best input of the next.
+    :param scores: how much the units matter, to choose the unit that a layer keeps if the cut would leave none.
     :param progress: whether to show progress.
-    :returns: one record per cut, in order, with all that follows from the cut
-        (:func:`~pyro_radial.compression.complete_cut`).
+    :returns: for each cut its completed form (:func:`~pyro_radial.compression.surgery.complete_cut`), the ``loss``,
+        and the number of ``weights`` and ``flops``.
 
     Example::
 
-        >>> import torch
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
         >>> path = cut_path(Scores(outputs={"0": torch.tensor([0.0, 2.0, 1.0])}))
         >>> records = evaluate_path(net, path, lambda net: 0.1 * net[0].in_features, (2,), progress=False)
         >>> [(record.weights, record.flops, record.loss) for record in records]
         [(9, 13, 0.2), (6, 9, 0.2), (3, 5, 0.2)]
     """
-    records, chain = [], read_chain(net)
+    records = []
     with tqdm(list(path), desc="cuts", disable=not progress) as bar:
         for cut in bar:
-            whole = complete_chain_cut(chain, cut, scores)
-            small = cut_chain(chain, whole)
-            small_chain = read_chain(small)
-            weights, flops = chain_weights(small_chain).total, chain_flops(small_chain, input_shape).total
-            record = CutRecord(whole, float(loss(small)), weights, flops)
+            whole = complete_cut(net, cut, scores)
+            small = cut_network(net, whole)
+            record = CutRecord(
+                whole, float(loss(small)), count_weights(small).total, count_flops(small, input_shape).total
+            )
             bar.set_postfix(weights=record.weights, loss=f"{record.loss:.4g}")
             records.append(record)
     return records
 
 
 def best_on_path(records: Sequence[CutRecord], tolerance: float) -> CutRecord:
-    r"""The smallest network whose loss is within a tolerance of the lowest.
+    r"""Choose the smallest network whose loss is within a tolerance of the lowest.
 
-    :param records: as from :func:`evaluate_path`. A loss that is not finite is never within the tolerance.
+    :param records: records from :func:`evaluate_path`. A loss that is not finite is never within the tolerance.
     :param tolerance: the loss to give up at most, in its own units. One standard error of the loss is customary: for
-        a share e of errors among n, :math:`\sqrt{e (1 - e) / n}`. Zero picks among those with the lowest loss.
+        a share e of errors among n rows, :math:`\sqrt{e (1 - e) / n}`.
     :returns: the record with the fewest weights, and of several the one with the fewest operations.
     :raises ValueError: if ``tolerance`` is negative, or no loss is finite.
 
@@ -201,7 +138,7 @@ def _plain(scores: Tensor) -> Tensor:
 
 
 def _ranks(scores: Tensor, among: Tensor | None) -> Tensor:
-    """The share of sorted scores, by default of its own layer, below each; the best one's infinite, never reached."""
+    """The share of scores below each, by default within its layer; infinite for the best, which is never cut."""
     among = scores.sort().values if among is None else among
     ranks = torch.searchsorted(among, scores).double() / len(among)
     ranks[int(scores.argmax())] = math.inf

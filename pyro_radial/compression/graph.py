@@ -1,23 +1,33 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A network read as a chain of layers: which input of a layer comes from which unit of the layer before."""
+"""A network as a chain of layers: its size, and which input of a layer comes from which unit of the layer before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LAYERS", "Chain", "IndexSelect", "Layer", "WeightLayer", "is_sequential", "leaves", "read_chain"]
+__all__ = [
+    "Counts",
+    "IndexSelect",
+    "Layer",
+    "WeightLayer",
+    "count_flops",
+    "count_weights",
+    "is_sequential",
+    "read_chain",
+]
 
 WeightLayer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-# Over features, not channels with positions, they run across units.
+# Over features instead of channels with positions, they mix units.
 POOLS = (
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
@@ -37,11 +47,11 @@ AT_THE_ENDS = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d, nn.Unflatten
 class IndexSelect(nn.Module):
     """Keep some of the inputs of a layer, in the order of ``index``.
 
-    :func:`~pyro_radial.compression.cut_network` puts it before a layer that uses only some of what reaches it.
+    :func:`~pyro_radial.compression.cut_network` puts it before a layer that uses only some of its inputs.
 
     :param index: positions to keep, integers of shape ``[num_kept]``; a buffer.
     :param size: number of positions to choose from.
-    :param dim: the dimension they lie along, counted from the end.
+    :param dim: dimension of these positions, counted from the end.
     :raises ValueError: if ``index`` does not fit.
 
     Example::
@@ -64,11 +74,11 @@ class IndexSelect(nn.Module):
         self.register_buffer("index", index)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The inputs at ``index``."""
+        """Return the inputs at ``index``."""
         return x.index_select(self.dim, self.index)
 
     def extra_repr(self) -> str:
-        """How many of how many, and along which dimension."""
+        """Return how many of how many, and along which dimension."""
         return f"{len(self.index)} of {self.size}, dim={self.dim}"
 
 
@@ -76,17 +86,17 @@ class IndexSelect(nn.Module):
 class Layer:
     """A linear layer or convolution of a chain.
 
-    Its input ``i`` is position ``sources[i]`` of what reaches it, and that belongs to unit ``sources[i] // positions``
-    of the layer before.
+    Input ``i`` reads position ``sources[i]`` of what reaches the layer. This position belongs to unit
+    ``sources[i] // positions`` of the layer before.
     """
 
     name: str
     module: WeightLayer
     before: Layer | None
-    num_before: int  # units of the layer before; for the first layer the network's own inputs
-    positions: int  # of each of these units in what reaches the layer; above one only after a flatten
+    num_before: int  # units of the layer before, or of the network's own inputs
+    positions: int  # positions of each of these units; above one only after a flatten
     sources: Tensor
-    carried: tuple[tuple[str, nn.Module, int], ...]  # what is cut along with these units: name, module, positions
+    carried: tuple[tuple[str, nn.Module, int], ...]  # modules to cut along with these units: name, module, positions
 
     @property
     def owners(self) -> Tensor:
@@ -99,28 +109,16 @@ class Layer:
         return 1 - self.module.weight.ndim
 
 
-@dataclass(frozen=True, eq=False)
-class Chain:
-    """A network with what was read from it: the names of its modules in the order they run, and its layers."""
-
-    net: nn.Sequential
-    names: tuple[str, ...]
-    layers: tuple[Layer, ...]
-
-
-def read_chain(net: nn.Sequential) -> Chain:
-    """Parse a network.
+def read_chain(net: nn.Module) -> list[Layer]:
+    """Read the layers of a network in the order they run.
 
     :param net: nested :class:`~torch.nn.Sequential` of known modules.
-    :returns: its layers and the order of its modules.
-    :raises ValueError: if the network is not such a chain; the message names the module.
+    :raises ValueError: naming the module, if the network is not such a chain.
     """
     layers: list[Layer] = []
     between: list[tuple[str, nn.Module]] = []  # since the last layer
-    names: list[str] = []
     owners: dict[int, str] = {}
-    for name, module in leaves(net):
-        names.append(name)
+    for name, module in _leaves(net):
         for tensor in (*module.parameters(), *module.buffers()):
             if owners.setdefault(id(tensor), name) != name:
                 raise ValueError(f"net must have no shared tensors, got one in {owners[id(tensor)]!r} and {name!r}")
@@ -133,10 +131,78 @@ def read_chain(net: nn.Sequential) -> Chain:
         kinds = [type(module).__name__ for _, module in between]
         raise ValueError(f"net must hold a linear layer or a convolution, got {kinds}")
     _refuse_selects(between)
-    return Chain(net, tuple(names), tuple(layers))
+    return layers
 
 
-def leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+class Counts(NamedTuple):
+    """A count by the name of the layer, and in total."""
+
+    by_layer: dict[str, int]
+    total: int
+
+
+def count_weights(net: nn.Sequential) -> Counts:
+    """Count the weights of linear layers and convolutions, without biases and batch norms.
+
+    :param net: a chain, as for :func:`~pyro_radial.compression.cut_network`.
+    :returns: the counts ``by_layer`` and their ``total``.
+    :raises ValueError: if the network is not such a chain.
+
+    Example::
+
+        >>> count_weights(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+        Counts(by_layer={'0': 12, '2': 6}, total=18)
+    """
+    by_layer = {layer.name: layer.module.weight.numel() for layer in read_chain(net)}
+    return Counts(by_layer, sum(by_layer.values()))
+
+
+def count_flops(net: nn.Sequential, input_shape: Sequence[int]) -> Counts:
+    r"""Count the operations of linear layers and convolutions in one prediction.
+
+    Each output takes one multiply-add per incoming weight and one for the bias, with or without a bias. A convolution
+    takes
+
+    .. math:: (K_h K_w C_{in} + 1) \, H_{out} W_{out} C_{out}
+
+    and a linear layer :math:`(I_{in} + 1) I_{out}`.
+
+    Source: Oh, Adamczewski and Park (2019), *Radial and Directional Posteriors for Bayesian Neural Networks*, section
+    5.2. The numbers in its table 2 do not follow its formula: they count a layer that no network of the table has, with
+    16 inputs per channel of the last convolution, and leave out the last layer.
+
+    :param net: a chain, as for :func:`~pyro_radial.compression.cut_network`.
+    :param input_shape: shape of one input, without the batch.
+    :returns: the counts ``by_layer`` and their ``total``.
+    :raises ValueError: if the network is not such a chain, or inputs of that shape do not fit it.
+
+    Example::
+
+        >>> count_flops(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 5)), (1, 4, 4))
+        Counts(by_layer={'0': 80, '2': 45}, total=125)
+    """
+    read_chain(net)
+    shapes_only = copy.deepcopy(net).to("meta").eval()
+    x = torch.empty(1, *input_shape, dtype=next(net.parameters()).dtype, device="meta")
+    by_layer = {}
+    for name, module in _leaves(shapes_only):
+        try:
+            x = module(x)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise ValueError(
+                f"input_shape must fit the network, got {tuple(input_shape)}, which fails at {name!r}: {error}"
+            ) from error
+        if isinstance(module, LAYERS):
+            by_layer[name] = (module.weight[0].numel() + 1) * x.numel()
+    return Counts(by_layer, sum(by_layer.values()))
+
+
+def is_sequential(module: nn.Module) -> bool:
+    """Whether a module only runs its children in turn."""
+    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+
+
+def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The modules of nested Sequentials in the order they run, with their names; a ValueError if one is unknown."""
     # A module without tensors, such as an activation, may stand in several places.
     for name, module in net.named_modules(remove_duplicate=False):
@@ -144,32 +210,23 @@ def leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         known = (*LAYERS, *NORMS, *POOLS, *ELEMENTWISE, *AT_THE_ENDS, nn.Flatten, IndexSelect)
         if not name or type(module) not in known:
-            _refuse(name, module)
+            where = f" at {name!r}" if name else ""
+            raise ValueError(
+                "net must be a plain nn.Sequential of linear layers, convolutions, batch norms, pools, flattens, "
+                f"dropouts and elementwise activations, got a {type(module).__name__}{where}. For networks with "
+                "branches or skip connections, use the library Torch-Pruning"
+            )
         _check_options(name, module)
         yield name, module
 
 
-def is_sequential(module: nn.Module) -> bool:
-    """Whether a module does nothing but run its children in turn."""
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-
-
-def _refuse(name: str, module: nn.Module) -> NoReturn:
-    where = f" at {name!r}" if name else ""
-    raise ValueError(
-        "net must be a plain nn.Sequential of linear layers, convolutions, batch norms, pools, flattens, dropouts and "
-        f"elementwise activations, got a {type(module).__name__}{where}. For networks with branches or skip "
-        "connections there is the library Torch-Pruning"
-    )
-
-
 def _check_options(name: str, module: nn.Module) -> None:
-    """Options of known modules that would make them something else."""
+    """Refuse options of known modules that would change what a cut has to do."""
     if getattr(module, "groups", 1) != 1:
         raise ValueError(f"net must have groups=1 in the {type(module).__name__} {name!r}, got {module.groups}")
     if getattr(module, "return_indices", False):
         raise ValueError(f"net must have return_indices=False in the {type(module).__name__} {name!r}, got True")
-    # Weight norms and masks of torch.nn.utils make the weight anew from others, so cutting it would do nothing.
+    # Weight norms and masks of torch.nn.utils recompute the weight from other tensors, so cutting it would do nothing.
     odd = {key for key, _ in module.named_parameters()} - {"weight", "bias"}
     if isinstance(module, LAYERS) and odd:
         raise ValueError(f"net must have a plain parameter as the weight of {name!r}, got one made of {sorted(odd)}")

@@ -1,23 +1,19 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Plots of what a cut keeps and what it costs.
-
-Every function draws into the axes or the figure it is given, or into a new figure as those of
-:mod:`pyro_radial.uncertainty` do.
-"""
+"""Plots of scores and cuts, and of loss against size."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from pyro_radial.compression.cuts import CutRecord, best_on_path
-from pyro_radial.compression.units import Cut, Scores
-from pyro_radial.uncertainty.plots import COLORS, MARKERS, new_axes
+from pyro_radial.compression.scores import Cut, Scores
+from pyro_radial.uncertainty.plots import COLORS, new_axes, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,24 +27,23 @@ KEPT, CUT = COLORS[0], COLORS[1]
 def plot_scores(scores: Scores, cut: Cut, *, figure: Figure | SubFigure | None = None) -> list[Axes]:
     """Draw the sorted scores of each layer, and which of its units are kept.
 
-    The dashed line lies between the lowest score that is kept and the highest that is cut; where other things than
-    the layer's scores decided, so that these overlap, there is none. Scores of minus infinity have no point. Outputs
-    are in the upper row, inputs in the lower.
+    The dashed line separates the kept scores from the cut ones; there is none if they overlap. Scores of minus infinity
+    have no point. Outputs are in the upper row, inputs in the lower.
 
     Source: figure 7 of Oh, Adamczewski and Park (2019), *Radial and Directional Posteriors for Bayesian Neural
     Networks*, which has histograms.
 
     :param scores: how much the units matter.
-    :param cut: the units to keep; with :func:`~pyro_radial.compression.complete_cut` those that really are.
+    :param cut: the units to keep, such as the ``cut`` of a record.
     :param figure: an empty figure to draw into; default a new one that fits.
     :returns: one axes per layer with scores, those of outputs first; the figure is ``axes[0].figure``.
-    :raises ValueError: if the cut does not fit the scores; the message names the layer.
+    :raises ValueError: naming the layer, if the cut does not fit the scores.
     :raises ImportError: without matplotlib.
 
     Example::
 
         >>> scores = Scores(outputs={"0": torch.tensor([-1.0, -9.0, 0.0])})
-        >>> plot_scores(scores, scores.at_least(-5))[0].get_title()
+        >>> plot_scores(scores, Cut({"0": torch.tensor([True, False, True])}))[0].get_title()
         'Layer 0, outputs: 2 of 3 kept'
     """
     masks = {"outputs": cut.outputs, "inputs": cut.inputs}
@@ -76,21 +71,17 @@ def plot_scores(scores: Scores, cut: Cut, *, figure: Figure | SubFigure | None =
 
 
 def plot_frontier(
-    runs: Mapping[str, Sequence[CutRecord]],
-    *,
-    against: Literal["weights", "flops"] = "weights",
-    tolerance: float | None = None,
-    ax: Axes | None = None,
+    runs: Mapping[str, Sequence[CutRecord]], *, tolerance: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Draw the loss of the cut networks against their size, one line per method.
+    """Draw the loss of cut networks against their weights, one line per method.
 
-    :param runs: the records of :func:`~pyro_radial.compression.evaluate_path` by the name of the method.
-    :param against: the size, "weights" or "flops"; its axis is logarithmic.
-    :param tolerance: if given, a ring marks for each method what
-        :func:`~pyro_radial.compression.best_on_path` picks, and the legend gives its size.
+    :param runs: records of :func:`~pyro_radial.compression.evaluate_path`, or the ``path`` of
+        :func:`~pyro_radial.compression.prune`, by the name of the method.
+    :param tolerance: if given, a ring marks the choice of :func:`~pyro_radial.compression.cuts.best_on_path` for each
+        method, and the legend gives its size.
     :param ax: axes to draw into; default a new figure.
     :returns: the axes.
-    :raises ValueError: if there is no method, a method has no records, or ``against`` is of no size.
+    :raises ValueError: if there is no method, or a method has no records.
     :raises ImportError: without matplotlib.
 
     Example::
@@ -100,24 +91,19 @@ def plot_frontier(
         >>> ax.get_legend().get_texts()[0].get_text()
         'radial (60)'
     """
-    if not runs or not all(runs.values()):
-        counts = {method: len(records) for method, records in runs.items()}
-        raise ValueError(f"runs must hold at least one method, and each at least one record, got {counts}")
-    if against not in ("weights", "flops"):
-        raise ValueError(f"against must be 'weights' or 'flops', got {against!r}")
+    methods = styled("runs", runs)
+    if empty := [name for name, records, *_ in methods if not records]:
+        raise ValueError(f"runs must hold at least one record of each method, got none of {empty[0]!r}")
     ax = new_axes((5.0, 3.2)) if ax is None else ax
-    for index, (method, records) in enumerate(runs.items()):
-        ordered = sorted(records, key=lambda record: getattr(record, against))
-        sizes, losses = [getattr(record, against) for record in ordered], [record.loss for record in ordered]
-        color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
-        (line,) = ax.plot(sizes, losses, color=color, marker=marker, markersize=3, linewidth=1.2, label=method)
+    for name, records, color, marker in methods:
+        ordered = sorted(records, key=lambda record: record.weights)
+        (line,) = ax.plot([record.weights for record in ordered], [record.loss for record in ordered], label=name)
+        line.set(color=color, marker=marker, markersize=3, linewidth=1.2)
         if tolerance is not None:
             best = best_on_path(records, tolerance)
-            size = getattr(best, against)
-            line.set_label(f"{method} ({size:,})")
-            ax.plot(size, best.loss, color=color, marker="o", markersize=10, fillstyle="none", linestyle="")
-    ax.set_xscale("log")
-    ax.set(xlabel={"weights": "Weights", "flops": "FLOPs"}[against], ylabel="Validation loss")
+            line.set_label(f"{name} ({best.weights:,})")
+            ax.plot(best.weights, best.loss, color=color, marker="o", markersize=10, fillstyle="none", linestyle="")
+    ax.set(xscale="log", xlabel="Weights", ylabel="Validation loss")
     ax.legend(frameon=False)
     return ax
 
@@ -130,15 +116,8 @@ def _draw_scores(ax: Axes, scores: Tensor, kept: Tensor) -> None:
     ranks = torch.arange(1, len(scores) + 1)
     for mask, color, label in ((kept, KEPT, "kept"), (~kept, CUT, "cut")):
         finite = mask & scores.isfinite()
-        ax.plot(
-            ranks[finite].numpy(),
-            scores[finite].numpy(),
-            color=color,
-            marker="o",
-            markersize=3,
-            linestyle="",
-            label=label,
-        )
+        (points,) = ax.plot(ranks[finite].numpy(), scores[finite].numpy(), color=color, label=label)
+        points.set(marker="o", markersize=3, linestyle="")
     if kept.any() and not kept.all() and bool(scores[kept].min() > scores[~kept].max() > -torch.inf):
         middle = float(scores[kept].min() + scores[~kept].max()) / 2
         ax.axhline(middle, color="0.4", linestyle="--", linewidth=1, zorder=1)

@@ -1,9 +1,12 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How much each unit of a network matters under a posterior."""
+"""Which units of a network to keep, and how much each matters under a posterior."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyro.distributions as dist
@@ -11,43 +14,117 @@ import torch
 from torch import Tensor
 from torch.distributions import ExpTransform
 
-from pyro_radial.compression.units import Scores
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.half_cauchy import log_mode, sqrt_product
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.nn.priors.site_names import Side, TensorSites
 
-__all__ = ["unit_scores"]
+__all__ = ["Cut", "Scores", "unit_scores"]
 
 _SIDES: dict[str, Side] = {"outputs": "row", "inputs": "column"}
 
 
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """The units of a network to keep.
+
+    A unit is an output of a linear layer or an output channel of a convolution. The inputs of a layer are the units of
+    the layer before, or the network's own inputs. After an :class:`~torch.nn.Flatten` they are the positions of the
+    channels before it, which can be cut one by one.
+
+    :param outputs: boolean masks over the outputs of layers, shape ``[num_outputs]``, by the name of the layer as in
+        ``net.named_modules()``; True is kept. A layer without a mask keeps all.
+    :param inputs: boolean masks over the inputs of layers, shape ``[num_inputs]``.
+    :raises ValueError: naming the mask, if it is not a boolean vector.
+
+    Example::
+
+        >>> Cut(outputs={"0": torch.tensor([True, False, True])})
+        Cut(outputs={'0': 2 of 3}, inputs={})
+    """
+
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for side, masks in (("outputs", self.outputs), ("inputs", self.inputs)):
+            for layer, mask in masks.items():
+                if mask.dtype != torch.bool or mask.ndim != 1:
+                    raise ValueError(f"{side}[{layer!r}] must be a boolean vector, got {mask.dtype}, {[*mask.shape]}")
+
+    def __repr__(self) -> str:
+        outputs, inputs = (
+            "{" + ", ".join(f"{name!r}: {int(mask.sum())} of {len(mask)}" for name, mask in masks.items()) + "}"
+            for masks in (self.outputs, self.inputs)
+        )
+        return f"Cut(outputs={outputs}, inputs={inputs})"
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """How much each unit matters, on a logarithmic scale.
+
+    :param outputs: scores of the outputs of layers, shape ``[num_outputs]``, by the name of the layer. Leave out the
+        last layer: the network's outputs are never cut.
+    :param inputs: scores of the inputs of layers, shape ``[num_inputs]``.
+    :raises ValueError: naming the scores, if they are not a vector of numbers, or if there are none. Minus infinity,
+        the logarithm of zero, is allowed.
+
+    Example::
+
+        >>> [side for side, layers in Scores(outputs={"0": torch.tensor([0.0, -9.0, -1.0])}).sides() if layers]
+        ['outputs']
+    """
+
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for side, scores in self.sides():
+            for layer, values in scores.items():
+                if not values.is_floating_point() or values.ndim != 1 or values.numel() == 0:
+                    raise ValueError(
+                        f"{side}[{layer!r}] must be a vector of one floating point number per unit, "
+                        f"got {values.dtype}, {[*values.shape]}"
+                    )
+                if not (values < torch.inf).all():
+                    raise ValueError(
+                        f"{side}[{layer!r}] must be less than infinity, and not NaN, got {float(values.max())}"
+                    )
+        if not (self.outputs or self.inputs):
+            raise ValueError("outputs or inputs must hold scores, got none")
+
+    def sides(self) -> tuple[tuple[str, Mapping[str, Tensor]], tuple[str, Mapping[str, Tensor]]]:
+        """Return ``("outputs", scores of outputs)`` and ``("inputs", scores of inputs)``."""
+        return ("outputs", self.outputs), ("inputs", self.inputs)
+
+
 @torch.no_grad()
 def unit_scores(guide: AutoPerSite) -> Scores:
-    r"""The log of how much each row and column of every weight tensor matters under the guide's posterior.
+    r"""Score every row and column of each weight tensor by how much it matters under the guide's posterior.
 
-    Where a tensor has the sites of a :class:`~pyro_radial.nn.priors.RadialDirectionalPrior` it is the log-mode of
+    A tensor with the sites of a :class:`~pyro_radial.nn.priors.RadialDirectionalPrior` is scored by the log-mode of
     the group's local radius,
 
     .. math:: \tfrac12 (\mu_a + \mu_b) - \tfrac14 (\sigma_a^2 + \sigma_b^2)
 
     for log-normal factors a and b of its square, plus the log of E[mu . x], the length of the mean direction, which
-    tells groups apart where each has a concentration of its own. Elsewhere, for a row or column with mean
-    :math:`\mu` and standard deviation :math:`\sigma`, it is the signal-to-noise ratio
+    differs between groups if each has its own concentration. Other tensors are scored by the signal-to-noise ratio of
+    the row or column with mean :math:`\mu` and standard deviation :math:`\sigma`,
 
     .. math:: \tfrac12 \log \frac{\sum_i \mu_i^2}{\sum_i \sigma_i^2}.
 
-    Scores of one tensor compare with each other. Those of different tensors do so as far as all local radii have the
-    same prior, about their own tensor's global radius; signal-to-noise ratios as far as all tensors are as noisy.
+    Scores within a tensor are comparable. Scores of different tensors are comparable if all local radii have the same
+    prior, or, for signal-to-noise ratios, if all tensors are equally noisy.
 
-    Source: Oh, Adamczewski and Park (2019), section 3.3: local radii alone, since the global one scales every group.
+    Source: Oh, Adamczewski and Park (2019), section 3.3: local radii only, because the global one scales every group.
     Their code takes the mode of one factor twice, and no root.
 
-    :param guide: a trained guide of the library, with sites named as the parameters of a network.
-    :returns: scores of outputs (rows) and inputs (columns) by layer. The last tensor's rows are left out: they are
+    :param guide: a trained guide of the library whose sites are named as the parameters of a network.
+    :returns: scores of outputs (rows) and inputs (columns) by layer. The rows of the last tensor have none: they are
         the network's own outputs.
-    :raises ValueError: if no site is a weight tensor.
+    :raises ValueError: if the guide has no method ``posterior()``, or no site is a weight tensor.
 
     Example::
 
@@ -58,6 +135,10 @@ def unit_scores(guide: AutoPerSite) -> Scores:
         >>> unit_scores(guide).outputs.keys(), unit_scores(guide).inputs.keys()
         (dict_keys(['0']), dict_keys(['0', '2']))
     """
+    if not hasattr(guide, "posterior"):
+        raise ValueError(
+            f"guide must be a guide of this library, which has a method posterior(), got {type(guide).__name__}"
+        )
     posterior = guide.posterior()
     scores: dict[str, dict[str, Tensor]] = {units: {} for units in _SIDES}
     names = list(_weight_tensors(posterior))
@@ -95,7 +176,7 @@ def _directional(posterior: dict[str, Any], sites: TensorSites, side: Side) -> T
 
 
 def _log_normal(distribution: Any) -> dist.LogNormal:
-    """The posterior of a positive site as the log-normal distribution that it is."""
+    """The posterior of a positive site, as a log-normal distribution."""
     return dist.LogNormal(*moments(distribution, ExpTransform()))
 
 

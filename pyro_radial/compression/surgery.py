@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Cutting a network down to the units that are kept, exactly."""
+"""Exact removal of units from a network."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from pyro_radial.compression.graph import Chain, IndexSelect, Layer, WeightLayer, is_sequential, read_chain
-from pyro_radial.compression.units import Cut, Scores
+from pyro_radial.compression.graph import IndexSelect, Layer, WeightLayer, is_sequential, read_chain
+from pyro_radial.compression.scores import Cut, Scores
 
-__all__ = ["complete_chain_cut", "complete_cut", "cut_chain", "cut_network", "mask_network"]
+__all__ = ["complete_cut", "cut_network", "mask_network"]
 
 
 def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> Cut:
-    """A cut with all that follows from it, as masks over the outputs and inputs of every layer.
+    """Complete a cut with everything that follows from it, as masks over the outputs and inputs of every layer.
 
-    A unit whose every use is cut goes, and so does every use of a unit that is cut. A layer that would be left with
-    no unit keeps one, with a warning: the one with the highest score, that of an input being the lower of its own and
-    its unit's, or without scores the one with the largest product of the norms of its incoming and outgoing weights.
-    So does the network with its own inputs.
+    A unit without a remaining use is cut, and so is every use of a cut unit. A layer (or the network's inputs) that
+    would be left without units keeps one, with a warning. This is the unit with the highest score, where an input
+    counts the lower of its own and its unit's score. Without scores it is the unit with the largest product of the
+    norms of its incoming and outgoing weights.
 
     :param net: a chain, as for :func:`cut_network`; not changed.
     :param cut: the units to keep.
     :param scores: how much the units matter.
     :returns: masks on the CPU.
-    :raises ValueError: if the network is not such a chain, or an argument does not fit it; the message names what.
+    :raises ValueError: naming the argument, if the network is not such a chain or an argument does not fit it.
 
     Example::
 
@@ -40,12 +40,7 @@ def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> 
         >>> complete_cut(net, Cut(inputs={"2": torch.tensor([True, False, True])}))
         Cut(outputs={'0': 2 of 3, '2': 2 of 2}, inputs={'0': 4 of 4, '2': 2 of 3})
     """
-    return complete_chain_cut(read_chain(net), cut, scores)
-
-
-def complete_chain_cut(chain: Chain, cut: Cut, scores: Scores | None = None) -> Cut:
-    """:func:`complete_cut` of a network that is parsed already, with the same arguments and errors."""
-    layers = chain.layers
+    layers = read_chain(net)
     _check_fit(layers, cut, scores)
     outputs = {layer.name: _mask(cut.outputs, layer, 0) for layer in layers}
     inputs = {layer.name: _mask(cut.inputs, layer, 1) for layer in layers}
@@ -64,10 +59,10 @@ def complete_chain_cut(chain: Chain, cut: Cut, scores: Scores | None = None) -> 
 
 
 def mask_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> nn.Sequential:
-    """A copy of a network where no weight of a unit that is cut, incoming or outgoing, and no bias of it, is left.
+    """Copy a network and set all weights and biases of the cut units, incoming and outgoing, to zero.
 
-    Its architecture is the network's. What it computes is what :func:`cut_network` computes with less; the arguments
-    and errors are the same.
+    The architecture stays the same. The copy computes what the smaller network of :func:`cut_network` computes; the
+    arguments and errors are the same.
 
     Example::
 
@@ -76,10 +71,9 @@ def mask_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> 
         >>> masked[0].weight[1].tolist(), masked[2].weight[0, 1].item()
         ([0.0, 0.0, 0.0, 0.0], 0.0)
     """
-    chain = read_chain(net)
-    whole = complete_chain_cut(chain, cut, scores)
+    whole = complete_cut(net, cut, scores)
     masked = copy.deepcopy(net)
-    for layer in chain.layers:
+    for layer in read_chain(net):
         module = cast("WeightLayer", masked.get_submodule(layer.name))
         weight, bias = module.weight, module.bias
         rows, columns = (masks[layer.name].to(weight.device) for masks in (whole.outputs, whole.inputs))
@@ -91,21 +85,20 @@ def mask_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> 
 
 
 def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> nn.Sequential:
-    """A smaller network that computes what the network does without the units that are cut.
+    """Build a smaller network that computes what the network does without the cut units.
 
-    Its outputs are those of :func:`mask_network` to rounding, while training too, except for the random numbers of
-    dropouts and fractional pools. Modules keep their names and all their settings, and share nothing with the
-    original. Where a layer uses only some of what reaches it, an :class:`IndexSelect` before it picks them, named as
-    the layer with ``_inputs``. :func:`complete_cut` tells what goes.
+    Its outputs equal those of :func:`mask_network` to rounding, also in training, except for the random numbers of
+    dropouts and fractional pools. Modules keep their names and settings, and share nothing with the original. Where a
+    layer uses only some of its inputs, an ``IndexSelect`` before it picks them, named as the layer with ``_inputs``.
 
     :param net: a :class:`~torch.nn.Sequential`, nested or not, of linear layers, convolutions without groups, pools,
-        flattens from dimension 1, elementwise activations and dropouts, and batch norms after a layer, whose tensors
-        are cut along with the units, as are those of a :class:`~torch.nn.PReLU`. Before the first layer and after the
-        last also of softmaxes, any flattens and :class:`~torch.nn.Unflatten`. Not changed.
+        flattens from dimension 1, elementwise activations, dropouts, and batch norms after a layer. The tensors of
+        batch norms and of a :class:`~torch.nn.PReLU` are cut along with the units. Softmaxes, other flattens and
+        :class:`~torch.nn.Unflatten` are allowed before the first layer and after the last. Not changed.
     :param cut: the units to keep.
-    :param scores: how much the units matter, to choose which one is kept by a layer that would be cut to nothing.
+    :param scores: how much the units matter, to choose the unit that a layer keeps if the cut would leave none.
     :returns: nested Sequentials as in the network.
-    :raises ValueError: if the network is not such a chain, or an argument does not fit it; the message names what.
+    :raises ValueError: naming the argument, if the network is not such a chain or an argument does not fit it.
 
     Example::
 
@@ -117,20 +110,10 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
           (2): Linear(in_features=2, out_features=2, bias=True)
         )
     """
-    chain = read_chain(net)
-    return cut_chain(chain, complete_chain_cut(chain, cut, scores))
-
-
-def cut_chain(chain: Chain, whole: Cut) -> nn.Sequential:
-    """:func:`cut_network` of a network that is parsed already.
-
-    :param chain: the network; not changed.
-    :param whole: the units to keep, with all that follows: from :func:`complete_chain_cut`.
-    :returns: the smaller network.
-    """
+    whole = complete_cut(net, cut, scores)
     smaller: dict[str, nn.Module] = {}
     selects: dict[str, IndexSelect] = {}
-    for layer in chain.layers:
+    for layer in read_chain(net):
         smaller[layer.name] = _cut_layer(layer.module, whole.outputs[layer.name], whole.inputs[layer.name])
         # The network's own inputs arrive whether they are used or not.
         units = whole.outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool)
@@ -142,11 +125,11 @@ def cut_chain(chain: Chain, whole: Cut) -> nn.Sequential:
         if not torch.equal(index, torch.arange(size)):
             select = IndexSelect(index.to(layer.module.weight.device), size, layer.dim)
             selects[layer.name] = select.train(layer.module.training)
-    return _rebuild(chain.net, "", smaller, selects)
+    return _rebuild(net, "", smaller, selects)
 
 
 def _check_fit(layers: Sequence[Layer], cut: Cut, scores: Scores | None) -> None:
-    """Every mask and score must be of a layer, and one per unit of it."""
+    """Refuse masks and scores of unknown layers or of another number of units."""
     sizes = {layer.name: layer.module.weight.shape[:2] for layer in layers}
     named = {"cut.outputs": (cut.outputs, 0), "cut.inputs": (cut.inputs, 1)}
     if scores is not None:
@@ -166,7 +149,7 @@ def _mask(masks: Mapping[str, Tensor], layer: Layer, side: int) -> Tensor:
 
 
 def _rescue(layer: Layer, owners: Tensor, kept: Tensor, scores: Scores | None) -> Tensor:
-    """Inputs of one unit, for a layer that has none left: the best one and those that the cut keeps."""
+    """Inputs for a layer that has none left: the best one, and those of its unit that the cut keeps."""
     best = int(_strengths(layer, owners, scores).argmax())
     unit = int(owners[best])
     if layer.before:

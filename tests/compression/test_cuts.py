@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Cuts at the largest gap, and along a path by the loss."""
+"""Cuts along a path by the loss."""
 
 import math
 from itertools import pairwise
@@ -12,19 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pyro_radial.compression import (
-    Cut,
-    CutRecord,
-    Scores,
-    best_on_path,
-    count_flops,
-    count_weights,
-    cut_network,
-    cut_path,
-    evaluate_path,
-    gap_cut,
-    largest_gap,
-)
+from pyro_radial.compression.cuts import CutRecord, best_on_path, cut_path, evaluate_path
+from pyro_radial.compression.graph import count_flops, count_weights
+from pyro_radial.compression.scores import Cut, Scores
+from pyro_radial.compression.surgery import cut_network
 
 INF = math.inf
 NAN = math.nan
@@ -36,74 +27,6 @@ def kept(cut):
     return {
         (s, layer, i) for s, side in sides.items() for layer, m in side.items() for i in m.nonzero().flatten().tolist()
     }
-
-
-@pytest.mark.parametrize(
-    ("scores", "threshold"),
-    [
-        ([0.0, -1.0, -8.0, -9.0], -4.5),
-        ([-9.0], -9.0),
-        ([2.0, 2.0, 2.0], 2.0),
-        # A straggler below many: a gap of 0.2 of the range.
-        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, -2.0], -2.0),
-        # Equal gaps: the lowest.
-        ([0.0, 4.0, 8.0], 2.0),
-        ([-INF, -INF, -5.0, 1.0], -5.0),
-        ([-INF, -INF], -INF),
-        ([-INF, 3.0], 3.0),
-    ],
-)
-def test_largest_gap(scores, threshold):
-    assert largest_gap(torch.tensor(scores)) == threshold
-
-
-def test_plain_largest_gap_takes_every_gap():
-    scores = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, -2.0])
-    assert largest_gap(scores, min_share=0) == -1
-    assert largest_gap(torch.ones(3), min_share=0) == 1
-
-
-def test_rounding_is_no_gap():
-    one = torch.tensor(1.0)
-    scores = torch.stack([one, torch.nextafter(one, one + 1)])
-    assert largest_gap(scores) == 1.0
-    assert largest_gap(scores.double()) > 1.0
-
-
-@given(st.integers(2, 40), st.integers(1, 40), st.floats(-50, 50), st.integers(0, 10**6))
-@settings(deadline=None, max_examples=50)
-def test_two_clusters_are_told_apart_wherever_they_lie(high, low, shift, seed):
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.cat([torch.rand(high, generator=generator) + 3, torch.rand(low, generator=generator)]) + shift
-    threshold = largest_gap(values)
-    assert (values >= threshold).tolist() == [True] * high + [False] * low
-
-
-@pytest.mark.parametrize(("size", "share_whole"), [(50, 0.94), (500, 0.998)])
-def test_one_cluster_is_kept_whole_and_two_are_told_apart(size, share_whole):
-    whole = lone = apart = 0
-    for _ in range(200):
-        values = torch.randn(size)
-        whole += largest_gap(values) == values.min()
-        lone += int((values >= largest_gap(values, min_share=0)).sum()) == 1
-        values[: size // 4] += 12
-        apart += (values >= largest_gap(values)).tolist() == [True] * (size // 4) + [False] * (size - size // 4)
-    # Four standard errors of a share among 200 draws.
-    assert abs(whole / 200 - share_whole) < 4 * (share_whole * (1 - share_whole) / 200) ** 0.5
-    assert abs(lone / 200 - 0.29) < 4 * (0.29 * 0.71 / 200) ** 0.5
-    assert apart >= 197
-
-
-def test_layers_are_cut_apart():
-    cut = gap_cut(Scores(outputs={"0": torch.tensor([0.0, 9.0])}, inputs={"0": torch.tensor([100.0, 190.0, 191.0])}))
-    assert cut.outputs["0"].tolist() == [False, True]
-    assert cut.inputs["0"].tolist() == [False, True, True]
-
-
-@pytest.mark.parametrize("min_share", [-0.1, 1.1, NAN])
-def test_share_outside_the_unit_interval_is_refused(min_share):
-    with pytest.raises(ValueError, match="min_share must be in"):
-        largest_gap(torch.zeros(2), min_share)
 
 
 def test_path_over_all_layers_takes_away_the_lowest_scores_of_all():
@@ -227,4 +150,4 @@ def test_a_path_finds_the_units_that_matter():
         net, cut_path(scores), lambda small: (small(x) - y).square().mean().item(), (3,), progress=False
     )
     best = best_on_path(records, tolerance=1e-5)
-    assert best.cut.outputs["0"].tolist() == gap_cut(scores).outputs["0"].tolist() == [True] * 2 + [False] * 6
+    assert best.cut.outputs["0"].tolist() == [True] * 2 + [False] * 6

@@ -9,7 +9,9 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from pyro_radial.compression import Cut, CutRecord, Scores, gap_cut, plot_frontier, plot_scores
+from pyro_radial.compression.cuts import CutRecord
+from pyro_radial.compression.plots import plot_frontier, plot_scores
+from pyro_radial.compression.scores import Cut, Scores
 
 SCORES = Scores(
     outputs={"0": torch.tensor([-1.0, -8.0, 0.0, -9.0]), "2": torch.tensor([1.0, 2.0, 3.0])},
@@ -26,7 +28,7 @@ def assert_draws(figure):
 
 
 def test_scores_are_sorted_in_two_colors_with_the_cut_between():
-    axes = plot_scores(SCORES, gap_cut(SCORES))
+    axes = plot_scores(SCORES, Cut(outputs={"0": torch.tensor([True, False, True, False])}))
     kept, cut, line = axes[0].lines
     assert kept.get_xydata().tolist() == [[1, 0], [2, -1]]
     assert cut.get_xydata().tolist() == [[3, -8], [4, -9]]
@@ -70,16 +72,13 @@ def test_a_cut_that_does_not_fit_the_scores_is_refused():
         plot_scores(SCORES, Cut(outputs={"2": torch.tensor([True])}))
 
 
-@pytest.mark.parametrize(
-    ("against", "sizes", "label"), [("weights", [30, 60, 90], "Weights"), ("flops", [50, 90, 130], "FLOPs")]
-)
-def test_frontier_is_loss_against_size(against, sizes, label):
-    ax = plot_frontier({"radial": RECORDS, "mean field": RECORDS[:1]}, against=against)
+def test_frontier_is_loss_against_size():
+    ax = plot_frontier({"radial": RECORDS, "mean field": RECORDS[:1]})
     radial, mean_field = ax.lines
-    assert radial.get_xydata().tolist() == [list(point) for point in zip(sizes, [0.30, 0.11, 0.10], strict=True)]
+    assert radial.get_xydata().tolist() == [[30, 0.30], [60, 0.11], [90, 0.10]]
     assert len(mean_field.get_xdata()) == 1
     assert radial.get_color() != mean_field.get_color()
-    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale()) == (label, "Validation loss", "log")
+    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale()) == ("Weights", "Validation loss", "log")
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["radial", "mean field"]
     assert_draws(ax.figure)
 
@@ -96,8 +95,3 @@ def test_ring_marks_the_smallest_network_within_the_tolerance():
 def test_no_records_are_refused(runs):
     with pytest.raises(ValueError, match="runs must hold"):
         plot_frontier(runs)
-
-
-def test_a_size_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="against must be 'weights' or 'flops', got 'bits'"):
-        plot_frontier({"radial": RECORDS}, against="bits")

@@ -7,10 +7,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule
-from pyro_radial.compression import unit_scores
+from pyro_radial.compression.scores import Cut, Scores, unit_scores
 from pyro_radial.nn.priors import RadialDirectionalPrior
 from pyro_radial.nn.priors.site_names import TensorSites
 
@@ -79,3 +80,41 @@ def test_a_guide_without_weight_tensors_is_refused():
     guide.setup()
     with pytest.raises(ValueError, match="weight tensor"):
         unit_scores(guide)
+
+
+def test_a_guide_without_a_posterior_is_refused():
+    with pytest.raises(ValueError, match=r"guide must be a guide of this library, .*posterior\(\), got AutoNormal"):
+        unit_scores(AutoNormal(lambda: None))
+
+
+@pytest.mark.parametrize("side", ["outputs", "inputs"])
+@pytest.mark.parametrize("mask", [torch.tensor([1, 0]), torch.tensor([[True]]), torch.tensor([1.0])])
+def test_masks_are_boolean_vectors(side, mask):
+    with pytest.raises(ValueError, match=rf"{side}\['fc'\] must be a boolean vector"):
+        Cut(**{side: {"fc": mask}})
+
+
+@pytest.mark.parametrize("side", ["outputs", "inputs"])
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (torch.tensor([1, 2]), "one floating point number per unit"),
+        (torch.zeros(2, 2), "one floating point number per unit"),
+        (torch.zeros(0), "one floating point number per unit"),
+        (torch.tensor([0.0, torch.nan]), "less than infinity, and not NaN"),
+        (torch.tensor([0.0, torch.inf]), "less than infinity, and not NaN"),
+    ],
+)
+def test_scores_are_vectors_of_numbers(side, scores, message):
+    with pytest.raises(ValueError, match=rf"{side}\['fc'\] must be .*{message}"):
+        Scores(**{side: {"fc": scores}})
+
+
+def test_no_scores_are_refused():
+    with pytest.raises(ValueError, match="must hold scores"):
+        Scores()
+
+
+def test_a_cut_says_how_many_units_it_keeps():
+    cut = Cut(outputs={"0": torch.tensor([False, True, True])}, inputs={"0": torch.tensor([False, True])})
+    assert repr(cut) == "Cut(outputs={'0': 2 of 3}, inputs={'0': 1 of 2})"

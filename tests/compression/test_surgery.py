@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_radial.compression import Cut, IndexSelect, Scores, complete_cut, cut_network, mask_network
+from pyro_radial.compression.graph import IndexSelect
+from pyro_radial.compression.scores import Cut, Scores
+from pyro_radial.compression.surgery import complete_cut, cut_network, mask_network
 from tests.helpers.chains import keep, lenet, random_chain, random_cut, weight_layers
 
 CHAINS = range(60)

@@ -8,7 +8,7 @@ import random
 import torch
 from torch import nn
 
-from pyro_radial.compression import Cut
+from pyro_radial.compression.scores import Cut
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

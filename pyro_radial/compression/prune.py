@@ -1,0 +1,158 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A trained Bayesian network, pruned to a smaller plain network in one call."""
+
+import math
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_radial.compression.cuts import CutRecord, cut_path, evaluate_path
+from pyro_radial.compression.graph import read_chain
+from pyro_radial.compression.scores import unit_scores
+from pyro_radial.compression.surgery import cut_network
+from pyro_radial.distributions.constraints import is_on_sphere
+from pyro_radial.infer.autoguide.base import AutoPerSite
+from pyro_radial.infer.training.data import Rows, device_of, move
+from pyro_radial.nn.bayesian_module import BayesianModule
+from pyro_radial.nn.likelihoods import Categorical, Likelihood
+from pyro_radial.nn.supervised import SupervisedModel
+
+__all__ = ["Pruned", "mean_network", "prune"]
+
+ROWS = 1_000  # evaluated at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Pruned:
+    """A pruned network, from :func:`prune`.
+
+    :param network: the smaller plain network.
+    :param record: its ``cut``, its validation error in percent (``loss``), and its numbers of ``weights`` and
+        ``flops``.
+    :param path: the same of all networks that were tried; the first is the whole network.
+    """
+
+    network: nn.Sequential
+    record: CutRecord
+    path: list[CutRecord]
+
+    def __repr__(self) -> str:
+        whole, left = self.path[0], self.record
+        return (
+            f"Pruned({left.weights:,} of {whole.weights:,} weights, {left.flops:,} of {whole.flops:,} FLOPs, "
+            f"validation error {left.loss:.2f} % after {whole.loss:.2f} %)"
+        )
+
+
+@torch.no_grad()
+def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: float, *, num_cuts: int = 50) -> Pruned:
+    """Remove the units that the posterior says do not matter, as long as the validation error allows it.
+
+    The network is that of :func:`mean_network`. Its units are cut in the order of :func:`unit_scores`, once by the
+    scores themselves and once by their ranks within each layer. The smallest network with an error of at most that of
+    the whole network plus the tolerance is returned; fine-tune it as any plain network.
+
+    :param SupervisedModel model: a classifier around a chain of layers, as for
+        :func:`~pyro_radial.compression.cut_network`, with the likelihood
+        :class:`~pyro_radial.nn.likelihoods.Categorical`.
+    :param guide: its trained guide, of this library.
+    :param data: validation rows, as for :func:`~pyro_radial.fit`.
+    :param float tolerance: the largest allowed rise of the validation error, in percentage points.
+    :param int num_cuts: the largest number of cuts in each of the two orders.
+    :returns: a result with ``network``, the smaller :class:`~torch.nn.Sequential`; ``record``, its error and size; and
+        ``path``, the record of every network tried.
+    :raises ValueError: naming the argument: for a network that is not such a chain, another likelihood, a guide without
+        scores, data that do not fit, or a tolerance that is negative or not finite.
+
+    Example::
+
+        >>> from pyro_radial import AutoRadial
+        >>> x, y = torch.randn(40, 4), torch.arange(40) % 2
+        >>> model = SupervisedModel(BayesianModule(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))), Categorical())
+        >>> guide = AutoRadial(model)
+        >>> guide.setup(x, y)
+        >>> prune(model, guide, (x, y), tolerance=100.0)
+        Pruned(2 of 48 weights, ...
+    """
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance must be a finite number of percentage points, at least 0, got {tolerance!r}")
+    bnn = _network_of(model)
+    rows = Rows(data, "data")
+    example, _ = rows.take(torch.tensor([0]))
+    if not isinstance(example, Tensor):
+        raise ValueError(f"data: x must be one tensor, got {type(example).__name__}")
+    scores = unit_scores(guide)
+    net: Any = mean_network(bnn, guide)
+    try:
+        read_chain(net)
+    except ValueError as error:
+        raise ValueError(f"model must hold a chain of layers: {error}") from error
+    cuts = cut_path(scores, num_cuts=num_cuts) + cut_path(scores, num_cuts=num_cuts, per_layer=True)[1:]
+    with warnings.catch_warnings():
+        # At the end of a path, layers that would be left without units keep one.
+        warnings.filterwarnings("ignore", message=".* would be cut", category=UserWarning)
+        measure = partial(_percent_wrong, rows=rows, likelihood=model.likelihood)
+        path = evaluate_path(net, cuts, measure, example.shape[1:], scores, progress=False)
+    allowed = path[0].loss + tolerance + 1e-9
+    best = min((record for record in path if record.loss <= allowed), key=lambda record: (record.weights, record.flops))
+    return Pruned(cut_network(net, best.cut), best, path)
+
+
+@torch.no_grad()
+def mean_network(bnn: BayesianModule, guide: AutoPerSite) -> nn.Module:
+    r"""Build the plain network at the center of a posterior: directions at their means, other sites at their medians.
+
+    A mean direction :math:`A(\kappa) \mu` is shorter than one: a group whose direction is unknown becomes zero, as in
+    the mean of the weights. ``bnn.to_module(guide.median())`` would give it its full radius.
+
+    :param BayesianModule bnn: the Bayesian network.
+    :param guide: its trained guide, of this library.
+    :returns: a plain network with copies of everything.
+
+    Example::
+
+        >>> from pyro_radial import AutoRadialDirectional
+        >>> from pyro_radial.nn.priors import RadialDirectionalPrior
+        >>> net = nn.Linear(3, 2)
+        >>> bnn = BayesianModule(net, RadialDirectionalPrior())
+        >>> guide = AutoRadialDirectional(bnn, init_mean_cosine=0.999)
+        >>> guide.setup(torch.zeros(1, 3))
+        >>> ratio = mean_network(bnn, guide).weight / net.weight
+        >>> bool(((ratio > 0.998) & (ratio < 1.0)).all())
+        True
+    """
+    draw, posterior = guide.median(), dict[str, Any](guide.posterior())
+    means = {site: distribution.mean for site, distribution in posterior.items() if is_on_sphere(distribution.support)}
+    return bnn.to_module({**draw, **means})
+
+
+def _network_of(model: Any) -> BayesianModule:
+    """The network of a classifier, or a ValueError."""
+    bnn, likelihood = getattr(model, "bnn", None), getattr(model, "likelihood", None)
+    is_classifier = isinstance(likelihood, Categorical) and likelihood.event_dim == 1
+    if not isinstance(model, SupervisedModel) or not isinstance(bnn, BayesianModule) or not is_classifier:
+        raise ValueError(
+            "model must be a SupervisedModel around a BayesianModule, with the likelihood Categorical for one label "
+            f"for each row, got {type(model).__name__} with {type(likelihood).__name__}"
+        )
+    return bnn
+
+
+def _percent_wrong(net: nn.Sequential, rows: Rows, likelihood: Likelihood) -> float:
+    """The share of rows with another label than the most probable class, in percent."""
+    net.eval()
+    device, wrong = device_of(net), 0
+    for index in torch.arange(len(rows)).split(ROWS):
+        x, y = (move(part, device) for part in rows.take(index))
+        logits = net(x)
+        try:
+            wrong += int((logits.argmax(-1) != likelihood.check_target(logits, y)).sum())
+        except ValueError as error:
+            raise ValueError(f"data: {error}") from error
+    return 100.0 * wrong / len(rows)
