@@ -203,7 +203,9 @@ def policy_of(method: str, width: int, bandit: ContextualBandit, task: Task, siz
         return policy
     points = FromData(bandit.contexts, min(16, len(bandit)))
     divergence = RegularizedKL(1e-2, factorize=True)
-    loss = FunctionalELBO(prior_of(task), points, divergence=divergence, compare_at="context", num_functions=8)
+    loss = FunctionalELBO(
+        prior_of(task), points, divergence=divergence, compare_at="measurement_points", num_functions=8
+    )
     functional: Policy = made(method.removeprefix("functional "), loss=loss)
     return functional
 

@@ -245,7 +245,7 @@ def surrogate_of(method: str, width: int, problem: Problem, size: Size) -> Surro
             prior,
             box,
             divergence=RegularizedKL(1e-3),
-            compare_at="context",
+            compare_at="measurement_points",
             num_functions=size.functions,
         )
     return NetworkSurrogate(model, GUIDES[method.removeprefix("functional ")](model, **start), **options)

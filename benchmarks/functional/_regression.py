@@ -19,7 +19,7 @@ from benchmarks.common import Pair, Row
 from benchmarks.functional._training import network, train, weight_space
 from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel, predict
 from pyro_radial.functional import BetweenRows, GaussianKL, GaussianProcess, LinearizedKL, UniformBox
-from pyro_radial.functional.measurement_points import Context
+from pyro_radial.functional.measurement_points import MeasurementPoints
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn
 
@@ -31,7 +31,7 @@ DEFAULT: Row = {
     "activation": "SiLU",
     "batch_size": 100,
     "divergence": "LinearizedKL",
-    "context": "between rows",
+    "measurement_points": "between rows",
     "num_points": 50,
     "num_functions": 8,
     "pretrain_epochs": 0,
@@ -54,7 +54,7 @@ LARGE_SETTINGS: dict[str, Row] = {
 }
 PAPER: Row = DEFAULT | {
     "divergence": "GaussianKL",
-    "context": "box",
+    "measurement_points": "box",
     "hidden": [50],
     "activation": "ReLU",
     "batch_size": 20,
@@ -188,13 +188,13 @@ def trained(
 def functional_loss(noisy: GaussianProcess, x: Tensor, batch_size: int, setting: Row) -> Callable[..., FunctionalELBO]:
     """The loss of a setting, without the weight of its divergence."""
     num_points = setting["num_points"]
-    in_box = setting["context"] == "box"
-    context: Context = UniformBox.around(x, num_points) if in_box else BetweenRows(x, num_points)
+    in_box = setting["measurement_points"] == "box"
+    measurement_points: MeasurementPoints = UniformBox.around(x, num_points) if in_box else BetweenRows(x, num_points)
     sampled = setting["divergence"] == "GaussianKL"
     # More draws than the values that are compared at once, where the moments are those of draws.
     functions = batch_size + num_points + 10 if sampled else setting["num_functions"]
     divergence: Any = GaussianKL() if sampled else LinearizedKL()
-    return partial(FunctionalELBO, noisy, context, divergence=divergence, num_functions=functions)
+    return partial(FunctionalELBO, noisy, measurement_points, divergence=divergence, num_functions=functions)
 
 
 def noise_above(floor: Tensor, times: float, num_data: int) -> likelihoods.Gaussian:

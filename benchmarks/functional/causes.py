@@ -40,7 +40,7 @@ CHANGES: dict[str, Row] = {
     "prior noise of 0.03": {"prior_noise": 0.03},
     "divergence not weighed": {"weigh_up": 0.0},
     "divergence times N/B": {"weigh_up": 1.0},
-    "points in a box": {"context": "box"},
+    "points in a box": {"measurement_points": "box"},
     "moments of draws": {"divergence": "GaussianKL"},
     "batches of 200": {"batch_size": 200},
     "ReLU": {"activation": "ReLU"},

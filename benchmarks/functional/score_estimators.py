@@ -18,12 +18,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table
-from pyro_radial.functional.scores import GaussianMoments, SpectralStein, Stein
+from pyro_radial.functional.scores import GaussianScore, SpectralSteinScore, SteinScore
 
 __all__ = ["claims", "draw", "report", "run"]
 
 NORMAL, OTHER = ("white", "smooth"), ("two modes", "student")
-LISTED = ("published", "SpectralStein()", "Stein()", "GaussianMoments()")
+LISTED = ("published", "SpectralSteinScore()", "SteinScore()", "GaussianScore()")
 
 
 class Size(NamedTuple):
@@ -57,10 +57,10 @@ def published(samples: Tensor, at: Tensor | None = None) -> Tensor:
 
 ESTIMATORS = {
     "published": published,
-    "SpectralStein()": SpectralStein(),
-    "Stein()": Stein(),
-    "GaussianMoments()": GaussianMoments(),
-    "GaussianMoments('oas')": GaussianMoments("oas"),
+    "SpectralSteinScore()": SpectralSteinScore(),
+    "SteinScore()": SteinScore(),
+    "GaussianScore()": GaussianScore(),
+    "GaussianScore('oas')": GaussianScore("oas"),
 }
 
 

@@ -24,7 +24,7 @@ from pyro_radial.functional.priors import (
     PosteriorProcess,
     Sum,
 )
-from pyro_radial.functional.scores import GaussianMoments, SpectralStein, Stein
+from pyro_radial.functional.scores import GaussianScore, SpectralSteinScore, SteinScore
 
 __all__ = [
     "AdversarialPoints",
@@ -36,8 +36,8 @@ __all__ = [
     "FromSampler",
     "FunctionPrior",
     "GaussianKL",
-    "GaussianMoments",
     "GaussianProcess",
+    "GaussianScore",
     "ImplicitProcess",
     "LinearizedKL",
     "MarginalKL",
@@ -46,9 +46,9 @@ __all__ = [
     "PiecewiseLinear",
     "PosteriorProcess",
     "RegularizedKL",
-    "SpectralStein",
-    "Stein",
+    "SpectralSteinScore",
     "SteinKL",
+    "SteinScore",
     "Sum",
     "UniformBox",
 ]

@@ -17,7 +17,7 @@ __all__ = ["AdversarialPoints"]
 
 
 class AdversarialPoints:
-    """A context whose points climb the divergence of the functions from their prior, one step at a time.
+    """Measurement points that climb the divergence of the functions from their prior, one step at a time.
 
     The divergence of two distributions of functions is its supremum over all finite sets of points, so the functional
     ELBO is a game: the network descends it, the points ascend. Points start at random in the box and never leave it.
@@ -33,11 +33,11 @@ class AdversarialPoints:
 
     Example::
 
-        >>> context = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=2), lr=0.05)
-        >>> points = context(torch.zeros(5, 1))
+        >>> points = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=2), lr=0.05)
+        >>> start = points(torch.zeros(5, 1))
         >>> for _ in range(100):
-        ...     value = context.ascend(lambda points: -(points - 0.5).square().sum())
-        >>> bool(((context(torch.zeros(5, 1)) - 0.5).abs() < 0.05).all())
+        ...     value = points.ascend(lambda x: -(x - 0.5).square().sum())
+        >>> bool(((points(torch.zeros(5, 1)) - 0.5).abs() < 0.05).all())
         True
     """
 
@@ -75,7 +75,7 @@ class AdversarialPoints:
         :raises ValueError: naming ``objective`` if its value is no finite scalar, or has no gradient in the points.
         """
         if self._unit is None or self._optimizer is None:
-            raise RuntimeError("call the context on a batch before it ascends")
+            raise RuntimeError("call the measurement points on a batch before they ascend")
         value = objective(self._points(self._unit))
         if value.dim() != 0 or not bool(value.isfinite()):
             raise ValueError(f"objective must return a finite scalar, got {value.detach()}")

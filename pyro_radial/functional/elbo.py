@@ -17,7 +17,7 @@ from pyro_radial.functional.auxiliary_sites import sites_led_to
 from pyro_radial.functional.divergences import Divergence, DivergenceEstimate, ProcessDivergence, SteinKL
 from pyro_radial.functional.guide_process import GuideProcess
 from pyro_radial.functional.linearization import Structure
-from pyro_radial.functional.measurement_points import Context
+from pyro_radial.functional.measurement_points import MeasurementPoints
 from pyro_radial.functional.priors import FunctionPrior
 from pyro_radial.infer.elbo import RadialELBO, check_weight
 from pyro_radial.nn.likelihood import FUNCTION_SITE
@@ -28,13 +28,13 @@ __all__ = ["FunctionalELBO"]
 # Where the function site of a trace keeps its :class:`_Measurement`.
 MEASUREMENT = "measurement"
 
-PLACES = ("both", "context")
+PLACES = ("both", "measurement_points")
 
 
 class _Measurement(NamedTuple):
     """What the divergence of one loss is of."""
 
-    #: The measurement points, those of the context among them, ``[M, ...]``.
+    #: All points at which functions are compared, ``[M, ...]``.
     points: Tensor
     #: The values of the functions there, ``[S, M, O]``, or their process.
     functions: Tensor | GuideProcess
@@ -43,55 +43,35 @@ class _Measurement(NamedTuple):
 
 
 class FunctionalELBO(RadialELBO):
-    r"""The evidence lower bound of functions on a finite measurement set.
+    r"""The evidence lower bound of functions at finitely many measurement points.
 
     .. math:: -\mathcal{L} = E_q[-\log p(y \mid f)]
         + \lambda\, D\big(q(f^X) \,\|\, p(f^X)\big),
 
-    with X the inputs of the call and further measurement points, :math:`f^X` the function values there, q their
-    distribution under the guide's weights, p a prior over functions, and D a divergence between the two: by default the
-    KL, its gradient by scores. The weights' own priors and densities are never evaluated, so that they may be anything;
-    a latent site on which the function does not depend, such as a noise level, keeps its ordinary KL. An auxiliary site
-    of the guide, as in Pyro's ``AutoNormal`` and ``AutoMultivariateNormal``, counts with the sites that it leads to.
+    where X holds the inputs of the call and the measurement points, :math:`f^X` the function values there, q is their
+    distribution under the guide, p a prior on functions and D a divergence. The priors and densities of the weights are
+    never evaluated. A latent site that the function does not depend on, such as a noise level, keeps its ordinary KL.
 
-    It is a bound on the log evidence only where X holds *all* training inputs, since the KL on fewer points is smaller
-    (Burt et al. 2020, "Understanding variational inference in function-space"); on a mini-batch the likelihood is
-    scaled to all N data and D is that on X, unscaled. As X grows D grows to the KL between the processes, which is
-    infinite for a finite network under most Gaussian process priors: on few points it is finite, and
-    :class:`~pyro_radial.functional.RegularizedKL` is on all. Under a smooth kernel a few points are enough for a
-    divergence of no use; a prior with ``noise`` is compared with the network's values with as much noise, as in the
-    paper's code. That divergence is smaller than the one of the functions themselves, so the loss bounds nothing then.
+    The loss bounds the log evidence only if X holds *all* training inputs and the prior has no ``noise``. A
+    divergence of a process, such as :class:`~pyro_radial.functional.MarginalKL`, takes the model linearized at the
+    means of the guide's sites, in evaluation mode, instead of draws. The weights can keep a KL to their own prior,
+    ``weight_space_kl`` times the terms' ``weight_space_kl``, which ``kl_weight`` does not scale.
 
-    A divergence of a process, :class:`~pyro_radial.functional.MarginalKL`, sees no draws but the model linearized at
-    the means of the guide's sites, in evaluation mode. The likelihood alone draws then: one function, or
-    noise for each row.
-    With ``compare_at="context"`` X is the context without the inputs of the call, as where old tasks are to be
-    remembered (Rudner et al. 2022, "Continual Learning via Sequential Function-Space Variational Inference"): at the
-    inputs of a new task the posterior of the old ones is the wrong prior. The KL of the weights to their own prior can
-    be kept as a second term, ``weight_space_kl`` times :attr:`LossTerms.weight_space_kl
-    <pyro_radial.infer.LossTerms.weight_space_kl>`, which ``kl_weight`` does not touch. None of these losses is a bound.
+    Source: Sun, Zhang, Shi and Grosse (2019), "Functional variational Bayesian neural networks", eq. 3 to 9; their
+    weight of the divergence, one over the number of measurement points, is ``kl_weight`` here.
 
-    All functions of a step are drawn at once, so :math:`f` must not depend on the data of a mini-batch but for its
-    inputs. Works with ``SVI``, and as ``elbo(model, guide)`` with a torch optimizer; ``fit`` takes it as its loss.
-
-    Source: Sun, Zhang, Shi and Grosse (2019), "Functional variational Bayesian neural networks", eq. 3 to 9; they weigh
-    the divergence by one over the size of the measurement set, which is ``kl_weight`` here.
-
-    :param FunctionPrior prior: a prior over functions, such as :class:`~pyro_radial.functional.GaussianProcess`.
-    :param context: a function of the call's inputs that returns further measurement points, or None for the inputs
-        alone; see :mod:`pyro_radial.functional.measurement_points`. One with a method ``ascend``, such as
-        :class:`~pyro_radial.functional.AdversarialPoints`, takes a step up the divergence for each training loss.
-    :param divergence: see :mod:`pyro_radial.functional.divergences`.
-    :param compare_at: "both" for the inputs of the call and the context, "context" for the context alone.
-    :param float weight_space_kl: the weight of the KL of those weights that the function depends on; zero for none.
-    :param str function_site: the deterministic site where the model records the function values; its first argument
-        are the inputs, and it runs on them alone as well.
+    :param FunctionPrior prior: a prior on functions, such as :class:`~pyro_radial.functional.GaussianProcess`.
+    :param measurement_points: a function of the call's inputs that returns further points, or None for the inputs
+        alone. :class:`~pyro_radial.functional.AdversarialPoints` take a step up the divergence in each training loss.
+    :param divergence: one of :mod:`pyro_radial.functional.divergences`, by default ``SteinKL()``.
+    :param compare_at: "both" for inputs and measurement points, "measurement_points" for these alone.
+    :param float weight_space_kl: the weight of the KL of the weights that the function depends on.
+    :param str function_site: the deterministic site of the function values; the model must run on inputs alone too.
     :param int num_functions: S, the functions drawn for one loss.
     :param kl_weight: :math:`\lambda`, a number or a function of the step, as in :class:`~pyro_radial.RadialELBO`.
-    :param kwargs: as there, but for the particles.
-    :raises ValueError: for a model without the function site, with values that are not real-valued or not S functions
-        at the inputs, and from the prior, the context and the divergence; naming the sites, for an auxiliary site of
-        the guide from which both weights and sites beside the function are computed.
+    :param kwargs: other arguments of :class:`~pyro_radial.RadialELBO`, except the number of particles.
+    :raises ValueError: for a model without the function site or with values that are not real or not S functions at the
+        inputs, and naming the sites, for an auxiliary site of the guide that leads to weights and to other sites.
 
     Example::
 
@@ -114,10 +94,10 @@ class FunctionalELBO(RadialELBO):
     def __init__(
         self,
         prior: FunctionPrior,
-        context: Context | None = None,
+        measurement_points: MeasurementPoints | None = None,
         *,
         divergence: Divergence | ProcessDivergence | None = None,
-        compare_at: Literal["both", "context"] = "both",
+        compare_at: Literal["both", "measurement_points"] = "both",
         weight_space_kl: float = 0.0,
         function_site: str = FUNCTION_SITE,
         num_functions: int = 100,
@@ -129,10 +109,10 @@ class FunctionalELBO(RadialELBO):
         )
         if compare_at not in PLACES:
             raise ValueError(f"FunctionalELBO: compare_at must be one of {PLACES}, got {compare_at!r}")
-        if compare_at == "context" and context is None:
-            raise ValueError("FunctionalELBO: context must be given to compare at it alone, got None")
+        if compare_at == "measurement_points" and measurement_points is None:
+            raise ValueError("FunctionalELBO: measurement_points must be given to compare at them alone, got None")
         self.prior = prior
-        self.context = context
+        self.measurement_points = measurement_points
         self.divergence: Divergence | ProcessDivergence = SteinKL() if divergence is None else divergence
         self.compare_at = compare_at
         self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
@@ -167,8 +147,8 @@ class FunctionalELBO(RadialELBO):
                 weights = self._sites_of_the_function(model, guide_trace, x, process)
                 self._others = self._sites_beside_the_function(weights, guide, (model_trace, guide_trace), args, kwargs)
         functions, points = process or values, x
-        if self.context is not None:
-            further = self._further_points(self.context, model, guide_trace, x, functions)
+        if self.measurement_points is not None:
+            further = self._further_points(self.measurement_points, model, guide_trace, x, functions)
             functions, points = self._with_further(functions, x, further, model, guide_trace)
         site: Any = model_trace.nodes[self.function_site]
         site[MEASUREMENT] = _Measurement(points, functions, self._others)
@@ -177,8 +157,8 @@ class FunctionalELBO(RadialELBO):
     def _with_further(
         self, functions: Tensor | GuideProcess, x: Tensor, further: Tensor, model: Any, guide_trace: Trace
     ) -> tuple[Tensor | GuideProcess, Tensor]:
-        """The functions, known at the inputs, and the points, where the points of the context come in."""
-        alone = self.compare_at == "context"
+        """The functions, known at the inputs, and the points, where the further ones come in."""
+        alone = self.compare_at == "measurement_points"
         points = further if alone else torch.cat([x, further])
         if isinstance(functions, GuideProcess):
             return functions, points
@@ -190,16 +170,21 @@ class FunctionalELBO(RadialELBO):
         return self._values(poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(points), len(points))
 
     def _further_points(
-        self, context: Context, model: Any, guide_trace: Trace, x: Tensor, functions: Tensor | GuideProcess
+        self,
+        measurement_points: MeasurementPoints,
+        model: Any,
+        guide_trace: Trace,
+        x: Tensor,
+        functions: Tensor | GuideProcess,
     ) -> Tensor:
-        """The points of the context as they are now; in training, those that can take one step up the divergence."""
-        further = context(x)
+        """The further points as they are now; in training, those that can take one step up the divergence."""
+        further = measurement_points(x)
         if further.shape[1:] != x.shape[1:]:
             raise ValueError(
-                f"FunctionalELBO: context must give points of the shape of one input, {list(x.shape[1:])}, "
+                f"FunctionalELBO: measurement_points must give points of the shape of one input, {list(x.shape[1:])}, "
                 f"got {list(further.shape[1:])}"
             )
-        ascend = getattr(context, "ascend", None)
+        ascend = getattr(measurement_points, "ascend", None)
         if ascend is not None and torch.is_grad_enabled():
             ascend(self._divergence_at(model, guide_trace, x, functions))
         return further
@@ -216,8 +201,8 @@ class FunctionalELBO(RadialELBO):
             estimate = self._divergence(*self._with_further(values, x, further, model, fixed))
             if estimate.value is None:
                 raise ValueError(
-                    "FunctionalELBO: divergence must estimate a value that the context can raise, such as GaussianKL "
-                    f"or RegularizedKL, got {type(self.divergence).__name__}"
+                    "FunctionalELBO: divergence must estimate a value that the measurement points can raise, such as "
+                    f"GaussianKL or RegularizedKL, got {type(self.divergence).__name__}"
                 )
             return estimate.surrogate
 

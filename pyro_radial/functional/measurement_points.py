@@ -15,12 +15,12 @@ from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.state import load_states, states
 from pyro_radial.functional.checks import check_floating
 
-__all__ = ["BetweenRows", "Concatenated", "Context", "FromData", "FromSampler", "UniformBox"]
+__all__ = ["BetweenRows", "Concatenated", "FromData", "FromSampler", "MeasurementPoints", "UniformBox"]
 
 #: A function of a batch of inputs ``[B, D]`` (or ``[B, ...]``) that returns further points ``[M, D]``, in the batch's
 #: dtype and on its device. The compared functions are free wherever no such point ever lies (Sun et al. 2019,
 #: "Functional Variational Bayesian Neural Networks", section 3.2).
-Context = Callable[[Tensor], Tensor]
+MeasurementPoints = Callable[[Tensor], Tensor]
 
 
 class UniformBox:
@@ -33,8 +33,8 @@ class UniformBox:
 
     Example::
 
-        >>> context = UniformBox(low=-1.0, high=1.0, num_points=40)
-        >>> context(torch.zeros(20, 3)).shape
+        >>> points = UniformBox(low=-1.0, high=1.0, num_points=40)
+        >>> points(torch.zeros(20, 3)).shape
         torch.Size([40, 3])
     """
 
@@ -97,8 +97,8 @@ class FromData:
 
     Example::
 
-        >>> context = FromData(torch.rand(1000, 1, 28, 28), num_points=16)
-        >>> context(torch.rand(32, 1, 28, 28)).shape
+        >>> points = FromData(torch.rand(1000, 1, 28, 28), num_points=16)
+        >>> points(torch.rand(32, 1, 28, 28)).shape
         torch.Size([16, 1, 28, 28])
     """
 
@@ -132,8 +132,8 @@ class BetweenRows:
 
     Example::
 
-        >>> context = BetweenRows(torch.randn(100, 13), num_points=50)
-        >>> context(torch.randn(20, 13)).shape
+        >>> points = BetweenRows(torch.randn(100, 13), num_points=50)
+        >>> points(torch.randn(20, 13)).shape
         torch.Size([50, 13])
     """
 
@@ -165,8 +165,8 @@ class FromSampler:
 
     Example::
 
-        >>> context = FromSampler(lambda num_points: torch.randn(num_points, 2), num_points=8)
-        >>> context(torch.zeros(4, 2)).shape
+        >>> points = FromSampler(lambda num_points: torch.randn(num_points, 2), num_points=8)
+        >>> points(torch.zeros(4, 2)).shape
         torch.Size([8, 2])
     """
 
@@ -189,10 +189,10 @@ class FromSampler:
 
 
 class Concatenated:
-    """The points of several contexts, one after the other.
+    """The measurement points of several kinds, one after the other.
 
-    :param contexts: at least one.
-    :raises ValueError: naming ``contexts`` if there is none, or one is no function.
+    :param parts: at least one.
+    :raises ValueError: naming ``parts`` if there is none, or one is no function.
 
     Example::
 
@@ -201,23 +201,23 @@ class Concatenated:
         torch.Size([40, 2])
     """
 
-    def __init__(self, contexts: Sequence[Context]) -> None:
-        self.contexts = tuple(contexts)
-        if not self.contexts or not all(callable(context) for context in self.contexts):
-            raise ValueError(f"contexts must be functions of a batch, at least one, got {list(self.contexts)!r}")
+    def __init__(self, parts: Sequence[MeasurementPoints]) -> None:
+        self.parts = tuple(parts)
+        if not self.parts or not all(callable(part) for part in self.parts):
+            raise ValueError(f"parts must be functions of a batch, at least one, got {list(self.parts)!r}")
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Points ``[M, ...]``, where M is the sum over the contexts."""
-        return torch.cat([context(x) for context in self.contexts])
+        """Points ``[M, ...]``, where M is the sum over the parts."""
+        return torch.cat([part(x) for part in self.parts])
 
     def ascend(self, objective: Callable[[Tensor], Tensor]) -> None:
-        """Lets each context that moves its points do so, on its own points without those of the others.
+        """Lets each part that moves its points do so, on its own points without those of the others.
 
         :param objective: as of :class:`~pyro_radial.functional.AdversarialPoints`.
         """
-        for context in self.contexts:
-            if hasattr(context, "ascend"):
-                context.ascend(objective)
+        for part in self.parts:
+            if hasattr(part, "ascend"):
+                part.ascend(objective)
 
     def state_dict(self) -> dict[str, Any]:
         """The states of those that have one, for a checkpoint."""
@@ -229,10 +229,10 @@ class Concatenated:
 
     @property
     def _named(self) -> dict[str, Any]:
-        return {str(number): context for number, context in enumerate(self.contexts)}
+        return {str(number): part for number, part in enumerate(self.parts)}
 
     def __repr__(self) -> str:
-        return f"Concatenated({list(self.contexts)})"
+        return f"Concatenated({list(self.parts)})"
 
 
 def _finite(argument: str, value: Any) -> Tensor:

@@ -13,7 +13,7 @@ from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial.functional.gaussian import with_diagonal
 from pyro_radial.functional.whitening import Shrinkage, White, check_shrinkage, whiten
 
-__all__ = ["GaussianMoments", "ScoreEstimator", "SpectralStein", "Stein"]
+__all__ = ["GaussianScore", "ScoreEstimator", "SpectralSteinScore", "SteinScore"]
 
 #: A function ``estimator(samples, at=None)`` of draws ``[S, K]`` that returns ``[T, K]``: the score of the distribution
 #: of the draws at the values ``at``, ``[T, K]``, or at the draws themselves. It keeps nothing between calls, and its
@@ -23,11 +23,11 @@ __all__ = ["GaussianMoments", "ScoreEstimator", "SpectralStein", "Stein"]
 #: or mixed by any invertible matrix, have the same score in those. A kernel of one width for all directions, as
 #: published, does not see those in which values at neighboring points differ, where the score of a smooth function's
 #: values is largest. At the draws themselves and elsewhere an estimate has different errors: see
-#: :class:`GaussianMoments`.
+#: :class:`GaussianScore`.
 ScoreEstimator = Callable[..., Tensor]
 
 
-class GaussianMoments:
+class GaussianScore:
     r"""The score of the normal distribution with the draws' mean m and covariance C.
 
     .. math:: \hat s(f) = -c\, C^{-1} (f - m).
@@ -48,7 +48,7 @@ class GaussianMoments:
     Example::
 
         >>> draws = torch.randn(1000, 3)
-        >>> score = GaussianMoments()(draws)
+        >>> score = GaussianScore()(draws)
         >>> torch.allclose((score * draws).sum(-1).mean(), torch.tensor(-3.0), atol=1e-4)
         True
     """
@@ -63,7 +63,7 @@ class GaussianMoments:
         return white.score(_gaussian_score(white, white.at, at is None), samples)
 
 
-class Stein:
+class SteinScore:
     r"""Stein's identity solved by ridge regression, with what the draws do not say left to the normal distribution.
 
     The score satisfies :math:`E[k(f, \cdot) s(f) + \nabla_f k(f, \cdot)] = 0` for every kernel k. Let K be the kernel's
@@ -73,7 +73,7 @@ class Stein:
     .. math:: \hat s(z) = g(z) + \tfrac1\eta \big( h(z) - k(z, X) (K + \eta I)^{-1} h(X) \big), \qquad
         h(z) = -b(z) - k(z, X) g(X).
 
-    Here g is that of :class:`GaussianMoments`: right for normal draws, and the kernel corrects it for others. The
+    Here g is that of :class:`GaussianScore`: right for normal draws, and the kernel corrects it for others. The
     kernel is Gaussian, its width the median distance of white draws.
 
     Source: with :math:`g = 0` and at the draws this is the estimator of Li and Turner (2018), "Gradient estimators for
@@ -82,13 +82,13 @@ class Stein:
     of the score in 60 dimensions.
 
     :param float ridge: :math:`\rho`.
-    :param shrinkage: of the covariance, as in :class:`GaussianMoments`.
-    :raises ValueError: naming ``ridge`` or ``shrinkage``; when called, as :class:`GaussianMoments`.
+    :param shrinkage: of the covariance, as in :class:`GaussianScore`.
+    :raises ValueError: naming ``ridge`` or ``shrinkage``; when called, as :class:`GaussianScore`.
 
     Example::
 
         >>> draws = torch.randn(2000, 1) + 2.0 * torch.randn(2000, 1).sign()  # two modes
-        >>> (Stein()(draws, at=torch.tensor([[1.5], [-1.5]])) > 0).flatten()  # uphill is outward
+        >>> (SteinScore()(draws, at=torch.tensor([[1.5], [-1.5]])) > 0).flatten()  # uphill is outward
         tensor([ True, False])
     """
 
@@ -115,7 +115,7 @@ class Stein:
         return white.score(_gaussian_score(white, white.at, False) + (h - kernel @ solution) / eta, samples)
 
 
-class SpectralStein:
+class SpectralSteinScore:
     r"""The spectral Stein gradient estimator: the score's coefficients in eigenfunctions of a kernel.
 
     .. math:: \hat s(z) = \sum_{j \le J} \beta_j \psi_j(z), \qquad
@@ -127,8 +127,8 @@ class SpectralStein:
     sum reaches the threshold, hence at least one.
 
     The ridge shrinks the score: the slope of its estimate on the true score of normal distributions is 0.79 in the
-    mean, that of the published code 0.57, that of :class:`Stein` 0.98 (``benchmarks/functional/score_estimators.py``,
-    at the draws).
+    mean, that of the published code 0.57, that of :class:`SteinScore` 0.98
+    (``benchmarks/functional/score_estimators.py``, at the draws).
 
     Source: Shi, Sun and Zhu (2018), "A spectral approach to gradient estimation for implicit distributions", section
     3, where :math:`\eta = 0` and draws are not white. The published code leaves out the eigenvalue that crosses
@@ -138,14 +138,14 @@ class SpectralStein:
     :param float threshold: in (0, 1].
     :param float ridge: at least 0; eigenvalues that are not kept away from zero make it blow up.
     :param width: of the Gaussian kernel for white draws; ``"median"`` is the median of their distances, in each call.
-    :param shrinkage: of the covariance, as in :class:`GaussianMoments`.
-    :raises ValueError: naming the argument; when called, as :class:`GaussianMoments`, and if there are fewer draws
+    :param shrinkage: of the covariance, as in :class:`GaussianScore`.
+    :raises ValueError: naming the argument; when called, as :class:`GaussianScore`, and if there are fewer draws
         than ``num_eigenfunctions``.
 
     Example::
 
         >>> draws = torch.randn(500, 2)
-        >>> score = SpectralStein()(draws)
+        >>> score = SpectralSteinScore()(draws)
         >>> bool(torch.nn.functional.cosine_similarity(score, -draws).mean() > 0.9)
         True
     """
@@ -194,7 +194,7 @@ class SpectralStein:
 
 
 def _gaussian_score(white: White, values: Tensor, at_samples: bool) -> Tensor:
-    """The score of the draws' normal distribution in white coordinates, corrected as :class:`GaussianMoments` says."""
+    """The score of the draws' normal distribution in white coordinates, corrected as :class:`GaussianScore` says."""
     num_samples, dim = white.samples.shape
     if white.shrunk:
         return -values * (dim * num_samples / white.samples.square().sum() if at_samples else 1.0)

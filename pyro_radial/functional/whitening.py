@@ -40,7 +40,7 @@ def whiten(samples: Tensor, at: Tensor | None, shrinkage: Shrinkage) -> White:
 
     :param Tensor samples: draws ``[S, K]``.
     :param Tensor at: values ``[T, K]``, or None for the draws themselves.
-    :param shrinkage: of the covariance; see :class:`~pyro_radial.functional.GaussianMoments`.
+    :param shrinkage: of the covariance; see :class:`~pyro_radial.functional.GaussianScore`.
     :raises ValueError: naming ``samples`` or ``at`` if they do not fit, or if there are fewer than K + 3 draws and no
         shrinkage.
     """

@@ -108,7 +108,7 @@ def diagnose(
     :param FunctionalELBO loss: that of the training, if it has a functional prior; in the place of ``num_particles``,
         ``kl_weight`` and ``function_site``, which are its own. The network is then compared with the exact posterior
         given ``data``, which must be the whole data set: at the training inputs, at ``new_inputs`` and at the points of
-        the loss's context. A width is from 256 draws, and known to 4 % at each point.
+        the loss's measurement points. A width is from 256 draws, and known to 4 % at each point.
     :param Tensor new_inputs: points where predictions are made, such as held-out inputs.
     :param int batch_size: rows that the loss is evaluated on, drawn at random, where it cannot hold all.
     :returns: a :class:`Diagnosis`.
@@ -169,8 +169,8 @@ def _comparison(
 ) -> ProcessComparison:
     """With the exact posterior, where the loss looks and where predictions are made."""
     places = {} if new_inputs is None else {"new inputs": move(new_inputs, data[0].device)}
-    if loss.context is not None:
-        places["measurement points"] = loss.context(data[0])
+    if loss.measurement_points is not None:
+        places["measurement points"] = loss.measurement_points(data[0])
     return compare_with_process(
         model, guide, loss.prior, data, places, num_samples=NUM_DRAWS, function_site=loss.function_site
     )

@@ -63,7 +63,9 @@ def network(guide, policy=ThompsonSampling, seed=0, **options):
 def functional():
     prior = GaussianProcess(RBF(input_dim=2))
     points = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
-    loss = FunctionalELBO(prior, FromData(points, 8), divergence=MarginalKL(), compare_at="context", num_functions=1)
+    loss = FunctionalELBO(
+        prior, FromData(points, 8), divergence=MarginalKL(), compare_at="measurement_points", num_functions=1
+    )
     return network(AutoRadial, loss=loss)
 
 

@@ -51,7 +51,9 @@ def network(steps=30, functional=False, seed=0, lr=3e-3):
     if functional:
         prior = GaussianProcess(lambda a, b: torch.exp(-2.0 * torch.cdist(a, b).square()))
         box = UniformBox(0.0, 1.0, 8)
-        options["loss"] = FunctionalELBO(prior, box, divergence=MarginalKL(), compare_at="context", num_functions=1)
+        options["loss"] = FunctionalELBO(
+            prior, box, divergence=MarginalKL(), compare_at="measurement_points", num_functions=1
+        )
     return NetworkSurrogate(model, AutoRadial(model), steps=steps, batch_size=16, compile=False, **options)
 
 

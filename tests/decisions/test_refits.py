@@ -103,7 +103,11 @@ def test_no_row_is_in_a_batch_twice_before_all_are():
 def of_functions():
     kernel = lambda a, b: torch.exp(-0.5 * torch.cdist(a, b).square())  # noqa: E731
     return FunctionalELBO(
-        GaussianProcess(kernel), FromData(X, 5), divergence=MarginalKL(), compare_at="context", num_functions=1
+        GaussianProcess(kernel),
+        FromData(X, 5),
+        divergence=MarginalKL(),
+        compare_at="measurement_points",
+        num_functions=1,
     )
 
 

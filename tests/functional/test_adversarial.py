@@ -18,61 +18,61 @@ def bump(points):
     return -((points - top) / points.new_tensor([1.0, 10.0])).square().sum()
 
 
-def climb(context, objective, steps):
-    return torch.stack([context.ascend(objective) for _ in range(steps)])
+def climb(climbing, objective, steps):
+    return torch.stack([climbing.ascend(objective) for _ in range(steps)])
 
 
 def test_points_climb_to_the_top_of_a_known_objective_whatever_the_sides_of_the_box():
-    context = AdversarialPoints(UniformBox([-1.0, -10.0], [1.0, 10.0], num_points=5), lr=0.02)
+    climbing = AdversarialPoints(UniformBox([-1.0, -10.0], [1.0, 10.0], num_points=5), lr=0.02)
     x = torch.zeros(3, 2)
-    context(x)
-    values = climb(context, bump, 300)
+    climbing(x)
+    values = climb(climbing, bump, 300)
     assert float(values[-1]) > float(values[0])
-    torch.testing.assert_close(context(x), torch.tensor([0.5, -3.0]).expand(5, -1), rtol=0, atol=0.02)
+    torch.testing.assert_close(climbing(x), torch.tensor([0.5, -3.0]).expand(5, -1), rtol=0, atol=0.02)
 
 
 def test_points_start_at_random_in_the_box_and_stay_until_they_ascend():
     box, x = UniformBox([2.0, -5.0], [3.0, 5.0], num_points=50), torch.zeros(3, 2)
-    context = AdversarialPoints(box)
-    points = context(x)
-    assert torch.equal(context(x), points)
+    climbing = AdversarialPoints(box)
+    points = climbing(x)
+    assert torch.equal(climbing(x), points)
     assert bool((points >= box.low).all() and (points <= box.high).all())
     assert not torch.equal(AdversarialPoints(box)(x), points)
 
 
 def test_points_stop_at_the_walls_of_the_box_and_can_leave_them_again():
-    context, x = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4), lr=0.1), torch.zeros(3, 1)
-    context(x)
-    climb(context, lambda points: points.sum(), 40)
-    assert bool((context(x) == 1.0).all())
-    climb(context, lambda points: -points.sum(), 20)
-    assert bool((context(x) < 1.0).all())
+    climbing, x = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4), lr=0.1), torch.zeros(3, 1)
+    climbing(x)
+    climb(climbing, lambda points: points.sum(), 40)
+    assert bool((climbing(x) == 1.0).all())
+    climb(climbing, lambda points: -points.sum(), 20)
+    assert bool((climbing(x) < 1.0).all())
 
 
 def test_only_the_points_get_a_gradient_and_what_they_are_handed_out_as_has_none():
-    context, x = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4)), torch.zeros(3, 2)
+    climbing, x = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4)), torch.zeros(3, 2)
     net = nn.Linear(2, 1)
-    assert not context(x).requires_grad
-    context.ascend(lambda points: net(points).sum())
+    assert not climbing(x).requires_grad
+    climbing.ascend(lambda points: net(points).sum())
     assert all(parameter.grad is None for parameter in net.parameters())
-    assert not isinstance(context, nn.Module)
+    assert not isinstance(climbing, nn.Module)
 
 
 def test_the_objectives_value_is_returned_without_gradient_before_the_step():
-    context, x = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4)), torch.zeros(3, 2)
-    before = context(x)
-    value = context.ascend(bump)
+    climbing, x = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4)), torch.zeros(3, 2)
+    before = climbing(x)
+    value = climbing.ascend(bump)
     torch.testing.assert_close(value, bump(before))
     assert not value.requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.double])
 def test_points_have_the_dtype_of_the_latest_batch(dtype):
-    context = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4))
-    context(torch.zeros(3, 2, dtype=torch.float32))
-    assert context(torch.zeros(3, 2, dtype=dtype)).dtype == dtype
+    climbing = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4))
+    climbing(torch.zeros(3, 2, dtype=torch.float32))
+    assert climbing(torch.zeros(3, 2, dtype=dtype)).dtype == dtype
     seen = []
-    context.ascend(lambda points: seen.append(points.dtype) or points.sum())
+    climbing.ascend(lambda points: seen.append(points.dtype) or points.sum())
     assert seen == [dtype]
 
 
@@ -87,34 +87,34 @@ def test_points_find_where_two_gaussian_processes_differ_most():
         difference = mean_q - mean_p
         return 0.5 * (difference * torch.linalg.solve(covariance[0], difference)).sum()
 
-    context, x = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=1), lr=0.02), torch.zeros(3, 1)
-    context(x)
-    climb(context, divergence, 200)
-    assert float(context(x)) == pytest.approx(0.6, abs=0.02)
+    climbing, x = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=1), lr=0.02), torch.zeros(3, 1)
+    climbing(x)
+    climb(climbing, divergence, 200)
+    assert float(climbing(x)) == pytest.approx(0.6, abs=0.02)
 
 
 def test_it_climbs_beside_random_points():
     adversary = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4), lr=0.1)
-    context, x = Concatenated([UniformBox(-1.0, 1.0, num_points=3), adversary]), torch.zeros(5, 1)
-    context(x)
+    climbing, x = Concatenated([UniformBox(-1.0, 1.0, num_points=3), adversary]), torch.zeros(5, 1)
+    climbing(x)
     for _ in range(40):
-        context.ascend(lambda points: points.sum())
-    assert context(x).shape == (7, 1)
-    assert bool((context(x)[3:] == 1.0).all())
+        climbing.ascend(lambda points: points.sum())
+    assert climbing(x).shape == (7, 1)
+    assert bool((climbing(x)[3:] == 1.0).all())
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda context: pickle.loads(pickle.dumps(context))])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda climbing: pickle.loads(pickle.dumps(climbing))])
 def test_a_copy_climbs_on_its_own(duplicate):
-    context, x = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4), lr=0.1), torch.zeros(3, 2)
-    before = context(x)
-    context.ascend(bump)
-    other = duplicate(context)
-    after = context(x)
+    climbing, x = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4), lr=0.1), torch.zeros(3, 2)
+    before = climbing(x)
+    climbing.ascend(bump)
+    other = duplicate(climbing)
+    after = climbing(x)
     other.ascend(bump)
-    assert torch.equal(context(x), after)
+    assert torch.equal(climbing(x), after)
     assert not torch.equal(after, before)
-    context.ascend(bump)
-    assert torch.equal(context(x), other(x))
+    climbing.ascend(bump)
+    assert torch.equal(climbing(x), other(x))
 
 
 def test_it_shows_its_box_and_rate():
@@ -133,10 +133,10 @@ def test_it_shows_its_box_and_rate():
     ],
 )
 def test_objectives_that_cannot_be_climbed_are_refused_by_name(objective, words):
-    context = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4))
-    context(torch.zeros(3, 2))
+    climbing = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4))
+    climbing(torch.zeros(3, 2))
     with pytest.raises(ValueError, match=f"objective .*{words}"):
-        context.ascend(objective)
+        climbing.ascend(objective)
 
 
 def test_bad_arguments_and_orders_are_refused():
@@ -144,18 +144,18 @@ def test_bad_arguments_and_orders_are_refused():
         AdversarialPoints((-1.0, 1.0))
     with pytest.raises(ValueError, match="lr"):
         AdversarialPoints(UniformBox(-1.0, 1.0, 2), lr=0.0)
-    context = AdversarialPoints(UniformBox(-1.0, 1.0, 2))
+    climbing = AdversarialPoints(UniformBox(-1.0, 1.0, 2))
     with pytest.raises(RuntimeError, match="on a batch before"):
-        context.ascend(bump)
-    context(torch.zeros(3, 2))
+        climbing.ascend(bump)
+    climbing(torch.zeros(3, 2))
     with pytest.raises(ValueError, match="x must have inputs"):
-        context(torch.zeros(3, 4))
+        climbing(torch.zeros(3, 4))
     with pytest.raises(ValueError, match="low must have the shape"):
         AdversarialPoints(UniformBox([0.0, 0.0], [1.0, 1.0], 2))(torch.zeros(3, 4))
 
 
 @pytest.mark.cuda
 def test_on_cuda_points_climb_where_the_batch_is():
-    context, x = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4), lr=0.1), torch.zeros(3, 2, device="cuda")
-    assert context(x).is_cuda
-    assert bool(torch.stack([context.ascend(bump) for _ in range(20)]).isfinite().all())
+    climbing, x = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=4), lr=0.1), torch.zeros(3, 2, device="cuda")
+    assert climbing(x).is_cuda
+    assert bool(torch.stack([climbing.ascend(bump) for _ in range(20)]).isfinite().all())

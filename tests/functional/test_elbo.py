@@ -163,7 +163,7 @@ class TestUse:
 
     def elbo(self, **kwargs):
         box = UniformBox([-1.0, -1.0], [1.0, 1.0], num_points=4)
-        options = {"context": box, "num_functions": 40, **kwargs}
+        options = {"measurement_points": box, "num_functions": 40, **kwargs}
         return FunctionalELBO(GaussianProcess(smooth), **options)
 
     @pytest.mark.parametrize("family", [AutoRadial, AutoMeanField])
@@ -192,8 +192,8 @@ class TestUse:
         model = regression()
         guide = AutoMeanField(model)
         box = UniformBox([-2.0, -2.0], [2.0, 2.0], num_points=3)
-        context = AdversarialPoints(box, lr=0.05)
-        elbo = self.elbo(context=context, divergence=GaussianKL(), num_functions=400)
+        measurement_points = AdversarialPoints(box, lr=0.05)
+        elbo = self.elbo(measurement_points=measurement_points, divergence=GaussianKL(), num_functions=400)
         divergences = []
         for _ in range(30):
             pyro.set_rng_seed(0)
@@ -204,8 +204,8 @@ class TestUse:
 
     def test_adversarial_points_need_a_divergence_with_a_value(self):
         model = regression()
-        context = AdversarialPoints(UniformBox([-2.0, -2.0], [2.0, 2.0], num_points=3))
-        elbo = self.elbo(context=context, divergence=SteinKL())
+        measurement_points = AdversarialPoints(UniformBox([-2.0, -2.0], [2.0, 2.0], num_points=3))
+        elbo = self.elbo(measurement_points=measurement_points, divergence=SteinKL())
         with pytest.raises(ValueError, match=r"must estimate a value .* got SteinKL"):
             elbo(model, AutoMeanField(model))(*self.data)
 
@@ -283,12 +283,16 @@ class TestBadInput:
                 {"num_functions": 10},
                 r"num_functions = 10 functions: samples must be at least 11",
             ),
-            (GaussianProcess(smooth), {"context": UniformBox([0.0] * 2, [1.0] * 2, 4)}, r"\[2\]"),
-            (GaussianProcess(smooth), {"context": FromSampler(lambda m: torch.rand(m, 2), 4)}, r"\[1\], got \[2\]"),
+            (GaussianProcess(smooth), {"measurement_points": UniformBox([0.0] * 2, [1.0] * 2, 4)}, r"\[2\]"),
             (
                 GaussianProcess(smooth),
-                {"context": lambda x: torch.rand(4, 2)},
-                r"context must give .* \[1\], got \[2\]",
+                {"measurement_points": FromSampler(lambda m: torch.rand(m, 2), 4)},
+                r"\[1\], got \[2\]",
+            ),
+            (
+                GaussianProcess(smooth),
+                {"measurement_points": lambda x: torch.rand(4, 2)},
+                r"measurement_points must give .* \[1\], got \[2\]",
             ),
         ],
     )
@@ -297,5 +301,5 @@ class TestBadInput:
         elbo = FunctionalELBO(prior, **{"num_functions": 30} | options)
         with pytest.raises(ValueError, match=words) as caught:
             elbo(model, AutoMeanField(model))(torch.randn(8, 1), torch.randn(8, 1))
-        if "context" not in options:
+        if "measurement_points" not in options:
             assert "site 'f'" in str(caught.value)

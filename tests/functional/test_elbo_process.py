@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The ELBO of functions with a divergence of processes, at its context alone, and with the KL of weights besides."""
+"""The functional ELBO with divergences of processes, at measurement points alone, and with the KL of weights too."""
 
 import math
 
@@ -73,7 +73,7 @@ def second_task(guide_type, make=net, local=False):
 
 
 def loss_of(prior, **kwargs):
-    options = {"divergence": MarginalKL(), "compare_at": "context", "num_functions": 1, "kl_weight": 2.0}
+    options = {"divergence": MarginalKL(), "compare_at": "measurement_points", "num_functions": 1, "kl_weight": 2.0}
     return FunctionalELBO(prior, lambda x: KEPT, **options | kwargs)
 
 
@@ -176,7 +176,7 @@ def test_the_gradient_is_that_of_finite_differences():
         PosteriorProcess(model, prior),
         lambda x: KEPT.double(),
         divergence=MarginalKL(),
-        compare_at="context",
+        compare_at="measurement_points",
         num_functions=1,
         weight_space_kl=0.3,
     )
@@ -203,7 +203,7 @@ def test_the_gradient_is_that_of_finite_differences():
 def test_a_step_under_a_recorded_graph_is_the_step_as_it_is(make):
     chain, guide, process = second_task(AutoRadial, make)
     elbo = loss_of(process, weight_space_kl=0.3)
-    elbo.context = FromData(torch.randn(20, 3), 5)
+    elbo.measurement_points = FromData(torch.randn(20, 3), 5)
     captured = CapturedLoss(chain, guide, elbo, compile=False)
     for seed in (1, 2):
         _, error, _ = compared(Program(chain, guide, elbo, (X, Y)), captured, seed)
@@ -266,7 +266,7 @@ def test_at_both_it_has_the_inputs_as_well():
 def test_points_can_move_to_where_the_divergence_is_larger():
     chain, guide, process = second_task(AutoMeanField)
     elbo = loss_of(process)
-    elbo.context = AdversarialPoints(UniformBox([-2.0] * 3, [2.0] * 3, num_points=3), lr=0.1)
+    elbo.measurement_points = AdversarialPoints(UniformBox([-2.0] * 3, [2.0] * 3, num_points=3), lr=0.1)
     divergences = []
     for _ in range(20):
         pyro.set_rng_seed(0)
@@ -299,7 +299,10 @@ class TestBadInput:
         ("options", "words"),
         [
             ({"compare_at": "data"}, "compare_at must be one of"),
-            ({"compare_at": "context", "context": None}, "context must be given to compare at it alone, got None"),
+            (
+                {"compare_at": "measurement_points", "measurement_points": None},
+                "measurement_points must be given to compare at them alone, got None",
+            ),
             ({"weight_space_kl": -1.0}, "weight_space_kl must be a non-negative finite number, got -1.0"),
             ({"weight_space_kl": math.inf}, "weight_space_kl must be a non-negative finite number, got inf"),
         ],
@@ -307,7 +310,7 @@ class TestBadInput:
     def test_of_the_loss_is_named(self, options, words):
         prior = GaussianProcess(lambda a, b: a @ b.T)
         with pytest.raises(ValueError, match=words):
-            FunctionalELBO(prior, **{"context": lambda x: x} | options)
+            FunctionalELBO(prior, **{"measurement_points": lambda x: x} | options)
 
     def test_a_guide_whose_sites_have_no_distribution_is_named(self):
         chain, _, process = second_task(AutoMeanField)

@@ -11,16 +11,16 @@ from pyro_radial.functional import BetweenRows, Concatenated, FromData, FromSamp
 
 
 def test_points_are_uniform_in_the_box():
-    context = UniformBox([-1.0, 10.0], [0.0, 14.0], num_points=5000)
-    points = context(torch.zeros(3, 2, dtype=torch.double))
+    measurement_points = UniformBox([-1.0, 10.0], [0.0, 14.0], num_points=5000)
+    points = measurement_points(torch.zeros(3, 2, dtype=torch.double))
     assert stats.kstest(points[:, 0].numpy(), "uniform", args=(-1, 1)).pvalue > 1e-3
     assert stats.kstest(points[:, 1].numpy(), "uniform", args=(10, 4)).pvalue > 1e-3
     assert abs(float(torch.corrcoef(points.T)[0, 1])) < 5 / math.sqrt(5000)
 
 
 def test_points_differ_from_call_to_call():
-    context, x = UniformBox(0.0, 1.0, num_points=4), torch.zeros(3, 2)
-    assert not torch.equal(context(x), context(x))
+    measurement_points, x = UniformBox(0.0, 1.0, num_points=4), torch.zeros(3, 2)
+    assert not torch.equal(measurement_points(x), measurement_points(x))
 
 
 def test_the_box_around_training_inputs_widens_each_side_by_half_its_own_width_at_both_ends():
@@ -43,21 +43,21 @@ def test_a_box_may_be_of_images():
 def test_points_have_the_dtype_of_the_batch_and_stay_in_the_box(dtype):
     x = torch.zeros(3, 2, dtype=dtype)
     data = torch.rand(50, 2, dtype=torch.double)
-    contexts = [
+    parts = [
         UniformBox(-1.0, 0.3, num_points=4000),
         FromData(data, num_points=5),
         FromSampler(lambda n: torch.rand(n, 2), num_points=5),
     ]
-    for context in [*contexts, Concatenated(contexts)]:
-        assert context(x).dtype == dtype
-    points = contexts[0](x)
+    for measurement_points in [*parts, Concatenated(parts)]:
+        assert measurement_points(x).dtype == dtype
+    points = parts[0](x)
     assert bool((points <= torch.tensor(0.3, dtype=dtype)).all() and (points >= -1).all())
 
 
 def test_rows_of_data_are_drawn_without_repeats_and_each_as_often():
     data = torch.arange(10.0).unsqueeze(-1)
-    context = FromData(data, num_points=4)
-    drawn = torch.stack([context(torch.zeros(2, 1)) for _ in range(3000)]).squeeze(-1)
+    measurement_points = FromData(data, num_points=4)
+    drawn = torch.stack([measurement_points(torch.zeros(2, 1)) for _ in range(3000)]).squeeze(-1)
     assert all(len(set(choice.tolist())) == 4 for choice in drawn)
     counts = torch.bincount(drawn.flatten().long(), minlength=10)
     # Each row is in a choice with probability 0.4.
@@ -128,8 +128,8 @@ def test_contexts_show_what_they_are():
         (lambda: BetweenRows(torch.zeros(1, 2), 3), "points must have at least 2 rows to be between, got 1"),
         (lambda: BetweenRows(torch.zeros(3, 2), 0), "num_points"),
         (lambda: FromSampler(3, 2), "function"),
-        (lambda: Concatenated([]), "contexts"),
-        (lambda: Concatenated([3]), "contexts"),
+        (lambda: Concatenated([]), "parts"),
+        (lambda: Concatenated([3]), "parts"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_by_name(make, words):
@@ -138,7 +138,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name(make, words):
 
 
 @pytest.mark.parametrize(
-    ("context", "words"),
+    ("measurement_points", "words"),
     [
         (UniformBox([0.0, 0.0], [1.0, 1.0], 3), r"low must have the shape .* \[3\], got \[2\]"),
         (UniformBox(0.0, [1.0, 1.0], 3), r"high must have the shape .* \[3\], got \[2\]"),
@@ -149,20 +149,28 @@ def test_arguments_that_do_not_fit_are_refused_by_name(make, words):
         (FromSampler(lambda n: [0.0] * n, 3), "function must return a tensor"),
     ],
 )
-def test_points_of_another_width_than_the_batch_are_refused_by_name(context, words):
+def test_points_of_another_width_than_the_batch_are_refused_by_name(measurement_points, words):
     with pytest.raises(ValueError, match=words):
-        context(torch.zeros(5, 3))
+        measurement_points(torch.zeros(5, 3))
 
 
 @pytest.mark.parametrize("x", [torch.zeros(5), torch.zeros(5, 2, dtype=torch.long)])
 def test_a_batch_that_is_none_is_refused_by_name(x):
-    for context in (UniformBox(0.0, 1.0, 3), FromData(torch.zeros(9, 2), 3), BetweenRows(torch.zeros(9, 2), 3)):
+    for measurement_points in (
+        UniformBox(0.0, 1.0, 3),
+        FromData(torch.zeros(9, 2), 3),
+        BetweenRows(torch.zeros(9, 2), 3),
+    ):
         with pytest.raises(ValueError, match="x must be a batch"):
-            context(x)
+            measurement_points(x)
 
 
 @pytest.mark.cuda
 def test_on_cuda_points_are_where_the_batch_is():
     x = torch.zeros(5, 2, device="cuda")
-    for context in (UniformBox(0.0, 1.0, 3), FromData(torch.zeros(9, 2), 3), BetweenRows(torch.zeros(9, 2), 3)):
-        assert context(x).is_cuda
+    for measurement_points in (
+        UniformBox(0.0, 1.0, 3),
+        FromData(torch.zeros(9, 2), 3),
+        BetweenRows(torch.zeros(9, 2), 3),
+    ):
+        assert measurement_points(x).is_cuda

@@ -105,7 +105,7 @@ def test_many_points_are_those_of_few(monkeypatch):
 
 def test_the_loss_can_be_evaluated_on_fewer_rows():
     model, guide, loss = problem()
-    loss = FunctionalELBO(loss.prior, loss.context, divergence=GaussianKL(), num_functions=25)
+    loss = FunctionalELBO(loss.prior, loss.measurement_points, divergence=GaussianKL(), num_functions=25)
     with pytest.raises(ValueError, match="num_functions = 25"):
         diagnose(model, guide, (X, Y), loss=loss)
     diagnosis = diagnose(model, guide, (X, Y), loss=loss, batch_size=10)
@@ -127,7 +127,7 @@ def test_a_prior_without_an_exact_posterior_is_refused():
     model, guide, loss = problem()
     implicit = ImplicitProcess(lambda x, n: torch.randn(n, len(x), 1))
     with pytest.raises(ValueError, match=r"diagnose: loss must have a prior with an exact posterior.*ImplicitProcess"):
-        diagnose(model, guide, (X, Y), loss=FunctionalELBO(implicit, loss.context, num_functions=60))
+        diagnose(model, guide, (X, Y), loss=FunctionalELBO(implicit, loss.measurement_points, num_functions=60))
 
 
 def test_a_process_that_knows_no_noise_is_refused():

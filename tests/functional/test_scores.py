@@ -5,10 +5,10 @@ import pyro
 import pytest
 import torch
 
-from pyro_radial.functional.scores import GaussianMoments, SpectralStein, Stein
+from pyro_radial.functional.scores import GaussianScore, SpectralSteinScore, SteinScore
 from tests.helpers.functions import white
 
-ESTIMATORS = {"moments": GaussianMoments(), "stein": Stein(), "spectral": SpectralStein()}
+ESTIMATORS = {"moments": GaussianScore(), "stein": SteinScore(), "spectral": SpectralSteinScore()}
 each_estimator = pytest.mark.parametrize("estimator", ESTIMATORS.values(), ids=ESTIMATORS.keys())
 
 
@@ -39,7 +39,7 @@ def kernel_and_slope(z, draws):
 
 def test_moments_at_the_draws_satisfy_steins_identity_exactly():
     draws = normal(40, smooth_covariance(12)) + 3.0
-    score = GaussianMoments()(draws)
+    score = GaussianScore()(draws)
     identity = score.mT @ (draws - draws.mean(0)) / 40
     torch.testing.assert_close(identity, -torch.eye(12, dtype=torch.double), atol=1e-4, rtol=0)
 
@@ -47,13 +47,13 @@ def test_moments_at_the_draws_satisfy_steins_identity_exactly():
 def test_moments_at_the_draws_are_the_gradient_of_the_normal_entropy():
     draws = normal(40, smooth_covariance(12)).requires_grad_()
     (0.5 * torch.cov(draws.mT).logdet()).backward()
-    torch.testing.assert_close(-GaussianMoments()(draws) / 40, draws.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(-GaussianScore()(draws) / 40, draws.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_moments_elsewhere_are_unbiased():
     covariance = smooth_covariance(6)
     at = normal(3, covariance)
-    estimates = torch.stack([GaussianMoments()(normal(12, covariance) - 1.0, at - 1.0) for _ in range(1500)])
+    estimates = torch.stack([GaussianScore()(normal(12, covariance) - 1.0, at - 1.0) for _ in range(1500)])
     truth = -at @ torch.linalg.inv(covariance)
     standard_errors = (estimates.mean(0) - truth).abs() / (estimates.std(0) / 1500**0.5)
     assert float(standard_errors.max()) < 4.0
@@ -87,7 +87,7 @@ def test_error_on_normal_distributions_is_as_small_as_measured(name, dim, count,
 def test_shrinkage_helps_where_draws_are_fewer_than_values():
     draws, others = (normal(40, torch.eye(60, dtype=torch.double)) for _ in range(2))
     for at in (None, others):
-        error, slope = error_and_slope(GaussianMoments("oas")(draws, at), -(draws if at is None else at))
+        error, slope = error_and_slope(GaussianScore("oas")(draws, at), -(draws if at is None else at))
         assert error < 0.3
         assert 0.9 < slope < 1.1
 
@@ -101,10 +101,10 @@ def test_shrunk_covariance_is_that_of_the_formula():
     assert 0.01 < float(share) < 0.5
     expected = (1 - share) * sample + share * trace / 8 * torch.eye(8, dtype=torch.double)
     at = normal(5, smooth_covariance(8))
-    score = GaussianMoments("oas")(draws, at)
+    score = GaussianScore("oas")(draws, at)
     torch.testing.assert_close(-score @ expected, at - draws.mean(0), rtol=1e-6, atol=1e-6)
     # At the draws the trace of Stein's identity holds.
-    score = GaussianMoments("oas")(draws)
+    score = GaussianScore("oas")(draws)
     assert float((score * (draws - draws.mean(0))).sum(-1).mean()) == pytest.approx(-8.0)
 
 
@@ -128,8 +128,8 @@ def test_stein_sees_two_modes_where_two_moments_do_not():
     for at in (None, others):
         values = draws if at is None else at
         truth = mode * (values @ mode).tanh()[:, None] - values
-        by_stein, _ = error_and_slope(Stein()(draws, at), truth)
-        by_moments, _ = error_and_slope(GaussianMoments()(draws, at), truth)
+        by_stein, _ = error_and_slope(SteinScore()(draws, at), truth)
+        by_moments, _ = error_and_slope(GaussianScore()(draws, at), truth)
         assert by_stein < 0.6
         assert by_moments > 0.75
 
@@ -147,14 +147,14 @@ def test_scores_do_not_depend_on_units_or_mixing(estimator):
 def test_stein_solves_its_regression():
     draws = white(50, 3)
     kernel, slope = kernel_and_slope(draws, draws)
-    score, eta = Stein(ridge=0.02)(draws), 0.02 * 50
-    base = GaussianMoments()(draws)
+    score, eta = SteinScore(ridge=0.02)(draws), 0.02 * 50
+    base = GaussianScore()(draws)
     torch.testing.assert_close(kernel @ score + eta * (score - base), -slope, rtol=1e-6, atol=1e-6)
     # Elsewhere the same equation holds with the kernel to the draws.
     at = torch.randn(9, 3, dtype=torch.double)
     kernel, slope = kernel_and_slope(at, draws)
-    elsewhere = Stein(ridge=0.02)(draws, at)
-    base = GaussianMoments()(draws, at)
+    elsewhere = SteinScore(ridge=0.02)(draws, at)
+    base = GaussianScore()(draws, at)
     torch.testing.assert_close(kernel @ score + eta * (elsewhere - base), -slope, rtol=1e-6, atol=1e-6)
 
 
@@ -162,7 +162,7 @@ def test_stein_with_a_large_ridge_is_the_normal_distribution():
     draws, at = torch.randn(50, 3), torch.randn(9, 3)
     for place in (None, at):
         torch.testing.assert_close(
-            Stein(ridge=1e9)(draws, place), GaussianMoments()(draws, place), rtol=1e-4, atol=1e-4
+            SteinScore(ridge=1e9)(draws, place), GaussianScore()(draws, place), rtol=1e-4, atol=1e-4
         )
 
 
@@ -172,7 +172,7 @@ def test_stein_with_a_large_ridge_is_the_normal_distribution():
 def test_spectral_with_all_eigenfunctions_and_no_ridge_is_steins_estimator_without_one():
     draws = white(12, 3)
     kernel, slope = kernel_and_slope(draws, draws)
-    score = SpectralStein(num_eigenfunctions=12, ridge=0.0)(draws)
+    score = SpectralSteinScore(num_eigenfunctions=12, ridge=0.0)(draws)
     torch.testing.assert_close(score, -torch.linalg.solve(kernel, slope), rtol=1e-4, atol=1e-4)
 
 
@@ -191,13 +191,13 @@ def test_spectral_is_the_expansion_in_eigenfunctions():
         x = draws.clone().requires_grad_()
         coefficient = -torch.autograd.grad(function(x).mean(), x)[0].sum(0)
         expected += function(at)[:, None] * coefficient
-    score = SpectralStein(num_eigenfunctions=4, ridge=0.01)(draws, at)
+    score = SpectralSteinScore(num_eigenfunctions=4, ridge=0.01)(draws, at)
     torch.testing.assert_close(score, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_spectral_at_the_draws_is_spectral_anywhere():
     draws = torch.randn(40, 3, dtype=torch.double)
-    torch.testing.assert_close(SpectralStein()(draws), SpectralStein()(draws, draws.clone()))
+    torch.testing.assert_close(SpectralSteinScore()(draws), SpectralSteinScore()(draws, draws.clone()))
 
 
 def test_spectral_keeps_the_eigenvalue_that_crosses_the_threshold():
@@ -207,22 +207,24 @@ def test_spectral_keeps_the_eigenvalue_that_crosses_the_threshold():
     for count in (1, 4, 9):
         below = 0.0 if count == 1 else float(share[count - 2])
         threshold = 0.5 * (below + float(share[count - 1]))
-        by_threshold = SpectralStein(threshold=threshold)(draws)
-        torch.testing.assert_close(by_threshold, SpectralStein(num_eigenfunctions=count)(draws))
+        by_threshold = SpectralSteinScore(threshold=threshold)(draws)
+        torch.testing.assert_close(by_threshold, SpectralSteinScore(num_eigenfunctions=count)(draws))
 
 
 def test_spectral_uses_at_least_one_eigenfunction():
     draws = torch.randn(30, 2)
-    least = SpectralStein(threshold=1e-12)(draws)
-    torch.testing.assert_close(least, SpectralStein(num_eigenfunctions=1)(draws))
+    least = SpectralSteinScore(threshold=1e-12)(draws)
+    torch.testing.assert_close(least, SpectralSteinScore(num_eigenfunctions=1)(draws))
     assert float(least.abs().max()) > 0.0
 
 
 def test_spectral_width_is_that_of_white_draws():
     draws = 10.0 * white(40, 3)
     width = float(torch.pdist(draws / 10.0).median())
-    torch.testing.assert_close(SpectralStein(width=width)(draws), SpectralStein()(draws), rtol=1e-5, atol=1e-7)
-    assert not torch.allclose(SpectralStein(width=2.0 * width)(draws), SpectralStein()(draws), rtol=0.05)
+    torch.testing.assert_close(
+        SpectralSteinScore(width=width)(draws), SpectralSteinScore()(draws), rtol=1e-5, atol=1e-7
+    )
+    assert not torch.allclose(SpectralSteinScore(width=2.0 * width)(draws), SpectralSteinScore()(draws), rtol=0.05)
 
 
 # What holds for all.
@@ -295,13 +297,13 @@ def test_bad_input_is_named(estimator, call, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Stein(ridge=0.0), "ridge"),
-        (lambda: SpectralStein(ridge=-1.0), "ridge"),
-        (lambda: SpectralStein(threshold=0.0), "threshold"),
-        (lambda: SpectralStein(threshold=1.1), "threshold"),
-        (lambda: SpectralStein(num_eigenfunctions=0), "num_eigenfunctions"),
-        (lambda: SpectralStein(width=0.0), "width"),
-        (lambda: SpectralStein(num_eigenfunctions=20)(torch.randn(10, 2)), "num_eigenfunctions = 20"),
+        (lambda: SteinScore(ridge=0.0), "ridge"),
+        (lambda: SpectralSteinScore(ridge=-1.0), "ridge"),
+        (lambda: SpectralSteinScore(threshold=0.0), "threshold"),
+        (lambda: SpectralSteinScore(threshold=1.1), "threshold"),
+        (lambda: SpectralSteinScore(num_eigenfunctions=0), "num_eigenfunctions"),
+        (lambda: SpectralSteinScore(width=0.0), "width"),
+        (lambda: SpectralSteinScore(num_eigenfunctions=20)(torch.randn(10, 2)), "num_eigenfunctions = 20"),
     ],
 )
 def test_bad_settings_are_named(make, message):

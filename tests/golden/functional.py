@@ -29,13 +29,13 @@ from pyro_radial.functional import (
     Sum,
     UniformBox,
 )
-from pyro_radial.functional import GaussianMoments as GaussianScore
-from pyro_radial.functional import SpectralStein as SpectralSteinScore
-from pyro_radial.functional import Stein as SteinScore
+from pyro_radial.functional import GaussianScore as GaussianScore
+from pyro_radial.functional import SpectralSteinScore as SpectralSteinScore
+from pyro_radial.functional import SteinScore as SteinScore
 from tests.golden.programs import classification, loss_and_gradients, network, program, regression, regressor
 
 ELBO = partial(FunctionalELBO, num_functions=40)
-AT_POINTS_ALONE = {"compare_at": "context"}
+AT_POINTS_ALONE = {"compare_at": "measurement_points"}
 
 
 def kernel(a, b):

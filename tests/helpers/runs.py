@@ -96,11 +96,11 @@ def regression(guide=AutoMeanField):
     return problem(guide=guide, likelihood=likelihoods.Gaussian(num_data=ROWS, scale=0.3))
 
 
-def functional_loss(context=None):
+def functional_loss(measurement_points=None):
     """A loss with a prior on functions, and by default points drawn anew at each step."""
     prior = GaussianProcess(lambda a, b: (-0.5 * torch.cdist(a, b) ** 2).exp(), noise=0.1)
-    context = UniformBox(-2.0, 2.0, num_points=3) if context is None else context
-    return FunctionalELBO(prior, context, divergence=GaussianKL(), num_functions=40)
+    measurement_points = UniformBox(-2.0, 2.0, num_points=3) if measurement_points is None else measurement_points
+    return FunctionalELBO(prior, measurement_points, divergence=GaussianKL(), num_functions=40)
 
 
 def adversarial_loss():

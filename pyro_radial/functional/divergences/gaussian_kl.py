@@ -42,7 +42,7 @@ class GaussianKL:
 
     A distribution that is not normal has a larger divergence from a normal prior than its moments say. For a prior that
     is not Gaussian, the moments are those of draws of it, with the same corrections for them, and that of
-    :class:`~pyro_radial.functional.scores.GaussianMoments` for the inverse of their covariance; what is estimated then
+    :class:`~pyro_radial.functional.scores.GaussianScore` for the inverse of their covariance; what is estimated then
     is the divergence from the normal distribution nearest to the prior.
 
     Source: the moments of a Wishart matrix, e.g. Bishop (2006), "Pattern Recognition and Machine Learning", eq. B.81.

@@ -10,7 +10,7 @@ from pyro_radial._pyro.checks import positive_count
 from pyro_radial.functional.checks import check_values
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate
 from pyro_radial.functional.priors.function_prior import FunctionPrior
-from pyro_radial.functional.scores import ScoreEstimator, Stein
+from pyro_radial.functional.scores import ScoreEstimator, SteinScore
 
 __all__ = ["SteinKL"]
 
@@ -29,9 +29,8 @@ class SteinKL:
 
     Source: Sun et al. (2019), "Functional Variational Bayesian Neural Networks", section 3.1.
 
-    :param estimator: estimates the score of q: any of :mod:`~pyro_radial.functional.scores`; ``Stein()`` by default,
-        the one that is right for normal distributions (slope of the estimate on the truth 0.98 in the mean of 10 to 60
-        dimensions and 100 to 500 draws, ``benchmarks/functional/score_estimators.py``) and also follows others.
+    :param estimator: estimates the score of q from draws: one of :mod:`~pyro_radial.functional.scores`. The default
+        ``SteinScore()`` is right for normal distributions and follows others.
     :param prior_estimator: estimates that of a prior without a known score; like ``estimator`` by default.
     :param int num_prior_samples: draws of such a prior.
     :raises ValueError: naming the argument that does not fit, and as the estimator does for too few draws.
@@ -57,7 +56,7 @@ class SteinKL:
         for name, given in (("estimator", estimator), ("prior_estimator", prior_estimator)):
             if given is not None and not callable(given):
                 raise ValueError(f"{name} must be a function of samples and values, got {given!r}")
-        self.estimator: ScoreEstimator = Stein() if estimator is None else estimator
+        self.estimator: ScoreEstimator = SteinScore() if estimator is None else estimator
         self.prior_estimator = self.estimator if prior_estimator is None else prior_estimator
         self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 

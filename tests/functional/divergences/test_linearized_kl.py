@@ -85,7 +85,7 @@ def test_of_a_linear_network_it_is_the_kl_of_the_weights():
     model = SupervisedModel(BayesianModule(nn.Linear(3, 1, bias=False)), likelihoods.Gaussian(20))
     guide = AutoMeanField(model, init_stddev=0.2)
     loss = FunctionalELBO(
-        GaussianProcess(Linear(3)), lambda _: torch.eye(3), divergence=LinearizedKL(), compare_at="context"
+        GaussianProcess(Linear(3)), lambda _: torch.eye(3), divergence=LinearizedKL(), compare_at="measurement_points"
     )
     pyro.set_rng_seed(0)
     loss(model, guide)(torch.randn(20, 3), torch.randn(20, 1))

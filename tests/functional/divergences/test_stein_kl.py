@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from pyro_radial.functional import GaussianMoments, ImplicitProcess, SteinKL
+from pyro_radial.functional import GaussianScore, ImplicitProcess, SteinKL
 from tests.helpers.divergences import (
     NUM_POINTS,
     POINTS,
@@ -37,14 +37,14 @@ def true_gradient(q, p):
 
 def test_stein_kl_has_the_gradient_of_the_divergence_of_normal_distributions():
     q, p = normal_q(), normal_p()
-    exact = score_gradients(SteinKL(GaussianMoments()), q, NormalPrior(p), 50, 300)
+    exact = score_gradients(SteinKL(GaussianScore()), q, NormalPrior(p), 50, 300)
     assert_mean_is(exact, true_gradient(q, p))
     # The kernel's share of the score is shrunk by a few percent of the entropy's force, one a value.
     by_stein = score_gradients(SteinKL(), q, NormalPrior(p), 200, 30)
     assert_mean_is(by_stein, true_gradient(q, p), slack=0.03 * NUM_POINTS)
 
 
-@pytest.mark.parametrize("estimator", [None, GaussianMoments()])
+@pytest.mark.parametrize("estimator", [None, GaussianScore()])
 def test_stein_kl_estimates_the_score_of_a_sampled_prior(estimator):
     q, p = normal_q(), normal_p()
     truth = true_gradient(q, p)
@@ -55,7 +55,7 @@ def test_stein_kl_estimates_the_score_of_a_sampled_prior(estimator):
 def test_a_gradient_from_a_distribution_to_itself_is_zero_in_the_mean():
     p = normal_p()
     for prior in (NormalPrior(p), SampledPrior(p)):
-        divergence = SteinKL(GaussianMoments(), num_prior_samples=60)
+        divergence = SteinKL(GaussianScore(), num_prior_samples=60)
         assert_mean_is(score_gradients(divergence, p, prior, 50, 300), torch.zeros(NUM_POINTS + 1))
 
 
