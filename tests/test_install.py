@@ -21,7 +21,7 @@ from tests.oldest import oldest
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[1]
 # What the extras bring, by the names they are imported by.
-EXTRAS = ("matplotlib", "sklearn", "gpytorch", "joblib", "arviz", "ivon", "botorch", "PIL", "sphinx")
+EXTRAS = ("matplotlib", "sklearn", "gpytorch", "joblib", "ivon", "botorch", "PIL", "sphinx")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
 
 
@@ -83,8 +83,8 @@ def test_dev_brings_what_every_test_needs_of_the_extras():
     (joined,) = (
         re.fullmatch(r"pyro-radial\[(.*)\]", line)[1] for line in extras["dev"] if line.startswith("pyro-radial[")
     )
-    # ArviZ is large, and ivon-opt has another license; their tests skip.
-    assert {*joined.split(",")} == extras.keys() - {"dev", "arviz", "ivon"}
+    # ivon-opt has another license; its tests skip.
+    assert {*joined.split(",")} == extras.keys() - {"dev", "ivon"}
 
 
 def test_every_dependency_has_a_lower_bound():
