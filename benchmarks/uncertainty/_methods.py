@@ -29,7 +29,6 @@ from pyro_radial.infer import (
     calibrate_scales,
     fit_ivon,
     last_layer_laplace,
-    predict_with_dropout,
 )
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
@@ -284,7 +283,7 @@ def plain(task: Task, size: int = 1) -> Trained:
 
 def dropout(task: Task) -> Trained:
     ensemble, seconds, epochs = trained(task, DROPOUT)
-    draws = partial(predict_with_dropout, *ensemble.members[0], num_samples=task.setting.num_samples)
+    draws = partial(predict, *ensemble.members[0], num_samples=task.setting.num_samples, dropout=True)
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": epochs})
 
 

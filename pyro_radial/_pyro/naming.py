@@ -99,10 +99,14 @@ class UniquelyNamed(PyroModule):
             self._take_fresh_name()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.check_store()
+        return super().__call__(*args, **kwargs)
+
+    def check_store(self) -> None:
+        """Warn once if the parameter store holds the parameters of another process's module of this class."""
         if not self._store_checked and not torch.compiler.is_compiling():
             self._store_checked = True
             _warn_of_strangers(stored_name(self))
-        return super().__call__(*args, **kwargs)
 
     def _take_fresh_name(self) -> None:
         self._root_name = unique_name(type(self))
@@ -121,7 +125,7 @@ def _warn_of_strangers(name: str) -> None:
             f"Pyro's parameter store holds parameters of {', '.join(strangers)}, which {own} does not read: such names "
             "count what a process has made, and these are of another process; save and load the state_dict() of a "
             "guide or model instead",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

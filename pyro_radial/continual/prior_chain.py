@@ -14,7 +14,6 @@ from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.autoguide import AutoGuide
 from pyro.nn import PyroModule
-from torch import nn
 from torch.distributions import biject_to
 
 from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
@@ -25,7 +24,7 @@ from pyro_radial.distributions.moments import moment_matched, moments
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.diagnose import UNMOVED
-from pyro_radial.poutine.swap_prior import SwapPriorMessenger, check_prior, is_guide
+from pyro_radial.poutine.swap_prior import SwapPriorMessenger, UnderPriors, check_prior, is_guide
 
 __all__ = ["PriorChain"]
 
@@ -37,7 +36,7 @@ ROUNDING = 1e-5
 Exclude = str | Collection[str] | Callable[[str], bool] | None
 
 
-class PriorChain(nn.Module):
+class PriorChain(UnderPriors):
     r"""A model whose prior becomes the posterior of what it learned last: variational continual learning.
 
     It runs the model with the priors of :attr:`prior` in the place of the model's own; before the first
@@ -95,12 +94,11 @@ class PriorChain(nn.Module):
         model: Callable[..., Any],
         form: Literal["normal", "exact"] = "normal",
     ) -> None:
-        super().__init__()
+        super().__init__(model)
         if not callable(model) or is_guide(model):
             raise ValueError(f"PriorChain: model must be a Pyro model and no guide, got {type(model).__name__}")
         if form not in FORMS:
             raise ValueError(f"PriorChain: form must be one of {FORMS}, got {form!r}")
-        self.model = model
         self.form = form
         self.chained = StoredDistributions()
         self._compared: set[str] = set()
@@ -110,18 +108,9 @@ class PriorChain(nn.Module):
         """The last posteriors, in the place of the model's own priors: ``{site: distribution}``."""
         return self.chained.as_dict()
 
-    @property
-    def likelihood(self) -> Any:
-        """The model's own, for prediction."""
-        return self.model.likelihood  # type: ignore[attr-defined]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model under the chained priors.
-
-        :raises ValueError: naming the site, for a prior whose shape or support is not the site's.
-        """
-        with SwapPriorMessenger(self.prior, self._compared):
-            return self.model(*args, **kwargs)
+    def priors(self) -> SwapPriorMessenger:
+        """The handler that gives sites their chained priors; it raises a ValueError naming a site that has changed."""
+        return SwapPriorMessenger(self.prior, self._compared)
 
     def model_state(self) -> dict[str, Any]:
         """What of ``state_dict()`` is the model's own, and so has the same shapes after each task."""

@@ -15,8 +15,8 @@ from pyro_radial.decisions.linear_model import LinearModel
 from pyro_radial.decisions.policies import Policy
 from pyro_radial.decisions.refits import Refits
 from pyro_radial.infer.posthoc.last_layer import LastLayer, find_last_layer
+from pyro_radial.infer.posthoc.trained_network import TrainedNetwork, trained_values
 from pyro_radial.infer.prediction.predict import predict
-from pyro_radial.infer.prediction.trained_network import TrainedNetwork, trained_values
 from pyro_radial.infer.training.data import device_of, dtype_of
 
 __all__ = ["EnsembleSampling", "EpsilonGreedy", "NetworkPolicy", "NeuralLinear", "ThompsonSampling"]

@@ -6,6 +6,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import pyro
 import torch
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pyro_radial.distributions.moments import center
 from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.nn.model_network import find_network
 
 __all__ = ["Dependence", "SiteFunction"]
 
@@ -27,15 +29,19 @@ class Dependence(NamedTuple):
 
 
 class SiteFunction:
-    """The function that a model records, without what the model does after it: no target is sampled.
+    """The function that a model records, at given values of its sites. No target is drawn.
 
-    :param model: a Pyro model whose first argument are the inputs, and which needs no other up to its function; or a
-        :class:`~pyro_radial.nn.BayesianModule`, whose function is what it returns.
+    If the model's network is known, it alone runs; any other model runs whole, without validation of its arguments.
+
+    :param model: a Pyro model ``model(x)``, or a :class:`~pyro_radial.nn.BayesianModule`, whose function is its output.
     :param str function_site: the deterministic site where the model records the function's values.
     """
 
     def __init__(self, model: Callable[..., Any], function_site: str = FUNCTION_SITE) -> None:
         self.model, self.function_site = model, function_site
+        network = find_network(model)
+        is_recorded = network is None or network.likelihood is not None
+        self._network = None if is_recorded and function_site != FUNCTION_SITE else network
 
     def __call__(self, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """The function's values ``[N, O]`` where the sites have these values, and all others are at their centers.
@@ -66,14 +72,15 @@ class SiteFunction:
         )
 
     def _run(self, handler: "_GivenValues", x: Tensor) -> Tensor:
-        try:
+        if self._network is not None:
             with handler:
-                output = self.model(x)
-        except _ReachedError:
-            output = handler.output
+                parameters = self._network.sample_parameters()
+            output = self._network(x, parameters)
         else:
-            # A network by itself records nothing.
-            output = output if hasattr(self.model, "skeleton") else None
+            # Where a row is mapped over, values cannot be looked at.
+            with pyro.validation_enabled(False), handler:
+                self.model(x)
+            output = handler.output
         if not isinstance(output, Tensor) or not output.is_floating_point() or output.shape[:1] != (len(x),):
             raise ValueError(
                 f"model must record real values for each of {len(x)} inputs at a site '{self.function_site}', got "
@@ -91,7 +98,7 @@ def gradients(output: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
 
 
 class _GivenValues(Messenger):
-    """Gives sites their values, and stops the model at its function; no handler further out sees these sites."""
+    """Gives sites their values, and keeps those of the function; no handler further out sees these sites."""
 
     def __init__(self, values: Mapping[str, Tensor], function_site: str, leaf: bool = False) -> None:
         super().__init__()
@@ -100,22 +107,24 @@ class _GivenValues(Messenger):
         self.output: Any = None
 
     def _pyro_sample(self, msg: Any) -> None:
-        name = msg["name"]
+        if site_is_subsample(msg):
+            return
+        name, msg["stop"] = msg["name"], True
         if name == self.function_site:
             self.output = msg["value"]
-            raise _ReachedError
-        if msg["is_observed"] or site_is_subsample(msg):
-            return
-        value = self.values.get(name)
-        if value is None:
-            value = _center(name, msg["fn"])
-            if self.leaf:
-                value = self.others[name] = value.requires_grad_()
-        msg["value"], msg["done"], msg["stop"] = value, True, True
+        elif not msg["is_observed"]:
+            msg["value"], msg["done"] = self._value(name, msg["fn"]), True
 
-
-class _ReachedError(Exception):
-    """The model is at its function, and need not go on."""
+    def _value(self, name: str, distribution: Any) -> Tensor:
+        if name in self.values:
+            return self.values[name]
+        if self.output is not None:
+            # The function does not depend on what comes after it.
+            return torch.zeros(distribution.shape(), device=self.output.device)
+        value = _center(name, distribution)
+        if self.leaf:
+            value = self.others[name] = value.requires_grad_()
+        return value
 
 
 def _center(name: str, distribution: Any) -> Tensor:

@@ -11,7 +11,6 @@ from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.posthoc.calibrate_scales import calibrate_scales
 from pyro_radial.infer.posthoc.ivon import fit_ivon
 from pyro_radial.infer.posthoc.laplace import last_layer_laplace
-from pyro_radial.infer.prediction.dropout import predict_with_dropout
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
@@ -36,5 +35,4 @@ __all__ = [
     "fit_ivon",
     "last_layer_laplace",
     "predict",
-    "predict_with_dropout",
 ]

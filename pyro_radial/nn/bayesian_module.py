@@ -154,7 +154,7 @@ class BayesianModule(UniquelyNamed):
         with ParameterSites(self._shapes) as sites:
             values = self.sample_parameters()
         if not sites.noises:
-            return self._output(*split_draws(values, self._shapes), args, kwargs)
+            return self.at(values, *args, **kwargs)
         sites.check(values)
         while True:
             reasons = self._local.reasons(sites.noises)
@@ -165,6 +165,36 @@ class BayesianModule(UniquelyNamed):
             else:
                 self._local.say(reasons)
                 return output
+
+    @pyro_method
+    def at(self, parameters: Mapping[str, Tensor], /, *args: Any, **kwargs: Any) -> Any:
+        """
+        The network's output at given values of the random parameters.
+
+        :param Mapping parameters: values ``[*draws, *parameter.shape]`` of all :attr:`sites` by name.
+        :param args: the network's inputs.
+        :param kwargs: inputs by name.
+        :returns: the network's output, with the draws as leading dims.
+        :raises ValueError: naming the site, for a value of another shape.
+        """
+        return self._output(*split_draws(parameters, self._shapes), args, kwargs)
+
+    def one_value_each(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """
+        Values without leading dims; where a parameter has no value, the network's first one.
+
+        :param Mapping parameters: values ``[*ones, *parameter.shape]`` by site.
+        :raises ValueError: naming the site, for a value of another shape or with several draws.
+        """
+        draws, shared, _ = split_draws(parameters, self._shapes)
+        if draws:
+            raise ValueError(f"parameters must have one value for each site, got draws of shape {draws}")
+        return {**self._initial, **shared}
+
+    @property
+    def has_plain_sites(self) -> bool:
+        """Whether the value of a parameter's site is the parameter: the prior is a distribution for each site."""
+        return self._site_priors is not None
 
     def _output(
         self,

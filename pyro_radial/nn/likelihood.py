@@ -15,7 +15,7 @@ from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.nn.bayesian_module import submodules
 
-__all__ = ["FUNCTION_SITE", "Likelihood", "check_values", "is_target", "set_num_data"]
+__all__ = ["FUNCTION_SITE", "Likelihood", "check_values", "full_precision", "is_target", "set_num_data"]
 
 #: The deterministic site that records the network's output, the values of a function.
 FUNCTION_SITE = "f"
@@ -104,10 +104,7 @@ class Likelihood(UniquelyNamed):
         :returns: the value of the site ``"y"``.
         :raises ValueError: naming the argument whose shape, dtype or number does not fit.
         """
-        self.check_output(f)
-        if torch.is_autocast_enabled(f.device.type) and f.dtype in (torch.float16, torch.bfloat16):
-            # Densities are computed in full precision, as torch's own losses are under autocast.
-            f = f.float()
+        f = self.function_values(f)
         size = f.shape[-1 - self.event_dim]
         num_data = size
         if y is not None:
@@ -169,6 +166,14 @@ class Likelihood(UniquelyNamed):
         """The shape that targets must have, ``[B, *target]``."""
         return f.shape[f.dim() - 1 - self.event_dim :]
 
+    def function_values(self, f: Tensor) -> Tensor:
+        """What the site ``"f"`` records for an output: the output itself, in full precision under autocast.
+
+        :raises ValueError: naming ``f``, for what cannot be the output of a network for this likelihood.
+        """
+        self.check_output(f)
+        return full_precision(f)
+
     def check_output(self, f: Tensor) -> None:
         """Raises a ValueError naming ``f`` if it cannot be the output of a network for this likelihood."""
         if f.dim() < 1 + self.event_dim:
@@ -201,6 +206,12 @@ class Likelihood(UniquelyNamed):
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
         """Raises a ValueError naming ``y`` and the value if one is out of range; any number is in, by default."""
+
+
+def full_precision(f: Tensor) -> Tensor:
+    """A network's output in float32 under autocast, where densities need it as torch's own losses do."""
+    short = torch.is_autocast_enabled(f.device.type) and f.dtype in (torch.float16, torch.bfloat16)
+    return f.float() if short else f
 
 
 def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:

@@ -3,6 +3,7 @@
 
 """A network and a likelihood as one Pyro model."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.nn.likelihoods import Likelihood
 from pyro_radial.nn.parameter_sites import AskForLocalReparameterization
 
-__all__ = ["SupervisedModel"]
+__all__ = ["SupervisedModel", "inputs_of"]
 
 
 class SupervisedModel(nn.Module):
@@ -79,31 +80,46 @@ class SupervisedModel(nn.Module):
         """
         if self.local_reparameterization:
             with AskForLocalReparameterization(_has_targets, _has_targets(x, y)) as asked:
-                f = self._output(x)
+                f = self.output(x)
             asked.check(self.bnn.sites_in_use)
         else:
-            f = self._output(x)
-        if not isinstance(f, Tensor):
-            raise ValueError(
-                f"the network of bnn must return one tensor, got {type(f).__name__}: "
-                "wrap it in a module that picks the output"
-            )
+            f = self.output(x)
         return self.likelihood(f, y)
 
-    def _output(self, x: Any) -> Any:
+    def output(self, x: Any, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+        """
+        The output of the network.
+
+        :param x: as of :meth:`forward`.
+        :param Mapping parameters: values of the random parameters by name; None to sample them.
+        :returns: a tensor ``[*draws, B, *outputs]``.
+        :raises ValueError: if the network cannot take x, or its output is not one tensor.
+        """
+        args, kwargs = inputs_of(x)
         try:
-            if isinstance(x, dict):
-                return self.bnn(**x)
-            return self.bnn(*x) if isinstance(x, tuple) else self.bnn(x)
+            f = self.bnn(*args, **kwargs) if parameters is None else self.bnn.at(parameters, *args, **kwargs)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             raise ValueError(
                 f"x must be what the network of bnn takes{self._dtype()}, got {_described(x)}: {error}"
             ) from error
+        if not isinstance(f, Tensor):
+            raise ValueError(
+                f"the network of bnn must return one tensor, got {type(f).__name__}: "
+                "wrap it in a module that picks the output"
+            )
+        return f
 
     def _dtype(self) -> str:
         return f", in {self.bnn.dtype} on {self.bnn.device}" if isinstance(self.bnn, BayesianModule) else ""
+
+
+def inputs_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a network is called with inputs: a tuple in order, a dict by name."""
+    if isinstance(x, dict):
+        return (), x
+    return (x if isinstance(x, tuple) else (x,)), {}
 
 
 def _has_targets(x: Any, y: Tensor | None = None) -> bool:

@@ -3,7 +3,8 @@
 
 """Give latent sites of a model other priors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.distributions import Distribution
 from pyro_radial.distributions.pushforward import on_support
 from pyro_radial.distributions.wrappers import expanded, leaf, mask_of
 
-__all__ = ["SWAPPED", "SwapPriorMessenger", "check_prior", "is_guide", "replaced", "swap_prior"]
+__all__ = ["SWAPPED", "SwapPriorMessenger", "UnderPriors", "check_prior", "is_guide", "replaced", "swap_prior"]
 
 # Elements drawn at most to find out whether two distributions live in the same place.
 _NUM_CHECKED = 100_000
@@ -51,26 +52,48 @@ class SwapPriorMessenger(Messenger):
         msg["infer"] = {**msg["infer"], **SWAPPED}
 
 
-class _Swapped(nn.Module):
-    """A model under new priors, of which all must have found their site by the end of a run."""
+class UnderPriors(nn.Module):
+    """Base class of a model that runs under other priors. A subclass defines :meth:`priors`.
 
-    def __init__(self, model: Callable[..., Any], priors: Mapping[str, Distribution]) -> None:
+    Everything else is the model's own, so that a prediction may sample the parameters of its network under
+    :meth:`priors` without running the model.
+
+    :param model: a Pyro model.
+    """
+
+    def __init__(self, model: Callable[..., Any]) -> None:
         super().__init__()
         self.model = model
-        self.messenger = SwapPriorMessenger(priors)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with self.messenger:
-            result = self.model(*args, **kwargs)
-        unused = sorted(self.messenger.priors.keys() - self.messenger.swapped)
-        if unused:
-            raise ValueError(f"swap_prior: priors names {unused}, but the model has no latent site of that name")
-        return result
+    def priors(self) -> AbstractContextManager[Any]:
+        """The handlers that change the priors of sites, and nothing else."""
+        raise NotImplementedError
 
     @property
     def likelihood(self) -> Any:
-        """The model's own, for prediction."""
+        """The likelihood of the model, for predictions."""
         return self.model.likelihood  # type: ignore[attr-defined]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model under the priors."""
+        with self.priors():
+            return self.model(*args, **kwargs)
+
+
+class _Swapped(UnderPriors):
+    """A model under new priors, which must all have found their site by the end of a run."""
+
+    def __init__(self, model: Callable[..., Any], priors: Mapping[str, Distribution]) -> None:
+        super().__init__(model)
+        self.messenger = SwapPriorMessenger(priors)
+
+    @contextmanager
+    def priors(self) -> Iterator[None]:
+        with self.messenger:
+            yield
+        unused = sorted(self.messenger.priors.keys() - self.messenger.swapped)
+        if unused:
+            raise ValueError(f"swap_prior: priors names {unused}, but the model has no latent site of that name")
 
 
 def swap_prior(model: Callable[..., Any], priors: Mapping[str, Any]) -> nn.Module:

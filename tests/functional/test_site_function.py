@@ -9,6 +9,7 @@ import pytest
 import torch
 from pyro import poutine
 from torch import nn
+from torch.func import vmap
 
 from pyro_radial import BayesianModule, PriorChain, SupervisedModel
 from pyro_radial.functional.site_function import SiteFunction
@@ -39,14 +40,19 @@ def test_it_is_the_function_at_these_values(model):
     torch.testing.assert_close(SiteFunction(model)(VALUES, X), expected)
 
 
-def test_nothing_after_the_function_runs_and_no_number_is_drawn():
-    def model(x):
+def test_what_follows_the_function_draws_no_number_and_works_for_mapped_rows():
+    def model(x, y=None):
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        pyro.deterministic("f", x @ w)
-        raise AssertionError("the model went on")
+        with pyro.plate("data", len(x)):
+            f = pyro.deterministic("f", x @ w)
+            pyro.sample("count", dist.Poisson(f.exp()))
+            pyro.sample("y", dist.Normal(f, f.exp()), obs=y)
 
     before = torch.get_rng_state()
-    assert SiteFunction(model)({"w": torch.ones(3)}, X).shape == (4, 1)
+    function, values = SiteFunction(model), {"w": torch.ones(3)}
+    assert function(values, X).shape == (4, 1)
+    mapped = vmap(lambda row: function(values, row.unsqueeze(0)).squeeze(0))(X)
+    assert torch.allclose(mapped, function(values, X))
     assert torch.equal(before, torch.get_rng_state())
 
 

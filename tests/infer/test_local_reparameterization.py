@@ -126,9 +126,9 @@ def test_predictions_refuse_a_guide_that_draws_nothing():
     model = regression(local_reparameterization=False)
     guide = AutoRadial(model)
     guide.setup(X, Y)
-    with pytest.raises(ValueError, match=r"predict: guide must draw whole functions.*'weight'"):
+    with pytest.raises(ValueError, match=r"guide must draw whole functions.*'weight'"):
         predict(model, local_reparameterization(guide), X, num_samples=2)
-    with local_reparameterization(), pytest.raises(ValueError, match="predict: guide must draw whole functions"):
+    with local_reparameterization(), pytest.raises(ValueError, match="guide must draw whole functions"):
         predict(model, guide, X, num_samples=2)
 
 

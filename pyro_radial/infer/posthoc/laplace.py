@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial.infer.posthoc.last_layer import LastLayer, find_last_layer
 from pyro_radial.infer.posthoc.output_hessian import output_hessian
-from pyro_radial.infer.prediction.trained_network import TrainedNetwork, trained_values
+from pyro_radial.infer.posthoc.trained_network import TrainedNetwork, trained_values
 from pyro_radial.infer.training.data import Rows, device_of, dtype_of, move
 
 __all__ = ["MAX_FULL", "LastLayerLaplace", "last_layer_laplace"]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pyro_radial.infer.prediction.trained_network import TrainedNetwork
+from pyro_radial.infer.posthoc.trained_network import TrainedNetwork
 
 __all__ = ["LastLayer", "find_last_layer"]
 

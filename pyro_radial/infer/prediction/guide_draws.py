@@ -1,43 +1,47 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Draws of a guide's sites, one after another, and whether they are draws of a model's."""
+"""Draws of a posterior's sites, from a guide or from samples, and checks that they fit the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pyro.poutine as poutine
+import torch
 from pyro.infer.autoguide import AutoGuide, AutoGuideList
 from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
-from torch import nn
+from torch import Tensor, nn
 
 from pyro_radial._pyro.compat import handlers_around
-from pyro_radial.infer.autoguide import AutoPerSite
+from pyro_radial._pyro.random_state import seeded
+from pyro_radial.infer.autoguide.base import AutoPerSite
+from pyro_radial.infer.training.data import device_of, evaluating
 from pyro_radial.nn.likelihood import is_target
 from pyro_radial.poutine.local_reparameterization import check_drawn
 from pyro_radial.poutine.swap_prior import SWAPPED
 
-__all__ = ["GuideDraws", "check_global", "check_sites"]
+__all__ = ["GuideDraws", "PosteriorSamples", "check_global", "check_sites"]
 
 
 class GuideDraws:
     """Draws of all sites of a guide.
 
-    A guide of this library samples every site from a distribution that depends on its parameters alone, so that its
-    first run tells all of them; further draws come from these distributions, in the guide's order, and are the numbers
-    that the guide itself would draw. Any other guide runs for every draw: one with a ``forward`` of its own, with
-    plates, with a handler around it or around this call.
+    A guide of this library samples every site from a distribution that depends on its parameters alone. After its
+    first run, further draws come from these distributions, in the guide's order; they are the numbers that the guide
+    itself would draw. Any other guide runs for every draw, and so does a guide with a ``forward`` of its own, with
+    plates, or with a handler around it or around this call.
 
     :param guide: a guide with its parameters.
-    :param str who: what errors call the caller.
     :raises ValueError: for an autoguide without parameters, and from a draw for one under
         :func:`~pyro_radial.poutine.local_reparameterization`.
     """
 
-    def __init__(self, guide: Callable[..., Any], who: str) -> None:
-        _check_has_parameters(guide, who)
-        self._guide, self._who = guide, who
+    def __init__(self, guide: Callable[..., Any]) -> None:
+        _check_has_parameters(guide)
+        self._guide = guide
         self._first: Trace | None = None
 
     @property
@@ -52,18 +56,101 @@ class GuideDraws:
         :returns: a trace that a model can be replayed with.
         """
         if self._first is not None:
-            return _redrawn(self._first)
+            return _with_values(self._first, lambda site: site["fn"]())
         trace = poutine.trace(self._guide).get_trace(*args)
         for name, site in trace.iter_stochastic_nodes():
-            check_drawn(name, site, f"{self._who}: guide must draw whole functions")
-        if not handlers_around() and _samples_each_site_alone(self._guide, trace):
-            # Its values, a copy of all weights, are let go.
+            check_drawn(name, site, "guide must draw whole functions")
+        # A plate has a site too, so a guide that samples its own sites alone has no plates.
+        if not handlers_around() and _own_sites(self._guide) == {name for name, _ in trace.iter_stochastic_nodes()}:
+            # The values, a copy of all weights, are let go.
             self._first = _with_values(trace, lambda site: None)
         return trace
 
 
-def _redrawn(first: Trace) -> Trace:
-    return _with_values(first, lambda site: site["fn"]())
+class PosteriorSamples:
+    """A guide whose first run gives the first sample of all sites, the second run the second one, and so on.
+
+    :param samples: values ``[S, *shape]`` on the support of each site, as Pyro's ``MCMC.get_samples()`` gives them.
+    :raises ValueError: naming the site, for values that are not such tensors, or for different numbers of samples.
+
+    Example::
+
+        >>> guide = PosteriorSamples({"w": torch.arange(6.0).reshape(3, 2)})
+        >>> len(guide), guide()["w"], guide()["w"]
+        (3, tensor([0., 1.]), tensor([2., 3.]))
+    """
+
+    def __init__(self, samples: Mapping[str, Tensor]) -> None:
+        for name, values in samples.items():
+            if not isinstance(values, Tensor) or values.dim() == 0 or len(values) == 0:
+                got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+                raise ValueError(f"samples of site '{name}' must be a tensor [S, ...] of S draws, got {got}")
+        numbers = {name: len(values) for name, values in samples.items()}
+        if len({*numbers.values()}) != 1:
+            raise ValueError(f"samples must have one number of draws for all sites, got {numbers}")
+        self._samples = dict(samples)
+        self._number, self._done = next(iter(numbers.values())), 0
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """The next sample of every site; the arguments of the model are not used."""
+        values = {name: values[self._done] for name, values in self._samples.items()}
+        self._done += 1
+        return {name: pyro.sample(name, dist.Delta(value, event_dim=value.dim())) for name, value in values.items()}
+
+    def check(self, model: Callable[..., Any], x: Any) -> None:
+        """Raise a ValueError naming a site that is no latent site of ``model(x)``, or has another shape there."""
+        with seeded(0, device_of(model)), evaluating(model), torch.no_grad():
+            trace = poutine.trace(model).get_trace(x)
+        sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
+        shapes = {
+            name: tuple(site["value"].shape)
+            for name, site in sites.items()
+            if not (site_is_subsample(site) or is_target(site))
+        }
+        for name, values in self._samples.items():
+            if name not in shapes:
+                raise ValueError(
+                    f"samples must be of latent sites of the model, {sorted(shapes)}, got some of '{name}'"
+                )
+            if tuple(values.shape[1:]) != shapes[name]:
+                raise ValueError(
+                    f"samples of site '{name}' must have shape {('S', *shapes[name])}, got {tuple(values.shape)}; "
+                    "MCMC.get_samples() joins the chains, unless group_by_chain=True"
+                )
+
+
+def check_global(drawn: Trace, wanted: str, got: str) -> None:
+    """Raise a ValueError naming a site inside a plate, whose draw belongs to the rows that it was made for.
+
+    :param Trace drawn: of the guide.
+    :param str wanted: how the message begins.
+    :param str got: how it ends.
+    """
+    for name, site in drawn.iter_stochastic_nodes():
+        if site["cond_indep_stack"]:
+            raise ValueError(f"{wanted}, since site '{name}' of the guide is inside a plate, got {got}")
+
+
+def check_sites(drawn: Trace, trace: Trace) -> None:
+    """Raise a ValueError for a guide of other sites than the model's, whose own would be drawn from their priors.
+
+    A guide may leave sites out, or have more than the model runs, but not both. Sites with a swapped prior may always
+    be left out: a head in use again has one from a :class:`~pyro_radial.PriorChain`.
+
+    :param Trace drawn: of the guide.
+    :param Trace trace: of the model, replayed with it.
+    """
+    unused = [name for name, site in drawn.iter_stochastic_nodes() if name not in trace and not _is_own(site)]
+    missing = [name for name, site in trace.iter_stochastic_nodes() if name not in drawn and not _has_prior(site)]
+    if unused and missing:
+        raise ValueError(
+            f"guide must have the latent sites of the model, got none for {missing}, which would be drawn from "
+            f"their priors, and {unused}, which the model does not run, as after use_head: call use_head with the head "
+            "that the guide was made for, or take the guide of this head"
+        )
 
 
 def _with_values(trace: Trace, value_of: Callable[[Any], Any]) -> Trace:
@@ -73,13 +160,8 @@ def _with_values(trace: Trace, value_of: Callable[[Any], Any]) -> Trace:
     return new
 
 
-def _samples_each_site_alone(guide: Any, trace: Trace) -> bool:
-    """Whether it sampled its own sites alone, and so from distributions of its parameters; a plate has a site too."""
-    return _own_sites(guide) == {name for name, _ in trace.iter_stochastic_nodes()}
-
-
 def _own_sites(guide: Any) -> set[str] | None:
-    """The sites of a guide that is this library's, or a list of such, and runs as it does there; else None."""
+    """The sites of a guide of this library, or of a list of such, that runs as it does there; else None."""
     if isinstance(guide, AutoPerSite):
         return set(guide.latent_sites) if _runs_as(guide, AutoPerSite) else None
     if not isinstance(guide, AutoGuideList) or not _runs_as(guide, AutoGuideList):
@@ -94,49 +176,14 @@ def _runs_as(guide: nn.Module, cls: Any) -> bool:
     return own_forward and type(guide).__call__ is cls.__call__
 
 
-def _check_has_parameters(guide: Any, who: str) -> None:
-    """Without targets a new autoguide would take them for latent."""
+def _check_has_parameters(guide: Any) -> None:
+    # Without targets a new autoguide would take them for latent.
     for part in guide.modules() if isinstance(guide, nn.Module) else ():
         if isinstance(part, AutoGuide) and not isinstance(part, AutoGuideList) and part.prototype_trace is None:
             raise ValueError(
-                f"{who}: guide must have its parameters, got a {type(part).__name__} without any yet; train it, or "
+                f"guide must have its parameters, got a {type(part).__name__} without any yet; train it, or "
                 "run it once on inputs and targets: guide(x, y)"
             )
-
-
-def check_global(drawn: Trace, wanted: str, got: str) -> None:
-    """Refuse a site inside a plate, whose draw belongs to the rows that it was made for.
-
-    :param Trace drawn: of the guide.
-    :param str wanted: what must be.
-    :param str got: what is.
-    :raises ValueError: naming the site.
-    """
-    for name, site in drawn.iter_stochastic_nodes():
-        if site["cond_indep_stack"]:
-            raise ValueError(f"{wanted}, since site '{name}' of the guide is inside a plate, got {got}")
-
-
-def check_sites(drawn: Trace, trace: Trace, who: str) -> None:
-    """Refuse a guide of other sites than the model's, whose own would then silently be drawn from their priors.
-
-    A guide may leave sites out, and a model may run a part of the guide's: not both, but where the sites left out have
-    got a prior in the place of the model's, as those of a head in use again have from a
-    :class:`~pyro_radial.PriorChain`.
-
-    :param Trace drawn: of the guide.
-    :param Trace trace: of the model, replayed with it.
-    :param str who: what errors call the caller.
-    :raises ValueError: naming the sites.
-    """
-    unused = [name for name, site in drawn.iter_stochastic_nodes() if name not in trace and not _is_own(site)]
-    missing = [name for name, site in trace.iter_stochastic_nodes() if name not in drawn and not _has_prior(site)]
-    if unused and missing:
-        raise ValueError(
-            f"{who}: guide must have the latent sites of the model, got none for {missing}, which would be drawn from "
-            f"their priors, and {unused}, which the model does not run, as after use_head: call use_head with the head "
-            "that the guide was made for, or take the guide of this head"
-        )
 
 
 def _is_own(site: Any) -> bool:

@@ -3,29 +3,38 @@
 
 """Draws of functions from a trained guide, or from samples of a posterior."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import pyro.poutine as poutine
 import torch
-from torch import Tensor
+from pyro.poutine import Trace
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.one_at_a_time import one_at_a_time
 from pyro_radial._pyro.random_state import seeded
-from pyro_radial.infer.prediction.function_runs import ModelRuns, NetworkRuns, network_runs
-from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global
-from pyro_radial.infer.prediction.memory import allocate
-from pyro_radial.infer.prediction.posterior_samples import PosteriorSamples
+from pyro_radial.infer.prediction.guide_draws import GuideDraws, PosteriorSamples, check_global, check_sites
 from pyro_radial.infer.prediction.prediction import Prediction
-from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, move, num_rows, take
+from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
+from pyro_radial.nn.bayesian_module import submodules
+from pyro_radial.nn.functional_net import WITHOUT_FASTPATH
 from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.nn.model_network import ModelNetwork, find_network
 
-__all__ = ["draw_functions", "predict"]
+__all__ = ["predict"]
 
 DEFAULT_NUM_SAMPLES = 64
+DROPOUT_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+# In these layers the mode changes the dropout and nothing else.
+LAYERS_WITH_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
 
 
+@torch.no_grad()
 def predict(
     model: Callable[..., Any],
     guide: Callable[..., Any] | Mapping[str, Tensor],
@@ -33,6 +42,7 @@ def predict(
     num_samples: int | None = None,
     chunk_size: int = 1024,
     *,
+    dropout: bool = False,
     function_site: str = FUNCTION_SITE,
     progress: bool = False,
 ) -> Prediction:
@@ -40,34 +50,33 @@ def predict(
 
     The draws do not depend on ``chunk_size``: a draw's weights, also those that the guide leaves to the prior, are
     kept while it passes over the inputs. Modules run in evaluation mode and are left in the mode they were in. Several
-    threads may predict at once; draws that are to be kept and served are a :class:`~pyro_radial.infer.SampledNetwork`.
+    threads may predict at once. To keep draws and serve them, use :class:`~pyro_radial.infer.SampledNetwork`.
 
-    The parameters of a guide of this library are read once. Where the function is the output of a
-    :class:`~pyro_radial.BayesianModule`, and that gives what the model gives for the first draw, the network alone runs
-    for the others; any other guide or model runs whole for each draw. The draws are the same either way.
+    If the model is a :class:`~pyro_radial.SupervisedModel` of a :class:`~pyro_radial.nn.BayesianModule`, the network
+    alone runs for each draw. Any other model runs whole.
 
-    In the place of a guide go samples of the posterior by site, such as those of Pyro's MCMC:
-    ``predict(model, mcmc.get_samples(), x)`` has a draw for each, in their order. A site without samples is drawn from
-    its prior, as with a guide that leaves it out and as in ``pyro.infer.Predictive``.
+    ``dropout=True`` is Monte Carlo dropout (Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation", eq. 6).
+    Each row of each draw then has its own masks, so quantities of one input hold (mean, variance, entropy, log
+    density), but a draw is not a single function, and the masks depend on ``chunk_size``.
 
     :param model: a Pyro model ``model(x)`` that records the function's values at a deterministic site.
-    :param guide: its trained guide, or a mapping from latent sites to S samples of each, ``[S, *shape]``.
-    :param x: inputs ``[N, ...]``, a tuple or a dict of tensors of N rows each, arrays of NumPy, or a ``Dataset`` or
-        ``DataLoader`` of such, with or without targets, which gives predictions in the dataset's order.
+    :param guide: its trained guide, or a mapping from latent sites to S samples of each, ``[S, *shape]``, such as
+        Pyro's ``mcmc.get_samples()``. Sites without samples are drawn from their priors.
+    :param x: inputs ``[N, ...]``, a tuple or a dict of tensors of N rows each, NumPy arrays, or a ``Dataset`` or
+        ``DataLoader`` of inputs, with or without targets, taken in the dataset's order.
     :param int num_samples: S, the number of functions; 64 by default, and with samples all of them.
-    :param int chunk_size: inputs in one pass, which bounds the memory of a pass.
+    :param int chunk_size: the number of inputs in one pass, which bounds the memory of a pass.
+    :param bool dropout: whether dropout layers stay on, among them those of ``nn.LSTM``, ``nn.GRU``, ``nn.RNN`` and
+        ``nn.MultiheadAttention``; calls of ``torch.nn.functional.dropout`` stay as they are.
     :param str function_site: the name of that site.
     :param bool progress: whether to show a progress bar.
-    :returns: a :class:`Prediction` with samples ``[S, N, ...]``.
+    :returns: a prediction with ``samples`` of shape ``[S, N, ...]``.
     :raises ValueError: for NaN or infinity in x, a number below one, an autoguide without parameters, a model without
-        the function site, a guide of other sites than the model's, as after ``use_head``, or a guide with sites inside
-        a plate (they belong to their rows) when x needs several chunks; naming the site, for samples of other sites,
-        shapes or numbers.
-    :raises MemoryError: with the estimate, if the draws would not fit into free memory.
+        the function site or, with ``dropout``, without dropout layers, a guide with sites of another model, or with
+        sites inside a plate if x needs several chunks; naming the site, for samples that do not fit the model.
 
     Example::
 
-        >>> from torch import nn
         >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, predict
         >>> from pyro_radial.nn import likelihoods
         >>> model = SupervisedModel(BayesianModule(nn.Linear(4, 3)), likelihoods.Categorical(num_data=100))
@@ -77,79 +86,149 @@ def predict(
         >>> draws.samples.shape, draws.mean.shape, draws.mutual_information.shape
         (torch.Size([8, 5, 3]), torch.Size([5, 3]), torch.Size([5]))
     """
-    if not isinstance(guide, Mapping):
-        count = DEFAULT_NUM_SAMPLES if num_samples is None else num_samples
-        return draw_functions(
-            "predict", ModelRuns(model, guide, function_site), x, count, chunk_size, progress=progress
-        )
-    samples = PosteriorSamples(guide, "predict")
-    if num_samples not in (None, len(samples)):
-        raise ValueError(
-            f"predict: num_samples must be left out with samples, of which there are {len(samples)}, got {num_samples}"
-        )
-    rows = as_inputs(x, "predict: x", dtype_of(model))
-    positive_count("predict: chunk_size", chunk_size)
-    samples.check(model, move(take(rows, slice(0, chunk_size)), device_of(model)))
-    runs = ModelRuns(model, samples, function_site)
-    return draw_functions("predict", runs, rows, len(samples), chunk_size, progress=progress)
-
-
-@torch.no_grad()
-def draw_functions(
-    who: str,
-    by_model: ModelRuns,
-    x: Any,
-    num_samples: int,
-    chunk_size: int,
-    *,
-    by_network: bool = True,
-    progress: bool = False,
-) -> Prediction:
-    """Draw functions as :func:`predict` does, from runs of a model.
-
-    :param str who: what errors call the caller.
-    :param ModelRuns by_model: of the model and its guide.
-    :param x: inputs, as there.
-    :param int num_samples: how many draws, S.
-    :param int chunk_size: inputs in one pass.
-    :param bool by_network: whether the network alone may run in the place of the model, where it gives the same.
-    :param bool progress: whether to show a progress bar.
-    :returns: a :class:`Prediction` with samples ``[S, N, ...]``.
-    :raises ValueError: as there.
-    :raises MemoryError: as there.
-    """
-    model, guide = by_model.model, by_model.guide
-    x = as_inputs(x, f"{who}: x", dtype_of(guide, model))
-    positive_count(f"{who}: num_samples", num_samples)
-    positive_count(f"{who}: chunk_size", chunk_size)
-    draws = GuideDraws(guide, who)
+    x = as_inputs(x, "x", dtype_of(guide, model))
+    positive_count("chunk_size", chunk_size)
     device = device_of(guide, model)
     chunks = [slice(start, start + chunk_size) for start in range(0, num_rows(x), chunk_size)]
+    if isinstance(guide, Mapping):
+        guide, num_samples = _samples(guide, num_samples)
+        guide.check(model, move(take(x, chunks[0]), device))
+    count = positive_count("num_samples", DEFAULT_NUM_SAMPLES if num_samples is None else num_samples)
+    draws, run = GuideDraws(guide), _run_of(model, function_site, dropout)
+    on = _dropout_layers(model) if dropout else []
     samples: Tensor | None = None
     noise: dict[str, list[Tensor]] = {}
-    runs: ModelRuns | NetworkRuns = by_model
-    bar = tqdm(total=num_samples * len(chunks), desc=who, unit="pass", disable=not progress)
-    with bar:
-        for draw in range(num_samples):
-            with one_at_a_time(), runs.mode():
+    with tqdm(total=count * len(chunks), desc="predict", unit="pass", disable=not progress) as bar:
+        for draw in range(count):
+            with one_at_a_time(), evaluating(model, guide), _training(on):
                 drawn = draws.draw(move(take(x, chunks[0]), device))
                 if len(chunks) > 1:
-                    check_global(drawn, f"{who}: chunk_size must be all rows", f"{len(chunks)} chunks")
+                    check_global(drawn, "chunk_size must be all rows", f"{len(chunks)} chunks")
                 # What the model samples, targets too, has a seed of its own, so that it moves no draw of the guide.
-                seed = int(torch.randint(2**62, ()))
-                with seeded(seed, device):
-                    runs.start(drawn)
+                with seeded(int(torch.randint(2**62, ())), device):
+                    run.start(drawn)
                     for rows in chunks:
-                        values = runs.values(move(take(x, rows), device))
+                        values = run.values(move(take(x, rows), device))
                         if samples is None:
-                            samples = allocate(who, num_samples, num_rows(x), values)
+                            samples = values.new_empty(count, num_rows(x), *values.shape[1:])
                         samples[draw, rows] = values
                         bar.update()
-                for argument, value in runs.noise().items():
+                for argument, value in run.noise().items():
                     noise.setdefault(argument, []).append(value)
-                if by_network and draw == 0 and num_samples > 1:
-                    first = move(take(x, slice(0, 2)), device)
-                    runs = network_runs(by_model, draws, drawn, first, seed) or by_model
     assert samples is not None
     likelihood = getattr(model, "likelihood", None)
     return Prediction(samples, likelihood, {name: torch.stack(values) for name, values in noise.items()})
+
+
+class _NetworkRun:
+    """The function for a draw of the guide, by its network alone."""
+
+    def __init__(self, network: ModelNetwork) -> None:
+        self._network = network
+        self._checked = False
+        self._parameters: dict[str, Tensor] = {}
+        self._noise: dict[str, Tensor] = {}
+
+    def start(self, drawn: Trace) -> None:
+        """Take another draw of the guide."""
+        direct = self._network.drawn_parameters(drawn) if self._checked else None
+        if direct is not None:
+            self._parameters = direct
+            return
+        draw = self._network.draw(drawn)
+        if not self._checked:
+            check_sites(drawn, draw.trace)
+        self._parameters, self._noise, self._checked = draw.parameters, draw.noise, True
+
+    def values(self, inputs: Any) -> Tensor:
+        """The function at some rows."""
+        return _checked_rows(self._network(inputs, self._parameters), FUNCTION_SITE, num_rows(inputs))
+
+    def noise(self) -> dict[str, Tensor]:
+        """The noise that belongs to the draw, ``[1]`` by argument of the likelihood's ``observation``."""
+        return self._noise
+
+
+class _ModelRun:
+    """The same by runs of the whole model, replayed with the draw."""
+
+    def __init__(self, model: Callable[..., Any], function_site: str) -> None:
+        self._model, self._function_site = model, function_site
+        self._noise_sites: dict[str, str] = getattr(getattr(model, "likelihood", None), "noise_sites", {})
+        self._drawn = self._latest = Trace()
+        self._checked = False
+
+    def start(self, drawn: Trace) -> None:
+        self._drawn = drawn.copy()
+
+    def values(self, inputs: Any) -> Tensor:
+        self._latest = poutine.trace(poutine.replay(self._model, trace=self._drawn)).get_trace(inputs)
+        if self._function_site not in self._latest.nodes:
+            raise ValueError(
+                f"function_site must be a site of the model, got '{self._function_site}', which it does not have; "
+                f'record the function\'s values with pyro.deterministic("{self._function_site}", values)'
+            )
+        recorded: Any = self._latest.nodes[self._function_site]["value"]
+        values = _checked_rows(recorded, self._function_site, num_rows(inputs))
+        if not self._checked:
+            check_sites(self._drawn, self._latest)
+            self._checked = True
+        # What the model samples outside of plates stays for the next rows.
+        for name, site in self._latest.iter_stochastic_nodes():
+            if name not in self._drawn and not site["cond_indep_stack"] and not site_is_subsample(site):
+                self._drawn.add_node(name, **site)
+        return values
+
+    def noise(self) -> dict[str, Tensor]:
+        nodes: Any = self._latest.nodes
+        return {argument: nodes[site]["value"].reshape(1) for argument, site in self._noise_sites.items()}
+
+
+def _run_of(model: Callable[..., Any], function_site: str, dropout: bool) -> _NetworkRun | _ModelRun:
+    """The network alone if it is known to give the function: no handler, no other site, no masks of chunks."""
+    network = None if dropout or handlers_around() or function_site != FUNCTION_SITE else find_network(model)
+    return _ModelRun(model, function_site) if network is None or network.likelihood is None else _NetworkRun(network)
+
+
+def _samples(samples: Mapping[str, Tensor], num_samples: int | None) -> tuple[PosteriorSamples, int]:
+    guide = PosteriorSamples(samples)
+    if num_samples not in (None, len(guide)):
+        raise ValueError(
+            f"num_samples must be left out with samples, which are {len(guide)} for each site, got {num_samples}"
+        )
+    return guide, len(guide)
+
+
+def _checked_rows(values: Tensor, function_site: str, number: int) -> Tensor:
+    if values.shape[:1] != (number,):
+        raise ValueError(
+            f"site '{function_site}' must have a row for each of {number} inputs, got shape {tuple(values.shape)}"
+        )
+    return values
+
+
+def _dropout_layers(model: Any) -> list[nn.Module]:
+    found: list[nn.Module] = [
+        module
+        for module in submodules(model)
+        if (isinstance(module, DROPOUT_LAYERS) and module.p > 0)
+        or (isinstance(module, LAYERS_WITH_DROPOUT) and module.dropout > 0)
+    ]
+    if not found:
+        raise ValueError(
+            "model must have dropout layers, such as nn.Dropout, with a rate above zero for dropout=True, got "
+            f"{getattr(model, '__name__', type(model).__name__)} without any"
+        )
+    return found
+
+
+@contextmanager
+def _training(layers: list[nn.Module]) -> Iterator[None]:
+    """Some layers in train mode, within :func:`evaluating`, which puts their modes back."""
+    with ExitStack() as stack:
+        if layers:
+            # The fast path of a transformer asks for the mode of its outermost layer alone.
+            stack.enter_context(WITHOUT_FASTPATH)
+        for layer in layers:
+            layer.training = True
+        yield

@@ -4,8 +4,7 @@
 """Draws of a guide as one plain module, to serve."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -18,17 +17,15 @@ from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import tree_map
 from pyro_radial._pyro.one_at_a_time import one_at_a_time
 from pyro_radial._pyro.random_state import seeded
-from pyro_radial.infer.prediction.function_runs import inputs_of
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global, check_sites
-from pyro_radial.infer.prediction.memory import allocate, require_memory
-from pyro_radial.infer.prediction.model_network import ModelNetwork, NetworkDraw
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.functional_net import FunctionalNet
+from pyro_radial.nn.likelihood import full_precision
+from pyro_radial.nn.model_network import ModelNetwork, network_of
+from pyro_radial.nn.supervised import inputs_of
 
 __all__ = ["SampledNetwork"]
-
-NAME = "SampledNetwork"
 
 
 class SampledNetwork(nn.Module):
@@ -58,7 +55,6 @@ class SampledNetwork(nn.Module):
         the guide is called without arguments.
     :raises ValueError: for another model, a number below one, an autoguide without parameters, a guide with sites
         inside a plate, or one whose sites are not the model's, as after ``use_head``.
-    :raises MemoryError: with the estimate, if the draws would not fit into free memory.
 
     Example::
 
@@ -92,13 +88,12 @@ class SampledNetwork(nn.Module):
         x: Any = None,
     ) -> None:
         super().__init__()
-        self.num_samples = positive_count(f"{NAME}: num_samples", num_samples)
-        self.chunk_size = positive_count(f"{NAME}: chunk_size", chunk_size)
-        with one_at_a_time(), _named_errors():
-            network = ModelNetwork(model)
+        self.num_samples = positive_count("num_samples", num_samples)
+        self.chunk_size = positive_count("chunk_size", chunk_size)
+        network = network_of(model)
         # In a tuple, or it would be a part of this module, and what is trained in it a parameter of ours.
         self._likelihood = (network.likelihood,)
-        args = () if x is None else (move(as_inputs(x, f"{NAME}: x", dtype_of(guide, model)), device_of(guide, model)),)
+        args = () if x is None else (move(as_inputs(x, "x", dtype_of(guide, model)), device_of(guide, model)),)
         draws, noise, idle = _draw(model, guide, network, num_samples, args)
         # No modules of ours, so that a call is of tensors alone; threads have one each, since a call changes it.
         self._functional = network.bnn.computation()
@@ -121,7 +116,7 @@ class SampledNetwork(nn.Module):
     @batching.setter
     def batching(self, batching: str) -> None:
         if batching not in ("vmap", "loop"):
-            raise ValueError(f'{NAME}: batching must be "vmap" or "loop", got {batching!r}')
+            raise ValueError(f'batching must be "vmap" or "loop", got {batching!r}')
         self._functional.batching = batching
         self._unused.clear()
 
@@ -150,10 +145,9 @@ class SampledNetwork(nn.Module):
         :returns: a :class:`~pyro_radial.infer.Prediction` with samples ``[S, N, ...]``.
         :raises ValueError: for NaN or infinity in x, a number below one, or a network whose output is not one tensor
             with a row for each input.
-        :raises MemoryError: with the estimate, if the values would not fit into free memory.
         """
-        x = as_inputs(x, f"{NAME}.predict: x", dtype_of(self))
-        positive_count(f"{NAME}.predict: chunk_size", chunk_size)
+        x = as_inputs(x, "x", dtype_of(self))
+        positive_count("chunk_size", chunk_size)
         number, samples = num_rows(x), None
         for start in range(0, number, chunk_size):
             rows = slice(start, min(start + chunk_size, number))
@@ -162,14 +156,11 @@ class SampledNetwork(nn.Module):
             if not isinstance(values, Tensor) or values.shape[1:2] != (rows.stop - start,):
                 got = tuple(values.shape[1:]) if isinstance(values, Tensor) else type(values).__name__
                 raise ValueError(
-                    f"{NAME}.predict: the network must return a tensor with a row for each of {rows.stop - start} "
-                    f"inputs, got {got}"
+                    f"the network must return a tensor with a row for each of {rows.stop - start} inputs, got {got}"
                 )
-            if torch.is_autocast_enabled(values.device.type) and values.dtype in (torch.float16, torch.bfloat16):
-                # As likelihoods do.
-                values = values.float()
+            values = full_precision(values)
             if samples is None:
-                samples = allocate(f"{NAME}.predict", self.num_samples, number, values[0])
+                samples = values.new_empty(self.num_samples, number, *values.shape[2:])
             samples[:, rows] = values
         assert samples is not None
         return Prediction(samples, self.likelihood, dict(_tensors(self.noise, self._noise_names)))
@@ -211,7 +202,7 @@ def _draw(
     model: Any, guide: Any, network: ModelNetwork, num_samples: int, args: tuple[Any, ...]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """All draws of the parameters in use, and of the noise, ``[S, ...]``; and the values of idle parameters."""
-    guide_draws = GuideDraws(guide, NAME)
+    guide_draws = GuideDraws(guide)
     device = device_of(guide, model)
     in_use = set(network.bnn.sites_in_use)
     draws: dict[str, Tensor] = {}
@@ -221,29 +212,19 @@ def _draw(
         # In the order of predict, so that the same seed gives the same draws.
         with one_at_a_time(), evaluating(model, guide):
             drawn = guide_draws.draw(*args)
-            check_global(drawn, f"{NAME}: guide must be of the network alone", "draws that belong to their rows")
-            with seeded(int(torch.randint(2**62, ())), device), _named_errors():
-                draw: NetworkDraw = network.draw(drawn)
+            check_global(drawn, "guide must be of the network alone", "draws that belong to their rows")
+            with seeded(int(torch.randint(2**62, ())), device):
+                draw = network.draw(drawn)
         if number == 0:
-            check_sites(drawn, draw.trace, NAME)
+            check_sites(drawn, draw.trace)
             idle = {name: value.clone() for name, value in draw.parameters.items() if name not in in_use}
             kept = {name: value for name, value in draw.parameters.items() if name in in_use}
-            needed = num_samples * sum(value.numel() * value.element_size() for value in kept.values())
-            require_memory(f"{NAME}: {num_samples} draws", needed, device)
             draws = {name: value.new_empty(num_samples, *value.shape) for name, value in kept.items()}
             noise = {name: value.new_empty(num_samples, *value.shape) for name, value in draw.noise.items()}
         for stack, values in ((draws, draw.parameters), (noise, draw.noise)):
             for name, tensor in stack.items():
                 tensor[number] = values[name]
     return draws, noise, idle
-
-
-@contextmanager
-def _named_errors() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{NAME}: {error}") from error
 
 
 def _as_buffers(tensors: Mapping[str, Tensor], saved: set[str]) -> tuple[nn.Module, tuple[str, ...]]:

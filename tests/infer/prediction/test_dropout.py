@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, fit, predict
-from pyro_radial.infer import predict_with_dropout
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
 
@@ -32,7 +31,7 @@ def test_draws_have_the_moments_of_masks_that_are_independent_for_each_row(chunk
     model, guide = plain(nn.Sequential(nn.Dropout(rate), net))
     # The last row twice: masks that were shared would make the two alike.
     x = torch.cat([X, X[-1:]])
-    samples = predict_with_dropout(model, guide, x, DRAWS, chunk_size).samples[..., 0]
+    samples = predict(model, guide, x, DRAWS, chunk_size, dropout=True).samples[..., 0]
     terms = (x * net.weight).detach()
     variance = rate / (1 - rate) * terms.square().sum(-1)
     centered = samples - (terms.sum(-1) + net.bias.detach())
@@ -50,12 +49,12 @@ def test_norm_layers_stay_in_evaluation_mode_and_all_modes_are_restored():
     model.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modes = [module.training for module in (*model.modules(), *model.bnn.skeleton.modules())]
-    predict_with_dropout(model, guide, X, 3)
+    predict(model, guide, X, 3, dropout=True)
     assert [module.training for module in (*model.modules(), *model.bnn.skeleton.modules())] == modes
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     # Without dropout's share the two would be the same; a batch's statistics would be far off the running mean.
     pyro.set_rng_seed(0)
-    dropped, off = predict_with_dropout(model, guide, X, DRAWS), predict(model, guide, X, 1)
+    dropped, off = predict(model, guide, X, DRAWS, dropout=True), predict(model, guide, X, 1)
     assert bool(((dropped.mean - off.mean).abs() < 4.5 * dropped.samples.std(0) / DRAWS**0.5).all())
 
 
@@ -99,14 +98,14 @@ NETS = {
 @pytest.mark.parametrize("make", NETS.values(), ids=NETS)
 def test_every_kind_of_dropout_layer_is_on_here_and_off_in_predict(make):
     model, guide = plain(make())
-    assert float(predict_with_dropout(model, guide, X, 8).samples.std(0).min()) > 1e-4
+    assert float(predict(model, guide, X, 8, dropout=True).samples.std(0).min()) > 1e-4
     assert float(predict(model, guide, X, 8).samples.std(0).max()) < 1e-6
 
 
 def test_rows_that_no_mask_changes_say_nothing_of_the_others():
     model, guide = plain(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1)))
     x = torch.cat([torch.zeros(3, 4), X])
-    spread = predict_with_dropout(model, guide, x, 50).samples[1:].std(0)
+    spread = predict(model, guide, x, 50, dropout=True).samples[1:].std(0)
     assert float(spread[:3].max()) == 0.0
     assert float(spread[3:].min()) > 0.01
 
@@ -117,7 +116,7 @@ def test_it_is_trained_by_fit_and_predicts_with_the_measures_of_the_library():
     guide = AutoMeanField(model, families={".": families.Delta()})
     y = torch.arange(len(X)) % 3
     fit(model, guide, (X, y), epochs=3, seed=0, progress=False)
-    prediction = predict_with_dropout(model, guide, X, 32)
+    prediction = predict(model, guide, X, 32, dropout=True)
     assert prediction.samples.shape == (32, 6, 3)
     assert bool((prediction.mutual_information > 0).all())
     assert bool((prediction.entropy > prediction.mutual_information).all())
@@ -139,7 +138,7 @@ def test_a_model_written_by_hand_and_a_guide_with_noise_work_too():
     model = Model()
     guide = AutoMeanField(model, init_stddev=0.5)
     guide.setup(X, torch.zeros(6))
-    both = predict_with_dropout(model, guide, X, 300, function_site="values").samples.var(0)
+    both = predict(model, guide, X, 300, function_site="values", dropout=True).samples.var(0)
     weights = predict(model, guide, X, 300, function_site="values").samples.var(0)
     assert bool((both > 1.1 * weights).all())
 
@@ -147,12 +146,12 @@ def test_a_model_written_by_hand_and_a_guide_with_noise_work_too():
 @pytest.mark.parametrize("net", [nn.Linear(4, 1), nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 1))])
 def test_a_model_that_drops_nothing_is_refused(net):
     with pytest.raises(ValueError, match=r"model must have dropout layers, .* got SupervisedModel without any"):
-        predict_with_dropout(*plain(net), X)
+        predict(*plain(net), X, dropout=True)
 
 
 def test_errors_name_the_argument():
     model, guide = plain(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1)))
-    with pytest.raises(ValueError, match="predict_with_dropout: num_samples must be a positive integer, got 0"):
-        predict_with_dropout(model, guide, X, 0)
-    with pytest.raises(ValueError, match="predict_with_dropout: x must not hold NaN"):
-        predict_with_dropout(model, guide, X * torch.nan)
+    with pytest.raises(ValueError, match="num_samples must be a positive integer, got 0"):
+        predict(model, guide, X, 0, dropout=True)
+    with pytest.raises(ValueError, match="x must not hold NaN"):
+        predict(model, guide, X * torch.nan, dropout=True)

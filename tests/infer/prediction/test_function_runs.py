@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn.functional import dropout
 
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule, PriorChain, SupervisedModel
-from pyro_radial.infer.prediction.function_runs import NetworkRuns
 from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.nn.priors import LearnedScale, RadialDirectionalPrior
 from pyro_radial.poutine import mean_only, swap_prior
@@ -136,14 +135,14 @@ def made(case):
 def test_predictions_are_those_of_runs_of_the_model_bit_by_bit(kind, monkeypatch):
     case = CASES[kind]
     used = []
-    monkeypatch.setattr(NetworkRuns, "values", spying(NetworkRuns.values, used))
+    run = PREDICT_MODULE._NetworkRun
+    monkeypatch.setattr(run, "values", spying(run.values, used))
     model, guide = made(case)
     size = case["chunk_size"]
     found = draws(model, guide, chunk_size=size)
     state = torch.get_rng_state()
-    # Once to compare, and then for each of the five other draws.
-    assert (len(used) == 1 + 5 * -(-POINTS // size)) == case["by_network"]
-    monkeypatch.setattr(PREDICT_MODULE, "network_runs", lambda *args: None)
+    assert len(used) == (6 * -(-POINTS // size) if case["by_network"] else 0)
+    monkeypatch.setattr(PREDICT_MODULE, "find_network", lambda model: None)
     expected = draws(model, guide, chunk_size=size)
     assert torch.equal(found.samples, expected.samples)
     assert found.noise.keys() == expected.noise.keys()

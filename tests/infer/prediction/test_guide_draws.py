@@ -80,7 +80,7 @@ def test_draws_are_the_numbers_that_runs_of_the_guide_make(kind):
     expected = [dict(poutine.trace(guide).get_trace(X).iter_stochastic_nodes()) for _ in range(4)]
     state = torch.get_rng_state()
     pyro.set_rng_seed(3)
-    draws = GuideDraws(guide, "test")
+    draws = GuideDraws(guide)
     found = [dict(draws.draw(X).iter_stochastic_nodes()) for _ in range(4)]
     assert draws.from_distributions == says_all
     assert torch.equal(torch.get_rng_state(), state)
@@ -96,7 +96,7 @@ def test_a_guide_that_calls_itself_differently_runs_for_every_draw():
     guide, _ = made("radial")
     plain = guide.forward
     guide.forward = lambda *args: plain(*args)
-    draws = GuideDraws(guide, "test")
+    draws = GuideDraws(guide)
     draws.draw(X)
     assert not draws.from_distributions
 
@@ -105,10 +105,10 @@ def test_a_guide_that_calls_itself_differently_runs_for_every_draw():
 def test_a_handler_around_the_guide_or_the_call_acts_on_every_draw():
     guide, _ = made("radial")
     means = guide.median()
-    around = GuideDraws(mean_only(guide), "test")
+    around = GuideDraws(mean_only(guide))
     assert all(torch.equal(around.draw(X).nodes["weight"]["value"], means["weight"]) for _ in range(3))
     with mean_only():
-        draws = GuideDraws(guide, "test")
+        draws = GuideDraws(guide)
         assert all(torch.equal(draws.draw(X).nodes["weight"]["value"], means["weight"]) for _ in range(3))
     assert not draws.from_distributions
 
@@ -122,7 +122,7 @@ def test_rows_of_a_plate_are_drawn_anew():
     guide = AutoRadial(model, event_dim=0, create_plates=lambda x: pyro.plate("rows", 10, subsample_size=4))
     with pytest.warns(UserWarning, match="plain mean field"):
         guide.setup(X)
-    draws = GuideDraws(guide, "test")
+    draws = GuideDraws(guide)
     rows = {tuple(draws.draw(X).nodes["rows"]["value"].tolist()) for _ in range(20)}
     assert not draws.from_distributions
     assert len(rows) > 5
@@ -140,7 +140,7 @@ class Fickle(families.Normal):
 def test_a_family_with_sites_of_its_own_keeps_what_depends_on_them():
     guide = AutoMeanField(BayesianModule(nn.Linear(3, 2)), families={"weight": Fickle()})
     guide.setup(X)
-    draws = GuideDraws(guide, "test")
+    draws = GuideDraws(guide)
     for _ in range(4):
         nodes = draws.draw(X).nodes
         shift = nodes["weight"]["value"] - guide.median()["weight"]
@@ -169,9 +169,7 @@ def test_a_guide_of_another_head_is_refused_by_name(who):
     model, guide = two_heads()
     ASK[who](model, guide)
     use_head(model, 1)
-    with pytest.raises(
-        ValueError, match=rf"^{who}: guide must .*none for \['heads.1.weight'.*'heads.0.weight'.*use_head"
-    ):
+    with pytest.raises(ValueError, match=r"^guide must .*none for \['heads.1.weight'.*'heads.0.weight'.*use_head"):
         ASK[who](model, guide)
     use_head(model, 0)
     ASK[who](model, guide)

@@ -91,7 +91,7 @@ BAD = {
     ),
     "another model": (
         {**sampled(), "slope": torch.zeros(50)},
-        r"latent sites of the model, which are \['bias', 'weight'\], got some of 'slope'",
+        r"latent sites of the model, \['bias', 'weight'\], got some of 'slope'",
     ),
     "the function": ({**sampled(), "f": torch.zeros(50, 4, 1)}, "got some of 'f'"),
     "targets": ({**sampled(), "y": torch.zeros(50, 4, 1)}, "got some of 'y'"),
@@ -107,11 +107,13 @@ BAD = {
 
 @pytest.mark.parametrize(("samples", "message"), BAD.values(), ids=BAD)
 def test_samples_that_do_not_fit_are_refused_by_name(samples, message):
-    with pytest.raises(ValueError, match=f"^predict: .*{message}"):
+    with pytest.raises(ValueError, match=f"^samples .*{message}"):
         predict(regression(), samples, NEW)
 
 
 def test_a_number_of_draws_that_is_not_that_of_the_samples_is_refused():
     assert len(predict(regression(), sampled(), NEW, 50).samples) == 50
-    with pytest.raises(ValueError, match="num_samples must be left out with samples, of which there are 50, got 64"):
+    with pytest.raises(
+        ValueError, match="num_samples must be left out with samples, which are 50 for each site, got 64"
+    ):
         predict(regression(), sampled(), NEW, 64)

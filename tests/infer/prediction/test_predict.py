@@ -12,7 +12,6 @@ from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
-from pyro_radial.infer.prediction import memory
 from pyro_radial.nn import likelihoods
 from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
 
@@ -185,17 +184,6 @@ def test_progress_counts_passes(capsys):
 # --------------------------------------------------------------------------------------------------------- bad input
 
 
-def test_a_request_that_cannot_fit_is_refused_with_the_estimate(monkeypatch):
-    model, guide = problem()
-    monkeypatch.setattr(memory, "free_memory", lambda device: 2**30)
-    assert draws(model, guide).samples.shape == (6, POINTS, CLASSES)
-    # 2^23 draws x 23 points x 3 classes x 4 bytes = 2.16 GiB.
-    with pytest.raises(MemoryError, match=r"\[8388608, 23, 3\], need 2.2 GiB on cpu, where 1.0 GiB are free"):
-        draws(model, guide, num_samples=2**23)
-    monkeypatch.setattr(memory, "free_memory", lambda device: None)
-    assert draws(model, guide).samples.shape == (6, POINTS, CLASSES)
-
-
 def test_draws_of_sites_in_a_plate_serve_one_chunk_only():
     def model(x, y=None):
         with pyro.plate("data", len(x)):
@@ -219,12 +207,12 @@ def with_nan():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"x": with_nan()}, "predict: x must not hold NaN, got NaN in 1 of 23 rows, first in row 4"),
-        ({"x": X[:0]}, "predict: x must have at least one row"),
-        ({"x": X.tolist()}, "predict: x must be a tensor of rows or a tuple of such, got list"),
-        ({"num_samples": 0}, "predict: num_samples must be a positive integer"),
-        ({"num_samples": True}, "predict: num_samples must be a positive integer"),
-        ({"chunk_size": 2.0}, "predict: chunk_size must be a positive integer"),
+        ({"x": with_nan()}, "x must not hold NaN, got NaN in 1 of 23 rows, first in row 4"),
+        ({"x": X[:0]}, "x must have at least one row"),
+        ({"x": X.tolist()}, "x must be a tensor of rows or a tuple of such, got list"),
+        ({"num_samples": 0}, "num_samples must be a positive integer"),
+        ({"num_samples": True}, "num_samples must be a positive integer"),
+        ({"chunk_size": 2.0}, "chunk_size must be a positive integer"),
     ],
 )
 def test_bad_input_is_named(settings, message):

@@ -23,7 +23,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pyro_radial import AutoRadial, AutoRadialDirectional, BayesianModule, PriorChain, SupervisedModel, predict
 from pyro_radial.infer import SampledNetwork
-from pyro_radial.infer.prediction import memory
 from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior
 from pyro_radial.poutine import swap_prior
@@ -255,7 +254,7 @@ def test_outputs_of_any_structure_have_the_draws_first():
     assert torch.equal(outputs["twice"], 2 * outputs["parts"][0])
     assert outputs["parts"][0].shape == (DRAWS, ROWS, 2)
     assert outputs["parts"][1] == 3
-    with pytest.raises(ValueError, match=r"predict: the network must return a tensor with a row for each .* got dict"):
+    with pytest.raises(ValueError, match=r"the network must return a tensor with a row for each .* got dict"):
         served.predict(X)
 
 
@@ -459,17 +458,6 @@ def by_hand(x, y=None):
         pyro.deterministic("f", x @ w)
 
 
-class Shifting(nn.Module):
-    """A module around a model that gives it other inputs."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x, y=None):
-        return self.model((x, x)[0:1] if isinstance(x, torch.Tensor) else [x], y)
-
-
 class OtherForward(SupervisedModel):
     def forward(self, x, y=None):
         return super().forward(2 * x, y)
@@ -477,21 +465,23 @@ class OtherForward(SupervisedModel):
 
 def test_models_that_it_cannot_serve_are_named():
     model, guide = problem()
-    for other in (by_hand, nn.Linear(4, 2), OtherForward(model.bnn, model.likelihood), poutine.block(model)):
-        with pytest.raises(
-            ValueError, match=r"SampledNetwork: model must be a SupervisedModel of a BayesianModule.* got"
-        ):
+    for other in (
+        by_hand,
+        nn.Linear(4, 2),
+        OtherForward(model.bnn, model.likelihood),
+        nn.Sequential(model),
+        poutine.block(model),
+    ):
+        with pytest.raises(ValueError, match=r"model must be a SupervisedModel of a BayesianModule.* got"):
             SampledNetwork(other, guide)
-    with pytest.raises(ValueError, match="SampledNetwork: model must call its network with its own inputs, got Shift"):
-        SampledNetwork(Shifting(model), guide)
 
 
-def test_bad_numbers_and_guides_are_named(monkeypatch):
+def test_bad_numbers_and_guides_are_named():
     model, guide = problem()
     for name in ("num_samples", "chunk_size"):
-        with pytest.raises(ValueError, match=f"SampledNetwork: {name} must be a positive integer"):
+        with pytest.raises(ValueError, match=f"{name} must be a positive integer"):
             SampledNetwork(model, guide, **{name: 0})
-    with pytest.raises(ValueError, match="SampledNetwork: guide must have its parameters, got a AutoRadial"):
+    with pytest.raises(ValueError, match="guide must have its parameters, got a AutoRadial"):
         SampledNetwork(model, AutoRadial(model))
 
     def local(*args):
@@ -503,12 +493,7 @@ def test_bad_numbers_and_guides_are_named(monkeypatch):
     served = sampled(model, guide)
     with pytest.raises(ValueError, match="batching must be"):
         served.batching = "both"
-    with pytest.raises(ValueError, match=r"SampledNetwork.predict: chunk_size must be a positive"):
+    with pytest.raises(ValueError, match=r"chunk_size must be a positive"):
         served.predict(X, chunk_size=0)
-    with pytest.raises(ValueError, match=r"SampledNetwork.predict: x must not hold NaN"):
+    with pytest.raises(ValueError, match=r"x must not hold NaN"):
         served.predict(X / 0 * 0)
-    monkeypatch.setattr(memory, "free_memory", lambda device: 100)
-    with pytest.raises(MemoryError, match=r"SampledNetwork: 5 draws need 0.0 GiB on cpu"):
-        sampled(model, guide)
-    with pytest.raises(MemoryError, match=r"SampledNetwork.predict: 5 draws at 6 inputs, \[5, 6, 2\], need"):
-        served.predict(X)

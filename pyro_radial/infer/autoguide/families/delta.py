@@ -33,7 +33,7 @@ class Delta(Family):
     not random have none). Gradients are of the sum over data, N times that: Adam does not see it, and a rate of SGD is
     to be 1 / N of one for the mean. :math:`\lambda` is the ``kl_weight`` of :class:`~pyro_radial.RadialELBO`: 1 for
     the mode of the posterior, 0 for maximum likelihood. One draw of :func:`~pyro_radial.predict` is all there is. With
-    dropout layers, :func:`~pyro_radial.infer.predict_with_dropout` has more, and of several such networks
+    dropout layers, ``predict(..., dropout=True)`` has more, and of several such networks
     :class:`~pyro_radial.infer.Ensemble` makes a deep ensemble.
 
     Example::

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from pyro_radial._pyro.one_at_a_time import one_at_a_time
-from pyro_radial.infer.prediction.function_runs import inputs_of
-from pyro_radial.infer.prediction.model_network import ModelNetwork
-from pyro_radial.infer.training.data import Rows, device_of, dtype_of, evaluating, move
+from pyro_radial.infer.training.data import evaluating
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihood import Likelihood
+from pyro_radial.nn.model_network import network_of
+from pyro_radial.nn.supervised import inputs_of
 
-__all__ = ["TrainedNetwork", "some_rows", "trained_values"]
+__all__ = ["TrainedNetwork", "trained_values"]
 
 
 class TrainedNetwork:
@@ -32,7 +32,7 @@ class TrainedNetwork:
     """
 
     def __init__(self, model: Any, values: Mapping[str, Tensor], who: str) -> None:
-        network = ModelNetwork(model)
+        network = network_of(model)
         if not isinstance(network.likelihood, Likelihood):
             raise ValueError(f"{who}: model must have a likelihood, got {type(model).__name__} without one")
         self.bnn: BayesianModule = network.bnn
@@ -82,13 +82,3 @@ def trained_values(trained: Any, who: str) -> dict[str, Tensor]:
     if isinstance(trained, nn.Module):
         return {name: parameter.detach().clone() for name, parameter in trained.named_parameters()}
     raise ValueError(f"{who}: trained must be a guide or a torch network, got {type(trained).__name__}")
-
-
-def some_rows(model: Any, data: Any, number: int | None, who: str) -> tuple[Any, Any, int]:
-    """Inputs and targets of some rows, always the same, where the model is, and how many rows there are in all."""
-    rows = Rows(data, f"{who}: data", dtype_of(model))
-    index = torch.arange(len(rows))
-    if number is not None and number < len(rows):
-        index = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:number]
-    x, y = rows.take(index)
-    return move(x, device_of(model)), move(y, device_of(model)), len(rows)
