@@ -14,7 +14,7 @@ from tests.golden.programs import classification, classifier, program, trained, 
 @program
 def calibrated_scales():
     results = {}
-    choices = {"one number": "constant", "a function": lambda name, mean: 0.1 + mean.abs()}
+    choices = {"one number": (), "a function": (lambda name, mean: 0.1 + mean.abs(),)}
     for name, scales in choices.items():
         for guide_type in (AutoRadial, AutoMeanField):
             torch.manual_seed(1)
@@ -23,7 +23,7 @@ def calibrated_scales():
             trained(model, guide, classification())
             validation = classification(10, seed=8)
             search = calibrate_scales(
-                model, guide, validation, scales, num_grid=5, num_refinements=2, num_samples=4, seed=2
+                model, guide, validation, *scales, num_grid=5, num_refinements=2, num_samples=4, seed=2
             )
             results[f"{name} {guide_type.__name__}"] = {
                 "nll": search.nll,
