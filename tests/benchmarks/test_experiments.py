@@ -18,11 +18,33 @@ EXPERIMENTS = experiments()
 MEASURED = [experiment for experiment in EXPERIMENTS if is_measured(experiment)]
 
 
+# One of each subject, a quick one; ``make soak`` runs the small form of all.
+IN_THE_SUITE = {
+    "compression.lenet_mnist",
+    "continual.larger_networks",
+    "decisions.bandits",
+    "distributions.radial_kl",
+    "functional.uci",
+    "guides.step_time",
+    "uncertainty.robustness",
+}
+
+
 def name_of(experiment):
     return experiment.__name__.partition(".")[2]
 
 
-each_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS, ids=name_of)
+def subject_of(experiment):
+    return name_of(experiment).partition(".")[0]
+
+
+each_small_form = pytest.mark.parametrize(
+    "experiment",
+    [
+        pytest.param(experiment, id=name, marks=[] if name in IN_THE_SUITE else pytest.mark.slow)
+        for experiment, name in ((experiment, name_of(experiment)) for experiment in EXPERIMENTS)
+    ],
+)
 each_measured = pytest.mark.parametrize("experiment", MEASURED, ids=name_of)
 
 
@@ -33,7 +55,7 @@ def options_of(experiment, **wanted):
 
 def test_experiments_are_found_by_their_place():
     assert {path.parent.name for path in HERE.glob("*/__init__.py")} == {
-        name_of(experiment).partition(".")[0] for experiment in EXPERIMENTS
+        subject_of(experiment) for experiment in EXPERIMENTS
     }
     assert all(hasattr(experiment, part) for experiment in EXPERIMENTS for part in ("run", "report", "claims"))
     assert all(committed(experiment).rows for experiment in MEASURED)
@@ -44,7 +66,13 @@ def test_every_saved_result_belongs_to_an_experiment():
     assert {path for path in HERE.rglob("*.json") if not path.stem.endswith("_paper")} == paths
 
 
-@each_experiment
+def test_the_suite_runs_one_small_form_of_each_subject():
+    run = [experiment for experiment in EXPERIMENTS if name_of(experiment) in IN_THE_SUITE]
+    assert len(run) == len(IN_THE_SUITE)
+    assert {subject_of(experiment) for experiment in run} == {subject_of(experiment) for experiment in EXPERIMENTS}
+
+
+@each_small_form
 def test_the_smallest_form_runs_and_is_reported(experiment, tiny_data, tmp_path):
     output = tmp_path / "results.json"
     dtype = torch.get_default_dtype()
@@ -97,17 +125,21 @@ def test_the_page_is_made_of_the_saved_results():
     assert PAGE.read_text() == page()
 
 
-@pytest.mark.parametrize("path", sorted(HERE.rglob("*.py")), ids=lambda path: str(path.relative_to(HERE)))
-def test_no_module_imports_an_experiment_or_the_report(path):
+def test_no_module_imports_an_experiment_or_the_report():
     taboo = {experiment.__name__ for experiment in EXPERIMENTS} | {"benchmarks.report"}
+    offenders = {str(path.relative_to(HERE)): sorted(imports_of(path) & taboo) for path in sorted(HERE.rglob("*.py"))}
+    assert {path: imported for path, imported in offenders.items() if imported} == {}
+
+
+def imports_of(path):
     imported = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
-            assert node.level == 0
+            assert node.level == 0, path
             imported |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    assert not imported & taboo
+    return imported
 
 
 def test_the_example_of_the_readme_is_an_experiment(tmp_path, monkeypatch):
