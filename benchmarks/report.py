@@ -19,6 +19,8 @@ __all__ = ["PAGE", "committed", "experiments", "is_measured", "page"]
 
 HERE = Path(__file__).parent
 PAGE = HERE / "RESULTS.md"
+#: Folders of code that experiments share.
+HELPERS = frozenset({"data"})
 HEAD = """# Results
 
 Made by `python -m benchmarks.report --write` from the results that the experiments in these folders have saved; not
@@ -29,8 +31,10 @@ error. Seeds are splits of the data where there are no others."""
 
 
 def experiments() -> list[ModuleType]:
-    """All modules in the folders of subjects whose names begin with no underscore."""
-    files = sorted(file for file in HERE.glob("*/*.py") if not file.name.startswith("_"))
+    """Return all modules in the folders of subjects, except those whose names begin with an underscore."""
+    files = sorted(
+        file for file in HERE.glob("*/*.py") if not file.name.startswith("_") and file.parent.name not in HELPERS
+    )
     return [import_module(f"{__package__}.{file.parent.name}.{file.stem}") for file in files]
 
 

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from benchmarks.common import Pair, Row
-from benchmarks.guides.truncated_mean_field import TruncatedNormalFamily
+from benchmarks.guides._truncated_normal import TruncatedNormalFamily
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer import (
     Ensemble,

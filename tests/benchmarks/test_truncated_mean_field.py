@@ -11,7 +11,7 @@ import torch
 from scipy import integrate, stats
 from torch.distributions import kl_divergence
 
-from benchmarks.guides.truncated_mean_field import TruncatedNormal, TruncatedNormalFamily
+from benchmarks.guides._truncated_normal import TruncatedNormal, TruncatedNormalFamily
 from pyro_radial import AutoMeanField, RadialELBO
 from tests.helpers.models import matrix_model
 
