@@ -18,8 +18,11 @@ __all__ = ["row_operator"]
 Formula = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, ...]]
 Operator = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor]]
 
-_FORMULAS: dict[str, Formula] = {}
 _OPERATORS: dict[str, Operator] = {}
+_ONCE = (
+    "the KL to a radial distribution can be differentiated once, in reverse or in forward mode; second derivatives "
+    "such as those of torch.func.hessian are not implemented"
+)
 # Numbers of the noise at a time, so that a step of the formula stays in the processor's cache.
 _CHUNK = 2**19
 
@@ -27,14 +30,13 @@ _CHUNK = 2**19
 def row_operator(name: str, formula: Formula) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The formula as a differentiable function of ratios and shifts.
 
-    The gradient is found along with the value, where there will be one; further derivatives are those of the formula's
-    own steps.
+    The gradient is found along with the value, where there will be one. Second derivatives raise a RuntimeError.
 
     :param str name: of the operator, below ``pyro_radial::``.
     :param formula: from ratios and shifts, ``[*batch, D]``, noise, ``[*batch, directions, D]``, whose batch broadcasts,
         and whether the gradient is wanted, to the values, ``[*batch]``, and then their derivatives.
     """
-    _FORMULAS[name], _OPERATORS[name] = formula, _registered(name, formula)
+    _OPERATORS[name] = _registered(name, formula)
 
     def value_of(ratio: Tensor, shift: Tensor, noise: Tensor) -> Tensor:
         wanted = torch.is_grad_enabled() and (ratio.requires_grad or shift.requires_grad)
@@ -138,54 +140,34 @@ def _scaled(grad: Tensor, ctx: Any) -> tuple[Tensor, Tensor]:
     by_ratio, by_shift, ratio, shift, noise = ctx.saved_tensors
     if not ctx.known:
         _, by_ratio, by_shift = _OPERATORS[ctx.name](ratio.detach(), shift.detach(), noise, True)
-    scale = _Scaled if torch.compiler.is_compiling() else _ScaledBothWays
-    scaled: tuple[Tensor, Tensor] = scale.apply(grad, by_ratio, by_shift, ratio, shift, noise, ctx.name)
+    # A compiled graph cannot be differentiated twice, and Torch's compiler takes no function with a forward mode.
+    find = _ScaledOnce.forward if torch.compiler.is_compiling() else _ScaledOnce.apply
+    scaled: tuple[Tensor, Tensor] = find(grad, by_ratio, by_shift, ratio, shift)
     return scaled
 
 
-class _Scaled(torch.autograd.Function):
-    """The derivatives of a value times its own gradient."""
+class _ScaledOnce(torch.autograd.Function):
+    """The derivatives of a value times its gradient, with an error for second derivatives.
+
+    The derivatives carry no graph, so without this class second derivatives would silently be zero. The error is not
+    NotImplementedError: losses take that as a missing KL and sample it.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        grad: Tensor, by_ratio: Tensor, by_shift: Tensor, ratio: Tensor, shift: Tensor, noise: Tensor, name: str
-    ) -> tuple[Tensor, Tensor]:
+    def forward(grad: Tensor, by_ratio: Tensor, by_shift: Tensor, ratio: Tensor, shift: Tensor) -> tuple[Tensor, ...]:
         factor = grad.unsqueeze(-1).to(by_ratio.dtype)
         return factor * by_ratio, factor * by_shift
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.name = inputs[6]
-        ctx.save_for_backward(*inputs[:6])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor) -> tuple[Any, ...]:
-        grad, by_ratio, by_shift, *_ = ctx.saved_tensors
-        by_grad = (by_ratio * tangents[0] + by_shift * tangents[1]).sum(-1, dtype=grad.dtype)
-        return by_grad, None, None, *_curved(ctx, tangents), None, None
-
-
-class _ScaledBothWays(_Scaled):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        _Scaled.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*inputs[:6])
+        raise RuntimeError(_ONCE)
 
     @staticmethod
-    def jvp(ctx: Any, grad: Tensor, by_ratio: Any, by_shift: Any, *tangents: Any) -> tuple[Tensor, Tensor]:
-        _, own_ratio, own_shift, *_ = ctx.saved_tensors
-        factor = grad.unsqueeze(-1).to(own_ratio.dtype)
-        along_ratio, along_shift = _curved(ctx, tangents[:2])
-        return factor * own_ratio + along_ratio, factor * own_shift + along_shift
-
-
-def _curved(ctx: Any, tangents: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """The matrix of second derivatives times a vector and the value's own gradient; the matrix is symmetric."""
-    grad, _, _, ratio, shift, noise = ctx.saved_tensors
-    formula = _FORMULAS[ctx.name]
-    factor = grad.unsqueeze(-1).to(ratio.dtype)
-    pull = torch.func.vjp(lambda r, d: formula(r, d, noise, True)[1:], ratio, shift)[1]
-    along: tuple[Tensor, Tensor] = pull(tuple(factor * tangent for tangent in tangents))
-    return along
+    def jvp(ctx: Any, *tangents: Tensor) -> tuple[Tensor, ...]:
+        raise RuntimeError(_ONCE)
