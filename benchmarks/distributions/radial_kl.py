@@ -21,7 +21,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.kl_formulas.directions import num_directions
+from pyro_radial.distributions.kl_formulas.shared import num_directions
 
 __all__ = ["claims", "draw", "report", "run"]
 

@@ -33,7 +33,7 @@ from benchmarks.distributions._bessel import (
 )
 from benchmarks.distributions._plots import legends_below, shade, tidy
 from pyro_radial.distributions import VonMisesFisherStable, half_cauchy_factors
-from pyro_radial.distributions.special import log_vmf_constant, mean_cosine
+from pyro_radial.distributions.vmf.functions import log_vmf_constant, mean_cosine
 
 __all__ = ["claims", "draw", "report", "run"]
 

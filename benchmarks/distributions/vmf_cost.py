@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 from benchmarks.common import BLOCK, Claim, Form, Results, Row, Subjects, keep_pages, main, markdown_table, medians
 from benchmarks.distributions._bessel import bounds
 from pyro_radial.distributions import VonMisesFisherStable
-from pyro_radial.distributions.special import log_mean_exp_cosine, mean_cosine
+from pyro_radial.distributions.vmf.functions import log_mean_exp_cosine, mean_cosine
 
 __all__ = ["claims", "draw", "report", "run"]
 

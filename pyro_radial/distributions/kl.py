@@ -27,11 +27,10 @@ from torch.distributions import (
 
 from pyro_radial._pyro.compat import own_mask
 from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma
-from pyro_radial.distributions.kl_formulas.directions import directions
 from pyro_radial.distributions.kl_formulas.kl_to_normal import kl_to_normal, standardized
 from pyro_radial.distributions.kl_formulas.normal_to_radial import normal_to_radial
 from pyro_radial.distributions.kl_formulas.radial_to_radial import radial_to_radial
-from pyro_radial.distributions.pushforward import Pushforward
+from pyro_radial.distributions.kl_formulas.shared import directions
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.row_operator import row_operator
@@ -45,6 +44,7 @@ from pyro_radial.distributions.von_mises_fisher import (
     kl_von_mises_fisher_to_uniform,
 )
 from pyro_radial.distributions.wrappers import (
+    Pushforward,
     carry_to_batch,
     elementary,
     leaf,

@@ -12,8 +12,7 @@ from torch.distributions import LogNormal, Normal, TransformedDistribution
 from torch.distributions.transforms import AffineTransform, Transform
 
 from pyro_radial.distributions.constraints import is_real
-from pyro_radial.distributions.pushforward import Pushforward
-from pyro_radial.distributions.wrappers import elementary, leaf, map_leaf, pull_back, unmasked
+from pyro_radial.distributions.wrappers import Pushforward, elementary, leaf, map_leaf, pull_back, unmasked
 
 __all__ = ["Moments", "center", "moment_matched", "moments"]
 

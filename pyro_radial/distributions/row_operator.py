@@ -142,8 +142,8 @@ def _scaled(grad: Tensor, ctx: Any) -> tuple[Tensor, Tensor]:
         _, by_ratio, by_shift = _OPERATORS[ctx.name](ratio.detach(), shift.detach(), noise, True)
     # A compiled graph cannot be differentiated twice, and Torch's compiler takes no function with a forward mode.
     find = _ScaledOnce.forward if torch.compiler.is_compiling() else _ScaledOnce.apply
-    scaled: tuple[Tensor, Tensor] = find(grad, by_ratio, by_shift, ratio, shift)
-    return scaled
+    along_ratio, along_shift = find(grad, by_ratio, by_shift, ratio, shift)
+    return along_ratio, along_shift
 
 
 class _ScaledOnce(torch.autograd.Function):

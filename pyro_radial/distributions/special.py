@@ -1,282 +1,76 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Special functions of a sphere: its area, and the scalars of the von Mises-Fisher distribution."""
+"""Numbers and sums that the distributions and their divergences share."""
 
 import math
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from pyro_radial.distributions.chunks import by_chunks
-from pyro_radial.distributions.vmf import formulas as formulas
-from pyro_radial.distributions.vmf.bessel_expansion import bessel_plan
+from pyro_radial._pyro.compat import is_traced
 
-__all__ = [
-    "MEAN_LOG_HALF_NORMAL",
-    "accumulation_dtype",
-    "cosine_variance",
-    "log_mean_exp_cosine",
-    "log_sphere_area",
-    "log_vmf_constant",
-    "log_vmf_peak",
-    "mean_cosine",
-    "mean_cosine_gap",
-    "row_sum",
-    "vmf_kl",
-    "vmf_kl_to_uniform",
-]
+__all__ = ["MEAN_LOG_HALF_NORMAL", "accumulation_dtype", "by_chunks", "log_sphere_area", "row_sum"]
 
 # E log|r| for r ~ N(0, 1): -(Euler's constant + log 2) / 2.
 MEAN_LOG_HALF_NORMAL = -0.5 * (0.57721566490153286061 + math.log(2.0))
-# Elements at a time: in few dimensions a formula has some hundred steps.
-_CHUNK = 2**14
-# So many numbers are summed in their own dtype.
+# At most this many numbers are summed in their own dtype.
 _FEW = 64
 
 
 def accumulation_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype of sums over an event: float64, where the device has it."""
+    """Return the dtype of sums over an event: float64, where the device has it."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 def row_sum(tensor: Tensor) -> Tensor:
-    """Sum over the last dimension, in the accumulation dtype.
+    """Sum over the last dimension, with a result in the accumulation dtype.
 
-    Few numbers of float32 are added in float32, to a rounding or two of their own dtype and several times faster.
+    Short float32 rows are added in float32, which is several times faster and costs a rounding or two of float32.
     """
     sums = accumulation_dtype(tensor)
     if tensor.dtype == torch.float32 and tensor.shape[-1] <= _FEW:
-        # Short rows are added faster as a product.
+        # A product adds short rows faster.
         return (tensor @ tensor.new_ones(tensor.shape[-1])).to(sums)
     return tensor.sum(-1, dtype=sums)
 
 
+def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size: int) -> Tensor:
+    """Apply an elementwise function, without gradients, to a part of the elements at a time.
+
+    Each step of a long formula then stays in the processor's cache.
+
+    :param function: a function of tensors of one shape to a tensor of that shape, with further dimensions in front.
+    :param tensors: tensors of one shape.
+    :param int size: the number of elements at a time.
+    :returns: what ``function`` returns for all elements.
+
+    Example::
+
+        >>> by_chunks(torch.add, (torch.ones(2, 3), torch.ones(2, 3)), 4)
+        tensor([[2., 2., 2.],
+                [2., 2., 2.]])
+    """
+    shape = tensors[0].shape
+    # Other devices and compilers have their own ways.
+    if is_traced() or tensors[0].device.type != "cpu" or tensors[0].numel() <= size:
+        return function(*tensors)
+    parts = [function(*part) for part in zip(*(tensor.flatten().split(size) for tensor in tensors), strict=True)]
+    joined = torch.cat(parts, -1)
+    return joined.reshape(joined.shape[:-1] + shape)
+
+
 def log_sphere_area(dim: int) -> float:
-    r"""Log surface area of the unit sphere in :math:`R^n`: :math:`\log 2 + \frac n2 \log\pi - \log\Gamma(n/2)`.
+    r"""Return the log-area of the unit sphere in :math:`R^n`: :math:`\log 2 + \frac n2 \log\pi - \log\Gamma(n/2)`.
 
     :param int dim: n, the dimension of the surrounding space, at least 1 (the "sphere" in R^1 is two points).
+    :returns: the log-area in nats.
 
-    >>> import math
-    >>> abs(log_sphere_area(3) - math.log(4 * math.pi)) < 1e-15
-    True
+    Example::
+
+        >>> import math
+        >>> abs(log_sphere_area(3) - math.log(4 * math.pi)) < 1e-15
+        True
     """
     return math.log(2.0) + 0.5 * dim * math.log(math.pi) - math.lgamma(0.5 * dim)
-
-
-def log_mean_exp_cosine(concentration: Tensor, dim: int) -> Tensor:
-    r"""The cumulant generating function of one coordinate of a uniform direction, L.
-
-    A direction x on the unit sphere of :math:`R^m` with density :math:`C_m(\kappa)\, e^{\kappa \mu \cdot x}` has one
-    special function, :math:`L(\kappa) = \log E\, e^{\kappa u_1}` with u uniform on the sphere. The mean of the cosine
-    :math:`w = \mu \cdot x` is :math:`A = L'`, its variance :math:`A'`. Where L, :math:`\kappa A` and :math:`\kappa`
-        would
-    cancel against each other, there is a function for the difference.
-
-    These functions take concentrations of any shape, at least 0 (the uniform distribution); for m from 2 to 100,000 and
-    concentrations up to 1e6 they are good to the last digit of float32, and to 1e-14 in float64. The work is done in
-    float64 where the device has it, and nothing branches on data. Derivatives are these functions again, not
-    derivatives of an approximation.
-
-    .. math:: L(\kappa) = \log E\, e^{\kappa u_1} = \log {}_0F_1(; \tfrac m2; \tfrac{\kappa^2}4)
-        = \log \Gamma(\nu + 1) + \log I_\nu(\kappa) - \nu \log \tfrac\kappa2, \qquad \nu = \tfrac m2 - 1.
-
-    :param Tensor concentration: :math:`\kappa`, at least 0, of any shape.
-    :param int dim: m, the dimension of the surrounding space, at least 2.
-    :raises ValueError: if ``concentration`` is not floating point, or ``dim`` not an integer of at least 2.
-
-    >>> concentration = torch.tensor([0.0, 2.0])
-    >>> torch.allclose(log_mean_exp_cosine(concentration, 3), torch.tensor([1.0, math.sinh(2.0) / 2.0]).log())
-    True
-    """
-    return _scalar("log_mean_exp", concentration, dim).to(concentration.dtype)
-
-
-def mean_cosine(concentration: Tensor, dim: int) -> Tensor:
-    r"""The mean of :math:`\mu \cdot x`: :math:`A = I_{m/2}(\kappa) / I_{m/2-1}(\kappa)`, the length of E x.
-
-    Exact, where Oh, Adamczewski and Park (2019) take the middle of two bounds (theorem 3 of their supplement), which
-    is off by up to 7 % for m = 2 and 0.17 % for m = 10.
-
-    Arguments and errors as for :func:`log_mean_exp_cosine`.
-
-    >>> torch.allclose(mean_cosine(torch.tensor(2.0), 3), torch.tensor(1.0 / math.tanh(2.0) - 0.5))
-    True
-    """
-    return _scalar("mean", concentration, dim).to(concentration.dtype)
-
-
-def cosine_variance(concentration: Tensor, dim: int) -> Tensor:
-    r"""The variance of :math:`\mu \cdot x`: :math:`A' = 1 - A^2 - (m-1) A / \kappa`, without that difference.
-
-    Arguments and errors as for :func:`log_mean_exp_cosine`.
-
-    >>> cosine_variance(torch.tensor(0.0), 10)
-    tensor(0.1000)
-    """
-    return _scalar("variance", concentration, dim).to(concentration.dtype)
-
-
-def mean_cosine_gap(concentration: Tensor, dim: int) -> Tensor:
-    r""":math:`\kappa (1 - A)`, which is :math:`\tfrac\kappa2 E \|x - \mu\|^2`: from 0 up to about (m-1)/2.
-
-    Arguments and errors as for :func:`log_mean_exp_cosine`.
-
-    >>> mean_cosine_gap(torch.tensor(1e6), 3)
-    tensor(1.)
-    """
-    return (concentration * _scalar("complement", concentration, dim)).to(concentration.dtype)
-
-
-def log_vmf_constant(concentration: Tensor, dim: int) -> Tensor:
-    r"""The log of the constant of the von Mises-Fisher density.
-
-    .. math:: \log C_m(\kappa) = \log \frac{\kappa^{m/2-1}}{(2\pi)^{m/2} I_{m/2-1}(\kappa)}
-        = \log\Gamma(\tfrac m2) - \tfrac m2 \log\pi - \log 2 - L(\kappa).
-
-    For a density use :func:`log_vmf_peak`: here :math:`\kappa \mu \cdot x` would have to cancel L.
-
-    Arguments and errors as for :func:`log_mean_exp_cosine`.
-
-    >>> torch.allclose(log_vmf_constant(torch.tensor(0.0), 3), torch.tensor(-math.log(4.0 * math.pi)))
-    True
-    """
-    return (-_scalar("log_mean_exp", concentration, dim) - log_sphere_area(bessel_plan(dim).dim)).to(
-        concentration.dtype
-    )
-
-
-def log_vmf_peak(concentration: Tensor, dim: int) -> Tensor:
-    r"""The von Mises-Fisher log-density at its mode less that of the uniform distribution: :math:`M = \kappa - L`.
-
-    With :math:`\|x - \mu\|^2 = 2 (1 - \mu \cdot x)` the log-density is a sum without cancellation:
-
-    .. math:: \log p(x) = \log C_m(0) + M(\kappa) - \tfrac\kappa2 \|x - \mu\|^2.
-
-    Arguments and errors as for :func:`log_mean_exp_cosine`.
-
-    >>> log_vmf_peak(torch.tensor(1e6), 3)
-    tensor(14.5087)
-    """
-    return _scalar("peak", concentration, dim).to(concentration.dtype)
-
-
-def vmf_kl_to_uniform(concentration: Tensor, dim: int) -> Tensor:
-    r"""The KL divergence from a von Mises-Fisher distribution to the uniform distribution: :math:`U = \kappa A - L`, at
-    least 0.
-
-    Arguments and errors as for :func:`log_mean_exp_cosine`.
-
-    >>> vmf_kl_to_uniform(torch.tensor([0.0, 1e-3, 10.0]), 3)
-    tensor([0.0000e+00, 1.6667e-07, 1.9957e+00])
-    """
-    return _scalar("kl_to_uniform", concentration, dim).to(concentration.dtype)
-
-
-def vmf_kl(concentration_q: Tensor, concentration_p: Tensor, one_minus_cosine: Tensor, dim: int) -> Tensor:
-    r"""The KL divergence from one von Mises-Fisher distribution to another, never negative.
-
-    .. math:: KL(q \| p) = \kappa_p A(\kappa_q) (1 - \mu_q \cdot \mu_p)
-        + L(\kappa_p) - L(\kappa_q) - A(\kappa_q) (\kappa_p - \kappa_q).
-
-    The second line is the KL at equal means, computed as a whole: it keeps its digits when the concentrations are
-    nearly equal. Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural
-    Networks", eq. 46, rearranged.
-
-    :param Tensor concentration_q: at least 0; the three tensors broadcast.
-    :param Tensor concentration_p: at least 0.
-    :param Tensor one_minus_cosine: :math:`1 - \mu_q \cdot \mu_p = \tfrac12 \|\mu_q - \mu_p\|^2`, from 0 to 2; best
-        computed as that square.
-    :param int dim: m, at least 2.
-    :raises ValueError: if a tensor is not floating point, or ``dim`` not an integer of at least 2.
-
-    >>> q, p = torch.tensor(100.0), torch.tensor([100.0, 101.0, 200.0])
-    >>> vmf_kl(q, p, torch.tensor(0.0), 3)
-    tensor([0.0000e+00, 4.9669e-05, 3.0685e-01])
-    """
-    named = {
-        "concentration_q": concentration_q,
-        "concentration_p": concentration_p,
-        "one_minus_cosine": one_minus_cosine,
-    }
-    q, p, gap = torch.broadcast_tensors(*(_to_working_dtype(name, tensor) for name, tensor in named.items()))
-    dtype = torch.promote_types(
-        torch.promote_types(concentration_q.dtype, concentration_p.dtype), one_minus_cosine.dtype
-    )
-    return (p * gap * _Scalar.apply(q, dim, "mean") + _SameMeanKL.apply(q, p, dim)).to(dtype)
-
-
-class _Scalar(torch.autograd.Function):
-    """A formula of one concentration, whose derivative is another formula."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(concentration: Tensor, dim: int, name: str) -> Tensor:
-        return by_chunks(partial(_FORMULAS[name], plan=bessel_plan(dim)), (concentration,), _CHUNK)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        concentration, ctx.dim, ctx.name = inputs
-        ctx.save_for_backward(concentration)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (concentration,) = ctx.saved_tensors
-        return grad * _DERIVATIVES[ctx.name](concentration, ctx.dim), None, None
-
-
-_FORMULAS = {
-    "log_mean_exp": formulas.log_mean_exp,
-    "mean": formulas.mean,
-    "complement": formulas.complement,
-    "variance": formulas.variance,
-    "peak": formulas.peak,
-    "kl_to_uniform": formulas.kl_to_uniform,
-}
-_DERIVATIVES = {
-    "log_mean_exp": lambda kappa, dim: _Scalar.apply(kappa, dim, "mean"),
-    "mean": lambda kappa, dim: _Scalar.apply(kappa, dim, "variance"),
-    "complement": lambda kappa, dim: -_Scalar.apply(kappa, dim, "variance"),
-    "variance": lambda kappa, dim: formulas.variance_slope(kappa, bessel_plan(dim)),
-    "peak": lambda kappa, dim: _Scalar.apply(kappa, dim, "complement"),
-    "kl_to_uniform": lambda kappa, dim: kappa * _Scalar.apply(kappa, dim, "variance"),
-}
-
-
-class _SameMeanKL(torch.autograd.Function):
-    """The KL divergence between two distributions with one mean direction, of concentrations q and p of one shape."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(q: Tensor, p: Tensor, dim: int) -> Tensor:
-        return by_chunks(partial(formulas.same_mean_kl, plan=bessel_plan(dim)), (q, p), _CHUNK)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        q, p, ctx.dim = inputs
-        ctx.save_for_backward(q, p)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        q, p = ctx.saved_tensors
-        by_q = (q - p) * _Scalar.apply(q, ctx.dim, "variance")
-        # A(p) - A(q), or where both are near 1 the difference of what they lack.
-        rise = _Scalar.apply(p, ctx.dim, "mean") - _Scalar.apply(q, ctx.dim, "mean")
-        fall = _Scalar.apply(q, ctx.dim, "complement") - _Scalar.apply(p, ctx.dim, "complement")
-        by_p = torch.where((q > 0.5 * ctx.dim) & (p > 0.5 * ctx.dim), fall, rise)
-        return grad * by_q, grad * by_p, None
-
-
-def _scalar(name: str, concentration: Tensor, dim: int) -> Tensor:
-    return _Scalar.apply(_to_working_dtype("concentration", concentration), dim, name)
-
-
-def _to_working_dtype(name: str, tensor: Tensor) -> Tensor:
-    """In float64, where the device has it: these are numbers of whole events, too few for that to cost."""
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
-    return tensor.to(accumulation_dtype(tensor))

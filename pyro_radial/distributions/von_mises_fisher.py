@@ -12,10 +12,10 @@ from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
-from pyro_radial.distributions import special
 from pyro_radial.distributions.constraints import finite_nonnegative
-from pyro_radial.distributions.special import accumulation_dtype
-from pyro_radial.distributions.vmf.sphere_sampling import (
+from pyro_radial.distributions.special import accumulation_dtype, log_sphere_area
+from pyro_radial.distributions.vmf import functions
+from pyro_radial.distributions.vmf.sampling import (
     sample_direction,
     sample_one_minus_cosine,
     sample_uniform_direction,
@@ -109,14 +109,14 @@ class VonMisesFisherStable(TorchDistribution):
     @property
     def mean(self) -> Tensor:
         r""":math:`A \mu`, which is shorter than 1."""
-        return self.loc * self._column(special.mean_cosine(self.concentration, self.dim))
+        return self.loc * self._column(functions.mean_cosine(self.concentration, self.dim))
 
     @property
     def variance(self) -> Tensor:
         r""":math:`(1 - \mu_i^2) A / \kappa + \mu_i^2 A'`, of each coordinate."""
         # A / kappa, whose limit at 0 is 1 / m.
-        across = 1.0 / (self.dim + self.concentration * special.mean_cosine(self.concentration, self.dim + 2))
-        along = special.cosine_variance(self.concentration, self.dim)
+        across = 1.0 / (self.dim + self.concentration * functions.mean_cosine(self.concentration, self.dim + 2))
+        along = functions.cosine_variance(self.concentration, self.dim)
         squared = self.loc.square()
         return self._column(across) * (1.0 - squared) + self._column(along) * squared
 
@@ -138,13 +138,13 @@ class VonMisesFisherStable(TorchDistribution):
             self._validate_sample(value)
         concentration = _accumulated(self)
         distance = (value - self.loc).square().sum(-1, dtype=concentration.dtype)
-        peak = special.log_vmf_peak(concentration, self.dim) - special.log_sphere_area(self.dim)
+        peak = functions.log_vmf_peak(concentration, self.dim) - log_sphere_area(self.dim)
         return (peak - 0.5 * concentration * distance).to(self.loc.dtype)
 
     def entropy(self) -> Tensor:
         """Exact differential entropy in nats, ``[*batch]``: the sphere's log-area less the KL to the uniform."""
-        kl = special.vmf_kl_to_uniform(_accumulated(self), self.dim)
-        return (special.log_sphere_area(self.dim) - kl).to(self.loc.dtype)
+        kl = functions.vmf_kl_to_uniform(_accumulated(self), self.dim)
+        return (log_sphere_area(self.dim) - kl).to(self.loc.dtype)
 
     def _column(self, rows: Tensor) -> Tensor:
         return rows.to(self.loc.dtype).unsqueeze(-1)
@@ -226,16 +226,16 @@ class HypersphericalUniform(TorchDistribution):
         if self._validate_args:
             self._validate_sample(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        return (self.like - special.log_sphere_area(self.dim)).expand(shape)
+        return (self.like - log_sphere_area(self.dim)).expand(shape)
 
     def entropy(self) -> Tensor:
         """The log-area of the sphere, ``[*batch]``."""
-        return (self.like + special.log_sphere_area(self.dim)).expand(self.batch_shape)
+        return (self.like + log_sphere_area(self.dim)).expand(self.batch_shape)
 
 
 def kl_von_mises_fisher(q: VonMisesFisherStable, p: VonMisesFisherStable) -> Tensor:
     r"""KL between two von Mises-Fisher distributions, never negative; see
-    :func:`~pyro_radial.distributions.special.vmf_kl`.
+    :func:`~pyro_radial.distributions.vmf.functions.vmf_kl`.
 
     Oh, Adamczewski and Park (2019), eq. 34 and 36, give its gradients with a wrong sign in one term; it is
     :math:`(\kappa_q - \kappa_p\, \mu_q \cdot \mu_p) A'(\kappa_q)` in :math:`\kappa_q`.
@@ -243,20 +243,20 @@ def kl_von_mises_fisher(q: VonMisesFisherStable, p: VonMisesFisherStable) -> Ten
     _check_same_sphere(q, p)
     q_rows, p_rows = _accumulated(q), _accumulated(p)
     gap = 0.5 * (q.loc - p.loc).square().sum(-1, dtype=q_rows.dtype)
-    return special.vmf_kl(q_rows, p_rows, gap, q.dim).to(q.loc.dtype)
+    return functions.vmf_kl(q_rows, p_rows, gap, q.dim).to(q.loc.dtype)
 
 
 def kl_von_mises_fisher_to_uniform(q: VonMisesFisherStable, p: HypersphericalUniform) -> Tensor:
     """KL to the uniform distribution: what the entropy lacks to the log-area of the sphere."""
     _check_same_sphere(q, p)
-    kl = special.vmf_kl_to_uniform(_accumulated(q), q.dim).to(q.loc.dtype)
+    kl = functions.vmf_kl_to_uniform(_accumulated(q), q.dim).to(q.loc.dtype)
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_uniform_to_von_mises_fisher(q: HypersphericalUniform, p: VonMisesFisherStable) -> Tensor:
     r"""KL from the uniform distribution to a von Mises-Fisher one: :math:`L(\kappa)`."""
     _check_same_sphere(q, p)
-    kl = special.log_mean_exp_cosine(_accumulated(p), q.dim).to(q.like.dtype)
+    kl = functions.log_mean_exp_cosine(_accumulated(p), q.dim).to(q.like.dtype)
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 

@@ -16,8 +16,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import nn
 from torch.distributions import Distribution
 
-from pyro_radial.distributions.pushforward import on_support
-from pyro_radial.distributions.wrappers import expanded, leaf, mask_of
+from pyro_radial.distributions.wrappers import expanded, leaf, mask_of, on_support
 
 __all__ = ["SWAPPED", "SwapPriorMessenger", "UnderPriors", "check_prior", "is_guide", "replaced", "swap_prior"]
 

@@ -19,8 +19,8 @@ from torch.func import jacrev, vmap
 
 from pyro_radial import RadialELBO
 from pyro_radial.distributions import RadialNormal, special
-from pyro_radial.distributions.kl_formulas import directions, normal_to_radial, radial_to_radial
-from pyro_radial.distributions.kl_formulas.directions import num_directions
+from pyro_radial.distributions.kl_formulas import normal_to_radial, radial_to_radial, shared
+from pyro_radial.distributions.kl_formulas.shared import num_directions
 
 FAMILIES = ["radial", "normal"]
 STEP = 0.2
@@ -469,7 +469,7 @@ def test_with_sums_in_float32_it_stays_within_a_percent(family, monkeypatch):
     cases = [(dim, length) for dim in (2, 200, 20_000) for length in (0.0, 1e-3, 1.0, 10.0)]
     distributions = [(spread_ratios(dim).float(), shift_of_length(length, dim).float()) for dim, length in cases]
     exact = [float(kl_of(family, shift, ratio, *standard(len(ratio), torch.float32))) for ratio, shift in distributions]
-    for module in (special, directions):
+    for module in (special, shared):
         monkeypatch.setattr(module, "accumulation_dtype", lambda _: torch.float32)
     for (ratio, shift), value in zip(distributions, exact, strict=True):
         parameters = [tensor.requires_grad_() for tensor in (shift, ratio)]

@@ -15,8 +15,8 @@ from torch.distributions import biject_to, kl_divergence
 from torch.nn.functional import normalize
 
 from pyro_radial.distributions import HypersphericalUniform, VonMisesFisherStable
-from pyro_radial.distributions.special import cosine_variance, log_vmf_peak, mean_cosine
 from pyro_radial.distributions.storage import describe, rebuild
+from pyro_radial.distributions.vmf.functions import cosine_variance, log_vmf_peak, mean_cosine
 from pyro_radial.distributions.wrappers import to_like
 from tests.helpers.compilers import recent_compiler
 from tests.helpers.spheres import sphere_points

@@ -8,9 +8,14 @@ import math
 import torch
 from torch import Tensor
 
-from pyro_radial.distributions.kl_formulas.directions import combine, project
-from pyro_radial.distributions.kl_formulas.log_distance import log_distance, shrinkage, slopes_of_log_distance
-from pyro_radial.distributions.kl_formulas.mean_log_square import terms_for
+from pyro_radial.distributions.kl_formulas.shared import (
+    combine,
+    log_distance,
+    project,
+    shrinkage,
+    slopes_of_log_distance,
+    terms_for,
+)
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area, row_sum
 
 __all__ = ["normal_to_radial"]
@@ -26,7 +31,7 @@ def normal_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient:
         + (D - 1)\, E \log \rho.
 
     Along any fixed unit v the noise is :math:`r v + \epsilon_\perp`, so that given :math:`\epsilon_\perp` the mean over
-    r is that of a line (:func:`~pyro_radial.distributions.kl_formulas.log_distance.log_distance`), through
+    r is that of a line (:func:`~pyro_radial.distributions.kl_formulas.shared.log_distance`), through
     :math:`s \odot \epsilon_\perp + d`. Here v points along s, where the noise is largest. The controls are the first
     two moments of :math:`\rho^2`.
 

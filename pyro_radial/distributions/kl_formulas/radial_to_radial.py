@@ -8,14 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_radial.distributions.kl_formulas.directions import combine, project
-from pyro_radial.distributions.kl_formulas.log_distance import (
+from pyro_radial.distributions.kl_formulas.shared import (
+    combine,
     log_distance,
     log_of_square,
+    project,
     shrinkage,
     slopes_of_log_distance,
+    slopes_of_log_square,
+    terms_for,
 )
-from pyro_radial.distributions.kl_formulas.mean_log_square import slopes_of_log_square, terms_for
 from pyro_radial.distributions.special import row_sum
 
 __all__ = ["radial_to_radial"]
@@ -36,7 +38,7 @@ def radial_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient:
     .. math:: KL = \tfrac12 \Big(\frac{\|s\|^2}D - 1 + \|d\|^2\Big) - \sum_i \log s_i + (D - 1)\, E \log\frac\rho{|r|}.
 
     Along a direction :math:`\rho^2 = A r^2 + 2 B r + C`, and the mean of its logarithm over r is exact
-    (:func:`~pyro_radial.distributions.kl_formulas.log_distance.log_distance`). The average over directions remains.
+    (:func:`~pyro_radial.distributions.kl_formulas.shared.log_distance`). The average over directions remains.
     Each direction stands for the antithetic pair :math:`\pm u`, and control variates with known means remove what
     varies to first order in :math:`A` and :math:`B^2` and to second order in A. The noise then falls with dimension;
     ``benchmarks/distributions/radial_kl.py`` measures it.

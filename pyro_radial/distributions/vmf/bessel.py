@@ -1,24 +1,37 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The scalars of the von Mises-Fisher distribution as elementwise formulas, without a derivative of their own."""
+"""The scalars of the von Mises-Fisher distribution as elementwise formulas, without derivatives of their own.
+
+The Bessel ratio :math:`A = I_{m/2} / I_{m/2-1}` has an expansion that is uniform in the concentration. Its coefficients
+depend on the dimension m alone and are found once. Below a certain m the expansion is used at dimension m + 2n, and a
+recurrence whose terms have one sign leads down in steps of 2. So each result is good to a few roundings of its own
+size, in float32 too.
+"""
 
 import math
+import operator
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
+from fractions import Fraction
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.polynomial import Chebyshev, Polynomial
+from numpy.polynomial import polynomial as poly
 from torch import Tensor
 
-from pyro_radial.distributions.chunks import by_chunks
-from pyro_radial.distributions.vmf.bessel_expansion import BesselPlan
+from pyro_radial._pyro.compat import constant_in_graphs
+from pyro_radial.distributions.special import by_chunks
 
 __all__ = [
+    "BesselPlan",
     "UniformVariables",
+    "bessel_plan",
     "complement",
+    "expansion_polynomials",
     "kl_to_uniform",
     "log_mean_exp",
     "mean",
@@ -29,6 +42,11 @@ __all__ = [
     "variance_slope",
 ]
 
+# From here on so many terms give A to a rounding of float64, and its second derivative to 3e-14.
+LEAST_LAMBDA = 20.0
+NUM_TERMS = 14
+# What economising a series may change in it.
+_TOLERANCE = 1e-17
 # Nodes and weights on (0, 1): 10 points give the integral over a factor of e to 5e-15.
 _GAUSS_LEGENDRE = [(0.5 * (1.0 + x), 0.5 * w) for x, w in zip(*np.polynomial.legendre.leggauss(10), strict=True)]
 # Elements at a time, each of which has so many points.
@@ -37,13 +55,124 @@ _CHUNK = 2**10
 _GROUP = 4
 
 
-class UniformVariables(NamedTuple):
-    r"""The variables of the expansion that is uniform in the concentration: none is a difference of close numbers.
+class BesselPlan(NamedTuple):
+    r"""Hold the numbers that depend on the dimension m alone.
 
-    Each is the uniform expansion at dimension m + 2n, in variables none of which is a difference, and then n steps of a
-    recurrence whose terms have one sign. So each result is good to a few roundings of its own size, in float32 too. The
-    derivatives are other formulas of this module; :mod:`~pyro_radial.distributions.special` ties them together.
+    A series is a tuple of coefficients of powers of :math:`x = 2t - 1`, the highest first.
     """
+
+    dim: int
+    shift: int  # n: the expansion is used at dimension m + 2n
+    lam: float  # (m - 1) / 2
+    shifted_lam: float  # lambda at dimension m + 2n
+    rungs: tuple[int, ...]  # the dimensions m + 2n - 2, ..., m down to which the recurrence steps
+    ratio: tuple[float, ...]  # (F - 1) / t^2
+    slope: tuple[float, ...]  # (G - 1) / t, where G = F - (1 - t^2) F'
+    curvature: tuple[float, ...]  # H = (2 + t) G + t (1 + t) G'
+    integral: tuple[float, ...]  # R, by which the integral of A differs from its leading terms, over 1 - t
+
+
+def bessel_plan(dim: int) -> BesselPlan:
+    r"""Return the coefficients of the expansion for the unit sphere of R^dim.
+
+    With :math:`\lambda = (m-1)/2` the ratio solves :math:`A' = 1 - A^2 - 2\lambda A / \kappa`, and with
+    :math:`t = \lambda / \sqrt{\kappa^2 + \lambda^2}`, :math:`a_0 = \kappa / (\sqrt{\kappa^2 + \lambda^2} + \lambda)`
+
+    .. math:: A = a_0 F(t), \qquad F = \sum_k P_k(t) / \lambda^k,
+
+    for every :math:`\kappa \ge 0` at once. The derivatives and the integral of A have the same form.
+
+    :param int dim: m, at least 2.
+    :raises ValueError: if ``dim`` is not an integer or is less than 2.
+
+    Example::
+
+        >>> bessel_plan(500).shift
+        0
+        >>> plan = bessel_plan(2)
+        >>> plan.lam, plan.shift, plan.shifted_lam
+        (0.5, 20, 20.5)
+    """
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise ValueError(f"dim must be an integer, got {dim!r}")
+    # Under torch.compile a size may be a symbol; as an index it is a number, and the plan is a constant of the graph.
+    return _constant_plan(operator.index(dim))
+
+
+@constant_in_graphs
+def _constant_plan(dim: int) -> BesselPlan:
+    return _cached_plan(dim)
+
+
+@lru_cache(maxsize=256)
+def _cached_plan(dim: int) -> BesselPlan:
+    if dim < 2:
+        raise ValueError(
+            f"dim must be at least 2, got {dim}: a direction in R^1 is only a sign; use a normal or a Bernoulli sign"
+        )
+    lam = 0.5 * (dim - 1)
+    shift = max(0, math.ceil(LEAST_LAMBDA - lam))
+    f, r = _ratio_and_integral(lam + shift)
+    t = Polynomial([0.0, 1.0])
+    g = f - (1.0 - t**2) * f.deriv()
+    return BesselPlan(
+        dim=dim,
+        shift=shift,
+        lam=lam,
+        shifted_lam=lam + shift,
+        rungs=tuple(range(dim + 2 * shift - 2, dim - 1, -2)),
+        ratio=_economise(Polynomial(f.coef[2:])),
+        slope=_economise(Polynomial(g.coef[1:])),
+        curvature=_economise((2.0 + t) * g + t * (1.0 + t) * g.deriv()),
+        integral=_economise(r),
+    )
+
+
+def _ratio_and_integral(lam: float) -> tuple[Polynomial, Polynomial]:
+    """F and R as polynomials in t."""
+    f, r = np.zeros(3 * NUM_TERMS), np.zeros(3 * NUM_TERMS)
+    for k, (p, integral) in enumerate(zip(*expansion_polynomials(), strict=True)):
+        f[: len(p)] += np.array(p, dtype=float) / lam**k
+        r[: len(integral)] += np.array(integral, dtype=float) / lam ** (k - 1)
+    return Polynomial(f), Polynomial(r)
+
+
+@lru_cache(maxsize=1)
+def expansion_polynomials() -> tuple[list[np.ndarray], list[np.ndarray]]:
+    r"""P_k and R_k for k = 0, 1, ..., as exact coefficients of powers of t, the lowest first.
+
+    .. math::
+        P_0 = 1, \quad P_k = -\tfrac12 \Big\{ t^2 [P_{k-1} - (1 - t^2) P_{k-1}']
+            + (1 - t) \sum_{i=1}^{k-1} P_i P_{k-i} \Big\}, \quad
+        (1 - t) R_k = \int_t^1 \frac{P_k(s)}{s^2 (1 + s)} ds \quad (k \ge 2).
+    """
+    one, half = Fraction(1), Fraction(1, 2)
+    one_minus_t, one_plus_t = np.array([one, -one]), np.array([one, one])
+    p, r = [np.array([one])], [np.array([0 * one]), np.array([0 * one])]
+    for k in range(1, NUM_TERMS + 1):
+        change = poly.polysub(p[-1], poly.polymul(poly.polymul(one_minus_t, one_plus_t), poly.polyder(p[-1])))
+        total = poly.polymul(np.array([0 * one, 0 * one, one]), change)
+        for i in range(1, k):
+            total = poly.polyadd(total, poly.polymul(one_minus_t, poly.polymul(p[i], p[k - i])))
+        p.append(-half * total)
+        if k >= 2:
+            integrand = poly.polydiv(p[k][2:], one_plus_t)[0]
+            antiderivative = poly.polyint(integrand)
+            antiderivative[0] = -sum(antiderivative[1:])
+            r.append(-poly.polydiv(antiderivative, one_minus_t)[0])
+    return p, r
+
+
+def _economise(series: Polynomial) -> tuple[float, ...]:
+    """The shortest polynomial in x = 2t - 1 within the tolerance of ``series`` for t from 0 to 1."""
+    chebyshev = series.convert(kind=Chebyshev, domain=[0.0, 1.0])
+    dropped = np.cumsum(np.abs(chebyshev.coef[::-1])) < _TOLERANCE
+    short = chebyshev.truncate(max(2, len(dropped) - int(dropped.sum())))
+    return tuple(short.convert(kind=Polynomial, domain=[0.0, 1.0]).coef[::-1].tolist())
+
+
+class UniformVariables(NamedTuple):
+    """Hold the variables of the uniform expansion, none of which is a difference of close numbers."""
 
     concentration: Tensor  # kappa
     lam: float  # lambda
@@ -77,12 +206,12 @@ class UniformVariables(NamedTuple):
 
 
 def uniform_variables(concentration: Tensor, lam: float) -> UniformVariables:
-    """The variables of the uniform expansion, for ``lam`` = (m - 1) / 2."""
+    """Return the variables of the uniform expansion for ``lam`` = (m - 1) / 2."""
     return UniformVariables(concentration, lam, (concentration.square() + lam * lam).sqrt())
 
 
 def mean(concentration: Tensor, plan: BesselPlan) -> Tensor:
-    """A, by A_m = kappa / (m + kappa A_{m+2})."""
+    """Return A, by A_m = kappa / (m + kappa A_{m+2})."""
     result = _upper_mean(uniform_variables(concentration, plan.shifted_lam), plan)
     for rung in plan.rungs:
         result = concentration / (rung + concentration * result)
@@ -90,7 +219,7 @@ def mean(concentration: Tensor, plan: BesselPlan) -> Tensor:
 
 
 def complement(concentration: Tensor, plan: BesselPlan) -> Tensor:
-    """1 - A, by 1 - A_m = sigma / (kappa + sigma) with sigma = m - kappa (1 - A_{m+2})."""
+    """Return 1 - A, by 1 - A_m = sigma / (kappa + sigma) with sigma = m - kappa (1 - A_{m+2})."""
     result = _upper_complement(uniform_variables(concentration, plan.shifted_lam), plan)
     for rung in plan.rungs:
         sigma = rung - concentration * result
@@ -99,10 +228,10 @@ def complement(concentration: Tensor, plan: BesselPlan) -> Tensor:
 
 
 def variance(concentration: Tensor, plan: BesselPlan) -> Tensor:
-    """A'."""
+    """Return A'."""
     t = uniform_variables(concentration, plan.shifted_lam).t
     result = t.square() / (plan.shifted_lam * (1.0 + t)) * (1.0 + t * _series(plan.slope, t))
-    # The last rung's alone.
+    # Only the last rung counts.
     last = deque(_descent(concentration, plan), maxlen=1)
     if last:
         total, _, delta, lam = last[0]
@@ -111,7 +240,7 @@ def variance(concentration: Tensor, plan: BesselPlan) -> Tensor:
 
 
 def variance_slope(concentration: Tensor, plan: BesselPlan) -> Tensor:
-    """A'', as operations that can be differentiated once more."""
+    """Return A'', in operations that can be differentiated once more."""
     v = uniform_variables(concentration, plan.shifted_lam)
     t, lam = v.t, plan.shifted_lam
     result = -v.u * t**3 / (lam * (1.0 + t)).square() * _series(plan.curvature, t)
@@ -125,19 +254,19 @@ def variance_slope(concentration: Tensor, plan: BesselPlan) -> Tensor:
 
 
 def log_mean_exp(concentration: Tensor, plan: BesselPlan) -> Tensor:
-    """L."""
+    """Return L."""
     return _upper_log_mean_exp(uniform_variables(concentration, plan.shifted_lam), plan) + _log_growth(
         concentration, plan
     )
 
 
 def peak(concentration: Tensor, plan: BesselPlan) -> Tensor:
-    """M, which is kappa - L."""
+    """Return M = kappa - L."""
     return _upper_peak(uniform_variables(concentration, plan.shifted_lam), plan) - _log_growth(concentration, plan)
 
 
 def kl_to_uniform(concentration: Tensor, plan: BesselPlan) -> Tensor:
-    """U, which is kappa A - L."""
+    """Return U = kappa A - L."""
     v = uniform_variables(concentration, plan.shifted_lam)
     cosine, gap = mean(concentration, plan), complement(concentration, plan)
     return _kl_to_uniform(v, cosine, gap, _log_growth(concentration, plan), plan)
@@ -146,7 +275,7 @@ def kl_to_uniform(concentration: Tensor, plan: BesselPlan) -> Tensor:
 def _kl_to_uniform(
     v: UniformVariables, cosine: Tensor, gap: Tensor, growth: Tensor | float, plan: BesselPlan
 ) -> Tensor:
-    """U from A, 1 - A and what the rungs add to L."""
+    """Return U, given A, 1 - A and what the rungs add to L."""
     q, t = v.q, v.t
     log_q = q.log1p()
     top = plan.shifted_lam * (log_q + 2.0 * q * _excess(t, plan)) + _rest(q, log_q, t, plan)
@@ -159,10 +288,10 @@ def _kl_to_uniform(
 
 
 def same_mean_kl(q: Tensor, p: Tensor, plan: BesselPlan) -> Tensor:
-    r"""L(p) - L(q) - A(q) (p - q), for concentrations q and p of one shape.
+    r"""Return L(p) - L(q) - A(q) (p - q) for concentrations q and p of one shape.
 
     Within a factor e of each other it is :math:`\int_q^p (p - s) A'(s) ds`, all of one sign, by Gauss-Legendre in
-    log s. Further apart no large part is left to cancel once the formula suits the size of both.
+    log s. Further apart nothing large cancels in the formula chosen for the size of both.
     """
     near = (p < math.e * q) & (q < math.e * p)
     log_ratio = torch.where(near, ((p - q) / torch.where(near, q, 1.0)).log1p(), 0.0)
@@ -177,7 +306,7 @@ def same_mean_kl(q: Tensor, p: Tensor, plan: BesselPlan) -> Tensor:
 
 
 def _rising_integral(q: Tensor, log_ratio: Tensor, plan: BesselPlan) -> Tensor:
-    """The integral over log s from q to p, over the length of that."""
+    """The mean of the integrand over log s from q to p."""
     s = q * torch.stack([node * log_ratio for node, _ in _GAUSS_LEGENDRE]).exp()
     p_over_s_less_1 = torch.stack([(1.0 - node) * log_ratio for node, _ in _GAUSS_LEGENDRE]).expm1()
     integrand = s.square() * p_over_s_less_1 * variance(s, plan)
@@ -213,7 +342,7 @@ def _upper_complement(v: UniformVariables, plan: BesselPlan) -> Tensor:
 
 
 def _excess(t: Tensor, plan: BesselPlan) -> Tensor:
-    """F - 1: by how much the mean cosine differs from its leading term, relative to it."""
+    """F - 1, the relative difference of the mean cosine from its leading term."""
     return t.square() * _series(plan.ratio, t)
 
 

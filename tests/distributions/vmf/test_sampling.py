@@ -12,11 +12,11 @@ from scipy import stats
 from scipy.integrate import quad
 from torch.nn.functional import normalize
 
-from pyro_radial.distributions.special import cosine_variance, log_mean_exp_cosine, mean_cosine, mean_cosine_gap
-from pyro_radial.distributions.vmf import sphere_sampling
-from pyro_radial.distributions.vmf.cosine_gradient import implicit_slope
-from pyro_radial.distributions.vmf.formulas import uniform_variables
-from pyro_radial.distributions.vmf.sphere_sampling import (
+from pyro_radial.distributions.vmf import sampling
+from pyro_radial.distributions.vmf.bessel import uniform_variables
+from pyro_radial.distributions.vmf.functions import cosine_variance, log_mean_exp_cosine, mean_cosine, mean_cosine_gap
+from pyro_radial.distributions.vmf.sampling import (
+    implicit_slope,
     sample_direction,
     sample_one_minus_cosine,
     sample_uniform_direction,
@@ -69,18 +69,18 @@ def test_the_cosine_has_its_distribution(dim, kappa):
 def test_proposals_are_accepted_as_often_as_the_closed_form_says(dim, kappa):
     one = torch.tensor(kappa, dtype=torch.double)
     v = uniform_variables(one, 0.5 * (dim - 1))
-    _, accepted = sphere_sampling._propose(v.a0.expand(NUM_SAMPLES), v.one_minus_a0.expand(NUM_SAMPLES), dim, 1)
+    _, accepted = sampling._propose(v.a0.expand(NUM_SAMPLES), v.one_minus_a0.expand(NUM_SAMPLES), dim, 1)
     rate = float((log_mean_exp_cosine(one, dim) - v.lam * (2.0 * v.q - v.q.log1p())).exp())
     assert abs(float(accepted.double().mean()) - rate) < 4 * (rate * (1 - rate) / NUM_SAMPLES) ** 0.5
     refused = 1.0 - rate
-    assert refused < sphere_sampling.MOST_REFUSED
-    assert refused**sphere_sampling.NUM_PROPOSALS < 1e-11
+    assert refused < sampling.MOST_REFUSED
+    assert refused**sampling.NUM_PROPOSALS < 1e-11
 
 
 def test_the_bound_on_refused_rows_is_practically_never_exceeded():
-    share = sphere_sampling.MOST_REFUSED**sphere_sampling.FIRST_PROPOSALS
+    share = sampling.MOST_REFUSED**sampling.FIRST_PROPOSALS
     for count in (1, 5, 20, 100, 800, 10**4, 10**6):
-        assert stats.binom.sf(sphere_sampling._most_refused(count), count, share) < 1e-12
+        assert stats.binom.sf(sampling._most_refused(count), count, share) < 1e-12
 
 
 def integral_slope(kappa, gap, dim):
@@ -235,8 +235,8 @@ def test_a_row_of_one_free_element_that_is_exactly_zero_still_has_a_direction(mo
 
 def test_nothing_is_computed_for_a_gradient_that_nobody_needs(monkeypatch):
     calls = []
-    original = sphere_sampling.implicit_slope
-    monkeypatch.setattr(sphere_sampling, "implicit_slope", lambda *args: calls.append(1) or original(*args))
+    original = sampling.implicit_slope
+    monkeypatch.setattr(sampling, "implicit_slope", lambda *args: calls.append(1) or original(*args))
     loc = normalize(torch.randn(3, 5), dim=-1).requires_grad_()
     kappa = torch.ones(3)
     sample_direction(loc, sample_one_minus_cosine(kappa, 5)).sum().backward()

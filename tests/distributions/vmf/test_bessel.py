@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.polynomial import polynomial as poly
 
-from pyro_radial.distributions.vmf.bessel_expansion import (
+from pyro_radial.distributions.vmf.bessel import (
     LEAST_LAMBDA,
     NUM_TERMS,
     bessel_plan,

@@ -1,0 +1,354 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Each number below is the largest error on the points of its test, over true values of 60 digits."""
+
+import math
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mpmath import MPContext
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import grad, vmap
+
+from pyro_radial.distributions.special import log_sphere_area
+from pyro_radial.distributions.vmf import bessel
+from pyro_radial.distributions.vmf.bessel import bessel_plan
+from pyro_radial.distributions.vmf.functions import (
+    cosine_variance,
+    log_mean_exp_cosine,
+    log_vmf_constant,
+    log_vmf_peak,
+    mean_cosine,
+    mean_cosine_gap,
+    vmf_kl,
+    vmf_kl_to_uniform,
+)
+from tests.helpers.compilers import recent_compiler
+
+TRUTH_FILE = Path(__file__).resolve().parents[4] / "shared" / "data" / "numerics" / "vmf_truth.npz"
+SCALARS = [
+    log_mean_exp_cosine,
+    mean_cosine,
+    cosine_variance,
+    mean_cosine_gap,
+    log_vmf_constant,
+    log_vmf_peak,
+    vmf_kl_to_uniform,
+]
+# Relative errors in float64. In float32 all are rounded once, which costs at most half a unit in the last place.
+LIMITS = {"L": 1e-15, "A": 1e-15, "A'": 1e-14, "A''": 1e-13, "M": 1e-14, "U": 5e-14, "gap": 5e-14}
+ROUNDING = 6.1e-8
+# A precision of its own: mpmath's global one is anybody's to change.
+mp = MPContext()
+mp.dps = 60
+
+
+@cache
+def true_cumulants(dim, concentration):
+    """L, A, A' and A'' from the series of 0F1, summed outward from its largest term.
+
+    With weights c_j in kappa^2j, the operator kappa d/dkappa takes L to the cumulants of 2j.
+    """
+    kappa, half = mp.mpf(concentration), mp.mpf(dim) / 2
+    x = kappa**2 / 4
+    mode = int(mp.floor((mp.sqrt((half - 1) ** 2 + 4 * x) - half - 1) / 2)) if x > half else 0
+    moments = [mp.mpf(0)] * 4
+    for direction in (1, -1):
+        j, weight = mode, mp.mpf(1)
+        while weight > mp.mpf(10) ** -60 and j >= 0:
+            if direction == 1 or j < mode:
+                power = weight
+                for order in range(4):
+                    moments[order] += power
+                    power *= 2 * (j - mode)
+            weight *= x / ((j + 1) * (j + half)) if direction == 1 else j * (j - 1 + half) / x
+            j += direction
+    first, second, third = (moment / moments[0] for moment in moments[1:])
+    log_mode = mode * mp.log(x) - mp.loggamma(mode + 1) - mp.loggamma(half + mode) + mp.loggamma(half) if mode else 0
+    variance = second - first**2
+    mean = (first + 2 * mode) / kappa
+    slope = (variance - kappa * mean) / kappa**2
+    skew = third - 3 * first * second + 2 * first**3
+    return log_mode + mp.log(moments[0]), mean, slope, (skew - 3 * kappa**2 * slope - kappa * mean) / kappa**3
+
+
+def relative_error(tensor, truth):
+    return max(float(abs(mp.mpf(x) / t - 1)) for x, t in zip(tensor.double().tolist(), truth, strict=True))
+
+
+def errors(dim, concentration, cumulants):
+    """The relative error of every scalar at some concentrations, as a dictionary."""
+    leaf = concentration.clone().requires_grad_()
+    variance = cosine_variance(leaf, dim)
+    (bend,) = torch.autograd.grad(variance.sum(), leaf)
+    kappas = [mp.mpf(k) for k in concentration.tolist()]
+    ls, means, slopes, bends = zip(*cumulants, strict=True)
+    both = list(zip(kappas, ls, means, strict=True))
+    return {
+        "L": relative_error(log_mean_exp_cosine(concentration, dim), ls),
+        "A": relative_error(mean_cosine(concentration, dim), means),
+        "A'": relative_error(variance.detach(), slopes),
+        "A''": relative_error(bend, bends),
+        "M": relative_error(log_vmf_peak(concentration, dim), [k - value for k, value, _ in both]),
+        "U": relative_error(vmf_kl_to_uniform(concentration, dim), [k * a - value for k, value, a in both]),
+        "gap": relative_error(mean_cosine_gap(concentration, dim), [k * (1 - a) for k, _, a in both]),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dim", [2, 7, 23, 784, 12345, 10**5])
+def test_scalars_are_right_to_the_last_digits(dim, dtype):
+    concentration = torch.tensor([1.7e-6, 0.00137, 0.731, 12.9, 411.3, 27183.5], dtype=dtype)
+    measured = errors(dim, concentration, [true_cumulants(dim, k) for k in concentration.tolist()])
+    for name, error in measured.items():
+        assert error <= (LIMITS[name] if dtype == torch.float64 else ROUNDING), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_scalars_are_right_to_the_last_digits_on_a_grid_up_to_a_million(dtype):
+    dims, kappas, truth = _grid()
+    worst = dict.fromkeys(LIMITS, 0.0)
+    for dim in sorted(set(dims.tolist())):
+        rows = dims == dim
+        cumulants = [[mp.mpf(high) + mp.mpf(low) for high, low in row[:4]] for row in truth[rows].tolist()]
+        measured = errors(dim, torch.tensor(kappas[rows], dtype=dtype), cumulants)
+        worst = {name: max(worst[name], measured[name]) for name in worst}
+    for name, error in worst.items():
+        assert error <= (LIMITS[name] if dtype == torch.float64 else ROUNDING), name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "part", "whole"), [(torch.float64, 4e-15, 1e-12), (torch.float32, ROUNDING, ROUNDING)]
+)
+def test_the_log_constant_is_right_on_a_grid(dtype, part, whole):
+    dims, kappas, truth = _grid()
+    for dim in sorted(set(dims.tolist())):
+        rows = dims == dim
+        constant = log_vmf_constant(torch.tensor(kappas[rows], dtype=dtype), dim).double().tolist()
+        for value, row in zip(constant, truth[rows].tolist(), strict=True):
+            log_mean_exp, uniform = (mp.mpf(high) + mp.mpf(low) for high, low in (row[0], row[4]))
+            error = float(abs(value - (uniform - log_mean_exp)))
+            assert error <= part * float(abs(uniform) + log_mean_exp)
+            assert error <= whole * max(1.0, float(abs(uniform - log_mean_exp)))
+
+
+def _grid():
+    if not TRUTH_FILE.exists():
+        pytest.skip("no table of true values beside the checkout")
+    with np.load(TRUTH_FILE) as table:
+        return table["m"], table["kappa"], table["val"]
+
+
+@pytest.mark.parametrize(
+    ("formula", "order", "limit"),
+    [(bessel.log_mean_exp, 0, 4e-7), (bessel.mean, 1, 3e-7), (bessel.variance, 2, 5e-6)],
+)
+def test_formulas_keep_the_digits_of_float32_when_they_work_in_it(formula, order, limit):
+    # A device without float64 has nothing else.
+    concentration = torch.logspace(-6, 4.4, 12)
+    for dim in (2, 7, 23, 784, 12345):
+        truth = [true_cumulants(dim, k)[order] for k in concentration.tolist()]
+        assert relative_error(formula(concentration, bessel_plan(dim)), truth) <= limit
+
+
+def test_in_three_dimensions_the_scalars_are_the_closed_forms():
+    kappa = torch.tensor([0.5, 3.0, 50.0], dtype=torch.double)
+    mean, log_mean_exp = 1 / kappa.tanh() - 1 / kappa, (kappa.sinh() / kappa).log()
+    torch.testing.assert_close(mean_cosine(kappa, 3), mean, rtol=1e-14, atol=0)
+    torch.testing.assert_close(cosine_variance(kappa, 3), kappa.square().reciprocal() - kappa.sinh() ** -2)
+    torch.testing.assert_close(log_mean_exp_cosine(kappa, 3), log_mean_exp, rtol=1e-14, atol=1e-14)
+    constant = (kappa / (4 * math.pi * kappa.sinh())).log()
+    torch.testing.assert_close(log_vmf_constant(kappa, 3), constant, rtol=1e-14, atol=1e-14)
+
+
+def test_the_mean_lies_between_the_bounds_whose_middle_is_taken_for_it_elsewhere():
+    for dim, off in ((2, 0.07), (10, 0.0017)):
+        z, nu = torch.logspace(-2, 2, 400, dtype=torch.double), 0.5 * dim
+        shifts = [nu - 0.5 + 0.5 * lam / (lam**2 + z**2).sqrt() for lam in (nu + 0.5, nu - 0.5)]
+        lower, upper = (z / (shift + (shift**2 + z**2).sqrt()) for shift in shifts)
+        mean = mean_cosine(z, dim)
+        assert ((lower < mean) & (mean < upper)).all()
+        assert float((0.5 * (lower + upper) / mean - 1).abs().max()) == pytest.approx(off, rel=0.05)
+
+
+RATIOS = (1e-3, 0.1, 0.36, 0.37, 0.5, 0.9, 0.9999, 1.0001, 2.0, 2.7, 2.75, 100.0)
+
+
+@pytest.mark.parametrize("dim", [2, 7, 23, 784, 12345])
+def test_the_kl_and_its_gradients_keep_their_digits_at_every_ratio_of_concentrations(dim):
+    points = torch.tensor(
+        [[q, q * r, gap] for q in (0.0137, 7.3, 911.7, 9117.0) for r in RATIOS for gap in (0.0, 0.25)]
+    )
+    truth = [true_kl(dim, *point) for point in points.tolist()]
+    for dtype, limits in ((torch.float64, (5e-13, 1e-14, 1e-9)), (torch.float32, (ROUNDING,) * 3)):
+        q, p, gap = (column.to(dtype).requires_grad_() for column in points.unbind(1))
+        kl = vmf_kl(q, p, gap, dim)
+        found = [kl.detach(), *torch.autograd.grad(kl.sum(), (q, p))]
+        for tensor, true, limit in zip(found, zip(*truth, strict=True), limits, strict=True):
+            assert relative_error(tensor, true) <= limit
+
+
+def true_kl(dim, q, p, gap):
+    """The KL and its derivatives in q and p, by the direct formulas in 60 digits."""
+    (log_q, mean_q, variance_q, _), (log_p, mean_p, _, _) = true_cumulants(dim, q), true_cumulants(dim, p)
+    q, p = mp.mpf(q), mp.mpf(p)
+    kl = p * gap * mean_q + log_p - log_q - mean_q * (p - q)
+    return kl, (q - p + p * gap) * variance_q, mean_p - mean_q + gap * mean_q
+
+
+def test_the_kl_is_never_negative_in_float32_and_zero_at_equality():
+    logs = torch.rand(3, 3000) * 20 - 6
+    for dim in (2, 3, 41, 500, 10**5):
+        q, p = (logs[:2] * math.log(10) / 3).exp()
+        assert (vmf_kl(q, p, torch.zeros(()), dim) >= 0).all()
+        assert (vmf_kl(q, q * (1 + 1e-7 * logs[2]), torch.zeros(()), dim) >= 0).all()
+        assert (vmf_kl_to_uniform(q, dim) >= 0).all()
+        assert (vmf_kl(q, q, torch.zeros(()), dim) == 0).all()
+
+
+def test_the_kl_to_the_uniform_is_the_kl_to_concentration_zero():
+    q = torch.logspace(-3, 5, 9, dtype=torch.double)
+    zero = torch.zeros((), dtype=torch.double)
+    for dim in (2, 50, 5000):
+        torch.testing.assert_close(vmf_kl(q, zero, zero, dim), vmf_kl_to_uniform(q, dim), rtol=1e-15, atol=0)
+        torch.testing.assert_close(vmf_kl(zero, q, zero, dim), log_mean_exp_cosine(q, dim), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 41, 500, 10**5])
+def test_concentration_zero_is_exactly_the_uniform_distribution(dim):
+    zero = torch.zeros((), dtype=torch.double, requires_grad=True)
+    for scalar in (log_mean_exp_cosine, mean_cosine, mean_cosine_gap, log_vmf_peak, vmf_kl_to_uniform):
+        assert scalar(zero, dim) == 0
+    assert log_vmf_constant(zero, dim) == -log_sphere_area(dim)
+    variance = cosine_variance(zero, dim)
+    assert float(variance.detach()) == pytest.approx(1 / dim, rel=1e-15)
+    assert torch.autograd.grad(variance, zero)[0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dim", [2, 3, 10, 500, 10**5])
+def test_values_and_two_derivatives_are_finite_from_zero_to_a_million(dim, dtype):
+    values = torch.tensor([0.0, 1e-30, *torch.logspace(-6, 6, 13).tolist()], dtype=dtype)
+    kappa = values.clone().requires_grad_()
+    for scalar in SCALARS:
+        _assert_finite(scalar(kappa, dim), kappa)
+    q, p = (x.reshape(-1).clone().requires_grad_() for x in torch.meshgrid(values, values, indexing="ij"))
+    _assert_finite(vmf_kl(q, p, torch.full((), 0.3, dtype=dtype), dim), q, p)
+
+
+def _assert_finite(value, *arguments):
+    first = torch.autograd.grad(value.sum(), arguments, create_graph=True)
+    second = torch.autograd.grad(sum(x.sum() for x in first), arguments)
+    assert all(x.isfinite().all() for x in (value, *first, *second))
+
+
+@pytest.mark.parametrize("dim", [2, 3, 10, 41, 500])
+def test_gradients_of_first_and_second_order_agree_with_finite_differences(dim):
+    kappa = torch.tensor([0.4, 7.0, 300.0], dtype=torch.double, requires_grad=True)
+    for scalar in SCALARS:
+        assert gradcheck(lambda k, scalar=scalar: scalar(k, dim), kappa)
+        assert gradgradcheck(lambda k, scalar=scalar: scalar(k, dim), kappa)
+    p = torch.tensor([0.5, 11.0, 20.0], dtype=torch.double, requires_grad=True)
+    gap = torch.tensor([0.1, 0.3, 1.2], dtype=torch.double, requires_grad=True)
+    assert gradcheck(lambda *args: vmf_kl(*args, dim), (kappa, p, gap))
+    assert gradgradcheck(lambda *args: vmf_kl(*args, dim), (kappa, p, gap))
+
+
+@pytest.mark.parametrize("dim", [3, 500])
+def test_the_variance_has_two_more_derivatives(dim):
+    kappa = torch.tensor([0.4, 7.0, 300.0], dtype=torch.double, requires_grad=True)
+    assert gradgradcheck(lambda k: 100.0 * cosine_variance(k, dim), kappa)
+
+
+@pytest.mark.parametrize("dim", [3, 500])
+def test_every_scalar_and_its_gradients_map_over_a_batch(dim):
+    kappa = torch.tensor([0.0, 0.4, 7.0, 300.0], dtype=torch.double, requires_grad=True)
+    for scalar in SCALARS:
+        value = scalar(kappa, dim)
+        (first,) = torch.autograd.grad(value.sum(), kappa, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), kappa)
+        one = lambda k, scalar=scalar: scalar(k, dim)  # noqa: E731
+        torch.testing.assert_close(vmap(one)(kappa), value)
+        torch.testing.assert_close(vmap(grad(one))(kappa), first)
+        torch.testing.assert_close(vmap(grad(grad(one)))(kappa.detach()), second)
+    p = torch.tensor([[0.2], [50.0]], dtype=torch.double)
+    gap = torch.tensor(0.3, dtype=torch.double)
+    rows = vmap(lambda p: vmf_kl(kappa, p, gap, dim))(p)
+    torch.testing.assert_close(rows, vmf_kl(kappa, p, gap, dim))
+
+
+@pytest.fixture
+def compiler():
+    """Torch's compiler starts afresh."""
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize(("backend", "dim", "kl"), [("eager", 500, True), ("aot_eager", 500, False)])
+@recent_compiler
+def test_values_and_gradients_compile_to_one_graph(backend, dim, kl):
+    def total(kappa, p, gap):
+        scalars = log_vmf_peak(kappa, dim) + vmf_kl_to_uniform(kappa, dim) + cosine_variance(kappa, dim)
+        return scalars + (vmf_kl(kappa, p, gap, dim) if kl else p * gap)
+
+    arguments = [torch.tensor(x, requires_grad=True) for x in ([0.0, 0.5, 1e4], [[0.1], [40.0]], 0.3)]
+    compiled = torch.compile(total, fullgraph=True, backend=backend)(*arguments)
+    torch.testing.assert_close(compiled, total(*arguments))
+    expected = torch.autograd.grad(total(*arguments).sum(), arguments)
+    torch.testing.assert_close(torch.autograd.grad(compiled.sum(), arguments), expected)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@recent_compiler
+def test_a_graph_compiled_for_any_shape_takes_the_dimension_from_a_tensor():
+    def of_rows(loc):
+        return log_vmf_constant(loc.norm(dim=-1), loc.shape[-1])
+
+    compiled = torch.compile(of_rows, fullgraph=True, backend="eager", dynamic=True)
+    for shape in ((2, 50), (3, 60)):
+        loc = torch.randn(shape)
+        torch.testing.assert_close(compiled(loc), of_rows(loc))
+
+
+def test_nothing_reads_a_tensor_on_the_host():
+    # A tensor without data raises wherever its values are asked for.
+    q, p = (torch.ones(shape, device="meta", requires_grad=True) for shape in ((3,), (2, 1)))
+    for dim in (30, 500):
+        total = vmf_kl(q, p, torch.ones((), device="meta"), dim) + sum(scalar(q, dim) for scalar in SCALARS)
+        first = torch.autograd.grad(total.sum(), (q, p), create_graph=True)
+        assert torch.autograd.grad(first[0].sum(), q)[0].shape == (3,)
+
+
+def test_the_kl_broadcasts_and_answers_in_the_widest_dtype_given():
+    q, p, gap = torch.rand(4, 1), torch.rand(3, dtype=torch.double), torch.rand(2, 1, 1)
+    kl = vmf_kl(q, p, gap, 10)
+    assert (kl.shape, kl.dtype) == ((2, 4, 3), torch.double)
+    assert vmf_kl(q, p.float(), gap, 10).dtype == torch.float32
+    assert kl[1, 2, 0] == pytest.approx(float(vmf_kl(q[2, 0], p[0], gap[1, 0, 0], 10)), rel=1e-6)
+    for scalar in SCALARS:
+        assert scalar(q.half(), 10).dtype == torch.half
+
+
+@pytest.mark.parametrize(("dim", "words"), [(1, "only a sign"), (0, "at least 2"), (2.0, "integer"), (True, "integer")])
+def test_a_dimension_without_such_a_distribution_is_an_error_that_names_it(dim, words):
+    for scalar in SCALARS:
+        with pytest.raises(ValueError, match=rf"^dim must be .*{words}"):
+            scalar(torch.ones(()), dim)
+
+
+def test_integer_tensors_are_an_error_that_names_the_argument():
+    one, whole = torch.ones(()), torch.ones((), dtype=torch.long)
+    for scalar in SCALARS:
+        with pytest.raises(ValueError, match=r"^concentration must be a floating-point tensor"):
+            scalar(whole, 3)
+    for position, name in enumerate(("concentration_q", "concentration_p", "one_minus_cosine")):
+        arguments = [one, one, one]
+        arguments[position] = whole
+        with pytest.raises(ValueError, match=rf"^{name} must be a floating-point tensor"):
+            vmf_kl(*arguments, 3)
