@@ -18,7 +18,7 @@ from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.half_cauchy import log_mode, sqrt_product
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide.base import AutoPerSite
-from pyro_radial.nn.priors.site_names import Side, TensorSites
+from pyro_radial.nn.priors.radial_directional import Side, TensorSites
 
 __all__ = ["Cut", "Scores", "unit_scores"]
 

@@ -4,7 +4,8 @@
 """A plain network as a Pyro model: chosen parameters become sample sites."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -12,20 +13,26 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
+from pyro.nn import PyroModule
 from pyro.nn.module import pyro_method
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from pyro_radial._pyro.compat import stored_name
 from pyro_radial._pyro.naming import UniquelyNamed
-from pyro_radial.nn.draws import split_draws, split_noise, unflatten
-from pyro_radial.nn.functional_net import FunctionalNet
-from pyro_radial.nn.local.local_layers import LocalLayers, NotLocalError, check_rows, num_rows
-from pyro_radial.nn.own_tensors import OwnTensors, own_copy
-from pyro_radial.nn.parameter_sites import ParameterSites
-from pyro_radial.nn.selection import Select, check_net, select_parameters
-from pyro_radial.nn.site_priors import ParameterPrior, SitePriors
+from pyro_radial.nn.functional_net import FunctionalNet, split_draws, unflatten
+from pyro_radial.nn.local.local_layers import (
+    LocalLayers,
+    NotLocalError,
+    ParameterSites,
+    check_rows,
+    num_rows,
+    split_noise,
+)
+from pyro_radial.nn.site_priors import ParameterPrior, Select, SitePriors, check_net, select_parameters
 
-__all__ = ["BayesianModule", "submodules"]
+__all__ = ["BayesianModule", "keeping_buffers", "submodules"]
 
 STANDARD_NORMAL = dist.Normal(0.0, 1.0)
 
@@ -89,9 +96,9 @@ class BayesianModule(UniquelyNamed):
         self._local = LocalLayers(self._functional.skeleton)
         _make_gradients_dense(net, self._functional.skeleton, selected)
         # Where a guide may start: the network's own values. They follow .to(), and are no part of the state.
-        self._initial = {name: own_copy(parameter) for name, parameter in selected.items()}
+        self._initial = {name: _own_copy(parameter) for name, parameter in selected.items()}
         self._shapes = {name: parameter.shape for name, parameter in selected.items()}
-        self._own = OwnTensors(net, self._shapes)
+        self._own = _OwnTensors(net, self._shapes)
         self.net = self._own.root
         self._site_priors: SitePriors | None = None
         if isinstance(prior, ParameterPrior):
@@ -257,8 +264,8 @@ class BayesianModule(UniquelyNamed):
         with torch.no_grad(), poutine.block():
             random = {name: self._value_in(name, draw) for name in self._shapes}
             trained = {**random, **self._own.trained()}
-            fixed = {name: own_copy(tensor) for name, tensor in self._own.fixed().items()}
-        tensors: dict[str, Tensor] = {name: nn.Parameter(own_copy(t)) for name, t in trained.items()}
+            fixed = {name: _own_copy(tensor) for name, tensor in self._own.fixed().items()}
+        tensors: dict[str, Tensor] = {name: nn.Parameter(_own_copy(t)) for name, t in trained.items()}
         for name, _ in self._functional.skeleton.named_parameters():
             if name in fixed:
                 fixed[name] = nn.Parameter(fixed[name], requires_grad=False)
@@ -279,7 +286,7 @@ class BayesianModule(UniquelyNamed):
         """Copies of the tensors that are not random, by name: trained parameters, frozen ones and buffers."""
         with poutine.block():
             tensors = {**self._own.trained(), **self._own.fixed()}
-        return {name: own_copy(tensor) for name, tensor in tensors.items()}
+        return {name: _own_copy(tensor) for name, tensor in tensors.items()}
 
     def train(self, mode: bool = True) -> "BayesianModule":
         """Sets train or eval mode for this module and the network's computation."""
@@ -348,3 +355,105 @@ def submodules(*modules: Any) -> Iterator[nn.Module]:
             yield submodule
             if isinstance(submodule, BayesianModule):
                 yield from submodule.skeleton.modules()
+
+
+@contextmanager
+def keeping_buffers(*modules: Any) -> Iterator[None]:
+    """Buffers, such as the running statistics of batch norm, as they were before, whatever is run meanwhile."""
+    owned = [(module, name, b) for module in submodules(*modules) for name, b in module.named_buffers(recurse=False)]
+    kept = [(module, name, b, b.clone()) for module, name, b in owned if not is_lazy(b)]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, value in kept:
+                setattr(module, name, buffer.copy_(value))
+
+
+class _OwnTensors:
+    """
+    Copies of what is not random, in modules nested as in the network.
+
+    Reading a trained parameter while Pyro runs a model makes its ``param`` statement. This is no module itself, so
+    that names in the network can never meet names of ours; the owner registers :attr:`root`.
+
+    :ivar PyroModule root: holds trained parameters as parameters, frozen ones and buffers as buffers.
+    :param nn.Module net: the network.
+    :param random: the names of the parameters to leave out.
+    """
+
+    def __init__(self, net: nn.Module, random: Collection[str]) -> None:
+        self.root = PyroModule()
+        self._trained: dict[str, tuple[PyroModule, str]] = {}
+        self._fixed: dict[str, tuple[PyroModule, str]] = {}
+        for name, parameter in net.named_parameters():
+            if name in random:
+                continue
+            owner, leaf = self._place(name)
+            if parameter.requires_grad:
+                setattr(owner, leaf, nn.Parameter(_own_copy(parameter)))
+                self._trained[name] = owner, leaf
+            else:
+                owner.register_buffer(leaf, _own_copy(parameter))
+                self._fixed[name] = owner, leaf
+        saved = net.state_dict(keep_vars=True).keys()
+        for name, buffer in net.named_buffers():
+            owner, leaf = self._place(name)
+            owner.register_buffer(leaf, _own_copy(buffer), persistent=name in saved)
+            self._fixed[name] = owner, leaf
+
+    def trained(self) -> dict[str, Tensor]:
+        """The trained parameters by name, announced to Pyro."""
+        local = pyro.settings.get("module_local_params")
+        for owner, leaf in () if local else self._trained.values():
+            _adopt_stored_value(owner, leaf)
+        return {name: getattr(owner, leaf) for name, (owner, leaf) in self._trained.items()}
+
+    def fixed(self) -> dict[str, Tensor]:
+        """The frozen parameters and the buffers by name."""
+        return {name: getattr(owner, leaf) for name, (owner, leaf) in self._fixed.items()}
+
+    def keep_new_buffers(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes from ``tensors`` the buffers that a module assigned, instead of writing into them."""
+        for name, (owner, leaf) in self._fixed.items():
+            if tensors[name] is not getattr(owner, leaf):
+                setattr(owner, leaf, tensors[name].detach())
+
+    @contextmanager
+    def unchanged_on_error(self) -> Iterator[None]:
+        """Puts back what a call wrote into buffers, if it raises."""
+        before = {name: tensor.clone() for name, tensor in self.fixed().items()}
+        try:
+            yield
+        except Exception:
+            with torch.no_grad():
+                for name, tensor in self.fixed().items():
+                    tensor.copy_(before[name])
+            raise
+
+    def _place(self, name: str) -> tuple[PyroModule, str]:
+        *path, leaf = name.split(".")
+        owner: PyroModule = self.root
+        for part in path:
+            children = dict(owner.named_children())
+            if part not in children:
+                owner.add_module(part, PyroModule())
+            owner = getattr(owner, part)
+        return owner, leaf
+
+
+def _adopt_stored_value(owner: PyroModule, leaf: str) -> None:
+    # Pyro trains what its store holds under our name, which after a load of the store is not our tensor.
+    store = pyro.get_param_store()
+    fullname = stored_name(owner, leaf)
+    own = dict(owner.named_parameters(recurse=False))[leaf]
+    if fullname in store and store[fullname] is not own:
+        with torch.no_grad():
+            own.copy_(store[fullname])
+        store[fullname] = own
+
+
+def _own_copy(tensor: Tensor) -> Tensor:
+    """A detached copy."""
+    # Contiguous, since Pyro's store keeps a copy of any other tensor and would train that one.
+    return tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -5,6 +5,7 @@
 
 import copy
 import logging
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,11 +19,22 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pyro_radial._pyro.compat import tree_leaves, tree_map_only
-from pyro_radial.nn.selection import STATISTICS_LAYERS
 
-__all__ = ["FunctionalNet"]
+__all__ = ["STATISTICS_LAYERS", "FunctionalNet", "split_draws", "unflatten"]
 
 logger = logging.getLogger("pyro_radial")
+
+# Norm layers that keep running statistics.
+STATISTICS_LAYERS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+
 
 # What torch says for us where a network uses activation checkpointing.
 RECOMPUTES = "parts of the network run again in the backward pass"
@@ -71,30 +83,26 @@ class FunctionalNet:
         """
         given = dict(tensors)
         before = {name: tensors[name].clone() for name, _ in self.skeleton.named_buffers() if name in tensors}
-        try:
-            return self._attempt(tensors, args, kwargs, within)
-        except RuntimeError as error:
-            if self._recomputes or RECOMPUTES not in str(error):
-                raise
-        # For good, and the call starts again where it was.
-        self._recomputes, self.batching = True, "loop"
-        tensors.update(given)
-        with torch.no_grad():
-            for name, buffer in before.items():
-                tensors[name].copy_(buffer)
-        return self._attempt(tensors, args, kwargs, within)
-
-    def _attempt(
-        self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], within: Within
-    ) -> Any:
-        with nullcontext() if within is None else within(tensors):
-            if not self._recomputes:
-                with disable_saved_tensors_hooks(RECOMPUTES), _restored(self.skeleton):
+        context = nullcontext if within is None else within
+        if not self._recomputes:
+            try:
+                with context(tensors), disable_saved_tensors_hooks(RECOMPUTES), _restored(self.skeleton):
                     return functional_call(self.skeleton, tensors, args, kwargs)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:
+                # Perhaps activation checkpointing, which needs the hooks. The call starts again where it was; a mistake
+                # in it raises here again, and then nothing is remembered.
+                tensors.update(given)
+                with torch.no_grad():
+                    for name, buffer in before.items():
+                        tensors[name].copy_(buffer)
+        with context(tensors):
             net = self.module(tensors)
             output = net(*args, **kwargs)
             tensors.update(net.named_buffers())
-            return output
+        self._recomputes, self.batching = True, "loop"
+        return output
 
     def many(
         self,
@@ -139,10 +147,10 @@ class FunctionalNet:
             except torch.cuda.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                if self._recomputes:
-                    return _loop(run, drawn)
                 # A mistake in the call itself raises here again, and then nothing is remembered.
                 outputs = _loop(run, drawn)
+                if self._recomputes:
+                    return outputs
                 self.batching = "loop"
                 warnings.warn(
                     f"torch.vmap cannot batch {type(self.skeleton).__name__} ({_first_line(error)}): "
@@ -155,6 +163,54 @@ class FunctionalNet:
         """A plain network around the given tensors, ties kept, in the mode of the skeleton."""
         twins = [*self.skeleton.named_parameters(), *self.skeleton.named_buffers()]
         return copy.deepcopy(self.skeleton, {id(twin): tensors[name] for name, twin in twins})
+
+
+def split_draws(
+    values: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
+) -> tuple[tuple[int, ...], dict[str, Tensor], dict[str, Tensor]]:
+    """
+    Sorts the values of sites into those that all draws share and those with one slice per draw.
+
+    Leading dims of size one are dropped, site by site, since a plate leaves them where it does not reach.
+
+    :param Mapping values: ``[*draws, *shape]`` by site.
+    :param Mapping shapes: the shape of each parameter.
+    :returns: the draws' shape; the values without draws; and the others, of shape ``[N, *shape]`` with the N draws
+        flattened.
+    :raises ValueError: naming the site whose shape does not fit.
+    """
+    draws: tuple[int, ...] = ()
+    first = ""
+    shared: dict[str, Tensor] = {}
+    drawn: dict[str, Tensor] = {}
+    for name, value in values.items():
+        shape = shapes[name]
+        cut = value.dim() - len(shape)
+        if cut < 0 or value.shape[cut:] != shape:
+            raise ValueError(
+                f"site {name!r} must have a value whose shape ends in the parameter's {tuple(shape)}, "
+                f"got {tuple(value.shape)}"
+            )
+        lead = tuple(size for size in value.shape[:cut] if size != 1)
+        if not lead:
+            shared[name] = value.reshape(shape)
+            continue
+        if draws and lead != draws:
+            raise ValueError(f"site {name!r} must have draws of shape {draws}, as site {first!r} has, got {lead}")
+        draws, first = lead, first or name
+        drawn[name] = value.reshape(math.prod(lead), *shape)
+    return draws, shared, drawn
+
+
+def unflatten(outputs: Any, draws: tuple[int, ...]) -> Any:
+    """
+    The outputs with the draws as leading dims.
+
+    :param outputs: tensors of shape ``[N, ...]``, nested in any way.
+    :param tuple draws: the draws' shape, of N elements.
+    :returns: the same with tensors of shape ``[*draws, ...]``.
+    """
+    return tree_map_only(Tensor, lambda tensor: tensor.reshape(*draws, *tensor.shape[1:]), outputs)
 
 
 def _vmap(run: Run, drawn: Mapping[str, Tensor]) -> Any:

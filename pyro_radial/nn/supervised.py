@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.nn.likelihoods import Likelihood
-from pyro_radial.nn.parameter_sites import AskForLocalReparameterization
+from pyro_radial.nn.local.local_layers import AskForLocalReparameterization
 
 __all__ = ["SupervisedModel", "inputs_of"]
 

@@ -13,7 +13,7 @@ from torch import nn
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule
 from pyro_radial.compression.scores import Cut, Scores, unit_scores
 from pyro_radial.nn.priors import RadialDirectionalPrior
-from pyro_radial.nn.priors.site_names import TensorSites
+from pyro_radial.nn.priors.radial_directional import TensorSites
 
 
 def guided(prior, family, net=None, **kwargs):

@@ -27,7 +27,7 @@ from pyro_radial._pyro.one_at_a_time import one_at_a_time
 from pyro_radial.infer.autoguide.families import Families, Family, LocScale, Site, choose_families
 from pyro_radial.infer.autoguide.families.setup import as_one_number, as_site, initial_values
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
-from pyro_radial.nn.buffers import keeping_buffers
+from pyro_radial.nn.bayesian_module import keeping_buffers
 from pyro_radial.nn.likelihood import is_target
 from pyro_radial.poutine.local_reparameterization import noise_asked_for, noise_offered
 

@@ -4,22 +4,34 @@
 """Which layers of a network compute with the noise of their parameters, and a call in which they do."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
+from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_radial._pyro.compat import tree_leaves
-from pyro_radial.nn.draws import NOISE_PARTS
-from pyro_radial.nn.local.layer_noise import LAYERS, Parameter, noisy_output
-from pyro_radial.nn.local.unit_noise import UnitNoise
+from pyro_radial.nn.functional_net import split_draws
+from pyro_radial.nn.local.unit_noise import LAYERS, Parameter, UnitNoise, noisy_output
+from pyro_radial.poutine.local_reparameterization import ASKS, NOISE, PARAMETER
 
-__all__ = ["LocalLayers", "NotLocalError", "check_rows", "num_rows"]
+__all__ = [
+    "AskForLocalReparameterization",
+    "LocalLayers",
+    "NotLocalError",
+    "ParameterSites",
+    "check_rows",
+    "num_rows",
+    "split_noise",
+]
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 PARAMETERS = ("weight", "bias")
+#: The tensors of a noise, which follow the name of its site.
+NOISE_PARTS = ("loc", "scale")
 
 
 class NotLocalError(Exception):
@@ -188,3 +200,104 @@ def check_rows(output: Any, draws: int, rows: int) -> None:
     first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
     if first is None or first.shape[draws : draws + 1] != (rows,):
         raise NotLocalError("", "the network's output has no row for each row of its input")
+
+
+def split_noise(
+    values: Mapping[str, Tensor],
+    noises: Mapping[str, UnitNoise],
+    site_shapes: Mapping[str, torch.Size],
+    shapes: Mapping[str, torch.Size],
+) -> tuple[tuple[int, ...], dict[str, Tensor], dict[str, Tensor]]:
+    """
+    The same where some sites have noise in the place of values.
+
+    :param Mapping values: of the other sites.
+    :param Mapping noises: by site.
+    :param Mapping site_shapes: the shapes ``[*draws, *shape]`` that the values would have.
+    :param Mapping shapes: the shape of each parameter.
+    :returns: as :func:`split_draws`, with ``site.loc`` and ``site.scale`` among the tensors. Draws that share both are
+        counted by a tensor of N elements under the empty name, so that there is always one with draws.
+    """
+    tensors, tensor_shapes = dict(values), {name: shapes[name] for name in values}
+    lead: tuple[int, ...] = ()
+    for name, noise in noises.items():
+        shape = shapes[name]
+        sizes = site_shapes[name][: len(site_shapes[name]) - len(shape)]
+        lead = tuple(size for size in sizes if size != 1) or lead
+        for part in NOISE_PARTS:
+            tensor = getattr(noise, part)
+            tensors[f"{name}.{part}"] = tensor if tensor.shape == shape else tensor.expand(site_shapes[name])
+            tensor_shapes[f"{name}.{part}"] = shape
+    if lead:
+        tensors[""], tensor_shapes[""] = next(iter(noises.values())).loc.new_zeros(lead), torch.Size()
+    return split_draws(tensors, tensor_shapes)
+
+
+class ParameterSites(Messenger):
+    """Marks the sites that are parameters of a network, and collects those that a guide left undrawn.
+
+    :param names: the names of the parameters.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self._names = names
+        self._values: dict[str, Tensor] = {}
+        #: The noise of the sites that were left undrawn, and the shape of their values.
+        self.noises: dict[str, UnitNoise] = {}
+        self.shapes: dict[str, torch.Size] = {}
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] in self._names:
+            msg["infer"] = {**msg["infer"], PARAMETER: True}
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        name, noise = msg["name"], msg["infer"].get(NOISE)
+        if noise is not None and name in self._names:
+            self.noises[name], self.shapes[name], self._values[name] = noise, msg["fn"].shape(), msg["value"]
+
+    def check(self, values: dict[str, Tensor]) -> None:
+        """Raises a ValueError naming a site that was left undrawn while the prior computes a parameter from it."""
+        for name, value in self._values.items():
+            if values[name] is not value:
+                raise ValueError(
+                    f"local_reparameterization: prior must return the value of site {name!r} as it is, "
+                    "got one that is computed from it, which needs a draw"
+                )
+
+
+class AskForLocalReparameterization(Messenger):
+    """Asks guides for local reparameterization in calls of a model with targets.
+
+    :param asks: whether a call asks, a function of its arguments.
+    :param bool now: whether this one does.
+    """
+
+    def __init__(self, asks: Any, now: bool) -> None:
+        super().__init__()
+        self._asks, self._now = asks, now
+        self._asked: set[str] = set()
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["infer"].get(PARAMETER):
+            msg["infer"] = {**msg["infer"], ASKS: self._asks}
+            self._asked.add(msg["name"])
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        # A guide's site brings its own dict; without a guide the model's is still there.
+        infer = msg["infer"]
+        if self._now and msg["name"] in self._asked and ASKS not in infer and NOISE not in infer:
+            raise ValueError(
+                f"SupervisedModel: guide must leave site {msg['name']!r} undrawn under local_reparameterization=True, "
+                "got a draw; take a guide of this library, or wrap your own guide as "
+                "local_reparameterization(guide, sites=...) if its sites are normal or radial"
+            )
+
+    def check(self, sites: Collection[str]) -> None:
+        """Raises a ValueError naming a parameter that has no site of its own."""
+        missing = [name for name in sites if name not in self._asked]
+        if missing:
+            raise ValueError(
+                f"SupervisedModel: prior must have site {missing[0]!r} for local_reparameterization=True, "
+                "got one that computes the parameter from other sites"
+            )

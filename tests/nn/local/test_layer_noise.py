@@ -8,8 +8,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.nn.local.layer_noise import noisy_output
-from pyro_radial.nn.local.unit_noise import UnitNoise, half_normal, unit_noise
+from pyro_radial.nn.local.unit_noise import UnitNoise, half_normal, noisy_output, unit_noise
 from tests.helpers.two_samples import assert_same_distribution, assert_same_mean
 
 NUM_DRAWS = 30_000
