@@ -39,39 +39,31 @@ STANDARD_NORMAL = dist.Normal(0.0, 1.0)
 
 class BayesianModule(UniquelyNamed):
     """
-    A Pyro model that calls a network with random parameters.
+    Make a plain network a Pyro model whose parameters are random.
 
-    Each selected parameter of ``net`` is a sample site of the same name. A call samples all sites first and then
-    runs the network, so ``bnn(x)`` belongs *outside* a plate over data. The network given is read once and never
-    written: what is not random is copied into this module, trained with the rest, and announced to Pyro.
+    Each selected parameter of ``net`` is a sample site of the same name. A call samples all sites and then runs the
+    network, so ``bnn(x)`` belongs *outside* a plate over data. ``net`` itself is read once and never changed: this
+    module owns and trains copies of everything that is not random.
 
-    A site's value may have leading dims: the draws. They come from vectorized particles or
-    ``Predictive(parallel=True)``; dims of size one are dropped. With sites of shape ``[*draws, *parameter.shape]``
-    the output is ``[*draws, *output.shape]``, for each tensor in it, as if the network had been called once per
-    draw. This is one :func:`torch.func.vmap`; networks that it cannot batch (``nn.LSTM``, ``nn.GRU``, ``nn.RNN``)
-    run as a loop (see :attr:`batching`). Dropout differs between draws.
+    The values of sites may have draws as leading dims, from vectorized particles or ``Predictive(parallel=True)``.
+    Each output then has shape ``[*draws, *output.shape]``, as if the network had been called once per draw. One
+    :func:`torch.func.vmap` runs all draws; networks that it cannot batch (``nn.LSTM``, ``nn.GRU``, ``nn.RNN``) run in a
+    loop (see :attr:`batching`). In train mode only calls with a single draw update the running statistics of batch
+    norm layers.
 
-    In train mode a call with a single draw updates running statistics of batch norm layers, in this module's own
-    buffers. A call with several draws leaves them as they are and says so once.
+    A network may have a method ``uses_parameter(name) -> bool``. A parameter for which it returns False makes no site
+    in a call and keeps its first value (see :class:`~pyro_radial.nn.MultiHead`).
 
-    Under :func:`~pyro_radial.poutine.local_reparameterization` a guide leaves parameters undrawn. Their layers then add
-    noise to their outputs, independently for each row of a batch.
+    :param nn.Module net: a plain network; lazy layers must have run once.
+    :param prior: the prior of the random parameters, one of
 
-    A network that leaves some parameters idle may say so by a method ``uses_parameter(name) -> bool``. Where it
-    returns False the parameter makes no site in a call, and the network gets its first value, without gradient (see
-    :class:`~pyro_radial.nn.MultiHead`).
-
-    :param nn.Module net: a plain network, materialized (no lazy layer that has not run yet).
-    :param prior: the distribution of the random parameters, one of
-
+        - a distribution: shape ``()`` is expanded to each parameter, any other shape, ``batch_shape + event_shape``,
+          must be the parameter's; it follows the parameter's dtype and device;
+        - a mapping from site names to distributions, or a function of (name, parameter) that returns one;
         - an object with ``sample_parameter(name, parameter) -> tensor`` that makes its own sites (see
-          :class:`~pyro_radial.nn.priors.LearnedScale`); a module is registered here and trained;
-        - a distribution: one of shape ``()`` is expanded to each parameter, any other must have the
-          parameter's shape as ``batch_shape + event_shape``; it follows the parameter's dtype and device;
-        - a mapping from site names to such distributions;
-        - a function of (name, parameter) that returns one, called when this module is made, moved or cast.
-    :param select: which parameters are random: a function of (name, parameter) that says so, a regular expression
-        searched in the name, or None for all but frozen ones (``requires_grad=False``) and those of norm layers.
+          :class:`~pyro_radial.nn.priors.LearnedScale`); a module is registered here and trained.
+    :param select: which parameters are random: a function of (name, parameter), a regular expression searched in the
+        name, or None for all but frozen parameters and those of normalization layers.
     :raises ValueError: naming the argument or the site, for a prior or selection that does not fit the network.
 
     Example::
@@ -81,8 +73,6 @@ class BayesianModule(UniquelyNamed):
         >>> bnn = BayesianModule(net, prior=dist.Normal(0.0, 1.0))
         >>> bnn.sites
         ('0.weight', '0.bias', '2.weight', '2.bias')
-        >>> bnn(torch.zeros(5, 3)).shape
-        torch.Size([5, 2])
         >>> with pyro.plate("draws", 4, dim=-1):
         ...     bnn(torch.zeros(5, 3)).shape
         torch.Size([4, 5, 2])
@@ -95,7 +85,7 @@ class BayesianModule(UniquelyNamed):
         self._functional = FunctionalNet(net)
         self._local = LocalLayers(self._functional.skeleton)
         _make_gradients_dense(net, self._functional.skeleton, selected)
-        # Where a guide may start: the network's own values. They follow .to(), and are no part of the state.
+        # The network's own values, where a guide may start. They follow .to() and are not part of the state.
         self._initial = {name: _own_copy(parameter) for name, parameter in selected.items()}
         self._shapes = {name: parameter.shape for name, parameter in selected.items()}
         self._own = _OwnTensors(net, self._shapes)
@@ -117,46 +107,45 @@ class BayesianModule(UniquelyNamed):
 
     @property
     def sites_in_use(self) -> tuple[str, ...]:
-        """The names of the random parameters that a call samples now: all that the network does not leave idle."""
+        """The names of the random parameters that the network uses now, and a call samples."""
         return tuple(name for name in self._shapes if self._in_use(name))
 
     @property
     def skeleton(self) -> nn.Module:
-        """The modules that compute, without tensors of their own; each has its own train or eval mode."""
+        """The modules of the network, without tensors of their own; each has its own train or eval mode."""
         return self._functional.skeleton
 
     @property
     def device(self) -> torch.device:
-        """Where the network computes."""
+        """The device of the random parameters."""
         return next(iter(self._initial.values())).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the network computes in: the floating-point dtype of its first random parameter."""
+        """The dtype of the first random parameter."""
         return next(iter(self._initial.values())).dtype
 
     @property
     def batching(self) -> str:
-        """How several draws are run: ``"vmap"``, or ``"loop"`` where the network cannot be batched."""
+        """How several draws run: ``"vmap"``, or ``"loop"`` if vmap cannot batch the network."""
         return self._functional.batching
 
     @pyro_method
     def sample_parameters(self) -> dict[str, Tensor]:
         """
-        Samples the random parameters; each site carries the network's value as ``infer["initial_value"]``.
+        Sample the random parameters; each site carries the network's value as ``infer["initial_value"]``.
 
-        :returns: values ``[*draws, *parameter.shape]`` of all :attr:`sites` by name; where the network leaves a
-            parameter idle, its first value.
+        :returns: values ``[*draws, *parameter.shape]`` of all :attr:`sites` by name; the first value of a parameter
+            that the network does not use.
         """
         return {name: self._sample(name) if self._in_use(name) else initial for name, initial in self._initial.items()}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """
-        Samples the parameters, then calls the network.
+        Sample the parameters and call the network.
 
         :returns: the network's output, with the draws as leading dims.
-        :raises ValueError: naming the site, for a value that does not end in the parameter's shape or whose
-            draws are not those of the other sites.
+        :raises ValueError: naming the site, for a value of another shape or with other draws than other sites.
         """
         with ParameterSites(self._shapes) as sites:
             values = self.sample_parameters()
@@ -176,7 +165,7 @@ class BayesianModule(UniquelyNamed):
     @pyro_method
     def at(self, parameters: Mapping[str, Tensor], /, *args: Any, **kwargs: Any) -> Any:
         """
-        The network's output at given values of the random parameters.
+        Call the network at given values of the random parameters.
 
         :param Mapping parameters: values ``[*draws, *parameter.shape]`` of all :attr:`sites` by name.
         :param args: the network's inputs.
@@ -188,7 +177,7 @@ class BayesianModule(UniquelyNamed):
 
     def one_value_each(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """
-        Values without leading dims; where a parameter has no value, the network's first one.
+        Drop leading dims of size one, and take the network's first value of a parameter without a value.
 
         :param Mapping parameters: values ``[*ones, *parameter.shape]`` by site.
         :raises ValueError: naming the site, for a value of another shape or with several draws.
@@ -228,9 +217,9 @@ class BayesianModule(UniquelyNamed):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The network's output with local noise at the sites that were left undrawn, but for those with a reason.
+        """The output with noise at the sites that were left undrawn; sites with a reason are drawn.
 
-        :raises NotLocalError: where the call finds another; it has changed nothing then.
+        A NotLocalError means that the call has found another reason, and has changed nothing.
         """
         local = {name: noise for name, noise in sites.noises.items() if name not in reasons}
         drawn = {name: sites.noises[name].draw(sites.shapes[name]) for name in reasons}
@@ -246,13 +235,12 @@ class BayesianModule(UniquelyNamed):
     @pyro_method
     def to_module(self, draw: Mapping[str, Tensor]) -> nn.Module:
         """
-        A plain network for one draw of the parameters, with copies of everything, in the current mode.
+        Make a plain network for one draw of the parameters, with copies of everything, in the current mode.
 
         :param Mapping draw: a value for each site in use, as ``guide()`` or ``guide.median()`` returns; for a prior
-            with sites of its own, values for these. Leading dims of size one are dropped, other entries ignored.
-            A parameter that the network leaves idle has its first value, unless there is one for it.
+            that makes its own sites, values of these. Leading dims of size one are dropped, other entries ignored.
         :returns: a network of the same class as the one given.
-        :raises ValueError: naming the site that is missing or has several draws as leading dims.
+        :raises ValueError: naming the site that is missing or has several draws.
 
         Example::
 
@@ -276,7 +264,7 @@ class BayesianModule(UniquelyNamed):
         return net
 
     def computation(self) -> FunctionalNet:
-        """A copy of what the network computes, in evaluation mode, for the caller alone."""
+        """A copy of the network's computation in evaluation mode."""
         functional = copy.deepcopy(self._functional)
         functional.train(False)
         return functional
@@ -289,7 +277,7 @@ class BayesianModule(UniquelyNamed):
         return {name: _own_copy(tensor) for name, tensor in tensors.items()}
 
     def train(self, mode: bool = True) -> "BayesianModule":
-        """Sets train or eval mode for this module and the network's computation."""
+        """Set train or eval mode for this module and the network's computation."""
         super().train(mode)
         self._functional.train(mode)
         return self
@@ -315,10 +303,17 @@ class BayesianModule(UniquelyNamed):
     def _value_in(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
         if name in draw:
             value = draw[name]
-        elif self._in_use(name):
-            value = self._value_from_parts(name, draw)
-        else:
+        elif not self._in_use(name):
             value = self._initial[name]
+        else:
+            # A prior may compute it from sites of other names.
+            trace = poutine.trace(poutine.condition(self._sample, data=dict(draw))).get_trace(name)
+            missing = prune_subsample_sites(trace).stochastic_nodes
+            if missing:
+                needs = "" if missing == [name] else f", which {name!r} needs"
+                raise ValueError(f"draw must hold a value for site {missing[0]!r}{needs}, got values for {list(draw)}")
+            computed: Any = trace.nodes["_RETURN"]["value"]
+            value = computed
         shape = self._shapes[name]
         if value.numel() != shape.numel() or value.shape[value.dim() - len(shape) :] != shape:
             raise ValueError(
@@ -326,22 +321,9 @@ class BayesianModule(UniquelyNamed):
             )
         return value.reshape(shape)
 
-    def _value_from_parts(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
-        """The value of a parameter that its prior computes from sites of other names."""
-        if self._site_priors is not None:
-            raise ValueError(f"draw must hold a value for site {name!r}, got values for {list(draw)}")
-        trace = poutine.trace(poutine.condition(self._sample, data=dict(draw))).get_trace(name)
-        missing = prune_subsample_sites(trace).stochastic_nodes
-        if missing:
-            raise ValueError(
-                f"draw must hold a value for site {missing[0]!r}, which {name!r} needs, got values for {list(draw)}"
-            )
-        value: Any = trace.nodes["_RETURN"]["value"]
-        return value
-
 
 def _make_gradients_dense(net: nn.Module, skeleton: nn.Module, random: Mapping[str, Tensor]) -> None:
-    """A draw of an embedding has a gradient in all its elements, and so no use for one that holds a few rows."""
+    """Turn off sparse gradients of random embeddings: a draw has a gradient in all its elements."""
     ids = {id(parameter) for parameter in random.values()}
     for original, module in zip(net.modules(), skeleton.modules(), strict=True):
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(original.weight) in ids:
@@ -349,7 +331,7 @@ def _make_gradients_dense(net: nn.Module, skeleton: nn.Module, random: Mapping[s
 
 
 def submodules(*modules: Any) -> Iterator[nn.Module]:
-    """The modules and all below them, parents first, and the networks that Bayesian modules keep to themselves."""
+    """All modules below these, parents first, among them the hidden networks of Bayesian modules."""
     for module in modules:
         for submodule in module.modules() if isinstance(module, nn.Module) else ():
             yield submodule
@@ -359,7 +341,7 @@ def submodules(*modules: Any) -> Iterator[nn.Module]:
 
 @contextmanager
 def keeping_buffers(*modules: Any) -> Iterator[None]:
-    """Buffers, such as the running statistics of batch norm, as they were before, whatever is run meanwhile."""
+    """Restore all buffers afterwards, such as the running statistics of batch norm."""
     owned = [(module, name, b) for module in submodules(*modules) for name, b in module.named_buffers(recurse=False)]
     kept = [(module, name, b, b.clone()) for module, name, b in owned if not is_lazy(b)]
     try:
@@ -372,14 +354,10 @@ def keeping_buffers(*modules: Any) -> Iterator[None]:
 
 class _OwnTensors:
     """
-    Copies of what is not random, in modules nested as in the network.
+    Copies of a network's parameters and buffers that are not random, in modules nested as in the network.
 
-    Reading a trained parameter while Pyro runs a model makes its ``param`` statement. This is no module itself, so
-    that names in the network can never meet names of ours; the owner registers :attr:`root`.
-
-    :ivar PyroModule root: holds trained parameters as parameters, frozen ones and buffers as buffers.
-    :param nn.Module net: the network.
-    :param random: the names of the parameters to leave out.
+    Reading a trained parameter while Pyro runs a model makes its ``param`` statement. The owner registers :attr:`root`,
+    so that names in the network never meet names of ours.
     """
 
     def __init__(self, net: nn.Module, random: Collection[str]) -> None:
@@ -403,7 +381,7 @@ class _OwnTensors:
             self._fixed[name] = owner, leaf
 
     def trained(self) -> dict[str, Tensor]:
-        """The trained parameters by name, announced to Pyro."""
+        """The trained parameters by name; reading them makes their ``param`` statements."""
         local = pyro.settings.get("module_local_params")
         for owner, leaf in () if local else self._trained.values():
             _adopt_stored_value(owner, leaf)
@@ -414,14 +392,14 @@ class _OwnTensors:
         return {name: getattr(owner, leaf) for name, (owner, leaf) in self._fixed.items()}
 
     def keep_new_buffers(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes from ``tensors`` the buffers that a module assigned, instead of writing into them."""
+        """Keep the buffers that a module assigned instead of writing into them."""
         for name, (owner, leaf) in self._fixed.items():
             if tensors[name] is not getattr(owner, leaf):
                 setattr(owner, leaf, tensors[name].detach())
 
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
-        """Puts back what a call wrote into buffers, if it raises."""
+        """Undo what a call wrote into buffers if it raises."""
         before = {name: tensor.clone() for name, tensor in self.fixed().items()}
         try:
             yield

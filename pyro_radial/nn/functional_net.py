@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A network without tensors of its own, called with given tensors: with one set, or with many sets at once."""
+"""Call a network at given tensors: with one set, or with many sets at once."""
 
 import copy
 import logging
@@ -36,7 +36,7 @@ STATISTICS_LAYERS = (
 )
 
 
-# What torch says for us where a network uses activation checkpointing.
+# What torch raises where a network uses activation checkpointing.
 RECOMPUTES = "parts of the network run again in the backward pass"
 
 # The network for one draw of its parameters.
@@ -47,38 +47,38 @@ Within = Callable[[dict[str, Tensor]], AbstractContextManager[Any]] | None
 
 class FunctionalNet:
     """
-    The computation of a network, with its parameters and buffers taken out.
+    The computation of a network without its parameters and buffers.
 
-    :ivar nn.Module skeleton: a copy of the network whose tensors are on the meta device, ties kept.
-    :ivar str batching: ``"vmap"`` or ``"loop"``: how several draws of the tensors are run.
-    :param nn.Module net: the network; it is read, never written.
+    :ivar nn.Module skeleton: a copy of the network with its tensors on the meta device; tied tensors stay tied.
+    :ivar str batching: how several draws run, ``"vmap"`` or ``"loop"``.
+    :param nn.Module net: the network, which is never changed.
     """
 
     def __init__(self, net: nn.Module) -> None:
         self.skeleton = _skeleton(net)
         self.batching = "vmap"
         self._said_statistics_are_frozen = False
-        # Whether parts of the network run again in the backward pass: then each call needs modules of its own, that
-        # still have its tensors.
+        # With activation checkpointing parts of the network run again in the backward pass. Each call then needs its
+        # own modules, which still have its tensors.
         self._recomputes = False
         if any(isinstance(module, nn.RNNBase) for module in net.modules()):
             self.batching = "loop"
             logger.info("%s holds a recurrent layer: draws run one after another", type(net).__name__)
 
     def train(self, mode: bool) -> None:
-        """Sets train or eval mode, as :meth:`torch.nn.Module.train` does."""
+        """Set train or eval mode, as :meth:`torch.nn.Module.train` does."""
         self.skeleton.train(mode)
 
     def single(
         self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], within: Within = None
     ) -> Any:
         """
-        The output for one set of tensors. What the network does to its buffers is done to ``tensors``.
+        Call the network with one set of tensors. What it does to its buffers is done to ``tensors``.
 
-        :param dict tensors: every parameter and buffer by name; of tied ones, the first name.
+        :param dict tensors: every parameter and buffer by name; tied ones by their first name.
         :param tuple args: the network's inputs.
-        :param dict kwargs: those given by name.
-        :param within: what the call takes place in, a function of ``tensors`` that returns a context manager.
+        :param dict kwargs: inputs by name.
+        :param within: a function of ``tensors`` that returns a context manager for the call.
         :returns: what the network returns.
         """
         given = dict(tensors)
@@ -113,15 +113,15 @@ class FunctionalNet:
         within: Within = None,
     ) -> Any:
         """
-        The outputs for N sets of tensors, stacked along a new first dim. No buffer is changed.
+        Call the network with N sets of tensors, and stack the outputs along a new first dim. No buffer is changed.
 
-        :param Mapping shared: tensors common to all sets.
-        :param Mapping drawn: tensors of shape ``[N, *shape]``, one slice for each set.
+        :param Mapping shared: the tensors common to all sets.
+        :param Mapping drawn: tensors ``[N, *shape]``, one slice for each set.
         :param tuple args: the network's inputs.
-        :param dict kwargs: those given by name.
-        :param within: as of :meth:`single`.
+        :param dict kwargs: inputs by name.
+        :param within: as in :meth:`single`.
         :returns: what the network returns, with tensors of shape ``[N, ...]``.
-        :raises TypeError: if it returns what is neither a tensor nor plain data, nested or not.
+        :raises TypeError: if it returns something else than tensors and plain data, nested in any way.
         """
         with _frozen_statistics(self.skeleton) as left_out:
             if left_out and not self._said_statistics_are_frozen:
@@ -135,7 +135,7 @@ class FunctionalNet:
             buffers = {name for name, _ in self.skeleton.named_buffers()}
 
             def run(draw: Mapping[str, Tensor]) -> Any:
-                # What a draw writes to its buffers is dropped with these copies.
+                # These copies take what a draw writes to its buffers.
                 own = {name: tensor.clone() if name in buffers else tensor for name, tensor in shared.items()}
                 return self.single({**own, **draw}, args, kwargs, within)
 
@@ -169,14 +169,13 @@ def split_draws(
     values: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
 ) -> tuple[tuple[int, ...], dict[str, Tensor], dict[str, Tensor]]:
     """
-    Sorts the values of sites into those that all draws share and those with one slice per draw.
+    Sort the values of sites into those that all draws share and those with one slice per draw.
 
-    Leading dims of size one are dropped, site by site, since a plate leaves them where it does not reach.
+    Leading dims of size one are dropped for each site, since plates add them.
 
     :param Mapping values: ``[*draws, *shape]`` by site.
     :param Mapping shapes: the shape of each parameter.
-    :returns: the draws' shape; the values without draws; and the others, of shape ``[N, *shape]`` with the N draws
-        flattened.
+    :returns: the shape of the draws, the values without draws, and the other values with the draws flattened.
     :raises ValueError: naming the site whose shape does not fit.
     """
     draws: tuple[int, ...] = ()
@@ -203,13 +202,7 @@ def split_draws(
 
 
 def unflatten(outputs: Any, draws: tuple[int, ...]) -> Any:
-    """
-    The outputs with the draws as leading dims.
-
-    :param outputs: tensors of shape ``[N, ...]``, nested in any way.
-    :param tuple draws: the draws' shape, of N elements.
-    :returns: the same with tensors of shape ``[*draws, ...]``.
-    """
+    """Give tensors ``[N, ...]``, nested in any way, the shape ``[*draws, ...]``."""
     return tree_map_only(Tensor, lambda tensor: tensor.reshape(*draws, *tensor.shape[1:]), outputs)
 
 
@@ -235,7 +228,7 @@ def _loop(run: Run, drawn: Mapping[str, Tensor]) -> Any:
 
 
 def _skeleton(net: nn.Module) -> nn.Module:
-    # deepcopy takes a tensor's copy from the memo where there is one: no memory is doubled, and ties stay ties.
+    # deepcopy takes copies from the memo: no memory is doubled, and ties stay ties.
     memo: dict[int, Any] = {}
     for parameter in net.parameters():
         twin = torch.empty_like(parameter, device="meta")
@@ -247,7 +240,7 @@ def _skeleton(net: nn.Module) -> nn.Module:
 
 @contextmanager
 def _restored(skeleton: nn.Module) -> Iterator[None]:
-    """Puts the skeleton's own tensors back: where a module has two names, functional_call leaves those of the call."""
+    """Put the skeleton's own tensors back: functional_call leaves those of the call if a module has two names."""
     own = [(module, dict(module._parameters), dict(module._buffers)) for module in skeleton.modules()]
     try:
         yield
@@ -259,7 +252,7 @@ def _restored(skeleton: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _frozen_statistics(skeleton: nn.Module) -> Iterator[set[str]]:
-    """Lets norm layers in train mode use batch statistics only; gives the names of the buffers to leave out."""
+    """Let norm layers in train mode use batch statistics only; yield the names of the buffers to leave out."""
     left_out: set[str] = set()
     layers: list[tuple[Any, Tensor, Tensor]] = []
     for prefix, layer in skeleton.named_modules():
@@ -280,7 +273,7 @@ def _frozen_statistics(skeleton: nn.Module) -> Iterator[set[str]]:
 
 
 class _Together:
-    """A setting of the whole process: the first thread to come makes it, the last to go takes it back."""
+    """A setting of the whole process: the first thread to enter makes it, the last to leave restores it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make, self._inside, self._lock, self._stack = make, 0, threading.Lock(), ExitStack()
@@ -322,14 +315,14 @@ WITHOUT_ADVICE_ON_LOOPS = _Together(_without_advice_on_loops)
 
 @contextmanager
 def _vmap_settings(skeleton: nn.Module, drawn: Mapping[str, Tensor]) -> Iterator[None]:
-    """Turns off, for the time of a vmap, what it has no batching rule for."""
+    """Turn off what vmap has no batching rule for."""
     with ExitStack() as stack:
         stack.enter_context(WITHOUT_FASTPATH)
         if any(value.device.type == "cpu" for value in drawn.values()):
-            # The fused attention of the CPU has no batching rule; written out, it has.
+            # The fused attention of the CPU has no batching rule.
             stack.enter_context(WITHOUT_FUSED_ATTENTION)
         if any(isinstance(module, nn.RNNCellBase) for module in skeleton.modules()):
-            # Cells are looped over inside vmap, which is what we should do, and torch warns of it.
+            # torch warns that it loops over cells inside vmap.
             stack.enter_context(WITHOUT_ADVICE_ON_LOOPS)
         yield
 

@@ -24,7 +24,7 @@ TARGET: Any = {"is_target": True}
 
 
 def is_target(site: Mapping[str, Any]) -> bool:
-    """Whether a site holds the targets of a likelihood, observed or not: guides leave it to the model."""
+    """Whether a site holds the targets of a likelihood, observed or not; guides have no such site."""
     return bool(site["infer"] and site["infer"].get("is_target", False))
 
 
@@ -32,22 +32,19 @@ class Likelihood(UniquelyNamed):
     """
     Base class: a distribution of targets ``y`` given a network's output ``f``.
 
-    It owns the plate over data, named ``"data"``, at dim -1. With targets of B of the N training points it scales
-    their log-likelihood by N/B, so that a loss is that of the whole data set; without targets the plate has the size
-    of the output and scale one. Made without ``num_data``, it gets N from :func:`~pyro_radial.fit` or
-    :func:`~pyro_radial.continual.train_stream`, from each anew, and keeps it; before that, as in an ``SVI`` of your
-    own, targets are all the data there are (N = B), as under ``pyro.plate("data", len(y))``. So give ``num_data`` to
-    train on mini-batches without ``fit``.
+    It makes the plate over data, ``"data"`` at dim -1. With targets of B of the N training points it scales their
+    log-likelihood by N/B, so that a loss is that of the whole data set. Without ``num_data``, :func:`~pyro_radial.fit`
+    and :func:`~pyro_radial.continual.train_stream` set N to the number of rows they train on; before that N = B, as
+    under ``pyro.plate("data", len(y))``. Give ``num_data`` if you train on mini-batches with your own ``SVI``.
 
-    The output is recorded at the deterministic site ``"f"`` (``FUNCTION_SITE``), of shape ``[*draws, B,
-    *outputs]``, the targets are the site ``"y"``.
+    The deterministic site ``"f"`` records the output ``[*draws, B, *outputs]``; the site ``"y"`` holds the targets.
 
-    A subclass defines :meth:`observation` and :meth:`inverse_link`, and where it differs :meth:`noise`,
+    A subclass defines :meth:`observation` and :meth:`inverse_link` and may override :meth:`noise`,
     :meth:`target_shape` and :meth:`predictive_entropy`.
 
-    :param int num_data: N, the number of training points; by default what :func:`~pyro_radial.fit` is given.
-    :param int event_dim: how many dims of ``f``, from the right, belong to one data point: 1 for a network that
-        returns ``[B, K]``, 0 for one that returns ``[B]``.
+    :param int num_data: N, the number of training points; by default the number that :func:`~pyro_radial.fit` is given.
+    :param int event_dim: the number of dims of ``f``, from the right, that belong to one data point: 1 for a network
+        that returns ``[B, K]``, 0 for one that returns ``[B]``.
     :raises ValueError: naming the argument that is out of range.
     """
 
@@ -67,11 +64,7 @@ class Likelihood(UniquelyNamed):
 
     @property
     def num_data(self) -> int | None:
-        """
-        N, as given or else as the latest training has found it; None before that.
-
-        :raises ValueError: when set to what is neither a positive integer nor None.
-        """
+        """N, as given, or as the latest training has set it; None before that."""
         return self._found if self._given is None else self._given
 
     @num_data.setter
@@ -80,24 +73,18 @@ class Likelihood(UniquelyNamed):
         self._found: int | None = None
 
     def train_on(self, num_data: int, who: str) -> None:
-        """
-        Takes N from the data, where it was not given.
-
-        :param int num_data: N, the number of training points.
-        :param str who: what errors call the training.
-        :raises ValueError: if another number was given.
-        """
+        """Set N to the number of training points; raise a ValueError if another number was given."""
         if self._given not in (None, num_data):
             raise ValueError(
                 f"{who}: num_data of the likelihood must be the number of training points, got "
-                f"num_data={self._given} for {num_data} rows; make the likelihood without num_data, or if the rows "
-                f"are only a part of the data, say so: fit(..., num_data={self._given})"
+                f"num_data={self._given} for {num_data} rows; make the likelihood without num_data, or, if the rows "
+                f"are only a part of the data, call fit(..., num_data={self._given})"
             )
         self._found = num_data
 
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """
-        Records ``f`` and observes or samples ``y``.
+        Record ``f`` and observe or sample ``y``.
 
         :param torch.Tensor f: the network's output, ``[*draws, B, *outputs]``.
         :param torch.Tensor y: the targets, ``[B, *target]``, or None to sample them.
@@ -123,43 +110,38 @@ class Likelihood(UniquelyNamed):
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """
-        The distribution of the targets.
+        Make the distribution of the targets.
 
         :param torch.Tensor f: ``[*draws, B, *outputs]``.
-        :param noise: what :meth:`noise` returns; its shape broadcasts with ``[*draws, B]``.
+        :param noise: the values that :meth:`noise` returns, broadcastable with ``[*draws, B]``.
         :returns: a distribution of batch shape ``[*draws, B]``.
         """
         raise NotImplementedError
 
     def inverse_link(self, f: Tensor) -> Tensor:
-        """
-        The mean of the targets, as a function of the network's output; for classes, their probabilities.
-
-        :param torch.Tensor f: ``[..., B, *outputs]``.
-        :returns: a tensor of the same shape unless a class says otherwise.
-        """
+        """The mean of the targets for outputs ``[..., B, *outputs]``; for classes, their probabilities."""
         raise NotImplementedError
 
     def noise(self, f: Tensor) -> dict[str, Tensor]:
         """
-        What the distribution needs besides ``f``, sampled or learned; nothing by default.
+        Sample or read what the distribution needs besides ``f``; nothing by default.
 
-        :param torch.Tensor f: the network's output, for its dtype and device.
+        :param torch.Tensor f: the network's output, only for its dtype and device.
         :returns: keyword arguments of :meth:`observation`.
         """
         return {}
 
     def predictive_entropy(self, mean: Tensor) -> Tensor:
-        r"""
-        The entropy, in nats, of the discrete distribution with the given mean, summed over the outputs.
+        """
+        The entropy of the discrete distribution with the given mean, in nats, summed over the outputs.
 
         :param torch.Tensor mean: an average of :meth:`inverse_link` over draws, ``[..., N, *outputs]``.
         :returns: a tensor ``[..., N]``.
         :raises NotImplementedError: for targets that are not discrete and finite.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has no closed-form predictive entropy: "
-            "an average over draws is a mixture, whose entropy is known only for finitely many values"
+            f"{type(self).__name__} has no closed-form predictive entropy: the predictive distribution is a mixture "
+            "over draws, and its entropy is known only for targets with finitely many values"
         )
 
     def target_shape(self, f: Tensor) -> torch.Size:
@@ -167,15 +149,12 @@ class Likelihood(UniquelyNamed):
         return f.shape[f.dim() - 1 - self.event_dim :]
 
     def function_values(self, f: Tensor) -> Tensor:
-        """What the site ``"f"`` records for an output: the output itself, in full precision under autocast.
-
-        :raises ValueError: naming ``f``, for what cannot be the output of a network for this likelihood.
-        """
+        """Check an output and return what the site ``"f"`` records: the output, in float32 under autocast."""
         self.check_output(f)
         return full_precision(f)
 
     def check_output(self, f: Tensor) -> None:
-        """Raises a ValueError naming ``f`` if it cannot be the output of a network for this likelihood."""
+        """Raise a ValueError naming ``f`` if it cannot be the output of a network for this likelihood."""
         if f.dim() < 1 + self.event_dim:
             raise ValueError(
                 f"f must have a dim for the data and {self.event_dim} more (event_dim) at site {FUNCTION_SITE!r}, "
@@ -200,12 +179,12 @@ class Likelihood(UniquelyNamed):
         return y.to(f.dtype)
 
     def check_target_dtype(self, y: Tensor) -> None:
-        """Raises a ValueError naming ``y`` if its dtype is wrong: complex, or bool where numbers are meant."""
+        """Raise a ValueError naming ``y`` if it is complex or boolean."""
         if y.is_complex() or y.dtype == torch.bool:
             raise ValueError(f"y must hold real numbers for site 'y', got {y.dtype}")
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
-        """Raises a ValueError naming ``y`` and the value if one is out of range; any number is in, by default."""
+        """Raise a ValueError naming ``y`` and a value out of range; by default all numbers are allowed."""
 
 
 def full_precision(f: Tensor) -> Tensor:
@@ -216,12 +195,11 @@ def full_precision(f: Tensor) -> Tensor:
 
 def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:
     """
-    Refuse targets that are out of range, where Pyro's validation is on.
+    Raise a ValueError with the first target that is out of range, if Pyro's validation is on.
 
     :param torch.Tensor allowed: which elements of ``y`` are in range.
     :param torch.Tensor y: the targets.
     :param str wanted: the range, in words.
-    :raises ValueError: with the first value that is out of range, and its place.
     """
     if pyro.settings.get("validate_distributions_pyro") and not bool(allowed.all()):
         place = tuple((~allowed).nonzero()[0].tolist())
@@ -229,13 +207,7 @@ def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:
 
 
 def set_num_data(model: Any, num_data: int, who: str) -> None:
-    """Have each likelihood of a model take N from the data, where it was not given.
-
-    :param model: a Pyro model; one that is no module has no likelihoods of ours.
-    :param int num_data: N, the number of training points.
-    :param str who: what errors call the training.
-    :raises ValueError: if another number was given.
-    """
+    """Set N of each likelihood in a model; raise a ValueError if another number was given."""
     for likelihood in submodules(model):
         if isinstance(likelihood, Likelihood):
             likelihood.train_on(num_data, who)

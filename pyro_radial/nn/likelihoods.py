@@ -24,13 +24,13 @@ __all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "L
 
 class Categorical(Likelihood):
     r"""
-    One of K classes: ``y`` has the probabilities ``softmax(f)``.
+    One of K classes, with probabilities ``softmax(f)``.
 
-    ``f`` is ``[*draws, B, K]`` and ``y`` holds ``B`` integers from 0 to K-1. The classes are the last dim also
-    where a point has many labels: with ``event_dim=3``, ``f`` is ``[B, H, W, K]`` and ``y`` is ``[B, H, W]``.
+    ``f`` is ``[*draws, B, K]`` and ``y`` holds ``B`` integers from 0 to K-1. The classes are always the last dim: for
+    many labels per point, as with ``event_dim=3``, ``f`` is ``[B, H, W, K]`` and ``y`` is ``[B, H, W]``.
 
-    :param int num_data: N, the number of training points; by default what :func:`~pyro_radial.fit` is given.
-    :param int event_dim: how many dims of ``f`` belong to one point, the classes included; at least 1.
+    :param int num_data: N, the number of training points; by default the number that :func:`~pyro_radial.fit` is given.
+    :param int event_dim: the number of dims of ``f`` that belong to one point, the classes included; at least 1.
 
     Example::
 
@@ -70,17 +70,17 @@ class Categorical(Likelihood):
         return y
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
-        """Raises a ValueError naming ``y`` for a label that is no class."""
+        """Raise a ValueError naming ``y`` for a label out of range."""
         number = f.shape[-1]
         check_values((y >= 0) & (y < number), y, f"labels from 0 to {number - 1}, of {number} classes,")
 
 
 class Bernoulli(Likelihood):
     r"""
-    Zero or one, for each output alone: ``y`` is one with probability ``sigmoid(f)``.
+    Zero or one, independently for each output: ``y`` is one with probability ``sigmoid(f)``.
 
-    :param int num_data: N, the number of training points; by default what :func:`~pyro_radial.fit` is given.
-    :param int event_dim: how many dims of ``f`` belong to one point.
+    :param int num_data: N, the number of training points; by default the number that :func:`~pyro_radial.fit` is given.
+    :param int event_dim: the number of dims of ``f`` that belong to one point.
 
     Example::
 
@@ -103,12 +103,12 @@ class Bernoulli(Likelihood):
         return _sum_last(torch.special.entr(mean) + torch.special.entr(1 - mean), self.event_dim)
 
     def check_target_dtype(self, y: Tensor) -> None:
-        """Raises a ValueError naming ``y`` if its dtype is complex."""
+        """Raise a ValueError naming ``y`` if it is complex."""
         if y.is_complex():
             raise ValueError(f"y must hold zeros and ones for site 'y', got {y.dtype}")
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
-        """Raises a ValueError naming ``y`` for a number that is neither zero nor one."""
+        """Raise a ValueError naming ``y`` for a number that is neither zero nor one."""
         check_values((y == 0) | (y == 1), y, "zeros and ones")
 
 
@@ -116,17 +116,17 @@ class Gaussian(Likelihood):
     r"""
     Real numbers with one noise level: :math:`y \sim N(f, \sigma^2)` for each output.
 
-    The noise level is fixed at ``scale``; or, with ``learn_scale``, a parameter that starts there; or, with
-    ``precision_prior``, random: :math:`\sigma = \tau^{-1/2}` with :math:`\tau` the site ``"precision"``, e.g. the
-    ``Gamma(6, 6)`` of Hernández-Lobato and Adams, *Probabilistic Backpropagation* (2015). It is recorded at the
-    deterministic site ``"noise_scale"``, in the units of ``y``.
+    The noise level is fixed at ``scale``. With ``learn_scale`` it is a parameter that starts there. With
+    ``precision_prior`` it is random: :math:`\sigma = \tau^{-1/2}` with :math:`\tau` the site ``"precision"``, for
+    example under the ``Gamma(6, 6)`` of Hernández-Lobato and Adams (2015), "Probabilistic Backpropagation". The
+    deterministic site ``"noise_scale"`` records it, in the units of ``y``.
 
-    :param int num_data: N, the number of training points; by default what :func:`~pyro_radial.fit` is given.
-    :param int event_dim: how many dims of ``f`` belong to one point.
+    :param int num_data: N, the number of training points; by default the number that :func:`~pyro_radial.fit` is given.
+    :param int event_dim: the number of dims of ``f`` that belong to one point.
     :param float scale: the noise's standard deviation, or its first value; 1 by default.
     :param bool learn_scale: whether to train it.
     :param precision_prior: a distribution of shape ``()`` on the positive numbers, for :math:`1/\sigma^2`.
-    :raises ValueError: naming the argument out of range, or given beside ``precision_prior``.
+    :raises ValueError: naming an argument out of range, or given together with ``precision_prior``.
 
     Example::
 
@@ -150,7 +150,7 @@ class Gaussian(Likelihood):
         self.precision_prior: Following | None = None
         if precision_prior is not None:
             if scale is not None or learn_scale:
-                raise ValueError("precision_prior must be given alone, got scale or learn_scale beside it")
+                raise ValueError("precision_prior must be given alone, got scale or learn_scale too")
             check_positive_scalar_distribution("precision_prior", precision_prior)
             self.precision_prior = Following(precision_prior)
             return
@@ -183,15 +183,15 @@ class Gaussian(Likelihood):
 
 class HeteroscedasticGaussian(Likelihood):
     r"""
-    Real numbers with a noise level of their own: the network gives location and scale.
+    Real numbers with their own noise level: the network returns locations and scales.
 
     .. math:: y_k \sim N(f_k, \sigma_k^2), \qquad \sigma_k = \mathrm{softplus}(f_{K+k}) + \mathrm{floor}
 
-    The last dim of ``f`` has 2K elements, K locations and then K raw scales; ``y`` is ``[B, K]``. The floor keeps
-    the density bounded at points that the network fits exactly.
+    The last dim of ``f`` has 2K elements, K locations and then K raw scales; ``y`` is ``[B, K]``. The floor bounds the
+    density at points that the network fits exactly.
 
-    :param int num_data: N, the number of training points; by default what :func:`~pyro_radial.fit` is given.
-    :param int event_dim: how many dims of ``f`` belong to one point; at least 1.
+    :param int num_data: N, the number of training points; by default the number that :func:`~pyro_radial.fit` is given.
+    :param int event_dim: the number of dims of ``f`` that belong to one point; at least 1.
     :param float floor: the least standard deviation, in the units of ``y``.
 
     Example::
@@ -222,7 +222,7 @@ class HeteroscedasticGaussian(Likelihood):
         return torch.Size((*shape[:-1], shape[-1] // 2))
 
     def check_output(self, f: Tensor) -> None:
-        """Raises a ValueError naming ``f`` if its last dim has no even size."""
+        """Raise a ValueError naming ``f`` if the size of its last dim is odd."""
         super().check_output(f)
         if f.shape[-1] % 2:
             raise ValueError(
@@ -233,10 +233,10 @@ class HeteroscedasticGaussian(Likelihood):
 
 class Poisson(Likelihood):
     r"""
-    Counts, for each output alone: :math:`y \sim \mathrm{Poisson}(\exp f)`.
+    Counts, independently for each output: :math:`y \sim \mathrm{Poisson}(\exp f)`.
 
-    :param int num_data: N, the number of training points; by default what :func:`~pyro_radial.fit` is given.
-    :param int event_dim: how many dims of ``f`` belong to one point.
+    :param int num_data: N, the number of training points; by default the number that :func:`~pyro_radial.fit` is given.
+    :param int event_dim: the number of dims of ``f`` that belong to one point.
 
     Example::
 
@@ -253,7 +253,7 @@ class Poisson(Likelihood):
         return f.exp()
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
-        """Raises a ValueError naming ``y`` for a number that is no count."""
+        """Raise a ValueError naming ``y`` for a number that is not a count."""
         check_values((y >= 0) & (y == y.round()), y, "counts, 0, 1, 2, ...,")
 
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""One trunk with several heads, of which one is in use."""
+"""One trunk with several heads; one head is in use."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,13 +19,13 @@ class MultiHead(nn.Module):
     """
     A network with a head for each task, ``heads[head](trunk(x))``.
 
-    In ``BayesianModule(MultiHead(...))`` the random parameters of the other heads make no sites: a guide set up now
-    has the trunk and this head, and the loss no KL for the others. Only as the whole network, not as a part of one,
-    does it say so. The choice of the head is no part of the state.
+    In ``BayesianModule(MultiHead(...))`` the parameters of other heads make no sites. A guide set up now has sites for
+    the trunk and this head, and the loss has no KL for other heads. This holds only if the MultiHead is the whole
+    network. The choice of the head is not part of the state.
 
     :param nn.Module trunk: what the heads share.
     :param heads: the modules that take the trunk's output, one for each task.
-    :raises ValueError: if the trunk or a head is no module, or there is no head.
+    :raises ValueError: if the trunk or a head is not a module, or there is no head.
 
     Example::
 
@@ -54,11 +54,7 @@ class MultiHead(nn.Module):
 
     @property
     def head(self) -> int:
-        """
-        The index of the head in use; when set, the parameters of the others are idle.
-
-        :raises ValueError: when set to what is no index of a head.
-        """
+        """The index of the head in use. Setting it to anything else raises a ValueError."""
         return self._head
 
     @head.setter
@@ -67,20 +63,15 @@ class MultiHead(nn.Module):
         self._head, self._also = head, frozenset()
 
     def _check_head(self, head: int) -> None:
-        """Raises a ValueError unless this is the index of a head."""
+        """Raise a ValueError unless this is the index of a head."""
         if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < len(self.heads):
             raise ValueError(f"head must be an index of one of {len(self.heads)} heads, got {head!r}")
 
     def uses_parameter(self, name: str) -> bool:
-        """
-        Whether a call uses a parameter.
-
-        :param str name: the name of the parameter in this network.
-        :returns: True for those of the trunk, of the head in use, and of heads whose parameters stay random beside it.
-        """
+        """Whether a parameter belongs to the trunk, the head in use, or a head that stays random beside it."""
         if not name.startswith("heads."):
             return True
-        # By identity: what several heads share has the name that it has in the first of them.
+        # By identity: a parameter that several heads share has its name in the first of them.
         parameter = attrgetter(name)(self)
         return any(parameter is own for head in {self.head, *self._also} for own in self.heads[head].parameters())
 
@@ -91,19 +82,19 @@ class MultiHead(nn.Module):
 
 def use_head(model: nn.Module, head: int, *, also: Iterable[int] = ()) -> None:
     """
-    Sets the head of every :class:`MultiHead` in a model.
+    Set the head of every :class:`MultiHead` in a model.
 
     :param nn.Module model: a :class:`~pyro_radial.nn.BayesianModule`, a :class:`~pyro_radial.nn.SupervisedModel` or
         any other module.
     :param int head: the index of the head.
-    :param also: further heads whose parameters stay random, so that a guide has them, though the network's output does
-        not go through them: of earlier tasks whose functions are compared while the trunk changes.
-    :raises ValueError: if there is no MultiHead, or one of them has no such head; then none is changed.
+    :param also: other heads whose parameters stay random, so that a guide has sites for them, such as the heads of
+        earlier tasks whose functions are compared while the trunk changes.
+    :raises ValueError: if there is no MultiHead, or one of them has no such head; nothing is changed then.
     """
     also = frozenset(also)
     found = _multi_heads(model)
     if not found:
-        raise ValueError(f"model must hold a MultiHead, whose head is set, got {type(model).__name__}")
+        raise ValueError(f"model must hold a MultiHead, got {type(model).__name__}")
     for module in found:
         for index in (head, *also):
             module._check_head(index)
@@ -114,13 +105,7 @@ def use_head(model: nn.Module, head: int, *, also: Iterable[int] = ()) -> None:
 
 @contextmanager
 def under_head(model: nn.Module, head: int) -> Iterator[None]:
-    """
-    A model as it is under a head; afterwards the heads are as before. A model without a MultiHead stays as it is.
-
-    :param nn.Module model: as of :func:`use_head`.
-    :param int head: the index of the head.
-    :raises ValueError: as :func:`use_head`, but for no MultiHead.
-    """
+    """Use a head of a model, if it has any, and restore the heads afterwards."""
     found = _multi_heads(model)
     before = [(module, module._head, module._also) for module in found]
     if found:

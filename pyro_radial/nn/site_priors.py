@@ -30,11 +30,10 @@ class ParameterPrior(Protocol):
 
     def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
         """
-        Samples one parameter, by sample statements whose names start with its name.
+        Sample one parameter, by sample statements whose names start with its name.
 
-        The guides of this library take a site ``name`` and a site ``name + ".lam"``, and so do Pyro's with one vector
-        for all sites, such as ``AutoMultivariateNormal``. Pyro's ``AutoNormal`` and ``AutoDelta`` end in an error of
-        attributes; for these call it ``name + "_lam"``.
+        With Pyro's ``AutoNormal`` and ``AutoDelta`` a site ``name`` cannot go with a site ``name + ".lam"``; use
+        ``name + "_lam"`` for these.
 
         :param str name: the name of the parameter in the network.
         :param torch.Tensor parameter: its value in the network, for shape, dtype and device.
@@ -45,11 +44,11 @@ class ParameterPrior(Protocol):
 
 class SitePriors:
     """
-    One distribution for each site, with ``event_shape`` equal to the parameter's shape and its dtype and device.
+    One distribution for each site, in the parameter's dtype and on its device, with its shape as ``event_shape``.
 
     :param prior: a distribution, a mapping from names to distributions, or a function of (name, parameter).
     :param Mapping parameters: the parameters by site name.
-    :raises ValueError: for a prior that is none of these, misses a site or has a wrong shape.
+    :raises ValueError: for anything else, a missing site or a wrong shape.
     """
 
     def __init__(self, prior: Any, parameters: Mapping[str, Tensor]) -> None:
@@ -74,7 +73,7 @@ def _builder(prior: TorchDistributionMixin, name: str, parameter: Tensor) -> Cal
             f"{tuple(shape)} (batch_shape {tuple(prior.batch_shape)}, event_shape {tuple(prior.event_shape)})"
         )
     event: TorchDistributionMixin = prior.to_event(parameter.dim() - prior.event_dim)
-    # Pyro's default expand changes the distribution it is called on, so a plate would change ours: hand out copies.
+    # Pyro's default expand, which plates call, changes the distribution itself: hand out copies.
     return partial(to_like, event, parameter) if _expands_in_place(event) else partial(_same, event)
 
 
@@ -114,15 +113,11 @@ def _check_names(prior: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> 
         raise ValueError(f"prior must have an entry for site {missing[0]!r}, got none for {missing}")
     unknown = [name for name in prior if name not in parameters]
     if unknown:
-        raise ValueError(f"prior must have entries for the random sites {list(parameters)} alone, got {unknown}")
+        raise ValueError(f"prior must have entries for the random sites {list(parameters)} only, got {unknown}")
 
 
 class Following:
-    """
-    A distribution that is moved once for each device and dtype it meets.
-
-    :param TorchDistributionMixin prior: any distribution.
-    """
+    """A distribution that follows the device and dtype of a tensor, and is moved only when these change."""
 
     def __init__(self, prior: TorchDistributionMixin) -> None:
         self.prior = prior
@@ -138,11 +133,11 @@ class Following:
 
 
 def check_net(net: nn.Module) -> None:
-    """Raises a ValueError naming ``net`` unless it is a plain network with all its tensors made."""
+    """Raise a ValueError naming ``net`` unless it is a plain network without uninitialized parameters."""
     if not isinstance(net, nn.Module):
         raise ValueError(f"net must be a torch.nn.Module, got {type(net).__name__}")
     if any(isinstance(module, PyroModule) for module in net.modules()):
-        raise ValueError("net must be a plain network, got one with a PyroModule, which is a Pyro model already")
+        raise ValueError("net must be a plain network, got one with a PyroModule, which is already a Pyro model")
     for name, parameter in net.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise ValueError(f"net must have run once on data, got the lazy parameter {name!r}")
@@ -150,21 +145,16 @@ def check_net(net: nn.Module) -> None:
         for attribute, value in vars(module).items():
             if isinstance(value, Tensor) and not value.is_leaf:
                 raise ValueError(
-                    f"net must hold no tensor that was computed from its parameters, got {attribute!r} of module "
-                    f"{prefix!r} ({type(module).__name__}); compute it in forward, and in the place of "
-                    "torch.nn.utils.weight_norm or spectral_norm take those of torch.nn.utils.parametrizations"
+                    f"net must not hold a tensor computed from its parameters, got {attribute!r} of module {prefix!r} "
+                    f"({type(module).__name__}); compute it in forward, and use torch.nn.utils.parametrizations "
+                    "instead of torch.nn.utils.weight_norm or spectral_norm"
                 )
 
 
 def select_parameters(net: nn.Module, select: Select) -> dict[str, nn.Parameter]:
-    """
-    The parameters that are to be random, tied ones once.
+    """Return the parameters that ``select`` chooses, by name and in the network's order; tied ones occur once.
 
-    :param nn.Module net: the network.
-    :param select: a function of (name, parameter), a regular expression searched in the name, or None for all but
-        frozen ones and those of norm layers.
-    :returns: the chosen parameters by name, in the network's order.
-    :raises ValueError: naming ``select``, if it is none of these, chooses nothing or what is not floating point.
+    :raises ValueError: naming ``select``, if it cannot choose, or chooses nothing or a parameter of integers.
     """
     if not (select is None or isinstance(select, str) or callable(select)):
         raise ValueError(
@@ -182,7 +172,7 @@ def select_parameters(net: nn.Module, select: Select) -> dict[str, nn.Parameter]
         if not parameter.is_floating_point():
             raise ValueError(
                 f"select must choose floating point parameters, got {name!r} of {parameter.dtype}; leave it out with "
-                "select, or hold it as a real parameter and call torch.view_as_complex on it in forward"
+                "select, or keep it as a real parameter and call torch.view_as_complex on it in forward"
             )
     return selected
 

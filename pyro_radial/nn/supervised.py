@@ -23,7 +23,7 @@ class SupervisedModel(nn.Module):
     The Pyro model ``y ~ likelihood(bnn(x))``, for any guide, :class:`~pyro.infer.SVI` and
     :class:`~pyro.infer.Predictive`.
 
-    It adds nothing to the names of sites: they are those of ``bnn``, with ``"f"`` and ``"y"`` from the likelihood.
+    Its sites are those of ``bnn``, by the same names, and ``"f"`` and ``"y"`` of the likelihood.
 
     :param PyroModule bnn: a :class:`~pyro_radial.nn.BayesianModule`, or another model that returns the output of a
         network as a tensor ``[*draws, B, *outputs]``.
@@ -31,7 +31,7 @@ class SupervisedModel(nn.Module):
     :param bool local_reparameterization: whether guides of this library leave the weights undrawn, and the network
         draws the outputs of its layers for each row instead. This applies to calls with targets, that is to losses and
         training; predictions use drawn weights. See :func:`~pyro_radial.poutine.local_reparameterization`.
-    :raises ValueError: naming the argument that is none of these, or sites of ``bnn`` with names of the likelihood's.
+    :raises ValueError: naming the argument of another type, or sites of ``bnn`` with names of the likelihood's sites.
 
     Example::
 
@@ -43,7 +43,7 @@ class SupervisedModel(nn.Module):
         torch.Size([7])
     """
 
-    # A plain module on purpose: a PyroModule would put its own name before every site.
+    # A plain module: a PyroModule would put its own name before every site.
 
     def __init__(self, bnn: PyroModule, likelihood: Likelihood, *, local_reparameterization: bool = False) -> None:
         super().__init__()
@@ -56,8 +56,8 @@ class SupervisedModel(nn.Module):
         taken = set(getattr(bnn, "sites", ())) & _own_names(likelihood)
         if taken:
             raise ValueError(
-                f"bnn must have sites of other names than the likelihood's, got {sorted(taken)}: rename these "
-                "parameters, or make bnn of torch.nn.Sequential(net), which puts a prefix before all names"
+                f"bnn must not have sites with names of the likelihood's sites, got {sorted(taken)}: rename these "
+                "parameters, or wrap the network as torch.nn.Sequential(net), which prefixes all names"
             )
         if not isinstance(local_reparameterization, bool):
             raise ValueError(f"local_reparameterization must be True or False, got {local_reparameterization!r}")
@@ -71,7 +71,7 @@ class SupervisedModel(nn.Module):
 
     def forward(self, x: Any, y: Tensor | None = None) -> Tensor:
         """
-        Runs the model.
+        Run the model.
 
         :param x: the network's input, or a tuple or a dict of its inputs.
         :param torch.Tensor y: the targets, or None to sample them.
@@ -88,7 +88,7 @@ class SupervisedModel(nn.Module):
 
     def output(self, x: Any, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
         """
-        The output of the network.
+        Call the network.
 
         :param x: as of :meth:`forward`.
         :param Mapping parameters: values of the random parameters by name; None to sample them.
@@ -116,14 +116,14 @@ class SupervisedModel(nn.Module):
 
 
 def inputs_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How a network is called with inputs: a tuple in order, a dict by name."""
+    """The arguments of a network for these inputs: a tuple in order, a dict by name."""
     if isinstance(x, dict):
         return (), x
     return (x if isinstance(x, tuple) else (x,)), {}
 
 
 def _has_targets(x: Any, y: Tensor | None = None) -> bool:
-    """Whether a call is of a loss, from its arguments."""
+    """Whether a call has targets, as that of a loss does."""
     return y is not None
 
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Leave the weights of a network undrawn, and draw what the output of each layer needs for each example instead."""
+"""Draw noise for the outputs of layers, for each row, instead of drawing weights."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -28,18 +28,15 @@ __all__ = [
     "noise_offered",
 ]
 
-# Entries of a site's ``infer`` dict. In the model's: that its value is a parameter of a network and nothing else is
-# computed from it, and whether a call of the model asks for local reparameterization, a function of its arguments.
+# Entries of a site's ``infer`` dict. In the model: that the site's value is a parameter of a network, used for nothing
+# else, and a function from the arguments of a call to whether it asks for local reparameterization.
 PARAMETER, ASKS = "network_parameter", "asks_for_local_reparameterization"
-# In the guide's: a function from the site's name and distribution to its noise, and the noise, where it is not drawn.
+# In the guide: a function from the site's name and distribution to its noise, and the noise of a site left undrawn.
 OFFER, NOISE = "local_reparameterization", "undrawn_noise"
 
 
 class LocalReparameterizationMessenger(Messenger):
-    """Leaves sites undrawn if the guide offers their noise; see :func:`local_reparameterization`.
-
-    :param sites: the names of further sites, whose distributions say what their noise is.
-    """
+    """Leaves sites undrawn if the guide offers their noise, or if they are among ``sites``."""
 
     def __init__(self, sites: Collection[str] = ()) -> None:
         super().__init__()
@@ -57,7 +54,7 @@ class LocalReparameterizationMessenger(Messenger):
         noise = offer(msg["name"], msg["fn"])
         msg["infer"] = {**msg["infer"], NOISE: noise}
         if noise is not None:
-            # No number that could pass for a draw; and not done, so that plates still expand the distribution.
+            # Infinity cannot pass for a draw. Not done, so that plates still expand the distribution.
             msg["value"] = noise.loc.new_full((), math.inf).expand(noise.loc.shape)
             density = msg["log_prob"] = msg["log_prob_sum"] = _NoDensity(msg["name"])
             msg["score_parts"] = _ScoreParts(density, 0, density)
@@ -68,7 +65,7 @@ class LocalReparameterizationMessenger(Messenger):
 
 
 class _Wrapped(LocalReparameterizationMessenger):
-    """The same around a guide, which must have something to leave undrawn."""
+    """The same around a guide, which must have sites to leave undrawn."""
 
     def __init__(self, sites: Collection[str] = ()) -> None:
         super().__init__(sites)
@@ -101,7 +98,7 @@ class _Wrapped(LocalReparameterizationMessenger):
 
 
 class _NoDensity:
-    """Stands for the log-density of a site at its draw, for losses that keep it and never look at it."""
+    """Takes the place of a site's log-density, and raises a ValueError when a loss uses it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -123,7 +120,7 @@ class _NoDensity:
 
 
 class _ScoreParts(NamedTuple):
-    """What Pyro makes of a log-density, by its names."""
+    """The parts that Pyro computes from a log-density, by Pyro's names."""
 
     log_prob: _NoDensity
     score_function: int
@@ -131,37 +128,33 @@ class _ScoreParts(NamedTuple):
 
 
 def local_reparameterization(guide: Callable[..., Any] | None = None, *, sites: Collection[str] = ()) -> Any:
-    r"""Leave a network's weights undrawn, and draw the outputs of its layers for each example instead.
+    r"""Draw the noise of each layer's outputs for each row of a batch, instead of drawing the weights.
 
     A :class:`~pyro_radial.nn.BayesianModule` under such a guide computes each layer with the means of its weights and
-    adds the noise that a draw of the weights would have given the outputs, one draw for each row of a batch. Where the
-    loss is a sum over rows, its expectation is what it was and so is its gradient; their variance falls, as rows share
-    no noise, and no random numbers are drawn for the weights. The analytic KLs stay as they are.
+    adds the noise that drawn weights would give the outputs, independently for each row. The expectations of the loss
+    and its gradient do not change; their variance falls. Closed-form KLs stay as they are.
 
-    - ``nn.Linear`` on a batch of vectors a is exact, jointly over its outputs. With :math:`v_j^2 = \sum_i
-      \sigma_{ji}^2 a_i^2` and a standard normal z, a normal posterior gives :math:`\mu_j \cdot a + v_j z_j` (Kingma,
-      Salimans and Welling 2015, "Variational dropout and the local reparameterization trick", eq. 6). A radial one of D
-      elements gives :math:`\mu_j \cdot a + r\, v_j z_j / \sqrt{\sum_k z_k^2 + s}` with :math:`s \sim
-      \chi^2(D - \mathrm{out})` and a half-normal r; with a radius for each row :math:`r_j` and
-      :math:`s_j \sim \chi^2(\mathrm{in} - 1)` in the place of r and the sum.
-    - ``nn.Linear`` on more dimensions and ``nn.Conv1d``, ``2d`` and ``3d``, where the weights of one example meet
-      several of its positions, share one direction among the rows, which each row turns by signs of its own (Wen et
-      al. 2018, "Flipout"), and have a radius for each row and event, or share those of events within an output: each
-      row's outputs are distributed as with drawn weights, but rows are not independent.
-    - Biases are drawn for each row.
-    - All other layers, tied weights, a layer that is called twice or not with a row for each row of the input, and
-      networks with batch norm in train mode, which mixes rows, have drawn weights as usual; a warning says so once.
+    - ``nn.Linear`` on vectors a is exact, jointly over its outputs. With :math:`v_j^2 = \sum_i \sigma_{ji}^2 a_i^2` and
+      standard normals z, a normal posterior gives :math:`\mu_j \cdot a + v_j z_j`. A radial one with D elements gives
+      :math:`\mu_j \cdot a + r\, v_j z_j / \sqrt{\sum_k z_k^2 + s}` with :math:`s \sim \chi^2(D - \mathrm{out})` and a
+      half-normal r; with a radius for each row, each output has its own :math:`r_j` and
+      :math:`s_j \sim \chi^2(\mathrm{in} - 1)` instead of r and the sum.
+    - ``nn.Linear`` on more dims and ``nn.Conv1d``, ``2d`` and ``3d`` share one direction among rows; each row has its
+      own random signs (Wen et al. 2018, "Flipout") and radii. Each row is exact, but rows are not independent.
+    - All other layers, tied weights, layers that are called twice, and networks with batch norm in train mode use drawn
+      weights; a warning names them once.
 
-    A row of the output must depend on its own row of the input alone, and layers get the rows in their order, by whose
-    number they are known. Predictions draw whole functions: give them the guide itself.
-    ``SupervisedModel(..., local_reparameterization=True)`` does all this by itself, in ``fit`` too.
+    Each row of the output must depend on its own row of the input only. Predictions need whole functions: give them the
+    guide itself. ``SupervisedModel(..., local_reparameterization=True)`` applies this handler in losses, and in
+    ``fit``.
 
-    :param guide: a guide of this library, or any other that names its ``sites``; without one, a context manager for
-        the guides run inside it.
-    :param sites: the sites of a guide by hand that are normal or radial and parameters of a network.
-    :raises ValueError: when it runs, naming the site and the family, for a posterior that does not support it
-        or a loss that evaluates its density at a draw, such as :class:`~pyro.infer.Trace_ELBO`; for a guide
-        without such sites.
+    Source: Kingma, Salimans and Welling (2015), "Variational dropout and the local reparameterization trick", eq. 6.
+
+    :param guide: a guide of this library, or another guide with its ``sites``; without one, a context manager for the
+        guides that run inside it.
+    :param sites: the normal or radial sites of your own guide that are parameters of a network.
+    :raises ValueError: when it runs, naming the site, for an unsupported posterior or a loss that evaluates densities
+        at draws, such as :class:`~pyro.infer.Trace_ELBO`, or for a guide without such sites.
 
     Example::
 
@@ -179,27 +172,18 @@ def local_reparameterization(guide: Callable[..., Any] | None = None, *, sites: 
 
 
 def noise_offered(prior_site: Mapping[str, Any], offer: Callable[[str, Any], UnitNoise | None]) -> dict[str, Any]:
-    """What a guide says at a site of its own, for the ``infer`` of ``pyro.sample``.
-
-    :param prior_site: the site in a trace of the model.
-    :param offer: a function from the site's name and the guide's distribution to the noise.
-    """
+    """The ``infer`` entries with which a guide offers the noise of a site, if it is a network's parameter."""
     return {OFFER: offer} if prior_site["infer"].get(PARAMETER) else {}
 
 
 def noise_asked_for(prior_site: Mapping[str, Any], args: Any, kwargs: Any) -> AbstractContextManager[Any]:
-    """Leaves a guide's site undrawn, if the model asks for that.
-
-    :param prior_site: the site in a trace of the model.
-    :param args: the arguments of the guide's call.
-    :param kwargs: those given by name.
-    """
+    """Leave a guide's site undrawn if the model asks for it in a call with these arguments."""
     asks = prior_site["infer"].get(ASKS)
     return LocalReparameterizationMessenger() if asks is not None and asks(*args, **kwargs) else nullcontext()
 
 
 def draw_after_all(msg: Any) -> None:
-    """Lets a handler give a site that was left undrawn a value of its own."""
+    """Undo that a site was left undrawn, so that a handler can give it a value."""
     if not is_drawn(msg):
         msg["infer"] = {**msg["infer"], NOISE: None}
         for name in ("log_prob", "log_prob_sum", "score_parts"):
@@ -207,12 +191,12 @@ def draw_after_all(msg: Any) -> None:
 
 
 def is_drawn(site: Mapping[str, Any]) -> bool:
-    """Whether a site of a run has a value, and was not left undrawn."""
+    """Whether a site has a value, and was not left undrawn."""
     return site["infer"].get(NOISE) is None
 
 
 def check_drawn(name: str, site: Mapping[str, Any], needs: str) -> None:
-    """Raises a ValueError that begins with ``needs`` if a site of a guide's run was left undrawn."""
+    """Raise a ValueError that begins with ``needs`` if a site was left undrawn."""
     if not is_drawn(site):
         raise ValueError(f"{needs}, got site '{name}', which local reparameterization leaves undrawn")
 

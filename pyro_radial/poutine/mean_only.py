@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Run a guide without noise: every latent site at the center of its distribution."""
+"""Run a guide with every latent site at the center of its distribution."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,14 +33,14 @@ class MeanOnlyMessenger(Messenger):
 
 
 def mean_only(guide: Callable[..., Any] | None = None) -> Any:
-    """Zero noise: every latent site of the guide at its mean (on constrained sites, the mean's image).
+    """Run a guide without noise: each latent site is at its mean (the mean's image on constrained sites).
 
-    A site becomes a ``Delta`` there, so that a loss is that of a point estimate,
-    ``-log p(y | loc) - log p(loc)``: finite although a radial density has a pole at its mean, and without a gradient
-    for the scales. With ``RadialELBO(kl_weight=0.)`` it is the likelihood alone, the means-first pretraining of
-    Farquhar, Osborne and Gal (2020), appendix D.
+    A site becomes a ``Delta``, so that a loss is that of a point estimate, ``-log p(y | loc) - log p(loc)``. It is
+    finite, although a radial density has a pole at its mean, and has no gradient for scales. With
+    ``RadialELBO(kl_weight=0.)`` only the likelihood is left, for training means first (Farquhar, Osborne and Gal 2020,
+    appendix D).
 
-    :param guide: a guide to wrap; without one, a context manager for the guides run inside it.
+    :param guide: a guide to wrap; without one, a context manager for the guides that run inside it.
     :raises ValueError: naming the site, for a discrete distribution.
 
     Example::

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Give latent sites of a model other priors."""
+"""Replace the priors of latent sites."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -20,24 +20,24 @@ from pyro_radial.distributions.wrappers import expanded, leaf, mask_of, on_suppo
 
 __all__ = ["SWAPPED", "SwapPriorMessenger", "UnderPriors", "check_prior", "is_guide", "replaced", "swap_prior"]
 
-# Elements drawn at most to find out whether two distributions live in the same place.
+# The most elements that are drawn to compare two distributions.
 _NUM_CHECKED = 100_000
 
-#: What the ``infer`` of a site says whose prior was swapped.
+#: Entry of ``infer`` at a site with a swapped prior.
 SWAPPED: Any = {"has_swapped_prior": True}
 
 
 class SwapPriorMessenger(Messenger):
-    """Replaces the distribution of latent sites; see :func:`swap_prior`, which is how to use it.
+    """Replaces the distribution of latent sites; use it through :func:`swap_prior`.
 
     :param Mapping priors: distributions by site name.
-    :param set swapped: sites known to fit their new prior, which are not compared again; those that are get added.
+    :param set swapped: sites that fit their new prior and are not compared again; it is updated.
     """
 
     def __init__(self, priors: Mapping[str, Distribution], swapped: set[str] | None = None) -> None:
         super().__init__()
         self.priors = dict(priors)
-        #: The sites that have been given their new prior, and so compared with their old one.
+        #: The sites whose new prior has been compared with the old one.
         self.swapped: set[str] = set() if swapped is None else swapped
 
     def _pyro_sample(self, msg: Any) -> None:
@@ -92,23 +92,23 @@ class _Swapped(UnderPriors):
             yield
         unused = sorted(self.messenger.priors.keys() - self.messenger.swapped)
         if unused:
-            raise ValueError(f"swap_prior: priors names {unused}, but the model has no latent site of that name")
+            raise ValueError(f"priors must name latent sites of the model, got {unused}")
 
 
 def swap_prior(model: Callable[..., Any], priors: Mapping[str, Any]) -> nn.Module:
-    """The model with other priors at some latent sites; everything else, masks and scales too, stays.
+    """Wrap a model so that some latent sites have other priors. Everything else stays, masks and scales too.
 
-    It wraps the model only: around a guide, or around a whole step of ``SVI``, the handler would replace the posterior.
-    The result is a plain ``nn.Module``, so that parameters of the model's own stay visible; handlers nest, and the
-    outermost prior holds. Each prior is compared with the one it replaces when it is first used.
+    Wrap only the model: around a guide or a whole step of ``SVI`` the handler would replace the posterior. The result
+    is a plain ``nn.Module`` that shows the model's parameters. Wrappers nest; the outermost prior applies. Each prior
+    is compared with the one it replaces when it is first used.
 
     :param model: a Pyro model, a function or an ``nn.Module``.
     :param Mapping priors: distributions by site name, each with the site's ``event_shape`` and a ``batch_shape`` that
         expands to the site's.
     :returns: the model under its new priors.
-    :raises ValueError: naming the argument, if ``model`` is a guide or a value of ``priors`` no distribution; when it
-        runs, naming the site, for a shape or support that differs, a prior without density where the old one
-        has its mass, or a name that is no latent site of the model.
+    :raises ValueError: naming the argument, if ``model`` is a guide or a value of ``priors`` is not a distribution;
+        when it runs, naming the site, for another shape or support, a prior with zero density where the old one has
+        its mass, or a name that is not a latent site of the model.
 
     Example::
 
@@ -120,17 +120,15 @@ def swap_prior(model: Callable[..., Any], priors: Mapping[str, Any]) -> nn.Modul
         True
     """
     if not callable(model):
-        raise ValueError(f"swap_prior: model must be a Pyro model, got {type(model).__name__}")
+        raise ValueError(f"model must be a Pyro model, got {type(model).__name__}")
     if is_guide(model):
         raise ValueError(
-            "swap_prior: model is a guide, whose distributions are the posterior; wrap the model and make the guide "
-            "of the result"
+            "model must not be a guide, whose distributions are the posterior; wrap the model and make the guide "
+            "from the result"
         )
     for name, prior in priors.items():
         if not isinstance(prior, TorchDistributionMixin):
-            raise ValueError(
-                f"swap_prior: the prior of site '{name}' is no Pyro distribution but {type(prior).__name__}"
-            )
+            raise ValueError(f"the prior of site '{name}' must be a Pyro distribution, got {type(prior).__name__}")
     return _Swapped(model, priors)
 
 
@@ -169,9 +167,9 @@ def _mask(name: str, old: Any) -> Any:
 
 @torch.no_grad()
 def check_prior(name: str, prior: Any, old: Any) -> None:
-    """Refuse a prior for values of another shape or support, by samples, without moving torch's random state.
+    """Raise a ValueError naming the site if samples show that a prior has another shape or support.
 
-    :raises ValueError: naming the site.
+    Torch's random state stays as it is.
     """
     if prior.event_shape != old.event_shape:
         raise ValueError(
@@ -181,7 +179,7 @@ def check_prior(name: str, prior: Any, old: Any) -> None:
     distribution = _expanded(name, prior, old)
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(cuda):
-        # Of the processor alone: a seed for all would be one for devices that are not in use yet.
+        # Only on the CPU: a seed for all devices would initialize unused ones.
         torch.default_generator.manual_seed(0)
         number = torch.Size([max(1, min(64, _NUM_CHECKED // max(1, old.shape().numel())))])
         if not bool(old.support.check(distribution.sample(number)).all()):
@@ -189,11 +187,11 @@ def check_prior(name: str, prior: Any, old: Any) -> None:
         try:
             typical = old.sample(number)
         except NotImplementedError:
-            # An improper prior, whose only claim is its support.
+            # An improper prior has nothing but its support.
             return
         if not bool(distribution.support.check(typical).all()) or _has_zero_density(distribution, typical):
             raise ValueError(
-                f"the new prior of site '{name}', {type(prior).__name__}, gives zero density to values that the site "
+                f"the new prior of site '{name}', {type(prior).__name__}, has zero density at values that the site "
                 "can take: no data could ever lead there"
             )
 

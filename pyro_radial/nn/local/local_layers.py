@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which layers of a network compute with the noise of their parameters, and a call in which they do."""
+"""Local reparameterization in a network: which layers compute with noise, and a call in which they do."""
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -35,11 +35,7 @@ NOISE_PARTS = ("loc", "scale")
 
 
 class NotLocalError(Exception):
-    """A call has found out that parameters must be drawn.
-
-    :param str layer: the layer whose parameters these are; "" for all.
-    :param str why: the reason.
-    """
+    """A call has found that the parameters of a layer, or of all layers if its name is empty, must be drawn."""
 
     def __init__(self, layer: str, why: str) -> None:
         super().__init__(layer, why)
@@ -54,20 +50,20 @@ class LocalLayers:
 
     def __init__(self, skeleton: nn.Module) -> None:
         self._skeleton = skeleton
-        # Reasons by layer that calls have found, and sites that a warning has named.
+        # The reasons that calls have found, by layer, and the sites that a warning has named.
         self._found: dict[str, str] = {}
         self._said: set[str] = set()
         self._look_at_skeleton()
 
     def _look_at_skeleton(self) -> None:
-        # Parameters that are one tensor have one site, of the first name.
+        # Tied parameters have one site, with the first name.
         self._sites = {id(parameter): name for name, parameter in self._skeleton.named_parameters()}
         self._reasons = _reasons(self._skeleton)
         self._norms = {name: m for name, m in self._skeleton.named_modules() if isinstance(m, BATCH_NORMS)}
         self._elsewhere = {name: _Elsewhere.of(name, p) for name, p in self._skeleton.named_parameters()}
 
     def __getstate__(self) -> dict[str, Any]:
-        # What refuses all that is done with it refuses to be copied.
+        # An _Elsewhere cannot be copied.
         return {**self.__dict__, "_sites": {}, "_elsewhere": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -75,11 +71,11 @@ class LocalLayers:
         self._look_at_skeleton()
 
     def found(self, error: NotLocalError) -> None:
-        """Remembers what a call has found out."""
+        """Remember what a call has found."""
         self._found[error.layer] = error.why
 
     def reasons(self, sites: Mapping[str, Any]) -> dict[str, str]:
-        """Why parameters must be drawn, by site, of those of these sites that must."""
+        """The sites whose parameters must be drawn, and why."""
         for name, norm in self._norms.items():
             if norm.training or norm.running_mean is None:
                 return dict.fromkeys(sites, f"batch norm '{name}' in train mode mixes rows")
@@ -88,7 +84,7 @@ class LocalLayers:
         return {site: why for site in sites if (why := self._reasons.get(site) or found[site])}
 
     def say(self, reasons: Mapping[str, str]) -> None:
-        """Warns, once for each site, of parameters that are drawn."""
+        """Warn once for each site whose parameter is drawn."""
         new = {site: why for site, why in reasons.items() if site not in self._said}
         if new:
             named = "; ".join(f"{site}: {why}" for site, why in new.items())
@@ -99,12 +95,13 @@ class LocalLayers:
 
     @contextmanager
     def within(self, noises: Mapping[str, UnitNoise], rows: int, tensors: dict[str, Tensor]) -> Iterator[None]:
-        """Lets the layers compute with noise, for the time of a call.
+        """Let the layers compute with noise during a call.
+
+        A NotLocalError from the call means that the network uses a parameter in another way.
 
         :param Mapping noises: by the names of the parameters that are not drawn.
-        :param int rows: of the network's input.
-        :param dict tensors: those of the network, with the noises' parts among them; these are taken out.
-        :raises NotLocalError: where the network turns out to use the parameters otherwise.
+        :param int rows: the number of rows of the network's input.
+        :param dict tensors: the tensors of the network, with the parts of the noises, which are taken out.
         """
         parameters: dict[str, Parameter] = dict(tensors)
         for site, noise in noises.items():
@@ -135,7 +132,7 @@ class _Call:
 
     def output(self, input: Tensor) -> Tensor:
         """The layer's output."""
-        # A part of a network that runs again in the backward pass does so when the call is over.
+        # With activation checkpointing a layer runs again in the backward pass, when the call is over.
         if self.is_called and not self.is_over:
             raise NotLocalError(self.name, "its layer is called more than once")
         self.is_called = True
@@ -148,12 +145,12 @@ class _Call:
 
 
 def _as_function(call: _Call) -> Callable[[Tensor], Tensor]:
-    # A copy of the network copies no function, where it would copy a method and all that its object has.
+    # A function: copying the network would copy a method together with its object.
     return lambda input: call.output(input)
 
 
 class _Elsewhere(Tensor):
-    """Stands where a layer's parameter was, for what else in a network may use it."""
+    """Takes the place of a layer's parameter; any use of it outside the layer raises a NotLocalError."""
 
     site: str
 
@@ -174,7 +171,7 @@ class _Elsewhere(Tensor):
 
 
 def _reasons(skeleton: nn.Module) -> dict[str, str]:
-    """Why the noise of a parameter can never be local, by site, where it cannot."""
+    """The sites whose parameters must always be drawn, and why."""
     names: dict[int, list[str]] = {}
     for name, parameter in skeleton.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -190,13 +187,13 @@ def _reasons(skeleton: nn.Module) -> dict[str, str]:
 
 
 def num_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """The rows of a network's input; none if it has no tensor with a first dimension."""
+    """The number of rows of a network's input; zero without a tensor with dims."""
     first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
     return 0 if first is None or first.dim() == 0 else len(first)
 
 
 def check_rows(output: Any, draws: int, rows: int) -> None:
-    """Raises a NotLocalError unless a network's output has a row for each of its input."""
+    """Raise a NotLocalError unless a network's output has a row for each row of its input."""
     first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
     if first is None or first.shape[draws : draws + 1] != (rows,):
         raise NotLocalError("", "the network's output has no row for each row of its input")
@@ -209,14 +206,14 @@ def split_noise(
     shapes: Mapping[str, torch.Size],
 ) -> tuple[tuple[int, ...], dict[str, Tensor], dict[str, Tensor]]:
     """
-    The same where some sites have noise in the place of values.
+    Split draws as :func:`~pyro_radial.nn.functional_net.split_draws` does, where some sites have noise and no value.
 
-    :param Mapping values: of the other sites.
-    :param Mapping noises: by site.
-    :param Mapping site_shapes: the shapes ``[*draws, *shape]`` that the values would have.
+    :param Mapping values: the values of the other sites.
+    :param Mapping noises: the noises by site.
+    :param Mapping site_shapes: the shapes ``[*draws, *shape]`` that values of these sites would have.
     :param Mapping shapes: the shape of each parameter.
-    :returns: as :func:`split_draws`, with ``site.loc`` and ``site.scale`` among the tensors. Draws that share both are
-        counted by a tensor of N elements under the empty name, so that there is always one with draws.
+    :returns: the same three parts, with ``site.loc`` and ``site.scale`` among the tensors. If there are draws, a tensor
+        of N elements under the empty name counts them, since the noises may share locs and scales.
     """
     tensors, tensor_shapes = dict(values), {name: shapes[name] for name in values}
     lead: tuple[int, ...] = ()
@@ -234,10 +231,7 @@ def split_noise(
 
 
 class ParameterSites(Messenger):
-    """Marks the sites that are parameters of a network, and collects those that a guide left undrawn.
-
-    :param names: the names of the parameters.
-    """
+    """Marks the sites of a network's parameters, and collects the sites that a guide left undrawn."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
@@ -257,7 +251,7 @@ class ParameterSites(Messenger):
             self.noises[name], self.shapes[name], self._values[name] = noise, msg["fn"].shape(), msg["value"]
 
     def check(self, values: dict[str, Tensor]) -> None:
-        """Raises a ValueError naming a site that was left undrawn while the prior computes a parameter from it."""
+        """Raise a ValueError naming an undrawn site from which the prior computes a parameter."""
         for name, value in self._values.items():
             if values[name] is not value:
                 raise ValueError(
@@ -269,8 +263,8 @@ class ParameterSites(Messenger):
 class AskForLocalReparameterization(Messenger):
     """Asks guides for local reparameterization in calls of a model with targets.
 
-    :param asks: whether a call asks, a function of its arguments.
-    :param bool now: whether this one does.
+    :param asks: a function from the arguments of a call to whether it asks.
+    :param bool now: whether the current call asks.
     """
 
     def __init__(self, asks: Any, now: bool) -> None:
@@ -284,20 +278,20 @@ class AskForLocalReparameterization(Messenger):
             self._asked.add(msg["name"])
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        # A guide's site brings its own dict; without a guide the model's is still there.
+        # A guide's site brings its own ``infer``; without a guide the model's is still there.
         infer = msg["infer"]
         if self._now and msg["name"] in self._asked and ASKS not in infer and NOISE not in infer:
             raise ValueError(
-                f"SupervisedModel: guide must leave site {msg['name']!r} undrawn under local_reparameterization=True, "
+                f"guide must leave site {msg['name']!r} undrawn under local_reparameterization=True, "
                 "got a draw; take a guide of this library, or wrap your own guide as "
                 "local_reparameterization(guide, sites=...) if its sites are normal or radial"
             )
 
     def check(self, sites: Collection[str]) -> None:
-        """Raises a ValueError naming a parameter that has no site of its own."""
+        """Raise a ValueError naming a parameter that has no site of its own."""
         missing = [name for name in sites if name not in self._asked]
         if missing:
             raise ValueError(
-                f"SupervisedModel: prior must have site {missing[0]!r} for local_reparameterization=True, "
+                f"prior must have site {missing[0]!r} for local_reparameterization=True, "
                 "got one that computes the parameter from other sites"
             )

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The noise of a tensor of weights, and that of what a linear layer makes of it, which needs no weights."""
+"""The noise of a tensor of weights, and the noise it adds to the outputs of a layer, without drawing the weights."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from pyro_radial.distributions.wrappers import leaf
 
 __all__ = ["LAYERS", "Parameter", "UnitNoise", "half_normal", "noisy_output", "unit_noise"]
 
-# Below it a squared norm is rounding, and its root has no derivative to speak of.
+# Smaller squared norms and variances are rounding errors, and their roots have no useful derivative.
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -28,14 +28,14 @@ TINY = torch.finfo(torch.float32).tiny
 class UnitNoise:
     r"""The noise of a site whose value is ``loc + scale * noise``, with noise that has no preferred direction.
 
-    Without a radius it is standard normal. With one it is :math:`r\, u`: a uniform direction u in the D elements of the
-    last ``radius_dim`` dimensions, times a radius r that is independent of it.
+    Without a radius the noise is standard normal. With one it is :math:`r\, u`, with a uniform direction u in the D
+    elements of the last ``radius_dim`` dims and an independent radius r.
 
     :param Tensor loc: the mean, ``[*draws, *shape]``.
-    :param Tensor scale: of the same shape.
-    :param int radius_dim: how many of the last dimensions share one radius, where there are radii.
-    :param radius: a function that draws radii of a tensor's shape, dtype and device; None for a standard normal.
-    :raises ValueError: for radii of no dimension.
+    :param Tensor scale: the scales, of the same shape.
+    :param int radius_dim: the number of last dims that share one radius, if there are radii.
+    :param radius: a function that draws radii in a tensor's shape, dtype and device, or None for a standard normal.
+    :raises ValueError: for a radius that no dim shares.
 
     Example::
 
@@ -52,8 +52,7 @@ class UnitNoise:
     def __post_init__(self) -> None:
         if self.radius is not None and not 1 <= self.radius_dim <= self.loc.dim():
             raise ValueError(
-                f"UnitNoise: radius_dim must be a number of dimensions of loc, which has {self.loc.dim()}, got "
-                f"{self.radius_dim}"
+                f"radius_dim must be from 1 to {self.loc.dim()}, the number of dims of loc, got {self.radius_dim}"
             )
 
     def draw(self, shape: Sequence[int]) -> Tensor:
@@ -71,7 +70,7 @@ class UnitNoise:
         return directions * self.radius(first)
 
     def directions(self, shape: Sequence[int]) -> Tensor:
-        """The noise without its radii; where it has none, all of it."""
+        """The noise without its radii."""
         noise = torch.randn(tuple(shape), dtype=self.loc.dtype, device=self.loc.device)
         if self.radius is None:
             return noise
@@ -81,19 +80,19 @@ class UnitNoise:
 
     @property
     def has_outputs(self) -> bool:
-        """Whether :meth:`of_outputs` has a form: of a matrix, with one radius, one for each row, or none."""
+        """Whether :meth:`of_outputs` applies: a matrix has one radius, one radius for each row, or none."""
         return self.radius is None or self.radius_dim in (1, 2)
 
     def of_outputs(self, stddev: Tensor) -> Tensor:
-        r"""What the noise of a matrix ``[out, in]`` adds to the outputs of a linear layer.
+        r"""Draw what the noise of a matrix ``[out, in]`` adds to the outputs of a linear layer.
 
-        With :math:`v_j^2 = \sum_i \mathrm{scale}_{ji}^2 a_i^2` the noise of output j is :math:`v_j` times that of one
-        coordinate, along the direction :math:`\mathrm{scale}_j a / v_j`; those of different outputs are orthogonal.
-        Of a standard normal these are standard normals z. Of a direction in D dimensions they are
+        With :math:`v_j^2 = \sum_i \mathrm{scale}_{ji}^2 a_i^2`, the noise of output j is :math:`v_j` times one
+        coordinate of the matrix noise, along :math:`\mathrm{scale}_j a / v_j`; these directions are orthogonal. The
+        coordinates of standard normal noise are standard normals z. Those of a direction in D dimensions are, jointly,
 
-        .. math:: z_j \Big/ \sqrt{\textstyle\sum_k z_k^2 + s}, \qquad s \sim \chi^2(D - \mathrm{out}),
+        .. math:: z_j \Big/ \sqrt{\textstyle\sum_k z_k^2 + s}, \qquad s \sim \chi^2(D - \mathrm{out}).
 
-        jointly for all outputs; with a radius for each row each output has a direction in D = in dimensions of its own.
+        With a radius for each row, each output has its own direction in D = in dimensions.
 
         :param Tensor stddev: v, ``[..., out]``.
         :returns: the noise, of the same shape.
@@ -101,7 +100,7 @@ class UnitNoise:
         if self.radius is None:
             return stddev * torch.randn_like(stddev)
         outputs, inputs = self.loc.shape[-2:]
-        # Norms of many elements, and draws of a gamma, need more digits than a short dtype has.
+        # Norms of many elements and gamma draws need at least float32.
         like = stddev.detach().float() if stddev.element_size() < 4 else stddev.detach()
         if self.radius_dim == 1:
             noise = _coordinate(like, inputs) * self.radius(like)
@@ -111,7 +110,7 @@ class UnitNoise:
 
 
 def _coordinates(like: Tensor, dimensions: int) -> Tensor:
-    """As many coordinates of a uniform direction in so many dimensions as a row has, for each row."""
+    """For each row of ``like``, the first coordinates of a uniform direction in ``dimensions`` dimensions."""
     z = torch.randn_like(like)
     squared_norm = z.square().sum(-1, keepdim=True)
     if dimensions > z.shape[-1]:
@@ -121,10 +120,10 @@ def _coordinates(like: Tensor, dimensions: int) -> Tensor:
 
 
 def _coordinate(like: Tensor, dimensions: int) -> Tensor:
-    """One coordinate of a uniform direction in so many dimensions, for each element.
+    """For each element of ``like``, one coordinate of a uniform direction in ``dimensions`` dimensions.
 
-    It is one of two, whose squares sum to 1 - U ** (2 / (dimensions - 2)) with a uniform U, and which are as the
-    coordinates of a standard normal are in the plane: exact, and much cheaper than a draw of a gamma.
+    The squares of two coordinates sum to 1 - U ** (2 / (dimensions - 2)) with a uniform U, and their angle is uniform:
+    exact, and much cheaper than a gamma draw.
     """
     a, b = torch.randn((2, *like.shape), dtype=like.dtype, device=like.device).unbind()
     if dimensions == 1:
@@ -136,12 +135,12 @@ def _coordinate(like: Tensor, dimensions: int) -> Tensor:
 
 
 def half_normal(like: Tensor) -> Tensor:
-    """Radii of a :class:`~pyro_radial.distributions.RadialNormal`."""
+    """Draw radii of a :class:`~pyro_radial.distributions.RadialNormal`."""
     return torch.randn_like(like).abs()
 
 
 def unit_noise(distribution: Any) -> UnitNoise | None:
-    """The noise of a distribution; None where it is no normal and no radial one in any nesting."""
+    """The noise of a distribution, or None for a distribution that is neither normal nor radial."""
     inner = leaf(distribution)
     if not isinstance(inner, Normal | RadialNormal):
         return None
@@ -153,7 +152,7 @@ def unit_noise(distribution: Any) -> UnitNoise | None:
 
 
 def _once(tensor: Tensor, event_dim: int) -> Tensor:
-    """The tensor without leading dimensions in which it is only repeated, as in a plate of particles."""
+    """Drop leading dims in which the tensor is only repeated, as in a plate of particles."""
     lead = tensor.dim() - event_dim
     repeated = all(
         size == 1 or stride == 0 for size, stride in zip(tensor.shape[:lead], tensor.stride()[:lead], strict=True)
@@ -161,21 +160,21 @@ def _once(tensor: Tensor, event_dim: int) -> Tensor:
     return tensor[(0,) * lead] if repeated else tensor
 
 
-#: Layers whose parameters enter linearly, and that take each row of a batch for itself. Subclasses may do otherwise.
+#: Layers that are linear in their parameters and compute each row of a batch by itself, and the dims of a batch.
 LAYERS = {nn.Linear: 1, nn.Conv1d: 3, nn.Conv2d: 4, nn.Conv3d: 5}
 
-# A parameter of a layer: a value, or where it is not drawn its noise.
+# A parameter of a layer: its value, or its noise if it is not drawn.
 Parameter = Tensor | UnitNoise | None
 
 
 def noisy_output(layer: nn.Module, x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
-    """The output of a layer, with noise drawn for each row of a batch.
+    """Compute the output of a layer with noise for each row of a batch.
 
-    :param nn.Module layer: of a type of ``LAYERS``.
-    :param Tensor x: its input, whose first dimension are the rows.
-    :param weight: its weight, or the noise of it.
-    :param bias: the same of its bias, or None.
-    :returns: what the layer returns, in distribution as with drawn parameters for each row.
+    :param nn.Module layer: a layer of a type in ``LAYERS``.
+    :param Tensor x: its input, rows first.
+    :param weight: its weight, or the weight's noise.
+    :param bias: its bias, the bias's noise, or None.
+    :returns: the output; each row is distributed as with drawn parameters.
     """
     mean = _apply(layer, x, _mean(weight), _mean(bias))
     noise: Tensor | None = None
@@ -183,7 +182,7 @@ def noisy_output(layer: nn.Module, x: Tensor, weight: Parameter, bias: Parameter
         if x.dim() != 2 or not weight.has_outputs:
             noise = _flipped_output(layer, x, weight)
         elif isinstance(bias, UnitNoise) and weight.radius is None and bias.radius is None:
-            # The sum of two normals is one.
+            # The sum of two normals is normal.
             return mean + weight.of_outputs(_stddev(x, weight.scale, bias.scale)).to(mean.dtype)
         else:
             noise = weight.of_outputs(_stddev(x, weight.scale))
@@ -198,18 +197,18 @@ def _mean(parameter: Parameter) -> Tensor | None:
 
 
 def _stddev(x: Tensor, scale: Tensor, bias_scale: Tensor | None = None) -> Tensor:
-    """The standard deviation of each output for unit normal noise; where all inputs are zero, as good as zero."""
-    # In full precision: the squares of small scales underflow in a short dtype.
+    """The standard deviation of each output for standard normal noise, at least the root of TINY."""
+    # In float32 at least: the squares of small scales underflow in short dtypes.
     wide = torch.promote_types(scale.dtype, torch.float32)
     with torch.autocast(x.device.type, enabled=False):
         squares = None if bias_scale is None else bias_scale.to(wide).square()
         variance = F.linear(x.to(wide).square(), scale.to(wide).square(), squares)
-    # The root has no derivative at zero; below the bound its gradient is zero.
+    # The root has no derivative at zero; clamped values have a gradient of zero.
     return variance.clamp_min(TINY).sqrt()
 
 
 def _flipped_output(layer: nn.Module, x: Tensor, weight: UnitNoise) -> Tensor:
-    """The output for noise that rows share but for signs of their inputs and outputs, and for their radii."""
+    """The output for noise that rows share, with own radii and random signs of inputs and outputs (Flipout)."""
     shape = weight.loc.shape
     rows, outputs, radii = len(x), shape[0], None
     if weight.radius is None or weight.radius_dim < len(shape) - 1:
@@ -236,14 +235,14 @@ def _channel_dim(layer: nn.Module, dims: int) -> int:
 
 
 def _at_channels(layer: nn.Module, values: Tensor, dims: int) -> Tensor:
-    """Values ``[rows, channels]``, the same at all positions of an output or input of so many dimensions."""
+    """Values ``[rows, channels]``, broadcast over all positions of an input or output."""
     ones = (1,) * (dims - 2)
     rows, channels = values.shape
     return values.reshape((rows, *ones, channels) if isinstance(layer, nn.Linear) else (rows, channels, *ones))
 
 
 def _apply(layer: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """The layer's own computation with these parameters, without hooks."""
+    """Compute the layer with these parameters, without hooks."""
     if isinstance(layer, nn.Linear):
         assert weight is not None
         return F.linear(x, weight, bias)
