@@ -88,7 +88,7 @@ class Refits:
         self._steps_done = 0
         self._joint = JointOptimizer(optim, who)
         self._weighted = _Weighted(model)
-        self._captured = CapturedLoss(self._weighted, guide, self.loss, compile=compile, who=who)
+        self._captured = CapturedLoss(self._weighted, guide, self.loss, compile=compile)
         self._trained: Trained | None = None
 
     @property

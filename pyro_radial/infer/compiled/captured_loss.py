@@ -1,9 +1,11 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A loss and its gradients from graphs that are recorded once and replayed."""
+"""A loss and its gradients from graphs that are recorded once, compiled, and replayed."""
 
+import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,38 +14,43 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_radial._pyro.compat import handlers_around, tree_flatten
+from pyro_radial._pyro.compat import CompilerMissingError, compile_graph, handlers_around, tree_flatten
 from pyro_radial._pyro.one_at_a_time import one_at_a_time
-from pyro_radial.infer.compiled.compilation import compiled, is_compiled
-from pyro_radial.infer.compiled.graph import UncapturableError, described
-from pyro_radial.infer.compiled.program import Call, Evaluation, evaluate, guide_sites
-from pyro_radial.infer.compiled.recording import Recording, record_program
+from pyro_radial.infer.compiled.graph import Graph, UncapturableError, described
+from pyro_radial.infer.compiled.recording import Call, Evaluation, Recording, evaluate, guide_sites, record_program
 from pyro_radial.infer.elbo import RadialELBO
 
-__all__ = ["CapturedLoss"]
+__all__ = ["CapturedLoss", "compiled", "forget", "is_compiled"]
 
 LEAVES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 NOTHING: Mapping[str, Tensor] = {}
 
-# A graph is compiled once it has been used so often: an odd last batch comes once an epoch.
+# A graph is compiled after this many uses: an odd last batch comes once an epoch.
 USES_BEFORE_COMPILING = 3
+
+# Torch's own random numbers: inductor's are several times slower on a CPU, and differ from those of an eager step.
+OPTIONS = {"fallback_random": True}
+MOST_KEPT = 64
+Code = Callable[..., Sequence[Tensor]]
+
+_lock = threading.RLock()
+_kept: OrderedDict[Any, Code] = OrderedDict()
+_warned = False
 
 
 class CapturedLoss:
     """A loss of a model and a guide, and its gradients.
 
-    For each signature of the arguments (their tree, shapes, strides, dtypes and devices, and what is no tensor by its
-    value) the program runs once as it is, so that what is wrong raises the error that it always does, is recorded, and
-    is replayed from then on. A program that is no graph runs as it is each time; a warning says so once, and why.
+    For each signature of the arguments the program runs once as usual, so that it raises its usual errors, is recorded,
+    and is replayed from then on. A program that cannot be captured runs as usual each time, after one warning.
 
     :param model: a Pyro model.
     :param guide: its guide.
     :param ELBO loss: a loss with ``differentiable_loss``.
-    :param bool compile: whether graphs that are used more than a few times are compiled, or replayed as recorded.
-    :param int max_signatures: the most signatures to record.
+    :param bool compile: whether to compile graphs in frequent use.
+    :param int max_signatures: the largest number of recordings.
     :param options: settings of inductor.
-    :param str who: what errors and warnings call it.
     """
 
     def __init__(
@@ -55,17 +62,16 @@ class CapturedLoss:
         compile: bool = True,
         max_signatures: int = 8,
         options: Mapping[str, Any] | None = None,
-        who: str = "CompiledSVI",
     ) -> None:
         self.model, self.guide, self.loss = model, guide, loss
-        self.compile, self.max_signatures, self.options, self.who = compile, max_signatures, dict(options or {}), who
+        self.compile, self.max_signatures, self.options = compile, max_signatures, dict(options or {})
         self._recordings: dict[Any, Recording] = {}
-        # The signatures of programs that are no graphs, of which to find out takes long.
+        # Signatures of programs that cannot be captured, which takes long to find out.
         self._refused: set[Any] = set()
         self._weights: dict[torch.device, Tensor] = {}
-        #: What the latest loss trains, unconstrained, by its name in Pyro's store.
+        #: The parameters of the latest loss, unconstrained, by name in Pyro's store.
         self.parameters: dict[str, Tensor] = {}
-        #: Why programs run as they are, in words; empty while all are graphs.
+        #: Why programs run without a graph; empty if all have one.
         self.eager_because: list[str] = []
 
     def __call__(
@@ -79,21 +85,17 @@ class CapturedLoss:
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """The loss, and each parameter that it depends on with its gradient.
 
-        The terms and the step of a ``RadialELBO`` are what they are after an evaluation of its own.
-
-        :param bool gradients: whether to compute them; without, the loss alone.
-        :param also: parameters by name that are trained besides those of ``param`` statements, if the loss depends on
-            them.
-        :param int compile_after: the uses of a graph as it was recorded before it is compiled, unless code for one like
-            it is there; None for all of them.
-        :raises ValueError: for a signature too many, and whatever the model, the guide and the loss raise.
+        :param bool gradients: whether to compute gradients, or the loss alone.
+        :param also: parameters by name that are trained besides those of ``param`` statements.
+        :param int compile_after: the uses after which a graph is compiled; None for never.
+        :raises ValueError: for too many signatures, and whatever the model, the guide and the loss raise.
         """
         call = Call(self.loss, self.model, self.guide, args, kwargs, gradients, also)
         weight = self._weight()
         leaves, tree = tree_flatten((args, dict(kwargs)))
         if self._runs_as_it_is(leaves):
             return self._eagerly(call)
-        # By its text, since the trees of older versions of torch have no hash.
+        # Trees have no hash in older versions of torch.
         key = (repr(tree), tuple(map(_signature, leaves)), gradients, weight != 0.0, _autocast())
         recording = self._recordings.get(key)
         if recording is None or not recording.holds():
@@ -103,14 +105,14 @@ class CapturedLoss:
         self.parameters = recording.parameters()
         inputs = [self._weight_on(recording.device, weight), *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
         with torch.no_grad():
-            tensors = self._code(recording, inputs, compile_after)(*recording.constants(), *inputs)
+            tensors = self._code(recording, inputs, compile_after)(*recording.graph.constant_tensors(), *inputs)
         evaluation = Evaluation.of(tensors, recording.layout)
         self._keep_terms(evaluation, weight, partial(guide_sites, self.guide, args, kwargs), gradients)
         return evaluation.loss, recording.with_gradients(evaluation)
 
     @property
     def recordings(self) -> list[Recording]:
-        """The graphs, in the order of their first use."""
+        """The recordings, in the order of their first use."""
         return list(self._recordings.values())
 
     def _runs_as_it_is(self, leaves: Sequence[Any]) -> bool:
@@ -134,9 +136,9 @@ class CapturedLoss:
         """A new recording for a signature, or None where there can be none."""
         if key not in self._recordings and len(self._recordings) >= self.max_signatures:
             raise ValueError(
-                f"{self.who}: arguments must be of at most max_signatures = {self.max_signatures} kinds (shapes, "
-                "strides, dtypes, devices, and numbers that are no tensors), got another: bring batches to one shape, "
-                "make numbers that change tensors, or let max_signatures be more"
+                f"arguments must be of at most max_signatures = {self.max_signatures} kinds (shapes, strides, dtypes, "
+                "devices, and values that are not tensors), got another: use batches of one shape, pass changing "
+                "numbers as tensors, or raise max_signatures"
             )
         with one_at_a_time():
             try:
@@ -151,12 +153,12 @@ class CapturedLoss:
     def _say(self, reason: str) -> None:
         if reason not in self.eager_because:
             self.eager_because.append(reason)
-            warnings.warn(f"{self.who}: the program runs as it is, without a graph: {reason}", stacklevel=4)
+            warnings.warn(f"the program runs uncompiled: {reason}", stacklevel=4)
 
     def _code(
         self, recording: Recording, inputs: list[Tensor], compile_after: int | None
     ) -> Callable[..., Sequence[Tensor]]:
-        """What replays a recording: compiled code, if there is any or it is time to make it."""
+        """The compiled code of a recording, made when it is time, or the graph itself."""
         if recording.code is None and self.compile and compile_after is not None:
             recording.uses += 1
             if recording.uses > compile_after or is_compiled(recording.graph, inputs, self.options):
@@ -185,3 +187,40 @@ def _signature(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         return described(leaf)
     return type(leaf), leaf
+
+
+def is_compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> bool:
+    """Whether there is compiled code for an equal graph."""
+    return _key(graph, inputs, options) in _kept
+
+
+def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Code:
+    """Compiled code for a graph, perhaps made for an equal one; without a compiler, the graph itself."""
+    global _warned
+    key = _key(graph, inputs, options)
+    with _lock:
+        if key in _kept:
+            _kept.move_to_end(key)
+            return _kept[key]
+        try:
+            with torch.no_grad():
+                examples = [t.detach() for t in (*graph.constant_tensors(), *inputs)]
+                _kept[key] = compile_graph(graph.module, examples, {**OPTIONS, **options})
+        except CompilerMissingError as error:
+            if not _warned:
+                warnings.warn(f"no compiler on this machine, so graphs run as recorded: {error}", stacklevel=2)
+                _warned = True
+            return graph.module
+        while len(_kept) > MOST_KEPT:
+            _kept.popitem(last=False)
+        return _kept[key]
+
+
+def forget() -> None:
+    """Drop all compiled code."""
+    _kept.clear()
+
+
+def _key(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Any:
+    metadata = tuple(described(tensor) for tensor in (*graph.constant_tensors(), *inputs))
+    return graph.module.code, metadata, tuple(sorted((name, repr(value)) for name, value in options.items()))

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Stochastic variational inference whose step is one compiled graph."""
+"""Stochastic variational inference with compiled steps."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ __all__ = ["CompiledSVI"]
 
 
 class _Step(NamedTuple):
-    """What a step was taken on."""
+    """The arguments and the noise of a step, to repeat it."""
 
     number: int
     args: tuple[Any, ...]
@@ -32,45 +32,33 @@ class _Step(NamedTuple):
 
 
 class CompiledSVI:
-    r"""The interface of :class:`pyro.infer.SVI`, at a small multiple of the time of a plain network's step.
+    r"""Run the steps of :class:`pyro.infer.SVI` as compiled graphs.
 
-    The first call runs the Pyro program as it is, records the tensor operations of its loss and gradients as one graph,
-    and replays that with fresh noise; a graph in frequent use is compiled by inductor. What it computes is what the
-    program computes: parameters, buffers, chained priors, the scale N / B of a mini-batch and the weight of the KL are
-    inputs of the graph, so that what changes in place, or is replaced by its like, is seen. Any guide and any loss of
-    Pyro's with ``differentiable_loss`` will do, particles looped or vectorized, plates with subsampling, ``pyro.param``
-    in the model, batch norm in train mode.
+    The first call with a signature runs the Pyro program once, records the tensor operations of its loss and gradients,
+    and later replays them with fresh noise; a graph in frequent use is compiled by inductor. Parameters, buffers,
+    chained priors, the scale N / B and the weight of the KL are inputs of the graph, so changes to them are seen.
 
-    A graph serves one signature: the tree, shapes, strides, dtypes and devices of the tensors among the arguments, the
-    values of the other arguments, and the structure and plain attributes of the modules, such as train or eval mode or
-    ``num_data``. Another signature is recorded anew, which takes a second or two, and shares compiled code with a graph
-    like it: a new guide of the model, the next task of a :class:`~pyro_radial.PriorChain` or another ``num_data``
-    compile nothing. Two things a graph cannot see: a Python variable that is neither an argument nor an attribute of a
-    module, and a tensor that such a variable is set to, where a change in place would be seen. Modules are found in
-    models and guides that are modules, and in the closures and globals of those that are functions.
+    A signature is the tree, shapes, strides, dtypes and devices of the arguments, the values of arguments that are not
+    tensors, and the structure and plain attributes of the modules (found in models and guides, and in the closures and
+    globals of functions). Another signature is recorded anew, but shares compiled code with a similar graph. A graph
+    cannot see a Python variable that is neither an argument nor an attribute of a module.
 
-    A program that is no graph runs as it is at each step, and a warning says why, once: Python code that reads a value
-    (``if w > 0:``, ``float(w)``) with its line, random numbers of Python or NumPy, arguments that hide tensors in other
-    objects, handlers around the call. Without a C++ compiler on the machine graphs are replayed as recorded.
-
-    Its speed, beside that of a plain network and of other libraries, is in ``benchmarks/RESULTS.md``.
+    A program that cannot be captured, for example because of ``if w > 0:``, runs uncompiled; a warning names the line.
+    Without a C++ compiler, graphs are replayed as recorded. ``benchmarks/RESULTS.md`` has the measured speed.
 
     :param model: a Pyro model, a module or a function.
     :param guide: its guide.
-    :param optim: a Pyro optimizer or scheduler; a torch optimizer; or a function from parameters to one. Of Pyro's, one
-        torch optimizer is made for all parameters, with groups where their settings differ, and its fused step where
-        torch has one. ``optim.get_state()`` and ``save`` are as with ``SVI``, also to go on from one to the other.
-    :param ELBO loss: ``TraceMeanField_ELBO``, ``Trace_ELBO``, :class:`~pyro_radial.RadialELBO`,
-        :class:`~pyro_radial.FunctionalELBO`, or another with ``differentiable_loss``.
-    :param bool compile: whether to compile graphs, or replay them as recorded.
-    :param int max_signatures: the most signatures there may be.
-    :param int check_every: after how many steps the loss is looked at, if it is NaN or infinite: by default after each
-        on a CPU, and after 10 elsewhere, so that most have no host-device synchronization. No step is taken on such a
-        loss, nor after it, where the optimizer is fused; with others it is looked at after each step.
+    :param optim: a Pyro optimizer or scheduler, a torch optimizer, or a function from parameters to one. One torch
+        optimizer stands in for Pyro's; ``optim.get_state()`` and ``save`` work as with ``SVI``.
+    :param ELBO loss: a loss with ``differentiable_loss``, such as ``TraceMeanField_ELBO`` or
+        :class:`~pyro_radial.RadialELBO`.
+    :param bool compile: whether to compile graphs or replay them as recorded.
+    :param int max_signatures: the largest number of signatures.
+    :param int check_every: how many steps pass between checks for a loss that is not finite, which synchronize with
+        the device; 1 on a CPU and 10 elsewhere by default. No step is taken on such a loss.
     :param options: settings of inductor, such as ``{"triton.cudagraphs": True}``.
-    :raises ValueError: for a loss or an optimizer that does not fit; from a step, for a signature too many; whatever
-        model and guide raise.
-    :raises FloatingPointError: from a step, naming the parameter, draw or site, when the loss is not finite.
+    :raises ValueError: for a loss or an optimizer that does not fit, and from a step for too many signatures.
+    :raises FloatingPointError: from a step, naming the parameter, draw or site, if the loss is not finite.
 
     Example::
 
@@ -84,8 +72,8 @@ class CompiledSVI:
         >>> svi = CompiledSVI(model, AutoRadial(model), pyro.optim.Adam({"lr": 0.01}), TraceMeanField_ELBO(),
         ...                   compile=False)
         >>> losses = [svi.step(x, x.sum(-1, keepdim=True)) for _ in range(100)]
-        >>> losses[0].shape, bool(losses[-1] < losses[0])
-        (torch.Size([]), True)
+        >>> bool(losses[-1] < losses[0])
+        True
     """
 
     def __init__(
@@ -102,13 +90,13 @@ class CompiledSVI:
     ) -> None:
         if not hasattr(loss, "differentiable_loss"):
             raise ValueError(
-                "CompiledSVI: loss must be an ELBO with differentiable_loss, such as TraceMeanField_ELBO() or "
+                "loss must be an ELBO with differentiable_loss, such as TraceMeanField_ELBO() or "
                 f"RadialELBO(), got {type(loss).__name__}"
             )
-        max_signatures = positive_count("CompiledSVI: max_signatures", max_signatures)
+        max_signatures = positive_count("max_signatures", max_signatures)
         self.model, self.guide, self.optim, self.loss = model, guide, optim, loss
-        self.check_every = None if check_every is None else positive_count("CompiledSVI: check_every", check_every)
-        #: What it replays: its graphs, and why there are none, in ``eager_because``.
+        self.check_every = None if check_every is None else positive_count("check_every", check_every)
+        #: The graphs, and the reasons for steps without one in ``eager_because``.
         self.captured = CapturedLoss(
             model, guide, loss, compile=compile, max_signatures=max_signatures, options=options
         )
@@ -125,8 +113,8 @@ class CompiledSVI:
     def step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Take a gradient step.
 
-        :param args: of the model and the guide.
-        :returns: the loss before the step, a 0-d tensor, without a host-device synchronization.
+        :param args: arguments of the model and the guide.
+        :returns: the loss before the step, a 0-d tensor.
         """
         self._joint.forget_gradients()
         noise = TorchNoise.now()
@@ -139,14 +127,11 @@ class CompiledSVI:
         return loss
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> Tensor:
-        """An estimate of the loss, without a step.
-
-        :returns: a 0-d tensor.
-        """
+        """Estimate the loss, a 0-d tensor, without a step."""
         return self.captured(args, kwargs, gradients=False)[0]
 
     def _check(self, loss: Tensor) -> None:
-        """Look at the loss when it is time; until then let the optimizer stand still once it is not finite."""
+        """Check the loss if it is time to; until then let the optimizer do nothing after a loss that is not finite."""
         every = self.check_every or (1 if loss.device.type == "cpu" else 10)
         optimizer = self._joint.optimizer
         broken = ~torch.isfinite(loss)
@@ -161,7 +146,7 @@ class CompiledSVI:
         self._unchecked.clear()
 
     def _not_finite(self) -> FloatingPointError:
-        """The error for the first step whose loss was not finite, which names what was not."""
+        """The error for the first step with a loss that was not finite, found by repeating the steps."""
         found: list[str] = []
         where = self._steps
         for step in self._unchecked:
@@ -176,6 +161,6 @@ class CompiledSVI:
         if self._joint.optimizer is not None:
             stop_where(self._joint.optimizer, None)
         return FloatingPointError(
-            f"CompiledSVI: not finite in step {where}: {', '.join(found) or 'the loss'}; no step was taken on it; try "
-            "a smaller learning rate"
+            f"not finite in step {where}: {', '.join(found) or 'the loss'}; no step was taken on it; "
+            "try a smaller learning rate"
         )

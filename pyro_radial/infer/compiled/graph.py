@@ -1,36 +1,176 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""One graph: recorded from a function, with every tensor that it reads as an input."""
+"""A function of tensors recorded as a graph, and the modules and tensors that it depends on besides its inputs."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_radial._pyro.capturing import capturing
-from pyro_radial._pyro.compat import record_graph
-from pyro_radial.infer.compiled.structure import Slot
+from pyro_radial._pyro.compat import record_graph, stored_parameters
+from pyro_radial.nn.bayesian_module import submodules
 
-__all__ = ["Graph", "UncapturableError", "record", "user_line"]
+__all__ = [
+    "Graph",
+    "Slot",
+    "Structure",
+    "UncapturableError",
+    "described",
+    "record",
+    "slots_of",
+    "unchanged",
+    "user_line",
+]
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+# How deep to look for modules in functions that call functions.
+DEPTH = 4
+
+# Settings that a graph fixes.
+SETTINGS = ("module_local_params", "radial_kl_directions", "radial_kl_seed")
+
+
+class Slot(NamedTuple):
+    """A dict and a key that hold a tensor."""
+
+    holder: dict[str, Any]
+    key: str
+
+    @property
+    def tensor(self) -> Tensor:
+        """What is there now."""
+        value: Tensor = self.holder[self.key]
+        return value
+
+
+def slots_of(*roots: Any) -> list[Slot]:
+    """All places of parameters and buffers in modules and in Pyro's store.
+
+    :param roots: modules and functions that use modules; anything else is ignored.
+    """
+    holders = [holder for module in _modules(*roots) for holder in (module._parameters, module._buffers)]
+    slots = [Slot(holder, key) for holder in holders for key, value in holder.items() if value is not None]
+    stored = stored_parameters()
+    # The tensors of a network's skeleton are on the meta device.
+    return [slot for slot in (*slots, *(Slot(stored, name) for name in stored)) if not slot.tensor.is_meta]
+
+
+class Structure:
+    """The submodules and plain attributes of modules and other objects at one time.
+
+    :param modules: modules, and functions that use modules.
+    :param objects: objects whose public attributes count, such as a loss.
+    :param ignore: attributes of these objects that may change.
+    """
+
+    def __init__(self, modules: tuple[Any, ...], objects: tuple[Any, ...] = (), ignore: tuple[str, ...] = ()) -> None:
+        roots = (*modules, *(value for thing in objects for value in vars(thing).values()))
+        self._trees = [(module._modules, dict(module._modules)) for module in _modules(*roots)]
+        self._tensors = [
+            (holder, frozenset(holder))
+            for module in _modules(*roots)
+            for holder in (module._parameters, module._buffers)
+        ]
+        self._plain = [
+            (vars(thing), key, value)
+            for thing in (*_modules(*roots), *objects)
+            for key, value in vars(thing).items()
+            if _is_plain(value) and not (thing in objects and (key in ignore or key.startswith("_")))
+        ]
+        self._settings = _settings()
+
+    def holds(self) -> bool:
+        """Whether nothing has changed."""
+        # Plain loops: this runs at every step.
+        for attributes, key, value in self._plain:
+            now = attributes.get(key, self)
+            if now is not value and now != value:
+                return False
+        for modules, before in self._trees:
+            if modules.keys() != before.keys():
+                return False
+            for name, module in modules.items():
+                if module is not before[name]:
+                    return False
+        return all(holder.keys() == keys for holder, keys in self._tensors) and _settings() == self._settings
+
+
+@contextmanager
+def unchanged(*roots: Any, attributes: bool = True) -> Iterator[None]:
+    """Restore buffers, random numbers and, if asked, plain attributes of modules at the end of the block."""
+    modules = _modules(*roots)
+    buffers = [(slot, slot.tensor, slot.tensor.detach().clone()) for m in modules for slot in _buffers(m)]
+    plain = [(vars(m), {k: v for k, v in vars(m).items() if _is_plain(v)}) for m in modules if attributes]
+    devices = {slot.tensor.device for slot in slots_of(*roots) if slot.tensor.device.type == "cuda"}
+    with torch.random.fork_rng(list(devices)):
+        try:
+            yield
+        finally:
+            for slot, tensor, value in buffers:
+                with torch.no_grad():
+                    tensor.copy_(value)
+                slot.holder[slot.key] = tensor
+            for now, before in plain:
+                now.update(before)
+
+
+def _buffers(module: nn.Module) -> list[Slot]:
+    found = [Slot(module._buffers, key) for key, value in module._buffers.items() if value is not None]
+    return [slot for slot in found if not slot.tensor.is_meta]
+
+
+def _modules(*roots: Any) -> list[nn.Module]:
+    """All modules in these roots, below them, and in the closures and globals of functions."""
+    found = {id(module): module for root in roots for module in submodules(*_modules_in(root, DEPTH))}
+    return list(found.values())
+
+
+def _modules_in(thing: Any, depth: int) -> Iterator[nn.Module]:
+    if isinstance(thing, nn.Module):
+        yield thing
+    elif depth and isinstance(thing, partial):
+        for part in (thing.func, *thing.args, *thing.keywords.values()):
+            yield from _modules_in(part, depth - 1)
+    elif depth and inspect.ismethod(thing):
+        yield from _modules_in(thing.__self__, depth - 1)
+    elif depth and inspect.isfunction(thing):
+        variables = inspect.getclosurevars(thing)
+        for part in (*variables.nonlocals.values(), *variables.globals.values()):
+            yield from _modules_in(part, depth - 1)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, tuple | frozenset):
+        return all(_is_plain(part) for part in value)
+    return isinstance(value, PLAIN)
+
+
+def _settings() -> list[Any]:
+    return [pyro.settings.get(name) for name in SETTINGS]
 
 
 class UncapturableError(Exception):
-    """A program that is no one graph, and why."""
+    """The reason why a program is not one graph."""
 
 
 @dataclass
 class Graph:
     """A recorded function.
 
-    :param GraphModule module: takes ``[*constants, *inputs]``.
-    :param constants: the tensors that the function read without their being inputs: in which slot, or themselves.
+    :param GraphModule module: the operations on ``[*constants, *inputs]``.
+    :param constants: the tensors that the function read besides its inputs, by slot if they have one.
     :param Any static: what the function returned besides tensors.
     """
 
@@ -40,11 +180,11 @@ class Graph:
     seen: list[Tensor] = field(default_factory=list)
 
     def constant_tensors(self) -> list[Tensor]:
-        """The constants as they are now."""
+        """The current constants."""
         return [constant.tensor if isinstance(constant, Slot) else constant for constant in self.constants]
 
     def fits(self) -> bool:
-        """Whether the constants still have the shapes, strides, dtypes and devices that they had."""
+        """Whether the constants have kept their shapes, strides, dtypes and devices."""
         for place, (constant, seen) in enumerate(zip(self.constants, self.seen, strict=True)):
             if isinstance(constant, Slot):
                 tensor = constant.holder.get(constant.key)
@@ -56,25 +196,25 @@ class Graph:
         return True
 
     def holds_as_much_as(self, other: "Graph") -> bool:
-        """Whether the constants of both are equal."""
+        """Whether both graphs have equal constants."""
         pairs = zip(self.constant_tensors(), other.constant_tensors(), strict=True)
         return all(a is b or (described(a) == described(b) and torch.equal(a, b)) for a, b in pairs)
 
 
 def described(tensor: Tensor) -> tuple[Any, ...]:
-    """What compiled code is made for."""
+    """The properties of a tensor that compiled code depends on."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def record(
     function: Callable[..., tuple[list[Tensor], Any]], inputs: Sequence[Tensor], slots: Sequence[Slot], live: set[int]
 ) -> Graph:
-    """Record a function's tensor operations, by running it.
+    """Record a function's tensor operations by running it.
 
-    :param function: from tensors to tensors, and anything else that is the same in each run.
+    :param function: a function from tensors to tensors and anything else that is equal in each run.
     :param inputs: its arguments.
-    :param slots: where tensors are that may be replaced by others.
-    :param live: by ``id``, the tensors whose values may change.
+    :param slots: places of tensors that may be replaced.
+    :param live: the ``id`` of each tensor with a value that may change.
     :raises UncapturableError: if a value is read on the host, or shapes depend on values.
     """
     static: list[Any] = []
@@ -95,7 +235,7 @@ def record(
 
 
 class _HostReads(TorchDispatchMode):
-    """Refuses to read a tensor that may have another value later; that computed ones are read, recording notices."""
+    """Raise an error if the host reads an input; recording itself notices reads of computed tensors."""
 
     def __init__(self, live: set[int]) -> None:
         super().__init__()
@@ -108,7 +248,7 @@ class _HostReads(TorchDispatchMode):
 
 
 def _check_shapes(module: GraphModule) -> None:
-    """Refuse operations whose results have a shape that depends on values, which a graph would keep as it was."""
+    """Raise an error for operations with shapes that depend on values, which a graph would fix."""
     for node in module.graph.nodes:
         tags = getattr(node.target, "tags", ())
         indexes = node.target is torch.ops.aten.index.Tensor
@@ -118,12 +258,12 @@ def _check_shapes(module: GraphModule) -> None:
 
 
 def _has_mask(node: Any) -> bool:
-    """Whether a tensor is indexed by a mask, and not by places."""
+    """Whether a tensor is indexed by a mask."""
     return any(index is not None and index.meta["val"].dtype in (torch.bool, torch.uint8) for index in node.args[1])
 
 
 def _lift_constants(module: GraphModule) -> list[Tensor]:
-    """Make the tensors that a graph holds its first inputs, each once."""
+    """Turn the tensors in a graph into its first inputs, each once."""
     graph = module.graph
     first = next(iter(graph.nodes))
     lifted: dict[int, Any] = {}
@@ -147,10 +287,7 @@ def _lift_constants(module: GraphModule) -> list[Tensor]:
 
 
 def user_line(error: BaseException | None, libraries: Sequence[str]) -> str | None:
-    """The line of the user's own file where an error, or what caused it, came from.
-
-    :param libraries: folders whose files are not the user's.
-    """
+    """The line outside these libraries' folders where an error or its cause came from."""
     found = None
     while error is not None:
         traceback = error.__traceback__

@@ -1,29 +1,191 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A Pyro program recorded as a graph, and whether it is still that program."""
+"""A loss of a Pyro program, with its terms and gradients, recorded as a graph."""
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pyro
+import pyro.poutine as poutine
 import torch
+from pyro.poutine import Trace
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_radial._pyro.compat import host_reads_removed, stored_parameters, tree_flatten, tree_unflatten
 from pyro_radial._pyro.random_state import seeded_elsewhere
-from pyro_radial.infer.compiled.graph import Graph, UncapturableError, record, user_line
-from pyro_radial.infer.compiled.program import Call, Evaluation, Layout, ScaleInputs, evaluate, scales_of
-from pyro_radial.infer.compiled.structure import Slot, Structure, slots_of, unchanged
+from pyro_radial.infer.compiled.graph import (
+    Graph,
+    Slot,
+    Structure,
+    UncapturableError,
+    record,
+    slots_of,
+    unchanged,
+    user_line,
+)
 from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.loss_terms import LossTerms, entropies, entropy_parts
 from pyro_radial.infer.training.data import device_of, dtype_of
 
-__all__ = ["Recording", "record_program"]
+__all__ = ["Call", "Evaluation", "Layout", "Recording", "evaluate", "guide_sites", "record_program"]
 
-# What of a loss changes from step to step, and is no part of the graph.
+
+class Call(NamedTuple):
+    """The arguments of one evaluation: ``also`` are trained parameters besides those of ``param`` statements."""
+
+    loss: Any
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    gradients: bool
+    also: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The names that go with the tensors of an evaluation, in order, and the plain values of its terms.
+
+    ``used`` says for each parameter whether the loss depends on it.
+    """
+
+    nll_sites: tuple[str, ...] = ()
+    kl_sites: tuple[str, ...] = ()
+    num_data: int | None = None
+    sampled_kl: tuple[tuple[str, str], ...] = ()
+    used: tuple[bool, ...] = ()
+    weight_sites: tuple[str, ...] = ()
+    weight_space_kl_weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A detached loss, the terms of the layout's sites (if it keeps any), and the gradients of used parameters."""
+
+    loss: Tensor
+    terms: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]
+    layout: Layout
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors in one list."""
+        return [self.loss, *self.terms, *self.gradients]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], layout: Layout) -> "Evaluation":
+        """The inverse of :attr:`tensors`."""
+        num_terms = len(layout.nll_sites) + len(layout.kl_sites) + len(layout.weight_sites)
+        return cls(tensors[0], tuple(tensors[1 : 1 + num_terms]), tuple(tensors[1 + num_terms :]), layout)
+
+    def loss_terms(self, kl_weight: float, sites: Callable[[], Mapping[str, Mapping[str, Any]]]) -> LossTerms:
+        """The terms as the loss keeps them; ``sites`` makes what entropies are computed from."""
+        layout, terms = self.layout, iter(self.terms)
+        nll, kl, of_weights = (
+            {name: next(terms) for name in names} for names in (layout.nll_sites, layout.kl_sites, layout.weight_sites)
+        )
+        return LossTerms(
+            kl_weight,
+            nll,
+            kl,
+            lambda: entropies(sites()),
+            layout.num_data,
+            dict(layout.sampled_kl),
+            layout.weight_space_kl_weight,
+            of_weights,
+        )
+
+
+class ScaleInputs(Messenger):
+    """The outermost handler, which turns the scale of each site, such as N / B, into an input of the graph.
+
+    :param tensors: a 0-d tensor for each number; other numbers are noted in :attr:`seen`.
+    """
+
+    def __init__(self, tensors: Mapping[float, Tensor]) -> None:
+        super().__init__()
+        self.tensors = tensors
+        self.seen: list[float] = []
+
+    def _pyro_sample(self, msg: Any) -> None:
+        scale = msg["scale"]
+        if isinstance(scale, int | float) and scale not in (0, 1):
+            self.seen.append(scale)
+            msg["scale"] = self.tensors.get(scale, scale)
+
+
+def evaluate(call: Call) -> tuple[Evaluation, dict[str, Tensor]]:
+    """Run the program, and return its evaluation and its unconstrained parameters by name, found as ``SVI`` does."""
+    loss, model, guide, args, kwargs, gradients, also = call
+    with poutine.trace(param_only=True) as capture, torch.set_grad_enabled(gradients):
+        value = torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs))
+    parameters = _trained(capture.trace)
+    known = {id(parameter) for parameter in parameters.values()}
+    parameters |= {name: p for name, p in also.items() if p.requires_grad and id(p) not in known}
+    found: Sequence[Tensor | None] = ()
+    if parameters and value.requires_grad:
+        found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    used = tuple(gradient is not None for gradient in found) or (False,) * len(parameters)
+    terms: tuple[Tensor, ...] = ()
+    layout = Layout(used=used)
+    if isinstance(loss, RadialELBO):
+        named = loss.terms
+        layout = Layout(
+            tuple(named.nll_by_site),
+            tuple(named.kl_by_site),
+            named.num_data,
+            tuple(named.sampled_kl.items()),
+            used,
+            tuple(named.weight_space_kl_by_site),
+            named.weight_space_kl_weight,
+        )
+        by_site = (named.nll_by_site, named.kl_by_site, named.weight_space_kl_by_site)
+        terms = tuple(value for values in by_site for value in values.values())
+    return Evaluation(value.detach(), terms, _apart(g for g in found if g is not None), layout), parameters
+
+
+def _apart(gradients: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Gradients in memory of their own, so that each can be changed in place."""
+    taken: set[int] = set()
+    own = []
+    for gradient in gradients:
+        storage = gradient.untyped_storage()
+        alone = gradient.is_contiguous() and len(storage) == gradient.nbytes and storage.data_ptr() not in taken
+        own.append(gradient if alone else gradient.clone(memory_format=torch.contiguous_format))
+        taken.add(own[-1].untyped_storage().data_ptr())
+    return tuple(own)
+
+
+def scales_of(call: Call) -> list[float]:
+    """The scales other than one of a program's sites, from one run."""
+    loss, model, guide, args, kwargs, *_ = call
+    scales = ScaleInputs({})
+    with scales, torch.no_grad():
+        loss.differentiable_loss(model, guide, *args, **kwargs)
+    return list(dict.fromkeys(scales.seen))
+
+
+def guide_sites(guide: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """What the entropies of a guide's sites are computed from, at its current parameters."""
+    with torch.no_grad(), torch.random.fork_rng([]), poutine.block():
+        trace = poutine.trace(guide).get_trace(*args, **kwargs)
+    return {name: entropy_parts(site) for name, site in trace.iter_stochastic_nodes()}
+
+
+def _trained(trace: Trace) -> dict[str, Tensor]:
+    """The parameters in a trace, as Pyro's optimizers see them."""
+    values = {name: site["value"] for name, site in dict[str, Any](trace.nodes).items()}
+    own = {n: value.unconstrained() if hasattr(value, "unconstrained") else value for n, value in values.items()}
+    return {name: value for name, value in own.items() if value.requires_grad}
+
+
+# Attributes of a loss that change from step to step and are not part of the graph.
 CHANGING = ("step", "kl_weight")
 
 # Files in these are not the user's.
@@ -35,15 +197,15 @@ LIBRARIES = tuple(
 
 @dataclass
 class Recording:
-    """A graph, and what it needs at each replay.
+    """A recorded program.
 
-    :param Graph graph: takes its constants, the weight of the KL and the tensors among the arguments.
-    :param Structure structure: the modules when it was recorded.
+    :param Graph graph: the graph of its constants, the weight of the KL and the tensors among the arguments.
+    :param Structure structure: the modules at recording.
     :param torch.device device: where it runs.
-    :param stored: Pyro's store then.
-    :param named: the parameters by name and place.
-    :param code: what replays it faster, once there is.
-    :param int uses: how often it was used until then.
+    :param stored: Pyro's store at recording.
+    :param named: names and places of the parameters.
+    :param code: compiled code, if there is any.
+    :param int uses: the number of uses before it was compiled.
     """
 
     graph: Graph
@@ -56,24 +218,20 @@ class Recording:
 
     @property
     def layout(self) -> Layout:
-        """What its outputs are."""
+        """The layout of its outputs."""
         layout: Layout = self.graph.static
         return layout
 
     def parameters(self) -> dict[str, Tensor]:
-        """What is trained, as it is now."""
+        """The current parameters by name."""
         return {name: slot.tensor for name, slot in self.named}
 
-    def constants(self) -> list[Tensor]:
-        """The tensors that are no arguments, as they are now."""
-        return self.graph.constant_tensors()
-
     def holds(self) -> bool:
-        """Whether the program, and the shapes of its tensors, are still those recorded."""
+        """Whether the program and the shapes of its tensors are unchanged."""
         stored = stored_parameters()
         if stored is not self.stored or not self.structure.holds() or not self.graph.fits():
             return False
-        # What Pyro's store holds is what it trains, which after a load of the store is another tensor.
+        # After a load, Pyro's store holds other tensors.
         return all(stored.get(name, slot.tensor) is slot.tensor for name, slot in self.named)
 
     def with_gradients(self, evaluation: Evaluation) -> list[tuple[Tensor, Tensor]]:
@@ -83,12 +241,10 @@ class Recording:
 
 
 def record_program(call: Call, weight: float) -> Recording:
-    """Run a program once as it is, and record it twice.
+    """Run a program once as usual, and record it twice; modules, random numbers and the loss are restored.
 
-    Modules, generators of random numbers and the loss are afterwards as they were before.
-
-    :param float weight: the weight of the KL now; zero is a graph of its own.
-    :raises UncapturableError: if it is no graph, or not the same one in each run.
+    :param float weight: the current weight of the KL; zero has a graph of its own.
+    :raises UncapturableError: if the program is not a graph, or not the same graph in each run.
     """
     loss, model, guide = call.loss, call.model, call.guide
     roots = (model, guide, *vars(loss).values())
@@ -114,7 +270,7 @@ def record_program(call: Call, weight: float) -> Recording:
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """No automatic collection: it would take the parameters of other guides out of Pyro's store as that is read."""
+    """Suspend garbage collection, which would delete the parameters of other guides while Pyro's store is read."""
     if not gc.isenabled():
         yield
         return
@@ -131,7 +287,7 @@ def _recorded(call: Call, weight: float, scales: Sequence[float]) -> tuple[Graph
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     slots = slots_of(model, guide, *vars(loss).values())
     device = device_of(guide, model)
-    # Without dims, so that it changes no dtype but that of another number.
+    # A 0-d tensor does not change the dtype of results.
     scale_tensors = {scale: torch.tensor(scale, dtype=dtype_of(guide, model), device=device) for scale in scales}
     trained: dict[str, Tensor] = {}
 
@@ -160,7 +316,7 @@ def _recorded(call: Call, weight: float, scales: Sequence[float]) -> tuple[Graph
 
 
 def _write_into(before: Sequence[tuple[Slot, Tensor]]) -> None:
-    """Let a buffer that was replaced by another be written into instead, which a graph can do."""
+    """Copy replaced buffers into the original tensors, which a graph can do."""
     for slot, tensor in before:
         now = slot.tensor
         if now is not tensor:
@@ -170,20 +326,20 @@ def _write_into(before: Sequence[tuple[Slot, Tensor]]) -> None:
 
 
 def _check_alike(first: Graph, second: Graph) -> None:
-    """Refuse a program that is another each time, since a graph would be one of them for good."""
+    """Raise an error if two recordings differ."""
     for what in ("nll_sites", "kl_sites"):
         sites = getattr(first.static, what), getattr(second.static, what)
         if sites[0] != sites[1]:
             raise UncapturableError(f"its sites differ between two runs: {list(sites[0])} and {list(sites[1])}")
     if first.module.code != second.module.code or not first.holds_as_much_as(second):
         raise UncapturableError(
-            "two runs of it with the same noise of torch are two different graphs, so it draws random numbers of "
+            "two runs of it with the same torch noise are two different graphs, so it draws random numbers from "
             "Python or NumPy, or depends on something else that changes"
         )
 
 
 def _why(error: Exception) -> str:
-    """What was in the way, and where in the user's own code."""
+    """The reason, and where in the user's code."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

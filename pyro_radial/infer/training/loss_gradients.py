@@ -39,7 +39,7 @@ class LossGradients:
     def __init__(self, trained: Trained, loss: RadialELBO, step: GradientStep, compile_rows: int | None) -> None:
         self.trained, self.loss, self.step, self._compile_rows = trained, loss, step, compile_rows
         graphs = compile_rows is not None
-        self._captured = CapturedLoss(trained.run, trained.guide, loss, who="fit") if graphs else None
+        self._captured = CapturedLoss(trained.run, trained.guide, loss) if graphs else None
         self._parameters = trained.parameters(loss)
 
     def add(

@@ -14,7 +14,7 @@ from benchmarks.guides.compiled_programs import PROGRAMS, Program, classifier, c
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel
 from pyro_radial.functional import AdversarialPoints, GaussianKL, GaussianProcess, UniformBox
 from pyro_radial.infer import FunctionalELBO
-from pyro_radial.infer.compiled import captured_loss, compilation
+from pyro_radial.infer.compiled import captured_loss
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.nn import likelihoods
 from pyro_radial.poutine import mean_only
@@ -229,8 +229,8 @@ def test_like_graphs_share_compiled_code(monkeypatch):
         made.append(module)
         return module
 
-    monkeypatch.setattr(compilation, "compile_graph", compile_graph)
-    compilation.forget()
+    monkeypatch.setattr(captured_loss, "compile_graph", compile_graph)
+    captured_loss.forget()
     model = small_classifier()
     chain = PriorChain(model, form="normal")
     for task in range(3):
@@ -251,8 +251,8 @@ def test_like_graphs_share_compiled_code(monkeypatch):
 
 def test_odd_batches_are_not_compiled(monkeypatch):
     made = []
-    monkeypatch.setattr(compilation, "compile_graph", lambda module, *_: made.append(module) or module)
-    compilation.forget()
+    monkeypatch.setattr(captured_loss, "compile_graph", lambda module, *_: made.append(module) or module)
+    captured_loss.forget()
     model = small_classifier()
     loss = CapturedLoss(model, AutoRadial(model), RadialELBO())
     for _ in range(3):
@@ -434,11 +434,11 @@ def test_a_handler_around_the_call_is_at_work():
 
 def test_a_machine_without_a_compiler_replays_graphs_as_recorded(monkeypatch):
     def missing(*args):
-        raise compilation.CompilerMissingError("no g++")
+        raise captured_loss.CompilerMissingError("no g++")
 
-    monkeypatch.setattr(compilation, "compile_graph", missing)
-    monkeypatch.setattr(compilation, "_warned", False)
-    compilation.forget()
+    monkeypatch.setattr(captured_loss, "compile_graph", missing)
+    monkeypatch.setattr(captured_loss, "_warned", False)
+    captured_loss.forget()
     program = make()
     loss = CapturedLoss(program.model, program.guide, program.loss)
     for _ in range(3):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD
 
 from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel
-from pyro_radial.infer.compiled import compilation
+from pyro_radial.infer.compiled import captured_loss
 from pyro_radial.nn import likelihoods
 from tests.helpers.host_reads import CountHostReads
 from tests.helpers.runs import assert_same, data, killed, problem, trained
@@ -23,10 +23,10 @@ ROWS = 23
 def recorded_only(monkeypatch):
     """Graphs that would be compiled run as recorded, and are counted."""
     made = []
-    monkeypatch.setattr(compilation, "compile_graph", lambda module, *_: made.append(module) or module)
-    compilation.forget()
+    monkeypatch.setattr(captured_loss, "compile_graph", lambda module, *_: made.append(module) or module)
+    captured_loss.forget()
     yield made
-    compilation.forget()
+    captured_loss.forget()
 
 
 def ended(rows=ROWS, net="plain", **settings):
