@@ -31,25 +31,14 @@ from benchmarks.common import (
     with_error,
 )
 from benchmarks.data import tables
+from benchmarks.decisions._environments import Bandit, classification_bandit, mushroom_bandit, wheel_bandit
+from benchmarks.decisions._gp_policy import GaussianProcessThompson
 from benchmarks.decisions._guides import GUIDES, mean_of, mean_ranks, network, of_common_seeds, runs_of
+from benchmarks.decisions._policies import EnsembleSampling, EpsilonGreedy, LinearThompson, NeuralLinear, UniformPolicy
 from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel
-from pyro_radial.decisions import (
-    ContextualBandit,
-    EnsembleSampling,
-    EpsilonGreedy,
-    GaussianProcessThompson,
-    LinearThompson,
-    NeuralLinear,
-    Policy,
-    PulledArm,
-    ThompsonSampling,
-    UniformPolicy,
-    classification_bandit,
-    mushroom_bandit,
-    run_bandit,
-    wheel_bandit,
-)
+from pyro_radial.decisions import Policy, ThompsonSampling, run_bandit
 from pyro_radial.functional import FromData, GaussianProcess, RegularizedKL
+from pyro_radial.nn.likelihoods import MaskedGaussian
 
 __all__ = ["claims", "draw", "report", "run"]
 
@@ -152,29 +141,36 @@ def decided(keys: Row, size: Size, data_dir: Path | None, checkpoint: Path) -> R
     policy = policy_of(keys["method"], keys["width"], bandit, TASKS[keys["task"]], size, keys["seed"])
     before = time.process_time()
     result = run_bandit(
-        bandit, policy, refit_every=size.refit_every, seed=keys["seed"], checkpoint=checkpoint, progress=False
+        bandit.contexts,
+        bandit.rewards,
+        policy,
+        expected=bandit.expected,
+        refit_every=size.refit_every,
+        seed=keys["seed"],
+        checkpoint=checkpoint,
+        progress=False,
     )
     return {
-        "relative": result.relative_regret,
-        "relative_simple": result.relative_simple_regret(size.last),
+        "relative": result.relative_regret(),
+        "relative_simple": result.relative_regret(size.last),
         "cumulative": result.cumulative_regret,
-        "steps_per_decision": result.gradient_steps / len(bandit),
+        "steps_per_decision": result.gradient_steps / size.horizon,
         "seconds": result.seconds,
         "process_seconds": time.process_time() - before,
-        "curve": result.regrets.cumsum(0)[:: max(1, len(bandit) // 50)].tolist(),
+        "curve": result.regrets.cumsum(0)[:: max(1, size.horizon // 50)].tolist(),
     }
 
 
-def bandit_of(task: str, horizon: int, seed: int, data_dir: Path | None) -> ContextualBandit:
+def bandit_of(task: str, horizon: int, seed: int, data_dir: Path | None) -> Bandit:
     if task.startswith("wheel"):
         return wheel_bandit(float(task.split()[1]), horizon, seed=seed)
     table = tables.load_table(task, data_dir)
     if task == "mushroom":
         return mushroom_bandit(table.features, table.labels, horizon, seed=seed)
-    return classification_bandit(table.features, table.labels, horizon, seed=seed, name=task)
+    return classification_bandit(table.features, table.labels, horizon, seed=seed)
 
 
-def policy_of(method: str, width: int, bandit: ContextualBandit, task: Task, size: Size, seed: int) -> Policy:
+def policy_of(method: str, width: int, bandit: Bandit, task: Task, size: Size, seed: int) -> Policy:
     """A new policy, from the seed alone."""
     torch.manual_seed(seed)
     refits = {"steps": size.steps, "batch_size": size.batch_size, "compile": size.compile}
@@ -184,7 +180,9 @@ def policy_of(method: str, width: int, bandit: ContextualBandit, task: Task, siz
     def made(guide: str, kind: Any = ThompsonSampling, **more: Any) -> Any:
         noise: Any = "local" if guide in ("radial", "mean field") and "loss" not in more else "weights"
         model = SupervisedModel(
-            BayesianModule(network(sizes, nn.ReLU)), PulledArm(scale=0.3), local_reparameterization=noise == "local"
+            BayesianModule(network(sizes, nn.ReLU)),
+            MaskedGaussian(scale=0.3),
+            local_reparameterization=noise == "local",
         )
         start = {"init_stddev": FUNCTIONAL_STDDEV} if "loss" in more else {}
         return kind(model, GUIDES[guide](model, **start), **options, **more)
@@ -201,7 +199,7 @@ def policy_of(method: str, width: int, bandit: ContextualBandit, task: Task, siz
     if method in makers:
         policy: Policy = makers[method]()
         return policy
-    points = FromData(bandit.contexts, min(16, len(bandit)))
+    points = FromData(bandit.contexts, min(16, size.horizon))
     divergence = RegularizedKL(1e-2, factorize=True)
     loss = FunctionalELBO(
         prior_of(task), points, divergence=divergence, compare_at="measurement_points", num_functions=8
@@ -265,12 +263,12 @@ def report(results: Results) -> str:
     setting = results.setting
     tasks, methods, width = setting["tasks"], setting["methods"], width_of(results)
     ranks = mean_ranks(results, "relative", "task", [m for m in methods if m != "uniform"], width=width)
-    tables = {}
+    regrets = {}
     for name in ("relative", "relative_simple"):
-        tables[name] = [
+        regrets[name] = [
             [m, *(mean_of(results.values(name, task=t, method=m, width=width), 1) for t in tasks)] for m in methods
         ]
-    for line in tables["relative"]:
+    for line in regrets["relative"]:
         own = results.where(method=line[0], width=width)
         line.append(mean_of(ranks.get(line[0], []), 2))
         line.append(f"{statistics.mean(row['steps_per_decision'] for row in own):.1f}" if own else "")
@@ -287,11 +285,11 @@ def report(results: Results) -> str:
 benchmarks.decisions.bandits`). All policies learn after each {setting["refit_every"]} decisions, networks of two \
 layers of {width} by {setting["steps"]} steps of Adam from where they were. Regret relative to choosing uniformly, 100:
 
-{markdown_table(["", *tasks, "mean rank", "gradient steps a decision", "ms a decision"], tables["relative"])}
+{markdown_table(["", *tasks, "mean rank", "gradient steps a decision", "ms a decision"], regrets["relative"])}
 
 The same over the last {setting["last"]} decisions alone (simple regret):
 
-{markdown_table(["", *tasks], tables["relative_simple"])}
+{markdown_table(["", *tasks], regrets["relative_simple"])}
 
 By the number of units in a layer:
 

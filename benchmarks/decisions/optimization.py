@@ -8,12 +8,17 @@ python -m benchmarks.decisions.optimization
 
 import math
 import statistics
+import time
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyro
 import torch
+from botorch.optim import optimize_acqf
 from botorch.test_functions import Branin, Hartmann
 from matplotlib.figure import Figure
 from scipy.optimize import minimize
@@ -22,19 +27,15 @@ from torch.optim import Adam
 
 from benchmarks.common import FIRST_SEED, Claim, Form, Job, Results, Row, compute_all, main, markdown_table
 from benchmarks.decisions._guides import GUIDES, network, of_common_seeds, runs_of
-from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel
-from pyro_radial.decisions.optimization import (
-    AcquisitionSearch,
+from benchmarks.decisions._surrogates import (
     GaussianProcessSurrogate,
     NetworkSurrogate,
-    Proposer,
     RandomFeatures,
-    RandomSearch,
     Surrogate,
     max_value_entropy,
-    run_optimization,
     thompson,
 )
+from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel
 from pyro_radial.functional import GaussianProcess, RegularizedKL, UniformBox
 from pyro_radial.functional.gaussian import cholesky
 from pyro_radial.nn import likelihoods
@@ -117,34 +118,55 @@ def run(output: Path, *, form: Form = "default", seeds: int = 10, workers: int =
     for seed in range(FIRST_SEED, FIRST_SEED + (seeds if form == "default" else 1)):
         for problem, method, acquisition, width in dict.fromkeys(cells):
             keys = {"problem": problem, "method": method, "acquisition": acquisition, "width": width, "seed": seed}
-            jobs.append(Job(keys, optimized, (keys, size, results.checkpoint(*keys.values()))))
+            jobs.append(Job(keys, optimized, (keys, size)))
     compute_all(results, jobs, workers, threads)
 
 
-def optimized(keys: Row, size: Size, checkpoint: Path) -> Row:
+def optimized(keys: Row, size: Size) -> Row:
     """One optimization; all methods of a seed have the same function and the same first points."""
     problem = problem_of(keys["problem"], keys["seed"], size.knots)
-    proposer = proposer_of(keys, problem, size)
-    result = run_optimization(
-        problem.objective,
-        problem.bounds,
-        proposer,
-        num_evaluations=size.evaluations,
-        num_initial=size.initial,
-        standardize=problem.standardize,
-        seed=keys["seed"],
-        checkpoint=checkpoint,
-        progress=False,
-    )
-    regret = result.simple_regret(problem.maximum)
+    torch.manual_seed(keys["seed"])
+    surrogate = None if keys["method"] == CHANCE else surrogate_of(keys["method"], keys["width"], problem, size)
+    low, high = torch.tensor(problem.bounds, dtype=torch.double)
+    x, y, seconds = torch.zeros(0, len(low)).double(), torch.zeros(0).double(), 0.0
+    for number in range(size.evaluations):
+        before = time.monotonic()
+        # Numbers from the seed and the evaluation alone, so that all methods have the same first points.
+        pyro.set_rng_seed(int(np.random.SeedSequence([keys["seed"], number]).generate_state(1)[0]))
+        if surrogate is None or number < size.initial:
+            point = torch.rand(len(low), dtype=torch.double)
+        else:
+            surrogate.refit(x, (standardized(y) if problem.standardize else y).unsqueeze(1))
+            point = proposed(surrogate, keys["acquisition"], len(low))
+        seconds += time.monotonic() - before
+        value = problem.objective((low + (high - low) * point).clamp(low, high))
+        x, y = torch.cat([x, point.unsqueeze(0)]), torch.cat([y, y.new_tensor([float(value)])])
+    regret = problem.maximum - y.cummax(0).values
     proposals = max(1, size.evaluations - size.initial)
     return {
         "regret": float(regret[-1]),
-        "seconds": result.seconds,
-        "seconds_per_proposal": result.seconds / proposals,
-        "steps_per_proposal": result.gradient_steps / proposals,
+        "seconds": seconds,
+        "seconds_per_proposal": seconds / proposals,
+        "steps_per_proposal": (0 if surrogate is None else surrogate.gradient_steps) / proposals,
         "curve": [round(value, 6) for value in regret.tolist()],
     }
+
+
+def standardized(y: Tensor) -> Tensor:
+    spread = y.std(correction=0)
+    return (y - y.mean()) / torch.where(spread > 0, spread, 1.0)
+
+
+def proposed(surrogate: Surrogate, acquisition: str, num_inputs: int) -> Tensor:
+    """The point of the unit cube where the acquisition function is largest."""
+    cube = torch.tensor([[0.0] * num_inputs, [1.0] * num_inputs], dtype=torch.double)
+    function = ACQUISITIONS[acquisition](surrogate, num_inputs)
+    with warnings.catch_warnings():
+        # BoTorch warns of line searches that end early, and then takes the best point found or starts again.
+        warnings.simplefilter("ignore")
+        found, _ = optimize_acqf(function, cube, q=1, num_restarts=4, raw_samples=64)
+    point: Tensor = found[0].detach()
+    return point
 
 
 def problem_of(name: str, seed: int, knots: int) -> Problem:
@@ -212,26 +234,15 @@ def arc_cosine(a: Tensor, b: Tensor) -> Tensor:
 KERNELS = {"RBF": rbf, "Matern 1/2": matern12, "ArcCosine": arc_cosine}
 
 
-def proposer_of(keys: Row, problem: Problem, size: Size) -> Proposer:
-    """A new proposer, from the seed alone."""
-    if keys["method"] == CHANCE:
-        return RandomSearch()
-    torch.manual_seed(keys["seed"])
-    surrogate = surrogate_of(keys["method"], keys["width"], problem, size)
-    return AcquisitionSearch(surrogate, ACQUISITIONS[keys["acquisition"]])
-
-
 def surrogate_of(method: str, width: int, problem: Problem, size: Size) -> Surrogate:
     if method == GP:
         return GaussianProcessSurrogate()
     if method == "random features":
         return RandomFeatures()
     functional = method.startswith("functional ")
-    noise: Any = "weights" if functional else "local"
     net = network((len(problem.bounds[0]), *[width] * size.layers, 1), nn.Tanh).double()
-    model = SupervisedModel(
-        BayesianModule(net), likelihoods.Gaussian(scale=0.05), local_reparameterization=noise == "local"
-    )
+    likelihood = likelihoods.Gaussian(scale=0.05)
+    model = SupervisedModel(BayesianModule(net), likelihood, local_reparameterization=not functional)
     options: dict[str, Any] = {
         "steps": size.steps,
         "batch_size": size.batch_size,
@@ -248,7 +259,8 @@ def surrogate_of(method: str, width: int, problem: Problem, size: Size) -> Surro
             compare_at="measurement_points",
             num_functions=size.functions,
         )
-    return NetworkSurrogate(model, GUIDES[method.removeprefix("functional ")](model, **start), **options)
+    guide = GUIDES[method.removeprefix("functional ")](model, **start)
+    return NetworkSurrogate(model, guide, len(problem.bounds[0]), **options)
 
 
 def medians_of(results: Results, **keys: Any) -> list[float]:

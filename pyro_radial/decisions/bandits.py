@@ -4,7 +4,8 @@
 """The loop of a contextual bandit: a context, an arm, its reward, and a refit on a schedule."""
 
 import time
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,225 +16,203 @@ from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import non_negative_integer, positive_count
 from pyro_radial._pyro.random_state import seeded
-from pyro_radial.decisions.environments import ContextualBandit
-from pyro_radial.decisions.history import History
 from pyro_radial.decisions.policies import Policy
-from pyro_radial.infer.training.checkpoint import check_settings, load_checkpoint, save_checkpoint
+from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.fingerprint import described
-from pyro_radial.infer.training.sole_writer import sole_writer
 
 __all__ = ["BanditResult", "run_bandit"]
 
-# Of what is random at a time, so that each has its own numbers and can be done again alone.
+# Each decision and each refit has its own random numbers, so that a resumed run can repeat them.
 DECISION, REFIT = 0, 1
-
-SAVED = ("settings", "done", "arms", "rewards", "seconds", "policy")
-
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
 class BanditResult:
-    """What a policy did, and what it lost by it.
+    """Arms, rewards and regrets of a run.
 
-    Regrets are of expectations: what the best arm was expected to pay in a context less what the arm that was pulled
-    was.
+    The regret of a decision is the expected reward of the best arm in this context minus that of the arm pulled.
 
-    :param Tensor arms: those pulled, ``[T]``.
-    :param Tensor rewards: what they paid, ``[T]``.
-    :param Tensor regrets: the regret of each decision, ``[T]``, in float64.
-    :param Tensor uniform_regrets: what that of an arm chosen at random would have been, on average over the arms,
-        ``[T]``.
-    :param int gradient_steps: of all refits.
-    :param float seconds: that decisions and refits took, across resumes.
+    :param Tensor arms: arms pulled, ``[T]``.
+    :param Tensor rewards: their rewards, ``[T]``.
+    :param Tensor regrets: regret of each decision, float64 ``[T]``.
+    :param Tensor uniform_regrets: expected regret of an arm chosen at random, float64 ``[T]``.
+    :param int gradient_steps: gradient steps of all refits.
+    :param float seconds: time of decisions and refits, across resumes.
     """
 
     arms: Tensor
     rewards: Tensor
     regrets: Tensor
     uniform_regrets: Tensor
-    gradient_steps: int = 0
-    seconds: float = field(default=0.0, compare=False)
+    gradient_steps: int
+    seconds: float
 
     @property
     def cumulative_regret(self) -> float:
-        """The sum of all regrets."""
+        """Sum of all regrets."""
         return float(self.regrets.sum())
 
-    @property
-    def relative_regret(self) -> float:
-        """The same relative to that of choosing uniformly, which is 100."""
-        return self._relative(len(self.regrets))
+    def relative_regret(self, last: int | None = None) -> float:
+        """Return the regret relative to choosing arms at random, which has 100.
 
-    def simple_regret(self, last: int = 500) -> float:
-        """The mean regret of the last decisions: about that of the policy with all it has learned.
-
-        Source: Riquelme, Tucker and Snoek (2018), "Deep Bayesian Bandits Showdown", section 5.
-
-        :param int last: how many, at most T.
-        :raises ValueError: naming it if it is out of range.
+        :param int last: number of decisions at the end to count; all by default. The last decisions measure the final
+            policy without the cost of learning (Riquelme, Tucker and Snoek 2018, section 5).
+        :raises ValueError: if ``last`` is out of range, or if all arms have the same expected reward.
         """
-        return float(self.regrets[-self._last(last) :].mean())
-
-    def relative_simple_regret(self, last: int = 500) -> float:
-        """The same relative to that of choosing uniformly in these contexts, which is 100."""
-        return self._relative(self._last(last))
-
-    def _relative(self, last: int) -> float:
+        last = len(self.regrets) if last is None else positive_count("last", last)
+        if last > len(self.regrets):
+            raise ValueError(f"last must be at most the {len(self.regrets)} decisions, got {last}")
         of_chance = float(self.uniform_regrets[-last:].sum())
         if not of_chance:
-            raise ValueError(f"bandit must have arms that pay differently, got {last} decisions of equal ones")
+            raise ValueError(f"arms must differ in expected reward, got {last} decisions without a difference")
         return 100.0 * float(self.regrets[-last:].sum()) / of_chance
-
-    def _last(self, last: int) -> int:
-        if positive_count("last", last) > len(self.regrets):
-            raise ValueError(f"last must be at most the {len(self.regrets)} decisions, got {last}")
-        return last
 
 
 def run_bandit(
-    bandit: ContextualBandit,
+    contexts: Tensor,
+    rewards: Tensor,
     policy: Policy,
     *,
+    expected: Tensor | None = None,
     refit_every: int = 20,
     initial_pulls: int = 2,
     seed: int = 0,
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> BanditResult:
-    """Let a policy decide in all contexts of a bandit, one after the other.
+    """Let a policy decide in one context after the other, showing it only the rewards of the arms that it pulls.
 
-    Arms are first pulled in turn, whatever the policy, and then as the policy chooses. Once all are pulled, and then
-    every ``refit_every`` decisions, whatever the policy, it learns from everything it has seen. Each decision and each
-    refit has random numbers of its own, from the seed alone; the generators are afterwards as they were.
+    First, each arm is pulled ``initial_pulls`` times in turn; then the policy chooses. It learns from all decisions so
+    far after the initial pulls and after every ``refit_every`` decisions. Random numbers depend on ``seed`` alone.
 
-    :param ContextualBandit bandit: contexts and rewards.
-    :param Policy policy: how to decide; at the end it has learned what the last refit told it.
-    :param int refit_every: decisions from refit to refit.
-    :param int initial_pulls: how often each arm is pulled first; none with 0, and then the first decisions are those of
-        an untrained policy.
-    :param int seed: of everything random here; policies are the caller's, so make them from a seed too.
-    :param checkpoint: a file. A run that is killed at any moment goes on from the last refit when it is called again
-        with the same bandit, policy (made anew) and settings, and ends bit for bit as if undisturbed.
-    :param bool progress: whether to show progress, with the regret so far.
-    :returns: the arms, rewards and regrets.
-    :raises ValueError: naming the argument out of range, a context of another width than the policy takes, an arm that
-        there is not, a bandit with fewer contexts than first pulls, or a checkpoint that is damaged, of another run,
-        or being written by another.
+    :param Tensor contexts: ``[T, D]``.
+    :param Tensor rewards: reward of each arm in each context, ``[T, K]``.
+    :param Policy policy: policy to run; afterwards it holds what it learned in the last refit.
+    :param Tensor expected: expected rewards ``[T, K]``, from which regrets are computed; by default ``rewards``.
+    :param int refit_every: decisions between refits.
+    :param int initial_pulls: initial pulls of each arm.
+    :param int seed: seed of all random numbers here; make the policy from a seed too.
+    :param checkpoint: file to resume from. After a kill, the same call with a newly made policy continues from the last
+        refit and ends bit for bit as an undisturbed run.
+    :param bool progress: whether to show a progress bar.
+    :returns: arms, rewards and regrets.
+    :raises ValueError: if an argument is out of range or not finite; if the policy does not fit the contexts or chooses
+        an arm that does not exist; if the checkpoint is damaged, is from another run, or is being written by another.
 
     Example::
 
-        >>> from pyro_radial.decisions import UniformPolicy, wheel_bandit
-        >>> result = run_bandit(wheel_bandit(delta=0.9, num_steps=2000), UniformPolicy(), progress=False)
-        >>> 90 < result.relative_regret < 110
+        >>> class Chance(Policy):
+        ...     def choose(self, context):
+        ...         return int(torch.randint(self.num_arms, ()))
+        >>> x = torch.randn(2000, 1)
+        >>> result = run_bandit(x, torch.cat([x, -x], 1), Chance(), progress=False)
+        >>> 90 < result.relative_regret() < 110
         True
     """
-    refit_every = positive_count("run_bandit: refit_every", refit_every)
-    initial_pulls = non_negative_integer("run_bandit: initial_pulls", initial_pulls)
-    seed = non_negative_integer("run_bandit: seed", seed)
-    if not isinstance(bandit, ContextualBandit):
-        raise ValueError(f"run_bandit: bandit must be a ContextualBandit, got {type(bandit).__name__}")
+    expected = rewards if expected is None else expected
+    _check_tensors(contexts, rewards, expected)
     if not isinstance(policy, Policy):
-        raise ValueError(f"run_bandit: policy must be a Policy, got {type(policy).__name__}")
-    first = initial_pulls * bandit.num_arms
-    if first > len(bandit):
-        raise ValueError(
-            f"run_bandit: initial_pulls of {bandit.num_arms} arms must be at most the {len(bandit)} decisions in all, "
-            f"got {first}"
-        )
-    path = None if checkpoint is None else Path(checkpoint)
-    run = _Run(bandit, policy, refit_every, initial_pulls, seed)
-    with sole_writer(path):
-        policy.begin(bandit.num_features, bandit.num_arms)
-        if path is not None:
-            settings = run.settings()
-            if path.exists():
-                run.load(path, settings)
-            else:
-                run.save(path, settings)
-        bar = tqdm(total=len(bandit), initial=run.done, desc=bandit.name, unit="decision", disable=not progress)
-        with bar:
-            while run.done < len(bandit):
-                before = time.monotonic()
-                run.decide()
-                refitted = run.refit_if_due()
-                run.seconds += time.monotonic() - before
+        raise ValueError(f"policy must be a Policy, got {type(policy).__name__}")
+    num_arms = rewards.shape[1]
+    first = num_arms * non_negative_integer("initial_pulls", initial_pulls)
+    if first > len(contexts):
+        raise ValueError(f"initial_pulls of {num_arms} arms must be at most {len(contexts)} decisions, got {first}")
+    settings = {
+        "refit_every": positive_count("refit_every", refit_every),
+        "initial_pulls": initial_pulls,
+        "seed": non_negative_integer("seed", seed),
+        "bandit": described({"contexts": contexts, "rewards": rewards, "expected": expected}),
+    }
+    run = _Run(contexts, rewards, policy, first, refit_every, seed)
+    gaps = (expected.amax(1, keepdim=True) - expected).double()
+    with nullcontext() if checkpoint is None else Checkpoint(checkpoint) as file:
+        policy.begin(contexts.shape[1], num_arms)
+        if file is not None:
+            run.resume(file, settings)
+        with tqdm(total=len(contexts), initial=run.done, desc="bandit", unit="decision", disable=not progress) as bar:
+            while run.done < len(contexts):
+                refitted = run.decide()
                 bar.update()
                 if refitted:
-                    bar.set_postfix_str(f"regret {run.regret:.6g}")
-                if path is not None and (refitted or run.done == len(bandit)):
-                    run.save(path, settings)
-    return run.result()
+                    bar.set_postfix_str(f"regret {float(_pulled(gaps, run.arms)[: run.done].sum()):.6g}")
+                if file is not None and (refitted or run.done == len(contexts)):
+                    file.save(run.state())
+    return BanditResult(
+        run.arms, run.rewards, _pulled(gaps, run.arms), gaps.mean(1), policy.gradient_steps, run.seconds
+    )
 
 
 class _Run:
-    """One run, decision by decision, with everything that a checkpoint of it must hold."""
+    """One run, decision by decision, with everything that its checkpoint holds."""
 
     def __init__(
-        self, bandit: ContextualBandit, policy: Policy, refit_every: int, initial_pulls: int, seed: int
+        self, contexts: Tensor, rewards: Tensor, policy: Policy, first: int, refit_every: int, seed: int
     ) -> None:
-        self.bandit, self.policy, self.refit_every, self.seed = bandit, policy, refit_every, seed
-        self.initial_pulls = initial_pulls
-        self.first = initial_pulls * bandit.num_arms
+        self.contexts, self.all_rewards, self.policy = contexts, rewards, policy
+        self.first, self.refit_every, self.seed = first, refit_every, seed
+        self.settings: dict[str, Any] = {}
         self.done, self.seconds = 0, 0.0
-        self.arms = torch.zeros(len(bandit), dtype=torch.long)
-        self.rewards = torch.zeros(len(bandit), dtype=bandit.rewards.dtype)
-        self._gaps = bandit.gaps.double()
+        self.arms = torch.zeros(len(contexts), dtype=torch.long)
+        self.rewards = rewards.new_zeros(len(contexts))
 
-    def decide(self) -> None:
-        """Pull one arm."""
-        number = self.done
+    def decide(self) -> bool:
+        """Pull one arm, and refit the policy if it is time; returns whether it was."""
+        before, number, num_arms = time.monotonic(), self.done, self.all_rewards.shape[1]
         if number < self.first:
-            arm = number % self.bandit.num_arms
+            arm = number % num_arms
         else:
             with seeded(self._seed(DECISION), CPU):
-                arm = int(self.policy.choose(self.bandit.contexts[number]))
-        if not 0 <= arm < self.bandit.num_arms:
-            raise ValueError(f"run_bandit: policy must choose one of {self.bandit.num_arms} arms, got {arm}")
-        self.arms[number], self.rewards[number] = arm, self.bandit.rewards[number, arm]
+                arm = int(self.policy.choose(self.contexts[number]))
+        if not 0 <= arm < num_arms:
+            raise ValueError(f"policy must choose one of {num_arms} arms, got {arm}")
+        self.arms[number], self.rewards[number] = arm, self.all_rewards[number, arm]
         self.done += 1
+        due = self.done >= max(1, self.first) and (self.done - self.first) % self.refit_every == 0
+        if due:
+            with seeded(self._seed(REFIT), CPU):
+                self.policy.refit(self.contexts[: self.done], self.arms[: self.done], self.rewards[: self.done])
+        self.seconds += time.monotonic() - before
+        return due
 
-    def refit_if_due(self) -> bool:
-        """Tell the policy what it has seen, if it is time; whether it was."""
-        if self.done < max(1, self.first) or (self.done - self.first) % self.refit_every:
-            return False
-        with seeded(self._seed(REFIT), CPU):
-            seen = slice(0, self.done)
-            self.policy.refit(History(self.bandit.contexts[seen], self.arms[seen], self.rewards[seen]))
-        return True
+    def resume(self, file: Checkpoint, settings: dict[str, Any]) -> None:
+        """Continue from a checkpoint if there is one, else write the first."""
+        self.settings = {**settings, "policy": described(self.policy)}
+        saved = file.load(needed=self.state())
+        if saved is None:
+            file.save(self.state())
+            return
+        file.check(saved["settings"], self.settings)
+        self.policy.load_state_dict(saved["policy"])
+        self.done, self.arms, self.rewards, self.seconds = (
+            saved[name] for name in ("done", "arms", "rewards", "seconds")
+        )
 
-    @property
-    def regret(self) -> float:
-        """That of all decisions so far."""
-        return float(self._regrets[: self.done].sum())
-
-    @property
-    def _regrets(self) -> Tensor:
-        return self._gaps.gather(1, self.arms.unsqueeze(1)).squeeze(1)
-
-    def result(self) -> BanditResult:
-        """Once all is done."""
-        steps = self.policy.gradient_steps
-        return BanditResult(self.arms, self.rewards, self._regrets, self._gaps.mean(1), steps, self.seconds)
+    def state(self) -> dict[str, Any]:
+        """The content of a checkpoint."""
+        own = {name: getattr(self, name) for name in ("settings", "done", "arms", "rewards", "seconds")}
+        return {**own, "policy": self.policy.state_dict()}
 
     def _seed(self, stage: int) -> int:
         return int(np.random.SeedSequence([self.seed, self.done, stage]).generate_state(1)[0])
 
-    def settings(self) -> dict[str, Any]:
-        """What a checkpoint must have been made with."""
-        given = {"refit_every": self.refit_every, "initial_pulls": self.initial_pulls, "seed": self.seed}
-        tensors = {name: getattr(self.bandit, name) for name in ("contexts", "rewards", "expected")}
-        return {**given, "bandit": described(tensors), "policy": described(self.policy)}
 
-    def save(self, path: Path, settings: dict[str, Any]) -> None:
-        """Write what the rest of the run depends on."""
-        state = {name: getattr(self, name) for name in ("done", "arms", "rewards", "seconds")}
-        save_checkpoint(path, {"settings": settings, **state, "policy": self.policy.state_dict()})
+def _pulled(values: Tensor, arms: Tensor) -> Tensor:
+    """The value ``[T]`` of the arm pulled in each context, from those of all arms ``[T, K]``."""
+    return values.gather(1, arms.unsqueeze(1)).squeeze(1)
 
-    def load(self, path: Path, settings: dict[str, Any]) -> None:
-        """Go on from there."""
-        state = load_checkpoint(path, CPU, needed=SAVED)
-        check_settings(path, state["settings"], settings)
-        self.policy.load_state_dict(state["policy"])
-        for name in ("done", "arms", "rewards", "seconds"):
-            setattr(self, name, state[name])
+
+def _check_tensors(contexts: Any, rewards: Any, expected: Any) -> None:
+    for name, value in (("contexts", contexts), ("rewards", rewards), ("expected", expected)):
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() != 2:
+            given = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"{name} must be a floating-point tensor with two dims, got {given}")
+        if not value.numel():
+            raise ValueError(f"{name} must have rows and columns, got {list(value.shape)}")
+        if not (finite := value.isfinite()).all():
+            row, column = (~finite).nonzero()[0].tolist()
+            raise ValueError(f"{name} must be finite, got {value[row, column].item()} at [{row}, {column}]")
+    if len(rewards) != len(contexts):
+        raise ValueError(f"rewards must have a row for each of {len(contexts)} contexts, got {len(rewards)}")
+    if expected.shape != rewards.shape:
+        raise ValueError(f"expected must have the shape of rewards, {list(rewards.shape)}, got {list(expected.shape)}")

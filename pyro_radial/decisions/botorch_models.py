@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Posteriors over functions as models of BoTorch."""
+"""Posteriors over functions as BoTorch models; needs the extra ``bo``."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -20,11 +20,11 @@ except ImportError as error:
 
 from pyro_radial._pyro.checks import non_negative_integer, positive_count
 
-__all__ = ["FunctionDraws", "Functions", "Process", "ProcessModel"]
+__all__ = ["FunctionDraws", "ProcessModel"]
 
 JITTER = 1e-8
 
-# Points whose joint covariances are computed at once, for batches of some of them.
+# Number of points whose joint covariance is computed at once.
 MAX_JOINT = 256
 
 
@@ -48,16 +48,17 @@ class Process(Protocol):
 
 
 class FunctionDraws(EnsembleModel):
-    """Fixed draws of a posterior's functions, as an ensemble of BoTorch's.
+    """Present a fixed set of functions drawn from a posterior as a BoTorch model.
 
-    The draws stay the same from call to call, so that an acquisition function is a smooth function of its points and
-    ``optimize_acqf`` works: ``qLogExpectedImprovement``, ``qUpperConfidenceBound``, ``qLowerBoundMaxValueEntropy``
-    (GIBBON) and all others that take samples. What needs a normal distribution takes a :class:`ProcessModel`. Gradients
-    in float32 are too coarse for the optimizer of ``optimize_acqf``: let the network be in float64, ``net.double()``.
+    The draws stay the same from call to call, so an acquisition function is a smooth function of its points and
+    ``optimize_acqf`` can maximize it. The model suits acquisition functions that take samples, such as
+    ``qLogExpectedImprovement``, ``qUpperConfidenceBound`` or ``qLowerBoundMaxValueEntropy``. For those that need a
+    normal posterior, use :class:`ProcessModel`. Use a network in float64 (``net.double()``), because gradients in
+    float32 are too coarse for the optimizer of ``optimize_acqf``.
 
-    :param functions: the draws, ``SampledNetwork(model, guide, num_samples=64)``.
-    :param int num_outputs: how many, M.
-    :raises ValueError: when asked, for points that the functions do not take.
+    :param functions: the draws, such as ``SampledNetwork(model, guide, num_samples=64)``.
+    :param int num_outputs: number M of outputs.
+    :raises ValueError: when evaluated, for points that the functions do not take or another number of outputs.
 
     Example::
 
@@ -81,55 +82,52 @@ class FunctionDraws(EnsembleModel):
 
     def __init__(self, functions: Functions, num_outputs: int = 1) -> None:
         super().__init__()
-        # In a tuple, or a module would be a part of this one, and its buffers saved twice.
+        # The tuple keeps a module from becoming a submodule, which would be saved too.
         self._functions = (functions,)
-        self._num_outputs = positive_count("FunctionDraws: num_outputs", num_outputs)
+        self._num_outputs = positive_count("num_outputs", num_outputs)
 
     @property
     def num_draws(self) -> int:
-        """S."""
+        """Number S of draws."""
         return self._functions[0].num_samples
 
     @property
     def batch_shape(self) -> torch.Size:
-        """None: it is one ensemble."""
+        """Empty, for a single ensemble."""
         return torch.Size()
 
     def forward(self, X: Tensor) -> Tensor:
-        """The values ``[*B, S, N, M]`` of all draws.
-
-        :param Tensor X: points ``[*B, N, D]``.
-        """
-        values = _called(self._functions[0], X, "FunctionDraws")
+        """Return the values ``[*B, S, N, M]`` of all draws at points ``[*B, N, D]``."""
+        values = _evaluate(self._functions[0], X)
         if values.shape[-1] != self._num_outputs:
             raise ValueError(
-                f"FunctionDraws: num_outputs must be that of the functions, {values.shape[-1]}, got {self._num_outputs}"
+                f"num_outputs must be the {values.shape[-1]} outputs of the functions, got {self._num_outputs}"
             )
         return values.unflatten(1, X.shape[:-1]).movedim(0, -3)
 
     def one(self, index: int = 0) -> GenericDeterministicModel:
-        """One draw alone, as a deterministic model: to maximize it is Thompson sampling.
+        """Return one draw as a deterministic model; maximizing it is Thompson sampling.
 
-        :param int index: which.
-        :raises ValueError: naming it, where there are not so many.
+        :param int index: number of the draw.
+        :raises ValueError: if there is no such draw.
         """
-        if non_negative_integer("FunctionDraws.one: index", index) >= self.num_draws:
-            raise ValueError(f"FunctionDraws.one: index must be below the {self.num_draws} draws, got {index}")
+        if non_negative_integer("index", index) >= self.num_draws:
+            raise ValueError(f"index must be below the {self.num_draws} draws, got {index}")
         return GenericDeterministicModel(lambda X: self(X)[..., index, :, :], self._num_outputs)
 
 
 class ProcessModel(Model):
-    r"""A process with normal function values, as a model of BoTorch's with a normal posterior.
+    r"""Present a process with normal function values as a BoTorch model with a normal posterior.
 
     .. math:: f(X) \sim N\big(m(X), k(X, X)\big), \qquad y = f(X) + N(0, \mathrm{noise}^2 I).
 
-    Of a network's posterior, :class:`~pyro_radial.functional.PosteriorProcess`, it is that of the network linearized at
-    the posterior's mean; exact, where the network is linear in its weights. For ``qMaxValueEntropy`` and whatever else
-    asks a posterior for its ``distribution``, one candidate at a time: there are no fantasies.
+    For a network, use :class:`~pyro_radial.functional.PosteriorProcess`: the network linearized at the posterior's
+    mean, which is exact if the network is linear in its weights. The model suits ``qMaxValueEntropy`` and other
+    acquisition functions that need a normal distribution, for one candidate at a time; it has no fantasies.
 
-    :param process: with ``marginals`` and ``moments``, as of one network with one output.
-    :param float noise: the standard deviation of observations' noise, in the units of the function.
-    :raises ValueError: when asked, for points that the process does not take, and for a process of several outputs.
+    :param process: process with ``marginals`` and ``moments`` and one output.
+    :param float noise: standard deviation of the observation noise.
+    :raises ValueError: when evaluated, for points that the process does not take or several outputs.
 
     Example::
 
@@ -147,17 +145,17 @@ class ProcessModel(Model):
     def __init__(self, process: Process, noise: float = 0.0) -> None:
         super().__init__()
         if not 0.0 <= noise < float("inf"):
-            raise ValueError(f"ProcessModel: noise must be finite and not negative, got {noise!r}")
+            raise ValueError(f"noise must be finite and at least zero, got {noise!r}")
         self._process, self.noise = (process,), float(noise)
 
     @property
     def num_outputs(self) -> int:
-        """One."""
+        """Always 1."""
         return 1
 
     @property
     def batch_shape(self) -> torch.Size:
-        """None: it is one process."""
+        """Empty, for a single process."""
         return torch.Size()
 
     def posterior(
@@ -167,13 +165,13 @@ class ProcessModel(Model):
         observation_noise: bool | Tensor = False,
         posterior_transform: Any = None,
     ) -> Any:
-        """The joint distribution of the values, or of observations.
+        """Return the joint distribution of the values, or of noisy observations.
 
         :param Tensor X: points ``[*B, N, D]``.
-        :param output_indices: of one output, so left out.
-        :param observation_noise: whether the noise is in it; or variances ``[*B, N, 1]`` of noise to put in its place.
-        :param posterior_transform: of BoTorch's.
-        :returns: a ``GPyTorchPosterior`` of batch shape ``[*B]``.
+        :param output_indices: ignored, since there is one output.
+        :param observation_noise: whether to add the noise; or variances ``[*B, N, 1]`` of other noise.
+        :param posterior_transform: transform, as in BoTorch.
+        :returns: a ``GPyTorchPosterior`` with batch shape ``[*B]``.
         """
         self.eval()
         X = self.transform_inputs(X)
@@ -182,7 +180,7 @@ class ProcessModel(Model):
             variance = observation_noise.squeeze(-1).expand_as(mean)
         else:
             variance = torch.full_like(mean, self.noise**2 if observation_noise else 0.0)
-        # A covariance of equal points, or of many of a smooth function, has no Cholesky factor without a little more.
+        # Jitter, because the covariance of equal or close points can be singular.
         least = JITTER * covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True).clamp_min(JITTER)
         covariance = covariance + torch.diag_embed(variance + least)
         posterior = GPyTorchPosterior(MultivariateNormal(mean, covariance))
@@ -192,12 +190,12 @@ class ProcessModel(Model):
         """Mean ``[*B, N]`` and covariance ``[*B, N, N]``, in float64."""
         process, (size, width) = self._process[0], x.shape[-2:]
         if size == 1:
-            # By marginals, of which a network with linear layers needs no Jacobian.
-            mean, variance = _called(process.marginals, x, "ProcessModel")
+            # Marginals of a network with linear layers need no Jacobian.
+            mean, variance = _evaluate(process.marginals, x)
             return self._one_output(mean).reshape(x.shape[:-1]), variance.double().reshape(*x.shape[:-1], 1)
         means, covariances = [], []
         for batch in x.reshape(-1, size, width).split(max(1, MAX_JOINT // size)):
-            mean, covariance = _called(process.moments, batch, "ProcessModel")
+            mean, covariance = _evaluate(process.moments, batch)
             means.append(self._one_output(mean).reshape(-1, size))
             joint = covariance[0].reshape(len(batch), size, len(batch), size)
             covariances.append(joint.diagonal(dim1=0, dim2=2).movedim(-1, 0))
@@ -206,15 +204,15 @@ class ProcessModel(Model):
 
     def _one_output(self, mean: Tensor) -> Tensor:
         if mean.shape[-1] != 1:
-            raise ValueError(f"ProcessModel: process must have one output, got {mean.shape[-1]}")
+            raise ValueError(f"process must have one output, got {mean.shape[-1]}")
         return mean.double()
 
 
-def _called(function: Callable[[Tensor], Any], x: Tensor, who: str) -> Any:
-    """A function at the points of all batches, or a ValueError that names them."""
+def _evaluate(function: Callable[[Tensor], Any], x: Tensor) -> Any:
+    """Evaluate a function at the points of all batches; an error names their shape."""
     try:
         return function(x.reshape(-1, x.shape[-1]))
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{who}: X must be points that the functions take, got {list(x.shape)}: {error}") from error
+        raise ValueError(f"X must be points that the functions take, got {list(x.shape)}: {error}") from error

@@ -1,161 +1,180 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How an arm is chosen: what all policies share, chance, and a linear model of each arm."""
+"""Policies choose the arms of a contextual bandit and learn from the rewards."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import positive_count, positive_float
-from pyro_radial.decisions.history import History
-from pyro_radial.decisions.linear_model import LinearModel
+from pyro_radial.decisions.refits import Refits
+from pyro_radial.infer.prediction.predict import predict
 
-__all__ = ["LinearThompson", "Policy", "UniformPolicy", "with_one"]
+__all__ = ["Policy", "ThompsonSampling"]
 
 
 class Policy:
-    """Base class: chooses arms, and learns from what they paid when it is told to.
+    """Base class of policies for :func:`~pyro_radial.decisions.run_bandit`.
 
-    A subclass defines :meth:`choose` and, where it learns, :meth:`refit` and its state; where it makes something that
-    depends on the bandit's size, :meth:`begin`, which it calls here too. Its random numbers are torch's, which
-    :func:`~pyro_radial.decisions.run_bandit` seeds for each decision and each refit. Public attributes are its
-    settings: a checkpoint of a run with others is refused.
+    A subclass defines :meth:`choose` and, if it learns, :meth:`refit`, :meth:`state_dict` and :meth:`load_state_dict`.
+    Random numbers come from torch, which ``run_bandit`` seeds before each decision and each refit. Public attributes
+    are settings: a run does not resume with other ones. Start the names of learned attributes with an underscore.
+
+    Example::
+
+        >>> class BestMean(Policy):
+        ...     _best = 0
+        ...     def choose(self, context):
+        ...         return self._best
+        ...     def refit(self, contexts, arms, rewards):
+        ...         means = [rewards[arms == arm].mean() for arm in range(self.num_arms)]
+        ...         self._best = int(torch.stack(means).argmax())
+        >>> policy = BestMean()
+        >>> policy.begin(num_features=1, num_arms=2)
+        >>> policy.refit(torch.zeros(3, 1), torch.tensor([0, 1, 1]), torch.tensor([2.0, 1.0, 4.0]))
+        >>> policy.choose(torch.zeros(1))
+        1
     """
 
-    #: Gradient steps taken in all.
+    #: Gradient steps taken so far.
     gradient_steps: int = 0
-    #: The width of a context and the number of arms, once :meth:`begin` has said so.
-    sizes: tuple[int, int] | None = None
+    #: Width D of a context, after :meth:`begin`.
+    num_features: int = 0
+    #: Number K of arms, after :meth:`begin`.
+    num_arms: int = 0
 
     def begin(self, num_features: int, num_arms: int) -> None:
-        """Make what depends on the sizes of a bandit.
+        """Create what depends on the sizes of the bandit; a second call with the same sizes does nothing.
 
-        :param int num_features: how many features, D.
-        :param int num_arms: how many arms, K.
-        :raises ValueError: for sizes other than those that it was begun with.
+        :param int num_features: width D of a context.
+        :param int num_arms: number K of arms.
+        :raises ValueError: if the policy has begun with other sizes.
         """
-        sizes = (positive_count("num_features", num_features), positive_count("num_arms", num_arms))
-        if self.sizes not in (None, sizes):
+        positive_count("num_features", num_features)
+        positive_count("num_arms", num_arms)
+        if self.num_arms and (num_features, num_arms) != (self.num_features, self.num_arms):
             raise ValueError(
-                f"{type(self).__name__}: contexts and arms must be those of the bandit that it was begun with, "
-                f"{self.sizes[0]} features and {self.sizes[1]} arms, got {num_features} and {num_arms}"
+                f"policy has begun with {self.num_features} features and {self.num_arms} arms, got {num_features} "
+                f"features and {num_arms} arms; make a new policy for another bandit"
             )
-        self.sizes = sizes
+        self.num_features, self.num_arms = num_features, num_arms
 
     def choose(self, context: Tensor) -> int:
-        """The arm to pull.
+        """Choose the arm to pull.
 
         :param Tensor context: ``[D]``.
         :returns: an integer from 0 to K - 1.
         """
         raise NotImplementedError
 
-    def refit(self, history: History) -> None:
-        """Learn from everything seen so far.
+    def refit(self, contexts: Tensor, arms: Tensor, rewards: Tensor) -> None:
+        """Learn from all decisions so far, at least one.
 
-        :param History history: at least one decision.
+        :param Tensor contexts: ``[N, D]``.
+        :param Tensor arms: the arms pulled, integers ``[N]``.
+        :param Tensor rewards: their rewards ``[N]``.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later choices depend on, in tensors and plain values."""
+        """Return everything that later choices depend on, as tensors and plain values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back what :meth:`state_dict` returned, after :meth:`begin`."""
+        """Load what :meth:`state_dict` returned, after :meth:`begin`."""
 
-    @property
-    def num_arms(self) -> int:
-        """K."""
-        return self._begun[1]
-
-    @property
-    def _begun(self) -> tuple[int, int]:
-        if self.sizes is None:
-            raise ValueError(f"{type(self).__name__}: begin must come before decisions, got none begun")
-        return self.sizes
-
-    def _checked(self, context: Tensor) -> Tensor:
-        """The context, if it has the width that the policy was begun with."""
-        if context.shape != self._begun[:1]:
-            raise ValueError(
-                f"{type(self).__name__}: context must have shape [{self._begun[0]}], got {list(context.shape)}"
-            )
-        return context
+    def check_context(self, context: Tensor) -> None:
+        """Raise a ``ValueError`` if the policy has not begun or if the context has another width."""
+        if not self.num_arms:
+            raise ValueError("policy must begin before it decides; call begin(num_features, num_arms)")
+        if context.shape != (self.num_features,):
+            raise ValueError(f"context must have shape [{self.num_features}], got {list(context.shape)}")
 
 
-class UniformPolicy(Policy):
-    """Any arm with the same probability: what regrets are relative to."""
+class ThompsonSampling(Policy):
+    """Draw a network from the posterior for each decision, and pull the arm with the largest reward in that draw.
 
-    def choose(self, context: Tensor) -> int:
-        """The arm to pull."""
-        self._checked(context)
-        return int(torch.randint(self.num_arms, ()))
+    This is Thompson sampling under any posterior: choose it with the guide (``AutoRadial``, ``AutoMeanField``,
+    ``AutoRadialDirectional``) and the loss, such as ``FunctionalELBO`` for a prior on functions.
 
+    Source: Thompson (1933), "On the likelihood that one unknown probability exceeds another in view of the evidence of
+    two samples"; with functional posteriors Sun et al. (2019), "Functional variational Bayesian neural networks",
+    section 5.3.
 
-class LinearThompson(Policy):
-    r"""Thompson sampling with the full posterior of a linear model of each arm.
-
-    A draw of each arm's weights and noise from the conjugate posterior of :class:`LinearModel`, and the arm whose draw
-    pays most. An arm never pulled is drawn from the prior.
-
-    Source: Riquelme, Tucker and Snoek (2018), "Deep Bayesian Bandits Showdown", section 4.1, whose prior is the
-    default.
-
-    :param float prior_precision: :math:`\lambda`, of the weights, in units of one over the noise's variance.
-    :param float shape: :math:`a_0`, of the inverse-gamma prior of that variance.
-    :param float rate: :math:`b_0`, of the same.
-    :raises ValueError: naming the argument out of range.
+    :param nn.Module model: a :class:`~pyro_radial.SupervisedModel` of a network with one output per arm and
+        :class:`~pyro_radial.nn.likelihoods.MaskedGaussian`, without ``num_data``.
+    :param nn.Module guide: its guide.
+    :param float reward_scale: typical size of a reward; rewards are divided by it for training.
+    :param refit_options: ``loss`` and ``optim`` as for :func:`~pyro_radial.fit` (Adam at 3e-3 by default), gradient
+        ``steps`` (200) of one refit, ``batch_size`` (64), and whether to ``compile`` (True) the step.
+    :raises ValueError: naming the argument that does not fit.
 
     Example::
 
-        >>> from pyro_radial.decisions import run_bandit, ContextualBandit
-        >>> x = torch.randn(300, 2)
-        >>> bandit = ContextualBandit(x, torch.cat([x, -x], 1))
-        >>> result = run_bandit(bandit, LinearThompson(), progress=False)
-        >>> bool(result.relative_regret < 25)
-        True
+        >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
+        >>> from pyro_radial.decisions import run_bandit
+        >>> from pyro_radial.nn.likelihoods import MaskedGaussian
+        >>> x = torch.randn(60, 2)
+        >>> net = nn.Sequential(nn.Linear(2, 20), nn.ReLU(), nn.Linear(20, 4))
+        >>> model = SupervisedModel(BayesianModule(net), MaskedGaussian(scale=0.3))
+        >>> policy = ThompsonSampling(model, AutoRadial(model), steps=20, compile=False)
+        >>> result = run_bandit(x, torch.cat([x, -x], 1), policy, progress=False)
+        >>> result.arms.shape, policy.gradient_steps
+        (torch.Size([60]), 60)
     """
 
-    def __init__(self, prior_precision: float = 0.25, shape: float = 6.0, rate: float = 6.0) -> None:
-        self.prior_precision = positive_float("LinearThompson: prior_precision", prior_precision)
-        self.shape = positive_float("LinearThompson: shape", shape)
-        self.rate = positive_float("LinearThompson: rate", rate)
-        self._arms: list[LinearModel] = []
+    def __init__(self, model: nn.Module, guide: nn.Module, *, reward_scale: float = 1.0, **refit_options: Any) -> None:
+        self.reward_scale = positive_float("reward_scale", reward_scale)
+        self.refits = Refits(model, guide, **refit_options)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+        return self.refits.model
+
+    @property
+    def guide(self) -> nn.Module:
+        """The guide."""
+        return self.refits.guide
+
+    @property
+    def gradient_steps(self) -> int:  # type: ignore[override]
+        """Gradient steps taken so far."""
+        return self.refits.steps_done
 
     def begin(self, num_features: int, num_arms: int) -> None:
-        """Make the prior of each arm."""
+        """Create all parameters.
+
+        :raises ValueError: if the model does not take such contexts, or does not have one output per arm.
+        """
         super().begin(num_features, num_arms)
-        if not self._arms:
-            self._arms = [self._prior(num_features) for _ in range(num_arms)]
+        self.refits.begin(torch.zeros(2, num_features), torch.zeros(2, num_arms))
 
     def choose(self, context: Tensor) -> int:
-        """The arm to pull."""
-        x = with_one(self._checked(context))
-        return int(torch.stack([arm.draw() @ x for arm in self._arms]).argmax())
+        """Choose the arm to pull."""
+        return int(self.expected_rewards(context)[0].argmax())
 
-    def refit(self, history: History) -> None:
-        """The posterior of each arm, from the prior and all its rewards."""
-        self._checked(history.contexts[0])
-        for number in range(self.num_arms):
-            x, y = history.of_arm(number)
-            self._arms[number] = self._prior(x.shape[1]).updated(with_one(x), y.double())
+    def expected_rewards(self, context: Tensor, num_samples: int = 1) -> Tensor:
+        """Return the expected rewards ``[S, K]`` under S draws of the posterior, in units of ``reward_scale``."""
+        self.check_context(context)
+        f = predict(self.model, self.guide, context.unsqueeze(0), num_samples=num_samples).samples.squeeze(1)
+        likelihood: Any = getattr(self.model, "likelihood", None)
+        return f if likelihood is None else likelihood.inverse_link(f)
+
+    def refit(self, contexts: Tensor, arms: Tensor, rewards: Tensor) -> None:
+        """Train the guide further, from where the last refit ended."""
+        self.check_context(contexts[0])
+        targets = rewards.new_full((len(arms), self.num_arms), math.nan)
+        targets.scatter_(1, arms.unsqueeze(1), rewards.unsqueeze(1))
+        self.refits.refit(contexts, targets / self.reward_scale)
 
     def state_dict(self) -> dict[str, Any]:
-        """The posterior of each arm."""
-        return {"arms": [arm._asdict() for arm in self._arms]}
+        """Return the state of the training."""
+        return {"refits": self.refits.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back."""
-        self._arms = [LinearModel(**arm) for arm in state["arms"]]
-
-    def _prior(self, num_features: int) -> LinearModel:
-        return LinearModel.prior(num_features + 1, self.prior_precision, self.shape, self.rate)
-
-
-def with_one(x: Tensor) -> Tensor:
-    """Rows with a one at the end, for the bias, in float64."""
-    x = x.double()
-    return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
+        """Load what :meth:`state_dict` returned."""
+        self.refits.load_state_dict(state["refits"])

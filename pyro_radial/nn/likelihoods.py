@@ -19,7 +19,7 @@ from pyro_radial.nn.likelihood import FUNCTION_SITE, Likelihood, check_values
 from pyro_radial.nn.priors.normal import check_positive_scalar_distribution
 from pyro_radial.nn.site_priors import Following
 
-__all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "Poisson"]
+__all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "MaskedGaussian", "Poisson"]
 
 
 class Categorical(Likelihood):
@@ -179,6 +179,42 @@ class Gaussian(Likelihood):
         else:
             scale = self.scale.to(f.device, f.dtype)
         return {"scale": pyro.deterministic("noise_scale", scale)}
+
+
+class MaskedGaussian(Gaussian):
+    r"""
+    A normal likelihood that ignores unobserved targets, such as the rewards of arms that a bandit did not pull.
+
+    .. math:: \log p(y \mid f) = \sum_{k:\ y_k \neq \mathrm{NaN}} \log N(y_k;\ f_k, \sigma^2)
+
+    Mark unobserved elements of ``y`` by NaN. The arguments are those of :class:`Gaussian`.
+
+    Example::
+
+        >>> y = torch.tensor([[float("nan"), 1.0]])
+        >>> MaskedGaussian().observation(torch.zeros(1, 2), scale=torch.tensor(1.0)).log_prob(y)
+        tensor([-1.4189])
+    """
+
+    def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
+        """The normal distribution around ``f``, with a log density of zero at NaN."""
+        scale = noise["scale"]
+        masked = _MaskedNormal(f, scale.reshape(scale.shape + (1,) * self.event_dim), validate_args=False)
+        return masked.to_event(self.event_dim)
+
+    def check_target_values(self, f: Tensor, y: Tensor) -> None:
+        """Raise a ValueError if ``y`` holds an infinite value."""
+        check_values(~y.isinf(), y, "finite values, or NaN where nothing was observed")
+
+
+class _MaskedNormal(dist.Normal):
+    """A normal distribution that ignores NaN (unobserved) values."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        observed = ~value.isnan()
+        # The gradient of a density at NaN would be NaN even where it is masked.
+        density: Tensor = super().log_prob(torch.where(observed, value, self.loc.detach()))
+        return torch.where(observed, density, 0.0)
 
 
 class HeteroscedasticGaussian(Likelihood):

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Models of BoTorch's around draws and around a linearized process, against the draws and exact moments."""
+"""BoTorch models of draws and of a linearized process, against the draws and exact moments."""
 
 import pytest
 import torch
@@ -159,14 +159,14 @@ def test_what_does_not_fit_is_named():
     for asked in (draws, process):
         with pytest.raises(ValueError, match=r"X must be points that the functions take, got \[(1, )?5, 3\]"):
             asked.posterior(torch.rand(5, 3).double())
-    with pytest.raises(ValueError, match=r"FunctionDraws.one: index must be below the 4 draws, got 4"):
+    with pytest.raises(ValueError, match=r"index must be below the 4 draws, got 4"):
         draws.one(4)
-    with pytest.raises(ValueError, match=r"ProcessModel: noise must be finite and not negative, got -1"):
+    with pytest.raises(ValueError, match=r"noise must be finite and at least zero, got -1"):
         ProcessModel(PosteriorProcess(model, guide.posterior()), noise=-1)
     model, guide = posterior(outputs=2)
     with pytest.raises(ValueError, match=r"process must have one output, got 2"):
         ProcessModel(PosteriorProcess(model, guide.posterior())).posterior(torch.rand(5, 2).double())
-    with pytest.raises(ValueError, match=r"num_outputs must be that of the functions, 2, got 1"):
+    with pytest.raises(ValueError, match=r"num_outputs must be the 2 outputs of the functions, got 1"):
         FunctionDraws(SampledNetwork(model, guide, num_samples=4)).posterior(torch.rand(5, 2).double())
     untrained = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian())
     with pytest.raises(ValueError, match=r"guide must have its parameters"):

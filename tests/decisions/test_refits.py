@@ -14,10 +14,11 @@ from torch import nn
 from torch.optim import SGD
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel, diagnose
-from pyro_radial.decisions import PulledArm, Refits
+from pyro_radial.decisions.refits import Refits
 from pyro_radial.functional import FromData, GaussianProcess, MarginalKL
 from pyro_radial.infer.autoguide.families import Delta
 from pyro_radial.nn import likelihoods
+from pyro_radial.nn.likelihoods import MaskedGaussian
 
 X = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
 Y = X.sum(1, keepdim=True)
@@ -171,8 +172,8 @@ def test_what_is_not_finite_is_named_and_no_step_is_taken():
     assert refits.steps_done == 1
 
 
-def test_unknown_rewards_are_trained_around():
-    refits = regression(likelihood=PulledArm(scale=0.5))
+def test_unobserved_targets_are_ignored():
+    refits = regression(likelihood=MaskedGaussian(scale=0.5))
     y = Y.clone()
     y[::2] = math.nan
     refits.refit(X, y)

@@ -38,7 +38,7 @@ def kl_to_uniform(direction):
 PROMISES = {
     "getting_started": lambda scope: scope["result"].history[-1]["nll"] < 0.5,
     "decisions": lambda scope: (
-        scope["result"].relative_regret < 80 and scope["more"].x.tolist() == scope["found"].x.tolist()
+        scope["result"].relative_regret() < 80 and scope["first"].arms.tolist() == scope["again"].arms.tolist()
     ),
     "chains": lambda scope: scope["matrix"].average_accuracy > 0.9,
     "not_learning": lambda scope: (

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel
-from pyro_radial.decisions import ContextualBandit, ThompsonSampling, run_bandit
-from pyro_radial.decisions import PulledArm as MaskedGaussian
+from pyro_radial.decisions import ThompsonSampling, run_bandit
+from pyro_radial.nn.likelihoods import MaskedGaussian
 from tests.golden.programs import network, program, values
 
 
@@ -31,11 +31,11 @@ def thompson_sampling():
             optim=partial(torch.optim.Adam, lr=0.02),
             compile=False,
         )
-        result = run_bandit(ContextualBandit(x, rewards, expected), policy, refit_every=10, progress=False)
+        result = run_bandit(x, rewards, policy, expected=expected, refit_every=10, progress=False)
         results[guide_type.__name__] = {
             "arms": result.arms,
             "rewards": result.rewards,
-            "regret": result.relative_regret,
+            "regret": result.relative_regret(),
             "parameters": values(guide),
         }
     return results

@@ -17,7 +17,7 @@ class LinearModel(NamedTuple):
     .. math:: \sigma^2 \sim \mathrm{IG}(a, b), \qquad w \mid \sigma^2 \sim N(\mu, \sigma^2 \Lambda^{-1}),
         \qquad y \mid x, w, \sigma^2 \sim N(w^T x, \sigma^2).
 
-    After rows X with rewards y it is again one, with
+    Rows X with rewards y update it to
 
     .. math:: \Lambda' = \Lambda + X^T X, \quad \Lambda' \mu' = \Lambda \mu + X^T y, \quad a' = a + \tfrac n2, \quad
         b' = b + \tfrac12 (y^T y + \mu^T \Lambda \mu - \mu'^T \Lambda' \mu').
@@ -37,7 +37,7 @@ class LinearModel(NamedTuple):
 
     @classmethod
     def prior(cls, size: int, prior_precision: float, shape: float, rate: float) -> "LinearModel":
-        r"""With mean zero and :math:`\Lambda = \lambda I`."""
+        r"""A prior with mean zero and :math:`\Lambda = \lambda I`."""
         eye = torch.eye(size, dtype=torch.double)
         return cls(
             torch.zeros(size, dtype=torch.double),
@@ -47,7 +47,7 @@ class LinearModel(NamedTuple):
         )
 
     def updated(self, x: Tensor, y: Tensor) -> "LinearModel":
-        """Given rows ``[n, E]`` and rewards ``[n]``, both in float64; itself given none."""
+        """The posterior given rows ``[n, E]`` and rewards ``[n]``, both in float64."""
         precision = self.precision + x.mT @ x
         weighted = self.precision @ self.mean
         mean = torch.cholesky_solve((weighted + x.mT @ y).unsqueeze(1), torch.linalg.cholesky(precision)).squeeze(1)
@@ -55,7 +55,7 @@ class LinearModel(NamedTuple):
         return LinearModel(mean, precision, self.shape + 0.5 * len(y), self.rate + 0.5 * change.clamp_min(0.0))
 
     def draw(self) -> Tensor:
-        """Weights ``[E]``, with a noise level of their own."""
+        """Draw weights ``[E]``, with a noise level drawn first."""
         variance = self.rate / torch._standard_gamma(self.shape)
         factor = torch.linalg.cholesky(self.precision)
         noise = torch.randn_like(self.mean).unsqueeze(1)

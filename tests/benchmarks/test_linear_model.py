@@ -7,11 +7,11 @@ import math
 
 import torch
 
-from pyro_radial.decisions import LinearModel
+from benchmarks.decisions._linear_model import LinearModel
 
 
 def log_evidence(model):
-    """Of what led to it, up to what does not depend on data: Bishop (2006), exercise 3.23."""
+    """Log evidence of the data behind a model, up to a constant: Bishop (2006), exercise 3.23."""
     return -0.5 * torch.logdet(model.precision) + torch.lgamma(model.shape) - model.shape * model.rate.log()
 
 

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count, positive_float
-from pyro_radial.decisions.history import History
 from pyro_radial.decisions.policies import Policy
 from pyro_radial.functional import GaussianProcess
 from pyro_radial.functional.gaussian import cholesky, with_diagonal
@@ -20,30 +18,17 @@ __all__ = ["GaussianProcessThompson"]
 
 
 class GaussianProcessThompson(Policy):
-    """A draw of the exact posterior at the context for each arm, and the arm whose draw pays most.
+    """Draw each arm's reward from the exact posterior at the context, and pull the arm with the largest draw.
 
-    All arms have the same prior at first, and each learns the parameters of its own kernel, mean and noise at each
-    refit, warm from the last. Rewards are standardized by those seen of all arms. An arm never pulled is drawn from the
-    prior.
+    All arms start with the same prior. Each learns the parameters of its own kernel, mean and noise at each refit,
+    from where they were. Rewards of all arms are standardized together.
 
-    :param GaussianProcess prior: of each arm.
-    :param int max_points: the rewards of an arm that its posterior is of, at most: the latest, since N cost N^3 in each
-        refit.
+    :param GaussianProcess prior: prior of each arm.
+    :param int max_points: largest number of rewards of an arm in its posterior, the latest, since N rewards cost N^3.
     :param int steps: gradient steps of each arm in a refit; none with 0.
-    :param int fit_points: the rewards of an arm in one such step, at most.
-    :param float lr: their learning rate.
-    :param float noise: the standard deviation of the noise of rewards, in units of theirs, before it is learned.
-    :raises ValueError: naming the argument that does not fit.
-
-    Example::
-
-        >>> from pyro.contrib.gp.kernels import RBF
-        >>> from pyro_radial.decisions import ContextualBandit, run_bandit
-        >>> x = torch.randn(60, 2)
-        >>> policy = GaussianProcessThompson(GaussianProcess(RBF(input_dim=2)), steps=5)
-        >>> result = run_bandit(ContextualBandit(x, torch.cat([x, -x], 1)), policy, progress=False)
-        >>> bool(result.relative_regret < 80)
-        True
+    :param int fit_points: largest number of rewards in such a step.
+    :param float lr: learning rate.
+    :param float noise: standard deviation of the noise in standardized units, before it is learned.
     """
 
     def __init__(
@@ -56,16 +41,8 @@ class GaussianProcessThompson(Policy):
         lr: float = 0.05,
         noise: float = 0.3,
     ) -> None:
-        if not isinstance(prior, GaussianProcess):
-            raise ValueError(
-                f"GaussianProcessThompson: prior must be a GaussianProcess of one output, got {type(prior).__name__}"
-            )
-        self.prior = prior
-        self.max_points = positive_count("GaussianProcessThompson: max_points", max_points)
-        self.steps = steps if steps == 0 else positive_count("GaussianProcessThompson: steps", steps)
-        self.fit_points = positive_count("GaussianProcessThompson: fit_points", fit_points)
-        self.lr = positive_float("GaussianProcessThompson: lr", lr)
-        self.noise = positive_float("GaussianProcessThompson: noise", noise)
+        self.prior, self.max_points, self.steps = prior, max_points, steps
+        self.fit_points, self.lr, self.noise = fit_points, lr, noise
         self._gradient_steps = 0
         self._arms: list[GaussianProcess] = []
         self._data: list[tuple[Tensor, Tensor]] = []
@@ -77,7 +54,7 @@ class GaussianProcessThompson(Policy):
         return self._gradient_steps
 
     def begin(self, num_features: int, num_arms: int) -> None:
-        """Give each arm a prior of its own."""
+        """Give each arm its own prior."""
         super().begin(num_features, num_arms)
         if not self._arms:
             self._arms = [copy.deepcopy(self.prior) for _ in range(num_arms)]
@@ -89,22 +66,21 @@ class GaussianProcessThompson(Policy):
     @torch.no_grad()
     def choose(self, context: Tensor) -> int:
         """The arm to pull."""
-        at = self._checked(context).unsqueeze(0)
+        self.check_context(context)
+        at = context.unsqueeze(0)
         arms = zip(self._arms, self._data, self._solved, strict=True)
         mean, variance = torch.stack([_moments(arm, x, *solved, at) for arm, (x, _), solved in arms]).unbind(1)
         return int((mean + variance.clamp_min(0.0).sqrt() * torch.randn_like(mean)).argmax())
 
-    def refit(self, history: History) -> None:
-        """Take the latest rewards, and learn the priors' parameters."""
-        self._checked(history.contexts[0])
-        rewards = history.rewards.double()
-        spread = rewards.std(correction=0)
-        standard = (rewards - rewards.mean()) / (spread if spread > 0 else 1.0)
-        scaled = history._replace(rewards=standard.to(history.rewards.dtype))
+    def refit(self, contexts: Tensor, arms: Tensor, rewards: Tensor) -> None:
+        """Condition on the latest rewards, and learn the priors' parameters."""
+        values = rewards.double()
+        spread = values.std(correction=0)
+        standard = ((values - values.mean()) / (spread if spread > 0 else 1.0)).to(rewards.dtype)
         for number, arm in enumerate(self._arms):
-            x, y = scaled.of_arm(number)
+            x, y = contexts[arms == number], standard[arms == number]
             self._data[number] = (x[-self.max_points :], y[-self.max_points :])
-            # Of few rewards nothing is learned, and of equal ones the noise would become none.
+            # One reward teaches nothing about the parameters, and equal rewards would drive the noise to zero.
             if self.steps and len(y) > 1 and y.std(correction=0) > 0:
                 before = float(arm.observation_noise)
                 arm.fit(*self._data[number], num_points=self.fit_points, steps=self.steps, lr=self.lr, progress=False)
@@ -113,7 +89,7 @@ class GaussianProcessThompson(Policy):
         self._solve()
 
     def state_dict(self) -> dict[str, Any]:
-        """The priors' parameters and the rewards that the posteriors are of."""
+        """The priors' parameters and the rewards in the posteriors."""
         return {
             "arms": [arm.state_dict() for arm in self._arms],
             "data": [list(pair) for pair in self._data],
@@ -121,7 +97,7 @@ class GaussianProcessThompson(Policy):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put them back."""
+        """Load them."""
         for arm, own in zip(self._arms, state["arms"], strict=True):
             arm.load_state_dict(own)
         self._data = [(x, y) for x, y in state["data"]]
@@ -130,12 +106,12 @@ class GaussianProcessThompson(Policy):
 
     @torch.no_grad()
     def _solve(self) -> None:
-        """What each decision until the next refit needs of the rewards."""
+        """Prepare the decisions until the next refit."""
         self._solved = [_solved(arm, *data) for arm, data in zip(self._arms, self._data, strict=True)]
 
 
 def _solved(arm: GaussianProcess, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The Cholesky factor of the rewards' covariances, and their product with the residuals of the prior's mean."""
+    """The Cholesky factor of the rewards' covariance, and the residuals from the prior's mean solved with it."""
     if not len(x):
         return torch.zeros(0, 0, dtype=torch.double), torch.zeros(0, 1, dtype=torch.double)
     mean, covariance = arm.moments(x)
@@ -144,7 +120,7 @@ def _solved(arm: GaussianProcess, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _moments(arm: GaussianProcess, x: Tensor, factor: Tensor, residual: Tensor, at: Tensor) -> Tensor:
-    """Mean and variance at one context, as those of :meth:`GaussianProcess.posterior`."""
+    """Mean and variance at one context, equal to those of :meth:`GaussianProcess.posterior`."""
     mean, variance = (part.flatten() for part in arm.moments(at))
     if len(x):
         cross = arm.kernel(x.double(), at.double())

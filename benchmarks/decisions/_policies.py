@@ -1,0 +1,206 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Policies to compare Thompson sampling with."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.decisions._linear_model import LinearModel
+from pyro_radial.decisions.policies import Policy, ThompsonSampling
+from pyro_radial.infer.posthoc.last_layer import LastLayer, find_last_layer
+from pyro_radial.infer.posthoc.trained_network import TrainedNetwork, trained_values
+from pyro_radial.infer.training.data import device_of, dtype_of
+
+__all__ = ["EnsembleSampling", "EpsilonGreedy", "LinearThompson", "NeuralLinear", "UniformPolicy"]
+
+
+class UniformPolicy(Policy):
+    """Choose each arm with the same probability."""
+
+    def choose(self, context: Tensor) -> int:
+        """The arm to pull."""
+        self.check_context(context)
+        return int(torch.randint(self.num_arms, ()))
+
+
+class LinearThompson(Policy):
+    r"""Thompson sampling with the exact posterior of a linear model for each arm.
+
+    Source: Riquelme, Tucker and Snoek (2018), "Deep Bayesian Bandits Showdown", section 4.1, whose prior is the
+    default.
+
+    :param float prior_precision: precision :math:`\lambda` of the weights in units of the noise's precision.
+    :param float shape: shape :math:`a_0` of the inverse-gamma prior of the noise's variance.
+    :param float rate: its rate :math:`b_0`.
+    """
+
+    def __init__(self, prior_precision: float = 0.25, shape: float = 6.0, rate: float = 6.0) -> None:
+        self.prior_precision, self.shape, self.rate = prior_precision, shape, rate
+        self._arms: list[LinearModel] = []
+
+    def begin(self, num_features: int, num_arms: int) -> None:
+        """Create the prior of each arm."""
+        super().begin(num_features, num_arms)
+        if not self._arms:
+            self._arms = [self._prior(num_features) for _ in range(num_arms)]
+
+    def choose(self, context: Tensor) -> int:
+        """The arm with the largest reward in a draw of all arms."""
+        self.check_context(context)
+        x = with_one(context)
+        return int(torch.stack([arm.draw() @ x for arm in self._arms]).argmax())
+
+    def refit(self, contexts: Tensor, arms: Tensor, rewards: Tensor) -> None:
+        """Compute the posterior of each arm from the prior and all its rewards."""
+        for number in range(self.num_arms):
+            x, y = contexts[arms == number], rewards[arms == number]
+            self._arms[number] = self._prior(x.shape[1]).updated(with_one(x), y.double())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The posterior of each arm."""
+        return {"arms": [arm._asdict() for arm in self._arms]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load it."""
+        self._arms = [LinearModel(**arm) for arm in state["arms"]]
+
+    def _prior(self, num_features: int) -> LinearModel:
+        return LinearModel.prior(num_features + 1, self.prior_precision, self.shape, self.rate)
+
+
+def with_one(x: Tensor) -> Tensor:
+    """Rows with a one at the end, for the bias, in float64."""
+    x = x.double()
+    return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1)
+
+
+class EpsilonGreedy(ThompsonSampling):
+    """Choose the arm with the largest mean reward, and sometimes any arm.
+
+    :param model: model, as for :class:`~pyro_radial.decisions.ThompsonSampling`.
+    :param guide: its guide; for a point estimate one draw is the mean.
+    :param float epsilon: probability of a random arm.
+    :param options: options of :class:`~pyro_radial.decisions.ThompsonSampling`.
+    """
+
+    def __init__(self, model: nn.Module, guide: nn.Module, *, epsilon: float = 0.05, **options: Any) -> None:
+        super().__init__(model, guide, **options)
+        self.epsilon = epsilon
+
+    def choose(self, context: Tensor) -> int:
+        """The arm to pull."""
+        best = super().choose(context)
+        return int(torch.randint(self.num_arms, ())) if float(torch.rand(())) < self.epsilon else best
+
+
+class NeuralLinear(ThompsonSampling):
+    """Thompson sampling with the exact posterior of a linear model for each arm, on the features of the last layer.
+
+    Each refit trains the network, and then takes the input of its last linear layer as the features of all decisions.
+
+    Source: Riquelme, Tucker and Snoek (2018), "Deep Bayesian Bandits Showdown", section 4.2.
+
+    :param model: model of a network that ends with a linear layer.
+    :param guide: its guide, usually a point estimate.
+    :param options: options of :class:`~pyro_radial.decisions.ThompsonSampling`.
+    """
+
+    def __init__(self, model: nn.Module, guide: nn.Module, **options: Any) -> None:
+        super().__init__(model, guide, **options)
+        self._arms: list[LinearModel] = []
+
+    def begin(self, num_features: int, num_arms: int) -> None:
+        """Create the parameters and the prior of each arm."""
+        super().begin(num_features, num_arms)
+        if not self._arms:
+            self._find_last_layer()
+            size = self._features(torch.zeros(2, num_features)).shape[1]
+            self._arms = [_prior(size) for _ in range(num_arms)]
+
+    def choose(self, context: Tensor) -> int:
+        """The arm to pull."""
+        self.check_context(context)
+        x = self._features(context.unsqueeze(0))[0]
+        return int(torch.stack([arm.draw() @ x for arm in self._arms]).argmax())
+
+    def refit(self, contexts: Tensor, arms: Tensor, rewards: Tensor) -> None:
+        """Train the network further, and compute the posterior of each arm on the new features."""
+        super().refit(contexts, arms, rewards)
+        self._find_last_layer()
+        features = self._features(contexts)
+        for number in range(self.num_arms):
+            own = rewards[arms == number].double() / self.reward_scale
+            self._arms[number] = _prior(features.shape[1]).updated(features[arms == number], own)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the training and the posterior of each arm."""
+        return {**super().state_dict(), "arms": [arm._asdict() for arm in self._arms]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load it."""
+        super().load_state_dict(state)
+        self._arms = [LinearModel(**arm) for arm in state["arms"]]
+        self._find_last_layer()
+
+    def _find_last_layer(self) -> None:
+        self._network = TrainedNetwork(self.model, trained_values(self.guide, "NeuralLinear"), "NeuralLinear")
+        example = torch.zeros(2, self.num_features).to(device_of(self.model), dtype_of(self.model))
+        with torch.no_grad():
+            self._layer: LastLayer = find_last_layer(self._network, example, "NeuralLinear")
+
+    @torch.no_grad()
+    def _features(self, x: Tensor) -> Tensor:
+        """The input of the last layer, in float64 as linear models need it."""
+        features, _ = self._layer.features(self._network, x.to(device_of(self.model), dtype_of(self.model)))
+        return features.cpu().double()
+
+
+def _prior(size: int) -> LinearModel:
+    return LinearModel.prior(size, 0.25, 6.0, 6.0)
+
+
+class EnsembleSampling(Policy):
+    """Choose with a random member of an ensemble, and train all members at each refit.
+
+    With point estimates of networks that start differently, this is Thompson sampling with a deep ensemble.
+
+    Source: Lu and Van Roy (2017), "Ensemble sampling"; without their perturbed rewards.
+
+    :param members: separate policies.
+    """
+
+    def __init__(self, members: Sequence[ThompsonSampling]) -> None:
+        self.members = tuple(members)
+
+    @property
+    def gradient_steps(self) -> int:  # type: ignore[override]
+        """Gradient steps of all members."""
+        return sum(member.gradient_steps for member in self.members)
+
+    def begin(self, num_features: int, num_arms: int) -> None:
+        """Begin all members."""
+        super().begin(num_features, num_arms)
+        for member in self.members:
+            member.begin(num_features, num_arms)
+
+    def choose(self, context: Tensor) -> int:
+        """The arm to pull."""
+        return self.members[int(torch.randint(len(self.members), ()))].choose(context)
+
+    def refit(self, contexts: Tensor, arms: Tensor, rewards: Tensor) -> None:
+        """Train all members further."""
+        for member in self.members:
+            member.refit(contexts, arms, rewards)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the members."""
+        return {"members": [member.state_dict() for member in self.members]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load them."""
+        for member, own in zip(self.members, state["members"], strict=True):
+            member.load_state_dict(own)

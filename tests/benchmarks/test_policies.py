@@ -1,0 +1,102 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The policies that Thompson sampling is compared with: against closed forms, stopped and resumed."""
+
+import math
+
+import pytest
+import torch
+from pyro.contrib.gp.kernels import RBF
+
+from benchmarks.decisions._gp_policy import GaussianProcessThompson
+from benchmarks.decisions._linear_model import LinearModel
+from benchmarks.decisions._policies import EnsembleSampling, EpsilonGreedy, LinearThompson, NeuralLinear, UniformPolicy
+from pyro_radial.functional import GaussianProcess
+from tests.decisions.test_bandits import Stopping, linear_bandit, network, point, raise_stopping, run, same, stopping
+
+
+def of_network(policy, seed=0, **options):
+    made = network(point, seed=seed)
+    return policy(made.model, made.guide, steps=10, batch_size=16, compile=False, **options)
+
+
+POLICIES = {
+    "uniform": UniformPolicy,
+    "linear": LinearThompson,
+    "Gaussian process": lambda: GaussianProcessThompson(GaussianProcess(RBF(input_dim=2)), steps=2),
+    "greedy": lambda: of_network(EpsilonGreedy, epsilon=0.1),
+    "neural-linear": lambda: of_network(NeuralLinear),
+    "ensemble": lambda: EnsembleSampling([network(point, seed=seed) for seed in range(2)]),
+}
+
+
+@pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
+def test_a_run_that_ends_early_ends_where_an_undisturbed_one_does(make, tmp_path):
+    options = {"bandit": linear_bandit(46), "refit_every": 10, "seed": 3}
+    undisturbed = run(make(), **options)
+    path = tmp_path / "run.pt"
+    with pytest.raises(Stopping):
+        run(stopping(make, "choose", 14, raise_stopping), checkpoint=path, **options)
+    resumed = run(make(), checkpoint=path, **options)
+    assert same(resumed, undisturbed)
+    assert resumed.gradient_steps == undisturbed.gradient_steps
+
+
+@pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
+def test_an_arm_never_pulled_is_no_error(make):
+    policy = make()
+    policy.begin(2, 3)
+    x = torch.randn(8, 2)
+    policy.refit(x, torch.zeros(8, dtype=torch.long), x[:, 0])
+    assert {policy.choose(context) for context in torch.randn(30, 2)} <= {0, 1, 2}
+
+
+def test_linear_thompson_holds_the_conjugate_posterior_of_what_it_saw():
+    policy, bandit = LinearThompson(), linear_bandit(50)
+    result = run(policy, bandit, refit_every=1)
+    for arm in range(3):
+        seen = result.arms == arm
+        x = torch.cat([bandit[0][seen], torch.ones(int(seen.sum()), 1)], 1).double()
+        y = result.rewards[seen].double()
+        precision = 0.25 * torch.eye(3).double() + x.T @ x
+        mean = torch.linalg.solve(precision, x.T @ y)
+        rate = 6.0 + 0.5 * (y @ y - mean @ precision @ mean)
+        expected = LinearModel(mean, precision, torch.tensor(6.0 + 0.5 * len(y)).double(), rate)
+        for found, known in zip(policy._arms[arm], expected, strict=True):
+            assert torch.allclose(found, known, rtol=1e-9)
+
+
+def test_linear_thompson_finds_linear_rewards():
+    # Its regret per decision falls to almost zero; that of chance stays.
+    result = run(LinearThompson(), linear_bandit(1500))
+    assert result.relative_regret(500) < 5
+    assert result.relative_regret() < 20
+
+
+@pytest.mark.parametrize("name", ["neural-linear", "ensemble"])
+def test_networks_do_better_than_chance(name):
+    policy = POLICIES[name]()
+    for member in getattr(policy, "members", [policy]):
+        member.refits.steps = 60
+    assert run(policy, linear_bandit(160)).relative_regret(60) < 60
+
+
+def test_a_gaussian_process_decides_by_its_exact_posterior():
+    policy = GaussianProcessThompson(GaussianProcess(RBF(input_dim=2)), steps=0, noise=0.2)
+    policy.begin(2, 2)
+    x = torch.randn(12, 2)
+    arms = torch.arange(12) % 2
+    rewards = torch.where(arms == 0, x[:, 0], -x[:, 0])
+    policy.refit(x, arms, rewards)
+    standard = ((rewards.double() - rewards.double().mean()) / rewards.double().std(correction=0)).float()
+    at = torch.tensor([0.3, 0.1])
+    prior = GaussianProcess(RBF(input_dim=2))
+    prior.observation_noise.fill_(0.2)
+    moments = [prior.posterior(x[arms == arm], standard[arms == arm], at[None]) for arm in (0, 1)]
+    mean = torch.stack([m[0, 0] for m, _ in moments])
+    variance = torch.stack([c[0, 0, 0] for _, c in moments])
+    torch.manual_seed(0)
+    first = sum(policy.choose(at) == 0 for _ in range(1500)) / 1500
+    expected = torch.distributions.Normal(0.0, 1.0).cdf((mean[0] - mean[1]) / variance.sum().sqrt())
+    assert first == pytest.approx(float(expected), abs=4 * 0.5 / math.sqrt(1500))
