@@ -29,7 +29,7 @@ test-oldest:
 # Full counts of kills and damage, which the suite has in a small form, and a plain installation; no part of `make test`.
 soak: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --quiet --override-ini 'python_files=soak_*.py' tests/soak
-	$(BIN)/python -m pytest --quiet -m slow
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --quiet -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -76,7 +76,13 @@ def link(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: TextEl
     if name is not None:
         domain = env.domains.python_domain
         return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", name, node, content) or content
-    return None if found is None else content
+    return content if found is not None or is_defined(target) else None
+
+
+def is_defined(name: str) -> bool:
+    """Return whether a module of this project defines a bare name, such as the class of a result."""
+    modules = [module for path, module in sys.modules.items() if path.startswith("pyro_radial.")]
+    return any(name in getattr(module, "__all__", ()) for module in modules)
 
 
 def leave_private_bases_out(app: Sphinx, name: str, obj: Any, options: Any, bases: list[Any]) -> None:

@@ -5,6 +5,7 @@
 
 import importlib
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def pages() -> dict[str, list[str]]:
     return found
 
 
+@cache
 def public_names() -> dict[int, str]:
     """The one name of each documented object, by its identity."""
     return {
@@ -45,8 +47,17 @@ def public_name(target: str) -> tuple[Any, str | None]:
             found = _part_of(found, part)
             name = names.get(id(found), name and f"{name}.{part}")
     except (AttributeError, ImportError, ValueError):
-        return None, None
+        found = _in_module(*target.rpartition(".")[::2])
+        return found, names.get(id(found))
     return found, name
+
+
+def _in_module(module: str, name: str) -> Any:
+    """Return what a module defines, also where a package exports a function under the module's name; or None."""
+    try:
+        return vars(importlib.import_module(module)).get(name)
+    except (ImportError, ValueError):
+        return None
 
 
 def _part_of(parent: Any, part: str) -> Any:
