@@ -28,10 +28,9 @@ from pyro_radial.continual import (
     TaskStream,
     class_split_stream,
     permuted_stream,
-    random_coreset,
-    split_coreset,
     train_stream,
 )
+from pyro_radial.continual.coresets import random_coreset, split_coreset
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.wrappers import map_leaf
 from pyro_radial.nn import MultiHead, likelihoods

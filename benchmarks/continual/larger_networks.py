@@ -26,7 +26,7 @@ from benchmarks.continual._cells import (
     tested_rows,
 )
 from benchmarks.continual._chains import LOCAL_NOISE, Keeping, learn, permuted_mnist, row_keys, split_mnist
-from pyro_radial.continual import plot_average_accuracy
+from pyro_radial.continual.plots import plot_average_accuracy
 
 __all__ = ["claims", "draw", "report", "run"]
 

@@ -33,7 +33,7 @@ from benchmarks.continual._chains import (
     permuted_mnist,
     row_keys,
 )
-from pyro_radial.continual import plot_average_accuracy
+from pyro_radial.continual.plots import plot_average_accuracy
 
 __all__ = ["claims", "draw", "report", "run"]
 

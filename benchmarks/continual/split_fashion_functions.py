@@ -35,7 +35,7 @@ from benchmarks.continual._chains import (
     row_keys,
     split_fashion_mnist,
 )
-from pyro_radial.continual import plot_average_accuracy
+from pyro_radial.continual.plots import plot_average_accuracy
 
 __all__ = ["claims", "draw", "report", "run"]
 

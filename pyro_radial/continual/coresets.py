@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A few rows that stand for all: what to keep of a task for later."""
+"""A few rows of a task to keep for later."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ USES = ("labels", "functions")
 
 
 def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
-    """Rows drawn at random without replacement.
+    """Draw rows at random without replacement.
 
     :param x: inputs ``[N, ...]``.
     :param size: number of rows to draw, from 1 to N - 1.
     :param seed: seed of the draw.
     :returns: the indices of the rows in ascending order, int64, on the CPU.
-    :raises ValueError: if an argument does not fit; the message names it.
+    :raises ValueError: naming the argument that does not fit.
 
     Example::
 
@@ -40,23 +40,22 @@ def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
 
 
 def k_center_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
-    r"""Rows that are spread out: each next one is the farthest from those already chosen.
+    r"""Choose rows that are spread out: each one is the farthest from those already chosen.
 
     The first row is drawn at random. The largest distance of any row to its nearest center,
 
     .. math:: \max_n \min_{c \in C} \lVert x_n - x_c \rVert_2,
 
-    is then at most twice the smallest that any choice of as many rows has. Of rows equally far the first is taken,
-    and a copy of a chosen row only after all rows that differ. The work is ``size`` passes over ``x``, and memory
-    beyond ``x`` is a few numbers per row.
+    is at most twice the smallest possible with as many rows. The first of equally far rows is taken, and a copy of a
+    chosen row only after all other rows. The work is ``size`` passes over ``x``.
 
     Source: Gonzalez (1985), *Clustering to minimize the maximum intercluster distance*.
 
-    :param x: inputs ``[N, ...]``, whose distance is Euclidean over all elements of a row, in float32 at least.
+    :param x: inputs ``[N, ...]``; the distance is Euclidean over all elements of a row, in float32 or wider.
     :param size: number of rows to choose, from 1 to N - 1.
     :param seed: seed of the first row.
     :returns: the indices of the rows in ascending order, int64, on the CPU.
-    :raises ValueError: if an argument does not fit; the message names it.
+    :raises ValueError: naming the argument that does not fit.
 
     Example::
 
@@ -70,19 +69,19 @@ def k_center_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     nearest = torch.full_like(rows[:, 0], torch.inf)
     while len(chosen) < size:
         nearest = torch.minimum(nearest, _distance(rows, latest))
-        nearest[latest] = -1.0  # Below a copy of it, which is at distance zero.
+        nearest[latest] = -1.0  # Less than for a copy, which has distance zero.
         latest = int(nearest.argmax())
         chosen.append(latest)
     return torch.tensor(chosen).sort().values
 
 
 def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
-    """Split data in a coreset and the rest.
+    """Split data into a coreset and the rest.
 
     :param data: inputs ``[N, ...]`` and targets ``[N, ...]``.
-    :param index: which rows are the coreset, as integers.
-    :returns: the rows of ``index`` in its order, and the others in theirs.
-    :raises ValueError: if an argument does not fit; the message names it.
+    :param index: the rows of the coreset, as integers.
+    :returns: the rows of ``index`` in its order, and the other rows in their order.
+    :raises ValueError: naming the argument that does not fit.
 
     Example::
 
@@ -110,12 +109,12 @@ def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
 
 def _distance(rows: Tensor, center: int) -> Tensor:
     """The distance of every row from one of them."""
-    # The faster way by matrix products rounds: it places copies of a row at a distance above zero.
+    # The faster way, by matrix products, rounds: copies of a row would have a distance above zero.
     return torch.cdist(rows, rows[center : center + 1], compute_mode="donot_use_mm_for_euclid_dist")[:, 0]
 
 
 def _check(x: Tensor, size: int) -> None:
-    """A tensor of more rows than the size asks for, or a ValueError that names the argument."""
+    """Refuse inputs that are not one tensor, or that have too few rows."""
     if not isinstance(x, Tensor):
         raise ValueError(f"x must be a tensor, got {type(x).__name__}")
     check_inputs(x, "x")
@@ -125,26 +124,26 @@ def _check(x: Tensor, size: int) -> None:
 
 @dataclass(frozen=True)
 class Coreset:
-    """Rows of each task that are kept from its training, to remember it by.
+    """How many rows of each task to keep, which ones, and what to use them for.
 
-    With ``use="labels"`` they are learned just before each prediction: the chain learns the rest of each task's rows;
-    to predict, a copy of the posterior and of the model's own parameters is trained on the kept rows, used and thrown
-    away (Nguyen et al. 2018, *Variational Continual Learning*, section 3 and algorithm 1).
+    With ``use="labels"`` the chain does not learn the kept rows with their task. For a prediction, a copy of the
+    posterior is trained on them, used and discarded (Nguyen et al. 2018, *Variational Continual Learning*, section 3
+    and algorithm 1).
 
-    With ``use="functions"`` no label is kept. While a later task is learned, the functions at the kept inputs are held
-    where they were after the task before: see :class:`~pyro_radial.continual.FunctionChainELBO`, whose ``kl_weight`` is
-    ``weight`` here, and whose ``weight_space_kl`` is the ``kl_weight`` of the loss that the stream is learned with.
-    Under several heads each row has its own task's, whose parameters are trained on (Rudner et al. 2022, *Continual
-    Learning via Sequential Function-Space Variational Inference*).
+    With ``use="functions"`` no label is kept. While later tasks are learned, the functions at the kept inputs are held
+    where the last posterior had them: see :class:`~pyro_radial.continual.FunctionChainELBO`. Its ``kl_weight`` is
+    ``weight`` here, and its ``weight_space_kl`` is the ``kl_weight`` of the stream's loss (Rudner et al. 2022,
+    *Continual Learning via Sequential Function-Space Variational Inference*).
 
-    :param int size: rows of each task.
+    :param int size: number of rows of each task.
     :param choose: a function of (x, size, seed=...) that returns their indices, such as
         :func:`~pyro_radial.continual.k_center_coreset`.
-    :param Mapping fit_options: of the training on labels, where they differ from those of a task.
+    :param Mapping fit_options: options of :func:`~pyro_radial.fit` for the training on labels, if they differ from
+        those of a task.
     :param str use: "labels" or "functions".
-    :param float weight: of the KL of functions, by default 10.
-    :param int max_points: the most kept inputs in one step, by default 200.
-    :raises ValueError: naming the argument that does not fit, or is of the other use.
+    :param float weight: weight of the KL of functions, 10 by default.
+    :param int max_points: the largest number of kept inputs in one step, 200 by default.
+    :raises ValueError: naming the argument that does not fit, or that belongs to the other use.
 
     Example::
 
@@ -162,22 +161,21 @@ class Coreset:
     max_points: int | None = None
 
     def __post_init__(self) -> None:
-        positive_count("Coreset: size", self.size)
+        positive_count("size", self.size)
         if self.use not in USES:
-            raise ValueError(f"Coreset: use must be one of {USES}, got {self.use!r}")
+            raise ValueError(f"use must be one of {USES}, got {self.use!r}")
         of_functions = {"weight": self.weight, "max_points": self.max_points}
         if self.use == "labels":
             for name, value in of_functions.items():
                 if value is not None:
-                    raise ValueError(f"Coreset: {name} must be left out with use='labels', got {value!r}")
+                    raise ValueError(f"{name} must be left out with use='labels', got {value!r}")
             return
         if self.fit_options:
             raise ValueError(
-                "Coreset: fit_options must be left out with use='functions', which take part in the training of later "
-                f"tasks and have none of their own, got {sorted(self.fit_options)}"
+                "fit_options must be left out with use='functions', because functions are held while later tasks are "
+                f"trained, got {sorted(self.fit_options)}"
             )
-        # Frozen for everyone else.
         weight, max_points = (10.0 if self.weight is None else self.weight), self.max_points
-        object.__setattr__(self, "weight", positive_float("Coreset: weight", weight))
-        points = positive_count("Coreset: max_points", 200 if max_points is None else max_points)
+        object.__setattr__(self, "weight", positive_float("weight", weight))
+        points = positive_count("max_points", 200 if max_points is None else max_points)
         object.__setattr__(self, "max_points", points)

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A chain of functions: those of the last posterior, held where inputs of earlier tasks were kept."""
+"""Functions of the last posterior at kept inputs, and the loss that holds them there."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,24 +28,24 @@ ROWS = 512
 
 
 class FunctionMemory(NamedTuple):
-    """The function values of a posterior at inputs that were kept, under one head."""
+    """The function values of a posterior at kept inputs, under one head."""
 
     head: int
     #: Inputs ``[M, ...]``.
     x: Tensor
-    #: Of each value, ``[M, O]``.
+    #: Moments of the values, ``[M, O]``.
     mean: Tensor
     variance: Tensor
-    #: How many of the rows there are, the others being room for more; None for all of them.
+    #: Number of rows in use, the rest being room for more; None for all of them.
     size: int | None = None
 
     @classmethod
     @torch.no_grad()
     def of(cls, chain: PriorChain, x: Tensor, head: int = 0, *, capacity: int = 0) -> "FunctionMemory":
-        """Those of a chain's prior, by :class:`~pyro_radial.functional.PosteriorProcess`.
+        """Compute the function values of a chain's prior, by :class:`~pyro_radial.functional.PosteriorProcess`.
 
-        :param int capacity: the rows that there will be at last. With room for them shapes stay as they are, so that
-            the compiled graph of one task serves the next.
+        :param int capacity: the final number of rows. With room for them, shapes stay the same from task to task, so
+            one compiled graph can be used for all.
         :raises ValueError: naming the site, for one that the function depends on without a mean or variance.
         """
         with under_head(chain, head):
@@ -58,36 +58,35 @@ class FunctionMemory(NamedTuple):
 
     @property
     def filled(self) -> int:
-        """How many of the rows there are."""
+        """Number of rows in use."""
         return len(self.x) if self.size is None else self.size
 
     def at(self, rows: Any) -> "FunctionMemory":
-        """The same at some of the inputs."""
+        """Return the function values at some of the inputs."""
         return FunctionMemory(self.head, self.x[rows], self.mean[rows], self.variance[rows])
 
 
 class FunctionChainELBO(RadialELBO):
-    r"""The loss of a task whose functions are held where those of the last posterior were, at kept inputs.
+    r"""Hold the functions at kept inputs where the last posterior had them, while a task is learned.
 
     .. math:: E_q[-\log p(y \mid w)] + \beta\, KL(q(w) \,\|\, p(w))
         + \lambda\, \frac{H M_h}{m} \sum_{n=1}^{m} \sum_o KL\big(q(f_{no}) \,\|\, q_0(f_{no})\big),
 
     with :math:`q(f_{no})` the normal of an output of the model under head h at the n-th of m kept inputs, linearized at
-    the means of the guide, and :math:`q_0` that of the last posterior, which is known beforehand. The m inputs are
-    drawn for each loss from the :math:`M_h` of a head, of H heads the next at each ``step``, so that the sum is in
-    expectation that over all kept inputs. A regularizer and no bound, as
-    :class:`~pyro_radial.functional.MarginalKL` says; ``terms`` has the sum under "f" in its ``kl_by_site``, and the
-    KL of the weights in its ``weight_space_kl_by_site``.
+    the means of the guide, and :math:`q_0` that of the last posterior. Each loss draws m inputs from the :math:`M_h` of
+    one head; the H heads take turns by ``step``. In expectation the sum is over all kept inputs. It is a regularizer,
+    not a bound, as for :class:`~pyro_radial.functional.MarginalKL`. ``terms`` has the sum under "f" in
+    ``kl_by_site``, and the KL of the weights in ``weight_space_kl_by_site``.
 
     Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
     Variational Inference", without its covariances between points.
 
-    :param kept: for each head the functions at its kept inputs.
-    :param int num_particles: draws of the guide for one loss, as of all others here.
+    :param kept: the function values at the kept inputs of each head.
+    :param int num_particles: number of draws of the guide for one loss.
     :param float kl_weight: :math:`\lambda`.
-    :param float weight_space_kl: :math:`\beta`, of the KL of all weights to their own prior; zero for none.
-    :param int max_points: the most inputs of one loss.
-    :param kwargs: as of :class:`~pyro_radial.RadialELBO`.
+    :param float weight_space_kl: :math:`\beta`, weight of the KL of all weights to their own prior; zero for none.
+    :param int max_points: the largest number of inputs of one loss.
+    :param kwargs: other arguments of :class:`~pyro_radial.RadialELBO`.
     :raises ValueError: naming the argument that does not fit.
     """
 
@@ -104,17 +103,17 @@ class FunctionChainELBO(RadialELBO):
         super().__init__(num_particles, kl_weight=kl_weight, **kwargs)
         self.kept = tuple(kept)
         if not self.kept:
-            raise ValueError("FunctionChainELBO: kept must hold the functions of at least one head, got none")
+            raise ValueError("kept must hold the functions of at least one head, got none")
         self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
         self.max_points = positive_count("max_points", max_points)
-        # How many inputs each has, for a graph to read.
+        # The number of inputs of each, as tensors that a graph can read.
         self._numbers = [torch.tensor(k.filled, device=k.x.device) for k in self.kept]
         self._structures: dict[Any, Structure] = {}
 
     def _kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
-        """The divergence of the functions, times the particles, over which all terms are summed."""
+        """The divergence of the functions, times the number of particles, because all terms are sums over particles."""
         if len(self.kept) > 1 and is_capturing():
-            raise RuntimeError("the heads of kept functions take turns")
+            raise RuntimeError("the heads of kept functions take turns, which a graph cannot record")
         turn = self.step % len(self.kept)
         kept, number = self.kept[turn], self._numbers[turn]
         drawn = self._drawn(kept, number)
@@ -125,10 +124,10 @@ class FunctionChainELBO(RadialELBO):
         return {FUNCTION_SITE: (scale * divergence).to(drawn.x.dtype)}
 
     def _drawn(self, kept: FunctionMemory, number: Tensor) -> FunctionMemory:
-        """The functions at some of the kept inputs, drawn at random, or at all where there are no more."""
+        """The functions at kept inputs drawn at random, or at all inputs if they are few."""
         if len(kept.x) <= self.max_points:
             return kept.at(slice(kept.filled))
-        # For a graph to serve all tasks its shapes must not depend on how many rows there are.
+        # The shapes of a graph for all tasks must not depend on the number of rows.
         keys = torch.rand(len(kept.x), device=kept.x.device)
         is_free = torch.arange(len(kept.x), device=kept.x.device) >= number
         return kept.at(keys.masked_fill(is_free, 2.0).argsort()[: min(self.max_points, kept.filled)])

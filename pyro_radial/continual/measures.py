@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How well a sequence of tasks was learned, remembered and carried over."""
+"""How well a sequence of tasks was learned, remembered and transferred."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class AccuracyMatrix:
 
     Source: Lopez-Paz and Ranzato (2017), *Gradient Episodic Memory for Continual Learning*, section 2.
 
-    :param values: accuracy on task j after learning tasks 0 to i as entry ``[i, j]``, shape ``[T, T]``; kept in
-        float64. A row is all NaN as long as its task is not learned; else its entries up to the diagonal are numbers,
-        and those beyond may be NaN.
+    :param values: accuracy on task j after learning tasks 0 to i as entry ``[i, j]``, shape ``[T, T]``, kept in
+        float64. The row of a task that is not learned is all NaN. In other rows, only entries above the diagonal can be
+        NaN.
     :param names: one name per task.
     :param baseline: accuracy on each task before learning any, shape ``[T]``; NaN where it is not measured.
-    :raises ValueError: if an argument does not fit; the message names it.
+    :raises ValueError: naming the argument that does not fit.
 
     Example::
 
@@ -58,7 +58,7 @@ class AccuracyMatrix:
 
     @classmethod
     def empty(cls, names: Sequence[str], baseline: Tensor | None = None) -> AccuracyMatrix:
-        """The matrix before any task is learned.
+        """Make the matrix before any task is learned.
 
         :param names: one name per task.
         :param baseline: accuracy on each task before learning any, shape ``[T]``.
@@ -74,12 +74,12 @@ class AccuracyMatrix:
         return cls(values, tuple(names), baseline)
 
     def with_row(self, i: int, accuracies: Sequence[float] | Tensor) -> AccuracyMatrix:
-        """A matrix that has also the accuracies after learning tasks 0 to ``i``.
+        """Add the accuracies after learning tasks 0 to ``i``.
 
         :param i: number of the task learned last, from zero.
         :param accuracies: accuracy on task 0, 1 and so on, at least up to task ``i``.
         :returns: a new matrix.
-        :raises ValueError: if an argument does not fit; the message names it.
+        :raises ValueError: naming the argument that does not fit.
         """
         size = len(self.names)
         if not 0 <= i < size:
@@ -103,7 +103,7 @@ class AccuracyMatrix:
 
         .. math:: A_i = \frac{1}{i + 1} \sum_{j=0}^{i} R_{i,j}
         """
-        # Not a product with a mask: NaN beyond the diagonal would spread.
+        # A product with a mask would spread NaN from above the diagonal.
         return torch.stack([row[: i + 1].mean() for i, row in enumerate(self.values)])
 
     @property
@@ -121,7 +121,7 @@ class AccuracyMatrix:
 
     @property
     def backward_transfer(self) -> float:
-        r"""What later tasks add to the accuracy on earlier ones; negative where they are forgotten.
+        r"""The change of the accuracy on earlier tasks by learning later ones; negative for forgetting.
 
         .. math:: \mathrm{BWT} = \frac{1}{T - 1} \sum_{j=0}^{T-2} R_{T-1,j} - R_{j,j}
 
@@ -135,12 +135,12 @@ class AccuracyMatrix:
 
     @property
     def forgetting(self) -> float:
-        r"""What is lost of the best accuracy that each task had since it was learned; negative for a gain.
+        r"""The loss from the best accuracy that each task had since it was learned; negative for a gain.
 
         .. math:: F = \frac{1}{T - 1} \sum_{j=0}^{T-2} \max_{j \le i < T-1} R_{i,j} - R_{T-1,j}
 
         Source: Chaudhry et al. (2018), *Riemannian Walk for Incremental Learning: Understanding Forgetting and
-        Intransigence*. The maximum here leaves out the time before a task is learned.
+        Intransigence*. Here the maximum is over the time since the task was learned.
 
         :raises ValueError: with one task only, or if a task is not learned.
         """
@@ -152,7 +152,7 @@ class AccuracyMatrix:
 
     @property
     def forward_transfer(self) -> float:
-        r"""What earlier tasks add to the accuracy on later ones before these are learned.
+        r"""The gain of the accuracy on later tasks, before they are learned, by learning earlier ones.
 
         .. math:: \mathrm{FWT} = \frac{1}{T - 1} \sum_{j=1}^{T-1} R_{j-1,j} - b_j
 
@@ -180,14 +180,14 @@ class AccuracyMatrix:
             raise ValueError(f"{measure}: names must hold at least two tasks, got {len(self.names)}")
 
     def _need_rows(self, first: int) -> None:
-        """A ValueError if this row or a later one is not measured."""
+        """Refuse a matrix where this row or a later one is not measured."""
         for i in range(first, len(self.names)):
             if self.values[i].isnan().all():
                 raise ValueError(f"values: row {i}, after learning {self.names[i]!r}, must be measured, got NaN")
 
 
 def _check(values: Tensor, name: str, shape: list[int]) -> Tensor:
-    """Accuracies or NaN as a float64 copy on the CPU, or a ValueError that names the argument."""
+    """A float64 copy of accuracies on the CPU, or a ValueError."""
     if list(values.shape) != shape:
         raise ValueError(f"{name} must have shape {shape} to fit names, got {list(values.shape)}")
     values = values.detach().to("cpu", torch.float64, copy=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_radial.continual.measures import AccuracyMatrix
-from pyro_radial.uncertainty.plots import COLORS, MARKERS, new_axes
+from pyro_radial.uncertainty.plots import new_axes, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ DODGE = 0.1  # between methods, in tasks, so that their bars do not hide each ot
 def plot_accuracy_matrix(matrix: AccuracyMatrix, ax: Axes | None = None) -> Axes:
     """Draw the accuracy on each task after learning each task, with the numbers.
 
-    Colors run from 0 to 1 in every plot, so that plots can be compared; what is not measured is blank.
+    Colors run from 0 to 1 in every plot, so plots can be compared. Entries that are not measured are blank.
 
     :param matrix: the accuracies.
     :param ax: axes to draw into; default a new figure.
@@ -61,7 +61,7 @@ def plot_accuracy_matrix(matrix: AccuracyMatrix, ax: Axes | None = None) -> Axes
 def plot_average_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
     """Draw the average accuracy on the tasks learned so far, after each task, one line per method.
 
-    Of a method with several matrices, one per seed, the mean is drawn, and a band from the lowest seed to the highest.
+    A method with several matrices, one per seed, has a line at the mean and a band from the lowest seed to the highest.
 
     :param runs: a matrix, or one matrix per seed, by the name of the method.
     :param ax: axes to draw into; default a new figure.
@@ -80,10 +80,9 @@ def plot_average_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
     ax = new_axes((5.0, 3.2)) if ax is None else ax
     from matplotlib.ticker import MaxNLocator  # Here matplotlib is known to be installed.
 
-    for index, (method, seeds) in enumerate(matrices.items()):
+    for method, seeds, color, marker in styled("runs", matrices):
         averages = torch.stack([matrix.average_by_task for matrix in seeds])
         learned = range(1, averages.shape[1] + 1)
-        color, marker = _style(index)
         ax.plot(learned, averages.mean(0), color=color, marker=marker, markersize=4.5, linewidth=1.5, label=method)
         if len(seeds) > 1:
             ax.fill_between(learned, *_reach(averages), color=color, alpha=0.2, linewidth=0)
@@ -96,7 +95,7 @@ def plot_average_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
 def plot_final_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
     """Draw the accuracy on each task after learning the last one, one line per method.
 
-    Of a method with several matrices, one per seed, the mean is drawn, and a bar from the lowest seed to the highest.
+    A method with several matrices, one per seed, has a line at the mean and bars from the lowest seed to the highest.
 
     :param runs: a matrix, or one matrix per seed, by the name of the method.
     :param ax: axes to draw into; default a new figure.
@@ -114,14 +113,13 @@ def plot_final_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
     """
     matrices = _by_method(runs)
     ax = new_axes((5.0, 3.2)) if ax is None else ax
-    for index, (method, seeds) in enumerate(matrices.items()):
+    for index, (method, seeds, color, marker) in enumerate(styled("runs", matrices)):
         last = torch.stack([matrix.values[-1] for matrix in seeds])
         if last.isnan().any():
             raise ValueError(f"runs: {method!r} must hold matrices whose last task is learned, got one where it is not")
         mean = last.mean(0)
         low, high = _reach(last)
         shift = DODGE * (index - (len(matrices) - 1) / 2)
-        color, marker = _style(index)
         ax.errorbar(
             (torch.arange(len(mean)) + shift).numpy(),
             mean.numpy(),
@@ -159,7 +157,3 @@ def _by_method(runs: Runs) -> dict[str, list[AccuracyMatrix]]:
 def _reach(values: Tensor) -> tuple[Tensor, Tensor]:
     """The lowest and the highest of the seeds, ``[S, T]``, for each task."""
     return values.amin(0), values.amax(0)
-
-
-def _style(index: int) -> tuple[str, str]:
-    return COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]

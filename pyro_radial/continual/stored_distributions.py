@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Distributions by site name as buffers of a module, which follow ``.to()``; what to make of them is extra state."""
+"""Distributions by site name in the state of a module: tensors are buffers, structures are extra state."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,9 +18,9 @@ EXTRA_STATE = "_extra_state"
 
 
 class StoredDistribution(nn.Module):
-    """One distribution: its tensors as buffers, and its structure as the module's extra state.
+    """One distribution: its tensors are buffers, its structure is the module's extra state.
 
-    :param structure: as :func:`~pyro_radial.distributions.storage.describe` gives it, or None until it is loaded.
+    :param structure: a structure from ``describe``, or None until it is loaded.
     :param Mapping tensors: the tensors that it names.
     """
 
@@ -33,29 +33,26 @@ class StoredDistribution(nn.Module):
 
     @classmethod
     def of(cls, distribution: Any) -> "StoredDistribution":
-        """A copy of a distribution.
-
-        :raises ValueError: if it cannot be stored.
-        """
+        """Copy a distribution; a ValueError if it cannot be stored."""
         return cls(*describe(distribution))
 
     @property
     def distribution(self) -> Any:
-        """The distribution, on these very buffers."""
+        """The distribution that uses these buffers."""
         if self._distribution is None:
             self._distribution = rebuild(self._structure, dict(self.named_buffers()))
         return self._distribution
 
     def get_extra_state(self) -> Any:
-        """The structure, in dicts, lists, strings and numbers."""
+        """Return the structure, in dicts, lists, strings and numbers."""
         return self._structure
 
     def set_extra_state(self, state: Any) -> None:
-        """Take over a structure; its tensors are the buffers."""
+        """Set the structure; its tensors are the buffers."""
         self._structure, self._distribution = state, None
 
     def __getstate__(self) -> dict[str, Any]:
-        # For a copy or a file: a distribution in use remembers, in its transforms, values that belong to a graph.
+        # Transforms of a distribution in use keep values of a graph, which cannot be copied.
         return {**self.__dict__, "_distribution": None}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StoredDistribution":
@@ -69,13 +66,13 @@ class StoredDistribution(nn.Module):
 
 
 class StoredDistributions(nn.Module):
-    """Distributions by site name. Loading a state makes and removes sites as the state has them."""
+    """Distributions by site name. Loading a state adds and removes sites to match the state."""
 
     _place: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        # Follows .to(), so that what is loaded comes to where the rest is.
+        # Follows .to(), so that loaded sites are created on the right device.
         self.register_buffer("_place", torch.empty(0), persistent=False)
 
     def __getitem__(self, name: str) -> Any:
@@ -93,12 +90,12 @@ class StoredDistributions(nn.Module):
         return len(self._modules)
 
     def update(self, distributions: Mapping[str, StoredDistribution]) -> None:
-        """Put these distributions in the places of their sites."""
+        """Set the distributions of these sites."""
         for name, distribution in distributions.items():
             self._modules[_key(name)] = distribution
 
     def as_dict(self) -> dict[str, Any]:
-        """``{site: distribution}``."""
+        """Return ``{site: distribution}``."""
         return {name: self[name] for name in self}
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -111,7 +108,6 @@ class StoredDistributions(nn.Module):
         for site in [site for site in self._modules if site not in saved]:
             del self._modules[site]
         for site, tensors in saved.items():
-            # In a state that is not ours to judge, torch reports what is missing.
             if not _fits(self._modules.get(site), tensors):
                 empty = {name: torch.empty_like(t, device=self._place.device) for name, t in tensors.items()}
                 self._modules[site] = StoredDistribution(None, empty)
@@ -125,7 +121,7 @@ def _fits(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _key(name: str) -> str:
-    """A site's name without dots, which names of submodules cannot have, and unlike any attribute."""
+    """A name for a submodule: without dots, and unlike any attribute."""
     return "[" + name.replace("%", "%25").replace("/", "%2F").replace(".", "/") + "]"
 
 

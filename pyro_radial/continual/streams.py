@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Streams of classification tasks."""
+"""Streams of classification tasks, and the two standard ones: split and permuted."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import overload
 
+import torch
 from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial.infer.training.data import Rows
 
-__all__ = ["Pair", "Task", "TaskStream"]
+__all__ = ["Pair", "Task", "TaskStream", "class_split_stream", "permuted_stream"]
 
 Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One task of a stream: inputs and targets to learn from and to be tested on.
+    """One task of a stream.
 
-    :param name: what tables and plots call the task, such as "classes 0, 1".
+    :param name: the name of the task in tables and plots, such as "classes 0, 1".
     :param train: inputs ``[N, ...]`` and targets ``[N, ...]`` to learn from.
-    :param test: as ``train``, to measure by.
-    :param validation: as ``train``, held out from it, or None.
-    :param head: the output head that the task uses; 0 where all tasks share one.
-    :raises ValueError: for a part without rows, with NaN, or with x and y of different lengths, and for a negative
-        head; the message names the task and the part.
+    :param test: inputs and targets to measure on.
+    :param validation: inputs and targets held out from ``train``, or None.
+    :param head: the output head of the task; 0 if all tasks share one.
+    :raises ValueError: naming the task and the part, for a part without rows, with NaN, or with x and y of different
+        lengths, and for a negative head.
     """
 
     name: str
@@ -49,21 +50,20 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class TaskStream(Sequence[Task]):
-    """Tasks in the order in which they are learned, each built when it is asked for.
+    """Tasks in the order they are learned, each built on access.
 
-    A stream has a length, can be iterated over, and takes indices; a slice is a stream of some of the tasks with the
-    same heads. Only the task asked for last is kept, so that many altered copies of a data set need not fit in memory.
+    A stream is a sequence; a slice is a stream of some of the tasks with the same heads. Only the latest task is kept,
+    so many altered copies of a data set need not fit in memory.
 
-    :param names: the names of the tasks, known without building them.
+    :param names: the names of the tasks.
     :param builders: for each task a function without arguments that builds it, the same at every call.
     :param num_heads: number of output heads.
     :param num_outputs: number of outputs of each head.
-    :raises ValueError: if there is no task, or a number does not fit; the message names the argument. A task that is
-        built with another name or with a head that the stream lacks is an error when it is asked for.
+    :raises ValueError: naming the argument, if there is no task or a number does not fit; on access, for a task with
+        another name or with a head that the stream lacks.
 
     Example::
 
-        >>> import torch
         >>> x, y = torch.rand(4, 3), torch.tensor([0, 1, 0, 1])
         >>> tasks = [Task("one", (x, y), (x, y)), Task("two", (x + 1, y), (x + 1, y))]
         >>> stream = TaskStream.of(tasks, num_outputs=2)
@@ -79,22 +79,22 @@ class TaskStream(Sequence[Task]):
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise ValueError("TaskStream: names must hold at least one task, got none")
+            raise ValueError("names must hold at least one task, got none")
         if len(self.names) != len(self.builders):
-            raise ValueError(f"TaskStream: builders must be {len(self.names)}, one per name, got {len(self.builders)}")
-        positive_count("TaskStream: num_heads", self.num_heads)
-        positive_count("TaskStream: num_outputs", self.num_outputs)
+            raise ValueError(f"builders must be {len(self.names)}, one per name, got {len(self.builders)}")
+        positive_count("num_heads", self.num_heads)
+        positive_count("num_outputs", self.num_outputs)
 
     @classmethod
     def of(cls, tasks: Sequence[Task], *, num_outputs: int, num_heads: int = 1) -> TaskStream:
-        """A stream of tasks that are in memory.
+        """Make a stream of tasks in memory.
 
-        :param tasks: the tasks in their order.
+        :param tasks: the tasks in order.
         :param num_outputs: number of outputs of each head.
         :param num_heads: number of output heads.
         :returns: the stream.
         """
-        builders = tuple(partial(_same, task) for task in tasks)
+        builders = tuple(partial(_returned, task) for task in tasks)
         return cls(tuple(task.name for task in tasks), builders, num_heads=num_heads, num_outputs=num_outputs)
 
     def __len__(self) -> int:
@@ -116,13 +116,193 @@ class TaskStream(Sequence[Task]):
     def _build(self, index: int) -> Task:
         task = self.builders[index]()
         if task.name != self.names[index]:
-            raise ValueError(
-                f"TaskStream: task {index} must be built with its name {self.names[index]!r}, got {task.name!r}"
-            )
+            raise ValueError(f"task {index} must be built with its name {self.names[index]!r}, got {task.name!r}")
         if task.head >= self.num_heads:
             raise ValueError(f"task {task.name!r}: head must be less than num_heads={self.num_heads}, got {task.head}")
         return task
 
 
-def _same(task: Task) -> Task:
+def class_split_stream(
+    train: Pair,
+    test: Pair,
+    *,
+    classes: Sequence[Sequence[int]] | None = None,
+    classes_per_task: int = 2,
+    multi_head: bool = True,
+    validation_fraction: float = 0.0,
+    seed: int = 0,
+) -> TaskStream:
+    """Split a data set into tasks of a few classes each.
+
+    With several heads, every task has its own, and its labels count the classes of the task from zero in the order of
+    its group. With a single head, the labels stay the same.
+
+    Source: Zenke, Poole and Ganguli (2017), *Continual Learning Through Synaptic Intelligence*, on split MNIST.
+
+    :param train: inputs ``[N, ...]`` and integer labels ``[N]``.
+    :param test: inputs and labels to measure on.
+    :param classes: the classes of each task; rows of other classes are left out. The default is consecutive classes in
+        ascending order, ``classes_per_task`` in each task.
+    :param classes_per_task: number of classes of a task, unless ``classes`` is given.
+    :param multi_head: whether each task has its own head.
+    :param validation_fraction: share of the training rows to hold out. They are drawn from all rows before the split,
+        so they do not depend on the tasks. The others keep their order.
+    :param seed: seed of the validation rows.
+    :returns: the stream; ``num_outputs`` is the number of classes of a task, or with a single head the largest label
+        plus one.
+    :raises ValueError: naming the argument that does not fit the data.
+
+    Example::
+
+        >>> x, y = torch.rand(6, 3), torch.tensor([0, 3, 1, 2, 3, 0])
+        >>> stream = class_split_stream((x, y), (x, y))
+        >>> [(task.name, task.head, task.train[1].tolist()) for task in stream]
+        [('classes 0, 1', 0, [0, 1, 0]), ('classes 2, 3', 1, [1, 0, 1])]
+        >>> class_split_stream((x, y), (x, y), multi_head=False)[1].train[1]
+        tensor([3, 2, 3])
+    """
+    labels = [_check_labels(train, "train"), _check_labels(test, "test")]
+    positive_count("classes_per_task", classes_per_task)
+    if classes is None:
+        present = torch.cat([part.unique().cpu() for part in labels]).unique()
+        classes = [group.tolist() for group in present.split(classes_per_task)]
+    _check_groups(classes, labels, multi_head)
+    learned, held_out = _hold_out(train, validation_fraction, seed)
+    tasks = [
+        Task(
+            name="classes " + ", ".join(str(int(label)) for label in group),
+            train=_only(learned, group, multi_head),
+            test=_only(test, group, multi_head),
+            validation=None if held_out is None else _only(held_out, group, multi_head),
+            head=number if multi_head else 0,
+        )
+        for number, group in enumerate(classes)
+    ]
+    num_outputs = len(classes[0]) if multi_head else _num_classes(labels)
+    return TaskStream.of(tasks, num_heads=len(tasks) if multi_head else 1, num_outputs=num_outputs)
+
+
+def permuted_stream(
+    train: Pair,
+    test: Pair,
+    num_tasks: int,
+    *,
+    validation_fraction: float = 0.0,
+    seed: int = 0,
+    identity_first: bool = True,
+) -> TaskStream:
+    """Make tasks with the same labels, each with the elements of its inputs in another fixed order.
+
+    All tasks share one head. Inputs keep their shape: an image ``[C, H, W]`` is permuted over all its elements.
+
+    Source: Goodfellow et al. (2013), *An Empirical Investigation of Catastrophic Forgetting in Gradient-Based Neural
+    Networks*; Kirkpatrick et al. (2017), *Overcoming catastrophic forgetting in neural networks*.
+
+    :param train: inputs ``[N, ...]`` and integer labels ``[N]``.
+    :param test: inputs of the same shape and labels to measure on.
+    :param num_tasks: number of tasks; the tasks of a shorter stream are the first of a longer one.
+    :param validation_fraction: share of the training rows to hold out, the same rows in every task. The others keep
+        their order.
+    :param seed: seed of the permutations and of the validation rows.
+    :param identity_first: whether the first task has unpermuted inputs.
+    :returns: the stream; ``num_outputs`` is the largest label plus one.
+    :raises ValueError: naming the argument that does not fit the data.
+
+    Example::
+
+        >>> x, y = torch.arange(8.0).reshape(2, 4), torch.tensor([0, 1])
+        >>> stream = permuted_stream((x, y), (x, y), num_tasks=2)
+        >>> stream[0].train[0].equal(x), stream[1].train[0].equal(x)
+        (True, False)
+        >>> stream[1].train[0].sort(1).values.equal(x)
+        True
+    """
+    labels = [_check_labels(train, "train"), _check_labels(test, "test")]
+    positive_count("num_tasks", num_tasks)
+    if train[0].shape[1:] != test[0].shape[1:]:
+        shapes = list(train[0].shape[1:]), list(test[0].shape[1:])
+        raise ValueError(f"test: inputs must have the same shape as in train, {shapes[0]}, got {shapes[1]}")
+    learned, held_out = _hold_out(train, validation_fraction, seed)
+    generator = torch.Generator().manual_seed(seed)
+    # The first order is drawn even if it is not used, so that the other tasks do not depend on identity_first.
+    orders = [torch.randperm(train[0][0].numel(), generator=generator) for _ in range(num_tasks)]
+    if identity_first:
+        orders[0] = torch.arange(len(orders[0]))
+    names = tuple(f"permutation {number + 1}" for number in range(num_tasks))
+    builders = tuple(
+        partial(_permuted_task, name, order, learned, test, held_out) for name, order in zip(names, orders, strict=True)
+    )
+    return TaskStream(names, builders, num_heads=1, num_outputs=_num_classes(labels))
+
+
+def _returned(task: Task) -> Task:
     return task
+
+
+def _permuted_task(name: str, order: Tensor, train: Pair, test: Pair, validation: Pair | None) -> Task:
+    held_out = None if validation is None else _permute(validation, order)
+    return Task(name, _permute(train, order), _permute(test, order), held_out)
+
+
+def _permute(data: Pair, order: Tensor) -> Pair:
+    """The pair with the elements of each input in this order."""
+    x, y = data
+    return x.reshape(len(x), -1)[:, order.to(x.device)].reshape(x.shape), y
+
+
+def _only(data: Pair, group: Sequence[int], renumber: bool) -> Pair:
+    """The rows of these classes in their order, with labels that count the classes of the group if asked."""
+    x, y = data
+    position = y[:, None] == torch.tensor(group, device=y.device)
+    chosen = position.any(1)
+    return x[chosen.to(x.device)], position.int().argmax(1)[chosen] if renumber else y[chosen].long()
+
+
+def _hold_out(data: Pair, fraction: float, seed: int) -> tuple[Pair, Pair | None]:
+    """The rows to learn from, and a random part of them that is held out, both in their order."""
+    if not 0 <= fraction < 1:
+        raise ValueError(f"validation_fraction must be in [0, 1), got {fraction}")
+    x, y = data
+    if fraction == 0:
+        return data, None
+    count = round(fraction * len(x))
+    if count in (0, len(x)):
+        raise ValueError(
+            f"validation_fraction must leave rows in both parts, got {fraction}, which holds out {count} of {len(x)}"
+        )
+    held_out = torch.zeros(len(x), dtype=torch.bool)
+    held_out[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:count]] = True
+    at_x, at_y = held_out.to(x.device), held_out.to(y.device)
+    return (x[~at_x], y[~at_y]), (x[at_x], y[at_y])
+
+
+def _num_classes(labels: Sequence[Tensor]) -> int:
+    return max(int(part.max()) for part in labels) + 1
+
+
+def _check_labels(data: Pair, name: str) -> Tensor:
+    """The labels of a pair of one tensor of inputs and labels, or a ValueError that names the argument."""
+    Rows(data, name)
+    x, y = data
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name}: x must be one tensor, got {type(x).__name__}")
+    if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise ValueError(f"{name}: y must be integer labels of shape [{len(x)}], got {y.dtype} {list(y.shape)}")
+    if int(y.min()) < 0:
+        raise ValueError(f"{name}: y must be non-negative, got {int(y.min())}")
+    return y
+
+
+def _check_groups(classes: Sequence[Sequence[int]], labels: Sequence[Tensor], same_size: bool) -> None:
+    """Refuse groups of classes that overlap or have no rows."""
+    if not classes or not all(len(group) for group in classes):
+        raise ValueError(f"classes must be groups of at least one class, got {classes!r}")
+    wanted = [label for group in classes for label in group]
+    if len(set(wanted)) != len(wanted):
+        raise ValueError(f"classes must not overlap, got {classes!r}")
+    for name, part in zip(("train", "test"), labels, strict=True):
+        if missing := sorted(set(wanted) - set(part.unique().tolist())):
+            raise ValueError(f"{name}: y must hold every class of classes, got no row of class {missing[0]}")
+    if same_size and len({len(group) for group in classes}) > 1:
+        sizes = [len(group) for group in classes]
+        raise ValueError(f"classes must be groups of one size if each task has its own head, got sizes {sizes}")

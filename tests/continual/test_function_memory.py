@@ -19,12 +19,12 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, R
 from pyro_radial.continual import (
     Coreset,
     FunctionChainELBO,
-    FunctionMemory,
     Task,
     TaskStream,
     permuted_stream,
     stream_run,
 )
+from pyro_radial.continual.function_memory import FunctionMemory
 from pyro_radial.functional import GaussianProcess, PosteriorProcess, UniformBox
 from pyro_radial.infer import FunctionalELBO
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss

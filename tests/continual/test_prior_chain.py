@@ -293,7 +293,7 @@ def test_a_site_of_a_subsampled_plate_is_refused_and_may_be_excluded():
     train(chain, guide, rows)
     with pytest.raises(ValueError, match=r"'z'.*belongs to its rows"):
         chain.advance(guide)
-    with pytest.raises(ValueError, match="no site that is not excluded"):
+    with pytest.raises(ValueError, match="a site that is neither excluded nor"):
         chain.advance(guide, exclude=["z"])
     assert chain.prior == {}
     chain.advance({"z": dist.Normal(torch.zeros(20, 3), 1.0).to_event(1)})
@@ -636,7 +636,7 @@ def test_a_state_brings_its_own_sites_and_they_are_compared_anew():
 def test_arguments_are_checked():
     guide = AutoRadial(summed(W))
     for wrong in (guide, poutine.block(guide, hide=["x"]), 3):
-        with pytest.raises(ValueError, match="model must be a Pyro model and no guide"):
+        with pytest.raises(ValueError, match="model must be a Pyro model, not a guide"):
             PriorChain(wrong)
     with pytest.raises(ValueError, match=r"form must be one of .*'moments'"):
         PriorChain(summed(W), form="moments")
@@ -684,8 +684,8 @@ def test_scales_that_hardly_moved_are_warned_of_by_name():
 
 REFUSED = {
     "a point": (dist.Delta(torch.zeros(3)).to_event(1), "'w' is a point"),
-    "no distribution": (torch.zeros(3), "'w' has no Pyro distribution but Tensor"),
-    "torch's own": (torch.distributions.Normal(0.0, 1.0), "'w' has no Pyro distribution but Normal"),
+    "no distribution": (torch.zeros(3), "'w' must have a Pyro distribution, got Tensor"),
+    "torch's own": (torch.distributions.Normal(0.0, 1.0), "'w' must have a Pyro distribution, got Normal"),
     "not finite": (dist.Normal(torch.full((3,), torch.nan), 1.0, validate_args=False).to_event(1), "'w'.*not finite"),
 }
 
@@ -747,5 +747,5 @@ def test_sites_may_keep_their_prior():
         assert list(chain.prior) == ["other"]
     chain.advance({"net.bias": distributions["net.bias"]})
     assert sorted(chain.prior) == ["net.bias", "other"]
-    with pytest.raises(ValueError, match="no site that is not excluded"):
+    with pytest.raises(ValueError, match="a site that is neither excluded nor"):
         chain.advance(distributions, exclude="")

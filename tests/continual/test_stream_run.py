@@ -20,9 +20,9 @@ from pyro_radial.continual import (
     Coreset,
     PriorChain,
     TaskStream,
-    random_coreset,
     stream_run,
 )
+from pyro_radial.continual.coresets import random_coreset
 from pyro_radial.infer.autoguide import AutoMeanField
 from pyro_radial.infer.training.checkpoint import copied, save_checkpoint
 from pyro_radial.infer.training.training_run import TrainingRun

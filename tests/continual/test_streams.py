@@ -1,13 +1,16 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A stream is a sequence of tasks, each built when it is asked for."""
+"""A stream builds its tasks on access; the standard streams hold every row of their data set once."""
+
+import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pyro_radial.continual.standard_streams import class_split_stream
-from pyro_radial.continual.streams import Task, TaskStream
+from pyro_radial.continual.streams import Task, TaskStream, class_split_stream, permuted_stream
 
 NAN = float("nan")
 GOOD = (torch.rand(3, 2), torch.tensor([0, 1, 0]))
@@ -86,3 +89,194 @@ def test_bad_parts_of_a_task_are_named(part, data, message):
 def test_a_negative_head_is_named():
     with pytest.raises(ValueError, match="task 'one': head must be non-negative, got -1"):
         task(head=-1)
+
+
+def numbered(num_rows, num_classes, start=0, seed=0):
+    """Rows that hold their own number, with every class among the labels."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.arange(start, start + num_rows, dtype=torch.float32)[:, None].repeat(1, 2)
+    y = torch.arange(num_rows) % num_classes
+    return x, y[torch.randperm(num_rows, generator=generator)]
+
+
+def row_numbers(data):
+    return data[0][:, 0].int().tolist()
+
+
+TRAIN, TEST = numbered(23, 6), numbered(12, 6, start=100, seed=1)
+
+
+@pytest.mark.parametrize("multi_head", [True, False])
+@pytest.mark.parametrize("fraction", [0.0, 0.5])
+def test_every_row_is_in_exactly_one_task_with_its_label(multi_head, fraction):
+    stream = class_split_stream(TRAIN, TEST, multi_head=multi_head, validation_fraction=fraction)
+    seen = []
+    for number, task in enumerate(stream):
+        for part in [task.train] + ([task.validation] if fraction else []):
+            rows = row_numbers(part)
+            assert rows == sorted(rows)
+            own = part[1] + (2 * number if multi_head else 0)
+            assert own.tolist() == TRAIN[1][rows].tolist()
+            assert set(own.tolist()) <= {2 * number, 2 * number + 1}
+            seen += rows
+    assert sorted(seen) == list(range(23))
+    assert sorted(row for task in stream for row in row_numbers(task.test)) == list(range(100, 112))
+
+
+def test_each_task_of_a_multi_head_stream_has_its_own_head():
+    stream = class_split_stream(TRAIN, TEST)
+    assert (len(stream), stream.num_heads, stream.num_outputs) == (3, 3, 2)
+    assert stream.names == ("classes 0, 1", "classes 2, 3", "classes 4, 5")
+    assert [task.name for task in stream] == list(stream.names)
+    assert [task.head for task in stream] == [0, 1, 2]
+    assert all(set(part[1].tolist()) == {0, 1} for task in stream for part in (task.train, task.test))
+    assert all(task.validation is None for task in stream)
+
+
+def test_a_single_head_has_an_output_per_class():
+    stream = class_split_stream(TRAIN, TEST, classes_per_task=4, multi_head=False)
+    assert (len(stream), stream.num_heads, stream.num_outputs) == (2, 1, 6)
+    assert [task.head for task in stream] == [0, 0]
+    assert stream[1].name == "classes 4, 5"
+
+
+def test_explicit_groups_set_the_order_of_tasks_and_of_labels():
+    stream = class_split_stream(TRAIN, TEST, classes=[(5, 1), (2, 0)])
+    assert stream.names == ("classes 5, 1", "classes 2, 0")
+    for part, (_, labels), start in ((stream[0].train, TRAIN, 0), (stream[0].test, TEST, 100)):
+        rows = [row for row, label in enumerate(labels) if label in (1, 5)]
+        assert row_numbers(part) == [start + row for row in rows]
+        assert part[1].tolist() == [{5: 0, 1: 1}[int(labels[row])] for row in rows]
+    single = class_split_stream(TRAIN, TEST, classes=[(5,), (2, 0)], multi_head=False)
+    assert set(single[0].test[1].tolist()) == {5}
+    assert single.num_outputs == 6
+
+
+def test_labels_of_one_byte_become_indices():
+    stream = class_split_stream((TRAIN[0], TRAIN[1].byte()), (TEST[0], TEST[1].byte()), multi_head=False)
+    assert stream[0].train[1].dtype == torch.int64
+
+
+def test_validation_rows_do_not_depend_on_the_tasks():
+    def held_out(seed=0, **options):
+        stream = class_split_stream(TRAIN, TEST, validation_fraction=0.5, seed=seed, **options)
+        return sorted(row for task in stream for row in row_numbers(task.validation))
+
+    rows = held_out()
+    assert len(rows) == 12  # Half of 23, to the even number.
+    assert rows == held_out(classes_per_task=3) == held_out(multi_head=False)
+    assert rows != held_out(seed=1)
+    for seed in (0, 1):
+        stream = permuted_stream(TRAIN, TEST, 2, validation_fraction=0.5, seed=seed)
+        assert all(row_numbers(task.validation) == held_out(seed) for task in stream)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.integers(1, 5), st.integers(0, 100), st.booleans())
+def test_train_and_test_are_permuted_alike(num_tasks, seed, identity_first):
+    # An element holds its own place in the row, so that a row is the permutation itself.
+    x = torch.arange(12.0).reshape(1, 3, 2, 2).repeat(4, 1, 1, 1)
+    data = x, torch.tensor([0, 1, 2, 0])
+    stream = permuted_stream(data, data, num_tasks, validation_fraction=0.5, seed=seed, identity_first=identity_first)
+    orders = []
+    for task in stream:
+        parts = task.train[0], task.test[0], task.validation[0]
+        assert [part.shape for part in parts] == [(2, 3, 2, 2), (4, 3, 2, 2), (2, 3, 2, 2)]
+        (order,) = {tuple(row) for part in parts for row in part.flatten(1).int().tolist()}
+        assert sorted(order) == list(range(12))
+        assert task.head == 0
+        orders.append(order)
+    assert len(set(orders)) == num_tasks
+    assert (orders[0] == tuple(range(12))) == identity_first
+
+
+def test_permuted_keeps_rows_and_labels():
+    stream = permuted_stream(TRAIN, TEST, 2)
+    assert (stream.num_heads, stream.num_outputs) == (1, 6)
+    assert stream.names == ("permutation 1", "permutation 2")
+    for task in stream:
+        assert task.train[1].equal(TRAIN[1])
+        assert task.test[1].equal(TEST[1])
+        assert row_numbers(task.train) == list(range(23))
+        assert task.validation is None
+
+
+def test_permutations_depend_on_the_seed_alone():
+    x = torch.arange(24.0).reshape(2, 12)
+    data = x, torch.tensor([0, 1])
+
+    def second(num_tasks=2, **options):
+        return permuted_stream(data, data, num_tasks, **options)[1].train[0]
+
+    assert second().equal(second(num_tasks=4))
+    assert second().equal(second(identity_first=False))
+    assert not second().equal(second(seed=1))
+
+
+def test_outputs_count_the_classes_of_both_parts():
+    more = GOOD[0], torch.tensor([0, 4, 1])
+    assert permuted_stream(GOOD, more, 1).num_outputs == permuted_stream(more, GOOD, 1).num_outputs == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes": [(0, 1), (1, 2)]}, "classes must not overlap"),
+        ({"classes": [(0, 0)]}, "classes must not overlap"),
+        ({"classes": []}, "classes must be groups of at least one"),
+        ({"classes": [(0, 1), ()]}, "classes must be groups of at least one"),
+        ({"classes": [(0, 6)]}, "train: y must hold every class .* got no row of class 6"),
+        ({"classes": [(0, 1), (2,)]}, r"classes must be groups of one size .* sizes \[2, 1\]"),
+        ({"classes_per_task": 4}, r"classes must be groups of one size .* sizes \[4, 2\]"),
+        ({"classes_per_task": 0}, "classes_per_task"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be in"),
+        ({"validation_fraction": -0.1}, "validation_fraction must be in"),
+        ({"validation_fraction": math.nan}, "validation_fraction must be in"),
+        (
+            {"validation_fraction": 0.01},
+            "rows in both parts, got 0.01, which holds out 0 of 23",
+        ),
+        ({"validation_fraction": 0.99}, "rows in both parts, got 0.99, which holds out 23 of 23"),
+        ({"validation_fraction": 0.05}, "task 'classes .*': validation must have at least one row"),
+    ],
+)
+def test_bad_splits_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        class_split_stream(TRAIN, TEST, **options)
+
+
+def test_a_class_in_one_part_only_is_named():
+    fewer = TEST[0], TEST[1].clamp(max=4)
+    with pytest.raises(ValueError, match=r"test: .* got no row of class 5"):
+        class_split_stream(TRAIN, fewer)
+    with pytest.raises(ValueError, match=r"train: .* got no row of class 5"):
+        class_split_stream(fewer, TEST)
+
+
+@pytest.mark.parametrize("make", [class_split_stream, lambda train, test: permuted_stream(train, test, 2)])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((torch.rand(3, 2), torch.rand(3)), "y must be integer labels"),
+        ((torch.rand(3, 2), torch.ones(3, dtype=torch.bool)), "y must be integer labels"),
+        ((torch.rand(3, 2), torch.zeros(3, 1, dtype=torch.int64)), "y must be integer labels"),
+        ((torch.rand(3, 2), torch.tensor([0, -1, 1])), "y must be non-negative, got -1"),
+        ((torch.rand(3, 2), torch.tensor([0, 1])), "y must have as many rows as x, got 2 for 3"),
+        (((torch.rand(3, 2),), torch.tensor([0, 1, 0])), "x must be one tensor"),
+        ((torch.full((3, 2), NAN), torch.tensor([0, 1, 0])), "x must not hold NaN"),
+    ],
+)
+def test_bad_data_is_named(make, data, message):
+    with pytest.raises(ValueError, match="train.*" + message):
+        make(data, GOOD)
+    with pytest.raises(ValueError, match="test.*" + message):
+        make(GOOD, data)
+
+
+def test_bad_permutations_are_named():
+    with pytest.raises(ValueError, match="num_tasks"):
+        permuted_stream(TRAIN, TEST, 0)
+    with pytest.raises(ValueError, match="validation_fraction"):
+        permuted_stream(TRAIN, TEST, 2, validation_fraction=1.5)
+    with pytest.raises(ValueError, match=r"test: inputs must have the same shape as in train, \[2\], got \[3\]"):
+        permuted_stream(TRAIN, (torch.rand(12, 3), TEST[1]), 2)

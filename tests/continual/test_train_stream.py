@@ -229,7 +229,7 @@ def test_what_is_no_chain_of_a_classifier_is_refused():
 
 
 def test_empty_coresets_and_tasks_are_refused():
-    with pytest.raises(ValueError, match="Coreset: size must be a positive integer"):
+    with pytest.raises(ValueError, match="size must be a positive integer"):
         Coreset(0)
     with pytest.raises(ValueError, match="must hold from 1"):
         learn(coreset=Coreset(6, lambda x, size, seed: torch.tensor([], dtype=torch.long)))

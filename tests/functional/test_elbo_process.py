@@ -15,7 +15,7 @@ from torch import nn
 
 from benchmarks.guides.compiled_programs import Program, compared
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel, fit
-from pyro_radial.continual.guide_posterior import posterior_of
+from pyro_radial.continual.prior_chain import posterior_of
 from pyro_radial.functional import (
     AdversarialPoints,
     FromData,

@@ -9,13 +9,13 @@ from pyro_radial import AutoMeanField, AutoRadial, PriorChain, RadialELBO
 from pyro_radial.continual import (
     Coreset,
     FunctionChainELBO,
-    FunctionMemory,
     class_split_stream,
     k_center_coreset,
     permuted_stream,
-    random_coreset,
     train_stream,
 )
+from pyro_radial.continual.coresets import random_coreset
+from pyro_radial.continual.function_memory import FunctionMemory
 from pyro_radial.nn import MultiHead
 from tests.golden.programs import classification, classifier, loss_and_gradients, network, program, trained, values
 
