@@ -6,32 +6,32 @@
 from typing import Any
 
 from pyro_radial.infer.autoguide.base import AutoPerSite
-from pyro_radial.infer.autoguide.families import Family, Normal
+from pyro_radial.infer.autoguide.families.family import Family
+from pyro_radial.infer.autoguide.families.normal import Normal
 
 __all__ = ["AutoMeanField"]
 
 
 class AutoMeanField(AutoPerSite):
-    """A guide with a factorized normal for each latent site: the baseline of every comparison.
+    """Guide with an independent normal for each element of each latent site.
 
-    The same posterior family as Pyro's ``AutoNormal``, but sampled directly on each site's support, so that
-    :class:`~pyro.infer.TraceMeanField_ELBO` finds the analytic KL and is right on constrained sites.
+    It is the posterior of Pyro's ``AutoNormal``, but sampled directly on each site's support, so that
+    :class:`~pyro.infer.TraceMeanField_ELBO` finds the analytic KL and is correct on constrained sites.
 
-    What is done to make it learn larger networks (Farquhar, Osborne and Gal 2020, section 4.1.2) is had as follows:
-    standard deviations that start at next to nothing, by ``init_stddev=1e-3``; means that are trained first, by
-    ``fit(..., pretrain_epochs=10)``; an end before the standard deviations have grown, by ``fit(..., validation=...,
-    patience=5)``; and a KL that counts less, by ``loss=RadialELBO(kl_weight=0.1)``, which is then no bound. The default
-    has none of them.
+    The usual tricks for larger networks (Farquhar, Osborne and Gal 2020, section 4.1.2) are options: a tiny initial
+    width (``init_stddev=1e-3``), means trained first (``fit(..., pretrain_epochs=10)``), early stopping
+    (``fit(..., validation=..., patience=5)``), and a smaller KL weight (``loss=RadialELBO(kl_weight=0.1)``, which is
+    then not a bound).
 
     :param model: a Pyro model with continuous latent sites.
     :param init_loc_fn: a per-site init function; the default is that of
         :class:`~pyro_radial.infer.autoguide.AutoRadial`.
-    :param float init_stddev: the standard deviation of every element at the start, in unconstrained space; by default
-        0.01 at sites of a network, which carry their initial value, and 0.1 at others.
+    :param float init_stddev: the initial standard deviation of every element in unconstrained space; by default 0.01 at
+        sites of a network, which carry their initial value, and 0.1 at others.
     :param families: other families for some sites, as in :class:`~pyro_radial.infer.autoguide.AutoRadial`.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
-    :raises ValueError: for an ``init_stddev`` that is not a positive finite number, and, naming the site, for a
-        discrete latent site or a family that does not fit.
+    :raises ValueError: for an ``init_stddev`` that is not positive and finite, and, naming the site, for a discrete
+        latent site or a family that does not fit.
 
     Example::
 

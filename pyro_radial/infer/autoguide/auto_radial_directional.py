@@ -1,42 +1,43 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The radial and directional guide: directions, log-normal radii, and normals or radials elsewhere."""
+"""The radial and directional guide."""
 
 from collections.abc import Callable
 from typing import Any, Literal
 
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.infer.autoguide.base import AutoPerSite
-from pyro_radial.infer.autoguide.families import Families, Family, Normal, Radial, VonMisesFisher
+from pyro_radial.infer.autoguide.families.directional import VonMisesFisher
+from pyro_radial.infer.autoguide.families.family import Families, Family
+from pyro_radial.infer.autoguide.families.normal import Normal
+from pyro_radial.infer.autoguide.families.radial import Radial
 from pyro_radial.infer.autoguide.initialization import init_to_network
 
 __all__ = ["AutoRadialDirectional"]
 
 
 class AutoRadialDirectional(AutoPerSite):
-    r"""A guide with a von Mises-Fisher distribution on each direction, a log-normal on each positive site, normals
-    elsewhere.
+    r"""Guide with a von Mises-Fisher distribution on directions, log-normals on positive sites, and normals elsewhere.
 
-    Made for models with the prior :class:`~pyro_radial.nn.priors.RadialDirectionalPrior`, where every KL is then
-    closed; it takes any model with continuous latent sites.
+    With the prior :class:`~pyro_radial.nn.priors.RadialDirectionalPrior` every KL has a closed form. Other models with
+    continuous latent sites work too.
 
-    A direction's mean is a free vector, normalized; its concentration :math:`\kappa` is one number for the whole site,
-    so for a layer, or with ``shared_concentration=False`` one for each group. Under a uniform prior a group costs
-    :math:`\kappa A(\kappa) + \log C(\kappa) + S` nats, with the ratio A of Bessel functions and the log-area S of
-    the sphere: a shared concentration makes every group pay for the sharpest; concentrations of their own let a group
-    that is not needed become uniform, at no cost.
+    A direction's mean is a free vector, normalized. Under a uniform prior a group costs
+    :math:`\kappa A(\kappa) + \log C(\kappa) + S` nats, with the ratio A of Bessel functions and the log-area S of the
+    sphere. With one shared concentration :math:`\kappa` every group pays for the sharpest; with
+    ``shared_concentration=False`` a group that is not needed can become uniform at no cost.
 
     Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks", eq. 10.
 
     :param model: a Pyro model with continuous latent sites.
     :param init_loc_fn: a per-site init function; the default is that of :class:`~pyro_radial.AutoRadial`.
-    :param float init_stddev: the marginal standard deviation of every element of the other sites at the start, in
-        unconstrained space; by default 0.01 at sites of a network, which carry their initial value, and 0.1 at others.
-    :param float init_mean_cosine: E[mu . x] of every direction at the start, between 0 and 1; 0.9 is the paper's. It
+    :param float init_stddev: the initial marginal standard deviation of the other sites in unconstrained space; by
+        default 0.01 at sites of a network, which carry their initial value, and 0.1 at others.
+    :param float init_mean_cosine: A, the initial E[mu . x] of every direction, between 0 and 1 (0.9 in the paper). It
         sets :math:`\kappa` to :math:`A (n - A^2) / (1 - A^2)` in n dimensions (Banerjee et al. 2005, eq. 4.4).
-    :param bool shared_concentration: one concentration for a site, or one for each of its groups.
-    :param str rest: "normal" or "radial", the distribution of sites on the whole line.
+    :param bool shared_concentration: one concentration for the whole site, or one for each group.
+    :param str rest: "normal" or "radial", the family of sites on the whole line.
     :param families: other families for some sites, as in :class:`~pyro_radial.AutoRadial`.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
     :raises ValueError: for an argument out of range and, naming the site, for a discrete latent site.
@@ -75,7 +76,7 @@ class AutoRadialDirectional(AutoPerSite):
         self._on_the_line: Family = Radial() if rest == "radial" else Normal()
 
     def default_family(self, name: str, site: Any) -> Family:
-        """By the support: a direction, the whole line, or what is transformed from it."""
+        """The family for the support of the site: the sphere, the whole line, or a constrained space."""
         support = site["fn"].support
         if is_on_sphere(support):
             return self._direction

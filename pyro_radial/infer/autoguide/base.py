@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What all guides of the library are: one posterior per latent site, each of a family, on the site's own support."""
+"""The base class of all guides: one posterior per latent site, of a chosen family, on the site's own support."""
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -17,6 +17,7 @@ import torch
 from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.nn import PyroModule
+from pyro.nn.module import PyroParam
 from torch import Tensor
 from torch.distributions import Distribution, transform_to
 
@@ -24,8 +25,7 @@ from pyro_radial._pyro.checks import positive_float
 from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.one_at_a_time import one_at_a_time
-from pyro_radial.infer.autoguide.families import Families, Family, LocScale, Site, choose_families
-from pyro_radial.infer.autoguide.families.setup import as_one_number, as_site, initial_values
+from pyro_radial.infer.autoguide.families.family import Families, Family, LocScale, Site, choose_families
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.nn.bayesian_module import keeping_buffers
 from pyro_radial.nn.likelihood import is_target
@@ -33,39 +33,39 @@ from pyro_radial.poutine.local_reparameterization import noise_asked_for, noise_
 
 __all__ = ["AutoPerSite", "MissingMeans"]
 
-# From benchmarks/guides/init_scale.py: with 0.003 the best in the mean, and ahead of it on two of its three data sets.
+# From benchmarks/guides/init_scale.py: with 0.003 the best on average, and better on two of three data sets.
 NETWORK_INIT_STDDEV = 0.01
 # As Pyro's AutoNormal.
 INIT_STDDEV = 0.1
 
 
 class MissingMeans(NamedTuple):
-    """What :meth:`AutoPerSite.load_means` did not find."""
+    """The sites for which :meth:`AutoPerSite.load_means` found no value."""
 
     missing_sites: list[str]
 
 
 class AutoPerSite(UniquelyNamed, AutoGuide):
-    """Base of the guides: an independent posterior for each latent site, of the family chosen for it.
+    """Base class of guides with an independent posterior for each latent site.
 
     Each site is sampled *directly* from a distribution on its support. An auxiliary normal plus a ``Delta``, as in
     Pyro's ``AutoNormal``, loses every analytic KL, and on constrained sites makes
     :class:`~pyro.infer.TraceMeanField_ELBO` wrong by the log-Jacobian.
 
-    A subclass is a signature and :meth:`default_family`. Parameters are ``<plural>.<site>``: ``locs.w``, ``scales.w``;
-    with another site ``w.lam``, those of ``w`` are ``locs.w.own``, ``scales.w.own``.
+    A subclass defines :meth:`default_family`. Parameters are ``<plural>.<site>``, such as ``locs.w`` and ``scales.w``;
+    if there is another site ``w.lam``, those of ``w`` are ``locs.w.own`` and ``scales.w.own``.
 
     :param model: a Pyro model.
     :param init_loc_fn: a per-site init function, as in :mod:`pyro.infer.autoguide.initialization`.
-    :param float init_stddev: the marginal standard deviation of every element at the start, in unconstrained space; by
+    :param float init_stddev: the initial marginal standard deviation of every element in unconstrained space; by
         default 0.01 at sites of a network, which carry their initial value, and 0.1 at others.
-    :param families: what is wanted in the place of the default families: a mapping from names of sites, or regular
-        expressions searched in them, to a :class:`~pyro_radial.infer.autoguide.families.Family`, or a function of the
-        name and the site that returns one or None.
+    :param families: other families for some sites: a mapping from site names, or regular expressions searched in them,
+        to a :class:`~pyro_radial.infer.autoguide.families.Family`, or a function of the name and the site that returns
+        a family or None.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
-    :raises ValueError: for an ``init_stddev`` that is not a positive finite number; once the model has run, for one
-        without latent sites, and naming the site, for a discrete latent site, a family that cannot serve its site, a
-        key of ``families`` that names no site, or two patterns for one.
+    :raises ValueError: for an ``init_stddev`` that is not positive and finite; once the model has run, for a model
+        without latent sites, a discrete latent site, a family that does not fit its site, a key of ``families`` without
+        a site, or two patterns for one site.
     """
 
     def __init__(
@@ -91,24 +91,23 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._spread_started: set[str] = set()
 
     def default_family(self, name: str, site: Any) -> Family:
-        """The family of a site for which the user wants none in particular.
+        """The family of a site that ``families`` leaves open.
 
-        :param str name: of the site.
+        :param str name: the name of the site.
         :param site: the site in Pyro's trace of the model.
         """
         raise NotImplementedError(f"{type(self).__name__} must define default_family(name, site)")
 
     @staticmethod
     def _prototype_hide_fn(msg: Any) -> bool:
-        # Without targets the model samples them, to predict; they are no latent site even then.
+        # Without targets the model samples them to predict; they are not latent sites.
         return prototype_hide_fn(msg) or is_target(msg)
 
     def setup(self, *args: Any, **kwargs: Any) -> None:
-        """Make the parameters now, by running the model once on these arguments; nothing where they exist.
+        """Make the parameters by running the model once on these arguments, unless they exist.
 
-        Buffers of the model, such as the running statistics of batch norm, stay as they are.
-
-        After this an optimizer, ``load_state_dict`` and ``DistributedDataParallel`` can take the guide.
+        Afterwards an optimizer, ``load_state_dict`` and ``DistributedDataParallel`` can use the guide. Buffers of the
+        model, such as running statistics of batch norm, do not change.
         """
         if self.prototype_trace is not None:
             return
@@ -116,12 +115,12 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             with one_at_a_time():
                 self._setup_prototype(*args, **kwargs)
         except Exception:
-            # A guide that failed half-way must not pass for one that has its parameters.
+            # A guide that failed half-way has no parameters.
             self.prototype_trace = None
             raise
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        # A network in train mode, trained before, keeps the statistics that it has.
+        # A network in train mode keeps its running statistics.
         with keeping_buffers(poutine.unwrap(self.model)):
             super()._setup_prototype(*args, **kwargs)
         sites = dict(self._latent_sites())
@@ -134,15 +133,15 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         chosen = choose_families(self._wanted_families, sites)
         for name, site in sites.items():
             self._make_parameters(name, site, chosen.get(name) or self.default_family(name, site))
-            # Only the shape is of use from here on, and a copy of a network's weights is worth saving.
+            # Only the shape is needed from here on; this saves a copy of a network's weights.
             site["value"] = site["value"].detach().to("meta")
-        # Not before all sites are made: a setup that failed is repeated from the same start.
+        # Last, so that a failed setup can be repeated from the same start.
         self._start = {}
 
     def _make_parameters(self, name: str, prior_site: Any, family: Family) -> None:
         default = NETWORK_INIT_STDDEV if carries_initial_value(prior_site) else INIT_STDDEV
         try:
-            site, value = as_site(name, prior_site, family.transform(prior_site), self._init_stddev or default)
+            site, value = Site.of(name, prior_site, family.transform(prior_site), self._init_stddev or default)
         except FloatingPointError as error:
             raise ValueError(f"{type(self).__name__}: {error}") from None
         start = self._start.get(name)
@@ -154,20 +153,20 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             deep_setattr(self._container(parameter, name), self._places[name], initial)
         self._families[name], self._site[name] = family, site
         self._parameter_names[name] = tuple(parameters)
-        spread = family.spread(**initial_values(parameters))
+        spread = family.spread(**_initial_values(parameters))
         if spread is None:
             return
-        self._initial_spreads[name] = as_one_number(spread.detach())
+        self._initial_spreads[name] = _as_one_number(spread.detach())
         if start is not None and self._start_spread:
-            usual = family.spread(**initial_values(family.initial(site, value)))
+            usual = family.spread(**_initial_values(family.initial(site, value)))
             if usual is None or not torch.equal(spread, usual):
                 self._spread_started.add(name)
 
     def _container(self, parameter: str, site: str) -> PyroModule:
-        """Where the parameters of this name of all sites are."""
+        """The module that holds this parameter of all sites."""
         plural = f"{parameter}s"
         if hasattr(type(self), plural):
-            raise ValueError(f"site '{site}': a family's parameter must not be called {parameter!r}, got one that is")
+            raise ValueError(f"site '{site}': a family's parameter must not be called {parameter!r}")
         if plural not in self._modules:
             setattr(self, plural, PyroModule())
         container = getattr(self, plural)
@@ -176,7 +175,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     @property
     def latent_sites(self) -> tuple[str, ...]:
-        """The names of the sites that it samples; none before it has its parameters."""
+        """The names of the sampled sites; empty before the guide has parameters."""
         return tuple(self._families)
 
     def _latent_sites(self) -> Iterator[tuple[str, Any]]:
@@ -184,12 +183,12 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         return self.prototype_trace.iter_stochastic_nodes()
 
     def _parameters_of(self, name: str) -> dict[str, Tensor]:
-        """The parameters of one site, those of the rows of a mini-batch within its plate."""
+        """The parameters of one site, subsampled inside a plate."""
         place = attrgetter(self._places[name])
         return {p: place(getattr(self, f"{p}s")) for p in self._parameter_names[name]}
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Sample every latent site; the same arguments as the model."""
+        """Sample every latent site; takes the arguments of the model."""
         self.setup(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs)
         result = {}
@@ -206,7 +205,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     @torch.no_grad()
     def posterior(self) -> dict[str, dist.Distribution]:
-        """``{site: distribution}`` on each site's support, at full plate size, detached from training."""
+        """The posterior as ``{site: distribution}``, on each site's support, at full plate size and detached."""
         self._require_setup("posterior")
         result = {}
         for name, family in self._families.items():
@@ -216,7 +215,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     @torch.no_grad()
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """The posterior median of every site, elementwise; arguments are needed only before the first run."""
+        """The elementwise posterior median of every site; arguments are needed only before the first run."""
         self._require_setup("median", *args, **kwargs)
         return {
             name: self._constrain(name, family.center(self._site[name], **self._parameters_of(name)).detach().clone())
@@ -228,8 +227,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         """Quantiles of each element's marginal, ``{site: [len(quantiles), *shape]}``.
 
         :param quantiles: numbers strictly between 0 and 1.
-        :raises ValueError: for a site whose transform mixes elements (a simplex, a covariance), since the
-            marginals of its elements are then not pushforwards of the marginals in unconstrained space.
+        :raises ValueError: for a site with a transform that mixes elements, such as a simplex or a covariance.
         """
         self._require_setup("quantiles", *args, **kwargs)
         levels = [float(q) for q in quantiles]
@@ -251,33 +249,32 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             self.setup(*args, **kwargs)
         if self.prototype_trace is None:
             raise RuntimeError(
-                f"{type(self).__name__}.{method}: the guide has no parameters yet; call guide.setup(*args) with "
-                "the model's arguments first"
+                f"{type(self).__name__}.{method}: the guide has no parameters yet; call guide.setup(*args) with the "
+                "model's arguments first"
             )
 
     def start_at(self, distributions: Mapping[str, Distribution], *, scales: bool = True) -> None:
-        """Start these sites at the mean and, elementwise, the standard deviation of a distribution on their support.
+        """Start sites at the mean and the elementwise standard deviation of distributions on their support.
 
-        Both are taken in unconstrained space, where the distribution is the pushforward of one there; of any other
-        distribution with a finite mean, the mean alone. :class:`~pyro_radial.PriorChain` starts a guide so at the
-        chained prior.
+        Both are taken in unconstrained space; if the distribution is not a pushforward from there, only its mean is
+        used. :class:`~pyro_radial.PriorChain` starts its guides at the chained prior this way.
 
-        :param distributions: distributions by site name; sites without one start as they would.
-        :param bool scales: whether the sites start as wide as the distributions too.
-        :raises RuntimeError: if the guide has its parameters already.
-        :raises ValueError: once it gets them, naming the site, for a distribution of another shape.
+        :param distributions: distributions by site name; other sites start as usual.
+        :param bool scales: whether to take over the width of the distributions too.
+        :raises RuntimeError: if the guide already has parameters.
+        :raises ValueError: at setup, naming the site, for a distribution of another shape.
         """
         if self.prototype_trace is not None:
-            raise RuntimeError(f"{type(self).__name__}.start_at: the guide has its parameters already")
+            raise RuntimeError(f"{type(self).__name__}.start_at: the guide already has parameters")
         self._start, self._start_spread = dict(distributions), scales
 
     def scales_start_at_distribution(self, name: str) -> bool:
-        """Whether a site started as wide as a distribution given to :meth:`start_at`."""
+        """Whether a site took over the width of a distribution given to :meth:`start_at`."""
         return name in self._spread_started
 
     @torch.no_grad()
     def scale_change(self) -> dict[str, float]:
-        """How far each site's scales, or concentrations, have moved: the root mean square of log(now / initial)."""
+        """The root mean square of log(now / initial) of each site's scales or concentrations."""
         self._require_setup("scale_change")
         result = {}
         for name, initial in self._initial_spreads.items():
@@ -287,19 +284,19 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         return result
 
     def chosen_families(self) -> dict[str, Family]:
-        """The family of each site by name; none before the guide has its parameters."""
+        """The family of each site by name; empty before the guide has parameters."""
         return dict(self._families)
 
     def point_sites(self) -> list[str]:
-        """The sites whose posterior is a single value."""
+        """The sites with a point estimate."""
         self._require_setup("point_sites")
         return [name for name, family in self._families.items() if family.is_point]
 
     @torch.no_grad()
     def load_means(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> MissingMeans:
-        """Start the means at the values of a trained network; the scales stay.
+        """Set the means to the values of a trained network; the scales do not change.
 
-        :param state_dict: values by site name, such as ``net.state_dict()``; names that are no site are passed over.
+        :param state_dict: values by site name, such as ``net.state_dict()``; other names are ignored.
         :param bool strict: whether a site without a value is an error.
         :returns: the sites without a value.
         :raises ValueError: naming the site, for a missing value (if strict) or a wrong shape.
@@ -307,7 +304,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._require_setup("load_means")
         missing = [name for name in self._site if name not in state_dict]
         if strict and missing:
-            raise ValueError(f"load_means: no value for the sites {missing}; strict=False leaves these as they are")
+            raise ValueError(f"load_means: no value for the sites {missing}; strict=False skips them")
         for name, site in self._site.items():
             if name not in missing:
                 value = state_dict[name]
@@ -357,12 +354,12 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         return tensor
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As in torch; the guide must have its parameters, from :meth:`setup` or a first run."""
+        """Load a state as in torch; the guide must have its parameters from :meth:`setup` or a first run."""
         self._require_setup("load_state_dict")
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Pyro's own method sets the model of the *original* to None.
+        # Pyro's own method would set the model of the *original* to None.
         state = self.__dict__.copy()
         state["_model"] = None
         state["master"] = None
@@ -372,13 +369,23 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        # The copy guides the same model; a file cannot hold it, but a copy in memory can.
+        # A copy in memory keeps the model, which a file cannot hold.
         object.__setattr__(new, "_model", self._model)
         return new
 
 
 def _init_latent(init_loc_fn: Callable[..., Any], site: Mapping[str, Any]) -> Any:
     return site["fn"].sample() if is_target(site) else init_loc_fn(site)
+
+
+def _initial_values(parameters: Mapping[str, PyroParam]) -> dict[str, Tensor]:
+    return {name: torch.as_tensor(parameter.init_value) for name, parameter in parameters.items()}
+
+
+def _as_one_number(spread: Tensor) -> Tensor:
+    """A scalar if all elements are equal, which saves a copy of all scales."""
+    first = spread.flatten()[0]
+    return first.clone() if bool((spread == first).all()) else spread.clone()
 
 
 def places(names: Collection[str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where guides start: per-site functions from a site to its initial value, as Pyro's own."""
+"""Init functions of guides: from a site to its initial value, as Pyro's own."""
 
 import functools
 import math
@@ -20,12 +20,12 @@ InitFn = Callable[..., Any]
 
 
 def carries_initial_value(site: Mapping[str, Any]) -> bool:
-    """Whether a site says itself where it starts, as those of a network do."""
+    """Whether a site carries its initial value, as the sites of a network do."""
     return "initial_value" in site["infer"]
 
 
 def init_to_prototype(site: Mapping[str, Any] | None = None) -> Any:
-    """Start where Pyro's ``AutoNormal`` does: at zero in unconstrained space. Directions start at a draw."""
+    """Start at zero in unconstrained space, as Pyro's ``AutoNormal`` does; start directions at a draw."""
     if site is None:
         return init_to_prototype
     return init_to_sample(site) if is_on_sphere(site["fn"].support) else init_to_feasible(site)
@@ -34,16 +34,15 @@ def init_to_prototype(site: Mapping[str, Any] | None = None) -> Any:
 def init_to_fan_in(
     site: Mapping[str, Any] | None = None, gain: float = math.sqrt(2.0), fallback: InitFn = init_to_prototype
 ) -> Any:
-    r"""Start weight tensors at :math:`N(0, \mathrm{gain}^2 / \mathrm{fan\_in})`, all else at ``fallback``.
+    r"""Start weight tensors at draws from :math:`N(0, \mathrm{gain}^2 / \mathrm{fan\_in})`.
 
-    The fan-in of an event of shape [out, in, ...] is the product of all sizes but the first. For networks written by
-    hand whose means are to be a working network from the start; by default their weights start at zero, as all sites
-    that do not say where they start.
+    The fan-in of an event of shape [out, in, ...] is the product of all sizes except the first. Use it for networks
+    written by hand, where weights start at zero by default.
 
-    :param site: a Pyro site; without one, the function with its settings bound, as Pyro's init functions do.
-    :param float gain: sqrt(2) is He's, for ReLU networks.
-    :param fallback: the init function for sites that are no weight tensors: fewer than two event dimensions or a
-        constrained support.
+    :param site: a Pyro site; without one, the function is returned with its settings bound.
+    :param float gain: the gain; sqrt(2) is He's, for ReLU networks.
+    :param fallback: the init function of other sites: those with fewer than two event dimensions or a constrained
+        support.
 
     Example::
 
@@ -68,12 +67,12 @@ def init_to_fan_in(
 def init_to_network(
     site: Mapping[str, Any] | None = None, net: nn.Module | None = None, fallback: InitFn = init_to_prototype
 ) -> Any:
-    """Start each site at the network's own parameter of that name, so at the init that suits its architecture.
+    """Start each site at the network's parameter of that name.
 
-    :param site: a Pyro site; without one, the function with its settings bound.
-    :param nn.Module net: whose parameters to take; without it, those that a
+    :param site: a Pyro site; without one, the function is returned with its settings bound.
+    :param nn.Module net: a network with these parameters; by default the values that a
         :class:`~pyro_radial.nn.BayesianModule` records at its sites.
-    :param fallback: the init function for sites that are no parameter of the network.
+    :param fallback: the init function of other sites.
 
     Example::
 
@@ -90,7 +89,7 @@ def init_to_network(
     value = _own_value(site, net)
     if value is None:
         return fallback(site)
-    # Expanding covers sites inside plates: every row starts at the same weights.
+    # Inside a plate every row starts at the same weights.
     return value.detach().expand(site["fn"].shape()).clone()
 
 

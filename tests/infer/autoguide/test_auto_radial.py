@@ -72,7 +72,7 @@ def test_bad_initial_scales_are_refused_by_name(arguments, words):
 @pytest.mark.parametrize(
     ("event_dim", "words"),
     [
-        (3, "event_dim=3"),
+        (3, "event_dim must be at most 2, .*got 3"),
         (-1, "event_dim must be a non-negative integer, got -1"),
         ({"weight": 3}, "weight"),
         ({"wait": 1}, "wait"),

@@ -179,7 +179,7 @@ def test_a_start_is_refused_too_late_and_in_the_wrong_shape():
     with pytest.raises(ValueError, match=r"site 'bias' has shape \(4,\).*\(5,\)"):
         guide.setup()
     guide = started()
-    with pytest.raises(RuntimeError, match=r"AutoRadial.start_at: the guide has its parameters"):
+    with pytest.raises(RuntimeError, match=r"AutoRadial.start_at: the guide already has parameters"):
         guide.start_at(START)
 
 

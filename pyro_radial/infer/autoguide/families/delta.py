@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A point estimate, for sites whose uncertainty does not matter."""
+"""A point estimate."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,29 +12,23 @@ from pyro.nn.module import PyroParam
 from torch import Tensor
 
 from pyro_radial.distributions.moments import moments
-from pyro_radial.infer.autoguide.families.family import Family, Site
-from pyro_radial.infer.autoguide.families.loc_scale import expanded_mean
+from pyro_radial.infer.autoguide.families.family import Family, Site, expanded_mean
 
 __all__ = ["Delta"]
 
 
 class Delta(Family):
-    r"""One value, where the posterior is highest: what Pyro's ``AutoDelta`` gives a whole model.
+    r"""A point estimate at the posterior mode, in the site's own space: ``AutoDelta`` for one site.
 
-    It is the mode in the site's own space, not in the unconstrained one where it is trained.
-    :class:`~pyro_radial.PriorChain` leaves such sites out: a point is no prior for what comes later.
-
-    For all sites, as in the example, it is the plain network: :func:`~pyro_radial.fit` trains it from the network's
-    own values, by the loss per datum
+    On all sites, as in the example, it is the plain network. :func:`~pyro_radial.fit` starts at the network's own
+    values and minimizes, per datum,
 
     .. math:: -\frac1N \sum_n \log p(y_n \mid f(x_n)) - \frac\lambda N \log p(w),
 
-    which with a prior :math:`N(0, \tau^2)` is weight decay of :math:`\lambda / \tau^2 N` (norm layers and what else is
-    not random have none). Gradients are of the sum over data, N times that: Adam does not see it, and a rate of SGD is
-    to be 1 / N of one for the mean. :math:`\lambda` is the ``kl_weight`` of :class:`~pyro_radial.RadialELBO`: 1 for
-    the mode of the posterior, 0 for maximum likelihood. One draw of :func:`~pyro_radial.predict` is all there is. With
-    dropout layers, ``predict(..., dropout=True)`` has more, and of several such networks
-    :class:`~pyro_radial.infer.Ensemble` makes a deep ensemble.
+    where :math:`\lambda` is the ``kl_weight`` of :class:`~pyro_radial.RadialELBO`: 1 for the posterior mode, 0 for
+    maximum likelihood. A prior :math:`N(0, \tau^2)` is a weight decay of :math:`\lambda / \tau^2 N`. Gradients are N
+    times those of this loss, so divide a learning rate of SGD by N. One draw of :func:`~pyro_radial.predict` is enough.
+    :class:`~pyro_radial.PriorChain` leaves these sites out, because a point cannot be a later prior.
 
     Example::
 
@@ -60,7 +54,7 @@ class Delta(Family):
         return {"loc": PyroParam(value.clone(), constraints.real, site.event_dim)}
 
     def initial_at(self, site: Site, value: Tensor, distribution: Any, spread: bool) -> dict[str, PyroParam]:
-        """The mean of the distribution in unconstrained space, where it is known."""
+        """The mean of the distribution in unconstrained space, if it is known."""
         mean, _ = moments(distribution, site.transform)
         return self.initial(site, value if mean is None else expanded_mean(site, mean).to(value))
 
@@ -77,7 +71,7 @@ class Delta(Family):
         return dist.Delta(value, event_dim=site.event_dim + value.dim() - distribution.mean.dim())
 
     def local_noise(self, name: str, distribution: Any) -> None:
-        """None: a point has no noise."""
+        """A point has no noise."""
 
     def quantiles(self, site: Site, levels: Sequence[float], *, loc: Tensor) -> Tensor:  # type: ignore[override]
         """The value, at every level."""

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Families with a mean direction and a concentration for every direction of a site."""
+"""Families with a mean direction and a concentration for each direction of a site."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -18,18 +18,17 @@ from pyro_radial.distributions.von_mises_fisher import VonMisesFisherStable
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.families.family import Family, Site
 
-__all__ = ["Directional"]
+__all__ = ["Directional", "VonMisesFisher"]
 
 
 class Directional(Family):
-    """Base of families of directions, whose parameters are ``loc``, a vector that is normalized to the mean direction,
-    and ``concentration``.
+    """Base class of families of directions, with parameters ``loc`` (normalized to the mean) and ``concentration``.
 
-    A subclass has a ``kind``, the class of its distribution, and :meth:`concentration_at`.
+    A subclass defines ``kind``, the class of its distribution, and :meth:`concentration_at`.
 
-    :param float init_mean_cosine: E[mu . x] of every direction at the start, between 0 and 1.
-    :param bool shared_concentration: one concentration for a site, or one for each of its directions.
-    :raises ValueError: for a cosine out of its range, or a shared_concentration that is neither True nor False.
+    :param float init_mean_cosine: the initial E[mu . x] of every direction, between 0 and 1.
+    :param bool shared_concentration: one concentration for the whole site, or one for each direction.
+    :raises ValueError: for a cosine out of range, or a ``shared_concentration`` that is not a bool.
     """
 
     #: The class of the distribution of each direction.
@@ -42,11 +41,11 @@ class Directional(Family):
         self.shared_concentration = shared_concentration
 
     def concentration_at(self, mean_cosine: Any, size: int) -> Any:
-        """The concentration of this mean cosine in so many dimensions; of a number, or of a tensor each."""
+        """The concentration with this mean cosine, a number or a tensor, in ``size`` dimensions."""
         raise NotImplementedError(f"{type(self).__name__} must define concentration_at(mean_cosine, size)")
 
     def transform(self, site: Mapping[str, Any]) -> None:
-        """None: the distribution is made on the sphere itself."""
+        """None: the distribution is on the sphere itself."""
         if not is_on_sphere(site["fn"].support):
             raise ValueError(
                 f"{type(self).__name__}: site '{site['name']}' must be a direction, got "
@@ -54,14 +53,14 @@ class Directional(Family):
             )
 
     def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
-        """The direction, and the concentration of the mean cosine."""
+        """The direction, and the concentration with the initial mean cosine."""
         concentration = self.concentration_at(self.init_mean_cosine, value.shape[-1])
         return self._parameters(site, value, torch.full_like(value[..., 0], concentration))
 
     def initial_at(self, site: Site, value: Tensor, distribution: Any, spread: bool) -> dict[str, PyroParam]:
-        """The mean direction and concentration of another distribution of this kind.
+        """The mean direction and concentration of a rotationally symmetric distribution.
 
-        Of one of another kind with a mean direction, the concentration of its mean cosine; of no other.
+        A distribution of another kind gives the concentration with its mean cosine.
         """
         inner = leaf(distribution)
         if not isinstance(inner, self.kind | VonMisesFisherStable):
@@ -72,7 +71,7 @@ class Directional(Family):
         concentration = inner.concentration
         if not isinstance(inner, self.kind):
             cosine = torch.linalg.vector_norm(inner.mean, dim=-1)
-            # At a high concentration it may be rounded to 1.
+            # At a high concentration the cosine may be rounded to 1.
             concentration = self.concentration_at(cosine.clamp(max=1.0 - torch.finfo(cosine.dtype).eps), inner.dim)
         return self._parameters(site, direction, concentration.to(value).expand(value.shape[:-1]))
 
@@ -82,7 +81,7 @@ class Directional(Family):
             concentrations = concentrations.log().mean(groups, keepdim=True).exp()
         return {
             "loc": PyroParam(direction.clone(), constraints.real, site.event_dim),
-            # Its logarithm is what is trained: useful concentrations span orders of magnitude.
+            # The logarithm is trained: useful concentrations span orders of magnitude.
             "concentration": PyroParam(concentrations.clone(), constraints.positive, site.event_dim - 1),
         }
 
@@ -98,3 +97,35 @@ class Directional(Family):
     def spread(self, *, loc: Tensor, concentration: Tensor) -> Tensor:  # type: ignore[override]
         """The concentration."""
         return concentration
+
+
+class VonMisesFisher(Directional):
+    r"""A :class:`~pyro_radial.distributions.VonMisesFisherStable` on a site of directions.
+
+    Its parameters are ``loc``, a vector that is normalized to the mean direction, and ``concentration``.
+
+    Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks", eq. 10.
+
+    :param float init_mean_cosine: A, the initial E[mu . x] of every direction, between 0 and 1 (0.9 in the paper). It
+        sets :math:`\kappa` to :math:`A (n - A^2) / (1 - A^2)` in n dimensions (Banerjee et al. 2005, eq. 4.4).
+    :param bool shared_concentration: one concentration for the whole site, or one for each direction.
+    :raises ValueError: for a cosine out of range.
+
+    Example::
+
+        >>> import pyro
+        >>> from pyro_radial import AutoMeanField
+        >>> from pyro_radial.distributions import HypersphericalUniform
+        >>> def model():
+        ...     pyro.sample("x", HypersphericalUniform(3))
+        >>> guide = AutoMeanField(model, families={"x": VonMisesFisher(init_mean_cosine=0.5)})
+        >>> guide.setup()
+        >>> guide.posterior()["x"].mean.norm()
+        tensor(0.5070)
+    """
+
+    kind = VonMisesFisherStable
+
+    def concentration_at(self, mean_cosine: Any, size: int) -> Any:
+        """The formula above, an approximation that is worst in few dimensions."""
+        return mean_cosine * (size - mean_cosine**2) / (1.0 - mean_cosine**2)

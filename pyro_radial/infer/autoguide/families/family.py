@@ -1,35 +1,39 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a guide asks of a posterior family."""
+"""The base classes of posterior families, and the choice of a family for each site."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyro.distributions as dist
 import torch
+from pyro.distributions import constraints
 from pyro.nn.module import PyroParam
 from torch import Tensor
 from torch.distributions import IndependentTransform, Transform, biject_to
 
-from pyro_radial._pyro.compat import helpful_support_errors
+from pyro_radial._pyro.checks import positive_float
+from pyro_radial._pyro.compat import helpful_support_errors, periodic_repeat
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
+from pyro_radial.distributions.moments import moments
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
 
-__all__ = ["Family", "Site"]
+__all__ = ["Families", "Family", "LocScale", "Site", "choose_families", "expanded_mean"]
 
 
 @dataclass(frozen=True)
 class Site:
     """A latent site as a family sees it, in the space where the family makes its distribution.
 
-    :param str name: of the site.
-    :param torch.Size shape: of its value, plates at full size.
-    :param int event_dim: how many of the last dimensions are one event.
-    :param float init_stddev: the marginal standard deviation to start at, where the family has none of its own.
-    :param transform: from that space to the site's support, or None where they are the same.
+    :param str name: the name of the site.
+    :param torch.Size shape: the shape of its value, with plates at full size.
+    :param int event_dim: the number of dimensions of one event.
+    :param float init_stddev: the initial marginal standard deviation, unless the family has its own.
+    :param transform: the map from that space to the site's support; None if they are equal.
     """
 
     name: str
@@ -38,10 +42,29 @@ class Site:
     init_stddev: float
     transform: Transform | None = None
 
-    def is_decreasing(self) -> bool:
-        """Whether the transform turns the order of values around.
+    @classmethod
+    def of(cls, name: str, prior_site: Any, transform: Transform | None, init_stddev: float) -> tuple["Site", Tensor]:
+        """The site of a trace of the model, and its unconstrained initial value with plates at full size.
 
-        :raises ValueError: naming the site, where it has no transform for each element.
+        :raises FloatingPointError: naming the site, if the initial value is not finite.
+        """
+        value = prior_site["value"].detach()
+        unconstrained = value if transform is None else transform.inv(value)
+        if not torch.isfinite(unconstrained).all():
+            raise FloatingPointError(f"the initial value of site '{name}' is not finite")
+        # A transform may change the number of event dimensions, as the one of a covariance does.
+        event_dim = prior_site["fn"].event_dim + unconstrained.dim() - value.dim()
+        for frame in prior_site["cond_indep_stack"]:
+            full_size = frame.full_size or frame.size
+            if full_size != frame.size:
+                unconstrained = periodic_repeat(unconstrained, full_size, frame.dim - event_dim)
+        unconstrained = unconstrained.contiguous()
+        return cls(name, unconstrained.shape, event_dim, init_stddev, transform), unconstrained
+
+    def is_decreasing(self) -> bool:
+        """Whether the transform reverses the order of values.
+
+        :raises ValueError: naming the site, if the transform mixes elements.
         """
         transform = self.transform
         while isinstance(transform, IndependentTransform):
@@ -57,10 +80,10 @@ class Site:
 
 
 class Family:
-    """A kind of posterior. Override what differs; a guide of any mixture of families needs no more than this.
+    """Base class of posterior families.
 
-    The parameters of a site are kept in the guide under their plural: the parameter ``scale`` of the site ``w`` is
-    ``guide.scales.w``. An object holds settings alone, so one can serve any number of sites and guides.
+    The guide keeps the parameter ``scale`` of the site ``w`` as ``guide.scales.w``. A family holds only settings, so
+    one object serves any number of sites and guides.
 
     Example::
 
@@ -78,20 +101,20 @@ class Family:
         tensor([0.1000, 0.1000, 0.1000])
     """
 
-    #: Whether its posterior is a single value, which no later prior can be.
+    #: Whether the posterior is a single value, which cannot be a later prior.
     is_point = False
 
     def transform(self, site: Mapping[str, Any]) -> Transform | None:
-        """The map from where the distribution is made to the support of a Pyro site; None where that is the support.
+        """The map from the distribution's space to the support of a Pyro site; None if they are equal.
 
-        :raises ValueError: naming the site and its support, if the family cannot serve it.
+        :raises ValueError: naming the site and its support, if the family does not fit.
         """
         support = site["fn"].support
         if is_on_sphere(support):
             kind = type(leaf(site["fn"])).__name__
             raise ValueError(
                 f"{type(self).__name__}: site '{site['name']}' is a direction ({kind}), which no transform leads to. "
-                "AutoRadialDirectional has a family for it; or use poutine.reparam with ProjectedNormalReparam"
+                "Use AutoRadialDirectional, or poutine.reparam with ProjectedNormalReparam"
             )
         if is_real(support):
             return None
@@ -99,15 +122,15 @@ class Family:
             return biject_to(support)
 
     def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
-        """The parameters of a site that starts at this value, ``[*site.shape]``; each tensor a copy."""
+        """The parameters of a site that starts at ``value``, ``[*site.shape]``; each tensor a copy."""
         raise NotImplementedError(f"{type(self).__name__} must define initial(site, value)")
 
     def initial_at(self, site: Site, value: Tensor, distribution: Any, spread: bool) -> dict[str, PyroParam]:
-        """The parameters of a site that starts where a distribution on its support is.
+        """The parameters of a site that starts at a distribution on its support.
 
-        :param Tensor value: where it would start without, for its shape, dtype and device.
-        :param distribution: such as the posterior of an earlier task.
-        :param bool spread: whether it starts as wide as that too.
+        :param Tensor value: the start without the distribution; gives shape, dtype and device.
+        :param distribution: a distribution, such as the posterior of an earlier task.
+        :param bool spread: whether to take over its width too.
         :raises ValueError: naming the site, for a distribution of another shape.
         """
         return self.initial(site, value)
@@ -117,7 +140,7 @@ class Family:
         raise NotImplementedError(f"{type(self).__name__} must define distribution(site, ...)")
 
     def guide_distribution(self, site: Site, **parameters: Tensor) -> Any:
-        """What a guide samples from, where that differs from the posterior in how it is evaluated."""
+        """The distribution to sample from in a guide, if it is evaluated differently from the posterior."""
         return self.distribution(site, **parameters)
 
     def on_support(self, site: Site, distribution: Any) -> Any:
@@ -128,12 +151,12 @@ class Family:
         return dist.TransformedDistribution(distribution, [site.transform.with_cache()], validate_args=False)
 
     def local_noise(self, name: str, distribution: Any) -> UnitNoise | None:
-        """The noise of a guide at a network's weights, for :func:`~pyro_radial.poutine.local_reparameterization`.
+        """The noise of a network's weights for :func:`~pyro_radial.poutine.local_reparameterization`.
 
-        :param str name: of the site.
+        :param str name: the name of the site.
         :param distribution: the posterior on the site's support.
-        :returns: the noise, or None for a posterior without any.
-        :raises ValueError: naming the site, for a posterior whose noise has no such form.
+        :returns: the noise, or None for a posterior without noise.
+        :raises ValueError: naming the site, if the posterior is neither normal nor radial.
         """
         noise = unit_noise(distribution)
         if noise is None:
@@ -151,10 +174,117 @@ class Family:
     def quantiles(self, site: Site, levels: Sequence[float], **parameters: Tensor) -> Tensor:
         """Quantiles of each element's marginal, ``[len(levels), *site.shape]``.
 
-        :raises ValueError: naming the site, where they have no closed form.
+        :raises ValueError: naming the site, if they have no closed form.
         """
         raise ValueError(f"site '{site.name}' has a {type(self).__name__} posterior, without closed-form quantiles")
 
     def spread(self, **parameters: Tensor) -> Tensor | None:
-        """What says how wide the posterior is, to see whether training moved it; None for a point."""
+        """The width of the posterior, which shows whether training moved it; None for a point."""
         return parameters.get("scale")
+
+
+class LocScale(Family):
+    """Base class of families with parameters ``loc`` (real) and ``scale`` (positive), each of the site's shape.
+
+    A subclass defines ``distribution``, and :meth:`scale_of` if the scale is not the marginal standard deviation.
+
+    :param float init_stddev: the initial marginal standard deviation of every element in unconstrained space; the
+        guide's by default.
+    :raises ValueError: if it is not positive and finite.
+    """
+
+    #: The constraint of scales; the learning rate of scales applies to its argument.
+    scale_constraint: Any = constraints.softplus_positive
+
+    def __init__(self, init_stddev: float | None = None) -> None:
+        self.init_stddev = None if init_stddev is None else positive_float("init_stddev", init_stddev)
+
+    def scale_of(self, site: Site, stddev: Any) -> Any:
+        """The scale with this marginal standard deviation."""
+        return stddev
+
+    def initial_scale(self, site: Site) -> float:
+        """The initial scale of every element."""
+        return self.scale_of(site, self.init_stddev or site.init_stddev)
+
+    def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
+        """The value, and one scale for all elements."""
+        return self._parameters(site, value.clone(), torch.full_like(value, self.initial_scale(site)))
+
+    def initial_at(self, site: Site, value: Tensor, distribution: Any, spread: bool) -> dict[str, PyroParam]:
+        """The distribution's mean and, elementwise, standard deviation in unconstrained space, if they are known."""
+        mean, stddev = moments(distribution, site.transform)
+        # Copies: training changes parameters in place, which must not move the distribution's own tensors.
+        loc = value.clone() if mean is None else torch.empty_like(value).copy_(expanded_mean(site, mean))
+        if stddev is None or not spread:
+            return self.initial(site, loc)
+        return self._parameters(site, loc, torch.empty_like(value).copy_(self.scale_of(site, stddev)))
+
+    def _parameters(self, site: Site, loc: Tensor, scale: Tensor) -> dict[str, PyroParam]:
+        # A plate selects the rows of a mini-batch by the event_dim of a parameter.
+        return {
+            "loc": PyroParam(loc, constraints.real, site.event_dim),
+            "scale": PyroParam(scale, self.scale_constraint, site.event_dim),
+        }
+
+
+def expanded_mean(site: Site, mean: Tensor) -> Tensor:
+    """The mean at a site's full size, or an error that names the site."""
+    try:
+        return mean.expand(site.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"start_at: the distribution of site '{site.name}' has shape {tuple(mean.shape)}, which does not expand to "
+            f"the site's {tuple(site.shape)} in unconstrained space"
+        ) from None
+
+
+#: Families by site names or patterns, or a function of a site's name and the site.
+Families = Mapping[str, Family] | Callable[[str, Any], Family | None]
+
+
+def choose_families(wanted: Families | None, sites: Mapping[str, Any]) -> dict[str, Family]:
+    """The user's families by site; sites without a wish are left out.
+
+    :param wanted: a mapping from site names, or regular expressions searched in them, to families; a name goes before a
+        pattern. Or a function of a site's name and the site that returns a family or None.
+    :param sites: Pyro's sites by name.
+    :raises ValueError: naming the key or the site, for a key without a site, two patterns for one site, an invalid
+        pattern, or a value that is not a family.
+    """
+    if wanted is None:
+        return {}
+    if callable(wanted):
+        chosen: dict[str, Any] = {name: wanted(name, site) for name, site in sites.items()}
+        chosen = {name: family for name, family in chosen.items() if family is not None}
+    elif isinstance(wanted, Mapping):
+        chosen = _by_key(wanted, sites)
+    else:
+        raise ValueError(f"families must be a mapping or a function, got {type(wanted).__name__}")
+    for name, family in chosen.items():
+        if not isinstance(family, Family):
+            raise ValueError(f"families: the value for site '{name}' must be a Family, got {type(family).__name__}")
+    return chosen
+
+
+def _by_key(wanted: Mapping[str, Family], sites: Mapping[str, Any]) -> dict[str, Family]:
+    patterns = {key: _matched(key, sites) for key in wanted if key not in sites}
+    for key, names in patterns.items():
+        if not names:
+            raise ValueError(f"families: {key!r} names no site and matches none of {sorted(sites)}")
+    chosen = {}
+    for name in sites:
+        keys = [name] if name in wanted else [key for key, names in patterns.items() if name in names]
+        if len(keys) > 1:
+            raise ValueError(f"families: site '{name}' matches {len(keys)} patterns, {keys}; let only one match it")
+        if keys:
+            chosen[name] = wanted[keys[0]]
+    return chosen
+
+
+def _matched(key: Any, sites: Mapping[str, Any]) -> set[str]:
+    try:
+        pattern = re.compile(key)
+    except (re.error, TypeError) as error:
+        raise ValueError(f"families: {key!r} is neither a site nor a valid regular expression ({error})") from error
+    return {name for name in sites if pattern.search(name)}

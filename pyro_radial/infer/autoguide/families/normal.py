@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""An independent normal for each element: mean field."""
+"""An independent normal distribution for each element (mean field)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,17 +10,16 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_radial.infer.autoguide.families.family import Site
-from pyro_radial.infer.autoguide.families.loc_scale import LocScale
+from pyro_radial.infer.autoguide.families.family import LocScale, Site
 
 __all__ = ["Normal"]
 
 
 class Normal(LocScale):
-    """A factorized normal; on a constrained site its pushforward, so a log-normal on a positive one.
+    """A factorized normal distribution; on a constrained site its pushforward, e.g. a log-normal on a positive one.
 
-    :param float init_stddev: the standard deviation that every element starts at, in unconstrained space; without it
-        the guide's.
+    :param float init_stddev: the initial standard deviation of every element in unconstrained space; the guide's by
+        default.
 
     Example::
 
@@ -37,10 +36,10 @@ class Normal(LocScale):
 
     def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> Any:  # type: ignore[override]
         """``Normal(loc, scale)`` with the site's event dimensions."""
-        # The constraint keeps scales positive, so that checking each element at every step would find nothing.
+        # The constraint keeps scales positive, so there is nothing to validate.
         return dist.Normal(loc, scale, validate_args=False).to_event(site.event_dim)
 
     def quantiles(self, site: Site, levels: Sequence[float], *, loc: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
-        """Those of each element's normal."""
+        """The quantiles of each element's normal."""
         probabilities = torch.tensor(levels, dtype=loc.dtype, device=loc.device)
         return dist.Normal(loc, scale).icdf(probabilities.reshape(-1, *(1,) * loc.dim()))

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""One radius and one direction for a whole site, or for each row of it."""
+"""One radius and one direction for a whole site, or for each of its rows."""
 
 import math
 from collections.abc import Sequence
@@ -12,17 +12,15 @@ from torch import Tensor
 from pyro_radial._pyro.checks import positive_float
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area
-from pyro_radial.infer.autoguide.families.family import Site
-from pyro_radial.infer.autoguide.families.loc_scale import LocScale
+from pyro_radial.infer.autoguide.families.family import LocScale, Site
 
 __all__ = ["GuideRadialNormal", "Radial"]
 
 
 class GuideRadialNormal(RadialNormal):
-    """A radial normal that reports, exactly at its pole, the mean of its log-density instead of infinity.
+    """A radial normal with the mean of its log-density, instead of infinity, exactly at its location.
 
-    A guide's density is evaluated wherever a handler puts a site, so also at ``guide.median()``; an infinite value
-    there would make a loss infinite without a word on why.
+    Handlers may put a site at ``guide.median()``, where an infinite density would make the loss infinite.
     """
 
     @property
@@ -33,16 +31,17 @@ class GuideRadialNormal(RadialNormal):
 
 
 class Radial(LocScale):
-    r"""A :class:`~pyro_radial.distributions.RadialNormal`, on constrained sites its pushforward.
+    r"""A :class:`~pyro_radial.distributions.RadialNormal`; on a constrained site its pushforward.
 
     Source: Farquhar, Osborne and Gal (2020), "Radial Bayesian Neural Networks", section 3.
 
-    :param float init_stddev: the marginal standard deviation :math:`\sigma / \sqrt D` that every element starts at, in
-        unconstrained space; without it, and without ``init_scale``, the guide's.
-    :param float init_scale: the paper's :math:`\sigma` in its place.
-    :param int event_dim: how many of a site's last dimensions share one radius, at most; by default its whole event.
-    :raises ValueError: for a start that is not positive and finite, both starts at once, or an ``event_dim`` that is
-        no integer of at least zero.
+    :param float init_stddev: the initial marginal standard deviation :math:`\sigma / \sqrt D` of every element in
+        unconstrained space; the guide's by default.
+    :param float init_scale: the paper's :math:`\sigma` instead.
+    :param int event_dim: the largest number of a site's last dimensions that share one radius; all of its event by
+        default.
+    :raises ValueError: for a start that is not positive and finite, for both starts, or for an ``event_dim`` that is
+        not a non-negative integer.
 
     Example::
 
@@ -68,7 +67,7 @@ class Radial(LocScale):
         self.event_dim = event_dim
 
     def radius_dim(self, site: Site) -> int:
-        """How many of a site's last dimensions share one radius."""
+        """The number of a site's last dimensions that share one radius."""
         return site.event_dim if self.event_dim is None else min(self.event_dim, site.event_dim)
 
     def elements_per_radius(self, site: Site) -> int:
@@ -80,7 +79,7 @@ class Radial(LocScale):
         return stddev * math.sqrt(self.elements_per_radius(site))
 
     def initial_scale(self, site: Site) -> float:
-        """The paper's sigma, where it is given."""
+        """The paper's sigma, if it is given."""
         return super().initial_scale(site) if self.init_scale is None else self.init_scale
 
     def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> Any:  # type: ignore[override]
@@ -88,14 +87,14 @@ class Radial(LocScale):
         return self._make(RadialNormal, site, loc, scale)
 
     def guide_distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> Any:  # type: ignore[override]
-        """The same with a finite density at its pole."""
+        """The same with a finite density at ``loc``."""
         return self._make(GuideRadialNormal, site, loc, scale)
 
     def _make(self, cls: type[RadialNormal], site: Site, loc: Tensor, scale: Tensor) -> Any:
         radius_dim = self.radius_dim(site)
-        # The constraint keeps scales positive, so that checking each element at every step would find nothing.
+        # The constraint keeps scales positive, so there is nothing to validate.
         return cls(loc, scale, radius_dim, validate_args=False).to_event(site.event_dim - radius_dim)
 
     def quantiles(self, site: Site, levels: Sequence[float], *, loc: Tensor, scale: Tensor) -> Tensor:  # type: ignore[override]
-        """Those of each element's marginal, which is not normal for D >= 2."""
+        """The quantiles of each element's marginal, which is not normal for D >= 2."""
         return RadialNormal(loc, scale, self.radius_dim(site)).marginal_quantiles(levels)

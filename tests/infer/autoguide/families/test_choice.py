@@ -14,7 +14,7 @@ from torch import nn
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule, SupervisedModel
 from pyro_radial.distributions import HypersphericalUniform
 from pyro_radial.infer.autoguide import families
-from pyro_radial.infer.autoguide.families import choose_families
+from pyro_radial.infer.autoguide.families.family import choose_families
 from pyro_radial.nn import likelihoods
 
 X, Y = torch.randn(6, 4), torch.randn(6, 2)
@@ -58,11 +58,11 @@ def test_every_guide_mixes_families(guide_type):
     [
         ({"3.weight": families.Normal()}, "'3.weight' names no site and matches none of ['0.bias', '0.weight'"),
         ({"weight": families.Normal(), "^0": families.Delta()}, "site '0.weight' matches 2 patterns, ['weight', '^0']"),
-        ({"(": families.Normal()}, "'(' is no site and no valid regular expression"),
-        ({3: families.Normal()}, "3 is no site and no valid regular expression"),
-        ({"0.bias": "normal"}, "what is given for site '0.bias' must be a Family, got str"),
-        ({"0.bias": families.Normal}, "what is given for site '0.bias' must be a Family, got type"),
-        (lambda name, site: 1.0, "what is given for site '0.weight' must be a Family, got float"),
+        ({"(": families.Normal()}, "'(' is neither a site nor a valid regular expression"),
+        ({3: families.Normal()}, "3 is neither a site nor a valid regular expression"),
+        ({"0.bias": "normal"}, "the value for site '0.bias' must be a Family, got str"),
+        ({"0.bias": families.Normal}, "the value for site '0.bias' must be a Family, got type"),
+        (lambda name, site: 1.0, "the value for site '0.weight' must be a Family, got float"),
         (["0.bias"], "families must be a mapping or a function, got list"),
     ],
 )
