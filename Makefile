@@ -24,7 +24,7 @@ test-oldest:
 	$(PYTHON) -m tests.oldest > $(VENV)-oldest/constraints.txt
 	$(VENV)-oldest/bin/python -m pip install --quiet --constraint $(VENV)-oldest/constraints.txt --editable '.[dev]'
 	$(VENV)-oldest/bin/python -m pytest --numprocesses 2 --dist worksteal --quiet --ignore tests/test_tutorials.py --ignore tests/benchmarks \
-		--deselect pyro_radial/infer/prediction/sampled_network.py::pyro_radial.infer.prediction.prediction.sampled_network.SampledNetwork
+		--deselect pyro_radial/infer/prediction/sampled_network.py::pyro_radial.infer.prediction.sampled_network.SampledNetwork
 
 # Full counts of kills and damage, which the suite has in a small form, and a plain installation; no part of `make test`.
 soak: $(READY)

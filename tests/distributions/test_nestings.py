@@ -5,6 +5,7 @@
 
 import math
 import warnings
+from itertools import product
 
 import pyro
 import pyro.distributions as dist
@@ -19,7 +20,16 @@ from pyro_radial.distributions.moments import center, moment_matched, moments
 from pyro_radial.distributions.storage import describe, rebuild
 from pyro_radial.distributions.wrappers import leaf, map_leaf, mask_of, pull_back, to_like, unmasked
 from pyro_radial.poutine import mean_only, swap_prior
-from tests.helpers.nestings import AFFINE, EXP, is_positive, masks_inside_an_event, nestings, without_masks
+from tests.helpers.nestings import (
+    AFFINE,
+    EXP,
+    OPERATIONS,
+    is_positive,
+    masks_inside_an_event,
+    nestings,
+    without_masks,
+    wrap,
+)
 from tests.tables import DISTRIBUTIONS
 
 NUM_SAMPLES = 2_000
@@ -50,9 +60,14 @@ def same(one, other, words):
     torch.testing.assert_close(other.log_prob(value), one.log_prob(value), msg=words)
 
 
-def test_there_are_as_many_nestings_as_make_sense():
-    assert len(cases(base_of("Normal"))) > 100
-    assert len(cases(base_of("VonMisesFisherVector"))) > 30
+@pytest.mark.parametrize("name", ["Normal", "VonMisesFisherVector"])
+def test_each_pair_of_operations_that_makes_sense_occurs_in_each_place(name):
+    base = base_of(name)
+    possible = [operations for operations in product(OPERATIONS, repeat=3) if wrap(operations, base) is not None]
+    found = [operations for operations, _ in nestings(base)]
+    # Next to each other, and first and last of three.
+    assert {pair for pair in product(OPERATIONS, repeat=2) if wrap(pair, base) is not None} <= set(found)
+    assert {(one[0], one[2]) for one in possible} == {(one[0], one[2]) for one in found if len(one) == 3}
 
 
 def test_a_leaf_is_no_wrapper_and_mapping_it_keeps_the_rest(base):

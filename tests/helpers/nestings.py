@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every way to wrap a distribution: events, expansion, masks and two transforms, up to three deep."""
+"""Ways to wrap a distribution: events, expansion, masks and two transforms, up to three, each pair in each place."""
 
 from itertools import product
 
@@ -15,7 +15,6 @@ from pyro_radial.distributions.wrappers import expanded
 
 EXP, AFFINE = ExpTransform(), AffineTransform(0.5, 2.0)
 OPERATIONS = ("event", "expand", "mask", "exp", "affine")
-DEPTH = 3
 
 
 def mask_for(distribution):
@@ -40,15 +39,32 @@ def applied(operation, distribution):
     return dist.TransformedDistribution(distribution, [EXP if operation == "exp" else AFFINE])
 
 
+def sequences():
+    """Every sequence of up to two operations, and of three so many that each first meets each last one.
+
+    A sequence of three comes with its alternatives in the middle, of which the first that makes sense counts.
+    """
+    for depth in (0, 1, 2):
+        for operations in product(OPERATIONS, repeat=depth):
+            yield [operations]
+    for (i, first), (j, last) in product(enumerate(OPERATIONS), repeat=2):
+        # Rotated, so that the middle ones meet all others too.
+        middles = [OPERATIONS[(i + j + shift) % len(OPERATIONS)] for shift in range(len(OPERATIONS))]
+        yield [(first, middle, last) for middle in middles]
+
+
 def nestings(distribution):
     """``(operations, wrapped distribution)`` for every sequence of operations that makes sense, the empty one first."""
-    for depth in range(DEPTH + 1):
-        for operations in product(OPERATIONS, repeat=depth):
-            wrapped = distribution
-            for operation in operations:
-                wrapped = None if wrapped is None else applied(operation, wrapped)
-            if wrapped is not None:
-                yield operations, wrapped
+    for alternatives in sequences():
+        wrapped = {operations: wrap(operations, distribution) for operations in alternatives}
+        yield from [item for item in wrapped.items() if item[1] is not None][:1]
+
+
+def wrap(operations, distribution):
+    """The distribution after these operations, or None where one of them makes no sense."""
+    for operation in operations:
+        distribution = None if distribution is None else applied(operation, distribution)
+    return distribution
 
 
 def without_masks(operations, distribution):
