@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What all experiments share: results files, jobs, timing, data, words for their sections, and the command line."""
+"""Shared by all experiments: result files, jobs, timing, data, pieces of text, and the command line."""
 
 import argparse
 import ctypes
@@ -59,19 +59,19 @@ PAGE_FOLDER = Path(__file__).parent
 Row = dict[str, Any]
 Pair = tuple[torch.Tensor, torch.Tensor]
 Subjects = Mapping[str, Callable[[], Any]]
-#: The sizes of an experiment, and of one that has the paper's size too.
+#: Sizes of an experiment, and of one that can also run in the paper's size.
 Form = Literal["default", "small"]
 SizedForm = Literal["default", "small", "paper"]
-#: The results of a regression, and what tables call them.
+#: Results of a regression and their headings in tables.
 REGRESSION = {"rmse": "RMSE", "log_likelihood": "log-likelihood"}
-#: The first of the seeds that no choice was made on.
+#: First test seed; settings were chosen with smaller seeds.
 FIRST_SEED = 10
-#: Calls that are timed at once.
+#: Calls in one timing.
 BLOCK = 3
 
 
 class Claim(NamedTuple):
-    """A line of the table that the page begins with; :attr:`held` is computed from the saved rows."""
+    """A line of the table of claims; :attr:`held` is computed from the saved rows."""
 
     text: str
     published: str
@@ -81,26 +81,26 @@ class Claim(NamedTuple):
 
 
 class OtherSettingError(ValueError):
-    """A results file holds rows of another setting."""
+    """Raised if a results file holds rows measured with other settings."""
 
 
 class Results:
-    """Rows of results in a JSON file, with the setting that all of them were measured in.
+    """Rows of results in a JSON file, all measured with the same settings.
 
-    Rows are saved one by one, and a row that is there is not computed again, so that a killed script goes on where it
-    was. Several processes may write to one file: each reads it again, under a lock, before it adds a row.
+    Rows are saved one by one and never computed twice, so a killed script continues where it was. Several processes may
+    write to one file: each reads it again, under a lock, before it adds a row.
 
     :param path: the file.
-    :param setting: what all rows have in common; without it, whatever the file says.
-    :raises OtherSettingError: if the file holds rows of another setting, which would not be comparable.
+    :param setting: settings of all rows; by default those in the file.
+    :raises OtherSettingError: if the file holds rows measured with other settings, which would not be comparable.
     """
 
     def __init__(self, path: Path, setting: Row | None = None) -> None:
         self.path = path
-        # As it will be read: with lists in the place of tuples.
+        # As JSON returns it, with lists instead of tuples.
         self.setting: Row = json.loads(json.dumps(setting))
         self.rows: list[Row] = []
-        # The version of the file that the rows are those of.
+        # The version of the file that the rows were read from.
         self._seen: tuple[int, ...] | None = None
         if setting is None:
             self.setting = json.loads(path.read_text())["setting"]
@@ -118,40 +118,40 @@ class Results:
             names = [n for n in saved["setting"] | self.setting if saved["setting"].get(n) != self.setting.get(n)]
             there = (f"{n} is {saved['setting'].get(n)} there, {self.setting.get(n)} here" for n in names)
             raise OtherSettingError(
-                f"{self.path} must hold rows of this setting, got rows of another: {'; '.join(there)}. "
-                "It is left as it is: give a file of its own with --output."
+                f"{self.path} must hold rows measured with the same settings, got others: {'; '.join(there)}. "
+                "The file is unchanged; name another file with --output."
             )
         self.rows, self._seen = saved["rows"], version
 
     def find(self, keys: Row) -> Row | None:
-        """The row with these keys, if it is there."""
+        """Return the row with these keys, or None."""
         return next((row for row in self.rows if keys.items() <= row.items()), None)
 
     def find_now(self, keys: Row) -> Row | None:
-        """As :meth:`find`, of all rows that are in the file by now."""
+        """Read the file again, then :meth:`find`."""
         self._read()
         return self.find(keys)
 
     def where(self, **keys: Any) -> list[Row]:
-        """All rows with these keys, in the order of their splits or seeds."""
+        """Return all rows with these keys, ordered by split or seed."""
         chosen = [row for row in self.rows if keys.items() <= row.items()]
         return sorted(chosen, key=lambda row: row.get("split", row.get("seed", 0)))
 
     def values(self, name: str, **keys: Any) -> list[Any]:
-        """One result of all rows with these keys."""
+        """Return one result from all rows with these keys."""
         return [row[name] for row in self.where(**keys)]
 
     def distinct(self, *names: str) -> list[Any]:
-        """The values of a key that occur, in the order of the file, or of several keys as tuples."""
+        """Return the distinct values of a key, or tuples for several keys, in the order of the file."""
         rows = [row for row in self.rows if all(name in row for name in names)]
         return list(dict.fromkeys(row[names[0]] if len(names) == 1 else tuple(map(row.get, names)) for row in rows))
 
     def add(self, keys: Row, compute: Callable[[], Row]) -> Row:
-        """The row with these keys, computed and saved if it is new."""
+        """Return the row with these keys; compute and save it if it is new."""
         return self.add_all([keys], lambda: [compute()])[0]
 
     def add_all(self, keys: Sequence[Row], compute: Callable[[], Sequence[Row]]) -> list[Row]:
-        """The rows with these keys, measured together, as timings that take turns are, if one of them is new."""
+        """Return rows that are measured together, such as timings in turns; compute all if one is new."""
         self._read()
         if any(self.find(own) is None for own in keys):
             self._save([own | _rounded(row) for own, row in zip(keys, compute(), strict=True)], keys)
@@ -159,7 +159,7 @@ class Results:
 
     def _save(self, rows: Iterable[Row], keys: Iterable[Row]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # The lock belongs to an open file: it ends with the process, however that ends.
+        # The lock belongs to an open file, so it is released when the process ends for any reason.
         with FileLock(self.path.with_suffix(".lock")):
             self._read()
             self._seen = None
@@ -173,12 +173,12 @@ class Results:
             os.replace(partial_file, self.path)
 
     def checkpoint(self, *parts: Any) -> Path:
-        """Where a run named by these parts keeps what it goes on from; beside the results, and not in the history."""
+        """Return the path of a run's checkpoint, beside the results; git ignores it."""
         name = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in str(part)) for part in parts)
         return self.path.parent / "checkpoints" / self.path.stem / name
 
     def plot_path(self, suffix: str = "") -> Path:
-        """The file of a plot of these results."""
+        """Return the path of a plot of these results."""
         return self.path.with_name(f"{self.path.stem}{suffix and '_' + suffix}.png")
 
     def save_plot(self, figure: Figure, suffix: str = "") -> None:
@@ -186,7 +186,7 @@ class Results:
         figure.savefig(self.plot_path(suffix))
 
     def plot(self, caption: str, suffix: str = "") -> str:
-        """A saved plot in Markdown, as the page shows it."""
+        """Return the Markdown of a saved plot."""
         path = self.plot_path(suffix)
         shown = path.relative_to(PAGE_FOLDER) if path.is_relative_to(PAGE_FOLDER) else path
         return f"![{caption}]({shown.as_posix()})"
@@ -198,7 +198,7 @@ def _rounded(row: Row) -> Row:
 
 @dataclass(frozen=True)
 class Job:
-    """A row to compute: its keys, and a function (of the top level of a module, with its arguments) that does it."""
+    """A row to compute: its keys, and a module-level function with its arguments."""
 
     keys: Row
     compute: Callable[..., Row]
@@ -206,21 +206,19 @@ class Job:
 
 
 def compute_all(results: Results, jobs: Sequence[Job], workers: int, threads: int = 1) -> list[Row]:
-    """The rows of all jobs, saved in their order.
+    """Compute the missing rows of all jobs with joblib, and save them in order.
 
-    joblib spreads them: over processes of this machine, or over what ``joblib.parallel_config`` says.
-
-    :param results: where the rows are, or will be.
-    :param jobs: what to compute, if it is not there.
-    :param workers: how many processes compute; with one, this process does.
-    :param threads: of torch, in each process.
-    :returns: a row for each job.
+    :param results: results to complete.
+    :param jobs: jobs, in the order of their rows.
+    :param workers: number of processes; with one, this process computes.
+    :param threads: torch threads in each process.
+    :returns: one row per job.
     """
     begun: list[Job] = []
 
     def new() -> Iterator[Any]:
         for job in jobs:
-            # Another run that shares the file may have computed it meanwhile.
+            # Another run may have added the row to the same file in the meantime.
             if results.find_now(job.keys) is None:
                 begun.append(job)
                 yield delayed(_compute)(job, threads, os.getpid())
@@ -232,7 +230,7 @@ def compute_all(results: Results, jobs: Sequence[Job], workers: int, threads: in
 
 
 def _compute(job: Job, threads: int, script: int) -> Row:
-    """A job, in whatever process on whatever machine."""
+    """Run a job in a worker, on this or another machine."""
     torch.set_num_threads(threads)
     if os.getppid() == script:
         _end_with(script)
@@ -241,7 +239,7 @@ def _compute(job: Job, threads: int, script: int) -> Row:
 
 @cache
 def _end_with(script: int) -> None:
-    """A worker whose script was killed would go on, and write the same checkpoints as the script started anew."""
+    """End this worker with its script; otherwise it would write the same checkpoints as a restarted script."""
 
     def watch() -> None:
         while os.getppid() == script:
@@ -252,10 +250,10 @@ def _end_with(script: int) -> None:
 
 
 def _backend(name: str | None) -> Any:
-    """A context in which joblib spreads jobs over a backend, by its name."""
+    """Return a context that sets joblib's backend by name."""
     if name is None:
         return nullcontext()
-    # What these want first; joblib does the rest, and knows its own backends.
+    # Dask and Ray need these calls first.
     if name == "dask":
         importlib.import_module("distributed").Client()
     if name == "ray":
@@ -271,12 +269,12 @@ def medians(
     block: int = BLOCK,
     warmup: int = 1,
 ) -> dict[str, float]:
-    """Median milliseconds of a call to each subject, the subjects taking turns, so that drift is common to all.
+    """Return the median milliseconds of a call to each subject. Subjects take turns, so that drift affects all alike.
 
-    :param subjects: what is timed, by name.
-    :param rounds: turns of each.
-    :param clock: seconds; that of this process's own work by default, in which other programs do not count.
-    :param block: calls of a turn.
+    :param subjects: functions to time, by name.
+    :param rounds: number of turns.
+    :param clock: clock in seconds; by default CPU time of this process, which excludes other programs.
+    :param block: calls in one turn.
     :param warmup: calls before the first turn.
     :returns: milliseconds by name.
     """
@@ -294,7 +292,7 @@ def medians(
 
 
 def keep_pages() -> None:
-    """Has the allocator of Linux reuse memory instead of returning it."""
+    """Make the allocator of Linux reuse memory instead of returning it."""
     if sys.platform == "linux":
         library = ctypes.CDLL(None)
         for option, value in ((-3, 2**25), (-1, 2**30)):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
@@ -302,7 +300,7 @@ def keep_pages() -> None:
 
 
 def flat_images(name: str, data_dir: Path | None) -> tuple[Pair, Pair]:
-    """Training and test images as vectors, standardized by mean and standard deviation of all pixels, with labels."""
+    """Return training and test images as vectors with labels; all pixels are standardized together."""
     data = datasets.load(name, data_dir)
     mean, stddev = data.train_images.mean(), data.train_images.std()
     train, test = (((images - mean) / stddev).flatten(1) for images in (data.train_images, data.test_images))
@@ -310,7 +308,7 @@ def flat_images(name: str, data_dir: Path | None) -> tuple[Pair, Pair]:
 
 
 def uci_split(data_dir: Path, name: str, split: int) -> dict[str, Any]:
-    """One standard split, standardized by its training rows, with the target's standard deviation as its unit."""
+    """Return a standard split, standardized with training-set statistics; "unit" is the target's standard deviation."""
     file = np.load(data_dir / "uci" / f"{name}.npz")
     rows, train, test = file["data"], file[f"train_indices_{split}"], file[f"test_indices_{split}"]
     scale = rows[train].std(0)
@@ -321,48 +319,48 @@ def uci_split(data_dir: Path, name: str, split: int) -> dict[str, Any]:
 
 
 def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Cells as a table."""
+    """Return a table in Markdown."""
     headings = list(headings)
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def with_error(values: Sequence[float], digits: int) -> str:
-    """The mean with its standard error, if there is more than one value."""
+    """Return the mean as text, with its standard error if there is more than one value."""
     error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.{digits}f}{error}"
 
 
 def reaches(values: Sequence[float], published: float) -> bool:
-    """Whether the mean is as high as a published number, or lower by no more than its own standard error."""
+    """Return whether the mean is at most its own standard error below a published number."""
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return statistics.mean(values) + error >= published
 
 
 def is_below(difference: Sequence[float]) -> bool:
-    """Whether the mean is below zero by more than two of its standard errors, which one number alone has none of."""
+    """Return whether the mean is more than two standard errors below zero; False for a single number."""
     if len(difference) < 2:
         return False
     return statistics.mean(difference) < -2 * statistics.stdev(difference) / len(difference) ** 0.5
 
 
 def paired(ours: Iterable[float], theirs: Iterable[float]) -> list[float]:
-    """The differences of results of the same splits."""
+    """Return the differences between results on the same splits."""
     return [a - b for a, b in zip(ours, theirs, strict=True)]
 
 
 OPTIONS = {
-    "data_dir": "the folder of real data, with images/, uci/ and timeseries/",
-    "seeds": "how many seeds, or splits of the data",
-    "workers": "processes that compute",
-    "backend": "where joblib computes: loky (processes of this machine, the default), dask, ray, ...",
-    "threads": "threads of torch in each process",
+    "data_dir": "folder of real data, with images/, uci/ and timeseries/",
+    "seeds": "number of seeds, or of splits of the data",
+    "workers": "number of processes",
+    "backend": "joblib backend: loky (processes on this machine, the default), dask, ray, ...",
+    "threads": "torch threads in each process",
 }
-FORMS = {"small": "to see that it runs; saved in a temporary folder", "paper": "the size of the paper"}
+FORMS = {"small": "a quick test; saved in a temporary folder", "paper": "the size of the paper"}
 
 
 def main(run: Callable[..., None], report: Callable[..., str], draw: Callable[..., None] | None = None) -> None:
-    """The command line of an experiment: its options are the parameters of ``run``, and it prints its section."""
+    """Run an experiment from the command line: options are the parameters of ``run``; prints the section."""
     run = _by_name(run)
     file = Path(inspect.getfile(run))
     parser = parser_of(run)
@@ -382,7 +380,7 @@ def main(run: Callable[..., None], report: Callable[..., str], draw: Callable[..
 
 
 def _by_name(function: Callable[..., None]) -> Callable[..., None]:
-    """The same function of the module by its name: what is in ``__main__`` other processes cannot import."""
+    """The same function, imported by the module's name, because workers cannot import it from ``__main__``."""
     spec = sys.modules["__main__"].__spec__
     if function.__module__ != "__main__" or spec is None:
         return function
@@ -391,10 +389,10 @@ def _by_name(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def parser_of(run: Callable[..., None]) -> argparse.ArgumentParser:
-    """A flag for each parameter of ``run`` after the first, and ``--output`` for that."""
+    """Return a parser with ``--output`` and a flag for each other parameter of ``run``."""
     description = f"{inspect.getdoc(inspect.getmodule(run))}\n\n{inspect.getdoc(run)}"
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="the results file; by default beside the experiment")
+    parser.add_argument("--output", type=Path, help="results file; by default beside the experiment")
     _, *parameters = inspect.signature(run).parameters.values()
     for parameter in parameters:
         default = None if parameter.default is parameter.empty else parameter.default

@@ -1,11 +1,11 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The page of results, from the experiments in the folders beside this file and what they have saved.
+"""Make the page of results from the saved results of all experiments.
 
-python -m benchmarks.report            # prints it
-python -m benchmarks.report --write    # writes RESULTS.md
-python -m benchmarks.report --draw     # draws all plots anew, from the saved results
+python -m benchmarks.report            # print it
+python -m benchmarks.report --write    # write RESULTS.md
+python -m benchmarks.report --draw     # draw all plots again from the saved results
 """
 
 import argparse
@@ -23,11 +23,13 @@ PAGE = HERE / "RESULTS.md"
 HELPERS = frozenset({"data"})
 HEAD = """# Results
 
-Made by `python -m benchmarks.report --write` from the results that the experiments in these folders have saved; not
-edited by hand. [README.md](README.md) says how to run an experiment and how to add one; `SUBJECT.NAME` is run by
-`python -m benchmarks.SUBJECT.NAME`. A claim has held (✓) or has not (✗) in the rows that are saved; a number with ± is
-a mean with its standard error, and a published log-likelihood is reached if it is not above ours by more than that
-error. Seeds are splits of the data where there are no others."""
+`python -m benchmarks.report --write` makes this page from the saved results of the experiments; do not edit it by hand.
+[README.md](README.md) describes how to run an experiment and how to add one. `python -m benchmarks.SUBJECT.NAME` runs
+the experiment `SUBJECT.NAME`.
+
+The first table lists our claims and whether the saved results support them (✓) or not (✗). A number with ± is a mean
+with its standard error. We count a published log-likelihood as reached if it exceeds ours by at most that error. Where
+an experiment has fixed splits of the data, the column "seeds" counts splits."""
 
 
 def experiments() -> list[ModuleType]:
@@ -39,25 +41,25 @@ def experiments() -> list[ModuleType]:
 
 
 def committed(experiment: ModuleType) -> Results:
-    """The results of an experiment that are kept beside it."""
+    """Return the saved results of an experiment, which lie beside it."""
     path = Path(str(experiment.__file__)).with_suffix(".json")
     return Results(path) if path.exists() else Results(path, {})
 
 
 def is_measured(experiment: ModuleType) -> bool:
-    """Whether there are results."""
+    """Return whether an experiment has saved results."""
     return committed(experiment).path.exists()
 
 
 def page() -> str:
-    """The table of all claims, then the section of each experiment under the name of its subject."""
+    """Return the table of all claims, followed by the sections of the experiments, by subject."""
     lines, sections, waiting, subject = [], [], [], ""
     for experiment in experiments():
         results = committed(experiment)
         name = experiment.__name__.partition(".")[2]
         if not is_measured(experiment):
             needs = getattr(experiment, "NEEDS", None)
-            waiting.append(f"`python -m {experiment.__name__}`{f', which needs {needs}' if needs else ''}")
+            waiting.append(f"`python -m {experiment.__name__}`{f' (needs {needs})' if needs else ''}")
             continue
         for claim in experiment.claims(results):
             held = "✓" if claim.held else "✗"

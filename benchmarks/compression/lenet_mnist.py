@@ -306,18 +306,18 @@ def best_within(rows: list[Row], flops: int, weights: int) -> list[Row]:
 
 
 def claims(results: Results) -> list[Claim]:
-    """The paper's best row and the strongest one beside it, both at 1.0 % of errors."""
+    """Compare with the paper's best row and with the strongest other method, both with an error of 1.0 %."""
     found = []
     for name, method in (("RDP", "radial-directional posteriors"), ("BC-GNJ", "BC-GNJ")):
         flops, weights = PUBLISHED[name]
         errors = [point["tuned_test_error"] for point in best_within(results.rows, flops, weights)]
-        text = f"LeNet-5 on MNIST with at most {flops:,} FLOPs and {weights:,} weights errs no more than by {method}, %"
+        text = f"LeNet-5 on MNIST, at most {flops:,} FLOPs, {weights:,} weights: test error at most that of {method}, %"
         found.append(Claim(text, "1.0", with_error(errors, 2), str(len(errors)), mean(errors) <= 1.0))
     return found
 
 
 def report(results: Results) -> str:
-    """The best within each budget, and the whole frontier."""
+    """Report the best network within each budget, and the whole frontier."""
     lines, best = [], []
     for row in results.where():
         for point in row["points"]:
@@ -335,12 +335,13 @@ def report(results: Results) -> str:
     headings = ["seed", "units", "FLOPs", "weights", "mean, test", "tuned, validation", "tuned, test"]
     return f"""### LeNet on MNIST
 
-LeNet-5-Caffe (20-50-800-500) on MNIST, cut down in stages by the scores of a radial-directional posterior, {epochs} \
-epochs in all (`python -m benchmarks.compression.lenet_mnist --data-dir DIR`). Sizes are weights without biases and \
-multiply-adds plus one per output; the paper's best row, 4-7-110-66 at 1.0 %, counts 113,148 FLOPs and 8,720 weights \
-(its table says 125K and 20K). The weight of the KL is {setting["kl_weight"]:g}, not 1. Percent of errors of the plain \
-network: as its posterior's mean, and fine-tuned, small ones with the logits of the fine-tuned whole network beside \
-the labels. The best by validation error within a budget, mean over seeds of the test error:
+LeNet-5-Caffe (20-50-800-500) on MNIST, pruned in stages by the scores of a radial-directional posterior, {epochs} \
+epochs in all (`python -m benchmarks.compression.lenet_mnist --data-dir DIR`). "weights" excludes biases; "FLOPs" \
+counts multiply-adds plus one per output. By this count the paper's best row, 4-7-110-66 at 1.0 %, has 113,148 FLOPs \
+and 8,720 weights (its table says 125K and 20K). The weight of the KL is {setting["kl_weight"]:g}, not 1. Errors are \
+in percent and belong to the plain network: with the posterior's mean, and after fine-tuning. Small networks are \
+fine-tuned on the labels and on the logits of the fine-tuned full network. The best network by validation error within \
+each budget, with its mean test error over seeds:
 
 {markdown_table(["budget", "units left, by seed", "test error, %"], best)}
 

@@ -234,7 +234,7 @@ def splits(results: Results) -> int:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Of chains with local noise, from log-likelihoods of the same splits."""
+    """Compare chains with local reparameterization by their log-likelihoods on the same splits."""
     names = results.distinct("data")
     normal, radial, exact = METHODS[:3]
 
@@ -255,7 +255,7 @@ def claims(results: Results) -> list[Claim]:
     ]
     found += [
         compared(
-            f"a chain ({title}) is not below all rows at once by more than a standard error",
+            f"a chain ({title}) is at most a standard error below training on all rows at once",
             method,
             (method[0], "", AT_ONCE),
             lambda pair: reaches(pair, 0.0),
@@ -282,7 +282,7 @@ def settings_of(results: Results, method: tuple[str, str, str], noise: str) -> s
 
 
 def report(results: Results) -> str:
-    """Both results after the last batch, by method and set."""
+    """Report both results after the last batch, by method and data set."""
     setting, names = results.setting, results.distinct("data")
     lines = [
         [
@@ -297,13 +297,14 @@ def report(results: Results) -> str:
     headings = [f"{data}, {title}" for data in names for title in REGRESSION.values()]
     return f"""### A stream of regression batches
 
-UCI regression whose rows arrive in {setting["batches"]} batches in random order, standardized by the first; one \
-hidden layer of {setting["hidden"]}. A chain takes {setting["steps"]} steps of Adam on each batch and never sees it \
-again; the same guide on all rows at once takes as many in total, on the last batch alone those of one batch. Test \
-results after the last batch, in the targets' own units, mean and standard error of {splits(results)} splits; settings \
-(where standard deviations start, the rate) were chosen for each method on a tenth of the training rows of another \
-split. Noise is of the training: in the outputs of layers by row ("local"), or in drawn weights \
-(`python -m benchmarks.continual.regression_stream --data-dir DIR`, {minutes:.0f} minutes of one core).
+The rows of UCI regression data arrive in {setting["batches"]} batches in random order, standardized with statistics \
+of the first (`python -m benchmarks.continual.regression_stream --data-dir DIR`, {minutes:.0f} minutes of one core). \
+The network has one hidden layer of {setting["hidden"]} units. A chain takes {setting["steps"]} steps of Adam on each \
+batch and never sees it again. The same guide on all rows at once takes as many steps in total; on the last batch \
+alone it takes the steps of one batch. Test results after the last batch are in the targets' units, mean and standard \
+error over {splits(results)} splits. Settings (initial standard deviation and learning rate) were chosen for each \
+method on a tenth of the training rows of another split. "noise" says where training draws noise: in the outputs of \
+layers, for each row ("local", local reparameterization), or in the weights.
 
 {markdown_table(["method", "noise", "setting", *headings], lines)}
 

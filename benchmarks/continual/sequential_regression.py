@@ -152,7 +152,7 @@ def last(results: Results, name: str, **keys: str) -> float:
 
 
 def claims(results: Results) -> list[Claim]:
-    """What the README says of exact chains and of those of normals."""
+    """Check what the README says about exact chains and chains of normals."""
     seeds = str(len(results.distinct("seed")))
     errors = {
         method: [last(results, "mean_error", method=method, design=design) for design in DESIGNS] for method in CHAINS
@@ -166,18 +166,19 @@ def claims(results: Results) -> list[Claim]:
     return [
         claim(
             "radial exact",
-            "Linear regression: a chain of exact radial posteriors ends further from the exact one than mean field",
+            "Linear regression: a chain of exact radial posteriors ends farther from the exact posterior than mean "
+            "field",
             operator.gt,
         ),
         claim(
             "radial normal",
-            "Linear regression: a radial chain of normals ends as near to the exact posterior as mean field",
+            "Linear regression: a radial chain of normals ends as close to the exact posterior as mean field",
             operator.le,
         ),
         *(
             claim(
                 method,
-                f"Linear regression: the error of a chain of normals ({method}) is within 0.1 of that in closed form",
+                f"Linear regression: the error of a chain of normals ({method}) is within 0.1 of the closed form",
                 lambda ours, best: abs(ours - best) < 0.1,
                 CLOSED,
             )
@@ -188,7 +189,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """Errors and standard deviations by chain."""
+    """Report errors and standard deviations by chain."""
     lines = []
     for design, method in results.distinct("design", "method"):
         keys = {"design": design, "method": method}
@@ -198,11 +199,12 @@ def report(results: Results) -> str:
     headings = ["error", "standard deviations", "error at once", "standard deviations at once"]
     return f"""### Sequential linear regression
 
-Bayesian linear regression in five batches, where the posterior is known: error of the chain's mean, root mean square \
-in standard deviations of the exact posterior, and its standard deviations over the exact ones; beside them one guide \
-on all batches at once; with drawn weights where no local noise is named, and in closed form the best chain of \
-normals; means of {len(results.distinct("seed"))} seeds \
-(`python -m benchmarks.continual.sequential_regression`).
+Bayesian linear regression in five batches, where the exact posterior is known \
+(`python -m benchmarks.continual.sequential_regression`). "error" is the root mean square error of the chain's mean, \
+in standard deviations of the exact posterior. "standard deviations" are those of the chain divided by the exact ones. \
+"at once" is one guide trained on all batches together. Training draws weights unless the method names local noise \
+(local reparameterization). The closed form is the best chain of normals. Means of \
+{len(results.distinct("seed"))} seeds.
 
 {markdown_table(["method, features", *headings], lines)}
 

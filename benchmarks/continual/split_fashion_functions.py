@@ -115,7 +115,7 @@ def average(rows: Sequence[Row]) -> float:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Against the strongest published results with several heads, and our own without functions."""
+    """Compare with the strongest published results with several heads, and with ours without functions."""
 
     def above(text: str, published: str, rows: list[Row], least: float) -> Claim:
         ours = percent(rows, "average_accuracy")
@@ -123,7 +123,7 @@ def claims(results: Results) -> list[Claim]:
 
     several = [
         above(
-            f"a head a task, 200 inputs kept: the function chain, {method}, reaches 99.0 %",
+            f"one head per task, 200 inputs kept: the chain with functions ({method}) reaches 99.0 %",
             f"{PUBLISHED['with a coreset']} (S-FSVI)",
             of(results, "multi", "functions", method),
             99.0,
@@ -132,7 +132,7 @@ def claims(results: Results) -> list[Claim]:
     ]
     bounded = [
         above(
-            f"a head a task, nothing kept: bounded local noise, {method}, reaches 98.8 %",
+            f"one head per task, nothing kept: bounded local noise ({method}) reaches 98.8 %",
             f"{PUBLISHED['without']} (S-FSVI)",
             of(results, "multi", "bounded local noise", method),
             98.8,
@@ -141,7 +141,7 @@ def claims(results: Results) -> list[Claim]:
     ]
     recipe = [
         above(
-            f"a head a task, nothing kept: the recipe of permuted MNIST, {method}, reaches 98.8 % too",
+            f"one head per task, nothing kept: the recipe for permuted MNIST ({method}) also reaches 98.8 %",
             "",
             of(results, "multi", "local noise", method),
             98.8,
@@ -150,36 +150,36 @@ def claims(results: Results) -> list[Claim]:
     ]
     single = [
         above(
-            f"one head, 200 {what} kept: {method} is above {LABELS_BEFORE} %, what 200 labels gave before",
+            f"one head, 200 {what}: {method} is above {LABELS_BEFORE} %, our earlier result with 200 labels",
             "",
             of(results, "single", cell, method),
             LABELS_BEFORE,
         )
         for method in METHODS
-        for cell, what in (("functions", "inputs"), ("replay", "labeled rows replayed"))
+        for cell, what in (("functions", "inputs kept"), ("replay", "labeled rows replayed"))
     ]
     return [*several, *bounded, *recipe, *single]
 
 
 def report(results: Results) -> str:
-    """Accuracies by method and what is kept, for both kinds of heads."""
+    """Report accuracies by method and by what is kept, for both kinds of heads."""
     return f"""### Split Fashion-MNIST, functions kept
 
-The same five tasks of two classes, 784-200-200-200-200, batches of 256 (\
-`python -m benchmarks.continual.split_fashion_functions`); percent, mean and standard error over seeds that no choice \
-was made on, and the median CPU seconds of a run on one thread. 'kept' is what is kept of each task: inputs at which \
-functions are held, with the weight of their KL, or rows, which are \
-replayed among those of each task. With one head the validation tenth chose between settings with seed 0. Lines of one \
-or two seeds are there to compare with; for more the time was too short. \
-S-FSVI has {PUBLISHED["with a coreset"]} with a coreset and {PUBLISHED["without"]} without, in another network.
+Five tasks of two classes each, as below, with 784-200-200-200-200 and batches of 256 (\
+`python -m benchmarks.continual.split_fashion_functions`). Accuracies are in percent, mean and standard error over \
+test seeds; seconds are median CPU seconds of a run on one thread. "kept" says what is kept of each task: inputs at \
+which functions are compared, with the weight of their KL, or labeled rows, which are replayed with those of later \
+tasks. With one head, the validation tenth chose the settings with seed 0. Lines with one or two seeds are for \
+comparison; there was no time for more. S-FSVI reports {PUBLISHED["with a coreset"]} with a coreset and \
+{PUBLISHED["without"]} without, with another network.
 
-A head for each task:
+One head for each task:
 
 {accuracy_table(results, heads="multi")}
 
 {results.plot("Accuracy with a head for each task", "multi_head")}
 
-One head for all ten classes, of which each task has two:
+A single head for all ten classes; each task has two of them:
 
 {accuracy_table(results, heads="single")}
 

@@ -158,7 +158,7 @@ def on_test(results: Results, heads: str, method: str, setting: Setting, coreset
 
 
 def claims(results: Results) -> list[Claim]:
-    """What the paper says of its figures 5 and 10, in its own settings, and what we say of the exact chain."""
+    """Check the paper's statements on figures 5 and 10 in its own settings, and ours on the exact chain."""
 
     def compared(name: str, text: str, published: str, pair: list[list[Row]]) -> Claim:
         ours, theirs = pair
@@ -174,7 +174,8 @@ def claims(results: Results) -> list[Claim]:
     return [
         compared(
             "backward_transfer",
-            f"{prefix}, a head a task: the published radial chain forgets less than mean field (backward transfer, %)",
+            f"{prefix}, one head per task: the published radial chain forgets less than mean field "
+            "(backward transfer, %)",
             "figure 5, no numbers",
             paper,
         ),
@@ -185,7 +186,7 @@ def claims(results: Results) -> list[Claim]:
             single,
         ),
         Claim(
-            f"{prefix}, a head a task: the chain of exact radial posteriors forgets nothing (backward transfer, %)",
+            f"{prefix}, one head per task: the chain of exact radial posteriors forgets nothing (backward transfer, %)",
             "",
             percent(exact, "backward_transfer"),
             str(len(exact)),
@@ -195,22 +196,22 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """Accuracies by method and setting, for both kinds of heads."""
+    """Report accuracies by method and setting, for both kinds of heads."""
     slowest = max(row["seconds"] for row in results.where(heads="multi") if row["epochs"] <= 20)
     return f"""### Split Fashion-MNIST
 
-Split Fashion-MNIST, five tasks of two classes with a head each, 784-200-200-200-200, 54,000 training images, Amsgrad \
-at 1e-3, batches of 1024; percent, mean and standard error over seeds \
-(`python -m benchmarks.continual.split_fashion_mnist`). The settings are the paper's and, for each method, the best of \
-a small grid by the validation tenth; 'from' is where the marginal standard deviations start. A run of five tasks at \
-20 epochs took at most {slowest:.0f} s on one thread. One seed chose, and 6,000 images cannot tell settings 0.1 points \
-apart; the last row is the runner-up of the exact chain. The table's seeds are others than the one that chose.
+Split Fashion-MNIST: five tasks of two classes with one head each, 784-200-200-200-200, 54,000 training images, \
+Amsgrad at 1e-3, batches of 1024 (`python -m benchmarks.continual.split_fashion_mnist`). Accuracies are in percent, \
+mean and standard error over test seeds. The settings are the paper's and, for each method, the best of a small grid \
+on the validation tenth; "from" is the initial marginal standard deviation. A run of five tasks with 20 epochs took at \
+most {slowest:.0f} s on one thread. A single other seed chose the settings, and 6,000 images cannot resolve \
+differences of 0.1 points; the last row is the runner-up of the exact chain.
 
 {accuracy_table(results, heads="multi")}
 
 {results.plot("Accuracy with a head for each task", "multi_head")}
 
-The same with a single head of ten outputs, without and with a random coreset of 200 images a task:
+The same with a single head of ten outputs, without and with a random coreset of 200 images per task:
 
 {accuracy_table(results, heads="single")}
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Networks, guides and tables of the experiments on decisions."""
+"""Networks, guides and pieces of tables shared by the experiments on decisions."""
 
 import statistics
 from collections import Counter
@@ -18,7 +18,7 @@ from pyro_radial.infer.autoguide.families import Delta
 __all__ = ["GUIDES", "mean_of", "mean_ranks", "network", "of_common_seeds", "runs_of"]
 
 
-# What names a cell of which each seed has a row.
+# Keys of a cell; each seed has a row in it.
 CELL = ("task", "problem", "method", "acquisition", "width")
 
 
@@ -45,7 +45,7 @@ def network(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
 def mean_ranks(
     results: Results, name: str, problem: str, methods: Sequence[str], **keys: Any
 ) -> dict[str, list[float]]:
-    """For each seed that all methods have, the mean over problems of a method's rank by a score, the lowest first."""
+    """Return each method's rank by a score (1 is the lowest), averaged over problems, for each seed of all methods."""
     found: dict[str, list[float]] = {method: [] for method in methods}
     problems = results.distinct(problem)
     scores = {
@@ -63,19 +63,19 @@ def mean_ranks(
 
 
 def mean_of(values: Sequence[float], digits: int) -> str:
-    """The mean with its standard error; nothing of a cell that is not measured yet."""
+    """Return the mean with its standard error as text; empty for a cell without results."""
     return with_error(values, digits) if values else ""
 
 
 def of_common_seeds(results: Results, name: str, key: str, values: Sequence[Any], **keys: Any) -> list[list[float]]:
-    """A result for each value of a key, of the seeds that all of them have."""
+    """Return a result for each value of a key, for the seeds that all values have."""
     found = [{row["seed"]: row[name] for row in results.where(**{key: value}, **keys)} for value in values]
     seeds = sorted(set.intersection(*(set(own) for own in found)))
     return [[own[seed] for seed in seeds] for own in found]
 
 
 def runs_of(results: Results) -> str:
-    """How many seeds there are: "5", or "4 to 5" where a cell lacks some."""
+    """Return the number of seeds: "5", or "4 to 5" if some cells lack seeds."""
     counts = Counter(tuple(map(row.get, CELL)) for row in results.rows)
     least, most = min(counts.values()), max(counts.values())
     return str(most) if least == most else f"{least} to {most}"

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Contextual bandits: regrets of posteriors over weights and over functions, and of their baselines.
+"""Contextual bandits: regrets of posteriors over weights and over functions, and of baselines.
 
 python -m benchmarks.decisions.bandits
 """
@@ -42,7 +42,7 @@ from pyro_radial.nn.likelihoods import MaskedGaussian
 
 __all__ = ["claims", "draw", "report", "run"]
 
-#: What running it needs; without results the page says so.
+#: Cost of a run; the page shows it as long as there are no results.
 NEEDS = "an hour and a half of two cores"
 
 FUNCTIONAL = "functional radial"
@@ -52,18 +52,18 @@ METHODS = (
 )
 COLORS = {method: f"C{number}" for number, method in enumerate(m for m in METHODS if not m.startswith("functional "))}
 WIDTHS = (50, 500)
-#: Where functional posteriors start: of 0.01, 0.1 and 0.3 the best on mushroom with seed 0. At 0.01 the few steps
-#: between decisions widen them too late to explore.
+#: Initial standard deviation of functional posteriors: the best of 0.01, 0.1 and 0.3 on mushroom with seed 0. From 0.01
+#: the few steps between decisions widen them too late for exploration.
 FUNCTIONAL_STDDEV = 0.1
-#: The methods of the width study.
+#: Methods in the width study.
 BY_WIDTH = ("mean field", "radial", FUNCTIONAL)
 
 
 class Task(NamedTuple):
-    """What a data set needs to be told of its scales."""
+    """Scales of a data set."""
 
     reward_scale: float
-    #: Of the kernel of Gaussian processes, in units of standardized or one-hot contexts.
+    #: Length scale of Gaussian processes, in units of standardized or one-hot contexts.
     lengthscale: float
 
 
@@ -73,12 +73,12 @@ TASKS = {
     "adult": Task(1.0, 8.0),
     **{f"wheel {delta:g}": Task(25.0, 0.3) for delta in (0.5, 0.9, 0.95, 0.99)},
 }
-#: The data sets of the width study.
+#: Data sets in the width study.
 WIDTH_TASKS = ("mushroom",)
 
 
 class Size(NamedTuple):
-    """How long the bandits are, and how much is trained."""
+    """Length of the bandits, and amount of training."""
 
     horizon: int = 1000
     tasks: tuple[str, ...] = tuple(TASKS)
@@ -89,7 +89,7 @@ class Size(NamedTuple):
     refit_every: int = 20
     steps: int = 40
     batch_size: int = 64
-    #: The networks of the ensemble.
+    #: Networks in the ensemble.
     members: int = 3
     last: int = 250
     compile: bool = True
@@ -110,12 +110,12 @@ def run(
     workers: int = 2,
     threads: int = 1,
 ) -> None:
-    """Bandits of 1,000 decisions with a refit every 20, of 40 gradient steps; the table's seeds start at 10.
+    """Run bandits of 1,000 decisions with a refit of 40 gradient steps every 20 decisions; test seeds start at 10.
 
-    The noise of 0.3, in units of the reward scale, was compared with 1 and a learned one on mushroom with seed 0, of
-    radial and mean field. Seed by seed over all methods, so that what is cut short is a table of fewer seeds, and more
-    can be asked for later. Cut to an hour and a half of two cores: decisions from 2,000, steps of a refit from 200, an
-    ensemble from five networks, the width study from a second data set.
+    The noise of 0.3, in units of the reward scale, was chosen against 1 and a learned noise on mushroom with seed 0,
+    for radial and mean field. All methods run seed by seed, so an interrupted run has fewer seeds, and more can be
+    added later. To fit into an hour and a half on two cores, we reduced the decisions from 2,000, the steps of a refit
+    from 200, the ensemble from five networks, and the width study from a second data set.
     """
     size = SIZES[form]
     results = Results(output, {"torch": torch.__version__, "threads": threads, **size._asdict()})
@@ -136,7 +136,7 @@ def run(
 
 
 def decided(keys: Row, size: Size, data_dir: Path | None, checkpoint: Path) -> Row:
-    """One run of a policy on a bandit."""
+    """Run one policy on one bandit."""
     bandit = bandit_of(keys["task"], size.horizon, keys["seed"], data_dir)
     policy = policy_of(keys["method"], keys["width"], bandit, TASKS[keys["task"]], size, keys["seed"])
     before = time.process_time()
@@ -171,7 +171,7 @@ def bandit_of(task: str, horizon: int, seed: int, data_dir: Path | None) -> Band
 
 
 def policy_of(method: str, width: int, bandit: Bandit, task: Task, size: Size, seed: int) -> Policy:
-    """A new policy, from the seed alone."""
+    """Make a policy, which depends only on the seed."""
     torch.manual_seed(seed)
     refits = {"steps": size.steps, "batch_size": size.batch_size, "compile": size.compile}
     options: dict[str, Any] = {"reward_scale": task.reward_scale, **refits}
@@ -218,16 +218,16 @@ def width_of(results: Results) -> int:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Ranks, widths and time."""
+    """Compare mean ranks and widths, and check the time."""
     methods = [m for m in results.setting["methods"] if m != "uniform"]
     ranks = mean_ranks(results, "relative", "task", methods, width=width_of(results))
     best = min(ranks, key=lambda method: statistics.mean(ranks[method] or [len(methods)]))
     ours, theirs = ranks[FUNCTIONAL], ranks[best]
     found = [
         Claim(
-            "Bandits: the functional radial posterior is first in mean rank, or within its error of the first",
+            "Bandits: the functional radial posterior has the best mean rank, or is within its error of the best",
             "first (Sun et al. 2019)",
-            f"{with_error(ours, 2)} of {len(methods)}; first is {best}, {with_error(theirs, 2)}" if ours else "none",
+            f"{with_error(ours, 2)} of {len(methods)}; the best is {best}, {with_error(theirs, 2)}" if ours else "none",
             str(len(ours)),
             bool(ours) and (best == FUNCTIONAL or not is_above(paired(ours, theirs))),
         )
@@ -240,7 +240,7 @@ def claims(results: Results) -> list[Claim]:
         difference = paired(many, few)
         found.append(
             Claim(
-                f"Bandits: {wide} units are no worse than {narrow} for the functional radial posterior on {task}",
+                f"Bandits: with {wide} units the functional radial posterior is as good as with {narrow} on {task}",
                 "",
                 f"{with_error(many, 1)} against {with_error(few, 1)}, difference {with_error(difference, 1)}",
                 str(len(difference)),
@@ -248,18 +248,18 @@ def claims(results: Results) -> list[Claim]:
             )
         )
     slowest = 1e3 * max(results.values("seconds", width=width_of(results))) / results.setting["horizon"]
-    text = "Bandits: a decision takes less than 150 ms, its part of the refits included, so 2,000 less than 5 minutes"
+    text = "Bandits: a decision takes less than 150 ms including its share of refits, so 2,000 take less than 5 minutes"
     return [*found, Claim(text, "", f"{slowest:.0f} ms at most", str(len(ours)), slowest < 150.0)]
 
 
 def is_above(difference: list[float]) -> bool:
-    """Whether the mean is above zero by more than its standard error."""
+    """Return whether the mean is more than its standard error above zero."""
     error = statistics.stdev(difference) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
     return statistics.mean(difference) > error
 
 
 def report(results: Results) -> str:
-    """Relative regrets by data set, cost, and the width study."""
+    """Report relative regrets by data set, the cost, and the width study."""
     setting = results.setting
     tasks, methods, width = setting["tasks"], setting["methods"], width_of(results)
     ranks = mean_ranks(results, "relative", "task", [m for m in methods if m != "uniform"], width=width)
@@ -281,17 +281,18 @@ def report(results: Results) -> str:
     ]
     return f"""### Contextual bandits
 
-{setting["horizon"]:,} decisions, {runs_of(results)} runs, mean and standard error (`python -m \
-benchmarks.decisions.bandits`). All policies learn after each {setting["refit_every"]} decisions, networks of two \
-layers of {width} by {setting["steps"]} steps of Adam from where they were. Regret relative to choosing uniformly, 100:
+Regret over {setting["horizon"]:,} decisions, relative to choosing arms at random, which has 100; mean and standard \
+error over {runs_of(results)} runs (`python -m benchmarks.decisions.bandits`). All policies learn after every \
+{setting["refit_every"]} decisions. Networks have two layers of {width} units and take {setting["steps"]} further \
+steps of Adam each time:
 
-{markdown_table(["", *tasks, "mean rank", "gradient steps a decision", "ms a decision"], regrets["relative"])}
+{markdown_table(["", *tasks, "mean rank", "gradient steps per decision", "ms per decision"], regrets["relative"])}
 
-The same over the last {setting["last"]} decisions alone (simple regret):
+Relative regret over the last {setting["last"]} decisions (simple regret):
 
 {markdown_table(["", *tasks], regrets["relative_simple"])}
 
-By the number of units in a layer:
+Relative regret by the number of units per layer:
 
 {markdown_table(["", "data", *map(str, setting["widths"])], widths)}
 
@@ -299,7 +300,7 @@ By the number of units in a layer:
 
 
 def draw(results: Results) -> None:
-    """The regret so far, in the mean of the runs."""
+    """Draw the mean cumulative regret."""
     tasks, width = results.setting["tasks"], width_of(results)
     columns = min(4, len(tasks))
     rows = -(-len(tasks) // columns)
@@ -310,7 +311,7 @@ def draw(results: Results) -> None:
             curves = torch.tensor(results.values("curve", task=task, method=method, width=width))
             if len(curves):
                 step = max(1, results.setting["horizon"] // 50)
-                # Under a prior on functions a guide has its own color, dashed.
+                # With a prior on functions, a guide keeps its color and is dashed.
                 dashes = "--" if method.startswith("functional ") else "-"
                 color = COLORS[method.removeprefix("functional ")]
                 ax.plot(torch.arange(curves.shape[1]) * step, curves.mean(0), dashes, color=color, label=method, lw=1.3)

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Bayesian optimization: functions drawn from Gaussian processes, and two standard ones, by posteriors over functions.
+"""Bayesian optimization of functions drawn from Gaussian processes, and of two standard functions.
 
 python -m benchmarks.decisions.optimization
 """
@@ -42,29 +42,29 @@ from pyro_radial.nn import likelihoods
 
 __all__ = ["claims", "draw", "report", "run"]
 
-#: What running it needs; without results the page says so.
+#: Cost of a run; the page shows it as long as there are no results.
 NEEDS = "an hour and a half of two cores"
 
 OURS, WEIGHTS, GP, CHANCE = "functional radial", "mean field", "Gaussian process", "random"
 SURROGATES = (OURS, "functional mean field", "radial", WEIGHTS, "random features", GP)
 ACQUISITIONS = {"Thompson": thompson, "MES": max_value_entropy}
-#: The surrogates that run under every acquisition; the others under the first one alone.
+#: Surrogates that run with every acquisition function; the others run with the first one only.
 COMPARED = (OURS, WEIGHTS, GP)
 
 
 class Problem(NamedTuple):
-    """A function of the unit cube to maximize, and its maximum."""
+    """A function to maximize, its bounds and its maximum."""
 
     objective: Callable[[Tensor], Any]
     bounds: list[list[float]]
     maximum: float
-    #: The prior of functional posteriors, in the units that the surrogate gets.
+    #: Prior of functional posteriors, in the units of the surrogate.
     kernel: Callable[[Tensor, Tensor], Tensor]
     standardize: bool
 
 
 class Size(NamedTuple):
-    """How many evaluations, and how much is trained."""
+    """Number of evaluations, and amount of training."""
 
     problems: tuple[str, ...] = ("RBF", "Matern 1/2", "ArcCosine", "Branin", "Hartmann 6")
     surrogates: tuple[str, ...] = SURROGATES
@@ -87,9 +87,9 @@ SIZES = {
     "default": Size(),
     "small": Size(("RBF",), (OURS, WEIGHTS, GP), ("Thompson",), 5, 4, 1, 5, (5,), 2, 8, 4, 4, 30, compile=False),
 }
-#: Where functional posteriors start. Of 0.01, and 0.1 at two rates, on 30 points of a draw with seed 0, this at the
-#: rate above was the nearest to the exact posterior: 0.61 of its standard deviation at new inputs, where 0.01 at a
-#: third of the rate has 0.12.
+#: Initial standard deviation of functional posteriors. We compared 0.01, and 0.1 with two learning rates, on 30 points
+#: of a draw with seed 0. This value with the rate above came closest to the exact posterior: 0.61 of its standard
+#: deviation at new inputs; 0.01 with a third of the rate has 0.12.
 FUNCTIONAL_STDDEV = 0.1
 DRAWN = ("RBF", "Matern 1/2", "ArcCosine")
 NUM_INPUTS = 3
@@ -97,11 +97,11 @@ LENGTHSCALE = 0.3
 
 
 def run(output: Path, *, form: Form = "default", seeds: int = 10, workers: int = 2, threads: int = 1) -> None:
-    """Networks of two layers of 100, 40 steps of Adam for each evaluation; the table's seeds start at 10.
+    """Use networks of two layers of 100, and 40 steps of Adam after each evaluation; test seeds start at 10.
 
-    Seed by seed over all methods, so that what is cut short is a table of fewer seeds, and more can be asked for later.
-    Cut to an hour and a half of two cores: three layers, 300 steps for each evaluation, 20 points and 20 functions of
-    the divergence, a width of 200, and MES for surrogates that the claims do not compare.
+    All methods run seed by seed, so an interrupted run has fewer seeds, and more can be added later. To fit into an
+    hour and a half on two cores, we cut three layers, 300 steps per evaluation, 20 points and 20 functions in the
+    divergence, a width of 200, and MES for surrogates that the claims do not compare.
     """
     size = SIZES[form]
     results = Results(output, {"torch": torch.__version__, "threads": threads, **size._asdict()})
@@ -179,7 +179,7 @@ def problem_of(name: str, seed: int, knots: int) -> Problem:
 
 @cache
 def drawn(name: str, seed: int, knots: int) -> Problem:
-    """A function through a draw of a Gaussian process at random points, and its largest value in the cube."""
+    """Make a function through a draw of a Gaussian process at random points, and find its maximum in the cube."""
     kernel = KERNELS[name]
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(knots, NUM_INPUTS, generator=generator, dtype=torch.double)
@@ -196,7 +196,7 @@ def drawn(name: str, seed: int, knots: int) -> Problem:
 
 
 def highest(objective: Callable[[Tensor], Tensor], points: Tensor, starts: int = 20) -> float:
-    """The largest value in the unit cube, which may be in a corner: up from the best points, by L-BFGS."""
+    """Find the largest value in the unit cube, possibly in a corner, by L-BFGS from the best points."""
     values = torch.cat([objective(part) for part in points.split(1000)])
 
     def descent(point: Any) -> tuple[float, Any]:
@@ -222,10 +222,10 @@ def matern12(a: Tensor, b: Tensor) -> Tensor:
 
 
 def arc_cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Order one, of points from -3 to 3 in the place of 0 to 1, with a bias, scaled to a variance of about one."""
+    """Arc-cosine kernel of order one with a bias, of points scaled from [0, 1] to [-3, 3], with variance about one."""
     a, b = (torch.cat([6.0 * x - 3.0, torch.ones_like(x[:, :1])], 1) for x in (a, b))
     norms = a.norm(dim=1, keepdim=True) * b.norm(dim=1)
-    # The angle of a point and itself would have an infinite gradient.
+    # The angle between a point and itself would have an infinite gradient.
     cosine = (a @ b.mT / norms).clamp(-1.0 + 1e-12, 1.0 - 1e-12)
     angle = cosine.arccos()
     return norms * (angle.sin() + (math.pi - angle) * cosine) / (10.0 * math.pi)
@@ -269,7 +269,7 @@ def medians_of(results: Results, **keys: Any) -> list[float]:
 
 
 def shown(values: list[float]) -> str:
-    """The median, and its quartiles where there are enough values."""
+    """Return the median as text, with quartiles if there is more than one value."""
     if len(values) < 2:
         return f"{statistics.median(values):.3f}" if values else ""
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -277,7 +277,7 @@ def shown(values: list[float]) -> str:
 
 
 def claims(results: Results) -> list[Claim]:
-    """The functional posterior against that of the weights, on functions drawn from its prior."""
+    """Compare priors on functions and on weights, for functions drawn from the former."""
     found = []
     for problem in (name for name in results.setting["problems"] if name in DRAWN):
         for acquisition in results.setting["acquisitions"]:
@@ -287,7 +287,7 @@ def claims(results: Results) -> list[Claim]:
                 continue
             found.append(
                 Claim(
-                    f"Optimization of a draw, {problem}, {acquisition}: the functional radial posterior has a lower "
+                    f"Optimization of a draw of {problem}, {acquisition}: the functional radial posterior has a lower "
                     "median regret than mean field",
                     "lower (Sun et al. 2019)",
                     f"{shown(ours)} against {shown(theirs)}; Gaussian process {shown(gp)}",
@@ -299,7 +299,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """Regrets by function, cost, and the width study."""
+    """Report regrets by function, the cost, and the width study."""
     setting = results.setting
     problems = setting["problems"]
     lines = []
@@ -320,16 +320,16 @@ def report(results: Results) -> str:
     ]
     return f"""### Bayesian optimization
 
-{setting["evaluations"]} evaluations, the first {setting["initial"]} at random; {runs_of(results)} seeds \
-(`python -m benchmarks.decisions.optimization`). Median of the simple regret, and its quartiles. RBF, Matern 1/2 and \
-ArcCosine are functions of three inputs through a draw of a Gaussian process at {setting["knots"]:,} points, a new one \
-for each seed, whose kernel is the prior of the functional posteriors; of the other functions that is RBF, for values \
-that are standardized. Networks have {setting["layers"]} layers of {setting["width"]}, and {setting["steps"]} steps \
-are taken for each evaluation, from where they were:
+Median simple regret, with quartiles, after {setting["evaluations"]} evaluations, the first {setting["initial"]} at \
+random; {runs_of(results)} seeds (`python -m benchmarks.decisions.optimization`). RBF, Matern 1/2 and ArcCosine are \
+functions of three inputs through a draw of a Gaussian process with this kernel at {setting["knots"]:,} points, a new \
+draw for each seed. Functional posteriors have the same kernel as prior; for the other two functions they have RBF, \
+and values are standardized. Networks have {setting["layers"]} layers of {setting["width"]} units and take \
+{setting["steps"]} further steps after each evaluation. The last columns are per proposal:
 
 {markdown_table(["", "", *problems, "seconds", "steps"], lines)}
 
-By the number of units in a layer, {first}, {how}:
+Simple regret by the number of units per layer, on {first} with {how}:
 
 {markdown_table(["", *map(str, setting["widths"])], widths)}
 
@@ -337,7 +337,7 @@ By the number of units in a layer, {first}, {how}:
 
 
 def draw(results: Results) -> None:
-    """Medians of the regret so far."""
+    """Draw the median regret after each evaluation."""
     setting = results.setting
     problems = setting["problems"]
     figure = Figure(figsize=(3.0 * len(problems), 3.6), layout="constrained", dpi=110)
@@ -350,7 +350,7 @@ def draw(results: Results) -> None:
                 if curves:
                     color = f"C{[CHANCE, *setting['surrogates']].index(method)}"
                     label = method if acquisition == "none" else f"{method}, {acquisition}"
-                    # torch's median of an even number is the lower of the two in the middle.
+                    # torch.median returns the lower of the two middle values.
                     medians = torch.tensor(curves).quantile(0.5, dim=0).clamp_min(1e-3)
                     ax.semilogy(medians, style, color=color, label=label)
         ax.set(title=problem, xlabel="evaluations")

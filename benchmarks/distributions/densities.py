@@ -137,30 +137,32 @@ def tail_beyond(dim: int, posterior: str, at: float) -> float:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Draws follow the closed forms; where the soap bubble is; and the tails of one weight, compared in two ways."""
+    """Check draws against closed forms, the radius of the soap bubble, and the tails of one weight in two ways."""
     number = results.setting["num_draws"]
-    # Of so many draws of the right distribution one in a thousand is farther away.
+    # With draws from the right distribution, the gap is larger with probability 0.001.
     bound = 1.95 / number**0.5
     gaps = [value for name in ("distance_gap", "weight_gap") for value in results.values(name)]
-    text = "Draws of radial and mean-field posteriors follow the closed densities of distance and of one weight"
+    text = (
+        "Draws of radial and mean-field posteriors follow the closed-form densities of the distance and of one weight"
+    )
     numbers = f"largest gap {max(gaps):.4f}, bound {bound:.4f}"
     found = [Claim(text, "", numbers, f"{number:,} draws", max(gaps) < bound)]
     for dim in results.distinct("dim"):
         ratio = results.values("mean_distance", dim=dim, posterior=MEAN_FIELD)[0] / math.sqrt(dim - 1)
-        text = f"Mean field, {dim:,} weights: draws are in a shell at sigma √(D-1) from the mean (000 figures 1 and 8)"
+        text = f"Mean field, {dim:,} weights: draws lie in a shell at sigma √(D-1) (Radial paper, figures 1 and 8)"
         found.append(Claim(text, "1", f"{ratio:.3f} times that", f"{number:,} draws", abs(ratio - 1) < 0.05))
     dim = min(results.distinct("dim"))
     normal = tail_beyond(dim, MEAN_FIELD, 3.0)
     for text, at in (("sigma", 3.0), ("standard deviation", 3 * dim**-0.5)):
         tail = tail_beyond(dim, RADIAL, at)
-        text = f"One weight of {dim} has lighter tails than mean field's at equal {text} (000 figure 9)"
-        numbers = f"beyond three of them {tail:.1e} against {normal:.1e}"
+        text = f"One weight of {dim} has lighter tails than under mean field, at equal {text} (Radial paper, figure 9)"
+        numbers = f"beyond three of these {tail:.1e} against {normal:.1e}"
         found.append(Claim(text, "lighter", numbers, "closed form", tail < normal))
     return found
 
 
 def report(results: Results) -> str:
-    """Distances and tails, in closed form and of draws."""
+    """Report distances and tails, in closed form and of draws."""
     lines = []
     for dim, posterior in results.distinct("dim", "posterior"):
         (row,), radius = results.where(dim=dim, posterior=posterior), radius_of(dim, posterior)
@@ -173,13 +175,13 @@ def report(results: Results) -> str:
     headings += ["beyond three of these", "of draws", "gap, distance", "gap, weight"]
     return f"""### Densities of a layer
 
-The distance of a draw from the mean, and one weight of it, at sigma = 1: the closed forms and \
+The distance of a draw from the mean, and one of its weights, at sigma = 1: closed forms and \
 {results.setting["num_draws"]:,} draws (`python -m benchmarks.distributions.densities`; figures 1, 8 and 9 of the \
-Radial paper). A gap is the largest difference of two distribution functions. With D weights the distance under mean \
-field is chi with D degrees of freedom, a shell at √(D-1), and half-normal under a radial posterior, for any D. One \
-weight of a radial posterior has 1/√D of the standard deviation, is sharper at its mean, and *heavier* in its tails \
-for that standard deviation (its kurtosis is 9D/(D+2), a normal's 3); lighter, as the paper has it, are they for the \
-same sigma alone.
+Radial paper). A gap is the largest difference between two distribution functions. With D weights, the distance under \
+mean field has a chi distribution with D degrees of freedom, a shell at √(D-1). Under a radial posterior it is \
+half-normal for any D. One weight of a radial posterior has 1/√D of the standard deviation. Relative to that standard \
+deviation it has a sharper peak and *heavier* tails (its kurtosis is 9D/(D+2), a normal's is 3). Its tails are \
+lighter, as the paper says, only at equal sigma.
 
 {markdown_table(headings, lines)}
 

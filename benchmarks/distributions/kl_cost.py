@@ -90,11 +90,11 @@ def with_gradient(make: Callable[[Tensor, Tensor], Distribution], tensors: list[
 
 
 def claims(results: Results) -> list[Claim]:
-    """One for the radial distribution, and one for each dimension."""
+    """Check the radial distribution, and the von Mises-Fisher distribution in each dimension."""
     (radial,) = results.where(family="radial")
     text = (
         f"The KL between radial distributions and its gradient, for {radial['events']:,} events of "
-        f"{radial['elements']} elements, take at most {MOST_RATIO:.0f} times those between normals"
+        f"{radial['elements']} elements, take at most {MOST_RATIO:.0f} times as long as between normals"
     )
     found = [Claim(text, "", f"{radial['ratio']:.1f} times", "1", radial["ratio"] <= MOST_RATIO)]
     for row in results.where(family="von Mises-Fisher"):
@@ -107,7 +107,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """Milliseconds, and multiples of a normal's."""
+    """Report milliseconds, and multiples of the normal distribution."""
     lines = [
         [row["family"], f"{row['events']:,} x {row['elements']}", f"{row['ms']:.1f}", f"{ratio:.1f}" if ratio else ""]
         for row in results.rows
@@ -115,9 +115,9 @@ def report(results: Results) -> str:
     ]
     return f"""### Cost of a KL and its gradient
 
-Between two distributions of a family, one thread, float32, medians of {results.setting["rounds"]} rounds, in which \
-the normal and the radial distribution take turns on the same tensors \
-(`python -m benchmarks.distributions.kl_cost`).
+Time of the KL between two distributions of a family and of its gradient (`python -m \
+benchmarks.distributions.kl_cost`), on one thread in float32. Medians of {results.setting["rounds"]} rounds, in which \
+the normal and the radial distribution take turns on the same tensors.
 
 {markdown_table(["family", "events x elements", "ms", "multiple of the normal's"], lines)}
 

@@ -247,11 +247,11 @@ def far_off(rows: list[Row]) -> list[Row]:
 
 
 def claims(results: Results) -> list[Claim]:
-    """No bias and little noise."""
+    """Check that the estimate has no bias and little noise."""
     rows = results.rows
     biased = [row for row in far_off(rows) if abs(row["bias_percent"]) > 1e-3]
     noise = max(row["sd_percent"] for row in rows)
-    beyond = f"{len(biased)} of {len(rows)} means off by more than 3 standard errors and 0.001 %"
+    beyond = f"{len(biased)} of {len(rows)} means are off by more than 3 standard errors and 0.001 %"
     calls = f"{min(results.setting['calls'].values())} to {max(results.setting['calls'].values()):,} calls"
     return [
         Claim("The estimated KL to a radial prior is unbiased", "", beyond, calls, not biased),
@@ -266,7 +266,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """Noise by dimension, and how far the means are off."""
+    """Report the noise by dimension, and the errors of the means."""
     rows, dims = results.rows, sorted(results.distinct("dim"))
     lines = [
         [q, *(f"{max(results.values('sd_percent', q=q, dim=dim)):.3f}" for dim in dims)] for q in results.distinct("q")
@@ -274,12 +274,12 @@ def report(results: Results) -> str:
     error = worst(lambda row: 100.0 * row["reference_error"] / max(row["kl"], FLOOR), rows)
     return f"""### The one KL that is estimated
 
-The one KL that is estimated, to a radial prior: the largest standard deviation of one call, in percent of \
-max(KL, 100 nats), over distances of 0 to 10 and scale ratios of 0.1 to 10, constant and varying, by D. Against \
-references that share no code with it, {len(far_off(rows))} of {len(rows)} means are off by more than 3 standard \
-errors, the worst by {max(row["z"] for row in rows):.1f}; the largest bias in percent is \
-{worst(lambda row: abs(row["bias_percent"]), rows)}, the largest standard error of a reference {error} \
-(`python -m benchmarks.distributions.radial_kl`).
+Only the KL to a radial prior is estimated (`python -m benchmarks.distributions.radial_kl`). The table shows the \
+largest standard deviation of one call, in percent of max(KL, 100 nats), over distances from 0 to 10 and scale ratios \
+from 0.1 to 10, constant and varying. We compare means with references that share no code with the library: \
+{len(far_off(rows))} of {len(rows)} means are off by more than 3 standard errors, the worst by \
+{max(row["z"] for row in rows):.1f}. The largest bias in percent is \
+{worst(lambda row: abs(row["bias_percent"]), rows)}; the largest standard error of a reference is {error}.
 
 {markdown_table(["from", *(f"D = {dim:,}" for dim in dims)], lines)}
 

@@ -316,7 +316,7 @@ def plot_log_constant(rows: list[Row], per_decade: int) -> Figure:
 
 
 def claims(results: Results) -> list[Claim]:
-    """The published one, and that of the docstring of ``VonMisesFisherStable``."""
+    """Check the published claim, and the one in the docstring of ``VonMisesFisherStable``."""
     (crossing,) = results.values("least_dim", gap_at_every_kappa_below="e^-10")
     rows = [row for row in results.rows if "gap" in row]
     worst = max(
@@ -326,14 +326,14 @@ def claims(results: Results) -> list[Claim]:
     dims = [row["dim"] for row in rows]
     return [
         Claim(
-            "Bounds on the Bessel ratio are closer than e^-10 even in low dimensions",
+            "The bounds on the Bessel ratio differ by less than e^-10 even in low dimensions",
             "in low dimensions",
             f"from m = {crossing} on",
             "",
             crossing <= 10,
         ),
         Claim(
-            f"Mean cosine and log constant are exact to rounding (1e-14) from {min(dims)} to {max(dims):,} dimensions",
+            f"Mean cosine and log constant are exact to rounding (1e-14) in {min(dims)} to {max(dims):,} dimensions",
             "",
             f"relative error of {worst:.2g} at most",
             "",
@@ -343,7 +343,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """The largest errors in each dimension, and the plots of the paper."""
+    """Report the largest errors in each dimension, and the paper's plots."""
     lines = []
     for row in results.rows:
         if row.get("dim") in LISTED_DIMS:
@@ -356,11 +356,11 @@ def report(results: Results) -> str:
     plots = "\n\n".join(results.plot(f"{title} (figure {number})", str(number)) for number, title in FIGURES.items())
     return f"""### Accuracy of the von Mises-Fisher distribution
 
-The ratio A of Bessel functions and the log normalizer of the von Mises-Fisher distribution against {DIGITS} digits, \
-the largest over concentrations of 1e-6 to 1e6: the published bounds, their mean (relative), and the library; log C as \
-published, in nats, and the library's relative to its terms; where `scipy.special.ive` is finite. The published claim \
-that the gap is below e^-10 even in low dimensions holds from m = {crossing} on \
-(`python -m benchmarks.distributions.vmf_accuracy`).
+Errors of the ratio A of Bessel functions and of the log normalizer C of the von Mises-Fisher distribution, against \
+{DIGITS} digits (`python -m benchmarks.distributions.vmf_accuracy`). The table shows the largest over concentrations \
+from 1e-6 to 1e6: the gap between the published bounds on A, the relative errors of their mean and of the library; the \
+error of the published log C in nats, and that of the library relative to its terms; and how often `scipy.special.ive` \
+is finite. The published claim that the gap is below e^-10 even in low dimensions holds from m = {crossing} on.
 
 {markdown_table([*headings, "% finite by scipy"], lines)}
 

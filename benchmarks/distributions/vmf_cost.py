@@ -210,18 +210,18 @@ def cuda_medians(subjects: Subjects, rounds: int) -> dict[str, float]:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Against the sampler in wide use, which has no gradient in the concentration."""
+    """Compare with the widely used sampler, which has no gradient in the concentration."""
     found = []
     for way in ("forward", BOTH_WAYS):
         ours, theirs = (results.values("ratio", unit="torch.randn", subject=name) for name in (way, DAVIDSON + way))
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-        text = f"A draw of a direction, {way}, takes no longer than by the sampler of Davidson et al. (2018)"
-        found.append(Claim(text, "", f"{min(ratios):.2f} to {max(ratios):.2f} of it", "1", max(ratios) <= 1.0))
+        text = f"Drawing a direction ({way}) takes at most as long as with the sampler of Davidson et al. (2018)"
+        found.append(Claim(text, "", f"{min(ratios):.2f} to {max(ratios):.2f} times as long", "1", max(ratios) <= 1.0))
     return found
 
 
 def report(results: Results) -> str:
-    """Multiples of torch's own functions."""
+    """Report times as multiples of torch's functions."""
 
     def ratio(**keys: object) -> str:
         return next((f"{row['ratio']:.1f}" for row in results.where(**keys)), "")
@@ -237,10 +237,10 @@ def report(results: Results) -> str:
     rows = f"{results.where(subject='A and L')[0]['elements']:,} rows of m = {dim}"
     return f"""### Cost of the von Mises-Fisher distribution
 
-Time of drawing von Mises-Fisher directions as multiples of `torch.randn` of the same shape, one thread, medians of \
-{results.setting["rounds"]} interleaved rounds; beside it a sampler as in Davidson et al. (2018), and a normal. A and \
-L together for {rows} cost {scalar}; the paper's series for L at m = {last["dim"]:,} costs {last["ratio"]:.1f} times \
-L (`python -m benchmarks.distributions.vmf_cost`).
+Time to draw von Mises-Fisher directions, as multiples of `torch.randn` with the same shape (`python -m \
+benchmarks.distributions.vmf_cost`), compared with a sampler as in Davidson et al. (2018) and a normal. One thread, \
+medians of {results.setting["rounds"]} interleaved rounds. Computing A and L together for {rows} takes {scalar}. The \
+paper's series for L at m = {last["dim"]:,} takes {last["ratio"]:.1f} times as long as L.
 
 {markdown_table(["rows x m", *SHOWN], lines)}
 
