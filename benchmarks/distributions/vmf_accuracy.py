@@ -32,7 +32,8 @@ from benchmarks.distributions._bessel import (
     truth,
 )
 from benchmarks.distributions._plots import legends_below, shade, tidy
-from pyro_radial.distributions import VonMisesFisherStable, half_cauchy_factors
+from pyro_radial.distributions import VonMisesFisherStable
+from pyro_radial.distributions.half_cauchy import half_cauchy_factors
 from pyro_radial.distributions.vmf.functions import log_vmf_constant, mean_cosine
 
 __all__ = ["claims", "draw", "report", "run"]

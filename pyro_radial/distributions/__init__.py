@@ -1,20 +1,11 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Distributions of random tensors; importing this registers the KL rules."""
+"""Distributions of random tensors; importing this package registers the KL rules."""
 
 from pyro_radial.distributions import kl as _kl  # noqa: F401
-from pyro_radial.distributions.half_cauchy import half_cauchy_factors, log_mode, sqrt_product
 from pyro_radial.distributions.radial_directional import RadialDirectional
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform, VonMisesFisherStable
 
-__all__ = [
-    "HypersphericalUniform",
-    "RadialDirectional",
-    "RadialNormal",
-    "VonMisesFisherStable",
-    "half_cauchy_factors",
-    "log_mode",
-    "sqrt_product",
-]
+__all__ = ["HypersphericalUniform", "RadialDirectional", "RadialNormal", "VonMisesFisherStable"]

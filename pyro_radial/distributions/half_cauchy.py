@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The half-Cauchy as the root of a product of gamma variables, and the log-normals that approximate them."""
+"""The half-Cauchy as the root of a product of two gamma variables, and log-normal posteriors on the two."""
 
 import math
 from typing import Any
@@ -16,18 +16,18 @@ __all__ = ["half_cauchy_factors", "log_mode", "sqrt_product"]
 
 
 def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
-    r"""The two independent distributions whose product is the square of a half-Cauchy variable.
+    r"""Return the two independent variables whose product is the square of a half-Cauchy variable.
 
     .. math:: \mathrm{HalfCauchy}(\gamma)^2 \sim \mathrm{Gamma}(\tfrac12, \mathrm{rate} = 1 / \gamma^2)
         \cdot \mathrm{InverseGamma}(\tfrac12, 1).
 
     Source: Neville, Ormerod and Wand (2014), as used by Oh, Adamczewski and Park (2019), "Radial and Directional
-    Posteriors", section 3.1. Theirs is the shape and *scale* form, with scale :math:`\gamma^2`; and they set the
-    half-Cauchy variable itself equal to the product, where it is the square root of the product.
+    Posteriors", section 3.1. They use shape and *scale*, with scale :math:`\gamma^2`; and they set the half-Cauchy
+    variable equal to the product instead of its square root.
 
-    :param scale: positive; a number, or a tensor ``[*batch]``.
+    :param scale: :math:`\gamma`, positive; a number or a tensor ``[*batch]``.
     :returns: the two distributions, each of batch shape ``[*batch]``.
-    :raises ValueError: (under validation) if ``scale`` is not positive, or its dtype does not hold its square.
+    :raises ValueError: (under validation) if ``scale`` is not positive or its square does not fit its dtype.
 
     Example::
 
@@ -49,15 +49,15 @@ def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
     ):
         least = torch.finfo(rate.dtype).tiny ** 0.5
         raise ValueError(
-            f"half_cauchy_factors: scale must be a number whose square {rate.dtype} holds, from about "
-            f"{least:.0e} to {1.0 / least:.0e}, got {float(scale.min()):.4g} to {float(scale.max()):.4g}"
+            f"half_cauchy_factors: scale must be between about {least:.0e} and {1.0 / least:.0e}, so that {rate.dtype} "
+            f"holds its square, got {float(scale.min()):.4g} to {float(scale.max()):.4g}"
         )
     half = torch.full_like(scale, 0.5)
     return dist.Gamma(half, rate), dist.InverseGamma(half, torch.ones_like(scale))
 
 
 def half_cauchy_value(gamma: Tensor, inverse_gamma: Tensor) -> Tensor:
-    """The half-Cauchy value that two factors make: roots first, since their product may overflow where it does not.
+    """Return the half-Cauchy value that two factors make; the roots come first because the product may overflow.
 
     >>> half_cauchy_value(torch.tensor(4.0), torch.tensor(9.0))
     tensor(6.)
@@ -66,16 +66,17 @@ def half_cauchy_value(gamma: Tensor, inverse_gamma: Tensor) -> Tensor:
 
 
 def sqrt_product(first: LogNormal, second: LogNormal) -> dist.LogNormal:
-    r"""The distribution of the root of the product of independent log-normal a and b, which is log-normal itself.
+    r"""Return the log-normal distribution of the root of the product of two independent log-normal variables.
 
     .. math:: \sqrt{ab} \sim \mathrm{LogNormal}\left(\tfrac12 (\mu_a + \mu_b),\
         \tfrac12 \sqrt{\sigma_a^2 + \sigma_b^2}\right).
 
-    With it, a posterior on the two factors of a half-Cauchy is a posterior on the half-Cauchy variable.
+    It turns a posterior on the two factors of a half-Cauchy variable into a posterior on the variable.
 
     :param first: the distribution of a, ``[*batch]``.
     :param second: the distribution of b; broadcasts with the first.
-    :raises ValueError: if one of them is no ``LogNormal``.
+    :returns: the distribution of :math:`\sqrt{ab}`.
+    :raises ValueError: if one of them is not a ``LogNormal``.
 
     Example::
 
@@ -89,14 +90,14 @@ def sqrt_product(first: LogNormal, second: LogNormal) -> dist.LogNormal:
 
 
 def log_mode(distribution: LogNormal) -> Tensor:
-    r"""The log of the mode of a log-normal distribution, :math:`\mu - \sigma^2`, ``[*batch]``.
+    r"""Return the log of the mode of a log-normal distribution, :math:`\mu - \sigma^2`.
 
-    Of ``sqrt_product(a, b)`` it is
-    :math:`\tfrac12 (\mu_a + \mu_b) - \tfrac14 (\sigma_a^2 + \sigma_b^2)`, the score to prune by. Oh et al. (2019),
-    section 3.3, take that of the product, without the root.
+    For ``sqrt_product(a, b)`` it is :math:`\tfrac12 (\mu_a + \mu_b) - \tfrac14 (\sigma_a^2 + \sigma_b^2)`, the score
+    for pruning. Oh et al. (2019), section 3.3, use the mode of the product, without the root.
 
     :param distribution: a log-normal distribution.
-    :raises ValueError: if it is no ``LogNormal``.
+    :returns: the log of its mode, ``[*batch]``.
+    :raises ValueError: if it is not a ``LogNormal``.
 
     Example::
 
@@ -109,27 +110,28 @@ def log_mode(distribution: LogNormal) -> Tensor:
 
 def _check_log_normal(function: str, name: str, distribution: Any) -> None:
     if not isinstance(distribution, LogNormal):
-        raise ValueError(f"{function}: {name} must be a LogNormal, but it is a {type(distribution).__name__}")
+        raise ValueError(f"{function}: {name} must be a LogNormal, got {type(distribution).__name__}")
 
 
 def kl_normal_to_log_gamma(q: Normal, p: TransformedDistribution) -> Tensor:
-    r"""KL to the distribution of log w, for w ~ Gamma(a, rate=b) or InverseGamma(a, b): that of LogNormal to the
-    distribution of w.
+    r"""Return the KL to the distribution of log w for w ~ Gamma(a, rate=b) or InverseGamma(a, b).
+
+    It equals the KL from the log-normal distribution of ``exp`` of q's variable to the distribution of w.
 
     .. math:: KL = \log\Gamma(a) - a t + e^{t + s^2 / 2} - \tfrac12 \log(2 \pi e\, s^2), \qquad
         t = \pm\mu + \log b,
 
-    with the plus for a gamma distribution and the minus for an inverse gamma. Oh et al. (2019), eq. 51 and 52, flip the
-    sign of
-    :math:`\mu` in the exponent and have :math:`\log 2 s^2` in place of :math:`\log 2 \pi s^2`; their eq. 52 divides by
-    the rate where it multiplies.
+    with the plus for a gamma distribution and the minus for an inverse gamma.
+
+    Source: Oh et al. (2019), eq. 51 and 52. They flip the sign of :math:`\mu` in the exponent and have
+    :math:`\log 2 s^2` in place of :math:`\log 2 \pi s^2`; their eq. 52 divides by the rate instead of multiplying.
     """
     if p.transforms != [ExpTransform().inv] or not isinstance(p.base_dist, Gamma | InverseGamma):
         raise NotImplementedError
     distribution = p.base_dist
     # The inverse of an inverse-gamma variable is a gamma variable.
     log_gamma_loc = q.loc if isinstance(distribution, Gamma) else -q.loc
-    # Added in the exponent, where the product of the rate with e^loc may overflow before it need.
+    # Added in the exponent, because the product of the rate and e^loc may overflow.
     shifted = log_gamma_loc + distribution.rate.log()
     cross_entropy = (
         distribution.concentration.lgamma()

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The distribution of one element of a radial normal vector: plain numbers that depend on the dimension alone."""
+"""The distribution of one element of a radial normal vector, as plain numbers that depend on the dimension alone."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _LEAST = 1e-300
 
 
 def radial_marginal_mass(half_width: float, dim: int) -> float:
-    r"""P(\|u_1 r\| <= half_width) for u uniform on the unit sphere of R^n and r standard half-normal.
+    r"""Return P(\|u_1 r\| <= half_width) for u uniform on the unit sphere of R^n and r standard half-normal.
 
     Given r, u_1^2 is Beta(1/2, (n-1)/2), so the mass is one integral over the radius.
     """
@@ -31,7 +31,7 @@ def radial_marginal_mass(half_width: float, dim: int) -> float:
 
 
 def radial_marginal_tail(half_width: float, dim: int) -> float:
-    """One less the mass, with digits of its own where the mass has none left."""
+    """Return one minus the mass, with all digits also where the mass rounds to one."""
     if dim == 1:
         return float(erfc(half_width / math.sqrt(2.0)))
     return _over_radii(
@@ -42,7 +42,7 @@ def radial_marginal_tail(half_width: float, dim: int) -> float:
 def _over_radii(
     half_width: float, dim: int, given: Callable[[float], float], absolute: float, relative: float
 ) -> float:
-    """The integral over all radii above the half width of what they give, a function of its squared share in them."""
+    """Integrate over all radii above the half width a function of the squared ratio of half width to radius."""
 
     def integrand(log_radius: float) -> float:
         radius = math.exp(log_radius)
@@ -50,8 +50,8 @@ def _over_radii(
         return density * float(given(min((half_width / radius) ** 2, 1.0)))
 
     low, high = math.log(half_width), math.log(_FAR)
-    # The integrand turns where the Beta distribution's bulk, r ~ half_width sqrt(n), or the half-normal's, r ~ 1, lies,
-    # and where the largest of a small tail's radii is: below it by one part in its square.
+    # The integrand turns at the bulk of the Beta distribution, r ~ half_width sqrt(n), at that of the half-normal, r ~
+    # 1, and at the largest radius of a small tail.
     turns = {low + 0.5 * math.log(dim), 0.0, low + 0.5 * math.log1p(dim / (1.0 + half_width**2))}
     points = sorted(min(max(turn, low), high) for turn in turns)
     return float(
@@ -61,14 +61,15 @@ def _over_radii(
 
 @lru_cache(maxsize=4096)
 def radial_marginal_quantile(probability: float, dim: int) -> float:
-    r"""Quantile of one coordinate u_1 r of the standard radial distribution in :math:`R^n`.
+    r"""Return a quantile of one coordinate u_1 r of the standard radial distribution in :math:`R^n`.
 
-    For n = 1 this is the normal quantile; for larger n the marginal is narrower (variance 1/n) and heavier
-    tailed (kurtosis 9n/(n+2)).
+    For n = 1 this is the normal quantile; for larger n the marginal is narrower (variance 1/n) and has heavier tails
+    (kurtosis 9n/(n+2)).
 
-    :param float probability: in (0, 1).
+    :param float probability: a number in (0, 1).
     :param int dim: n, the number of elements of one event.
-    :raises ValueError: if ``probability`` is not between 0 and 1, or so small that float64 ends before its quantile.
+    :returns: the quantile.
+    :raises ValueError: if ``probability`` is not between 0 and 1, or is too small for float64.
 
     Example::
 
@@ -76,10 +77,10 @@ def radial_marginal_quantile(probability: float, dim: int) -> float:
         1.96
     """
     if not _LEAST <= probability < 1.0:
-        raise ValueError(f"probabilities must be between {_LEAST:g} and 1, neither 0 nor 1, got {probability!r}")
+        raise ValueError(f"probabilities must be between {_LEAST:g} and 1, both excluded, got {probability!r}")
     if probability == 0.5:
         return 0.0
-    # Twice the smaller side is all that lies outside of the quantile and its mirror image.
+    # Twice the smaller side is the mass outside of the quantile and its mirror image.
     tail = 2.0 * min(probability, 1.0 - probability)
 
     def excess(log_half_width: float) -> float:

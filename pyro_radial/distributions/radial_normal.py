@@ -21,24 +21,24 @@ __all__ = ["RadialNormal"]
 
 
 class RadialNormal(TorchDistribution):
-    r"""A uniform direction times a half-normal radius, scaled and shifted elementwise.
+    r"""Multiply a uniform direction by a half-normal radius, then scale and shift elementwise.
 
     .. math::
         w = \mathrm{loc} + \mathrm{scale} \odot u\, r, \qquad u \sim \mathrm{Uniform}(S^{D-1}),
         \quad r \sim \mathrm{HalfNormal}(1),
 
-    where D is the number of elements in the last ``event_dim`` dimensions. A mean-field normal in D dimensions
-    puts its mass in a thin shell at distance :math:`\sigma\sqrt{D}` from the mean; here the distance does not
-    grow with D. With :math:`\rho = \|(w - \mathrm{loc}) / \mathrm{scale}\|` and S the log-area of the unit sphere,
+    where D is the number of elements in the last ``event_dim`` dimensions. A mean-field normal in D dimensions puts its
+    mass in a thin shell at distance :math:`\sigma\sqrt{D}` from the mean; here the distance does not grow with D.
+    With :math:`\rho = \|(w - \mathrm{loc}) / \mathrm{scale}\|` and S the log-area of the unit sphere,
 
     .. math::
         \log p(w) = \tfrac12 \log\tfrac2\pi - \tfrac12 \rho^2 - (D-1) \log\rho - S - \sum_i \log \mathrm{scale}_i.
 
-    For D = 1 this is exactly ``Normal(loc, scale)``. For D >= 2 the density is +inf at ``loc``; the gradient there
-    is defined as zero.
+    For D = 1 this is exactly ``Normal(loc, scale)``. For D >= 2 the density is +inf at ``loc``; the gradient there is
+    defined as zero.
 
-    Source: Farquhar, Osborne and Gal (2020), "Radial Bayesian Neural Networks", eq. 8 and appendix A. Their eq. 26
-    is not normalized (no factor 2 for the half-normal, no area of the sphere); the density above integrates to one.
+    Source: Farquhar, Osborne and Gal (2020), "Radial Bayesian Neural Networks", eq. 8 and appendix A. Their eq. 26 is
+    not normalized (no factor 2 for the half-normal, no area of the sphere); the density above integrates to one.
 
     :param Tensor loc: the mean, ``[*batch, *event]``; broadcasts with ``scale``.
     :param Tensor scale: positive and finite, ``[*batch, *event]``, the paper's sigma. The standard deviation of one
@@ -60,23 +60,25 @@ class RadialNormal(TorchDistribution):
     arg_constraints = {"loc": constraints.real, "scale": finite_positive}
     has_rsample = True
 
-    # What log_prob reports for the direction and radius at loc itself, where the density of D >= 2 is infinite.
+    # What log_prob reports for the direction and the radius at loc itself; for D >= 2 the density there is infinite.
     _log_density_at_loc = math.inf
 
     def __init__(self, loc: Any, scale: Any, event_dim: int = 1, *, validate_args: bool | None = None) -> None:
         self.loc, self.scale = _broadcast(loc, scale)
-        # A tensor that Pyro follows through a model has a plain tuple here.
+        # If Pyro tracks the provenance of the tensor, its shape is a plain tuple.
         shape = torch.Size(self.loc.shape)
         if not isinstance(event_dim, int) or event_dim < 0:
             raise ValueError(f"RadialNormal: event_dim must be a non-negative integer, got {event_dim!r}")
         if event_dim > len(shape):
             raise ValueError(
-                f"RadialNormal: event_dim={event_dim} is larger than the rank {len(shape)} of loc and scale, "
-                f"whose shape is {tuple(shape)}"
+                f"RadialNormal: event_dim must be at most {len(shape)}, the rank of loc and scale of shape "
+                f"{tuple(shape)}, got {event_dim}"
             )
         split = len(shape) - event_dim
         if shape[split:].numel() == 0:
-            raise ValueError(f"RadialNormal: the event of loc and scale is empty, its shape is {tuple(shape[split:])}")
+            raise ValueError(
+                f"RadialNormal: loc and scale must have elements in their event, got event shape {tuple(shape[split:])}"
+            )
         super().__init__(shape[:split], shape[split:], validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False)
@@ -87,13 +89,13 @@ class RadialNormal(TorchDistribution):
     def infer_shapes(  # type: ignore[override]
         loc: torch.Size = torch.Size(()), scale: torch.Size = torch.Size(()), event_dim: int = 1
     ) -> tuple[torch.Size, torch.Size]:
-        """Batch and event shape from the shapes of the arguments, without making a distribution."""
+        """Return batch and event shape from the shapes of the arguments, without making a distribution."""
         shape = torch.broadcast_shapes(loc, scale)
         split = len(shape) - event_dim
         return torch.Size(shape[:split]), torch.Size(shape[split:])
 
     def expand(self, batch_shape: Sequence[int], _instance: "RadialNormal | None" = None) -> "RadialNormal":
-        """The same distribution with a larger batch shape; shares memory."""
+        """Return the same distribution with a larger batch shape; it shares memory."""
         new = self._get_checked_instance(RadialNormal, _instance)
         batch_shape = torch.Size(batch_shape)
         new.loc = self.loc.expand(batch_shape + self.event_shape)
@@ -104,7 +106,7 @@ class RadialNormal(TorchDistribution):
 
     @property
     def num_elements(self) -> int:
-        """D, the number of elements that share one radius."""
+        """Return D, the number of elements that share one radius."""
         return self.event_shape.numel()
 
     @property
@@ -117,21 +119,21 @@ class RadialNormal(TorchDistribution):
 
     @property
     def variance(self) -> Tensor:
-        """``scale**2 / D``; the elements are uncorrelated, though not independent."""
+        """Return ``scale**2 / D``; the elements are uncorrelated, but not independent."""
         return self.scale.square() / self.num_elements
 
     @property
     def stddev(self) -> Tensor:
-        """``scale / sqrt(D)``."""
+        """Return ``scale / sqrt(D)``."""
         return self.scale / math.sqrt(self.num_elements)
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
-        """A draw through which gradients flow to ``loc`` and ``scale``, ``[*sample_shape, *batch, *event]``."""
+        """Draw a sample with gradients to ``loc`` and ``scale``, ``[*sample_shape, *batch, *event]``."""
         noise = self._unit_noise(self._extended_shape(torch.Size(sample_shape)))
         return torch.addcmul(self.loc, self.scale, noise)
 
     def _unit_noise(self, shape: torch.Size) -> Tensor:
-        """A uniform direction times a half-normal radius, at loc 0 and scale 1."""
+        """Draw a uniform direction times a half-normal radius, at loc 0 and scale 1."""
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
         if self.num_elements == 1:
             return noise
@@ -140,12 +142,12 @@ class RadialNormal(TorchDistribution):
         return noise.mul_(_unsqueeze(radius / norm, self.event_dim).to(noise.dtype))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The normalized log-density, shape ``[*sample, *batch]``; +inf at ``loc`` for D >= 2."""
-        # Torch's check of a support cannot take a tensor without elements.
+        """Return the normalized log-density, ``[*sample, *batch]``; +inf at ``loc`` for D >= 2."""
+        # Torch cannot check the support of a tensor without elements.
         if self._validate_args and value.numel() > 0:
             self._validate_sample(value)
         if self.num_elements == 1:
-            # As a normal's: the distance has no derivative at loc, its square has two.
+            # As for a normal: the distance has no derivative at loc, its square has two.
             unit_density = self._log_unit_normal((value - self.loc) / self.scale)
         else:
             unit_density = self._log_unit_density(_Distance.apply(value, self.loc, self.scale, self.event_dim))
@@ -155,7 +157,7 @@ class RadialNormal(TorchDistribution):
         return self._sum_event(-0.5 * noise.to(accumulation_dtype(noise)).square()) - 0.5 * math.log(2.0 * math.pi)
 
     def _log_unit_density(self, rho: Tensor) -> Tensor:
-        """Log-density at distance rho from loc, at scale 1, in the accumulation dtype."""
+        """Return the log-density at distance rho from loc, at scale 1, in the accumulation dtype."""
         constant = 0.5 * math.log(2.0 / math.pi) - log_sphere_area(self.num_elements)
         away = rho > 0
         # log(1) at the pole keeps its gradient zero rather than NaN.
@@ -164,31 +166,32 @@ class RadialNormal(TorchDistribution):
         return torch.where(away, density, self._log_density_at_loc)
 
     def entropy(self) -> Tensor:
-        r"""Exact differential entropy in nats, shape ``[*batch]``.
+        r"""Return the exact differential entropy in nats, ``[*batch]``.
 
         .. math:: H = \sum_i \log \mathrm{scale}_i + S + \tfrac12\log\tfrac\pi2 + \tfrac12
             - \tfrac{D-1}{2}(\gamma + \log 2)
 
-        The sum of logs, with all constants: 000's eq. 29 to 39 give constants that are wrong for every D.
+        Source: Farquhar, Osborne and Gal (2020), eq. 29 to 39, with corrected constants (theirs are wrong for every D).
         """
         return self.accumulated_entropy().to(self.loc.dtype)
 
     def accumulated_entropy(self) -> Tensor:
-        """The entropy before it is rounded to the parameters' dtype, for differences of large numbers."""
+        """Return the entropy in the accumulation dtype, for differences of large numbers."""
         return self._sum_event(self.scale.log()) + self.unit_entropy
 
     @property
     def unit_entropy(self) -> float:
-        """The entropy at scale one, which the dimension alone decides."""
+        """Return the entropy at scale one, which depends on the dimension alone."""
         constant = log_sphere_area(self.num_elements) + 0.5 * math.log(math.pi / 2.0) + 0.5
         return constant + (self.num_elements - 1) * MEAN_LOG_HALF_NORMAL
 
     def marginal_quantiles(self, probabilities: Sequence[float]) -> Tensor:
-        """Quantiles of each element's own marginal distribution, ``[len(probabilities), *batch, *event]``.
+        """Return quantiles of each element's marginal distribution.
 
         The marginal is not normal for D >= 2: it is sharper at the mean and heavier in the tails.
 
         :param probabilities: numbers strictly between 0 and 1.
+        :returns: the quantiles, ``[len(probabilities), *batch, *event]``.
         """
         standard = [radial_marginal_quantile(float(p), self.num_elements) for p in probabilities]
         return torch.stack([self.loc + self.scale * z for z in standard])
@@ -200,9 +203,9 @@ class RadialNormal(TorchDistribution):
 
 
 class _Distance(torch.autograd.Function):
-    """The norm of (value - loc) / scale over an event, which keeps nothing for its gradient but its arguments.
+    """The norm of (value - loc) / scale over an event; it keeps only its arguments for the gradient.
 
-    A loss evaluates the density of every weight tensor, often without ever asking for its gradient.
+    A loss evaluates the density of every weight tensor, often without asking for the gradient.
     """
 
     generate_vmap_rule = True
@@ -229,7 +232,7 @@ class _Distance(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         value, loc, scale, rho = ctx.saved_tensors
-        # At the pole the direction is undefined; the gradient there is zero.
+        # At the pole the direction is undefined; the gradient there is defined as zero.
         share = torch.where(rho > 0, grad / torch.where(rho > 0, rho, 1.0), 0.0)
         unit = (value - loc) / scale
         by_value = unit * _unsqueeze(share, ctx.event_dim).to(unit.dtype) / scale
@@ -243,7 +246,7 @@ class _Distance(torch.autograd.Function):
 
 
 def _event_norm(tensor: Tensor, event_dim: int) -> Tensor:
-    """The norm over the last dimensions, in the accumulation dtype: in float32 it would be off by 1e-3 for D = 1e7."""
+    """Return the norm over the last dimensions in the accumulation dtype; float32 is off by 1e-3 for D = 1e7."""
     dims = tuple(range(-event_dim, 0))
     dtype = accumulation_dtype(tensor)
     return torch.linalg.vector_norm(tensor, dim=dims, dtype=dtype) if dims else tensor.to(dtype).abs()
@@ -254,7 +257,7 @@ def _unsqueeze(batch_value: Tensor, event_dim: int) -> Tensor:
 
 
 def _broadcast(loc: Any, scale: Any) -> tuple[Tensor, Tensor]:
-    """Both arguments as floating-point tensors of one shape, or an error that names the argument."""
+    """Return both arguments as floating-point tensors of one shape, or raise an error that names the argument."""
     for name, argument in (("loc", loc), ("scale", scale)):
         if not isinstance(argument, Tensor | int | float) or isinstance(argument, bool):
             raise TypeError(f"RadialNormal: {name} must be a tensor or a number, got {argument!r}")
@@ -264,6 +267,6 @@ def _broadcast(loc: Any, scale: Any) -> tuple[Tensor, Tensor]:
         loc, scale = broadcast_all(loc, scale)
     except RuntimeError:
         raise ValueError(
-            f"RadialNormal: loc of shape {tuple(loc.shape)} and scale of shape {tuple(scale.shape)} do not broadcast"
+            f"RadialNormal: loc and scale must broadcast, got shapes {tuple(loc.shape)} and {tuple(scale.shape)}"
         ) from None
     return loc, scale

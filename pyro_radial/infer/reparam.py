@@ -26,8 +26,8 @@ class HalfCauchyReparam(Reparam):
         \mathtt{x} = \sqrt{\mathtt{x\_gamma} \cdot \mathtt{x\_inverse\_gamma}}.
 
     The distribution of x does not change. A log-normal has no closed-form KL to a half-Cauchy distribution, but one to
-    each factor; the posterior of x that two of them make is :func:`~pyro_radial.distributions.sqrt_product`. See
-    :func:`~pyro_radial.distributions.half_cauchy_factors` for the source.
+    each factor; ``sqrt_product`` in ``pyro_radial.distributions.half_cauchy`` is the posterior of x that two of them
+    make. ``half_cauchy_factors`` there has the source.
 
     The distribution of the site is ``HalfCauchy`` under any nesting of ``expand``, ``to_event`` and ``mask``.
 

@@ -12,15 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import kl_divergence
 
-from pyro_radial.distributions import (
-    HypersphericalUniform,
-    RadialDirectional,
-    RadialNormal,
-    VonMisesFisherStable,
-    half_cauchy_factors,
-    log_mode,
-    sqrt_product,
-)
+from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
+from pyro_radial.distributions.half_cauchy import half_cauchy_factors, log_mode, sqrt_product
 
 COUNT = 25
 fuzzed = settings(max_examples=COUNT, deadline=None, derandomize=True, database=None)

@@ -15,7 +15,8 @@ from scipy.integrate import quad
 from torch.distributions import biject_to, kl_divergence
 
 from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
-from pyro_radial.distributions import RadialNormal, half_cauchy_factors, log_mode, sqrt_product
+from pyro_radial.distributions import RadialNormal
+from pyro_radial.distributions.half_cauchy import half_cauchy_factors, log_mode, sqrt_product
 from pyro_radial.distributions.wrappers import pull_back
 
 NUM_SAMPLES = 40_000

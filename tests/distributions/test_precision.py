@@ -11,12 +11,8 @@ import torch
 from scipy.special import erfc, exp1
 from torch.distributions import kl_divergence
 
-from pyro_radial.distributions import (
-    HypersphericalUniform,
-    RadialNormal,
-    VonMisesFisherStable,
-    half_cauchy_factors,
-)
+from pyro_radial.distributions import HypersphericalUniform, RadialNormal, VonMisesFisherStable
+from pyro_radial.distributions.half_cauchy import half_cauchy_factors
 from pyro_radial.distributions.radial_marginal import radial_marginal_mass, radial_marginal_tail
 
 

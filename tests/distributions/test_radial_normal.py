@@ -256,10 +256,10 @@ def test_a_nan_loc_is_refused_by_name():
     ("arguments", "words"),
     [
         ((torch.zeros(3), torch.ones(4)), "broadcast"),
-        ((torch.zeros(3), torch.ones(3), 2), "event_dim=2"),
+        ((torch.zeros(3), torch.ones(3), 2), "event_dim must be at most 1, .* got 2"),
         ((torch.zeros(3), torch.ones(3), -1), "event_dim"),
         ((torch.zeros(3), torch.ones(3), 1.0), "event_dim"),
-        ((torch.zeros(2, 0), torch.ones(2, 0)), "empty"),
+        ((torch.zeros(2, 0), torch.ones(2, 0)), "elements in their event"),
         ((torch.zeros(3, dtype=torch.long), torch.ones(3)), "loc"),
         ((torch.zeros(3), torch.ones(3, dtype=torch.long)), "scale"),
     ],

@@ -7,15 +7,8 @@ import torch
 from pyro.distributions import HalfCauchy, LogNormal, Normal
 from torch.distributions import kl_divergence
 
-from pyro_radial.distributions import (
-    HypersphericalUniform,
-    RadialDirectional,
-    RadialNormal,
-    VonMisesFisherStable,
-    half_cauchy_factors,
-    log_mode,
-    sqrt_product,
-)
+from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
+from pyro_radial.distributions.half_cauchy import half_cauchy_factors, log_mode, sqrt_product
 from tests.golden.programs import program
 
 

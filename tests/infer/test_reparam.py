@@ -17,7 +17,7 @@ from scipy.integrate import quad
 from scipy.optimize import minimize
 
 from pyro_radial import AutoMeanField, RadialELBO
-from pyro_radial.distributions import half_cauchy_factors, sqrt_product
+from pyro_radial.distributions.half_cauchy import half_cauchy_factors, sqrt_product
 from pyro_radial.infer import HalfCauchyReparam
 
 NUM_SAMPLES = 40_000
