@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Constraints that leave infinity out, and what other constraints let pass."""
+"""Constraints that exclude infinity, and questions about the values that a constraint allows."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ __all__ = ["finite_nonnegative", "finite_positive", "is_on_sphere", "is_real"]
 
 
 class _Finite(constraints.Constraint):
-    """What a half-line's constraint lets pass, but for infinity, which torch's own do."""
+    """A half-line without infinity; torch's own constraints include it."""
 
     def __init__(self, name: str, half_line: constraints.Constraint) -> None:
         self.name, self.half_line = name, half_line
@@ -38,7 +38,7 @@ finite_nonnegative = _Finite("FiniteNonnegative", constraints.nonnegative)
 
 
 def is_real(support: Any) -> bool:
-    """Whether a constraint lets every real value pass, whatever the shape.
+    """Return whether a constraint allows every real value, for any shape.
 
     Example::
 
@@ -50,7 +50,7 @@ def is_real(support: Any) -> bool:
 
 
 def is_on_sphere(support: Any) -> bool:
-    """Whether a constraint lets unit vectors pass, whatever the shape.
+    """Return whether a constraint allows unit vectors, for any shape.
 
     Example::
 

@@ -64,11 +64,10 @@ __all__ = [
 
 
 def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
-    r"""KL from a radial or normal distribution to a factorized normal or a radial distribution, under any nesting of
-    wrappers.
+    r"""Return the KL from a radial or normal distribution to one of either kind, under any nesting of wrappers.
 
-    To a factorized normal :math:`N(m, t^2)` it is closed, since the cross-entropy needs the mean and the variance of
-    each element alone:
+    To a factorized normal :math:`N(m, t^2)` it is closed: the cross-entropy needs only the mean and the variance of
+    each element.
 
     .. math:: KL = -H(q) + \tfrac12 \sum_i \left[\log 2\pi t_i^2
         + \frac{\sigma_i^2 / D + (\mu_i - m_i)^2}{t_i^2}\right].
@@ -79,30 +78,32 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     .. math:: KL = -H(q) + \tfrac12 \log\tfrac\pi2 + S + \sum_i \log t_i
         + \tfrac12 \sum_i \frac{v_i + (\mu_i - m_i)^2}{t_i^2} + (D - 1)\, E_q \log \rho.
 
-    Farquhar, Osborne and Gal (2020), eq. 43 and 44, leave out the last term, without which it can be negative (as a
-    note of theirs says). It is the one term without a closed form: an unbiased estimate with fixed directions,
-    exact for proportional scales and equal means, zero with zero gradient at q = p. ``pyro.settings`` has the number
-    of directions, ``radial_kl_directions`` (small events take more), and their seed, ``radial_kl_seed`` (None for
-    fresh ones in each call). With a seed it is a function of the parameters, and its gradient the derivative of that,
-    also under ``vmap`` and ``torch.compile``. One call's standard deviation, and with it how far below zero it can
-    fall, is below 1 % of max(KL, 100 nats) in the cases of ``benchmarks/distributions/radial_kl.py``; it is more where
-    one element's ratio :math:`\sigma_i / t_i` is far above all others. At equal scales the KL has a cone in the means,
-    of slope about 1.2533 (D - 1) in units of t: they do not move until the likelihood's gradient exceeds that.
+    The last term has no closed form. It is an unbiased estimate with fixed directions, exact for proportional scales
+    and equal means, and zero with zero gradient at q = p. ``pyro.settings`` has the number of directions,
+    ``radial_kl_directions`` (small events take more), and their seed, ``radial_kl_seed`` (None draws fresh ones in each
+    call). With a seed the KL is a function of the parameters with an exact gradient, also under ``vmap`` and
+    ``torch.compile``. In the cases of ``benchmarks/distributions/radial_kl.py`` the standard deviation of one call is
+    below 1 % of max(KL, 100 nats); it is larger if one ratio :math:`\sigma_i / t_i` is far above all others. At equal
+    scales the KL has a cone in the means, of slope about 1.2533 (D - 1) in units of t: the means do not move until the
+    gradient of the likelihood exceeds that.
 
-    A mask on either side masks that side's log-density, as it does in a sampled ELBO: the rule is the expectation
-    of ``q.log_prob(w) - p.log_prob(w)``. So it is where both sides are masked, each by its own.
+    A mask on either side masks that side's log-density, as in a sampled ELBO: the KL is the expectation of
+    ``q.log_prob(w) - p.log_prob(w)``.
+
+    Source: Farquhar, Osborne and Gal (2020), "Radial Bayesian Neural Networks", eq. 43 and 44. They leave out the last
+    term, without which the KL can be negative (as they note).
     """
     if not isinstance(leaf(q), RadialNormal | Normal) or not isinstance(leaf(p), RadialNormal | Normal):
         raise NotImplementedError
     if q.event_shape != p.event_shape:
         raise NotImplementedError
     kl = _with_masks(q, p)
-    # Where q has no batch of its own, p's may have been folded to size one.
+    # If q has no batch of its own, p's may have been folded to size one.
     return kl.to(leaf(q).loc.dtype).expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_of_masked(q: MaskedDistribution, p: MaskedDistribution) -> Tensor | float:
-    """KL of two masked distributions: by the rule above where that applies, else where both masks are set."""
+    """Return the KL of two masked distributions: by the rule above if it applies, else where both masks are set."""
     try:
         return kl_by_cross_entropy(q, p)
     except NotImplementedError:
@@ -113,7 +114,7 @@ def kl_of_masked(q: MaskedDistribution, p: MaskedDistribution) -> Tensor | float
 
 
 def kl_radial_to_multivariate_normal(q: RadialNormal, p: MultivariateNormal) -> Tensor:
-    """KL from one radius per vector to a full-covariance normal: the same sum, with p's precision in the middle."""
+    """Return the KL from one radius per vector to a normal with full covariance."""
     if q.event_dim != 1:
         raise NotImplementedError
     precision = p.precision_matrix.diagonal(dim1=-2, dim2=-1)
@@ -122,27 +123,27 @@ def kl_radial_to_multivariate_normal(q: RadialNormal, p: MultivariateNormal) -> 
 
 
 def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
-    """KL between two distributions that are the same bijection of simpler ones: the KL of the simpler ones.
+    """Return the KL of two distributions that are the same bijection of simpler ones: the KL of the simpler ones.
 
-    This gives, for example, a log-radial or log-normal guide its closed-form KL to ``LogNormal(...).to_event(1)``.
+    For example, it gives a log-radial or log-normal guide its closed-form KL to ``LogNormal(...).to_event(1)``.
     """
     return kl_divergence(q.base_dist, pull_back(p, elementary(q.transforms)))
 
 
 class _Parameters(NamedTuple):
-    """What a divergence needs of q, at full shape: ``loc + scale * noise``, where an event's noise is of one kind.
+    """The parameters of q at full shape, as ``loc + scale * noise``.
 
-    ``radius_dim`` is how many of the last dimensions share one radius, or None for independent normal noise.
+    ``radius_dim`` is the number of last dimensions that share one radius, or None for independent normal noise.
     """
 
     loc: Tensor
     scale: Tensor
     radius_dim: int | None
-    unit_entropy: float  # of the elements of one radius at scale one
+    unit_entropy: float  # the entropy of the elements of one radius at scale one
 
     @property
     def elements_per_radius(self) -> int:
-        """By which the variance of an element is less than its squared scale."""
+        """The factor between an element's squared scale and its variance."""
         return 1 if self.radius_dim is None else self.loc.shape[self.loc.dim() - self.radius_dim :].numel()
 
 
@@ -156,11 +157,11 @@ def _parameters(q: Distribution) -> _Parameters:
 
 
 def _with_masks(q: Distribution, p: Distribution) -> Tensor:
-    """The divergence as one sum wherever both sides count, so that what is large in both never cancels."""
+    """The divergence, as one sum where both sides count, so that no large terms cancel."""
     try:
         q_mask, p_mask = mask_of(q), mask_of(p)
     except ValueError:
-        # Single elements of an event are masked: each side is a sum of its own elements.
+        # Single elements of an event are masked: each side sums its own elements.
         return _cross_entropy(q, p) - _entropy(q)
     kl = _divergence(unmasked(q), unmasked(p))
     if q_mask is p_mask:
@@ -171,7 +172,7 @@ def _with_masks(q: Distribution, p: Distribution) -> Tensor:
 
 
 def _divergence(q: Distribution, p: Distribution) -> Tensor:
-    """Without masks the two have the same sums, and each element one term in them."""
+    """The divergence without masks, where each element has one term in the sum."""
     parameters = _parameters(q)
     if isinstance(leaf(p), RadialNormal):
         return carry_to_batch(partial(_divergence_to_radial, parameters), p)
@@ -180,7 +181,7 @@ def _divergence(q: Distribution, p: Distribution) -> Tensor:
     if parameters.radius_dim is None:
         return kl_to_normal(loc, scale, center, unit, len(q.event_shape))
     kl = kl_to_normal(loc, scale, center, unit, len(q.event_shape), parameters.elements_per_radius)
-    # What the radii add is the same for each, and added last.
+    # Each radius adds the same constant; it is added last.
     radii = q.event_shape.numel() // parameters.elements_per_radius
     constant = 0.5 * parameters.elements_per_radius * math.log(2.0 * math.pi) - parameters.unit_entropy
     return kl.to(accumulation_dtype(kl)) + radii * constant
@@ -201,7 +202,7 @@ def _divergence_to_radial(q: _Parameters, p: RadialNormal) -> Tensor:
 
 
 def _entropy(q: Distribution) -> Tensor:
-    """Entropy with sums in the accumulation dtype."""
+    """The entropy with sums in the accumulation dtype."""
     return carry_to_batch(_entropy_of_leaf, q)
 
 
@@ -210,7 +211,7 @@ def _entropy_of_leaf(q: Distribution) -> Tensor:
 
 
 def _cross_entropy(q: Distribution, p: Distribution) -> Tensor:
-    """E[-log p(w)]. That q has the full shape already is why everything broadcasts."""
+    """E[-log p(w)]. Everything broadcasts, because q's parameters have the full shape."""
     return carry_to_batch(partial(_cross_entropy_to_leaf, _parameters(q)), p)
 
 
@@ -226,23 +227,23 @@ def _cross_entropy_to_leaf(q: _Parameters, p: Distribution) -> Tensor:
 
 
 def _against_radial(q: _Parameters, p: RadialNormal) -> tuple[Tensor, Tensor, Tensor, Tensor, torch.Size]:
-    """The parameters of both with the event as one last dimension, and the batch shape of all."""
+    """The parameters of both sides with the event as one last dimension, and the common batch shape."""
     if q.radius_dim is not None and q.radius_dim != p.event_dim:
-        # Radii that are shared differently on the two sides leave more than one to integrate over.
+        # If the two sides share radii differently, more than one radius is left to integrate over.
         raise NotImplementedError
-    # Repeated batch dimensions, such as those of particles, repeat one value.
+    # Repeated batch dimensions, such as those of particles, are computed once.
     tensors = torch.broadcast_tensors(*(unexpanded(t, p.event_dim) for t in (q.loc, q.scale, p.loc, p.scale)))
     loc, scale, center, unit = (t.flatten(t.dim() - p.event_dim) if p.event_dim else t.unsqueeze(-1) for t in tensors)
-    # Each repeat counts where a wrapper sums over its dimension.
+    # The repeats count if a wrapper sums over their dimension.
     shape = torch.broadcast_shapes(q.loc.shape, p.loc.shape)
     return loc, scale, center, unit, shape[: len(shape) - p.event_dim]
 
 
-# The rules are registered on torch's classes: Pyro's ``Independent`` rule peels its layers and wraps what is left in
-# torch's ``Independent``, so a rule on Pyro's subclass would be missed, silently. A rule that does not apply raises
-# ``NotImplementedError``, which is how :class:`~pyro.infer.TraceMeanField_ELBO` knows to fall back on sampling.
-# A pair that torch or Pyro register themselves (Independent on Independent) is left to them: it ends in one of the rows
-# below. But for masked on masked: Pyro's row takes one mask for both sides, which is right if they have the same.
+# The rules are registered on torch's classes: Pyro's rule for ``Independent`` peels the layers and wraps the rest in
+# torch's ``Independent``, so it would silently miss a rule on Pyro's subclass. A rule that does not apply raises
+# ``NotImplementedError``, which tells :class:`~pyro.infer.TraceMeanField_ELBO` to sample the KL. Pairs that torch or
+# Pyro register themselves (Independent to Independent) stay theirs and end in one of the rows below. The exception is
+# masked to masked: Pyro's rule uses one mask for both sides, which is right only if both have the same mask.
 RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor | float]]] = [
     (RadialNormal, RadialNormal, kl_by_cross_entropy),
     (RadialNormal, Normal, kl_by_cross_entropy),

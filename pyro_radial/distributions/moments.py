@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where distributions have their center, and their first two moments, in the space that a guide works in."""
+"""The center and the first two moments of a distribution, also in the unconstrained space of a guide."""
 
 from typing import Any, NamedTuple
 
@@ -18,18 +18,18 @@ __all__ = ["Moments", "center", "moment_matched", "moments"]
 
 
 class Moments(NamedTuple):
-    """Mean and standard deviation of each element, each None where it is unknown or infinite."""
+    """The mean and the standard deviation of each element; each is None if it is unknown or infinite."""
 
     mean: Tensor | None
     stddev: Tensor | None
 
 
 def center(distribution: Any) -> Tensor:
-    """The value to which a distribution shrinks without its noise: the mean, or what transforms make of the base's.
+    """Return the value of a distribution without noise: the mean, or the transformed mean of the base.
 
     :param distribution: any nesting; masks do not matter.
-    :returns: a value ``[*batch, *event]``.
-    :raises ValueError: naming the class, for a discrete distribution and for one without a mean.
+    :returns: a value, ``[*batch, *event]``.
+    :raises ValueError: naming the class, for a discrete distribution or one without a mean.
 
     Example::
 
@@ -52,13 +52,13 @@ def center(distribution: Any) -> Tensor:
 
 
 def moments(distribution: Any, transform: Transform | None = None) -> Moments:
-    """Mean and standard deviation of the distribution whose pushforward under ``transform`` is the one given.
+    """Return mean and standard deviation of a distribution, before a transform if one is given.
 
-    Where that one's mean is not known, the preimage of the mean alone.
+    If the preimage has no known mean, the result is the preimage of the distribution's mean, without a deviation.
 
     :param distribution: any nesting; masks do not matter.
-    :param transform: a bijection onto the distribution's support, or None for the moments of the distribution itself.
-    :returns: two tensors ``[*batch, *event]`` of the preimage; a standard deviation is positive everywhere.
+    :param transform: a bijection onto the distribution's support; the moments are those of the preimage.
+    :returns: two tensors, ``[*batch, *event]``; a standard deviation is positive everywhere.
 
     Example::
 
@@ -85,12 +85,12 @@ def _own_moments(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _is_pushforward(distribution: Any) -> bool:
-    """Whether this is a transformed distribution without a name, and so formulas, of its own."""
+    """Return whether this is a plain transformed distribution, without formulas of its own."""
     return type(distribution) in (dist.TransformedDistribution, Pushforward, TransformedDistribution)
 
 
 def _is_affine(distribution: Any) -> bool:
-    """Whether this is, element by element, an affine function of another."""
+    """Return whether this is an affine function of another distribution, element by element."""
     return _is_pushforward(distribution) and all(
         isinstance(transform, AffineTransform) for transform in elementary(distribution.transforms)
     )
@@ -113,7 +113,7 @@ def _pushed_forward(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _declared(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
-    """What the distribution itself says of its moments, where it is finite."""
+    """Return the distribution's own mean and standard deviation, if they are finite."""
     mean, variance = (_attribute(distribution, name) for name in ("mean", "variance"))
     positive = variance is not None and bool((variance > 0).all())
     return mean, variance.sqrt() if variance is not None and positive else None
@@ -131,14 +131,15 @@ def _finite(tensor: Tensor) -> Tensor | None:
 
 
 def moment_matched(distribution: Any) -> Any:
-    """The factorized normal of a distribution's mean and variance; of a pushforward, that of the base's normal.
+    """Return the factorized normal with the mean and variance of a distribution.
 
-    Of all factorized normals it is the one with the least KL from the distribution. Masks, plates and event dimensions
-    stay as they are.
+    It is the factorized normal with the least KL from the distribution. A transformed distribution keeps its transforms
+    around the normal of its base. Masks, plates and event dimensions stay as they are.
 
-    :param distribution: any nesting, on the whole real space or a pushforward from there.
-    :raises ValueError: naming the class, for one without finite variance, or on a part of the real space that no
-        transform names.
+    :param distribution: any nesting on the whole real space, or a transformed distribution from there.
+    :returns: the normal, in the same nesting.
+    :raises ValueError: naming the class, if the variance is not finite, or the support is a part of the real space
+        without a transform to it.
 
     Example::
 
@@ -160,7 +161,8 @@ def _matched(distribution: Any) -> Any:
         return dist.TransformedDistribution(base, distribution.transforms)
     if not is_real(distribution.support):
         raise ValueError(
-            f"{type(distribution).__name__} has no normal of its moments on its support, {distribution.support}"
+            f"{type(distribution).__name__} cannot be matched by a normal distribution: its support is "
+            f"{distribution.support}"
         )
     mean, stddev = _own_moments(distribution)
     if mean is None or stddev is None:

@@ -29,22 +29,22 @@ __all__ = ["RadialDirectional", "kl_radial_directional", "mean_log"]
 
 
 class RadialDirectional(TorchDistribution):
-    r"""A radius times an independent direction: a distribution of vectors in :math:`R^n`.
+    r"""Multiply a radius by an independent direction: a distribution of vectors in :math:`R^n`.
 
     .. math:: w = r u, \qquad
         \log p(w) = \log p_\mathrm{rad}(\|w\|) + \log p_\mathrm{dir}(w / \|w\|) - (n - 1) \log \|w\|.
 
-    With ``HalfNormal(1)`` and a uniform direction this is exactly ``RadialNormal(zeros(n), ones(n))``. At zero, a point
-    without mass, the density is defined as +inf if the radius may be zero and as 0 if its support excludes it, and
-    the gradient there as zero.
+    With ``HalfNormal(1)`` and a uniform direction this is exactly ``RadialNormal(zeros(n), ones(n))``. At zero, which
+    has no mass, the density is defined as +inf if the support of the radius includes zero and as 0 otherwise; the
+    gradient there is zero.
 
     Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks", eq. 3.
-    Theirs lacks the last term, the Jacobian of polar coordinates, so it is no density on :math:`R^n`.
+    Their formula lacks the last term, the Jacobian of polar coordinates, so it is not a density on :math:`R^n`.
 
     :param radius: a positive univariate distribution, batch shape ``[*batch]``.
-    :param direction: a distribution on the unit sphere, event shape ``[n]`` with n >= 2, whose batch shape broadcasts
-        with the radius': for example :class:`~pyro_radial.distributions.VonMisesFisherStable`.
-    :raises ValueError: naming the argument whose shape or support does not fit.
+    :param direction: a distribution on the unit sphere, event shape ``[n]`` with n >= 2, for example
+        :class:`~pyro_radial.distributions.VonMisesFisherStable`; its batch shape broadcasts with that of ``radius``.
+    :raises ValueError: naming the argument, if its shape or support does not fit.
 
     Example::
 
@@ -64,20 +64,20 @@ class RadialDirectional(TorchDistribution):
             batch_shape = torch.broadcast_shapes(radius.batch_shape, direction.batch_shape)
         except RuntimeError:
             raise ValueError(
-                f"RadialDirectional: the batch shapes of radius, {tuple(radius.batch_shape)}, and direction, "
-                f"{tuple(direction.batch_shape)}, do not broadcast"
+                "RadialDirectional: radius and direction must have batch shapes that broadcast, got "
+                f"{tuple(radius.batch_shape)} and {tuple(direction.batch_shape)}"
             ) from None
-        # At the full batch, so that each element has draws of its own.
+        # Both have the full batch, so that each element has its own draws.
         self.radius, self.direction = expanded(radius, batch_shape), expanded(direction, batch_shape)
         super().__init__(batch_shape, direction.event_shape, validate_args=validate_args)
 
     @property
     def has_rsample(self) -> bool:  # type: ignore[override]
-        """Whether both distributions have reparameterized draws."""
+        """Return whether both distributions have reparameterized draws."""
         return bool(self.radius.has_rsample and self.direction.has_rsample)
 
     def expand(self, batch_shape: Sequence[int], _instance: "RadialDirectional | None" = None) -> "RadialDirectional":
-        """The same distribution with a larger batch shape; shares memory."""
+        """Return the same distribution with a larger batch shape; it shares memory."""
         new = self._get_checked_instance(RadialDirectional, _instance)
         batch_shape = torch.Size(batch_shape)
         new.radius, new.direction = expanded(self.radius, batch_shape), expanded(self.direction, batch_shape)
@@ -87,35 +87,35 @@ class RadialDirectional(TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        """E[r] E[u], where both distributions have a mean."""
+        """Return E[r] E[u], if both distributions have a mean."""
         return self.radius.mean.unsqueeze(-1) * self.direction.mean
 
     @property
     def variance(self) -> Tensor:
-        """Of each element; the elements are not independent."""
+        """Return the variance of each element; the elements are not independent."""
         mean, variance = self.radius.mean.unsqueeze(-1), self.radius.variance.unsqueeze(-1)
         mean_square = self.direction.variance + self.direction.mean.square()
         # E[r^2] E[u^2] - E[r]^2 E[u]^2, without the difference of large numbers.
         return variance * mean_square + mean.square() * self.direction.variance
 
     def sample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
-        """A draw without gradient, ``[*sample_shape, *batch, n]``."""
+        """Draw a sample without gradients, ``[*sample_shape, *batch, n]``."""
         shape = torch.Size(sample_shape)
         return self.radius.sample(shape).unsqueeze(-1) * self.direction.sample(shape)
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
-        """A draw through which gradients flow to both distributions, ``[*sample_shape, *batch, n]``."""
+        """Draw a sample with gradients to both distributions, ``[*sample_shape, *batch, n]``."""
         shape = torch.Size(sample_shape)
         return self.radius.rsample(shape).unsqueeze(-1) * self.direction.rsample(shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The normalized log-density on :math:`R^n`, shape ``[*sample, *batch]``."""
-        # Torch's check of a support cannot take a tensor without elements.
+        """Return the normalized log-density on :math:`R^n`, ``[*sample, *batch]``."""
+        # Torch cannot check the support of a tensor without elements.
         if self._validate_args and value.numel() > 0:
             self._validate_sample(value)
         norm = torch.linalg.vector_norm(value, dim=-1, dtype=accumulation_dtype(value))
         away = norm > 0
-        # At the pole any radius and direction will do: its density is set below, and no gradient passes.
+        # At zero any radius and direction will do: the density there is set below, and no gradient passes.
         rho = torch.where(away, norm, 1.0)
         unit = torch.where(away.unsqueeze(-1), value / rho.to(value.dtype).unsqueeze(-1), self._dim**-0.5)
         log_direction = self.direction.log_prob(unit)
@@ -124,10 +124,10 @@ class RadialDirectional(TorchDistribution):
         return torch.where(away, density, at_pole).to(torch.promote_types(value.dtype, log_direction.dtype))
 
     def entropy(self) -> Tensor:
-        r"""Differential entropy in nats, :math:`H_\mathrm{rad} + H_\mathrm{dir} + (n - 1) E[\log r]`, ``[*batch]``.
+        r"""Return the entropy in nats, :math:`H_\mathrm{rad} + H_\mathrm{dir} + (n - 1) E[\log r]`, ``[*batch]``.
 
-        :raises NotImplementedError: for a distribution of the radius whose E[log r] is not known here; known are
-            ``LogNormal``, ``HalfNormal``, ``Gamma``, ``InverseGamma`` and ``HalfCauchy``.
+        :raises NotImplementedError: if E[log r] has no formula here; it has one for ``LogNormal``, ``HalfNormal``,
+            ``Gamma``, ``InverseGamma`` and ``HalfCauchy``.
         """
         entropy: Tensor = self.radius.entropy() + self.direction.entropy()
         return entropy + (self._dim - 1) * mean_log(self.radius)
@@ -147,7 +147,7 @@ MEAN_LOGS: dict[type[Distribution], Callable[[Any], Tensor]] = {
 
 
 def mean_log(distribution: Distribution) -> Tensor:
-    """E[log r] of a positive distribution, in closed form."""
+    """Return E[log r] of a positive distribution, in closed form."""
     for cls, formula in MEAN_LOGS.items():
         if isinstance(distribution, cls):
             return formula(distribution)
@@ -155,14 +155,14 @@ def mean_log(distribution: Distribution) -> Tensor:
 
 
 def kl_radial_directional(q: RadialDirectional, p: RadialDirectional) -> Tensor:
-    """The KL of the radii plus that of the directions: the Jacobian is the same on both sides."""
+    """Return the KL of the radii plus that of the directions: the Jacobian is the same on both sides."""
     if q.event_shape != p.event_shape:
         raise NotImplementedError
     return kl_divergence(q.radius, p.radius) + kl_divergence(q.direction, p.direction)
 
 
 def _check(radius: Any, direction: Any) -> None:
-    """An error that names the argument, for a shape or support that does not fit."""
+    """Raise an error that names the argument, if its shape or support does not fit."""
     for name, argument in (("radius", radius), ("direction", direction)):
         if not isinstance(argument, Distribution):
             raise TypeError(f"RadialDirectional: {name} must be a distribution, got {argument!r}")
@@ -177,4 +177,4 @@ def _check(radius: Any, direction: Any) -> None:
             f"event shape {tuple(direction.event_shape)} on {direction.support}"
         )
     if direction.event_shape[0] < 2:
-        raise ValueError("RadialDirectional: direction must be on a sphere of two dimensions at least")
+        raise ValueError("RadialDirectional: direction must have at least two dimensions, got one")

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A formula of rows and its gradient as one operator: one node of a graph, worked on a few rows at a time."""
+"""A formula of rows and its gradient as one operator: one node of a graph, computed for a few rows at a time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,8 +13,8 @@ from pyro_radial.distributions.special import accumulation_dtype
 
 __all__ = ["row_operator"]
 
-# From ratios and shifts, [*batch, D], and noise, [*batch, directions, D], to a value of each row, [*batch], and, where
-# asked for, its derivatives in ratios and shifts.
+# From ratios and shifts, [*batch, D], and noise, [*batch, directions, D], to a value for each row, [*batch], and, if
+# wanted, its derivatives in ratios and shifts.
 Formula = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, ...]]
 Operator = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor, Tensor]]
 
@@ -23,18 +23,19 @@ _ONCE = (
     "the KL to a radial distribution can be differentiated once, in reverse or in forward mode; second derivatives "
     "such as those of torch.func.hessian are not implemented"
 )
-# Numbers of the noise at a time, so that a step of the formula stays in the processor's cache.
+# Numbers of the noise at a time, so that each step of the formula stays in the processor's cache.
 _CHUNK = 2**19
 
 
 def row_operator(name: str, formula: Formula) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The formula as a differentiable function of ratios and shifts.
+    """Return a formula as a differentiable function of ratios and shifts.
 
-    The gradient is found along with the value, where there will be one. Second derivatives raise a RuntimeError.
+    The gradient is found along with the value, if anything needs it. Second derivatives raise a RuntimeError.
 
-    :param str name: of the operator, below ``pyro_radial::``.
-    :param formula: from ratios and shifts, ``[*batch, D]``, noise, ``[*batch, directions, D]``, whose batch broadcasts,
-        and whether the gradient is wanted, to the values, ``[*batch]``, and then their derivatives.
+    :param str name: the name of the operator, below ``pyro_radial::``.
+    :param formula: a function of ratios and shifts, ``[*batch, D]``, noise, ``[*batch, directions, D]``, whose batch
+        broadcasts, and whether the gradient is wanted; it returns the values, ``[*batch]``, and then their derivatives.
+    :returns: the function of ratios, shifts and noise.
     """
     _OPERATORS[name] = _registered(name, formula)
 
@@ -55,7 +56,7 @@ def _registered(name: str, formula: Formula) -> Operator:
         value, *derivatives = parts[0] if len(parts) == 1 else (torch.cat(found) for found in zip(*parts, strict=True))
         value = value.reshape(ratio.shape[:-1]).contiguous()
         if not with_gradient:
-            # An operator has as many results each time.
+            # An operator always has the same number of results.
             return value, ratio.new_empty(0), ratio.new_empty(0)
         by_ratio, by_shift = (own.reshape(ratio.shape).contiguous() for own in derivatives)
         return value, by_ratio, by_shift
@@ -69,7 +70,7 @@ def _registered(name: str, formula: Formula) -> Operator:
     @operator.register_vmap
     def _(info: Any, in_dims: Any, ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> Any:
         rows = [_in_front(tensor, dim, info.batch_size) for tensor, dim in zip((ratio, shift), in_dims, strict=False)]
-        # Noise that is no example's own is that of all.
+        # Unbatched noise is shared by all examples.
         noise = noise.unsqueeze(0) if in_dims[2] is None else noise.movedim(in_dims[2], 0)
         derivatives = 0 if with_gradient else None
         return operator(*rows, noise, with_gradient), (0, derivatives, derivatives)
@@ -82,7 +83,7 @@ def _in_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
 
 
 def _parts(ratio: Tensor, shift: Tensor, noise: Tensor) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
-    """The rows in groups; as they are where several share their noise."""
+    """Return the rows in groups; in one group if several rows share their noise."""
     if ratio.device.type != "cpu" or noise.shape[:-2] != ratio.shape[:-1]:
         return [(ratio, shift, noise)]
     count, dim = noise.shape[-2:]
@@ -92,7 +93,7 @@ def _parts(ratio: Tensor, shift: Tensor, noise: Tensor) -> Sequence[tuple[Tensor
 
 
 class _Attached(torch.autograd.Function):
-    """A value that was found apart from the graph, with the derivatives that came with it."""
+    """Attach a value that was found outside of the graph, by the derivatives that came with it."""
 
     generate_vmap_rule = True
 
@@ -120,7 +121,7 @@ class _Attached(torch.autograd.Function):
 
 
 class _AttachedBothWays(_Attached):
-    """With the forward mode, of which Torch's compiler knows nothing."""
+    """The same with a forward mode, which Torch's compiler does not support."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Distributions of a direction: von Mises-Fisher and uniform, on the unit sphere of any dimension."""
+"""Distributions of a direction: von Mises-Fisher and uniform, on the unit sphere of any dimension, and their KLs."""
 
 import operator
 from collections.abc import Sequence
@@ -32,24 +32,25 @@ __all__ = [
 
 
 class VonMisesFisherStable(TorchDistribution):
-    r"""A random direction around a mean direction, stable in any dimension and at any concentration.
+    r"""Make a random direction around a mean direction, stable in any dimension and at any concentration.
 
     .. math:: p(x) = C_m(\kappa)\, e^{\kappa \mu \cdot x}, \quad \|x\| = 1, \qquad
         \log C_m(\kappa) = -S - L(\kappa), \quad L(\kappa) = \log {}_0F_1(; \tfrac m2; \tfrac{\kappa^2}4),
 
-    with the log-area S of the unit sphere of :math:`R^m`, with respect to that area. With :math:`\kappa = 0` it is the
-    uniform distribution. The mean is :math:`A \mu` with :math:`A = L' = I_{m/2}(\kappa) / I_{m/2-1}(\kappa)`.
+    a density with respect to the area of the unit sphere of :math:`R^m`; S is the log of that area. With :math:`\kappa
+    = 0` it is the uniform distribution. The mean is :math:`A \mu` with :math:`A = L' = I_{m/2}(\kappa) /
+    I_{m/2-1}(\kappa)`.
 
     Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks". They
-    approximate A by the mean of two bounds and the logarithm of the Bessel function piecewise (theorems 1 to 3), which
+    approximate A by the mean of two bounds, and the logarithm of the Bessel function piecewise (theorems 1 to 3), which
     is off by up to 72 nats at m = 500. Both are exact here, and no formula is a difference of large numbers.
-    ``rsample`` is differentiable in both parameters without the correction term of their eq. 20 (which has a factor 1/2
-    in place of (m-3)/2): the derivative in the concentration is that of implicit reparameterization.
+    ``rsample`` is differentiable in both parameters, by implicit reparameterization for the concentration. It needs no
+    correction term such as their eq. 20, which has a factor 1/2 in place of (m-3)/2.
 
     :param Tensor loc: :math:`\mu`, the mean direction: unit vectors, ``[*batch, m]`` with m at least 2.
     :param concentration: :math:`\kappa`, at least 0 and finite, ``[*batch]``; broadcasts with the batch of ``loc``.
     :raises ValueError: if an argument is not floating point, the shapes do not broadcast, m is less than 2, or (under
-        validation) ``loc`` is not of length 1, or ``concentration`` negative or not finite.
+        validation) ``loc`` does not have length 1 or ``concentration`` is negative or not finite.
 
     Example::
 
@@ -71,8 +72,8 @@ class VonMisesFisherStable(TorchDistribution):
             batch_shape = torch.broadcast_shapes(loc.shape[:-1], concentration.shape)
         except RuntimeError:
             raise ValueError(
-                f"{type(self).__name__}: loc of shape {tuple(loc.shape)} and concentration of shape "
-                f"{tuple(concentration.shape)} do not broadcast: concentration has one element for each row of loc"
+                f"{type(self).__name__}: concentration must broadcast with the rows of loc, got shape "
+                f"{tuple(concentration.shape)} and loc of shape {tuple(loc.shape)}"
             ) from None
         self.loc, self.concentration = loc.expand(batch_shape + loc.shape[-1:]), concentration.expand(batch_shape)
         super().__init__(batch_shape, torch.Size(loc.shape[-1:]), validate_args=validate_args)
@@ -81,13 +82,13 @@ class VonMisesFisherStable(TorchDistribution):
     def infer_shapes(  # type: ignore[override]
         loc: torch.Size, concentration: torch.Size = torch.Size(())
     ) -> tuple[torch.Size, torch.Size]:
-        """Batch and event shape from the shapes of the arguments, without making a distribution."""
+        """Return batch and event shape from the shapes of the arguments, without making a distribution."""
         return torch.broadcast_shapes(loc[:-1], concentration), torch.Size(loc[-1:])
 
     def expand(
         self, batch_shape: Sequence[int], _instance: "VonMisesFisherStable | None" = None
     ) -> "VonMisesFisherStable":
-        """The same distribution with a larger batch shape; shares memory."""
+        """Return the same distribution with a larger batch shape; it shares memory."""
         new = self._get_checked_instance(VonMisesFisherStable, _instance)
         batch_shape = torch.Size(batch_shape)
         new.loc = self.loc.expand(batch_shape + self.event_shape)
@@ -98,8 +99,8 @@ class VonMisesFisherStable(TorchDistribution):
 
     @property
     def dim(self) -> int:
-        """m, the dimension of the space that the sphere lies in."""
-        # A plain number also where a compiler leaves shapes open: the formulas differ by it.
+        """Return m, the dimension of the space that contains the sphere."""
+        # A plain number also under a compiler with open shapes: it selects the formulas.
         return operator.index(self.event_shape[0])
 
     @property
@@ -108,31 +109,32 @@ class VonMisesFisherStable(TorchDistribution):
 
     @property
     def mean(self) -> Tensor:
-        r""":math:`A \mu`, which is shorter than 1."""
+        r"""Return :math:`A \mu`, which is shorter than 1."""
         return self.loc * self._column(functions.mean_cosine(self.concentration, self.dim))
 
     @property
     def variance(self) -> Tensor:
-        r""":math:`(1 - \mu_i^2) A / \kappa + \mu_i^2 A'`, of each coordinate."""
-        # A / kappa, whose limit at 0 is 1 / m.
+        r"""Return :math:`(1 - \mu_i^2) A / \kappa + \mu_i^2 A'` for each coordinate."""
+        # A / kappa; its limit at 0 is 1 / m.
         across = 1.0 / (self.dim + self.concentration * functions.mean_cosine(self.concentration, self.dim + 2))
         along = functions.cosine_variance(self.concentration, self.dim)
         squared = self.loc.square()
         return self._column(across) * (1.0 - squared) + self._column(along) * squared
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
-        """A draw through which gradients flow to ``loc`` and ``concentration``, ``[*sample_shape, *batch, m]``.
+        """Draw a sample with gradients to ``loc`` and ``concentration``, ``[*sample_shape, *batch, m]``.
 
-        That in ``loc`` is right along the sphere, as for the result of ``torch.nn.functional.normalize``.
+        The gradient in ``loc`` is right along the sphere, as for a result of ``torch.nn.functional.normalize``.
         """
         shape = self._extended_shape(torch.Size(sample_shape))
         gap = sample_one_minus_cosine(self.concentration.expand(shape[:-1]), self.dim)
         return sample_direction(self.loc.expand(shape), gap)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        r"""The normalized log-density, ``[*sample, *batch]``, as :math:`-S + (\kappa - L) - \kappa \|x - \mu\|^2 / 2`.
+        r"""Return the normalized log-density, ``[*sample, *batch]``.
 
-        On the sphere that is :math:`\log C_m + \kappa \mu \cdot x`, without the cancellation of its two terms.
+        It is :math:`-S + (\kappa - L) - \kappa \|x - \mu\|^2 / 2`. On the sphere this equals
+        :math:`\log C_m + \kappa \mu \cdot x`, without the cancellation of those two terms.
         """
         if self._validate_args:
             self._validate_sample(value)
@@ -142,7 +144,7 @@ class VonMisesFisherStable(TorchDistribution):
         return (peak - 0.5 * concentration * distance).to(self.loc.dtype)
 
     def entropy(self) -> Tensor:
-        """Exact differential entropy in nats, ``[*batch]``: the sphere's log-area less the KL to the uniform."""
+        """Return the exact entropy in nats, ``[*batch]``: the sphere's log-area minus the KL to the uniform."""
         kl = functions.vmf_kl_to_uniform(_accumulated(self), self.dim)
         return (log_sphere_area(self.dim) - kl).to(self.loc.dtype)
 
@@ -151,12 +153,12 @@ class VonMisesFisherStable(TorchDistribution):
 
 
 class HypersphericalUniform(TorchDistribution):
-    r"""The uniform distribution on the unit sphere of :math:`R^m`.
+    r"""Make the uniform distribution on the unit sphere of :math:`R^m`.
 
-    :param int dim: m, the dimension of the space that the sphere lies in, at least 2.
+    :param int dim: m, the dimension of the space that contains the sphere, at least 2.
     :param batch_shape: the shape of independent directions.
-    :param Tensor like: a tensor of any shape whose dtype and device the directions have; torch's defaults without it.
-    :raises ValueError: if ``dim`` is no integer or less than 2, or ``like`` not floating point.
+    :param Tensor like: a tensor with the dtype and device of the directions; torch's defaults without it.
+    :raises ValueError: if ``dim`` is not an integer or is less than 2, or ``like`` is not floating point.
 
     Example::
 
@@ -188,14 +190,14 @@ class HypersphericalUniform(TorchDistribution):
             raise ValueError(f"HypersphericalUniform: like must be a floating-point tensor, got {got}")
         if not isinstance(batch_shape, Sequence) or not all(isinstance(n, int) and n >= 0 for n in batch_shape):
             raise ValueError(f"HypersphericalUniform: batch_shape must be a sequence of sizes, got {batch_shape!r}")
-        # Of the distribution's own tensors, which is what moves with it to another dtype or device.
+        # A tensor of the distribution's own, which moves with it to another dtype or device.
         self.like = torch.zeros(()) if like is None else torch.zeros((), dtype=like.dtype, device=like.device)
         super().__init__(torch.Size(batch_shape), torch.Size((dim,)), validate_args=validate_args)
 
     def expand(
         self, batch_shape: Sequence[int], _instance: "HypersphericalUniform | None" = None
     ) -> "HypersphericalUniform":
-        """The same distribution with a larger batch shape."""
+        """Return the same distribution with a larger batch shape."""
         new = self._get_checked_instance(HypersphericalUniform, _instance)
         new.like = self.like
         super(HypersphericalUniform, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
@@ -204,41 +206,40 @@ class HypersphericalUniform(TorchDistribution):
 
     @property
     def dim(self) -> int:
-        """m, the dimension of the space that the sphere lies in."""
+        """Return m, the dimension of the space that contains the sphere."""
         return self.event_shape[0]
 
     @property
     def mean(self) -> Tensor:
-        """Zero."""
+        """Return zero."""
         return self.like.expand(self._extended_shape())
 
     @property
     def variance(self) -> Tensor:
-        """1 / m."""
+        """Return 1 / m."""
         return (self.like + 1.0 / self.dim).expand(self._extended_shape())
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
-        """A draw, ``[*sample_shape, *batch, m]``; the distribution has no parameter that a gradient could flow to."""
+        """Draw a sample, ``[*sample_shape, *batch, m]``; the distribution has no parameters for a gradient."""
         return sample_uniform_direction(self._extended_shape(torch.Size(sample_shape)), self.like)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Minus the log-area of the sphere, ``[*sample, *batch]``."""
+        """Return minus the log-area of the sphere, ``[*sample, *batch]``."""
         if self._validate_args:
             self._validate_sample(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         return (self.like - log_sphere_area(self.dim)).expand(shape)
 
     def entropy(self) -> Tensor:
-        """The log-area of the sphere, ``[*batch]``."""
+        """Return the log-area of the sphere, ``[*batch]``."""
         return (self.like + log_sphere_area(self.dim)).expand(self.batch_shape)
 
 
 def kl_von_mises_fisher(q: VonMisesFisherStable, p: VonMisesFisherStable) -> Tensor:
-    r"""KL between two von Mises-Fisher distributions, never negative; see
-    :func:`~pyro_radial.distributions.vmf.functions.vmf_kl`.
+    r"""Return the KL between two von Mises-Fisher distributions by ``vmf_kl``; it is never negative.
 
-    Oh, Adamczewski and Park (2019), eq. 34 and 36, give its gradients with a wrong sign in one term; it is
-    :math:`(\kappa_q - \kappa_p\, \mu_q \cdot \mu_p) A'(\kappa_q)` in :math:`\kappa_q`.
+    Source: Oh, Adamczewski and Park (2019), eq. 34 and 36. Their gradients have a wrong sign in one term; the
+    derivative in :math:`\kappa_q` is :math:`(\kappa_q - \kappa_p\, \mu_q \cdot \mu_p) A'(\kappa_q)`.
     """
     _check_same_sphere(q, p)
     q_rows, p_rows = _accumulated(q), _accumulated(p)
@@ -247,44 +248,38 @@ def kl_von_mises_fisher(q: VonMisesFisherStable, p: VonMisesFisherStable) -> Ten
 
 
 def kl_von_mises_fisher_to_uniform(q: VonMisesFisherStable, p: HypersphericalUniform) -> Tensor:
-    """KL to the uniform distribution: what the entropy lacks to the log-area of the sphere."""
+    """Return the KL to the uniform distribution: the log-area of the sphere minus the entropy."""
     _check_same_sphere(q, p)
     kl = functions.vmf_kl_to_uniform(_accumulated(q), q.dim).to(q.loc.dtype)
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_uniform_to_von_mises_fisher(q: HypersphericalUniform, p: VonMisesFisherStable) -> Tensor:
-    r"""KL from the uniform distribution to a von Mises-Fisher one: :math:`L(\kappa)`."""
+    r"""Return the KL from the uniform to a von Mises-Fisher distribution: :math:`L(\kappa)`."""
     _check_same_sphere(q, p)
     kl = functions.log_mean_exp_cosine(_accumulated(p), q.dim).to(q.like.dtype)
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_uniform(q: HypersphericalUniform, p: HypersphericalUniform) -> Tensor:
-    """KL between two uniform distributions of one sphere: zero."""
+    """Return the KL between two uniform distributions on the same sphere: zero."""
     _check_same_sphere(q, p)
     return q.like.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def _accumulated(distribution: VonMisesFisherStable) -> Tensor:
-    """The concentration in the dtype of sums, so that results are rounded once."""
+    """Return the concentration in the accumulation dtype, so that results are rounded once."""
     return distribution.concentration.to(accumulation_dtype(distribution.concentration))
 
 
 def _check_same_sphere(q: TorchDistribution, p: TorchDistribution) -> None:
-    """Leave two distributions on spheres of different dimensions to sampling, which names them.
-
-    :raises NotImplementedError: where they differ.
-    """
+    """Raise NotImplementedError for spheres of different dimensions; the loss then samples the KL."""
     if q.event_shape != p.event_shape:
         raise NotImplementedError
 
 
 def _check_dim(distribution: str, name: str, dim: int) -> None:
-    """Refuse a sphere that is none.
-
-    :raises ValueError: naming the class and the argument.
-    """
+    """Raise a ValueError that names the class and the argument, if the dimension is less than 2."""
     if dim < 2:
         raise ValueError(
             f"{distribution}: {name} must be at least 2, got {dim}; in one dimension a direction is a sign: use a "
@@ -293,7 +288,7 @@ def _check_dim(distribution: str, name: str, dim: int) -> None:
 
 
 def _checked(distribution: str, loc: Any, concentration: Any) -> tuple[Tensor, Tensor]:
-    """Both arguments as floating-point tensors, or an error that names the argument."""
+    """Return both arguments as floating-point tensors, or raise an error that names the argument."""
     if not isinstance(loc, Tensor) or loc.dim() == 0:
         raise ValueError(f"{distribution}: loc must be a tensor of unit vectors, got {loc!r}")
     if not isinstance(concentration, Tensor | int | float) or isinstance(concentration, bool):

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The one place that takes distributions apart: whatever repeats, reshapes, masks or transforms another one."""
+"""Take apart distributions that repeat, reshape, mask or transform another one; no other module but moments does."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ WRAPPERS = (Independent, MaskedDistribution, ExpandedDistribution)
 
 
 def leaf(distribution: Any) -> Any:
-    """The distribution inside any nesting of ``to_event``, ``mask`` and ``expand``; a transformed one is a leaf.
+    """Return the distribution inside any nesting of ``to_event``, ``mask`` and ``expand``; a transformed one is a leaf.
 
     Example::
 
@@ -51,10 +51,11 @@ def leaf(distribution: Any) -> Any:
 
 
 def map_leaf(function: Callable[[Any], Any], distribution: Any) -> Any:
-    """The same nesting around ``function(leaf)``; the distribution itself where the leaf stays what it is.
+    """Return the same nesting around ``function(leaf)``.
 
-    :param function: from a distribution to one of the same batch and event shape.
+    :param function: a function of a distribution to one of the same batch and event shape.
     :param distribution: any nesting; it is not changed.
+    :returns: the new nesting, or the given one if ``function`` returns its argument.
 
     Example::
 
@@ -75,13 +76,14 @@ def map_leaf(function: Callable[[Any], Any], distribution: Any) -> Any:
 
 
 def carry_to_batch(of_leaf: Callable[[Any], Tensor], distribution: Any) -> Tensor:
-    """A quantity that the leaf has for each element of its batch, as that of the whole nesting.
+    """Turn a quantity of the leaf, such as its entropy, into that of the whole nesting.
 
-    As a log-density it is summed over dimensions that became part of the event, zero where masked, and repeated where
-    expanded.
+    Like a log-density, it is summed over dimensions that became part of the event, zero where masked, and repeated
+    where expanded.
 
-    :param of_leaf: from the leaf to a tensor that has its batch shape or broadcasts over it.
+    :param of_leaf: a function of the leaf to a tensor that has its batch shape or broadcasts with it.
     :param distribution: any nesting.
+    :returns: the quantity, of the batch shape of ``distribution``.
 
     Example::
 
@@ -100,9 +102,9 @@ def carry_to_batch(of_leaf: Callable[[Any], Tensor], distribution: Any) -> Tenso
 
 
 def mask_of(distribution: Any) -> Any:
-    """The mask over the batch, a tensor or a bool; None where there is none.
+    """Return the mask over the batch, a tensor or a bool, or None if there is no mask.
 
-    :raises ValueError: naming the classes, where it masks single elements of the event.
+    :raises ValueError: naming the class, if a mask covers single elements of the event.
 
     Example::
 
@@ -123,7 +125,7 @@ def mask_of(distribution: Any) -> Any:
 
 
 def unmasked(distribution: Any) -> Any:
-    """The same distribution without its masks, which say nothing of its draws.
+    """Return the same distribution without masks; its draws are the same.
 
     Example::
 
@@ -143,13 +145,14 @@ def unmasked(distribution: Any) -> Any:
 
 
 def pull_back(distribution: Any, transforms: Sequence[Transform]) -> Any:
-    """The distribution whose pushforward under ``transforms`` is the one given.
+    """Return the distribution whose pushforward under ``transforms`` is the given one.
 
-    Transforms that the two have in common cancel; of what is left over, the inverse is applied.
+    Transforms that both have cancel; the inverses of the others are applied.
 
     :param distribution: any nesting without masks.
-    :param transforms: bijections in the order of their application, elementary ones.
-    :raises NotImplementedError: for a masked distribution: what is left out of its density has no preimage.
+    :param transforms: elementary bijections in the order of their application.
+    :returns: the preimage.
+    :raises NotImplementedError: for a masked distribution, because the masked part of its density has no preimage.
 
     Example::
 
@@ -160,7 +163,7 @@ def pull_back(distribution: Any, transforms: Sequence[Transform]) -> Any:
     if not transforms:
         return distribution
     if _is_masked(distribution):
-        raise NotImplementedError(f"{type(leaf(distribution)).__name__} is masked, so that it has no preimage")
+        raise NotImplementedError(f"{type(leaf(distribution)).__name__} is masked, so it has no preimage")
     return map_leaf(lambda inner: _pulled_back(inner, list(transforms)), distribution)
 
 
@@ -185,7 +188,7 @@ def _pulled_back(distribution: Any, transforms: list[Transform]) -> Any:
 
 
 def elementary(transforms: Sequence[Transform]) -> list[Transform]:
-    """The transforms with composition, reinterpreted dimensions and the trivial affine map peeled off.
+    """Return the transforms without composition, reinterpreted dimensions and identity affine maps.
 
     Example::
 
@@ -205,14 +208,14 @@ def elementary(transforms: Sequence[Transform]) -> list[Transform]:
 
 
 def _is_identity(transform: Transform) -> bool:
-    # biject_to(positive) is exp followed by an affine map with these very numbers.
+    # biject_to(positive) is exp followed by an affine map with these numbers.
     if not isinstance(transform, AffineTransform) or isinstance(transform.loc, Tensor):
         return False
     return transform.loc == 0 and not isinstance(transform.scale, Tensor) and transform.scale == 1
 
 
 def expanded(distribution: Any, batch_shape: Sequence[int]) -> Any:
-    """The distribution with a larger batch; unlike some of Pyro's own ``expand``, never changes the one given.
+    """Return the distribution with a larger batch; unlike some ``expand`` methods in Pyro, it changes nothing in place.
 
     Example::
 
@@ -224,7 +227,7 @@ def expanded(distribution: Any, batch_shape: Sequence[int]) -> Any:
 
 
 def _own_copy(distribution: Any) -> Any:
-    """A copy down to the leaf, whose wrappers may be changed; tensors are shared."""
+    """Copy the wrappers down to the leaf, so that they may be changed; tensors are shared."""
     if not isinstance(distribution, (*WRAPPERS, TransformedDistribution)):
         return distribution
     clone = copy.copy(distribution)
@@ -233,9 +236,13 @@ def _own_copy(distribution: Any) -> Any:
 
 
 def unexpanded(tensor: Tensor, keep: int = 0) -> Tensor:
-    """The tensor with its repeated dimensions at size one: the scale of N(0, 1) on a million weights is one number.
+    """Return the tensor with its repeated dimensions at size one.
 
-    :param int keep: how many of the last dimensions stay as they are.
+    The scale of N(0, 1) on a million weights then is one number.
+
+    :param Tensor tensor: any tensor.
+    :param int keep: the number of last dimensions that stay as they are.
+    :returns: a view.
 
     Example::
 
@@ -247,10 +254,11 @@ def unexpanded(tensor: Tensor, keep: int = 0) -> Tensor:
 
 
 def to_like(distribution: Any, like: Tensor) -> Any:
-    """The same distribution with its tensors on the device and, where floating, in the dtype of ``like``.
+    """Return the same distribution with all tensors on the device and floating ones in the dtype of ``like``.
 
-    :param distribution: any distribution, with those inside it; it is not changed.
+    :param distribution: any nesting; it is not changed.
     :param Tensor like: a tensor of the wanted device and dtype.
+    :returns: the copy.
 
     Example::
 
@@ -267,21 +275,21 @@ def _moved(value: Any, like: Tensor, done: dict[int, Any]) -> Any:
         return type(value)(_moved(item, like, done) for item in value)
     if not isinstance(value, Distribution | TorchDistributionMixin | Transform):
         return value
-    # A transform that was used knows its inverse, which knows the transform.
+    # A used transform refers to its inverse, which refers to the transform.
     if id(value) not in done:
         done[id(value)] = clone = copy.copy(value)
-        # Copying a transform forgets its inverse, without which that of another is none.
+        # Copying a transform drops its inverse; an inverse transform cannot do without.
         for key, item in vars(value).items():
             clone.__dict__[key] = _moved(item, like, done)
     return done[id(value)]
 
 
 class Pushforward(dist.TransformedDistribution):
-    """The pushforward of a distribution, with its support given: torch takes that of an affine map for the whole line.
+    """Transform a distribution, with a given support: torch takes the whole line for the support of an affine map.
 
-    :param base_distribution: the distribution of what is transformed.
-    :param transforms: bijections, in the order of their application.
-    :param support: the constraint that the values meet.
+    :param base_distribution: the distribution before the transforms.
+    :param transforms: bijections in the order of their application.
+    :param support: the constraint on the values.
 
     Example::
 
@@ -299,7 +307,7 @@ class Pushforward(dist.TransformedDistribution):
         return self._support
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "Pushforward":
-        """The same distribution with a larger batch shape."""
+        """Return the same distribution with a larger batch shape."""
         repeated = dist.TransformedDistribution(self.base_dist, self.transforms, validate_args=False).expand(
             torch.Size(batch_shape)
         )
@@ -307,7 +315,7 @@ class Pushforward(dist.TransformedDistribution):
 
 
 def on_support(distribution: Any, support: Any) -> Any:
-    """The distribution, and where it is a plain pushforward of another, with this as its support.
+    """Return the distribution; if it is a plain transformed one, with this support.
 
     Example::
 

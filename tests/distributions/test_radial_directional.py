@@ -306,7 +306,7 @@ UNIFORM = HypersphericalUniform(3)
         ),
         (dist.HalfNormal(1.0), dist.Normal(0.0, 1.0), "direction must be a distribution of unit"),
         (dist.HalfNormal(1.0), UNIFORM.expand([2]).to_event(1), "direction must be a distribution of unit"),
-        (dist.HalfNormal(torch.ones(4)), UNIFORM.expand([3]), "radius, .*direction, .*broadcast"),
+        (dist.HalfNormal(torch.ones(4)), UNIFORM.expand([3]), "radius and direction .*broadcast"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_by_name(radius, direction, words):

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The KL to a factorized normal distribution, which keeps nothing for its gradient but its arguments."""
+"""The KL to a factorized normal distribution; it keeps only its arguments for the gradient."""
 
 import inspect
 from collections.abc import Callable
@@ -19,18 +19,19 @@ __all__ = ["kl_to_normal", "standardized"]
 def kl_to_normal(
     loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor, event_dims: int, radius: int | None = None
 ) -> Tensor:
-    r"""The KL from independent normal elements, or up to its constant from radial ones, summed over the event.
+    r"""Return the KL from independent normal elements, or (up to a constant) from radial ones, summed over the event.
 
     With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` it is the sum of
-    :math:`\tfrac12 (s_i^2 - 1 + d_i^2) - \log s_i`, or of :math:`\tfrac12 (s_i^2 / D + d_i^2) - \log s_i`.
+    :math:`\tfrac12 (s_i^2 - 1 + d_i^2) - \log s_i`; for radial elements, of
+    :math:`\tfrac12 (s_i^2 / D + d_i^2) - \log s_i`.
 
-    :param Tensor loc: the mean, ``[*batch, *event]``.
-    :param Tensor scale: likewise.
-    :param Tensor center: the other side's mean, which broadcasts to that shape or in its batch beyond it.
-    :param Tensor unit: the other side's standard deviation, likewise.
-    :param int event_dims: how many of the last dimensions to sum over.
-    :param int radius: D, how many elements share one radius; None for independent normal elements.
-    :returns: ``[*batch]``; sums are in the accumulation dtype.
+    :param Tensor loc: :math:`\mu`, the mean, ``[*batch, *event]``.
+    :param Tensor scale: :math:`\sigma`, of the same shape.
+    :param Tensor center: m, the other side's mean; broadcasts with ``loc``, also to a larger batch.
+    :param Tensor unit: t, the other side's standard deviation; broadcasts likewise.
+    :param int event_dims: the number of last dimensions to sum over.
+    :param int radius: D, the number of elements that share one radius; None for independent normal elements.
+    :returns: the KL, ``[*batch]``, in the accumulation dtype.
 
     Example::
 
@@ -38,13 +39,13 @@ def kl_to_normal(
         >>> kl_to_normal(one, one, zero, one, 1)
         tensor(1.5000, dtype=torch.float64)
     """
-    # A compiler finds a gradient of its own, and takes no function with a forward mode.
+    # A compiler finds the gradient itself, and takes no function with a forward mode.
     find: Callable[..., Tensor] = _KLToNormal.forward if torch.compiler.is_compiling() else _KLToNormal.apply
     return find(*_in_one_dtype(loc, scale, center, unit), event_dims, radius)
 
 
 def standardized(loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and mean in units of the other side's, in a dtype that holds their squares.
+    """Return scale and mean in units of the other side's, in a dtype that holds their squares.
 
     Example::
 
@@ -73,7 +74,7 @@ class _KLToNormal(torch.autograd.Function):
     ) -> Tensor:
         ratio, shift = _standardized(loc, scale, center, unit)
         if radius is None:
-            # Squares of a ratio near one lose their digits unless one is taken away at once.
+            # The square of a ratio near one loses its digits unless one is subtracted at once.
             twice = torch.addcmul(torch.addcmul(ratio.new_full((), -1.0), ratio, ratio), shift, shift)
         else:
             twice = torch.addcmul(shift * shift, ratio, ratio, value=1.0 / radius)
@@ -106,7 +107,7 @@ class _KLToNormal(torch.autograd.Function):
         return _event_sum(change, ctx.event_dims)
 
 
-# Torch asks for the signature in each call, and finding it takes longer than the formula for few elements.
+# Torch asks for the signature in each call; for few elements finding it takes longer than the formula.
 _KLToNormal.forward.__signature__ = inspect.signature(_KLToNormal.forward)  # type: ignore[attr-defined]
 
 

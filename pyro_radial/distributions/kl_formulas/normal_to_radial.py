@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The KL from a factorized normal to a radial distribution and its gradient, over given directions."""
+"""The KL from a factorized normal to a radial distribution and its gradient, averaged over given directions."""
 
 import math
 
@@ -22,7 +22,7 @@ __all__ = ["normal_to_radial"]
 
 
 def normal_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> tuple[Tensor, ...]:
-    r"""The KL, of which one term is an estimate, unbiased and low-variance.
+    r"""Return the KL; one of its terms is an estimate, unbiased and of low variance.
 
     With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` elementwise, :math:`\rho = \|s \odot \epsilon + d\|` for
     standard normal :math:`\epsilon`, and the log-area S of the unit sphere,
@@ -30,16 +30,15 @@ def normal_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient:
     .. math:: KL = S - \tfrac D2 \log 2\pi e + \tfrac12 \log\tfrac\pi2 + \tfrac12 (\|s\|^2 + \|d\|^2) - \sum_i \log s_i
         + (D - 1)\, E \log \rho.
 
-    Along any fixed unit v the noise is :math:`r v + \epsilon_\perp`, so that given :math:`\epsilon_\perp` the mean over
-    r is that of a line (:func:`~pyro_radial.distributions.kl_formulas.shared.log_distance`), through
-    :math:`s \odot \epsilon_\perp + d`. Here v points along s, where the noise is largest. The controls are the first
-    two moments of :math:`\rho^2`.
+    Along any fixed unit vector v the noise is :math:`r v + \epsilon_\perp`. Given :math:`\epsilon_\perp` the distance
+    is that to a line through :math:`s \odot \epsilon_\perp + d`, and ``log_distance`` is the exact mean over r. Here v
+    points along s, where the noise is largest. The control variates are the first two moments of :math:`\rho^2`.
 
     :param Tensor ratio: s, positive, ``[*batch, D]``, with D at least 2.
     :param Tensor shift: d, ``[*batch, D]``.
     :param Tensor noise: standard normal, ``[*batch, directions, D]``; its batch broadcasts.
     :param bool with_gradient: whether to find the derivatives.
-    :returns: the KL, ``[*batch]``, in the accumulation dtype, and then its derivatives in s and d.
+    :returns: the KL, ``[*batch]``, in the accumulation dtype; then, if wanted, its derivatives in s and d.
     """
     dim, terms = ratio.shape[-1], terms_for(ratio.dtype)
     squared, shift_squared = ratio.square(), shift.square()
@@ -55,7 +54,7 @@ def normal_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient:
 
     mean = row_sum(squared) + row_sum(shift_squared)
     variance = row_sum(squared * (2.0 * squared + 4.0 * shift_squared))
-    # Given the noise across v: the mean of rho^2 less its overall mean, and the mean square of that difference.
+    # Given the noise across v: the mean of rho^2 minus its overall mean, and the mean square of that difference.
     first = a + c - mean
     second = 2.0 * a.square() + 4.0 * b.square() + first.square()
     relative = variance / mean.square()

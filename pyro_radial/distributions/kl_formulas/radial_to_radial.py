@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The KL between radial distributions and its gradient, over given directions."""
+"""The KL between radial distributions and its gradient, averaged over given directions."""
 
 from typing import NamedTuple
 
@@ -22,37 +22,36 @@ from pyro_radial.distributions.special import row_sum
 
 __all__ = ["radial_to_radial"]
 
-# Below this the controls' slopes in C stay what they are: at zero they have a pole.
+# Below this the slopes of the controls stay constant in C: at zero they have a pole.
 _LEAST_C = 1e-24
-# From here on an expansion in 1 / C is good to 1e-9, with the coefficients of its powers, the highest first.
+# From this C on an expansion in 1 / C is good to 1e-9; pairs of power and coefficient, the highest power first.
 _FAR = 1000.0
 _MOMENTS = [(4, -105.0), (3, 15.0), (2, -3.0), (1, 1.0)]
 
 
 def radial_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> tuple[Tensor, ...]:
-    r"""The KL, of which one term is an estimate, unbiased and low-variance; exact for constant s and d = 0.
+    r"""Return the KL; one of its terms is an estimate, unbiased and of low variance. Exact for constant s and d = 0.
 
     With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` elementwise, and :math:`\rho = \|s \odot u r + d\|` for
     a uniform direction u and :math:`r \sim N(0, 1)`,
 
     .. math:: KL = \tfrac12 \Big(\frac{\|s\|^2}D - 1 + \|d\|^2\Big) - \sum_i \log s_i + (D - 1)\, E \log\frac\rho{|r|}.
 
-    Along a direction :math:`\rho^2 = A r^2 + 2 B r + C`, and the mean of its logarithm over r is exact
-    (:func:`~pyro_radial.distributions.kl_formulas.shared.log_distance`). The average over directions remains.
-    Each direction stands for the antithetic pair :math:`\pm u`, and control variates with known means remove what
-    varies to first order in :math:`A` and :math:`B^2` and to second order in A. The noise then falls with dimension;
-    ``benchmarks/distributions/radial_kl.py`` measures it.
+    Along a direction :math:`\rho^2 = A r^2 + 2 B r + C`, and ``log_distance`` is the exact mean of its logarithm over
+    r. The average over directions remains. Each direction stands for the antithetic pair :math:`\pm u`, and control
+    variates with known means remove the variation to first order in :math:`A` and :math:`B^2` and to second order in A.
+    The noise then falls with the dimension; ``benchmarks/distributions/radial_kl.py`` measures it.
 
     :param Tensor ratio: s, positive, ``[*batch, D]``, with D at least 2.
     :param Tensor shift: d, ``[*batch, D]``.
     :param Tensor noise: standard normal, ``[*batch, directions, D]``; its batch broadcasts.
     :param bool with_gradient: whether to find the derivatives.
-    :returns: the KL, ``[*batch]``, in the accumulation dtype, and then its derivatives in s and d.
+    :returns: the KL, ``[*batch]``, in the accumulation dtype; then, if wanted, its derivatives in s and d.
     """
     dim = ratio.shape[-1]
     squared, product = ratio.square(), ratio * shift
     mean = row_sum(squared) / dim
-    # No result depends on this number near the mean: it keeps digits where the ratios are alike.
+    # No result depends on this number near the mean; it keeps digits if the ratios are nearly equal.
     low = mean.to(ratio.dtype).unsqueeze(-1)
     centered = squared - low
     above_low = centered / low
@@ -72,8 +71,8 @@ def radial_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient:
     )
     excess, gradient = _mean_excess(line, terms_for(ratio.dtype), with_gradient)
 
-    # With the mean A of the squares the logs are those of s^2 / A, of A, and what the distance's log exceeds that of
-    # sqrt(A); each comes with the part of the squares that keeps it from being negative.
+    # With the mean A of the squares, the sum has the logs of s^2 / A and of A, and the excess of the log-distance over
+    # log sqrt(A); each comes with the part of the squares that keeps it from being negative.
     spread = row_sum(above_low - log_of_square(ratio / low.sqrt(), above_low))
     level = mean - 1.0
     closed = 0.5 * (spread + (level - log_of_square(mean.sqrt(), level)) + shifts)
@@ -101,18 +100,18 @@ def radial_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient:
 
 
 class _Line(NamedTuple):
-    """The square of a distance along each direction, :math:`A r^2 + 2 B r + C`, and how it varies with directions."""
+    """The squared distance along each direction, :math:`A r^2 + 2 B r + C`, and its variation over directions."""
 
     a: Tensor  # [directions, *batch]
-    above: Tensor  # A - 1, to its own last digit
+    above: Tensor  # A - 1, with all its digits
     b: Tensor
-    c: Tensor  # [*batch], as the rest
+    c: Tensor  # [*batch], like the rest
     square_b: Tensor  # the mean of B^2 over all directions
     variance: Tensor  # of A
 
 
 class _Gradient(NamedTuple):
-    """Derivatives in the numbers of a line; that in A - 1 is that in A."""
+    """The derivatives in the numbers of a line; the derivative in A - 1 counts as one in A."""
 
     a: Tensor
     b: Tensor
@@ -121,16 +120,16 @@ class _Gradient(NamedTuple):
     variance: Tensor
 
     def along(self, line: _Line) -> Tensor:
-        """In the log of what A, B and C are divided by, less its sign."""
+        """Minus the derivative in the log of the common divisor of A, B and C."""
         own = (line.a * self.a + line.b * self.b).sum(0)
         return own + line.c * self.c + 2.0 * (line.square_b * self.square_b + line.variance * self.variance)
 
 
 def _mean_excess(line: _Line, terms: int, with_gradient: bool) -> tuple[Tensor, _Gradient | None]:
-    """The mean of E log rho over the directions, less its value where A = 1 and B = C = 0 along all of them."""
+    """The mean of E log rho over the directions, minus its value for A = 1 and B = C = 0 in all directions."""
     a, above, b, c, square_b, variance = line
-    # How the integral depends on A (to second order) and B^2 (to first), at A = 1 and B = 0. Any values leave the
-    # estimate unbiased; these make its variance low.
+    # The derivatives of the integral in A (to second order) and B^2 (to first), at A = 1 and B = 0. The estimate is
+    # unbiased with any values; these make its variance low.
     near, shrunk = c.clamp(min=_LEAST_C), shrinkage(variance)
     slope_a, rise, bend = _slope_in_a(near, terms)
     curve_a, slope_b = -0.5 * (slope_a + rise) * shrunk, 2.0 * rise / near
@@ -143,7 +142,7 @@ def _mean_excess(line: _Line, terms: int, with_gradient: bool) -> tuple[Tensor, 
 
     by_a, by_b, by_c = slopes_of_log_distance(a, b, c_of_each, terms)
     by_slope_a, by_curve_a, by_slope_b = (-t.mean(0) for t in (above, residual_a, residual_b))
-    # The control variates move with C too.
+    # The control variates depend on C too.
     by_near = (by_slope_a * rise - 0.5 * by_curve_a * shrunk * (rise + bend)) / near
     by_near = by_near + 2.0 * by_slope_b * (bend - rise) / near.square()
     return mean, _Gradient(
@@ -156,13 +155,13 @@ def _mean_excess(line: _Line, terms: int, with_gradient: bool) -> tuple[Tensor, 
 
 
 def _slope_in_a(c: Tensor, terms: int) -> list[Tensor]:
-    r"""The log-distance's derivative in A at A = 1 and B = 0, :math:`\tfrac12 E[r^2 / (r^2 + C)]`, and the first and
-    second derivative of that in the log of C.
+    r"""The derivative of the log-distance in A at A = 1 and B = 0, :math:`\tfrac12 E[r^2 / (r^2 + C)]`, and its first
+    and second derivatives in the log of C.
     """
     width = c.sqrt()
     _, by_width = slopes_of_log_square(torch.zeros_like(width), width, terms)
-    # E[C / (r^2 + C)] and what it lacks of one; by the equation of the Faddeeva function one more derivative is a
-    # polynomial in these.
+    # E[C / (r^2 + C)] and one minus it; by the equation of the Faddeeva function one more derivative is a polynomial in
+    # these.
     part = 0.5 * width * by_width
     rest = 1.0 - part
     first = 0.5 * (part - c * rest)
