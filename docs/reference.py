@@ -12,6 +12,8 @@ from typing import Any
 PAGES = Path(__file__).parent / "api"
 # A package and the names that its page has, all that it exports where the page says no more.
 AUTOMODULE = re.compile(r"\.\. automodule:: (\S+)\n +:members:(.*)")
+# A result type, which functions return and no package exports.
+AUTOCLASS = re.compile(r"\.\. autoclass:: (\S+)\.(\w+)")
 
 
 def pages() -> dict[str, list[str]]:
@@ -26,11 +28,10 @@ def pages() -> dict[str, list[str]]:
 @cache
 def public_names() -> dict[int, str]:
     """The one name of each documented object, by its identity."""
-    return {
-        id(getattr(importlib.import_module(package), name)): f"{package}.{name}"
-        for package, names in pages().items()
-        for name in names
-    }
+    listed = [(package, name) for package, names in pages().items() for name in names]
+    for path in sorted(PAGES.glob("pyro_radial.*.md")):
+        listed += AUTOCLASS.findall(path.read_text())
+    return {id(getattr(importlib.import_module(module), name)): f"{module}.{name}" for module, name in listed}
 
 
 def public_name(target: str) -> tuple[Any, str | None]:

@@ -47,7 +47,7 @@ from benchmarks.uncertainty._methods import (
 )
 from pyro_radial import datasets
 from pyro_radial.datasets.images import ImageDataset
-from pyro_radial.infer import Prediction
+from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.uncertainty import accuracy, expected_calibration_error
 from pyro_radial.uncertainty.plots import COLORS
 

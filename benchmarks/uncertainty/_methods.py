@@ -24,13 +24,13 @@ from benchmarks.guides._truncated_normal import TruncatedNormalFamily
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer import (
     Ensemble,
-    Prediction,
     RadialELBO,
     calibrate_scales,
     fit_ivon,
     last_layer_laplace,
 )
 from pyro_radial.infer.autoguide import families
+from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import TemperatureScaling, accuracy, class_auroc, expected_calibration_error
 from pyro_radial.uncertainty.metrics import brier_score

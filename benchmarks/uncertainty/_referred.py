@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.common import Results, Row
 from benchmarks.uncertainty._methods import measures
-from pyro_radial.infer import Prediction
+from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.uncertainty import class_auroc, referral_curve, reliability
 from pyro_radial.uncertainty.calibration import Reliability
 from pyro_radial.uncertainty.referral import ReferralCurve

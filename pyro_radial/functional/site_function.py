@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_radial.distributions.moments import center
 from pyro_radial.nn.likelihood import FUNCTION_SITE
-from pyro_radial.nn.model_network import find_network
+from pyro_radial.nn.supervised import find_network
 
 __all__ = ["Dependence", "SiteFunction"]
 

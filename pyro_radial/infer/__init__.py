@@ -12,7 +12,6 @@ from pyro_radial.infer.posthoc.calibrate_scales import calibrate_scales
 from pyro_radial.infer.posthoc.ivon import fit_ivon
 from pyro_radial.infer.posthoc.laplace import last_layer_laplace
 from pyro_radial.infer.prediction.predict import predict
-from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
 from pyro_radial.infer.reparam import HalfCauchyReparam
 from pyro_radial.infer.training.ensemble import Ensemble
@@ -26,7 +25,6 @@ __all__ = [
     "FunctionalELBO",
     "HalfCauchyReparam",
     "LossTerms",
-    "Prediction",
     "RadialELBO",
     "SampledNetwork",
     "calibrate_scales",

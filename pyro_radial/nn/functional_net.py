@@ -73,13 +73,9 @@ class FunctionalNet:
         self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], within: Within = None
     ) -> Any:
         """
-        Call the network with one set of tensors. What it does to its buffers is done to ``tensors``.
+        Call the network with one set of tensors, by name; tied tensors by their first name.
 
-        :param dict tensors: every parameter and buffer by name; tied ones by their first name.
-        :param tuple args: the network's inputs.
-        :param dict kwargs: inputs by name.
-        :param within: a function of ``tensors`` that returns a context manager for the call.
-        :returns: what the network returns.
+        What the network does to its buffers is done to ``tensors``. ``within`` makes a context for the call.
         """
         given = dict(tensors)
         before = {name: tensors[name].clone() for name, _ in self.skeleton.named_buffers() if name in tensors}
@@ -117,10 +113,6 @@ class FunctionalNet:
 
         :param Mapping shared: the tensors common to all sets.
         :param Mapping drawn: tensors ``[N, *shape]``, one slice for each set.
-        :param tuple args: the network's inputs.
-        :param dict kwargs: inputs by name.
-        :param within: as in :meth:`single`.
-        :returns: what the network returns, with tensors of shape ``[N, ...]``.
         :raises TypeError: if it returns something else than tensors and plain data, nested in any way.
         """
         with _frozen_statistics(self.skeleton) as left_out:
@@ -169,12 +161,10 @@ def split_draws(
     values: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
 ) -> tuple[tuple[int, ...], dict[str, Tensor], dict[str, Tensor]]:
     """
-    Sort the values of sites into those that all draws share and those with one slice per draw.
+    Sort values ``[*draws, *shape]`` of sites into those that all draws share and those with one slice per draw.
 
     Leading dims of size one are dropped for each site, since plates add them.
 
-    :param Mapping values: ``[*draws, *shape]`` by site.
-    :param Mapping shapes: the shape of each parameter.
     :returns: the shape of the draws, the values without draws, and the other values with the draws flattened.
     :raises ValueError: naming the site whose shape does not fit.
     """

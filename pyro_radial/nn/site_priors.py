@@ -43,12 +43,10 @@ class ParameterPrior(Protocol):
 
 
 class SitePriors:
-    """
-    One distribution for each site, in the parameter's dtype and on its device, with its shape as ``event_shape``.
+    """One distribution for each site, in the parameter's dtype and on its device, with its shape as ``event_shape``.
 
-    :param prior: a distribution, a mapping from names to distributions, or a function of (name, parameter).
-    :param Mapping parameters: the parameters by site name.
-    :raises ValueError: for anything else, a missing site or a wrong shape.
+    A prior that is not one of the kinds of :class:`~pyro_radial.nn.BayesianModule`, misses a site or has a wrong shape
+    raises a ValueError.
     """
 
     def __init__(self, prior: Any, parameters: Mapping[str, Tensor]) -> None:

@@ -1,21 +1,25 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A network and a likelihood as one Pyro model."""
+"""A network and a likelihood as one Pyro model, and how to find and call the network of such a model."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
+import pyro.poutine as poutine
 import torch
 from pyro.nn import PyroModule
+from pyro.poutine import Trace
 from torch import Tensor, nn
 
+from pyro_radial._pyro.compat import has_hooks
 from pyro_radial.nn.bayesian_module import BayesianModule
-from pyro_radial.nn.likelihood import FUNCTION_SITE
-from pyro_radial.nn.likelihoods import Likelihood
+from pyro_radial.nn.likelihood import FUNCTION_SITE, Likelihood
 from pyro_radial.nn.local.local_layers import AskForLocalReparameterization
+from pyro_radial.poutine.swap_prior import UnderPriors
 
-__all__ = ["SupervisedModel", "inputs_of"]
+__all__ = ["ModelNetwork", "NetworkDraw", "SupervisedModel", "find_network", "inputs_of", "network_of"]
 
 
 class SupervisedModel(nn.Module):
@@ -142,3 +146,116 @@ def _described(x: Any) -> str:
         else f"{name} of type {type(part).__name__}"
         for name, part in named
     )
+
+
+class NetworkDraw(NamedTuple):
+    """What a draw of the guide is to a network."""
+
+    #: The values of the random parameters, by name, each of its parameter's shape.
+    parameters: dict[str, Tensor]
+    #: The noise of the likelihood, by argument of ``observation``, each of shape ``[1]``.
+    noise: dict[str, Tensor]
+    #: The sites of the model that were sampled or replayed.
+    trace: Trace
+
+
+class ModelNetwork:
+    """The network of a model whose function is the network's output, to call without running the model.
+
+    :param entry: the :class:`~pyro_radial.SupervisedModel` that calls the network, or the network itself.
+    :param wrappers: the models around it that change its priors, outermost first.
+    """
+
+    def __init__(self, entry: SupervisedModel | BayesianModule, wrappers: list[UnderPriors]) -> None:
+        self._entry, self.wrappers = entry, wrappers
+        self.bnn: BayesianModule = entry if isinstance(entry, BayesianModule) else entry.bnn  # type: ignore[assignment]
+        #: The distribution of the targets, or None.
+        self.likelihood: Any = getattr(entry, "likelihood", None)
+        for module in (self.bnn, self.likelihood):
+            if module is not None:
+                module.check_store()
+
+    @property
+    def noise_sites(self) -> dict[str, str]:
+        """For each argument of the likelihood's ``observation`` besides ``f``, the site that records it."""
+        return getattr(self.likelihood, "noise_sites", {})
+
+    def sample_parameters(self) -> dict[str, Tensor]:
+        """Sample the parameters as a run of the model does, and not the noise."""
+        with self._priors():
+            return self.bnn.sample_parameters()
+
+    def draw(self, drawn: Trace) -> NetworkDraw:
+        """The parameters and the noise for a draw of the guide; other sites are drawn from the model's priors."""
+        with poutine.trace() as capture, poutine.replay(trace=drawn), self._priors():
+            parameters = self.bnn.sample_parameters()
+            if self.noise_sites:
+                self.likelihood.noise(torch.zeros(1, dtype=self.bnn.dtype, device=self.bnn.device))
+        nodes: Any = capture.trace.nodes
+        noise = {argument: nodes[site]["value"].reshape(1) for argument, site in self.noise_sites.items()}
+        return NetworkDraw(self.bnn.one_value_each(parameters), noise, capture.trace)
+
+    def drawn_parameters(self, drawn: Trace) -> dict[str, Tensor] | None:
+        """The parameters that a draw of the guide holds, or None if it does not hold all of them."""
+        if self.noise_sites or not self.bnn.has_plain_sites:
+            return None
+        values: dict[str, Any] = {name: drawn.nodes[name]["value"] for name in self.bnn.sites_in_use if name in drawn}
+        return self.bnn.one_value_each(values) if len(values) == len(self.bnn.sites_in_use) else None
+
+    def __call__(self, x: Any, parameters: Mapping[str, Tensor]) -> Any:
+        """The model's function at given values of the random parameters: the network's output."""
+        if isinstance(self._entry, SupervisedModel):
+            return self._entry.likelihood.function_values(self._entry.output(x, parameters))
+        args, kwargs = inputs_of(x)
+        return self.bnn.at(parameters, *args, **kwargs)
+
+    @contextmanager
+    def _priors(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for wrapper in self.wrappers:
+                stack.enter_context(wrapper.priors())
+            yield
+
+
+def find_network(model: Any) -> ModelNetwork | None:
+    """Find the network of a model from the types of its parts, or None if the model must run to compute its function.
+
+    A model has a network if it is a ``BayesianModule`` or a :class:`~pyro_radial.SupervisedModel` of one, also under a
+    :class:`~pyro_radial.PriorChain` or :func:`~pyro_radial.poutine.swap_prior`, without an overridden ``forward`` and
+    without hooks.
+    """
+    wrappers: list[UnderPriors] = []
+    while isinstance(model, UnderPriors):
+        if not _runs_as(model, UnderPriors):
+            return None
+        wrappers.append(model)
+        model = model.model
+    if isinstance(model, SupervisedModel):
+        plain = _runs_as(model, SupervisedModel) and _runs_as(model.likelihood, Likelihood)
+        return ModelNetwork(model, wrappers) if plain and _runs_as(model.bnn, BayesianModule) else None
+    return ModelNetwork(model, wrappers) if _runs_as(model, BayesianModule) else None
+
+
+def network_of(model: Any) -> ModelNetwork:
+    """Find the network of a model, or raise a ValueError."""
+    network = find_network(model)
+    if network is None:
+        raise ValueError(
+            "model must be a SupervisedModel of a BayesianModule, also under a PriorChain or swap_prior, or a "
+            "BayesianModule, with the library's own forward methods and without hooks, got "
+            f"{getattr(model, '__name__', type(model).__name__)}; predict(model, guide, x) takes any model, and for a "
+            "model written by hand you can pass its BayesianModule here"
+        )
+    return network
+
+
+def _runs_as(module: Any, cls: type[nn.Module]) -> bool:
+    """Whether calling a module does what the class does: nothing is overridden, and there are no hooks."""
+    if not isinstance(module, cls) or "forward" in vars(module) or has_hooks(module):
+        return False
+    methods = ("__call__", "forward", *METHODS.get(cls, ()))
+    return all(getattr(type(module), name) is getattr(cls, name) for name in methods)
+
+
+# What a forward method of ours calls.
+METHODS: dict[type[nn.Module], tuple[str, ...]] = {SupervisedModel: ("output",), Likelihood: ("function_values",)}

@@ -66,7 +66,7 @@ class TemperatureScaling:
         temperature, which is found in double precision to rounding.
 
         :param logits: logits or log-probabilities of validation points, ``[N, K]``; pass probabilities as
-            ``probs.log()``. A :class:`~pyro_radial.infer.Prediction` of classes stands for the logarithm of its mean
+            ``probs.log()``. A ``Prediction`` of classes stands for the logarithm of its mean
             probabilities: draws are averaged first and scaled then.
         :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
         :returns: the scaling, to be called with logits of any points.

@@ -22,7 +22,7 @@ from benchmarks.uncertainty._comparison import (
     style_of,
 )
 from benchmarks.uncertainty._methods import DEEP_ENSEMBLE, METHODS, PLAIN, Setting
-from pyro_radial.infer import Prediction
+from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import negative_log_likelihood
 

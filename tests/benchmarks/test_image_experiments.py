@@ -9,7 +9,7 @@ from benchmarks.uncertainty import lenet5, residual_net, shift
 from benchmarks.uncertainty._comparison import Standardized
 from benchmarks.uncertainty._corruptions import ANGLES, CORRUPTIONS, NUM_STRENGTHS, corrupted, turned
 from benchmarks.uncertainty._methods import Trained
-from pyro_radial.infer import Prediction
+from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn import likelihoods
 
 SIZE = shift.SIZES["small"]

@@ -12,7 +12,7 @@ from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, PriorChain, SupervisedModel
 from pyro_radial.nn import likelihoods
-from pyro_radial.nn.model_network import find_network, network_of
+from pyro_radial.nn.supervised import find_network, network_of
 from pyro_radial.poutine import swap_prior
 
 GAMMA = dist.Gamma(6.0, 6.0)

@@ -16,8 +16,7 @@ from pyro_radial._pyro.one_at_a_time import one_at_a_time
 from pyro_radial.infer.training.data import evaluating
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihood import Likelihood
-from pyro_radial.nn.model_network import network_of
-from pyro_radial.nn.supervised import inputs_of
+from pyro_radial.nn.supervised import inputs_of, network_of
 
 __all__ = ["TrainedNetwork", "trained_values"]
 

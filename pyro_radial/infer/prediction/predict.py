@@ -24,7 +24,7 @@ from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, eval
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.functional_net import WITHOUT_FASTPATH
 from pyro_radial.nn.likelihood import FUNCTION_SITE
-from pyro_radial.nn.model_network import ModelNetwork, find_network
+from pyro_radial.nn.supervised import ModelNetwork, find_network
 
 __all__ = ["predict"]
 
@@ -131,7 +131,9 @@ class _NetworkRun:
 
     def start(self, drawn: Trace) -> None:
         """Take another draw of the guide."""
-        direct = self._network.drawn_parameters(drawn) if self._checked else None
+        # Other priors are checked as they are sampled: once is enough.
+        known = self._checked or not self._network.wrappers
+        direct = self._network.drawn_parameters(drawn) if known else None
         if direct is not None:
             self._parameters = direct
             return

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Draws of functions and the predictions they make."""
+"""Draws of functions and their predictions."""
 
 import math
 from collections.abc import Callable
@@ -17,20 +17,19 @@ from pyro_radial.distributions.wrappers import leaf
 
 __all__ = ["Prediction"]
 
-# Into how many parts samples are split, for a density makes a few copies of what it is given, and how many numbers
-# need no splitting.
+# Samples are split into this many parts, since densities make copies; fewer than SMALL numbers are not split.
 PARTS, SMALL = 64, 2**14
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Function draws ``[S, N, ...]`` and the predictions they make.
+    """Function draws ``[S, N, ...]`` and their predictions.
 
-    Draw s is one function at all N inputs: the same weights throughout. What is computed of them is computed for a few
-    inputs at a time, so that it needs little memory besides the samples.
+    Draw s is one function at all N inputs, with the same weights. All quantities are computed for a few inputs at a
+    time, which needs little memory besides the samples.
 
     :param torch.Tensor samples: values of the network at the function site, before the link, ``[S, N, *outputs]``.
-    :param likelihood: what describes the observations, or None for a model without a ``likelihood``.
+    :param likelihood: the likelihood of the model, or None if it has none.
     :param noise: the noise of each draw, by argument of ``likelihood.observation``, ``[S, 1]``.
     """
 
@@ -40,10 +39,7 @@ class Prediction:
 
     @property
     def mean(self) -> Tensor:
-        """The predictive mean: link first, then the mean over draws.
-
-        :returns: a tensor ``[N, *outputs]``, in the units of the targets.
-        """
+        """The predictive mean: the mean over draws after the link, ``[N, *outputs]``, in the units of the targets."""
         likelihood = self.likelihood
         if likelihood is None:
             return self.samples.mean(0)
@@ -51,46 +47,44 @@ class Prediction:
 
     @property
     def variance(self) -> Tensor:
-        """The predictive variance: the mean variance of an observation plus the variance of its mean.
-
-        It is the sum of :attr:`aleatoric_variance` and :attr:`epistemic_variance`.
+        """The predictive variance, the sum of :attr:`aleatoric_variance` and :attr:`epistemic_variance`.
 
         :returns: a tensor ``[N, *target]``, in the units of the targets squared.
-        :raises ValueError: for a categorical likelihood, whose labels are no numbers.
+        :raises ValueError: for a categorical likelihood, whose labels are not numbers.
         """
         return self._moment("variance", lambda y: y.variance.mean(0) + y.mean.var(0, unbiased=False))
 
     @property
     def aleatoric_variance(self) -> Tensor:
-        r"""The part of the variance that no data would take away: the mean over draws of the noise's variance.
+        r"""The variance that more data would not remove: the mean over draws of the noise's variance.
 
         .. math:: E_w[\mathrm{Var}(y \mid w)]
 
-        Source: Depeweg et al. (2018), *Decomposition of Uncertainty in Bayesian Deep Learning*.
+        Source: Depeweg et al. (2018), "Decomposition of Uncertainty in Bayesian Deep Learning".
 
         :returns: a tensor ``[N, *target]``, in the units of the targets squared.
-        :raises ValueError: for a categorical likelihood, whose labels are no numbers.
+        :raises ValueError: for a categorical likelihood, whose labels are not numbers.
         """
         return self._moment("aleatoric_variance", lambda y: y.variance.mean(0))
 
     @property
     def epistemic_variance(self) -> Tensor:
-        r"""The part of the variance that is about the weights: the variance over draws of the mean.
+        r"""The variance from uncertain weights: the variance over draws of the mean.
 
         .. math:: \mathrm{Var}_w(E[y \mid w])
 
-        Zero where all draws agree. It is the variance of the S draws themselves, without Bessel's correction.
+        It is zero where all draws agree, and the variance of the S draws themselves, without Bessel's correction.
 
-        Source: Depeweg et al. (2018), *Decomposition of Uncertainty in Bayesian Deep Learning*.
+        Source: Depeweg et al. (2018), "Decomposition of Uncertainty in Bayesian Deep Learning".
 
         :returns: a tensor ``[N, *target]``, in the units of the targets squared.
-        :raises ValueError: for a categorical likelihood, whose labels are no numbers.
+        :raises ValueError: for a categorical likelihood, whose labels are not numbers.
         """
         return self._moment("epistemic_variance", lambda y: y.mean.var(0, unbiased=False))
 
     @property
     def entropy(self) -> Tensor:
-        """Entropy of the predictive mean, for discrete observations: the total uncertainty.
+        """The entropy of the predictive mean, for discrete observations: the total uncertainty.
 
         :returns: a tensor ``[N]``, in nats.
         :raises NotImplementedError: for observations that are not discrete and finite.
@@ -99,11 +93,11 @@ class Prediction:
 
     @property
     def mutual_information(self) -> Tensor:
-        """What an observation would tell about the weights: entropy less the mean entropy of draws.
+        """The mutual information of an observation and the weights: entropy minus the mean entropy of draws.
 
-        Zero where all draws agree.
+        It is zero where all draws agree.
 
-        Source: Houlsby et al. (2011), *Bayesian Active Learning for Classification and Preference Learning*, eq. 2.
+        Source: Houlsby et al. (2011), "Bayesian Active Learning for Classification and Preference Learning", eq. 2.
 
         :returns: a tensor ``[N]``, in nats.
         :raises NotImplementedError: for observations that are not discrete and finite.
@@ -118,11 +112,9 @@ class Prediction:
         return self._by_rows(information)
 
     def log_prob(self, y: Any) -> Tensor:
-        """The log predictive density of targets: the log of the mean over draws of the density.
+        """Compute the log predictive density of targets: the log of the mean over draws of the density.
 
-        Probabilities are averaged before the log is taken; its mean over test points is the test log-likelihood.
-
-        :param torch.Tensor y: targets ``[N, *target]``, or an array of NumPy.
+        :param torch.Tensor y: targets ``[N, *target]``, or a NumPy array.
         :returns: a tensor ``[N]``, in nats.
         """
         likelihood = self._require("log_prob")
@@ -135,10 +127,9 @@ class Prediction:
         return self._by_rows(log_prob)
 
     def sample_targets(self, num_targets: int = 1) -> Tensor:
-        """Draws of targets: the noise of the likelihood around each draw of the function.
+        """Draw targets: the noise of the likelihood around each draw of the function.
 
-        Targets of one function share its weights, so with ``num_targets=1`` the draws of an input are independent, and
-        with more they are not.
+        Targets of one function share its weights, so draws for one input are independent only with ``num_targets=1``.
 
         :param int num_targets: M, the number of targets for each function and input.
         :returns: a tensor ``[S * M, N, *target]``; rows s, S + s, 2S + s, ... are of function s.
@@ -150,22 +141,20 @@ class Prediction:
             >>> Prediction(torch.zeros(64, 5, 3), likelihoods.Categorical()).sample_targets().shape
             torch.Size([64, 5])
         """
-        positive_count("Prediction.sample_targets: num_targets", num_targets)
+        positive_count("num_targets", num_targets)
         observation = self._require("sample_targets").observation(self.samples, **self.noise)
         return observation.sample((num_targets,)).flatten(0, 1)
 
     def quantiles(self, levels: Any, num_targets: int = 16) -> Tensor:
-        """Quantiles of the predictive distribution, from draws of targets.
+        """Compute quantiles of the predictive distribution from new draws of targets.
 
-        At level p it is the least drawn value that has a share p of the S M draws at or below it, so that a quantile of
-        counts is a count. The interval between the levels 0.05 and 0.95 holds a target with probability 0.9, if the
-        model is right. Draws are new with each call; ask for all levels at once.
+        The quantile at level p is the least drawn value with a share p of the S M draws at or below it, so a quantile
+        of counts is a count. Ask for all levels at once, since each call draws anew.
 
         :param levels: a number or several, strictly between zero and one, ``[*L]``.
         :param int num_targets: M, the number of targets for each function.
         :returns: a tensor ``[*L, N, *target]``, in the units of the targets.
-        :raises ValueError: for a level out of range, ``num_targets`` less than one, or a categorical likelihood, whose
-            labels have no order.
+        :raises ValueError: for a level out of range, ``num_targets`` below one, or a categorical likelihood.
 
         Example::
 
@@ -177,13 +166,11 @@ class Prediction:
         """
         levels = torch.as_tensor(levels, dtype=torch.float64)
         if levels.numel() == 0 or not ((levels > 0) & (levels < 1)).all():
-            raise ValueError(
-                f"Prediction.quantiles: levels must be strictly between zero and one, got {levels.tolist()}"
-            )
-        positive_count("Prediction.quantiles: num_targets", num_targets)
+            raise ValueError(f"levels must be strictly between zero and one, got {levels.tolist()}")
+        positive_count("num_targets", num_targets)
         likelihood = self._require("quantiles")
         number = num_targets * len(self.samples)
-        # A level stored in single precision, 0.1 being a little more than that, does not ask for one draw more.
+        # A level of 0.1 in single precision is a little above 0.1, and must not ask for one more draw.
         ranks = (number * (levels.flatten() - 1e-7)).ceil().long().clamp_min(1) - 1
 
         def quantiles(samples: Tensor, _: slice) -> Tensor:
@@ -191,12 +178,12 @@ class Prediction:
             ordered = observation.sample((num_targets,)).flatten(0, 1).sort(0).values
             return ordered[ranks.to(ordered.device)].movedim(0, 1)
 
-        # Sorted, the draws are there once more, with the place of each as an integer.
+        # Sorting makes a copy of the draws and an integer for each.
         values = self._by_rows(quantiles, copies=2 * num_targets).movedim(1, 0)
         return values.reshape(levels.shape + values.shape[1:])
 
     def _moment(self, what: str, moment: Callable[[Any], Tensor]) -> Tensor:
-        """What the observations of all draws, whose targets must be numbers, have at each input."""
+        """A moment of the observations of all draws at each input; targets must be numbers."""
         likelihood = self._require(what)
         return self._by_rows(
             lambda samples, _: moment(
@@ -205,10 +192,7 @@ class Prediction:
         )
 
     def _by_rows(self, function: Callable[[Tensor, slice], Tensor], copies: int = 1) -> Tensor:
-        """A function of the samples of some inputs, and which these are, for all inputs.
-
-        It makes a few times ``copies`` of what it is given.
-        """
+        """Apply a function of the samples of some rows to all rows in parts; it makes about ``copies`` of its input."""
         number = self.samples.shape[1]
         numbers = copies * max(1, self.samples.numel())
         size = max(1, number // (PARTS * copies), number * SMALL // numbers)
@@ -231,7 +215,7 @@ class Prediction:
 
 
 def _of_numbers(what: str, lacking: str, observation: Any) -> Any:
-    """The observation itself, or a ValueError where its targets are classes and lack something."""
+    """Return the observation, or raise a ValueError if its targets are classes."""
     if isinstance(leaf(observation), Categorical):
         raise ValueError(
             f"Prediction.{what}: likelihood must have numbers as targets, got labels of classes, which have no "

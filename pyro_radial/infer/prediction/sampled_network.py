@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Draws of a guide as one plain module, to serve."""
+"""Draws of a guide as one plain module, to serve them."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -22,39 +22,33 @@ from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.functional_net import FunctionalNet
 from pyro_radial.nn.likelihood import full_precision
-from pyro_radial.nn.model_network import ModelNetwork, network_of
-from pyro_radial.nn.supervised import inputs_of
+from pyro_radial.nn.supervised import ModelNetwork, inputs_of, network_of
 
 __all__ = ["SampledNetwork"]
 
 
 class SampledNetwork(nn.Module):
-    """S draws of a network's parameters, kept, as one plain module: what a trained posterior is served as.
+    """Keep S draws of a network's parameters as one plain module, to serve a trained posterior.
 
-    A call evaluates all draws, some at a time by :func:`torch.vmap`, and returns what the network returns with a first
-    dim of S. The draws are those of :func:`~pyro_radial.predict` with the same random seed, and :meth:`predict` gives
-    the same :class:`~pyro_radial.infer.Prediction`; but they are drawn once, and no Pyro runs in a call. So any number
-    of threads may call it at once, and it goes through :func:`torch.compile` and :func:`torch.export.export`, the
-    result of which needs neither this library nor Pyro. To export with the number of rows left open, as in the example,
-    a network of convolutions needs ``batching = "loop"``; ``nn.LSTM`` and its like are exported, but not compiled. Both
-    are tested with torch 2.13; 2.7 cannot export a ``vmap``.
+    A call evaluates all draws by :func:`torch.vmap` and returns what the network returns with a first dim of S. The
+    draws are those of :func:`~pyro_radial.predict` with the same random seed, but no Pyro runs in a call. Any number of
+    threads may call the module at once, and it goes through :func:`torch.compile` and :func:`torch.export.export`; the
+    exported program needs neither this library nor Pyro. To export a network of convolutions with an open number of
+    rows, set ``batching = "loop"``. ``nn.LSTM`` and the like can be exported, but not compiled.
 
-    All tensors are buffers: the random parameters in ``draws``, of shape ``[S, *shape]``; what is not random, once, in
-    ``shared``; the noise of the likelihood, ``[S, 1]``, in ``noise``. They follow ``to``, and the ``state_dict`` of one
-    loads into another of the same model, number and guide's structure. Nothing of them is shared with the model, and
-    training that goes on does not change them. The network computes in evaluation mode whatever mode this is in.
+    All tensors are buffers: the random parameters in ``draws``, ``[S, *shape]``; the rest of the network in ``shared``;
+    the noise of the likelihood in ``noise``, ``[S, 1]``. They are copies, so that training the model further does not
+    change them. A ``state_dict`` loads into another SampledNetwork of the same model, S and guide. The network computes
+    in evaluation mode, whatever mode this module is in.
 
     :param model: a :class:`~pyro_radial.SupervisedModel` of a :class:`~pyro_radial.BayesianModule`, also under a
-        :class:`~pyro_radial.PriorChain` or :func:`~pyro_radial.poutine.swap_prior`; or a ``BayesianModule``, which a
-        model written by hand calls.
+        :class:`~pyro_radial.PriorChain` or :func:`~pyro_radial.poutine.swap_prior`; or a ``BayesianModule``.
     :param guide: its trained guide; random parameters that it leaves out are drawn from the model's priors.
-    :param int num_samples: how many draws, S.
-    :param int chunk_size: draws in one ``vmap``, which bounds the memory of a call (chosen by
-        ``benchmarks/guides/prediction_cost.py``: fewer are slower at few inputs, many more at many).
-    :param x: inputs for a guide that takes any, a row or two, as :func:`~pyro_radial.predict` takes them; by default
-        the guide is called without arguments.
+    :param int num_samples: the number of draws, S.
+    :param int chunk_size: the number of draws in one ``vmap``, which bounds the memory of a call.
+    :param x: a row or two of inputs, for a guide that takes inputs.
     :raises ValueError: for another model, a number below one, an autoguide without parameters, a guide with sites
-        inside a plate, or one whose sites are not the model's, as after ``use_head``.
+        inside a plate, or with sites of another model.
 
     Example::
 
@@ -91,11 +85,11 @@ class SampledNetwork(nn.Module):
         self.num_samples = positive_count("num_samples", num_samples)
         self.chunk_size = positive_count("chunk_size", chunk_size)
         network = network_of(model)
-        # In a tuple, or it would be a part of this module, and what is trained in it a parameter of ours.
+        # In a tuple, so that it is not a submodule with parameters.
         self._likelihood = (network.likelihood,)
         args = () if x is None else (move(as_inputs(x, "x", dtype_of(guide, model)), device_of(guide, model)),)
         draws, noise, idle = _draw(model, guide, network, num_samples, args)
-        # No modules of ours, so that a call is of tensors alone; threads have one each, since a call changes it.
+        # Not a submodule, since calls use the buffers. Each thread takes its own copy, since a call changes it.
         self._functional = network.bnn.computation()
         self._unused: list[FunctionalNet] = []
         saved = {*draws, *noise, *idle, *network.bnn.net.state_dict()}
@@ -105,12 +99,12 @@ class SampledNetwork(nn.Module):
 
     @property
     def likelihood(self) -> Any:
-        """What describes the observations, or None."""
+        """The likelihood of the model, or None."""
         return self._likelihood[0]
 
     @property
     def batching(self) -> str:
-        """How draws are run: ``"vmap"``, or ``"loop"`` where the network cannot be batched; may be set."""
+        """How draws run: ``"vmap"``, or ``"loop"`` if vmap cannot batch the network; you may set it."""
         return self._functional.batching
 
     @batching.setter
@@ -121,10 +115,10 @@ class SampledNetwork(nn.Module):
         self._unused.clear()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The network for every draw.
+        """Call the network for every draw.
 
         :param args: the network's inputs.
-        :param kwargs: those given by name.
+        :param kwargs: inputs by name.
         :returns: what the network returns, with tensors of shape ``[S, ...]``.
         """
         drawn, shared = _tensors(self.draws, self._draw_names), _tensors(self.shared, self._shared_names)
@@ -137,12 +131,11 @@ class SampledNetwork(nn.Module):
 
     @torch.no_grad()
     def predict(self, x: Any, chunk_size: int = 1024) -> Prediction:
-        """The draws at any number of inputs, as :func:`~pyro_radial.predict` gives them.
+        """Evaluate the draws at any number of inputs, as :func:`~pyro_radial.predict` does.
 
-        :param x: inputs ``[N, ...]``, a tuple or a dict of tensors of N rows each, arrays of NumPy, or a ``Dataset``
-            or ``DataLoader`` of such.
-        :param int chunk_size: inputs in one pass, which bounds the memory of a pass.
-        :returns: a :class:`~pyro_radial.infer.Prediction` with samples ``[S, N, ...]``.
+        :param x: inputs, as of :func:`~pyro_radial.predict`.
+        :param int chunk_size: the number of inputs in one pass, which bounds the memory of a pass.
+        :returns: a prediction with ``samples`` of shape ``[S, N, ...]``.
         :raises ValueError: for NaN or infinity in x, a number below one, or a network whose output is not one tensor
             with a row for each input.
         """
@@ -182,13 +175,13 @@ class SampledNetwork(nn.Module):
             self._unused.append(functional)
 
     def _traced(self, shared: Any, drawn: Any, args: Any, kwargs: Any) -> Any:
-        """The same in words that a compiler follows."""
+        """The same for a compiler."""
         skeleton = self._functional.skeleton
 
         def one(draw: Mapping[str, Tensor]) -> Any:
             return functional_call(skeleton, {**shared, **draw}, args, kwargs)
 
-        # The fused paths of attention have no batching rule; a compiler follows the switch of one of them alone.
+        # Fused attention has no batching rule, and a compiler cannot follow the switch of its fast path.
         attends = any(isinstance(module, nn.MultiheadAttention) for module in skeleton.modules())
         if self.batching == "vmap" and not attends:
             with sdpa_kernel(SDPBackend.MATH):
@@ -201,7 +194,7 @@ class SampledNetwork(nn.Module):
 def _draw(
     model: Any, guide: Any, network: ModelNetwork, num_samples: int, args: tuple[Any, ...]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """All draws of the parameters in use, and of the noise, ``[S, ...]``; and the values of idle parameters."""
+    """All draws of the parameters in use and of the noise, ``[S, ...]``, and the values of idle parameters."""
     guide_draws = GuideDraws(guide)
     device = device_of(guide, model)
     in_use = set(network.bnn.sites_in_use)
@@ -228,7 +221,7 @@ def _draw(
 
 
 def _as_buffers(tensors: Mapping[str, Tensor], saved: set[str]) -> tuple[nn.Module, tuple[str, ...]]:
-    """Modules nested as the names are, that hold the tensors as buffers, and the names."""
+    """Modules nested by the tensors' names that hold them as buffers, and the names."""
     root = nn.Module()
     for name, tensor in tensors.items():
         *path, leaf = name.split(".")

@@ -105,7 +105,7 @@ class Ensemble:
         :param int num_samples: draws of each member; one is enough for point estimates.
         :param int chunk_size: inputs in one pass.
         :param options: other arguments of ``predict``.
-        :returns: a :class:`~pyro_radial.infer.Prediction` with samples ``[M * num_samples, N, ...]``, member by member.
+        :returns: a prediction with samples ``[M * num_samples, N, ...]``, member by member.
         :raises RuntimeError: before training.
         :raises ValueError: if the members' outputs differ in shape.
         """

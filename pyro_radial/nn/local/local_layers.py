@@ -43,10 +43,7 @@ class NotLocalError(Exception):
 
 
 class LocalLayers:
-    """The layers that can compute with noise; see :func:`~pyro_radial.poutine.local_reparameterization`.
-
-    :param nn.Module skeleton: the modules that compute, without tensors of their own.
-    """
+    """The layers that can compute with noise; see :func:`~pyro_radial.poutine.local_reparameterization`."""
 
     def __init__(self, skeleton: nn.Module) -> None:
         self._skeleton = skeleton
@@ -95,13 +92,10 @@ class LocalLayers:
 
     @contextmanager
     def within(self, noises: Mapping[str, UnitNoise], rows: int, tensors: dict[str, Tensor]) -> Iterator[None]:
-        """Let the layers compute with noise during a call.
+        """Let the layers of undrawn parameters compute with noise during a call on so many rows.
 
-        A NotLocalError from the call means that the network uses a parameter in another way.
-
-        :param Mapping noises: by the names of the parameters that are not drawn.
-        :param int rows: the number of rows of the network's input.
-        :param dict tensors: the tensors of the network, with the parts of the noises, which are taken out.
+        ``tensors`` has the parts of the noises among the network's tensors; they are taken out. A NotLocalError from
+        the call means that the network uses a parameter in another way.
         """
         parameters: dict[str, Parameter] = dict(tensors)
         for site, noise in noises.items():
@@ -208,12 +202,9 @@ def split_noise(
     """
     Split draws as :func:`~pyro_radial.nn.functional_net.split_draws` does, where some sites have noise and no value.
 
-    :param Mapping values: the values of the other sites.
-    :param Mapping noises: the noises by site.
-    :param Mapping site_shapes: the shapes ``[*draws, *shape]`` that values of these sites would have.
-    :param Mapping shapes: the shape of each parameter.
-    :returns: the same three parts, with ``site.loc`` and ``site.scale`` among the tensors. If there are draws, a tensor
-        of N elements under the empty name counts them, since the noises may share locs and scales.
+    ``site_shapes`` are the shapes that values of these sites would have. The parts of their noises are among the
+    tensors, as ``site.loc`` and ``site.scale``. If there are draws, a tensor of N elements under the empty name counts
+    them, since the noises may share locs and scales.
     """
     tensors, tensor_shapes = dict(values), {name: shapes[name] for name in values}
     lead: tuple[int, ...] = ()

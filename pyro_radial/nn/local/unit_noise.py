@@ -168,14 +168,7 @@ Parameter = Tensor | UnitNoise | None
 
 
 def noisy_output(layer: nn.Module, x: Tensor, weight: Parameter, bias: Parameter) -> Tensor:
-    """Compute the output of a layer with noise for each row of a batch.
-
-    :param nn.Module layer: a layer of a type in ``LAYERS``.
-    :param Tensor x: its input, rows first.
-    :param weight: its weight, or the weight's noise.
-    :param bias: its bias, the bias's noise, or None.
-    :returns: the output; each row is distributed as with drawn parameters.
-    """
+    """Compute a layer of a type in ``LAYERS`` with noise for each row of a batch, instead of drawn parameters."""
     mean = _apply(layer, x, _mean(weight), _mean(bias))
     noise: Tensor | None = None
     if isinstance(weight, UnitNoise):

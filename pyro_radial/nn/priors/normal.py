@@ -25,16 +25,16 @@ __all__ = ["FanIn", "HyperScale", "LearnedScale", "ScaleMixture", "check_positiv
 
 class FanIn:
     r"""
-    A normal prior that keeps the size of a layer's output whatever its width.
+    A normal prior under which a layer's output has the same size at any width.
 
     .. math:: W_{ij\ldots} \sim N(0, \mathrm{gain}^2 / \mathrm{fan\_in}), \qquad b_i \sim N(0, \mathrm{bias\_scale}^2)
 
-    for parameters of two or more dims and of fewer. The fan-in is the number of elements in one slice of the first
-    dim: the inputs of one unit of ``nn.Linear`` and ``nn.Conv*d``. For ``nn.Embedding`` this is the embedding
-    width, so that each vector has a squared length of about ``gain**2``. The scaling with the width is that of
-    Neal, *Bayesian Learning for Neural Networks* (1996), chapter 2.
+    W is a parameter of two or more dims, b one of fewer. The fan-in is the number of elements in one slice of the first
+    dim: the inputs of one unit of ``nn.Linear`` and ``nn.Conv*d``, or the width of an ``nn.Embedding``.
 
-    :param float gain: the standard deviation of a unit's sum over inputs of mean square one.
+    Source: Neal (1996), "Bayesian Learning for Neural Networks", chapter 2.
+
+    :param float gain: the standard deviation of a unit's output for inputs of mean square one.
     :param float bias_scale: the standard deviation of biases and other vectors.
     :raises ValueError: if an argument is not positive and finite.
 
@@ -57,12 +57,13 @@ class FanIn:
 
 class ScaleMixture:
     r"""
-    The mixture of a wide and a narrow normal, for each element alone.
+    The mixture of a wide and a narrow normal, independently for each element.
 
     .. math:: p(w) = \pi N(w; 0, \sigma_1^2) + (1 - \pi) N(w; 0, \sigma_2^2)
 
-    (Blundell et al., *Weight Uncertainty in Neural Networks*, 2015, equation 7). It has no closed-form KL to a
-    normal or radial posterior: :class:`~pyro.infer.TraceMeanField_ELBO` estimates it by Monte Carlo.
+    It has no closed-form KL to a normal or radial posterior; losses estimate it by Monte Carlo.
+
+    Source: Blundell et al. (2015), "Weight Uncertainty in Neural Networks", eq. 7.
 
     :param float pi: the weight of the first normal, between zero and one.
     :param float scale1: the standard deviation of the first.
@@ -88,17 +89,17 @@ class ScaleMixture:
 
 
 class _RealMixture(dist.MixtureSameFamily):
-    # torch describes the support as that of a mixture, and knows no transform to it, so no autoguide would start.
+    # torch knows no transform to the support of a mixture, so autoguides could not start.
     support = constraints.real
 
 
 class LearnedScale(PyroModule):
     r"""
-    A normal prior whose standard deviation is a parameter, one for each parameter tensor: empirical Bayes.
+    A normal prior with a learned standard deviation for each parameter tensor: empirical Bayes.
 
     .. math:: w_i \sim N(0, \sigma^2), \qquad \sigma \text{ maximizes the ELBO}
 
-    The scales are trained with the guide. An object serves one network.
+    The scales are trained with the guide. Make a new object for each network.
 
     :param float init_scale: the first value of every scale.
     :raises ValueError: if it is not positive and finite.
@@ -119,12 +120,7 @@ class LearnedScale(PyroModule):
         self.scales = PyroModule()
 
     def setup(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """
-        Makes the scales; :class:`~pyro_radial.nn.BayesianModule` calls this.
-
-        :param named_parameters: pairs of a site's name and the parameter, for its dtype and device.
-        :raises ValueError: if the scales are there already.
-        """
+        """Make the scales. :class:`~pyro_radial.nn.BayesianModule` calls this once; again it raises a ValueError."""
         if list(self.scales.parameters()):
             raise ValueError("prior must be a new LearnedScale for each network, got one that has a network already")
         for name, parameter in named_parameters:
@@ -132,37 +128,24 @@ class LearnedScale(PyroModule):
             deep_setattr(self.scales, name, PyroParam(scale, constraints.softplus_positive))
 
     def scale(self, name: str) -> Tensor:
-        """
-        The standard deviation of one site.
-
-        :param str name: the site.
-        :returns: a scalar tensor.
-        :raises ValueError: if there is no scale of this name.
-        """
+        """The standard deviation of one site, or a ValueError if it has none."""
         try:
             return attrgetter(name)(self.scales)
         except AttributeError as error:
             raise ValueError(f"name must be a site with a learned scale, got {name!r}") from error
 
     def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
-        """
-        Samples the site ``name``.
-
-        :param str name: the site.
-        :param torch.Tensor parameter: the network's own value.
-        :returns: a value of shape ``[*draws, *parameter.shape]``.
-        """
+        """Sample the site ``name``, ``[*draws, *parameter.shape]``."""
         return _sample_normal(name, parameter, self.scale(name))
 
 
 class HyperScale:
     r"""
-    A normal prior whose standard deviation is itself random, one for each parameter tensor.
+    A normal prior with a random standard deviation for each parameter tensor.
 
     .. math:: \sigma \sim p(\sigma), \qquad w_i \sim N(0, \sigma^2)
 
-    The scale of the parameter ``0.weight`` is the site ``0.weight_prior_scale``. (No dot: Pyro's autoguides nest
-    their own parameters by the dots, where a site cannot be the parent of another.)
+    The scale of the parameter ``0.weight`` is the site ``0.weight_prior_scale``.
 
     :param scale_prior: a distribution of shape ``()`` on the positive numbers.
     :raises ValueError: if it is not.
@@ -183,19 +166,13 @@ class HyperScale:
         self.scale_prior = Following(scale_prior)
 
     def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
-        """
-        Samples the sites ``name_prior_scale`` and ``name``.
-
-        :param str name: the site.
-        :param torch.Tensor parameter: the network's own value.
-        :returns: a value of shape ``[*draws, *parameter.shape]``.
-        """
+        """Sample the sites ``name_prior_scale`` and ``name``, ``[*draws, *parameter.shape]``."""
         scale = pyro.sample(f"{name}_prior_scale", self.scale_prior(parameter))
         return _sample_normal(name, parameter, scale)
 
 
 def _sample_normal(name: str, parameter: Tensor, scale: Tensor) -> Tensor:
-    """Samples N(0, scale^2) for every element; ``scale`` has the shape of the draws."""
+    """Sample N(0, scale^2) for every element; ``scale`` has the shape of the draws."""
     scale = scale.reshape(scale.shape + (1,) * parameter.dim())
     normal = dist.Normal(torch.zeros_like(parameter), scale).to_event(parameter.dim())
     infer: Any = {"initial_value": parameter}
@@ -203,7 +180,7 @@ def _sample_normal(name: str, parameter: Tensor, scale: Tensor) -> Tensor:
 
 
 def check_positive_scalar_distribution(argument: str, distribution: Any) -> None:
-    """Raises a ValueError that names the argument, unless it is a distribution of one positive number."""
+    """Raise a ValueError that names the argument, unless it is a distribution of one positive number."""
     if not isinstance(distribution, TorchDistributionMixin):
         raise ValueError(f"{argument} must be a distribution, got {type(distribution).__name__}")
     if distribution.shape() != torch.Size():

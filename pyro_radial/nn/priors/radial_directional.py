@@ -33,15 +33,7 @@ DirectionPrior = Literal["uniform"] | Callable[[str, Tensor], TorchDistributionM
 
 @dataclass(frozen=True)
 class RadiusSites:
-    """The names of a half-Cauchy radius.
-
-    :param str radius: the deterministic site of its value; the two factors of its square are named after it.
-
-    Example::
-
-        >>> RadiusSites("weight.local_radius").inverse_gamma
-        'weight.local_radius_inverse_gamma'
-    """
+    """The names of a half-Cauchy radius: of its deterministic site and of the two factors of its square."""
 
     radius: str
 
@@ -58,17 +50,13 @@ class RadiusSites:
 
 @dataclass(frozen=True)
 class TensorSites:
-    """The names of the sites of one weight tensor.
-
-    :param str parameter: the name of the parameter in the network.
+    """The names of the sites that :class:`RadialDirectionalPrior` makes for a weight tensor.
 
     Example::
 
         >>> sites = TensorSites("0.weight")
         >>> sites.direction("row"), sites.local_radius("column").gamma
         ('0.weight.direction', '0.weight.column_local_radius_gamma')
-        >>> TensorSites.with_global_radius("0.weight.global_radius_gamma")
-        TensorSites(parameter='0.weight')
     """
 
     parameter: str
@@ -95,27 +83,27 @@ class TensorSites:
 
 @dataclass(frozen=True)
 class _Site:
-    """The name, the distribution and the first value of a site."""
+    """A site with its distribution and its first value."""
 
     name: str
     distribution: Any
     first: Tensor
 
     def sample(self) -> Tensor:
-        """The site's value, with the first one for a guide to start at."""
+        """Sample the site; a guide starts at its first value."""
         infer: Any = {"initial_value": self.first}
         return pyro.sample(self.name, self.distribution, infer=infer)
 
 
 @dataclass(frozen=True)
 class _Radius:
-    """A half-Cauchy radius: its name as a deterministic site, and the two factors of its square."""
+    """A half-Cauchy radius: its deterministic site, and the sites of the two factors of its square."""
 
     name: str
     factors: tuple[_Site, _Site]
 
     def sample(self) -> Tensor:
-        """The radius as the root of the product of its two sites."""
+        """Sample the two factors and record the root of their product."""
         gamma, inverse_gamma = self.factors
         radius = half_cauchy_value(gamma.sample(), inverse_gamma.sample())
         return pyro.deterministic(self.name, radius, event_dim=gamma.first.dim())
@@ -130,7 +118,7 @@ class _Side:
     radius: _Radius
 
     def sample(self, shape: torch.Size) -> Tensor:
-        """Directions times radii of all groups, in the layout of the parameter."""
+        """Sample directions times radii of all groups, in the layout of the parameter."""
         groups = self.direction.sample() * self.radius.sample().unsqueeze(-1)
         draws = groups.shape[:-2]
         if not self.is_column:
@@ -140,14 +128,14 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Tensor:
-    """The sites of one weight tensor, made once."""
+    """The sites of one weight tensor."""
 
     parameter: Tensor
     radius: _Radius
     sides: tuple[_Side, ...]
 
     def sample(self) -> Tensor:
-        """The weights, ``[*draws, *parameter.shape]``."""
+        """Sample the weights, ``[*draws, *parameter.shape]``."""
         radius = self.radius.sample()
         weight = radius.reshape(radius.shape + (1,) * self.parameter.dim())
         for side in self.sides:
@@ -157,41 +145,35 @@ class _Tensor:
 
 class RadialDirectionalPrior:
     r"""
-    A direction and a sparse radius for each row or column of every weight tensor, and a radius for the tensor.
+    Give each row or column of a weight tensor a direction and a sparse radius, and the tensor a radius.
 
     .. math:: w_r = s\, z_r\, u_r, \qquad s \sim C^+(\gamma), \quad z_r \sim C^+(1), \quad u_r \sim p(u)
         \text{ on the unit sphere,}
 
-    with the half-Cauchy distribution :math:`C^+`, whose mass near zero and heavy tail let a few groups be large and
-    the rest vanish. Each radius is the square root of a gamma times an inverse-gamma variable, which are the sites; so
-    a :class:`~pyro_radial.AutoRadialDirectional` guide has every KL in closed form. A scale for z too would only
-    multiply :math:`\gamma`.
+    with the half-Cauchy distribution :math:`C^+`, under which a few groups are large and the rest vanish. Each radius
+    is the square root of a gamma times an inverse-gamma variable; these two are sites, so that a
+    :class:`~pyro_radial.AutoRadialDirectional` guide has every KL in closed form.
 
-    A row is the weights of one output, flattened over inputs and kernel positions; a column those of one input, over
-    outputs and kernel positions. ``"double"`` multiplies one part of each kind element by element,
-    :math:`W_{ij} = s\, z_i u_{ij}\, c_j v_{ji}`, with distributions of its own for either. Groups of one element have
-    a standard normal in place of a direction, which in one dimension is only a sign. Parameters of one dim, such as
-    biases, are normal, and so are those that a mapping of groupings leaves out, as under :class:`FanIn`.
-
-    Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks", eq. 7
-    and 14 to 18. The radius is :math:`\sqrt{\alpha\beta}` (they print its square as their product), and for two
-    groupings the product of two densities of the same matrix, as printed, is no density: the product of two parts,
-    here and in their code, is a model. The uniform distribution of directions is their prior's honest form: theirs
-    takes the posterior's own mean as its mean, which no prior can.
+    A row is the weights of one output, flattened over inputs and kernel positions; a column is those of one input.
+    ``"double"`` multiplies both kinds, :math:`W_{ij} = s\, z_i u_{ij}\, c_j v_{ji}`. Groups of one element have a
+    standard normal instead of a direction. Parameters of one dim, and those that a mapping of groupings leaves out, are
+    normal, as under :class:`FanIn`.
 
     The sites of the tensor ``0.weight`` are ``0.weight.direction``, ``0.weight.local_radius_gamma``,
-    ``0.weight.local_radius_inverse_gamma``, those of columns ``0.weight.column_direction`` and so on, and the two of
-    ``0.weight.global_radius``. The radii themselves are deterministic sites.
+    ``0.weight.local_radius_inverse_gamma`` and the two of ``0.weight.global_radius``; sites of columns begin with
+    ``column_``. The radii are deterministic sites.
+
+    Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks", eq. 7
+    and 14 to 18, with corrections: the radius is :math:`\sqrt{\alpha\beta}`, not its square; two groupings multiply
+    parts of the weights, as in their code, not densities; directions are uniform instead of centered on the posterior.
 
     :param grouping: "row", "column" or "double" for all weight tensors, or a mapping from their names to these.
     :param float global_scale: :math:`\gamma`, the median of a tensor's radius; smaller is sparser.
     :param direction: "uniform", or a function of (site, ``[groups, n]`` directions of the network's own weights) that
-        returns a distribution of shape ``[groups, n]`` or ``[n]`` on the sphere, such as a ``VonMisesFisherStable``
-        around them.
+        returns a distribution of shape ``[groups, n]`` or ``[n]`` on the sphere, such as a ``VonMisesFisherStable``.
     :param float bias_scale: the standard deviation of parameters of one dim.
-    :raises ValueError: for another grouping or direction, a scale that is not positive and finite; once it meets the
-        network, naming the parameter, for one without dims, or naming the site, for a direction's distribution of
-        another shape.
+    :raises ValueError: for another grouping or direction, or a scale that is not positive and finite; when it samples,
+        naming the parameter or site, for a parameter without dims or a direction of another shape.
 
     Example::
 
@@ -223,14 +205,7 @@ class RadialDirectionalPrior:
         self._tensors: dict[str, _Tensor] = {}
 
     def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
-        """
-        Samples the sites of one parameter; each starts a guide at the network's own weights.
-
-        :param str name: the parameter.
-        :param torch.Tensor parameter: the network's own value.
-        :returns: a value of shape ``[*draws, *parameter.shape]``.
-        :raises ValueError: naming the parameter, if it has no dims.
-        """
+        """Sample the sites of one parameter; each starts a guide at the network's own weights."""
         grouping = self._grouping_of(name, parameter)
         if grouping is None:
             normal = to_like(self._normal(name, parameter), parameter)
@@ -246,7 +221,7 @@ class RadialDirectionalPrior:
         if parameter.dim() == 0 or (parameter.dim() == 1 and asked_for):
             raise ValueError(
                 f"parameter {name!r} must have rows and columns under a RadialDirectionalPrior, got shape "
-                f"{tuple(parameter.shape)}: leave it out by a mapping of groupings or by select"
+                f"{tuple(parameter.shape)}: leave it out with a mapping of groupings or with select"
             )
         if isinstance(self.grouping, Mapping):
             return self.grouping.get(name)
@@ -293,7 +268,7 @@ def _radius(sites: RadiusSites, scale: float, first: Tensor) -> _Radius:
 
 
 def _most_probable(radius: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Of all gamma and inverse-gamma factors whose product is the squared radius, the likeliest in log space."""
+    """The most probable gamma and inverse-gamma factors, in log space, whose product is the squared radius."""
     inverse = 1.0 + (radius / scale).square()
     return radius.square() / inverse, inverse
 
@@ -312,7 +287,7 @@ def _split(parameter: Tensor, number: int) -> tuple[Tensor, ...]:
 
 
 def _polar(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms and directions; a group of zeros has a small norm and points the same way in all elements."""
+    """Norms and directions; a group of zeros gets a small norm and equal elements."""
     norm = torch.linalg.vector_norm(groups, dim=-1)
     least = 1e-6 * torch.where(norm.max() > 0, norm.max(), 1.0)
     anywhere = torch.full_like(groups, groups.shape[-1] ** -0.5)

@@ -311,7 +311,7 @@ def test_parts_of_quantiles_are_the_whole_of_them():
 @pytest.mark.parametrize("levels", [0.0, 1.0, [0.5, -0.1], [math.nan], []])
 def test_levels_out_of_range_are_named(levels):
     prediction = Prediction(torch.zeros(2, 3, 1), likelihoods.Poisson())
-    with pytest.raises(ValueError, match=r"Prediction.quantiles: levels must be strictly between zero and one, got"):
+    with pytest.raises(ValueError, match=r"levels must be strictly between zero and one, got"):
         prediction.quantiles(levels)
 
 
