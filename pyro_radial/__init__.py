@@ -5,7 +5,7 @@
 
 from pyro_radial._version import __version__
 from pyro_radial.continual import PriorChain
-from pyro_radial.infer import CompiledSVI, FunctionalELBO, RadialELBO, diagnose, fit, predict
+from pyro_radial.infer import CompiledSVI, FitOptions, FunctionalELBO, RadialELBO, diagnose, fit, predict
 from pyro_radial.infer.autoguide import AutoMeanField, AutoRadial, AutoRadialDirectional
 from pyro_radial.nn import BayesianModule, SupervisedModel
 
@@ -15,6 +15,7 @@ __all__ = [
     "AutoRadialDirectional",
     "BayesianModule",
     "CompiledSVI",
+    "FitOptions",
     "FunctionalELBO",
     "PriorChain",
     "RadialELBO",

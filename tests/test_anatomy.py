@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "infer": LOW
     | {"functional", "infer.autoguide", "infer.compiled", "infer.posthoc", "infer.prediction", "infer.training"},
     "infer.compiled": LOW | {"infer", "infer.autoguide", "infer.training"},
-    "infer.training": LOW | {"functional", "infer", "infer.autoguide", "infer.compiled", "infer.prediction"},
+    "infer.training": LOW | {"infer", "infer.autoguide", "infer.compiled", "infer.prediction"},
     "infer.prediction": LOW | {"infer.autoguide", "infer.training"},
     "infer.posthoc": LOW | {"infer", "infer.autoguide", "infer.prediction", "infer.training"},
     "functional": LOW | {"infer", "infer.autoguide", "infer.prediction", "infer.training"},

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit, predict
 from pyro_radial.datasets import load
 from pyro_radial.datasets.images import ImageDataset
-from pyro_radial.infer import FitResult
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.infer.training.fit import FitResult
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import (
     accuracy,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributions import register_kl
 
 from benchmarks.common import Row, flat_images
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, PriorChain, RadialELBO, SupervisedModel
 from pyro_radial.continual import (
     AccuracyMatrix,
     Coreset,
@@ -103,7 +103,7 @@ class Setting:
     first_kl: float = 1.0
     later_kl: float = 1.0
 
-    def training(self) -> dict[str, Any]:
+    def training(self, compile: bool) -> dict[str, Any]:
         """Options of ``train_stream``: Amsgrad, as in the paper's appendix D.2, and the losses."""
         options = {
             "epochs": self.epochs,
@@ -111,10 +111,12 @@ class Setting:
             "optim": pyro.optim.Adam(Rates(self.learning_rate, self.scale_rate or self.learning_rate)),
             "loss": RadialELBO(strict_kl=True, kl_weight=self.later_kl),
             "first_task": {"loss": RadialELBO(strict_kl=True, kl_weight=self.first_kl)},
+            "options": FitOptions(
+                checkpoint_every=200, compile=compile, scheduler_interval="epoch" if self.decay_over is None else "step"
+            ),
         }
         if self.decay_over is not None:
             options["scheduler"] = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=self.decay_over)
-            options["scheduler_interval"] = "step"
         return options
 
     def guide(self, method: str) -> Callable[[PriorChain], Any]:
@@ -263,9 +265,7 @@ def learn(
         seed=seed,
         checkpoint=checkpoint,
         progress=False,
-        checkpoint_every=200,
-        compile=_is_worth_compiling(stream, keeping),
-        **setting.training(),
+        **setting.training(_is_worth_compiling(stream, keeping)),
     )
     seconds = process_time() - began
     rmtree(checkpoint)

@@ -180,7 +180,7 @@ def trained(
         init_stddev=setting["init_stddev"],
         make_guide=make_guide,
         noise_lr=setting["noise_lr"],
-        pretrain_epochs=setting["pretrain_epochs"],
+        mean_only_epochs=setting["pretrain_epochs"],
     )
     return model, guide
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import Pair
-from pyro_radial import AutoMeanField, RadialELBO, SupervisedModel, fit, predict
+from pyro_radial import AutoMeanField, FitOptions, RadialELBO, SupervisedModel, fit, predict
 
 # Draws from a posterior, by the form of an experiment.
 NUM_SAMPLES = {"default": 500, "small": 10, "paper": 500}
@@ -63,7 +63,7 @@ def train(
     kl_weight: float = 1.0,
     init_stddev: float = 0.01,
     rates: Sequence[tuple[float, float]] = FALLING,
-    pretrain_epochs: int = 0,
+    mean_only_epochs: int = 0,
     make_guide: Callable[..., Any] = AutoMeanField,
     noise_lr: float | None = None,
 ) -> Any:
@@ -86,11 +86,12 @@ def train(
         path = checkpoint.with_name(f"{checkpoint.name}_{name}.pt")
         own = rate if noise_lr is None else noise_lr
         adam = pyro.optim.Adam(lambda name: {"lr": own if NOISE.fullmatch(name) else rate})
-        every = {"checkpoint": path, "checkpoint_every": 500, "progress": False}
-        fit(model, guide, data, epochs=epochs, batch_size=batch_size, optim=adam, **every, **more)
+        options = FitOptions(checkpoint_every=500, mean_only_epochs=epochs if name == "means" else 0)
+        given = {"checkpoint": path, "progress": False, "options": options, **more}
+        fit(model, guide, data, epochs=epochs, batch_size=batch_size, optim=adam, **given)
 
-    if pretrain_epochs:
-        run(pretrain_epochs, lr, "means", pretrain_epochs=pretrain_epochs)
+    if mean_only_epochs:
+        run(mean_only_epochs, lr, "means")
     for number, ((start, end), (_, factor)) in enumerate(zip(pairwise(ends), rates, strict=True)):
         if end > start:
             run(end - start, factor * lr, str(number), loss=make_loss(partial(weight_after, start * steps_per_epoch)))

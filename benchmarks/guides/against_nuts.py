@@ -33,7 +33,7 @@ from benchmarks.common import (
     paired,
     with_error,
 )
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit, predict
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, RadialELBO, SupervisedModel, fit, predict
 from pyro_radial.infer import Ensemble, calibrate_scales, last_layer_laplace
 from pyro_radial.infer.autoguide import families, init_to_network
 from pyro_radial.nn import likelihoods
@@ -196,7 +196,7 @@ def settings(size: Size) -> dict[str, Any]:
         "optim": partial(torch.optim.Adam, lr=0.01, fused=True),
         "scheduler": partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=size.steps),
         "loss": RadialELBO(size.num_particles, vectorize_particles=True, max_plate_nesting=1),
-        "compile": size.steps > 100,
+        "options": FitOptions(compile=size.steps > 100),
     }
 
 

@@ -30,8 +30,8 @@ from benchmarks.common import (
     paired,
     with_error,
 )
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit
-from pyro_radial.infer import FitResult
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, RadialELBO, SupervisedModel, fit
+from pyro_radial.infer.training.fit import FitResult
 from pyro_radial.nn import likelihoods
 
 __all__ = ["claims", "draw", "report", "run"]
@@ -132,7 +132,7 @@ def trained(model: Any, guide: Any, train: Pair, seed: int, size: Size, callback
         batch_size=size.batch_size,
         optim=pyro.optim.Adam(rate_of),
         loss=RadialELBO(size.num_particles, vectorize_particles=True, max_plate_nesting=1, strict_kl=True),
-        compile=size.rows > 1_000,
+        options=FitOptions(compile=size.rows > 1_000),
         seed=seed,
         progress=False,
         callback=callback,

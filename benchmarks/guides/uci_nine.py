@@ -28,7 +28,7 @@ from benchmarks.guides._stacked import (
     stacked_model,
     stacked_radial,
 )
-from pyro_radial import RadialELBO, fit, predict
+from pyro_radial import FitOptions, RadialELBO, fit, predict
 
 __all__ = ["claims", "draw", "report", "run"]
 
@@ -176,7 +176,7 @@ def train(model: Any, guide: Any, x: Tensor, y: Tensor, setting: Row) -> list[fl
         optim=partial(torch.optim.Adam, lr=setting["learning_rate"], fused=True),
         scheduler=partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=factor),
         loss=RadialELBO(particles, vectorize_particles=True, max_plate_nesting=1, strict_kl=True),
-        compile=setting["steps"] > 1_000,
+        options=FitOptions(compile=setting["steps"] > 1_000),
         seed=0,
         progress=False,
     )

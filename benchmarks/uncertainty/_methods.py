@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from benchmarks.common import Pair, Row
 from benchmarks.guides._truncated_normal import TruncatedNormalFamily
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, SupervisedModel, predict
 from pyro_radial.infer import (
     Ensemble,
     RadialELBO,
@@ -236,10 +236,11 @@ class Training(NamedTuple):
     epochs: int
 
 
-def trained(task: Task, kind: str, size: int = 1, **options: Any) -> Training:
+def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **options: Any) -> Training:
     """Several guides of a kind, the first of which is that of an ensemble of one."""
     setting, num_data = task.setting, len(task.train[1])
-    before = trained(task, kind, **options).seconds if size > 1 and task.folder is not None else 0.0
+    timed = size > 1 and task.folder is not None
+    before = trained(task, kind, validation=validation, **options).seconds if timed else 0.0
     folder = None if task.folder is None else task.folder / kind.replace(", ", "_").replace(" ", "_")
     clock = _Clock(None if folder is None else folder / f"seconds_{size}", before)
     steps = setting.epochs * -(-num_data // setting.batch_size)
@@ -254,13 +255,16 @@ def trained(task: Task, kind: str, size: int = 1, **options: Any) -> Training:
         batch_size=setting.batch_size,
         optim=optimizer(setting, num_data),
         scheduler=scheduler,
-        scheduler_interval=interval,
         loss=RadialELBO(setting.num_particles, strict_kl=True),
-        compile=setting.compile,
         callback=clock,
         checkpoint=folder,
         progress=False,
-        **{"pretrain_epochs": setting.pretrain_epochs, **options},
+        validation=validation,
+        options=FitOptions(
+            scheduler_interval=interval,
+            compile=setting.compile,
+            **{"mean_only_epochs": setting.pretrain_epochs, **options},
+        ),
     )
     return Training(ensemble, clock.seconds, sum(len(result.history) for result in results))
 
@@ -298,7 +302,7 @@ def tweaks(task: Task) -> Trained:
     """Means first, scales from next to nothing, an end by validation: paper 000, section 4.1.2."""
     epochs = task.setting.epochs
     own = {
-        "pretrain_epochs": max(1, epochs // 2),
+        "mean_only_epochs": max(1, epochs // 2),
         "validation": task.validation,
         "patience": max(2, epochs // 5),
     }

@@ -32,9 +32,8 @@ from pyro_radial.infer.training.checkpoint import (
     save_checkpoint,
 )
 from pyro_radial.infer.training.data import Rows, device_of, num_rows
-from pyro_radial.infer.training.data_fingerprint import data_fingerprint
-from pyro_radial.infer.training.fingerprint import described
 from pyro_radial.infer.training.fit import fit
+from pyro_radial.infer.training.identity import data_identity, described
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.multi_head import MultiHead, use_head
 from pyro_radial.uncertainty.metrics import accuracy
@@ -245,8 +244,7 @@ class StreamRun:
         if number not in self.fingerprints:
             task = self.stream[number]
             pairs = {"train": task.train, self.measure_on: self._measured(task)}
-            device = device_of(self.chain)
-            self.fingerprints[number] = {name: data_fingerprint(Rows(p, name), device) for name, p in pairs.items()}
+            self.fingerprints[number] = {name: data_identity(Rows(p, name)) for name, p in pairs.items()}
         return self.fingerprints[number]
 
     def _remove_tasks(self, path: Path, number_of_tasks: int) -> None:

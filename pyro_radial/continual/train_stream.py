@@ -57,9 +57,9 @@ def train_stream(
     ``SupervisedModel(bnn, likelihood, local_reparameterization=True)``; a first prior near the scale of
     the initialization, ``BayesianModule(net, dist.Normal(0.0, 0.1))``, whose KL counts a tenth in the first task,
     ``first_task={"loss": RadialELBO(kl_weight=0.1)}``; and rates of their own for scales and means, 1e-2 and 3e-3
-    in :func:`~pyro_radial.fit`'s ``optim``, that fall to zero with ``scheduler_interval="step"``. Where inputs may
-    be kept, ``Coreset(use="functions")`` goes with ``loss=RadialELBO(kl_weight=0.3)``. With one head
-    ``compile=True`` takes less time: the graphs of the first two tasks serve all.
+    in :func:`~pyro_radial.fit`'s ``optim``, that fall to zero with ``FitOptions(scheduler_interval="step")``.
+    Where inputs may be kept, ``Coreset(use="functions")`` goes with ``loss=RadialELBO(kl_weight=0.3)``. With one head
+    ``FitOptions(compile=True)`` takes less time: the graphs of the first two tasks serve all.
 
     :param PriorChain chain: around a :class:`~pyro_radial.SupervisedModel` of a classifier; at the end its
         prior is the last posterior.
@@ -110,7 +110,9 @@ def train_stream(
     of_coreset = {} if coreset is None else coreset.fit_options
     given = {"fit_options": fit_options, "fit_options of the coreset": of_coreset, "first_task": first_task}
     for what, options in given.items():
-        if held := [name for name in RESERVED if name in options]:
+        held = [name for name in RESERVED if name in options]
+        held += ["num_data"] if getattr(options.get("options"), "num_data", None) is not None else []
+        if held:
             raise ValueError(f"train_stream: {what} must leave to the stream what it decides, got {held}")
     if coreset is not None and coreset.use == "functions":
         _check_functions(fit_options)

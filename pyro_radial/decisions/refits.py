@@ -9,21 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pyro.infer import ELBO
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.optim import Adam
 
 from pyro_radial._pyro.checks import positive_count
-from pyro_radial._pyro.random_state import TorchNoise
-from pyro_radial._pyro.state import load_states, states
-from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.training.culprits import culprits
+from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.data import device_of, dtype_of
-from pyro_radial.infer.training.not_finite import unwarned
-from pyro_radial.infer.training.optimizers import JointOptimizer, fused_optimizer, stored_names
-from pyro_radial.infer.training.trained import Trained
+from pyro_radial.infer.training.optimizers import check_optim, fused_optimizer
+from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihood import set_num_data
 
 __all__ = ["Refits"]
@@ -68,7 +63,7 @@ class Refits:
         model: nn.Module,
         guide: nn.Module,
         *,
-        loss: ELBO | None = None,
+        loss: RadialELBO | None = None,
         optim: Any = DEFAULT_OPTIM,
         steps: int = 200,
         batch_size: int = 64,
@@ -80,26 +75,24 @@ class Refits:
                 raise ValueError(f"{who}: {name} must be an nn.Module, got {type(module).__name__}")
         self.model, self.guide, self.who = model, guide, who
         self.loss = RadialELBO() if loss is None else loss
-        if not hasattr(self.loss, "differentiable_loss"):
-            raise ValueError(f"{who}: loss must be an ELBO with differentiable_loss, got {type(loss).__name__}")
+        if not hasattr(type(self.loss), "terms"):
+            raise ValueError(f"{who}: loss must keep its terms, as RadialELBO does, got {type(loss).__name__}")
+        check_optim(optim)
         self.optim, self.compile = optim, compile
         self.steps = positive_count(f"{who}: steps", steps)
         self.batch_size = positive_count(f"{who}: batch_size", batch_size)
-        self._steps_done = 0
-        self._joint = JointOptimizer(optim, who)
         self._weighted = _Weighted(model)
-        self._captured = CapturedLoss(self._weighted, guide, self.loss, compile=compile)
-        self._trained: Trained | None = None
+        self._trainer: Trainer | None = None
 
     @property
     def steps_done(self) -> int:
         """Gradient steps taken in all."""
-        return self._steps_done
+        return 0 if self._trainer is None else self._trainer.steps_done
 
     @property
     def is_begun(self) -> bool:
         """Whether the parameters exist."""
-        return self._trained is not None
+        return self._trainer is not None
 
     def begin(self, x: Tensor, y: Tensor) -> None:
         """Make all parameters and the optimizer, once.
@@ -111,13 +104,13 @@ class Refits:
         if self.is_begun:
             return
         set_num_data(self.model, self.batch_size, self.who)
-        batch = tuple(self._batch(part, torch.arange(self.batch_size) % len(part)) for part in (x, y))
-        trained = Trained(self._weighted, self.guide, batch)  # type: ignore[arg-type]
-        trained.set_up(self.loss, batch)  # type: ignore[arg-type]
-        parameters = {name: p for name, p in trained.parameters(self.loss).items() if p.requires_grad}
-        self._parameters = parameters
-        self._joint.adopt(stored_names(parameters))
-        self._trained = trained
+        rows = torch.arange(self.batch_size)
+        batch = (self._batch(x, rows % len(x)), self._batch(y, rows % len(y)))
+        # All batches have one size, so that one graph serves; -1 replays it as it was recorded.
+        compile_rows = self.batch_size if self.compile else -1
+        self._trainer = Trainer(
+            self._weighted, self.guide, batch, loss=self.loss, optim=self.optim, compile_rows=compile_rows
+        )
 
     def refit(self, x: Tensor, y: Tensor) -> None:
         """Take the steps of one call on random batches.
@@ -134,23 +127,15 @@ class Refits:
         set_num_data(self.model, self.batch_size, self.who)
         self._weighted.weight.fill_(len(x) / self.batch_size)
         try:
-            with unwarned():
-                for _ in range(self.steps):
-                    rows = self._rows(len(x))
-                    self._step((self._batch(x, rows), self._batch(y, rows)))
+            for _ in range(self.steps):
+                rows = self._rows(len(x))
+                self._begun.step((self._batch(x, rows), self._batch(y, rows)))
         finally:
             set_num_data(self.model, len(x), self.who)
 
     def state_dict(self) -> dict[str, Any]:
         """All that later calls depend on, once :meth:`begin` has made it."""
-        if self._trained is None or self._joint.optimizer is None:
-            raise RuntimeError(f"{self.who}: begin must come before a state, got none begun")
-        return {
-            **self._trained.copy_of_state(),
-            "optimizer": self._joint.optimizer.state_dict(),
-            "steps_done": self.steps_done,
-            "loss": states(self._parts),
-        }
+        return self._begun.state_dict()
 
     def load_state_dict(self, state: dict[str, Any], path: Path | None = None) -> None:
         """Go on from a state; :meth:`begin` must have been called.
@@ -159,32 +144,16 @@ class Refits:
         :param path: the file that it is from, for errors.
         :raises ValueError: naming the first entries that differ, for another model or guide.
         """
-        if self._trained is None or self._joint.optimizer is None:
-            raise RuntimeError(f"{self.who}: begin must come before load_state_dict, got none begun")
-        self._trained.check(path or Path("given"), state)
-        self._trained.load(state)
-        self._joint.optimizer.load_state_dict(state["optimizer"])
-        self._steps_done = state["steps_done"]
-        load_states(self._parts, state["loss"])
+        self._begun.check_entries(Checkpoint(path or "given"), state)
+        self._begun.load_state_dict(state)
         if self.steps_done:
             set_num_data(self.model, round(float(self._weighted.weight) * self.batch_size), self.who)
 
-    def _step(self, batch: tuple[Tensor, Tensor]) -> None:
-        self._joint.forget_gradients()
-        if isinstance(self.loss, RadialELBO):
-            self.loss.step = self.steps_done
-        noise = TorchNoise.now()
-        # Compiled from the first use or never: a run that resumes must replay what an undisturbed one does.
-        value, gradients = self._captured(batch, {}, also=self._parameters, compile_after=0)
-        if not bool(torch.isfinite(value)):
-            noise.restore()
-            found = culprits(self.loss, self._weighted, self.guide, batch, {}, self._captured.parameters)
-            raise FloatingPointError(
-                f"{self.who}: not finite in step {self.steps_done}: {', '.join(found) or 'the loss'}; no step was "
-                "taken on it; try a smaller learning rate"
-            )
-        self._joint.step(gradients)
-        self._steps_done += 1
+    @property
+    def _begun(self) -> Trainer:
+        if self._trainer is None:
+            raise RuntimeError(f"{self.who}: begin must come before a state, got none begun")
+        return self._trainer
 
     def _rows(self, number: int) -> Tensor:
         """The rows of a batch: none twice before all have come once."""
@@ -194,11 +163,6 @@ class Refits:
     def _batch(self, values: Tensor, rows: Tensor) -> Tensor:
         modules = (self.guide, self.model)
         return values[rows].to(device_of(*modules), dtype_of(*modules))
-
-    @property
-    def _parts(self) -> dict[str, Any]:
-        """What the loss keeps from step to step, such as measurement points; a prior on functions is not trained."""
-        return {name: part for name, part in vars(self.loss).items() if not isinstance(part, nn.Module)}
 
 
 class _Weighted(nn.Module):

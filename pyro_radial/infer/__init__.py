@@ -15,13 +15,14 @@ from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
 from pyro_radial.infer.reparam import HalfCauchyReparam
 from pyro_radial.infer.training.ensemble import Ensemble
-from pyro_radial.infer.training.fit import FitResult, fit
+from pyro_radial.infer.training.fit import fit
+from pyro_radial.infer.training.options import FitOptions
 
 __all__ = [
     "CompiledSVI",
     "Diagnosis",
     "Ensemble",
-    "FitResult",
+    "FitOptions",
     "FunctionalELBO",
     "HalfCauchyReparam",
     "LossTerms",

@@ -21,8 +21,8 @@ from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.prior_width import share_wider_than
-from pyro_radial.infer.training.culprits import first_not_finite
 from pyro_radial.infer.training.data import Rows, device_of, dtype_of, evaluating, move, num_rows, take
+from pyro_radial.infer.training.not_finite import first_not_finite
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.poutine import mean_only
 
@@ -249,8 +249,8 @@ def _on_function(signal: float | None, noise: float | None) -> list[str]:
         return []
     return [
         "The function varies more over draws of the weights than over inputs, so predictions are nearly a constant. "
-        "Start at a smaller init_stddev, pretrain the means (fit(..., pretrain_epochs=1)), or warm up the KL with "
-        "RadialELBO(kl_weight=lambda step: min(1.0, step / 1000))."
+        "Start at a smaller init_stddev, train the means first (FitOptions(mean_only_epochs=1)), or warm up the KL "
+        "with RadialELBO(kl_weight=lambda step: min(1.0, step / 1000))."
     ]
 
 

@@ -78,7 +78,7 @@ class Likelihood(UniquelyNamed):
             raise ValueError(
                 f"{who}: num_data of the likelihood must be the number of training points, got "
                 f"num_data={self._given} for {num_data} rows; make the likelihood without num_data, or, if the rows "
-                f"are only a part of the data, call fit(..., num_data={self._given})"
+                f"are only a part of the data, call fit(..., options=FitOptions(num_data={self._given}))"
             )
         self._found = num_data
 

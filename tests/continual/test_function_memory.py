@@ -15,7 +15,16 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 from benchmarks.guides.compiled_programs import Program, compared
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel, fit
+from pyro_radial import (
+    AutoMeanField,
+    AutoRadial,
+    BayesianModule,
+    FitOptions,
+    PriorChain,
+    RadialELBO,
+    SupervisedModel,
+    fit,
+)
 from pyro_radial.continual import (
     Coreset,
     FunctionChainELBO,
@@ -245,9 +254,8 @@ def test_a_model_in_low_precision_is_compared_in_full():
     one = linear_chain()
     learned(one)
     loss = FunctionChainELBO([FunctionMemory.of(one, torch.randn(5, 3))])
-    fit(
-        one, one.guide(AutoMeanField), (X, Y), epochs=1, num_data=40, loss=loss, progress=False, autocast=torch.bfloat16
-    )
+    options = FitOptions(num_data=40, autocast=torch.bfloat16)
+    fit(one, one.guide(AutoMeanField), (X, Y), epochs=1, loss=loss, progress=False, options=options)
     # At its one step the guide is at the chain's prior, and so are its functions.
     assert float(loss.terms.kl) == pytest.approx(0.0, abs=1e-6)
 

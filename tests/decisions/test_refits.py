@@ -70,8 +70,8 @@ def test_a_graph_serves_any_number_of_rows():
     refits = regression()
     for rows in (1, 5, 30):
         refits.refit(X[:rows], Y[:rows])
-    assert len(refits._captured.recordings) == 1
-    assert refits._captured.eager_because == []
+    assert len(refits._trainer.gradients.captured.recordings) == 1
+    assert refits._trainer.gradients.captured.eager_because == []
     assert refits.steps_done == 60
 
 
@@ -144,7 +144,7 @@ def test_bad_arguments_are_named():
         Refits(model, AutoRadial(model)).begin(X, Y)
     with pytest.raises(ValueError, match=r"Refits: guide must be an nn.Module, got function"):
         Refits(model, lambda x, y: None)
-    with pytest.raises(ValueError, match="Refits: loss must be an ELBO with differentiable_loss, got str"):
+    with pytest.raises(ValueError, match="Refits: loss must keep its terms, as RadialELBO does, got str"):
         Refits(model, AutoRadial(model), loss="elbo")
     with pytest.raises(ValueError, match="Refits: steps must be a positive integer, got 0"):
         Refits(model, AutoRadial(model), steps=0)
@@ -167,7 +167,7 @@ def test_another_model_is_refused():
 
 def test_what_is_not_finite_is_named_and_no_step_is_taken():
     refits = regression(optim=lambda parameters: SGD(parameters, lr=1e30))
-    with pytest.raises(FloatingPointError, match=r"Refits: not finite in step 1: .*try a smaller learning rate"):
+    with pytest.raises(FloatingPointError, match=r"not finite in step 1: .*try a smaller learning rate"):
         refits.refit(X, Y)
     assert refits.steps_done == 1
 

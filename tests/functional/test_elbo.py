@@ -16,6 +16,7 @@ from pyro_radial import (
     AutoMeanField,
     AutoRadial,
     BayesianModule,
+    FitOptions,
     SupervisedModel,
     fit,
 )
@@ -185,7 +186,8 @@ class TestUse:
 
     def test_fit_takes_it(self):
         model = regression()
-        result = fit(model, AutoMeanField(model), self.data, epochs=2, num_data=20, loss=self.elbo(), progress=False)
+        given = {"loss": self.elbo(), "options": FitOptions(num_data=20)}
+        result = fit(model, AutoMeanField(model), self.data, epochs=2, progress=False, **given)
         assert math.isfinite(result.history[-1]["loss"])
 
     def test_adversarial_points_move_to_where_the_divergence_is_larger(self):

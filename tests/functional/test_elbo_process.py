@@ -14,7 +14,16 @@ from pyro.infer.autoguide import AutoIAFNormal, AutoNormal
 from torch import nn
 
 from benchmarks.guides.compiled_programs import Program, compared
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel, fit
+from pyro_radial import (
+    AutoMeanField,
+    AutoRadial,
+    BayesianModule,
+    FitOptions,
+    PriorChain,
+    RadialELBO,
+    SupervisedModel,
+    fit,
+)
 from pyro_radial.continual.prior_chain import posterior_of
 from pyro_radial.functional import (
     AdversarialPoints,
@@ -290,7 +299,7 @@ def test_fit_and_svi_take_it():
     chain, guide, process = second_task(AutoMeanField)
     elbo = loss_of(process, kl_weight=50.0, weight_space_kl=0.1)
     SVI(chain, guide, pyro.optim.Adam({"lr": 0.01}), elbo).step(X, Y)
-    result = fit(chain, guide, (X, Y), epochs=3, num_data=40, loss=elbo, progress=False)
+    result = fit(chain, guide, (X, Y), epochs=3, options=FitOptions(num_data=40), loss=elbo, progress=False)
     assert math.isfinite(result.history[-1]["loss"])
 
 

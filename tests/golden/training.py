@@ -10,11 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, FitOptions, RadialELBO
 from pyro_radial.infer import Ensemble
 from tests.golden.programs import classification, classifier, program, trained, values
-
-MEAN_ONLY_EPOCHS = "pretrain_epochs"
 
 
 def result_of(result, guide):
@@ -35,12 +33,9 @@ def training_with_every_option():
     model = classifier()
     guide = AutoRadial(model, init_stddev=0.05)
     options = {
-        MEAN_ONLY_EPOCHS: 1,
+        "options": FitOptions(mean_only_epochs=1, accumulate=2, clip_norm=1.0, patience=2),
         "epochs": 5,
-        "accumulate": 2,
-        "clip_norm": 1.0,
         "validation": classification(10, seed=8),
-        "patience": 2,
         "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5),
         "loss": RadialELBO(num_particles=2, kl_weight=lambda step: min(1.0, step / 10)),
     }
@@ -76,7 +71,8 @@ def a_resumed_run():
     whole_model, whole = problem()
     undisturbed = trained(whole_model, whole, classification(), epochs=3)
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = {"epochs": 3, "checkpoint": Path(folder) / "run.pt", "checkpoint_every": 2}
+        checkpoint = {"epochs": 3, "checkpoint": Path(folder) / "run.pt"}
+        checkpoint["options"] = FitOptions(checkpoint_every=2)
         model, guide = problem()
         interrupt(model, 8)
         interrupted = False

@@ -90,7 +90,7 @@ KINDS = {
     "dropout": (partial(problem, "dropout"), {"accumulate": 2}),
     "no seed": (problem, {"seed": None}),
     "model function": (function_problem, {}),
-    "mean field": (partial(problem, guide=AutoMeanField), {"pretrain_epochs": 1, "clip_norm": 3.0}),
+    "mean field": (partial(problem, guide=AutoMeanField), {"mean_only_epochs": 1, "clip_norm": 3.0}),
     "rates by name": (
         problem,
         {

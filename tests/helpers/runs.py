@@ -5,6 +5,7 @@
 
 import re
 from contextlib import contextmanager
+from dataclasses import fields
 
 import pyro
 import pyro.distributions as dist
@@ -16,6 +17,8 @@ from torch import nn
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, fit
 from pyro_radial.functional import AdversarialPoints, Concatenated, GaussianKL, GaussianProcess, UniformBox
 from pyro_radial.infer.training.checkpoint import copied
+from pyro_radial.infer.training.gradients import LossGradients
+from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.training_run import TrainingRun
 from pyro_radial.nn import likelihoods
 
@@ -150,7 +153,13 @@ def assert_same(one, other):
         assert same, name
 
 
+OPTIONS = {field.name for field in fields(FitOptions)}
+
+
 def trained(model, guide, **kwargs):
+    """A run of ``fit`` with arguments and options alike, and the state that it leaves."""
+    given = {name: kwargs.pop(name) for name in OPTIONS & kwargs.keys()}
+    kwargs.setdefault("options", FitOptions(**given))
     result = fit(model, guide, kwargs.pop("data", data()), **{**FIT, **kwargs})
     return state_of(model, guide), result
 
@@ -158,7 +167,9 @@ def trained(model, guide, **kwargs):
 @contextmanager
 def killed(monkeypatch, method, at, when):
     """Interrupts the ``at``-th call of a method of the run, before or after it has done its work."""
-    original, calls = getattr(TrainingRun, method), 0
+    owner = {"gradients": LossGradients}.get(method, TrainingRun)
+    method = {"gradients": "__call__"}.get(method, method)
+    original, calls = getattr(owner, method), 0
 
     def interrupted(self, *args):
         nonlocal calls
@@ -171,6 +182,6 @@ def killed(monkeypatch, method, at, when):
         return value
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingRun, method, interrupted)
+        patch.setattr(owner, method, interrupted)
         with pytest.raises(KeyboardInterrupt):
             yield

@@ -18,7 +18,9 @@ from pyro_radial.continual import (
     train_stream,
 )
 from pyro_radial.infer.training.checkpoint import copied
+from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.nn import MultiHead, likelihoods
+from tests.helpers.runs import OPTIONS as FIT_OPTIONS
 from tests.helpers.runs import assert_same as assert_same_state
 
 OPTIONS = {
@@ -57,6 +59,8 @@ def chain(multi_head=True, width=5, **kwargs):
 def learn(one=None, tasks=None, **options):
     """A run, as what must not differ between two of them: the matrix and the chain."""
     one = chain() if one is None else one
+    if given := {name: options.pop(name) for name in FIT_OPTIONS & options.keys()}:
+        options["options"] = FitOptions(**given)
     pyro.set_rng_seed(torch.seed() % 1000)  # What was drawn before does not matter.
     matrix = train_stream(one, stream() if tasks is None else tasks, **{**OPTIONS, **options})
     return matrix, copied(one.state_dict())

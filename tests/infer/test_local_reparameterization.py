@@ -17,6 +17,7 @@ from pyro_radial import (
     AutoRadial,
     BayesianModule,
     CompiledSVI,
+    FitOptions,
     PriorChain,
     RadialELBO,
     SupervisedModel,
@@ -24,7 +25,7 @@ from pyro_radial import (
     predict,
 )
 from pyro_radial.infer import diagnose
-from pyro_radial.infer.training.culprits import culprits
+from pyro_radial.infer.training.not_finite import not_finite_parts
 from pyro_radial.nn import likelihoods, priors
 from pyro_radial.poutine import local_reparameterization, swap_prior
 from tests.helpers.host_reads import CountHostReads
@@ -103,7 +104,8 @@ def test_fit_trains_validates_pretrains_and_accumulates():
     model = SupervisedModel(BayesianModule(mlp()), likelihoods.Gaussian(scale=0.3), local_reparameterization=True)
     guide = AutoRadial(model)
     settings = {"batch_size": 16, "progress": False, "seed": 0, "optim": partial(torch.optim.Adam, lr=0.04)}
-    result = fit(model, guide, (x, y), epochs=15, pretrain_epochs=2, accumulate=2, validation=(x, y), **settings)
+    settings["options"] = FitOptions(mean_only_epochs=2, accumulate=2)
+    result = fit(model, guide, (x, y), epochs=15, validation=(x, y), **settings)
     assert result.history[-1]["nll"] < 0.3 * result.history[0]["nll"]
     assert math.isfinite(result.history[-1]["validation_nll"])
     diagnose(model, guide, (x, y))
@@ -196,7 +198,7 @@ def test_what_is_not_drawn_is_no_culprit_of_a_loss_that_is_not_finite(loss):
     model = regression(mlp())
     guide = AutoRadial(model)
     guide.setup(X, Y)
-    (culprit,) = culprits(loss(), model, guide, (X, torch.full_like(Y, math.inf)), {}, {})
+    (culprit,) = not_finite_parts(loss(), model, guide, (X, torch.full_like(Y, math.inf)), {}, {})
     assert "y" in culprit
     assert "weight" not in culprit
 

@@ -19,8 +19,8 @@ class AutoMeanField(AutoPerSite):
     :class:`~pyro.infer.TraceMeanField_ELBO` finds the analytic KL and is correct on constrained sites.
 
     The usual tricks for larger networks (Farquhar, Osborne and Gal 2020, section 4.1.2) are options: a tiny initial
-    width (``init_stddev=1e-3``), means trained first (``fit(..., pretrain_epochs=10)``), early stopping
-    (``fit(..., validation=..., patience=5)``), and a smaller KL weight (``loss=RadialELBO(kl_weight=0.1)``, which is
+    width (``init_stddev=1e-3``), means trained first (``FitOptions(mean_only_epochs=10)``), early stopping
+    (``FitOptions(patience=5)`` and a validation), and a smaller KL weight (``loss=RadialELBO(kl_weight=0.1)``, which is
     then not a bound).
 
     :param model: a Pyro model with continuous latent sites.

@@ -16,7 +16,7 @@ from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import stop_where
 from pyro_radial._pyro.random_state import TorchNoise
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
-from pyro_radial.infer.training.culprits import culprits
+from pyro_radial.infer.training.not_finite import not_finite_parts
 from pyro_radial.infer.training.optimizers import JointOptimizer
 
 __all__ = ["CompiledSVI"]
@@ -49,7 +49,7 @@ class CompiledSVI:
     :param model: a Pyro model, a module or a function.
     :param guide: its guide.
     :param optim: a Pyro optimizer or scheduler, a torch optimizer, or a function from parameters to one. One torch
-        optimizer stands in for Pyro's; ``optim.get_state()`` and ``save`` work as with ``SVI``.
+        optimizer stands in for Pyro's; save its state through ``svi.optimizer``.
     :param ELBO loss: a loss with ``differentiable_loss``, such as ``TraceMeanField_ELBO`` or
         :class:`~pyro_radial.RadialELBO`.
     :param bool compile: whether to compile graphs or replay them as recorded.
@@ -100,7 +100,7 @@ class CompiledSVI:
         self.captured = CapturedLoss(
             model, guide, loss, compile=compile, max_signatures=max_signatures, options=options
         )
-        self._joint = JointOptimizer(optim, "CompiledSVI")
+        self._joint = JointOptimizer(optim)
         self._steps = 0
         self._unchecked: list[_Step] = []
         self._stopped: Tensor | None = None
@@ -153,7 +153,9 @@ class CompiledSVI:
             where = step.number
             with torch.random.fork_rng():
                 step.noise.restore()
-                found = culprits(self.loss, self.model, self.guide, step.args, step.kwargs, self.captured.parameters)
+                found = not_finite_parts(
+                    self.loss, self.model, self.guide, step.args, step.kwargs, self.captured.parameters
+                )
             if found:
                 break
         self._unchecked.clear()

@@ -16,8 +16,7 @@ from pyro_radial._pyro.random_state import seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide import AutoMeanField
-from pyro_radial.infer.training.batches import Batches
-from pyro_radial.infer.training.data import Rows, device_of, dtype_of
+from pyro_radial.infer.training.data import Batches, Rows, device_of, dtype_of
 from pyro_radial.nn.supervised import SupervisedModel
 
 __all__ = ["fit_ivon"]

@@ -24,6 +24,7 @@ from pyro_radial._pyro.compat import tree_map_only
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 
 __all__ = [
+    "Batches",
     "Inputs",
     "Rows",
     "as_inputs",
@@ -33,6 +34,7 @@ __all__ = [
     "evaluating",
     "move",
     "num_rows",
+    "parts",
     "take",
 ]
 
@@ -66,24 +68,29 @@ class Rows:
                 f"{name} must be a map-style Dataset, with a length and items by index, got the iterable "
                 f"{type(data).__name__}"
             )
-        self._dataset = data if isinstance(data, Dataset) else None
-        if self._dataset is None:
+        self.dataset = data if isinstance(data, Dataset) else None
+        if self.dataset is None:
             if not isinstance(data, tuple | list) or len(data) < 2:
                 raise ValueError(
                     f"{name} must be a pair (x, y) of tensors or a torch Dataset, got {type(data).__name__}"
                 )
-            self._x, self._y = (_tensors(part, dtype) for part in _split(data))
-            check_inputs(self._x, f"{name}: x")
-            check_inputs(self._y, f"{name}: y")
-            if num_rows(self._x) != num_rows(self._y):
+            self._inputs, self._targets = (_tensors(part, dtype) for part in _split(data))
+            check_inputs(self._inputs, f"{name}: x")
+            check_inputs(self._targets, f"{name}: y")
+            if num_rows(self._inputs) != num_rows(self._targets):
                 raise ValueError(
-                    f"{name}: y must have as many rows as x, got {num_rows(self._y)} for {num_rows(self._x)}"
+                    f"{name}: y must have as many rows as x, got {num_rows(self._targets)} for {num_rows(self._inputs)}"
                 )
         if len(self) == 0:
             raise ValueError(f"{name} must have at least one row, got none")
 
     def __len__(self) -> int:
-        return len(self._dataset) if self._dataset is not None else num_rows(self._x)  # type: ignore[arg-type]
+        return len(self.dataset) if self.dataset is not None else num_rows(self._inputs)  # type: ignore[arg-type]
+
+    @property
+    def tensors(self) -> tuple[Inputs, Inputs]:
+        """The inputs and targets in memory; only for data that are not a ``Dataset``."""
+        return self._inputs, self._targets
 
     def take(self, index: Tensor) -> tuple[Inputs, Inputs]:
         """The inputs and targets of some rows.
@@ -92,11 +99,11 @@ class Rows:
         :returns: inputs ``[B, ...]``, a tensor or a tuple or dict of tensors, and targets ``[B, ...]``.
         :raises ValueError: of a ``Dataset``, for items that are no pairs, and NaN or infinity in them.
         """
-        if self._dataset is None:
-            return take(self._x, index), take(self._y, index)
+        if self.dataset is None:
+            return take(self._inputs, index), take(self._targets, index)
         batch = self._collated(index)
         if not isinstance(batch, tuple | list) or len(batch) < 2:
-            what = type(self._dataset[int(index[0])]).__name__
+            what = type(self.dataset[int(index[0])]).__name__
             raise ValueError(f"{self.name}: an item of the Dataset must be a pair (x, y), got {what}")
         x, y = _split(batch)
         check_inputs(x, f"{self.name}: x", index)
@@ -117,7 +124,7 @@ class Rows:
         return batch
 
     def _collated(self, index: Tensor) -> Any:
-        items: list[Any] = [self._dataset[i] for i in index.tolist()]  # type: ignore[index]
+        items: list[Any] = [self.dataset[i] for i in index.tolist()]  # type: ignore[index]
         if self._collate is not None:
             return _tensors(self._collate(items), self._dtype)
         # Numbers of Python would otherwise be of double precision.
@@ -239,6 +246,77 @@ def _check_loader(loader: DataLoader[Any], name: str) -> None:
             f"{type(loader.batch_sampler if loader.batch_size is None else sampler).__name__}, which would be lost; "
             "choose rows with a torch Subset instead"
         )
+
+
+class Batches:
+    """The rows of the data in batches: every epoch passes over each row once, in a random order of its own.
+
+    Several processes have the same order, and each a part of every batch. Each has as many batches; where one has fewer
+    rows than there are processes, those without any get one of the others' rows, at no share.
+
+    :param Rows rows: the data.
+    :param int size: rows of a batch in each process; the last of an epoch may have fewer.
+    :param int seed: of the orders; that of one epoch does not depend on the others.
+    :param torch.device device: where batches go.
+    :param int rank: which of the processes this is.
+    :param int processes: how many there are.
+    """
+
+    def __init__(
+        self, rows: Rows, size: int, seed: int, device: torch.device, rank: int = 0, processes: int = 1
+    ) -> None:
+        self.rows, self.size, self.seed, self.device = rows, size, seed, device
+        self._rank, self._processes = rank, processes
+        self._latest: tuple[int, Tensor] | None = None
+
+    @property
+    def per_epoch(self) -> int:
+        """The number of batches in one epoch."""
+        return -(-len(self.rows) // self._whole_size)
+
+    def get(self, epoch: int, number: int) -> tuple[Any, Any]:
+        """The inputs and targets of this process in one batch of an epoch, both counted from zero."""
+        whole = self._order(epoch)[number * self._whole_size : (number + 1) * self._whole_size]
+        own = whole.tensor_split(self._processes)[self._rank]
+        return self._at(own if len(own) else whole[:1])
+
+    def share(self, number: int) -> float:
+        """The part of one batch's rows that this process has."""
+        whole = self.num_rows(number)
+        return (whole // self._processes + (self._rank < whole % self._processes)) / whole
+
+    def num_rows(self, number: int) -> int:
+        """The rows of one batch in all processes."""
+        return min(self._whole_size, len(self.rows) - number * self._whole_size)
+
+    def first_rows(self) -> tuple[Any, Any]:
+        """Two rows, or the only one: enough to run model and guide once."""
+        return self._at(torch.arange(min(2, len(self.rows))))
+
+    @property
+    def _whole_size(self) -> int:
+        return self.size * self._processes
+
+    def _at(self, index: Tensor) -> tuple[Any, Any]:
+        x, y = self.rows.take(index)
+        return move(x, self.device), move(y, self.device)
+
+    def _order(self, epoch: int) -> Tensor:
+        seed = self.seed + epoch
+        if self._latest is None or self._latest[0] != seed:
+            self._latest = seed, torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(seed))
+        return self._latest[1]
+
+
+def parts(batch: tuple[Any, Any], number: int) -> Iterator[tuple[tuple[Any, Any], float]]:
+    """A batch in parts, each with its share of the rows.
+
+    :param batch: inputs and targets.
+    :param int number: the most parts; a batch of fewer rows has one for each.
+    """
+    size = num_rows(batch[0])
+    for index in torch.arange(size).chunk(number):
+        yield (take(batch[0], index), take(batch[1], index)), len(index) / size
 
 
 def device_of(*modules: Any) -> torch.device:

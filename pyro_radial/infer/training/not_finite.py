@@ -1,51 +1,95 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The errors of numbers that are NaN or infinite, by name, in the place of Pyro's warnings."""
+"""Where in a Pyro program a NaN or infinity comes from, by name."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import pyro
+import pyro.poutine as poutine
+import torch
+from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_radial._pyro.one_at_a_time import one_at_a_time
-from pyro_radial.infer.training.culprits import first_not_finite
+from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.poutine.local_reparameterization import is_drawn
 
-__all__ = ["check_parameters", "check_start", "not_finite_error", "unwarned"]
+__all__ = ["check_parameters", "first_not_finite", "not_finite_error", "not_finite_parts", "without_warnings"]
 
 
-def not_finite_error(culprits: Iterable[str], where: str) -> FloatingPointError:
-    """The error of a training that has diverged.
+def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
+    """Return the name of the first tensor with NaN or infinity; synchronizes with the device for each tensor."""
+    for name, tensor in named:
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
 
-    :param culprits: what is not finite, in words.
-    :param str where: the epoch and step.
+
+def not_finite_parts(
+    loss: ELBO,
+    model: Callable[..., Any],
+    guide: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    parameters: Mapping[str, Tensor],
+) -> list[str]:
+    """Find what is not finite in a loss by running the model and the guide once with the present noise.
+
+    :param parameters: the trained parameters by name.
+    :returns: the first parameter that is not finite, else the first draw of the guide, else terms of the loss; empty
+        if all of it is finite.
     """
-    return FloatingPointError(f"fit: not finite in {where}: {', '.join(culprits)}; try a smaller learning rate")
+    parameter = first_not_finite(parameters.items())
+    if parameter is not None:
+        return [f"parameter {parameter}"]
+    noise = torch.get_rng_state()
+    with pyro.validation_enabled(False), torch.no_grad():
+        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+        latent = dict[str, Any](guide_trace.iter_stochastic_nodes())
+        draw = first_not_finite((name, site["value"]) for name, site in latent.items() if is_drawn(site))
+        if draw is not None:
+            return [f"a draw of site '{draw}'"]
+        if isinstance(loss, RadialELBO):
+            torch.set_rng_state(noise)
+            loss.differentiable_loss(model, guide, *args, **kwargs)
+            return loss.terms.not_finite()
+        model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
+        model_trace.compute_log_prob()
+        sites = ((name, site) for name, site in model_trace.nodes.items() if site["type"] == "sample")
+        site = first_not_finite((name, site["log_prob"]) for name, site in sites if is_drawn(site))
+        return [] if site is None else [f"log-density of site '{site}'"]
 
 
-def check_parameters(parameters: Mapping[str, Tensor], where: str) -> None:
+def not_finite_error(parts: Iterable[str], step: int) -> FloatingPointError:
+    """Make the error for a training that has diverged.
+
+    :param parts: descriptions of what is not finite.
+    :param int step: the number of optimizer steps taken so far.
+    """
+    return FloatingPointError(f"not finite in step {step}: {', '.join(parts)}; try a smaller learning rate")
+
+
+def check_parameters(parameters: Iterable[tuple[str, Tensor]], step: int) -> None:
     """Raise a ``FloatingPointError`` that names the first parameter that is not finite."""
-    broken = first_not_finite(parameters.items())
-    if broken is not None:
-        raise not_finite_error([f"parameter {broken}"], where)
-
-
-def check_start(parameters: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise a ``FloatingPointError`` that names the first parameter that no training can start from."""
     broken = first_not_finite(parameters)
-    if broken is not None:
-        raise FloatingPointError(
-            f"fit: not finite before the first step: parameter {broken}; make model and guide anew, also to go on from "
-            "a checkpoint"
-        )
+    if broken is None:
+        return
+    if step:
+        raise not_finite_error([f"parameter {broken}"], step)
+    raise FloatingPointError(
+        f"not finite before the first step: parameter {broken}; create the model and the guide anew, also to resume "
+        "from a checkpoint"
+    )
 
 
 @contextmanager
-def unwarned() -> Iterator[None]:
-    """Without Pyro's warnings of NaN in log-densities, which end a training here by the name of the site.
+def without_warnings() -> Iterator[None]:
+    """Silence Pyro's warnings about NaN in log-densities, because training stops with the name of the site.
 
-    Not by a filter of warnings, which is one for all threads: Pyro does not look for NaN meanwhile.
+    A filter of warnings would apply to all threads; instead Pyro does not look for NaN here.
     """
     with one_at_a_time(), pyro.settings.context(validate_poutine=False):
         yield

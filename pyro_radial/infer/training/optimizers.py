@@ -1,62 +1,90 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""One torch optimizer for all parameters, from Pyro's optimizers, which have one for each, or from torch's."""
+"""One torch optimizer for all parameters, made from a torch or a Pyro optimizer, and its steps."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyro
+import torch
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
 
 from pyro_radial._pyro.compat import optimizer_state_waiting, pyro_settings
 
-__all__ = ["JointOptimizer", "check_steps_alone", "fused_optimizer", "joint_optimizer", "stored_names"]
+__all__ = [
+    "DEFAULT_OPTIM",
+    "JointOptimizer",
+    "Optim",
+    "OptimizerStep",
+    "change_rates",
+    "check_optim",
+    "fused_optimizer",
+    "initial_rates",
+    "make_optimizer",
+    "stored_names",
+]
+
+Optim = PyroOptim | Callable[[list[Tensor]], Optimizer]
 
 # The devices on which torch has fused steps.
 FUSED_ON = ("cpu", "cuda")
-
 # Settings that choose an implementation.
 CHOICES = {"foreach", "fused", "capturable", "differentiable"}
-
-# Settings under which torch's fused step takes no parameters that join later, as scales do after `pretrain_epochs`.
+# With these settings torch's fused step takes no parameters that get gradients later, as scales do after means.
 STARTS_TOGETHER = {"momentum"}
 
 
-class JointOptimizer:
-    """Steps of one torch optimizer, whose parameters may become more.
+class OptimizerStep:
+    """Take one step of a torch optimizer on the gradients that its parameters hold.
 
-    Parameters that a Pyro optimizer has other settings for are in a group of their own. Its states
-    (``optim.get_state()``, ``save``, ``load``) are by parameter as ever, so a run under ``SVI`` goes on here and the
-    other way round, and ``step()`` of a Pyro scheduler changes the rate here.
-
-    :param optim: a Pyro optimizer or scheduler, a torch optimizer, or a function from parameters to one.
-    :param str who: what errors call the caller.
-    :raises ValueError: for anything else, or an optimizer that cannot step on gradients alone.
+    :param Optimizer optimizer: the optimizer.
+    :param scaler: the ``torch.amp.GradScaler`` of the loss; after an overflow it skips the step.
+    :param float clip_norm: the largest norm of all gradients together; None for no clipping.
     """
 
-    def __init__(self, optim: Any, who: str) -> None:
-        if not callable(optim) and not isinstance(optim, Optimizer):
-            raise ValueError(
-                f"{who}: optim must be a Pyro optimizer such as pyro.optim.Adam, a torch optimizer, or a function from "
-                f"parameters to one, got {type(optim).__name__}"
-            )
-        self._optim, self._who = optim, who
+    def __init__(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> None:
+        self.optimizer, self.scaler, self.clip_norm = optimizer, scaler, clip_norm
+
+    def __call__(self) -> None:
+        """Take the step."""
+        if self.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+class JointOptimizer:
+    """Take steps of one torch optimizer while parameters may appear, as in a loop of ``SVI``.
+
+    ``step()`` of a Pyro scheduler changes the learning rates.
+
+    :param optim: a Pyro optimizer or scheduler, a torch optimizer, or a function from parameters to one.
+    :raises ValueError: for anything else.
+    """
+
+    def __init__(self, optim: Any) -> None:
+        check_optim(optim if not isinstance(optim, Optimizer) else type(optim))
+        self._optim = optim
         self.optimizer: Optimizer | None = None
         self._scheduler: Any = None
-        self._clips: dict[Tensor, Mapping[str, float]] = {}
         if isinstance(optim, Optimizer):
-            self._take(optim)
+            check_no_closure(optim)
+            self.optimizer = optim
 
     def adopt(self, parameters: Mapping[str, Tensor]) -> None:
-        """Take up the parameters that are not known yet; those that they replace are let go.
+        """Add the parameters that are new.
 
-        :param parameters: by their names in Pyro's store.
+        :param parameters: parameters by their names in Pyro's store.
         """
         if isinstance(self._optim, Optimizer):
             return
@@ -65,139 +93,73 @@ class JointOptimizer:
         new = {name: parameter for name, parameter in parameters.items() if parameter not in known}
         if not new:
             return
-        if not isinstance(self._optim, PyroOptim):
-            if self.optimizer is None:
-                self._take(self._optim(list(new.values())))
-            else:
-                self.optimizer.add_param_group({"params": list(new.values())})
-            return
-        self._adopt_by_settings(self._optim, new)
+        optim: Any = self._optim
+        if self.optimizer is None:
+            self.optimizer = make_optimizer(optim, new)
+            if isinstance(optim, PyroLRScheduler):
+                self._scheduler = optim.pt_scheduler_constructor(self.optimizer, **optim.kwargs)
+                # One entry for all parameters, where Pyro has one for each.
+                optim.optim_objs[next(iter(new.values()))] = self._scheduler
+        elif not isinstance(optim, PyroOptim):
+            self.optimizer.add_param_group({"params": list(new.values())})
+        else:
+            other = make_optimizer(optim, new)
+            if self._scheduler is not None:
+                for group in other.param_groups:
+                    group["initial_lr"] = group["lr"]
+                    self._scheduler.base_lrs.append(group["lr"])
+            _join(self.optimizer, other)
 
     def step(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """One step; parameters without a gradient stay as they are."""
-        optimizer = self.optimizer
-        if optimizer is None:
+        """Take a step; parameters without a gradient do not change."""
+        if self.optimizer is None:
             return
-        for group in optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
         for parameter, gradient in gradients:
             parameter.grad = gradient
-            clip = self._clips.get(parameter)
-            if clip:
-                _clip(parameter, **clip)
-        optimizer.step()
+        self.optimizer.step()
 
     def forget_gradients(self) -> None:
-        """Drop those of the last step, before memory is needed for the next."""
+        """Free the memory of the last gradients."""
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
 
-    def _take(self, optimizer: Optimizer) -> None:
-        check_steps_alone(optimizer, self._who)
-        self.optimizer = optimizer
 
-    def _adopt_by_settings(self, optim: PyroOptim, parameters: Mapping[str, Tensor]) -> None:
-        self._clips |= {parameter: _settings(optim, name, self._who)[1] for name, parameter in parameters.items()}
-        new = joint_optimizer(optim, parameters, self._who)
-        if self.optimizer is None:
-            self._take(new)
-            if isinstance(optim, PyroLRScheduler):
-                self._scheduler = optim.pt_scheduler_constructor(new, **optim.kwargs)
-        else:
-            if self._scheduler is not None:
-                for group in new.param_groups:
-                    # A scheduler counts for all groups alike.
-                    group["initial_lr"] = group["lr"]
-                    self._scheduler.base_lrs.append(group["lr"])
-            _join(self.optimizer, new)
-        self._register(optim, parameters)
+def make_optimizer(optim: Optim, parameters: Mapping[str, Tensor]) -> Optimizer:
+    """Make one torch optimizer for all parameters.
 
-    def _register(self, optim: PyroOptim, parameters: Mapping[str, Tensor]) -> None:
-        """Let Pyro's optimizer find what it would have for each parameter, and take over states that it has loaded."""
-        assert self.optimizer is not None
-        waiting = optimizer_state_waiting(optim)
-        for name, parameter in parameters.items():
-            share: Any = _Share(self.optimizer, parameter, self._who)
-            if self._scheduler is not None:
-                share = _ScheduledShare(share, self._scheduler, leads=not optim.optim_objs)
-            state = waiting.pop(name, None)
-            if state is not None:
-                for part, content in (
-                    ((share, state["scheduler"]), (share.optimizer, state["optimizer"]))
-                    if "scheduler" in state
-                    else ((share, state),)
-                ):
-                    part.load_state_dict(content)
-            optim.optim_objs[parameter], optim.grad_clip[parameter] = share, None
-
-
-class _Share:
-    """One parameter's part of an optimizer, with the state that an optimizer of its own would have."""
-
-    def __init__(self, joint: Optimizer, parameter: Tensor, who: str) -> None:
-        self.joint, self.parameter, self.who = joint, parameter, who
-
-    @property
-    def _group(self) -> dict[str, Any]:
-        return next(g for g in self.joint.param_groups if any(p is self.parameter for p in g["params"]))
-
-    def state_dict(self) -> dict[str, Any]:
-        """As torch's."""
-        state = self.joint.state.get(self.parameter)
-        return {"state": {0: state} if state else {}, "param_groups": [{**self._group, "params": [0]}]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """As torch's, which knows what goes to which dtype and device."""
-        settings = {key: value for key, value in self._group.items() if key not in ("params", "initial_lr")}
-        alone = type(self.joint)([self.parameter], **_of_constructor(type(self.joint), settings))
-        # Which implementation takes the steps is no part of a state.
-        loaded = {**state["param_groups"][0], **{key: self._group[key] for key in CHOICES & self._group.keys()}}
-        alone.load_state_dict({"state": state["state"], "param_groups": [loaded]})
-        self.joint.state[self.parameter] = alone.state[self.parameter]
-        self._group.update({k: v for k, v in alone.param_groups[0].items() if k != "params"})
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        """Refuses: nobody else may step on what belongs together."""
-        raise RuntimeError(
-            f"{self.who}: its Pyro optimizer must be left to it, got a step of another SVI; give that one an optimizer "
-            "of its own"
-        )
-
-
-class _ScheduledShare:
-    """The same under a scheduler, of which one share takes the steps for all."""
-
-    def __init__(self, share: _Share, scheduler: Any, leads: bool) -> None:
-        self.optimizer, self.scheduler, self.leads = share, scheduler, leads
-
-    def state_dict(self) -> dict[str, Any]:
-        """The scheduler's."""
-        state: dict[str, Any] = self.scheduler.state_dict()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The scheduler's."""
-        self.scheduler.load_state_dict(dict(state))
-
-    def step(self, *args: Any, **kwargs: Any) -> None:
-        """One step of the rate."""
-        if self.leads:
-            self.scheduler.step(*args, **kwargs)
-
-
-def joint_optimizer(optim: PyroOptim, parameters: Mapping[str, Tensor], who: str) -> Optimizer:
-    """One torch optimizer, with a group for each of the settings that a Pyro optimizer has for these parameters.
-
-    :param optim: a Pyro optimizer, or a scheduler, of which the optimizer alone is made.
-    :param parameters: by their names in Pyro's store.
-    :param str who: what errors call the caller.
-    :raises ValueError: naming the parameter, where a function of the name returns no dict; for an optimizer that cannot
-        step on gradients alone.
+    :param optim: a function from a list of parameters to a torch optimizer; or a Pyro optimizer or scheduler, where
+        each of its settings becomes a group of parameters.
+    :param parameters: the parameters by name.
+    :raises ValueError: naming the parameter, if a function of the name does not return a dict; for an optimizer that
+        needs a closure, or a Pyro optimizer that clips each parameter or has loaded a state.
     """
+    check_optim(optim)
+    if isinstance(optim, PyroOptim):
+        return _of_pyro(optim, stored_names(parameters))
+    optimizer = optim(list(parameters.values()))
+    check_no_closure(optimizer)
+    return optimizer
+
+
+def _of_pyro(optim: PyroOptim, parameters: Mapping[str, Tensor]) -> Optimizer:
+    if optim.pt_clip_args:
+        raise ValueError(
+            f"optim must not clip each parameter by itself, got {type(optim).__name__} with clip_args; use clip_norm "
+            "of fit, or pyro.optim.ClippedAdam"
+        )
+    if optimizer_state_waiting(optim):
+        raise ValueError(
+            "optim must not have loaded a state of Pyro's optimizers, which is kept by parameter; load the state_dict "
+            "of the torch optimizer instead"
+        )
     groups: list[tuple[dict[str, Any], list[Tensor]]] = []
     for name, parameter in parameters.items():
-        settings = _settings(optim, name, who)[0]
+        settings, _ = pyro_settings(optim, name)
+        if not isinstance(settings, dict):
+            raise ValueError(f"optim must return a dict of settings for each parameter, got {settings!r} for '{name}'")
         same = next((members for other, members in groups if other == settings), None)
         if same is None:
             groups.append((settings, [parameter]))
@@ -205,16 +167,23 @@ def joint_optimizer(optim: PyroOptim, parameters: Mapping[str, Tensor], who: str
             same.append(parameter)
     constructor: Any = optim.pt_optim_constructor
     fused = _fused(constructor, {key for settings, _ in groups for key in settings}, parameters.values())
-    # Each from the constructor, for what it checks, and for its own defaults where others have settings.
+    # The constructor checks the settings of each group and fills in its own defaults.
     first, *others = (constructor(members, **settings, **fused) for settings, members in groups or [({}, [])])
-    check_steps_alone(first, who)
+    check_no_closure(first)
     for other in others:
         _join(first, other)
     return first
 
 
+def _join(optimizer: Optimizer, other: Optimizer) -> None:
+    """Take over another optimizer's groups, with the state that some optimizers create at once."""
+    for group in other.param_groups:
+        optimizer.add_param_group(group)
+    optimizer.state.update(other.state)
+
+
 def stored_names(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters by their names in Pyro's store; those that it does not have keep the name that they come with."""
+    """Name the parameters as Pyro's store does; those outside the store keep their names."""
     store = pyro.get_param_store()
     named: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
@@ -226,7 +195,7 @@ def stored_names(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def fused_optimizer(
     constructor: Callable[..., Optimizer], settings: Mapping[str, Any], parameters: list[Tensor]
 ) -> Optimizer:
-    """An optimizer with torch's fused step, where it has one for these parameters and nothing else is asked for."""
+    """Make an optimizer with torch's fused step, if it has one for these parameters and settings."""
     return constructor(parameters, **settings, **_fused(constructor, settings, parameters))
 
 
@@ -238,40 +207,59 @@ def _fused(
     return {"fused": True} if "fused" in arguments and not (CHOICES | STARTS_TOGETHER) & {*settings} and able else {}
 
 
-def _settings(optim: PyroOptim, name: str, who: str) -> tuple[dict[str, Any], dict[str, float]]:
-    settings, clips = pyro_settings(optim, name)
-    if not isinstance(settings, dict):
+#: Adam at a learning rate of 1e-3.
+DEFAULT_OPTIM: Optim = partial(fused_optimizer, Adam, {"lr": 1e-3})
+
+
+def check_optim(optim: Any) -> None:
+    """Raise a ``ValueError`` unless :func:`make_optimizer` can make an optimizer of this."""
+    if isinstance(optim, Optimizer) or not callable(optim):
         raise ValueError(
-            f"{who}: optim must have a dict of settings for each parameter, got {settings!r} from its function for "
-            f"'{name}'"
+            "optim must be a function from parameters to a torch optimizer, such as partial(torch.optim.Adam, "
+            f"lr=1e-3), or a Pyro optimizer, got {type(optim).__name__}"
         )
-    return settings, clips
 
 
-def _join(optimizer: Optimizer, other: Optimizer) -> None:
-    """Take over the parameters of another optimizer, with the state that some make at once."""
-    for group in other.param_groups:
-        optimizer.add_param_group(group)
-    optimizer.state.update(other.state)
-
-
-def check_steps_alone(optimizer: Optimizer, who: str) -> None:
+def check_no_closure(optimizer: Optimizer) -> None:
     """Raise a ``ValueError`` for an optimizer that evaluates the loss itself."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(
-            f"{who}: optim must make an optimizer that steps without a closure, got {type(optimizer).__name__}, which "
+            f"optim must make an optimizer that steps without a closure, got {type(optimizer).__name__}, which "
             "evaluates the loss several times in one step"
         )
 
 
-def _of_constructor(constructor: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key in inspect.signature(constructor).parameters}
+def initial_rates(optimizer: Optimizer) -> list[float | None]:
+    """The learning rate that each group of parameters starts from; None where the optimizer has none."""
+    rates = (group.get("initial_lr", group.get("lr")) for group in optimizer.param_groups)
+    return [None if rate is None else float(rate) for rate in rates]
 
 
-def _clip(parameter: Tensor, clip_norm: float | None = None, clip_value: float | None = None) -> None:
-    """As Pyro clips: each parameter by itself."""
-    if clip_norm is not None:
-        clip_grad_norm_([parameter], clip_norm)
-    if clip_value is not None:
-        clip_grad_value_([parameter], clip_value)
+def change_rates(optimizer: Optimizer, scheduler: Any, before: list[Any], now: list[Any], path: Path) -> None:
+    """Resume at other learning rates, with a warning.
+
+    A rate that has decayed becomes the new rate, decayed as far.
+
+    :param Optimizer optimizer: an optimizer with a loaded state.
+    :param scheduler: its scheduler or None, with a loaded state.
+    :param before: the initial rates of the run that resumes.
+    :param now: the initial rates to resume with.
+    :param Path path: the checkpoint, for the warning.
+    """
+    if before == now:
+        return
+    was, new_rates = (" and ".join(f"{rate:g}" for rate in rates if rate is not None) for rates in (before, now))
+    warnings.warn(f"checkpoint {path} was made with lr={was}, this run resumes with lr={new_rates}", stacklevel=4)
+    for group, old, new in zip(optimizer.param_groups, before, now, strict=True):
+        for name in {"lr", "initial_lr"} & group.keys():
+            group[name] = group[name] * (new / old) if old else new
+    _start_from(scheduler, [group.get("initial_lr") for group in optimizer.param_groups])
+
+
+def _start_from(scheduler: Any, rates: list[Any]) -> None:
+    """Give a scheduler, and the schedulers that it consists of, the rates that it multiplies."""
+    if hasattr(scheduler, "base_lrs"):
+        scheduler.base_lrs = list(rates)
+    for part in getattr(scheduler, "_schedulers", ()):
+        _start_from(part, rates)

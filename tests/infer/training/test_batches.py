@@ -12,8 +12,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, diagnose, fit, predict
-from pyro_radial.infer.training.batches import Batches, parts
-from pyro_radial.infer.training.data import Rows
+from pyro_radial.infer.training.data import Batches, Rows, parts
 from pyro_radial.nn import likelihoods
 from tests.helpers.items import Items
 from tests.helpers.runs import (
@@ -50,7 +49,7 @@ def test_parts_of_a_batch_equal_the_whole_in_gradients_and_terms(number):
         model, guide = problem(guide=partial(AutoRadial, init_stddev=0.3))
         # Leaves the parameters where they are, with the gradients in place.
         optim = partial(SGD, lr=0.0)
-        result = fit(model, guide, data(), accumulate=accumulate, optim=optim, **{**FIT, "batch_size": 20, "epochs": 1})
+        _, result = trained(model, guide, accumulate=accumulate, optim=optim, batch_size=20, epochs=1)
         return {name: p.grad for name, p in guide.named_parameters()}, result.history[0]
 
     whole, whole_record = gradients(1)

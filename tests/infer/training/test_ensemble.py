@@ -17,7 +17,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.optim import Adam
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, predict
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, RadialELBO, SupervisedModel, predict
 from pyro_radial.infer import Ensemble
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
@@ -163,7 +163,7 @@ def test_members_of_pyros_own_guides_and_functions_share_no_parameters():
 
 def test_the_likelihoods_know_the_number_of_rows_afterwards():
     assert [model.likelihood.num_data for model, _ in trained().members] == [20, 20, 20]
-    assert [model.likelihood.num_data for model, _ in trained(num_data=60).members] == [60, 60, 60]
+    assert [model.likelihood.num_data for model, _ in trained(options=FitOptions(num_data=60)).members] == [60, 60, 60]
 
 
 # --------------------------------------------------------------------------------------------------- killed, resumed

@@ -20,7 +20,7 @@ from tests.helpers.runs import FIT, ROWS, assert_same, data, function_problem, p
 
 def scripted_validation(monkeypatch, values):
     script = iter(values)
-    monkeypatch.setattr(training_run, "validation_nll", lambda *_: next(script))
+    monkeypatch.setattr(training_run.TrainingRun, "_validate", lambda *_: next(script))
 
 
 def test_the_best_parameters_come_back_and_patience_counts_epochs_without_a_better_one(monkeypatch):
@@ -102,11 +102,11 @@ def test_progress_shows_the_terms(capsys):
 
 @pytest.mark.parametrize(
     "setting",
-    ["epochs", "batch_size", "accumulate", "patience", "checkpoint_every", "pretrain_epochs"],
+    ["epochs", "batch_size", "accumulate", "patience", "checkpoint_every", "mean_only_epochs"],
 )
 @pytest.mark.parametrize("value", [-1, 1.5, "2", True])
 def test_a_count_that_is_none_is_named(setting, value):
-    with pytest.raises(ValueError, match=f"fit: {setting} must be a positive integer"):
+    with pytest.raises(ValueError, match=f"{setting} must be a positive integer"):
         trained(*problem(), validation=data(), **{setting: value})
 
 
@@ -145,24 +145,25 @@ def infinity_in(rows):
         ({"validation": infinity_in([19])}, "validation: x must not hold infinity, .* first in row 19"),
         ({"data": (data()[0], data()[1] + 1)}, r"y must hold labels from 0 to 1, of 2 classes, .*got 2 at"),
         ({"data": (torch.zeros(ROWS, 7), data()[1])}, r"x must be what the network of bnn takes.*shape \[2, 7\]"),
-        ({"seed": 1.5}, "fit: seed must be a non-negative integer, got 1.5"),
-        ({"seed": -1}, "fit: seed must be a non-negative integer, got -1"),
-        ({"clip_norm": 0.0}, "fit: clip_norm must be a positive finite number, got 0.0"),
-        ({"autocast": torch.float32}, "fit: autocast must be torch.bfloat16 or torch.float16, got torch.float32"),
-        ({"autocast": True}, "fit: autocast must be torch.bfloat16 or torch.float16, got True"),
-        ({"num_data": 0}, "fit: num_data must be a positive integer, got 0"),
+        ({"seed": 1.5}, "seed must be a non-negative integer, got 1.5"),
+        ({"seed": -1}, "seed must be a non-negative integer, got -1"),
+        ({"clip_norm": 0.0}, "clip_norm must be a positive finite number, got 0.0"),
+        ({"autocast": torch.float32}, "autocast must be torch.bfloat16 or torch.float16, got torch.float32"),
+        ({"autocast": True}, "autocast must be torch.bfloat16 or torch.float16, got True"),
+        ({"num_data": 0}, "num_data must be a positive integer, got 0"),
         ({"optim": LBFGS}, "optim must make an optimizer that steps without a closure, got LBFGS"),
         ({"data": Stream()}, "data must be a map-style Dataset"),
         ({"patience": 2}, "validation must be given with patience, got patience=2"),
         ({"loss": pyro.infer.Trace_ELBO()}, "loss must keep its terms"),
         ({"loss": 3}, "loss must keep its terms"),
+        ({"options": {"patience": 2}}, "options must be a FitOptions, got dict"),
         (
             {"optim": pyro.optim.Adam(lambda name: None if "scales" in name else {})},
-            r"fit: optim must have a dict of settings .*, got None .*'AutoRadial\w*\.scales\.0\.weight'",
+            r"optim must return a dict of settings .*, got None .*'AutoRadial\w*\.scales\.0\.weight'",
         ),
         (
             {"optim": pyro.optim.Adam({"lr": 1e-3}, {"clip_norm": 1.0})},
-            "clip no parameter by itself.*got PyroOptim with clip_args; pass clip_norm",
+            "not clip each parameter by itself.*got PyroOptim with clip_args; use clip_norm",
         ),
         (
             {"optim": pyro.optim.ExponentialLR({"optimizer": Adam, "optim_args": {"lr": 1e-3}, "gamma": 0.1})},
@@ -204,7 +205,7 @@ def test_validation_without_a_likelihood_is_refused_before_training():
 
 def test_a_mean_only_context_of_the_user_does_not_outlive_the_run():
     model, guide = problem()
-    trained(model, guide, pretrain_epochs=1, epochs=1)
+    trained(model, guide, mean_only_epochs=1, epochs=1)
     x, y = data()
     with mean_only():
         assert torch.equal(guide(x, y)["2.bias"], guide.median()["2.bias"])

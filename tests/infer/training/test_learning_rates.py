@@ -37,7 +37,7 @@ def taken(monkeypatch):
     seen, original = [], TrainingRun.step
 
     def step(self):
-        seen.append([group["lr"] for group in self.optimizer.param_groups])
+        seen.append([group["lr"] for group in self.trainer.optimizer.param_groups])
         original(self)
 
     monkeypatch.setattr(TrainingRun, "step", step)
@@ -176,7 +176,7 @@ def test_other_rates_of_groups_on_resume_are_said_and_fall_as_the_old_ones_would
     trained(*problem(), epochs=3, optim=scales_at(1e-2, 4e-3), scheduler=scheduler)
     expected = taken[2 * undisturbed :]
     del taken[:]
-    message = re.escape(f"{path} was made with lr=0.004 and 0.01, the run goes on with lr=0.004 and 0.05")
+    message = re.escape(f"{path} was made with lr=0.004 and 0.01, this run resumes with lr=0.004 and 0.05")
     with pytest.warns(UserWarning, match=message):
         trained(*problem(), epochs=3, optim=scales_at(5e-2, 4e-3), **settings)
     assert len(taken) == len(expected) == 2 * STEPS_PER_EPOCH
@@ -229,6 +229,6 @@ def test_a_torch_optimizer_s_own_groups_resume_at_their_rates_too(tmp_path, take
         return lambda ps: Adam([{"params": ps[:4]}, {"params": ps[4:], "lr": lr}], lr=1e-3)
 
     trained(*problem(), epochs=1, optim=grouped(0.01), checkpoint=tmp_path / "run.pt")
-    with pytest.warns(UserWarning, match=r"lr=0\.001 and 0\.01, the run goes on with lr=0\.001 and 0\.02"):
+    with pytest.warns(UserWarning, match=r"lr=0\.001 and 0\.01, this run resumes with lr=0\.001 and 0\.02"):
         trained(*problem(), epochs=2, optim=grouped(0.02), checkpoint=tmp_path / "run.pt")
     assert taken[-1] == [1e-3, 0.02]

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import SGD
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
-from pyro_radial.infer.training.culprits import first_not_finite
+from pyro_radial.infer.training.not_finite import first_not_finite
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import FIT, ROWS, STEPS_PER_EPOCH, assert_same, data, problem, trained
 
@@ -58,7 +58,7 @@ def test_a_parameter_that_is_nan_from_the_start_is_named(validate, guide, tmp_pa
     made(*data())
     name, parameter = next(iter(made.named_parameters()))
     parameter.data.view(-1)[0] = float("nan")
-    message = f"fit: not finite before the first step: parameter guide.{name};"
+    message = f"not finite before the first step: parameter guide.{name};"
     with pyro.validation_enabled(validate), pytest.raises(FloatingPointError, match=message):
         trained(model, made, checkpoint=tmp_path / "run.pt")
     assert not list(tmp_path.iterdir())
@@ -121,12 +121,12 @@ def test_a_draw_that_overflows_stops_training_by_the_name_of_its_site():
         for role in ("locs", "scales"):
             dict(guide.named_parameters())[f"{role}.2.weight_unconstrained"].data.fill_(3e38)
 
-    with pytest.raises(FloatingPointError, match=r"epoch 1, step 0: a draw of site '2\.weight'"):
+    with pytest.raises(FloatingPointError, match=r"step 4: a draw of site '2\.weight'"):
         trained(model, guide, callback=blow_up)
 
 
 def test_a_far_too_large_learning_rate_stops_training(tmp_path):
-    with pytest.raises(FloatingPointError, match="epoch 0"):
+    with pytest.raises(FloatingPointError, match=r"step \d"):
         trained(*problem(), optim=partial(SGD, lr=1e30))
 
 

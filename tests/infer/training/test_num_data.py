@@ -13,7 +13,7 @@ from pyro import poutine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_radial import AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel, diagnose, fit
+from pyro_radial import AutoRadial, BayesianModule, FitOptions, PriorChain, RadialELBO, SupervisedModel, diagnose, fit
 from pyro_radial.continual import train_stream
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import FIT, ROWS, assert_same, data, problem, trained
@@ -35,9 +35,7 @@ def test_a_likelihood_without_num_data_trains_as_one_with_the_rows():
 
 def test_num_data_that_is_not_the_rows_is_refused_with_both_numbers():
     model, guide = problem(likelihood=likelihoods.Categorical(num_data=1000))
-    with pytest.raises(
-        ValueError, match=r"fit: num_data .* got num_data=1000 for 20 rows; .*fit\(\.\.\., num_data=1000"
-    ):
+    with pytest.raises(ValueError, match=r"num_data .* got num_data=1000 for 20 rows; .*FitOptions\(num_data=1000"):
         trained(model, guide)
     assert guide.prototype_trace is None
     with pytest.raises(ValueError, match="got num_data=1000 for 20 rows"):
@@ -104,7 +102,7 @@ def test_a_plate_that_has_not_the_size_of_the_data_is_named(size, found):
     with pytest.raises(ValueError, match=message):
         fit(*plated(size), (x, y), **FIT)
     fit(*plated(ROWS), (x, y), **FIT)
-    fit(*plated(1000), (x, y), num_data=1000, **FIT)
+    fit(*plated(1000), (x, y), options=FitOptions(num_data=1000), **FIT)
 
 
 def test_a_chain_takes_the_rows_of_each_task():
@@ -124,4 +122,4 @@ def test_a_stream_refuses_a_number_that_is_not_its_tasks():
     with pytest.raises(ValueError, match=f"train_stream: task '{name}': num_data .* got num_data=7 for {rows} rows"):
         train_stream(one, tasks, epochs=1, progress=False)
     with pytest.raises(ValueError, match=r"must leave to the stream what it decides, got \['num_data'\]"):
-        train_stream(one, tasks, epochs=1, progress=False, num_data=rows)
+        train_stream(one, tasks, epochs=1, progress=False, options=FitOptions(num_data=rows))

@@ -9,9 +9,8 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
-from pyro_radial import RadialELBO
-from pyro_radial.infer.training.optimizers import joint_optimizer, stored_names
-from pyro_radial.infer.training.trained import Trained
+from pyro_radial.infer.training.optimizers import make_optimizer, stored_names
+from pyro_radial.infer.training.trainer import Trainer
 from tests.helpers.runs import data, function_problem, problem
 
 
@@ -43,7 +42,7 @@ def test_steps_are_those_of_an_optimizer_for_each_parameter(kind):
 
     optim = OPTIMIZERS[kind](settings)
     ours, theirs = parameters(), parameters()
-    joint = joint_optimizer(optim, ours, "fit")
+    joint = make_optimizer(optim, ours)
     alone = [
         optim.pt_optim_constructor([parameter], **settings(name.replace("$$$", ".")))
         for name, parameter in theirs.items()
@@ -62,14 +61,12 @@ def test_steps_are_those_of_an_optimizer_for_each_parameter(kind):
 
 
 def test_equal_settings_share_a_group_and_torch_s_fused_step():
-    joint = joint_optimizer(pyro.optim.Adam(lambda name: {"lr": 0.1 if "scales" in name else 0.2}), parameters(), "fit")
+    joint = make_optimizer(pyro.optim.Adam(lambda name: {"lr": 0.1 if "scales" in name else 0.2}), parameters())
     assert [(group["lr"], len(group["params"]), group["fused"]) for group in joint.param_groups] == [
         (0.2, 2, True),
         (0.1, 1, True),
     ]
-    chosen = joint_optimizer(
-        pyro.optim.Adam(lambda name: {"foreach": True} if "scales" in name else {}), parameters(), "fit"
-    )
+    chosen = make_optimizer(pyro.optim.Adam(lambda name: {"foreach": True} if "scales" in name else {}), parameters())
     assert [bool(group["fused"]) for group in chosen.param_groups] == [False, False]
 
 
@@ -80,22 +77,20 @@ def test_settings_by_module_and_name_will_do():
         seen.append((module, name))
         return {"lr": 0.1}
 
-    joint_optimizer(pyro.optim.Adam(settings), {"net$$$locs": nn.Parameter(torch.zeros(2))}, "fit")
+    make_optimizer(pyro.optim.Adam(settings), {"net$$$locs": nn.Parameter(torch.zeros(2))})
     assert seen == [("net", "locs")]
 
 
 @pytest.mark.parametrize("returned", [None, 0.1, [("lr", 0.1)]])
 def test_what_is_no_dict_is_refused_by_the_parameter(returned):
     optim = pyro.optim.Adam(lambda name: returned if "scales" in name else {"lr": 0.1})
-    with pytest.raises(ValueError, match=r"fit: optim must have a dict of settings .* for 'net\$\$\$scales'"):
-        joint_optimizer(optim, parameters(), "fit")
+    with pytest.raises(ValueError, match=r"optim must return a dict of settings .* for 'net\$\$\$scales'"):
+        make_optimizer(optim, parameters())
 
 
 def test_an_unknown_setting_of_one_group_is_not_passed_over():
     with pytest.raises(TypeError, match="learning_rate"):
-        joint_optimizer(
-            pyro.optim.Adam(lambda name: {"learning_rate": 0.1} if "scales" in name else {}), parameters(), "fit"
-        )
+        make_optimizer(pyro.optim.Adam(lambda name: {"learning_rate": 0.1} if "scales" in name else {}), parameters())
 
 
 @pytest.mark.parametrize("make", [problem, lambda: problem(guide=AutoNormal), function_problem])
@@ -110,8 +105,7 @@ def test_names_are_those_that_svi_sees(make):
         return pyro.optim.SGD(settings)
 
     model, guide = make()
-    named = stored_names(Trained(model, guide, data()).parameters(RadialELBO()))
-    joint_optimizer(optim("ours"), named, "fit")
+    make_optimizer(optim("ours"), Trainer(model, guide, data()).parameters)
     pyro.infer.SVI(model, guide, optim("theirs"), pyro.infer.Trace_ELBO()).step(*data())
     assert seen["ours"] == seen["theirs"]
     assert any("scales" in name for name in seen["ours"])
@@ -130,3 +124,16 @@ def test_parameters_that_the_store_calls_alike_are_all_there():
     pyro.get_param_store()["a"] = torch.ones(2)
     now = pyro.param("a")
     assert list(stored_names({"guide.a": before, "model.a": now})) == ["a", "model.a"]
+
+
+def test_what_pyro_keeps_for_each_parameter_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="optim must not clip each parameter by itself, got PyroOptim with clip_args"):
+        make_optimizer(pyro.optim.Adam({"lr": 0.1}, {"clip_norm": 1.0}), parameters())
+    saved, loaded = pyro.optim.Adam({"lr": 0.1}), pyro.optim.Adam({"lr": 0.1})
+    parameter = pyro.param("a", torch.zeros(2))
+    parameter.grad = torch.ones(2)
+    saved([parameter.unconstrained()])
+    saved.save(tmp_path / "optim")
+    loaded.load(tmp_path / "optim")
+    with pytest.raises(ValueError, match="optim must not have loaded a state of Pyro's optimizers"):
+        make_optimizer(loaded, parameters())

@@ -342,7 +342,7 @@ OTHERS = {
         "learning rates=[0.001] in process 0 and learning rates=[0.1] in process 1",
     ),
     "epochs": ({"epochs": 7}, "epochs=3 in process 0 and epochs=7 in process 1"),
-    "labels": ({"data": (data()[0], 1 - data()[1])}, "y='torch.int64 rows of shape (), digest"),
+    "labels": ({"data": (data()[0], 1 - data()[1])}, "y='torch.int64 (20,) sha256"),
     "rows": ({"data": data(19), "num_data": ROWS}, "rows=20 in process 0 and rows=19 in process 1"),
     "model": ({"make": wider}, "model.bnn.net.0='Linear(in_features=3, out_features=6, bias=True)' in process 0 and"),
     "layers": ({"make": partial(problem, "dropout")}, "model.bnn.net.1='Tanh()' in process 0 and"),
@@ -366,7 +366,7 @@ def test_processes_that_would_train_another_run_are_refused_by_what_differs(othe
 
 def few_rows(rank):
     model, guide = problem(likelihood=likelihoods.Categorical())
-    with pytest.raises(ValueError, match=r"fit: data must have at least one row for each process, got 1 rows for 2"):
+    with pytest.raises(ValueError, match=r"data must have at least one row for each process, got 1 rows for 2"):
         trained(model, guide, data=data(1))
     return guide.prototype_trace is None
 

@@ -47,7 +47,7 @@ def start_elsewhere(rank):
 
     def step(self):
         original(self)
-        parameters = torch.cat([parameter.detach().flatten() for parameter in self.parameters.values()])
+        parameters = torch.cat([parameter.detach().flatten() for parameter in self.trainer.parameters.values()])
         steps.append((parameters, torch.get_rng_state()))
 
     TrainingRun.step = step

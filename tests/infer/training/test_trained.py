@@ -46,7 +46,7 @@ def test_any_guide_trains_and_predicts_with_parameters_in_the_store_or_in_module
         model, made = problem("batch norm", guide=guide)
         made(*data())
         before = state_of(model, made)
-        state, _ = trained(model, made, epochs=2, pretrain_epochs=1)
+        state, _ = trained(model, made, epochs=2, mean_only_epochs=1)
         assert all(not torch.equal(state[name], value) for name, value in before.items() if "num_batches" not in name)
         assert predict(model, made, data()[0], num_samples=2).mean.shape == (ROWS, 2)
 
@@ -61,7 +61,7 @@ def test_local_and_stored_parameters_train_alike():
 
 def test_state_that_is_no_tensor_comes_back_with_the_best_epoch(monkeypatch):
     script = iter([1.0, 0.5, 2.0])
-    monkeypatch.setattr(training_run, "validation_nll", lambda *_: next(script))
+    monkeypatch.setattr(training_run.TrainingRun, "_validate", lambda *_: next(script))
     model, guide = described_problem()
     _, result = trained(model, guide, validation=data())
     assert result.best_epoch == 1

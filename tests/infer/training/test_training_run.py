@@ -62,7 +62,7 @@ SCENARIOS = {
     "validation": (partial(problem, "batch norm"), {"validation": data(9, seed=4), "patience": 2}),
     "schedule": (problem, {"loss": lambda: RadialELBO(kl_weight=lambda step: min(1.0, step / 7))}),
     "accumulate": (partial(problem, "dropout"), {"accumulate": 2}),
-    "pretraining": (problem, {"pretrain_epochs": 1}),
+    "pretraining": (problem, {"mean_only_epochs": 1}),
     "momentum": (problem, {"optim": partial(SGD, lr=1e-3, momentum=0.9)}),
     "pyro optimizer": (problem, {"optim": pyro.optim.ClippedAdam({"lr": 1e-2, "lrd": 0.99})}),
     "two particles": (problem, {"loss": lambda: RadialELBO(num_particles=2)}),
@@ -84,7 +84,7 @@ SCENARIOS = {
         problem,
         {"scheduler": pyro.optim.ExponentialLR({"optimizer": SGD, "optim_args": {"lr": 1e-3}, "gamma": 0.1})},
     ),
-    "rates by name": (problem, {"optim": pyro.optim.Adam(rates), "pretrain_epochs": 1}),
+    "rates by name": (problem, {"optim": pyro.optim.Adam(rates), "mean_only_epochs": 1}),
     "rates of a guide of Pyro's": (normal_problem, {"optim": pyro.optim.Adagrad(a_rate)}),
     "rates of a model function": (function_problem, {"optim": pyro.optim.Adam(rates)}),
     "scheduled by steps": (
@@ -105,7 +105,7 @@ SCENARIOS = {
 }
 # (method, call, when): inside a step, between steps, between the last step of an epoch and its end, between epochs.
 KILLS = [
-    ("_accumulate_gradients", 3, "after"),
+    ("gradients", 3, "after"),
     ("step", 7, "after"),
     ("end_epoch", 1, "before"),
     ("end_epoch", 2, "after"),
@@ -170,7 +170,7 @@ SCRIPT = """
 import os, signal, sys, torch
 from tests.helpers.runs import FIT, data, problem
 from pyro_radial import fit
-from pyro_radial.infer.training import training_run
+from pyro_radial.infer.training.options import FitOptions
 
 torch.set_num_threads(1)
 original = torch.save
@@ -183,7 +183,7 @@ def save(state, file):
     original(state, file)
 
 torch.save = save
-fit(*problem("dropout"), data(), checkpoint=sys.argv[1], checkpoint_every=1, **FIT)
+fit(*problem("dropout"), data(), checkpoint=sys.argv[1], options=FitOptions(checkpoint_every=1), **FIT)
 """
 
 
@@ -317,7 +317,7 @@ def test_a_pyro_scheduler_trains_as_its_torch_one_does():
     ],
 )
 def test_what_is_no_scheduler_is_refused(settings, message):
-    with pytest.raises(ValueError, match=f"fit: {message}"):
+    with pytest.raises(ValueError, match=message):
         trained(*problem(), **settings)
 
 
@@ -390,18 +390,18 @@ def test_pretraining_moves_means_and_no_scale(guide):
     model, made = problem(guide=guide)
     made.setup(*data())
     before = state_of(model, made)
-    state, result = trained(model, made, pretrain_epochs=2, epochs=2)
+    state, result = trained(model, made, mean_only_epochs=2, epochs=2)
     for name, value in before.items():
         assert torch.equal(state[name], value) == ("scales" in name), name
     assert [record["kl_weight"] for record in result.history] == [0.0, 0.0]
-    moved, _ = trained(*problem(guide=guide), pretrain_epochs=1, epochs=2)
+    moved, _ = trained(*problem(guide=guide), mean_only_epochs=1, epochs=2)
     assert all(not torch.equal(moved[name], before[name]) for name in before)
 
 
 def test_the_loss_of_pretraining_is_that_of_the_mean_network():
     model, guide = problem()
     x, y = data()
-    _, result = trained(model, guide, pretrain_epochs=1, epochs=1, optim=partial(SGD, lr=0.0))
+    _, result = trained(model, guide, mean_only_epochs=1, epochs=1, optim=partial(SGD, lr=0.0))
     logits = model.bnn.to_module(guide.median())(x)
     expected = nn.functional.cross_entropy(logits, y).item()
     # Batches are summed in another order than the whole.
@@ -411,8 +411,8 @@ def test_the_loss_of_pretraining_is_that_of_the_mean_network():
 
 def test_scales_join_an_optimizer_with_momentum_after_pretraining():
     settings = {"lr": 1e-3, "momentum": 0.9, "nesterov": True}
-    state, _ = trained(*problem(), optim=pyro.optim.SGD(settings), pretrain_epochs=1, epochs=2)
-    other, _ = trained(*problem(), optim=partial(SGD, **settings), pretrain_epochs=1, epochs=2)
+    state, _ = trained(*problem(), optim=pyro.optim.SGD(settings), mean_only_epochs=1, epochs=2)
+    other, _ = trained(*problem(), optim=partial(SGD, **settings), mean_only_epochs=1, epochs=2)
     assert_same(state, other)
 
 

@@ -89,7 +89,7 @@ def test_a_loss_that_reads_functions_at_its_own_site_is_validated_there():
 )
 def test_an_infinite_validation_never_wins(scores, best, monkeypatch):
     left = iter(scores)
-    monkeypatch.setattr(training_run, "validation_nll", lambda *args: next(left))
+    monkeypatch.setattr(training_run.TrainingRun, "_validate", lambda *args: next(left))
     epochs, pair = [], problem()
     state, result = trained(*pair, validation=data(9), callback=lambda record: epochs.append(state_of(*pair)))
     assert result.best_epoch == best
@@ -97,6 +97,6 @@ def test_an_infinite_validation_never_wins(scores, best, monkeypatch):
 
 
 def test_patience_runs_out_where_every_validation_is_infinite(monkeypatch):
-    monkeypatch.setattr(training_run, "validation_nll", lambda *args: math.inf)
+    monkeypatch.setattr(training_run.TrainingRun, "_validate", lambda *args: math.inf)
     _, result = trained(*problem(), validation=data(9), patience=2, epochs=6)
     assert (len(result.history), result.best_epoch, result.stopped_early) == (3, 2, True)

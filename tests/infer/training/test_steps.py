@@ -22,7 +22,7 @@ from pyro_radial import (
     SupervisedModel,
 )
 from pyro_radial.functional import GaussianKL, GaussianProcess
-from pyro_radial.infer.training.gradient_step import GradientStep
+from pyro_radial.infer.training.optimizers import OptimizerStep, change_rates, initial_rates
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import FIT, ROWS, STEPS_PER_EPOCH, assert_same, data, killed, problem, state_of, trained
 
@@ -140,24 +140,26 @@ def test_losses_of_float16_are_scaled_and_their_steps_are_not():
     assert plain[-1]["nll"] < 0.7 * plain[0]["nll"]
     assert scaled[-1]["nll"] == pytest.approx(plain[-1]["nll"], rel=0.15)
     parameter = nn.Parameter(torch.zeros(2))
-    step = GradientStep(SGD([parameter], lr=1.0), None, torch.float16, CPU)
-    step.backward(parameter.sum())
-    assert float(parameter.grad[0]) == step.scaler.get_scale() > 1000
-    step.take()
+    scaler = torch.amp.GradScaler("cpu")
+    step = OptimizerStep(SGD([parameter], lr=1.0), scaler)
+    scaler.scale(parameter.sum()).backward()
+    assert float(parameter.grad[0]) == scaler.get_scale() > 1000
+    step()
     assert parameter.tolist() == [-1.0, -1.0]
     # Clipped is what the step takes, not the scaled gradient.
     other = nn.Parameter(torch.zeros(2))
-    clipping = GradientStep(SGD([other], lr=1.0), 0.5, torch.float16, CPU)
-    clipping.backward(other.sum())
-    clipping.take()
+    scaled_loss = torch.amp.GradScaler("cpu")
+    clipping = OptimizerStep(SGD([other], lr=1.0), scaled_loss, clip_norm=0.5)
+    scaled_loss.scale(other.sum()).backward()
+    clipping()
     assert float(other.detach().norm()) == pytest.approx(0.5, rel=1e-4)
     # An overflow takes no step and halves the scale.
-    before = step.scaler.get_scale()
+    before = scaler.get_scale()
     step.optimizer.zero_grad()
-    step.backward(parameter.sum() * float("inf"))
-    step.take()
+    scaler.scale(parameter.sum() * float("inf")).backward()
+    step()
     assert parameter.tolist() == [-1.0, -1.0]
-    assert step.scaler.get_scale() == before / 2
+    assert scaler.get_scale() == before / 2
 
 
 @pytest.mark.parametrize("settings", [{"autocast": torch.bfloat16}, {"autocast": torch.float16, "clip_norm": 1.0}])
@@ -182,7 +184,7 @@ def test_a_learning_rate_changed_on_resume_is_said_and_used(tmp_path):
     path = tmp_path / "run.pt"
     trained(*problem(), checkpoint=path, epochs=1, optim=partial(Adam, lr=0.01))
     model, guide = problem()
-    message = re.escape(f"checkpoint {path} was made with lr=0.01, the run goes on with lr=0")
+    message = re.escape(f"checkpoint {path} was made with lr=0.01, this run resumes with lr=0")
     with pytest.warns(UserWarning, match=message):
         trained(model, guide, checkpoint=path, epochs=2, optim=partial(Adam, lr=0.0))
     still = state_of(*resumed_at(0.01, path))
@@ -192,23 +194,22 @@ def test_a_learning_rate_changed_on_resume_is_said_and_used(tmp_path):
 def resumed_at(lr, path):
     """The pair as its checkpoint of no further epoch has it."""
     model, guide = problem()
-    with pytest.warns(UserWarning, match="goes on with lr"):
+    with pytest.warns(UserWarning, match="resumes with lr"):
         trained(model, guide, checkpoint=path, epochs=2, optim=partial(Adam, lr=lr))
     return model, guide
 
 
 def test_a_rate_that_has_decayed_has_decayed_as_far_from_the_new_one(tmp_path):
     parameter = nn.Parameter(torch.zeros(2))
-    old = GradientStep(SGD([parameter], lr=0.4), None, None, CPU)
-    for group in old.optimizer.param_groups:
+    old, new = SGD([parameter], lr=0.4), SGD([parameter], lr=0.1)
+    before, now = initial_rates(old), initial_rates(new)
+    for group in old.param_groups:
         group["lr"] *= 0.5
-    state = {"optimizer": old.optimizer.state_dict(), **old.state()}
-    new = GradientStep(SGD([parameter], lr=0.1), None, None, CPU)
-    new.optimizer.load_state_dict(state["optimizer"])
-    with pytest.warns(UserWarning, match=r"lr=0\.4, the run goes on with lr=0\.1"):
-        new.load(tmp_path / "run.pt", state)
-    assert new.optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
-    assert new.learning_rates == [0.1]
+    new.load_state_dict(old.state_dict())
+    with pytest.warns(UserWarning, match=r"lr=0\.4, this run resumes with lr=0\.1"):
+        change_rates(new, None, before, now, tmp_path / "run.pt")
+    assert new.param_groups[0]["lr"] == pytest.approx(0.05)
+    assert (before, now) == ([0.4], [0.1])
 
 
 @pytest.mark.cuda

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Descriptions tell settings apart, and are the same for the same ones, also in another process or after training."""
+"""Descriptions tell runs apart, and are the same for the same run, also in another process or after training."""
 
 import os
 import subprocess
@@ -14,10 +14,11 @@ import pytest
 import torch
 from pyro.contrib.gp.kernels import RBF
 from torch import nn
+from torch.optim import Adam
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, RadialELBO
 from pyro_radial.functional import AdversarialPoints, GaussianProcess, UniformBox
-from pyro_radial.infer.training.fingerprint import described
+from pyro_radial.infer.training.identity import described, optimizer_identity, run_identity
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn, LearnedScale, RadialDirectionalPrior
 from tests.helpers.runs import data, problem, trained
@@ -35,25 +36,6 @@ def kernel(length):
     return lambda a, b: torch.exp(-((a - b.T) ** 2) / length)
 
 
-class Own(nn.Module):
-    """A network with an activation of its own in its forward function."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(2, 2)
-
-    def forward(self, x):
-        return torch.tanh(self.inner(x))
-
-
-class Other(Own):
-    def forward(self, x):
-        return torch.relu(self.inner(x))
-
-
-Other.__qualname__ = "Own"
-
-
 def net(activation, **kwargs):
     return BayesianModule(nn.Sequential(nn.Linear(2, 2), activation), **kwargs)
 
@@ -65,10 +47,6 @@ PAIRS = {
     "dtypes": (torch.zeros(9), torch.zeros(9, dtype=torch.float64)),
     "shapes": (torch.zeros(9), torch.zeros(3, 3)),
     "names": (squared, cubed),
-    "code": (lambda x: x + 1, lambda x: x - 1),
-    "constants": (lambda x: x + 1, lambda x: x + 2),
-    "globals": (lambda x: squared(x), lambda x: cubed(x)),
-    "classes": (lambda c: c.guide(AutoRadial), lambda c: c.guide(AutoMeanField)),
     "closures": (kernel(0.5), kernel(0.6)),
     "tensors in closures": (kernel(torch.tensor(0.5)), kernel(torch.tensor(0.6))),
     "defaults": (eval("lambda a=1: a"), eval("lambda a=2: a")),
@@ -76,7 +54,6 @@ PAIRS = {
     "nested": ({"a": [1, (2, 3)]}, {"a": [1, (2, 4)]}),
     "activation": (net(nn.Tanh()), net(nn.ReLU())),
     "slope": (net(nn.LeakyReLU(0.1)), net(nn.LeakyReLU(0.2))),
-    "forward": (BayesianModule(Own()), BayesianModule(Other())),
     "prior scale": (net(nn.Tanh(), prior=dist.Normal(0.0, 1.0)), net(nn.Tanh(), prior=dist.Normal(0.0, 2.0))),
     "prior function": (net(nn.Tanh(), prior=FanIn(1.0)), net(nn.Tanh(), prior=FanIn(2.0))),
     "prior mapping": tuple(
@@ -87,7 +64,7 @@ PAIRS = {
     "likelihood scale": tuple(likelihoods.Gaussian(num_data=5, scale=scale) for scale in (1.0, 2.0)),
     "noise prior": tuple(likelihoods.Gaussian(num_data=5, precision_prior=dist.Gamma(1.0, b)) for b in (1.0, 2.0)),
     "transformed": tuple(dist.TransformedDistribution(dist.Normal(0.0, s), []) for s in (1.0, 2.0)),
-    "lengthscale": tuple(GaussianProcess(RBF(1, lengthscale=torch.tensor(s))) for s in (1.0, 2.0)),
+    "lengthscale": tuple(FunctionalELBO(GaussianProcess(RBF(1, lengthscale=torch.tensor(s)))) for s in (1.0, 2.0)),
     "box": tuple(AdversarialPoints(UniformBox(-s, s, num_points=3)) for s in (1.0, 2.0)),
     "function prior": tuple(FunctionalELBO(GaussianProcess(kernel(0.5), noise=s)) for s in (0.1, 0.2)),
     "pyro optimizer": tuple(pyro.optim.Adam({"lr": lr}) for lr in (0.1, 0.2)),
@@ -118,7 +95,7 @@ def test_the_same_problem_made_again_is_described_alike():
 
 
 def test_a_description_is_the_same_in_another_process():
-    code = "from tests.infer.training.test_fingerprint import *; print([described(p[0]) for p in PAIRS.values()])"
+    code = "from tests.infer.training.test_identity import *; print([described(p[0]) for p in PAIRS.values()])"
     shown = set()
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
@@ -127,7 +104,45 @@ def test_a_description_is_the_same_in_another_process():
     assert len(shown) == 1
 
 
+def test_the_code_of_a_function_is_no_part_of_a_description():
+    assert described(lambda x: x + 1) == described(lambda x: x + 2)
+
+
 def test_a_cycle_ends():
     things = {"data": data()}
     things["itself"] = things
     assert described(things)["itself"] == "..."
+
+
+def identity_of_optimizer(lr=0.1, betas=(0.9, 0.999), **first_group):
+    model, guide = problem()
+    guide.setup(*data())
+    parameters = dict(RadialELBO()(model, guide).named_parameters())
+    first, *others = parameters.values()
+    optimizer = Adam([{"params": [first], **first_group}, {"params": others}], lr=lr, betas=betas)
+    return optimizer_identity(optimizer, parameters, parameters.keys())
+
+
+def test_another_learning_rate_is_not_another_optimizer():
+    assert identity_of_optimizer() == identity_of_optimizer(lr=0.2)
+    assert identity_of_optimizer() != identity_of_optimizer(betas=(0.8, 0.999))
+
+
+def test_groups_are_known_by_their_parameters_and_settings_but_not_their_rate():
+    groups = identity_of_optimizer()["optimizer groups"]
+    assert groups["0.parameters"] == "guide.locs.0.weight_unconstrained"
+    assert identity_of_optimizer(lr=0.3)["optimizer groups"] == groups
+    changed = identity_of_optimizer(weight_decay=0.1)["optimizer groups"]
+    assert {name for name, value in changed.items() if value != groups[name]} == {"0.weight_decay"}
+
+
+def test_the_identity_of_a_run_has_the_family_of_each_site_in_a_list_of_guides_too():
+    def families(guide):
+        model, made = problem(guide=guide)
+        made.setup(*data())
+        return run_identity(model, nn.ModuleList([made]), RadialELBO(), None)["families"]
+
+    radial, normal = families(AutoRadial), families(AutoMeanField)
+    assert radial.keys() == normal.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert radial["0.weight"][""] == "Radial"
+    assert normal["0.weight"][""] == "Normal"

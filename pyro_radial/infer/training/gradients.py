@@ -1,0 +1,193 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The loss of a batch and its gradients: from the program or from a graph of it, in parts, over several processes."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_radial._pyro.random_state import TorchNoise
+from pyro_radial.infer.compiled.captured_loss import CapturedLoss
+from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.loss_terms import LossTerms
+from pyro_radial.infer.training.data import Batches, num_rows, parts
+from pyro_radial.infer.training.not_finite import not_finite_error, not_finite_parts
+from pyro_radial.infer.training.processes import Processes
+from pyro_radial.poutine import mean_only
+
+__all__ = [
+    "TERMS",
+    "CompiledGradients",
+    "EagerGradients",
+    "Gradients",
+    "LossGradients",
+    "accumulated",
+    "fetched",
+    "of_means",
+    "summed",
+]
+
+TERMS = ("loss", "nll", "kl")
+
+#: Adds the gradients of a batch, times a share, to ``.grad`` of the parameters; its arguments are the batch, the number
+#: of optimizer steps taken so far and the share. Returns the ``TERMS``, times the share, in nats per datum.
+Gradients = Callable[[Any, int, float], list[float]]
+
+
+class LossGradients(ABC):
+    """Add the gradients of one loss to the parameters.
+
+    :param model: a Pyro model.
+    :param guide: its guide.
+    :param RadialELBO loss: a loss that keeps its terms.
+    :param parameters: the trained parameters by name.
+    :param check: a function of the terms that raises an error if they are wrong.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: Callable[..., Any],
+        loss: RadialELBO,
+        parameters: Mapping[str, Tensor],
+        check: Callable[[LossTerms], None] | None = None,
+    ) -> None:
+        self.model, self.guide, self.loss, self.parameters, self.check = model, guide, loss, parameters, check
+
+    def __call__(self, batch: tuple[Any, Any], step: int, share: float = 1.0) -> list[float]:
+        """Add the gradients of a batch.
+
+        :param batch: inputs and targets.
+        :param int step: the number of optimizer steps taken so far, for a schedule of the KL weight.
+        :param float share: the factor of the gradients and the terms.
+        :returns: the loss, the negative log-likelihood and the KL in nats per datum, read from the device at once.
+        :raises FloatingPointError: naming the parameter, the draw or the term, if the loss is NaN or infinite.
+        """
+        noise, self.loss.step = TorchNoise.now(), step
+        try:
+            add = self.evaluate(batch)
+        except ValueError as error:
+            # Validation stops at the first value that is not finite, and may not say where that came from.
+            found = self._not_finite(batch, noise)
+            if not found:
+                raise
+            raise not_finite_error(found, step) from error
+        if self.check is not None:
+            self.check(self.loss.terms)
+        each = self.loss.terms.per_datum()
+        tensors = (each.loss, each.negative_log_likelihood, each.kl)
+        terms: list[float] = torch.stack([torch.as_tensor(term) for term in tensors]).tolist()
+        if not math.isfinite(terms[0]):
+            raise not_finite_error(self._not_finite(batch, noise) or ["the sum of the terms of the loss"], step)
+        if share:
+            add(share)
+        return [term * share for term in terms]
+
+    @abstractmethod
+    def evaluate(self, batch: tuple[Any, Any]) -> Callable[[float], None]:
+        """Evaluate the loss; returns a function that adds its gradients, times a share."""
+
+    def _not_finite(self, batch: tuple[Any, Any], noise: TorchNoise) -> list[str]:
+        noise.restore()
+        step = self.loss.step
+        found = not_finite_parts(self.loss, self.model, self.guide, batch, {}, self.parameters)
+        self.loss.step = step
+        return found
+
+
+class EagerGradients(LossGradients):
+    """Run the Pyro program as it is.
+
+    :param scaler: a ``torch.amp.GradScaler`` for the loss.
+    :param arguments: the arguments of :class:`LossGradients`.
+    """
+
+    def __init__(self, *arguments: Any, scaler: torch.amp.GradScaler) -> None:
+        super().__init__(*arguments)
+        self.scaler = scaler
+
+    def evaluate(self, batch: tuple[Any, Any]) -> Callable[[float], None]:
+        """Evaluate the loss."""
+        value: Tensor = self.loss(self.model, self.guide)(*batch)  # type: ignore[arg-type]
+        return lambda share: self.scaler.scale(value * share).backward()
+
+
+class CompiledGradients(LossGradients):
+    """Replay graphs of the loss.
+
+    :param int compile_rows: the number of rows of the batches whose graph is compiled; other graphs are replayed as
+        recorded. A graph is compiled at its first use or never, so that a resumed run replays what an undisturbed run
+        does.
+    :param arguments: the arguments of :class:`LossGradients`.
+    """
+
+    def __init__(self, *arguments: Any, compile_rows: int) -> None:
+        super().__init__(*arguments)
+        self.compile_rows = compile_rows
+        self.captured = CapturedLoss(self.model, self.guide, self.loss)
+
+    def evaluate(self, batch: tuple[Any, Any]) -> Callable[[float], None]:
+        """Evaluate the loss."""
+        compile_after = 0 if num_rows(batch[0]) == self.compile_rows else None
+        _, gradients = self.captured(batch, {}, also=self.parameters, compile_after=compile_after)
+
+        def add(share: float) -> None:
+            for parameter, gradient in gradients:
+                part = gradient if share == 1.0 else gradient * share
+                parameter.grad = part if parameter.grad is None else parameter.grad + part
+
+        return add
+
+
+def of_means(gradients: Gradients) -> Gradients:
+    """Evaluate the network at the means of the weights."""
+
+    def evaluate(batch: Any, step: int, share: float = 1.0) -> list[float]:
+        with mean_only():
+            return gradients(batch, step, share)
+
+    return evaluate
+
+
+def accumulated(gradients: Gradients, number: int) -> Gradients:
+    """Split each batch into parts that see the same draw of the weights."""
+
+    def evaluate(batch: Any, step: int, share: float = 1.0) -> list[float]:
+        noise, totals = TorchNoise.now(), [0.0] * len(TERMS)
+        for part, part_share in parts(batch, number):
+            noise.restore()
+            terms = gradients(part, step, share * part_share)
+            totals = [total + term for total, term in zip(totals, terms, strict=True)]
+        return totals
+
+    return evaluate if number > 1 else gradients
+
+
+def fetched(gradients: Gradients, batches: Batches) -> Gradients:
+    """Take this process's batches by epoch and number, with its share of all rows of the batch."""
+
+    def evaluate(place: tuple[int, int], step: int, share: float = 1.0) -> list[float]:
+        return gradients(batches.get(*place), step, share * batches.share(place[1]))
+
+    return evaluate
+
+
+def summed(gradients: Gradients, processes: Processes, parameters: Mapping[str, Tensor]) -> Gradients:
+    """Sum gradients and terms over the processes; an error in one of them is raised in all."""
+    trained = list(parameters.values())
+
+    def evaluate(place: Any, step: int, share: float = 1.0) -> list[float]:
+        def own() -> list[float]:
+            terms = gradients(place, step, share)
+            return [*terms, *(float(parameter.grad is not None) for parameter in trained)]
+
+        numbers = processes.sums(own, len(TERMS) + len(trained))
+        processes.sum_gradients(trained, numbers[len(TERMS) :])
+        return numbers[: len(TERMS)]
+
+    return evaluate if processes.size > 1 else gradients

@@ -1,0 +1,174 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The training step, and everything that it changes."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_radial._pyro.state import load_states, states
+from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.loss_terms import LossTerms
+from pyro_radial.infer.training.checkpoint import State
+from pyro_radial.infer.training.data import evaluating
+from pyro_radial.infer.training.gradients import (
+    CompiledGradients,
+    EagerGradients,
+    Gradients,
+    LossGradients,
+    of_means,
+)
+from pyro_radial.infer.training.not_finite import check_parameters, without_warnings
+from pyro_radial.infer.training.optimizers import (
+    DEFAULT_OPTIM,
+    Optim,
+    OptimizerStep,
+    initial_rates,
+    make_optimizer,
+)
+from pyro_radial.infer.training.trained import Trained
+
+__all__ = ["Trainer"]
+
+
+class Trainer(Trained):
+    """Train a model and a guide, one optimizer step at a time.
+
+    ``gradients`` adds the gradients of a batch to the parameters, and ``take_step`` moves the parameters. Both are
+    functions in attributes: wrap or replace them for gradients of another kind or another optimizer.
+
+    :param model: a Pyro model ``model(x, y)``.
+    :param guide: its guide.
+    :param batch: inputs and targets to run both on once, so that all parameters exist.
+    :param RadialELBO loss: a loss that keeps its terms; :class:`~pyro_radial.RadialELBO` by default.
+    :param optim: a function from parameters to a torch optimizer, or a Pyro optimizer; Adam at 1e-3 by default.
+    :param float clip_norm: the largest norm of all gradients together; None for no clipping.
+    :param torch.dtype autocast: the dtype of the model's matrix products; None for its own dtype.
+    :param int compile_rows: the number of rows of the batches whose graph is compiled; other batches replay a recorded
+        graph. None runs the program as it is.
+    :param check: a function of the loss's terms that raises an error if they are wrong.
+    :raises FloatingPointError: naming the first parameter that is NaN or infinite.
+
+    Example::
+
+        >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
+        >>> from pyro_radial.nn import likelihoods
+        >>> x, y = torch.randn(16, 2), torch.randn(16, 1)
+        >>> model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=16))
+        >>> trainer = Trainer(model, AutoRadial(model), (x, y))
+        >>> loss, nll, kl = trainer.step((x, y))
+        >>> trainer.steps_done
+        1
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: nn.Module,
+        batch: tuple[Any, Any],
+        *,
+        loss: RadialELBO | None = None,
+        optim: Optim = DEFAULT_OPTIM,
+        clip_norm: float | None = None,
+        autocast: torch.dtype | None = None,
+        compile_rows: int | None = None,
+        check: Callable[[LossTerms], None] | None = None,
+    ) -> None:
+        self.loss = RadialELBO() if loss is None else loss
+        check_parameters(self.loss(model, guide).named_parameters(), 0)  # type: ignore[arg-type]
+        super().__init__(model, guide, batch)
+        self._run = model if autocast is None else autocasting(model, autocast, self.device)
+        self._check = check
+        self._evaluate_once(batch)
+        #: Everything that an optimizer can change, by name.
+        self.parameters: dict[str, Tensor] = {**self.module_parameters(), **self._loose}
+        self.optimizer = make_optimizer(optim, {n: p for n, p in self.parameters.items() if p.requires_grad})
+        #: The learning rate of each group of parameters before any schedule.
+        self.learning_rates = initial_rates(self.optimizer)
+        # The gradients of float16 underflow unless the loss is scaled.
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=autocast is torch.float16)
+        self.gradients: Gradients = self.gradients_of(self.loss, compile_rows)
+        self.take_step: Callable[[], None] = OptimizerStep(self.optimizer, self.scaler, clip_norm)
+        #: Optimizer steps taken so far, across resumes.
+        self.steps_done = 0
+
+    def step(self, batch: Any) -> list[float]:
+        """Take one optimizer step.
+
+        :param batch: inputs and targets, or what ``gradients`` takes.
+        :returns: the loss, the negative log-likelihood and the KL in nats per datum.
+        :raises FloatingPointError: naming what is NaN or infinite in the loss; no step is taken.
+        """
+        with without_warnings():
+            self.optimizer.zero_grad()
+            terms = self.gradients(batch, self.steps_done, 1.0)
+            self.take_step()
+        self.steps_done += 1
+        return terms
+
+    def gradients_of(self, loss: RadialELBO, compile_rows: int | None = None) -> LossGradients:
+        """Make the gradients of a loss of this model and guide."""
+        arguments = (self._run, self.guide, loss, self.parameters, self._check)
+        if compile_rows is None:
+            return EagerGradients(*arguments, scaler=self.scaler)
+        return CompiledGradients(*arguments, compile_rows=compile_rows)
+
+    def gradients_of_means(self) -> Gradients:
+        """Make the gradients of the log-likelihood of the mean network."""
+        return of_means(self.gradients_of(RadialELBO(kl_weight=0.0)))
+
+    def state_dict(self) -> State:
+        """The state of everything that a step changes, except random numbers."""
+        return {
+            **self.copy_of_modules(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "learning_rates": self.learning_rates,
+            "steps_done": self.steps_done,
+            "loss": self.loss_state(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Load what :meth:`state_dict` returned; see :meth:`check_entries`."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
+        load_states(self._loss_parts, state["loss"])
+        self.load_modules(state)
+        self.steps_done = state["steps_done"]
+
+    def loss_state(self) -> State:
+        """The state of the loss, such as measurement points."""
+        return states(self._loss_parts)
+
+    @property
+    def _loss_parts(self) -> dict[str, Any]:
+        # Modules of a loss, such as a prior on functions, are not trained.
+        return {name: part for name, part in vars(self.loss).items() if not isinstance(part, nn.Module)}
+
+    def module_parameters(self) -> dict[str, Tensor]:
+        """The parameters of the guide, the model and the loss, by name."""
+        return dict(self.loss(self.model, self.guide).named_parameters())  # type: ignore[arg-type]
+
+    def _evaluate_once(self, batch: tuple[Any, Any]) -> None:
+        """Let the loss do what it does at its first call, such as find the nesting of plates."""
+        # An error here will come again in the first step, with its number.
+        with without_warnings(), evaluating(self.model, self.guide), torch.no_grad(), suppress(Exception):
+            self.loss(self._run, self.guide)(*batch)  # type: ignore[arg-type]
+
+
+def autocasting(model: Callable[..., Any], dtype: torch.dtype, device: torch.device) -> Callable[..., Any]:
+    """Run a model under ``torch.autocast``; densities and KLs of its sites are computed later, in full precision."""
+
+    @wraps(getattr(model, "forward", model))
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device.type, dtype):
+            return model(*args, **kwargs)
+
+    run.in_full_precision = model  # type: ignore[attr-defined]
+    return run
