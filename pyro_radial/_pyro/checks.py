@@ -1,22 +1,28 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Numbers that are out of range, named."""
+"""Checks of arguments, and the state of any object that has one."""
 
 import math
 import operator
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["non_negative_integer", "positive_count", "positive_float", "proper_fraction"]
+__all__ = [
+    "has_state",
+    "load_states",
+    "non_negative_integer",
+    "positive_count",
+    "positive_float",
+    "proper_fraction",
+    "states",
+]
+
+STATE_METHODS = (("state_dict", "load_state_dict"), ("get_extra_state", "set_extra_state"))
 
 
 def positive_float(argument: str, value: Any) -> float:
-    """The value as a float.
-
-    :param str argument: the name to put in the message.
-    :param value: a number of any kind, but no bool.
-    :raises ValueError: if it is not positive and finite.
-    """
+    """The value as a float, or a ValueError that names the argument if it is not positive and finite."""
     try:
         fits = not isinstance(value, bool) and bool(0.0 < value < math.inf)
     except (TypeError, ValueError, RuntimeError):
@@ -27,22 +33,12 @@ def positive_float(argument: str, value: Any) -> float:
 
 
 def positive_count(argument: str, value: Any) -> int:
-    """The value as an int.
-
-    :param str argument: the name to put in the message.
-    :param value: an integer of any kind, but no bool.
-    :raises ValueError: if it is missing, no integer, or less than one.
-    """
+    """The value as an int, or a ValueError that names the argument if it is not an integer of at least one."""
     return _integer(argument, value, 1, "positive")
 
 
 def non_negative_integer(argument: str, value: Any) -> int:
-    """The value as an int, such as a seed.
-
-    :param str argument: the name to put in the message.
-    :param value: an integer of any kind, but no bool.
-    :raises ValueError: if it is missing, no integer, or less than zero.
-    """
+    """The value as an int, or a ValueError that names the argument if it is not an integer of at least zero."""
     return _integer(argument, value, 0, "non-negative")
 
 
@@ -57,12 +53,7 @@ def _integer(argument: str, value: Any, least: int, kind: str) -> int:
 
 
 def proper_fraction(argument: str, value: Any) -> float:
-    """The value as a float.
-
-    :param str argument: the name to put in the message.
-    :param value: a number of any kind.
-    :raises ValueError: if it is not strictly between zero and one.
-    """
+    """The value as a float, or a ValueError that names the argument if it is not strictly between zero and one."""
     try:
         fits = bool(0.0 < value < 1.0)
     except (TypeError, ValueError, RuntimeError):
@@ -70,3 +61,23 @@ def proper_fraction(argument: str, value: Any) -> float:
     if not fits:
         raise ValueError(f"{argument} must be between zero and one, got {value!r}")
     return float(value)
+
+
+def has_state(thing: Any) -> bool:
+    """Whether a thing has ``state_dict`` and ``load_state_dict``, or ``get_extra_state`` and ``set_extra_state``."""
+    return not isinstance(thing, type) and any(all(hasattr(thing, name) for name in pair) for pair in STATE_METHODS)
+
+
+def states(things: Mapping[str, Any]) -> dict[str, Any]:
+    """The states of the things that have one, by name."""
+    return {name: _method(thing, 0)() for name, thing in things.items() if has_state(thing)}
+
+
+def load_states(things: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Load the states that :func:`states` returned."""
+    for name, state in saved.items():
+        _method(things[name], 1)(state)
+
+
+def _method(thing: Any, position: int) -> Any:
+    return next(getattr(thing, pair[position]) for pair in STATE_METHODS if all(hasattr(thing, name) for name in pair))

@@ -1,9 +1,10 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Every name that Pyro or torch does not document, in one place, so that a change there breaks one line."""
+"""Every undocumented name of Pyro or torch that the library uses, so that a change there breaks one line."""
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -34,6 +35,7 @@ __all__ = [
     "OVERRIDDEN",
     "CompilerMissingError",
     "adopt",
+    "capturing",
     "check_mean_field_requirement",
     "check_model_guide_match",
     "check_site_shape",
@@ -46,6 +48,7 @@ __all__ = [
     "helpful_support_errors",
     "host_reads_removed",
     "initial_scale",
+    "is_capturing",
     "is_deterministic",
     "is_traced",
     "loc_and_scale",
@@ -71,7 +74,7 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What a subclass can only override where Pyro has it: the methods, by Pyro's class.
+# The undocumented methods that our subclasses override, by Pyro's class.
 OVERRIDDEN = {
     "AutoGuide": ("_create_plates", "_prototype_hide_fn", "_setup_prototype"),
     "ELBO": ("_get_traces", "_guess_max_plate_nesting", "_vectorized_num_particles"),
@@ -80,18 +83,38 @@ OVERRIDDEN = {
 
 
 def is_deterministic(site: Mapping[str, Any]) -> bool:
-    """Whether a site holds a computed value: observed in Pyro's bookkeeping, but no observation.
+    """Whether a site holds a computed value, which Pyro treats as observed.
 
-    ``pyro.deterministic`` marks its sites; a ``Reparam`` leaves one with its density masked out.
+    ``pyro.deterministic`` marks its sites; a ``Reparam`` leaves a site with its density masked out.
     """
     masked_out = isinstance(site["fn"], MaskedDistribution) and own_mask(site["fn"]) is False
     return bool(site["infer"].get("_deterministic", False)) or masked_out
 
 
+class _Capturing(threading.local):
+    now = False
+
+
+_capturing = _Capturing()
+
+
+def is_capturing() -> bool:
+    """Whether this thread records a graph in a :func:`capturing` block, where the host must not read values."""
+    return _capturing.now
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Let :func:`is_capturing` return true inside the block."""
+    before, _capturing.now = _capturing.now, True
+    try:
+        yield
+    finally:
+        _capturing.now = before
+
+
 def is_traced() -> bool:
-    """Whether a compiler or ``make_fx`` writes down what is computed: what is split up for the processor's cache would
-    be as many nodes of its graph.
-    """
+    """Whether a compiler or ``make_fx`` records what is computed."""
     return compiler.is_compiling() or get_proxy_mode() is not None
 
 
@@ -101,29 +124,29 @@ def own_mask(distribution: MaskedDistribution) -> Any:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a call of a module runs functions that were registered to it, before or after its own."""
+    """Whether a module has forward hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def initial_scale(guide: Any) -> float:
-    """What the scales of Pyro's ``AutoNormal`` or ``AutoDiagonalNormal`` start at."""
+    """The initial scale of Pyro's ``AutoNormal`` or ``AutoDiagonalNormal``."""
     return float(guide._init_scale)
 
 
 def loc_and_scale(guide: Any, name: str) -> tuple[Tensor, Tensor]:
-    """The parameters of a site in Pyro's ``AutoNormal``."""
+    """The location and scale of a site in Pyro's ``AutoNormal``."""
     loc, scale = guide._get_loc_and_scale(name)
     return loc, scale
 
 
 def mark_stepped(optimizer: Optimizer) -> None:
-    """Have a scheduler of the learning rate take it that the optimizer has taken steps, which another object did."""
+    """Tell learning-rate schedulers that the optimizer has taken a step, although another object took it."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def rendezvous(timeout: timedelta) -> tuple[Any, int, int]:
-    """The store, the rank and the number of processes that ``torch.distributed`` would find in the environment."""
-    # Not there in builds of torch without distributed training.
+    """The store, the rank and the number of processes from the environment variables of ``torch.distributed``."""
+    # Missing in builds of torch without distributed training.
     from torch.distributed import rendezvous as found  # type: ignore[attr-defined]
 
     store, rank, size = next(found("env://", timeout=timeout))
@@ -131,15 +154,12 @@ def rendezvous(timeout: timedelta) -> tuple[Any, int, int]:
 
 
 def stored_name(module: PyroModule, parameter: str | None = None) -> str:
-    """Under which name Pyro's parameter store keeps what belongs to a module, or one of its parameters."""
+    """The name of a module, or of one of its parameters, in Pyro's parameter store."""
     return module._pyro_name if parameter is None else module._pyro_get_fullname(parameter)
 
 
 def forget_stored(root: str) -> None:
-    """Take everything of a module, and of those below it, out of Pyro's parameter store.
-
-    By hand, since Pyro's own way leaves behind what a parameter was before it got replaced.
-    """
+    """Remove the parameters of a module and its submodules from Pyro's parameter store, replaced ones included."""
     store = pyro.get_param_store()
     below = (f"{root}.", f"{root}$$$")
     for name in [name for name in list(store._params) if name.startswith(below)]:
@@ -150,54 +170,51 @@ def forget_stored(root: str) -> None:
 
 
 def standard_gamma(shape: Tensor) -> Tensor:
-    """Draws of gamma distributions of these shapes and rate one.
-
-    ``torch.distributions.Gamma`` clamps them in place, for which ``torch.func.vmap`` has no batching rule.
-    """
+    """Draws from gamma distributions with rate one, without the in-place clamp that ``torch.func.vmap`` refuses."""
     return torch._standard_gamma(shape)
 
 
 def set_context(module: PyroModule, context: Any) -> None:
-    """Give a module another context: what says whether its parameters are read from Pyro's store."""
+    """Set a module's context, which decides whether its parameters are read from Pyro's store."""
     module._pyro_context = context
 
 
 def adopt(module: PyroModule, name: str, of: PyroModule | None = None) -> None:
-    """Give a module another name in Pyro's parameter store, and the context of another or a fresh one.
+    """Give a module another name in Pyro's parameter store, and the context of ``of`` or a new one.
 
-    Pyro's own way to set these refuses modules that have run already, which a copy has.
+    Pyro's own way refuses modules that have run, such as a copy.
     """
     module._pyro_name = name
     module._pyro_context = (PyroModule() if of is None else of)._pyro_context
 
 
 def stored_parameters() -> dict[str, Tensor]:
-    """The dict in which Pyro's store keeps its parameters, unconstrained, by name."""
+    """The dict of unconstrained parameters in Pyro's store."""
     stored: dict[str, Tensor] = pyro.get_param_store()._params
     return stored
 
 
 def handlers_around() -> bool:
-    """Whether any of Pyro's handlers is at work here."""
+    """Whether any of Pyro's handlers is active."""
     return bool(runtime._PYRO_STACK)
 
 
 def constant_in_graphs(function: F) -> F:
-    """As ``torch.compiler.assume_constant_result`` does, which imports the whole compiler."""
+    """Do what ``torch.compiler.assume_constant_result`` does, without importing the compiler."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def record_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> GraphModule:
-    """The operations of a function of tensors, by running it."""
-    # Without a mode of fake tensors that all share, each result makes one of its own, with the whole stack of calls.
+    """Record the operations of a function of tensors by running it."""
+    # Without a shared mode of fake tensors, each result makes its own, with the whole call stack.
     with tracing(TracingContext(FakeTensorMode())):
         return make_fx(function)(*inputs)
 
 
 @contextmanager
 def host_reads_removed(loss: type) -> Iterator[None]:
-    """While a loss of Pyro's is recorded: it reads numbers on the host for what it returns besides, and to warn."""
+    """Replace the functions with which Pyro's losses read numbers on the host, to return them and to warn."""
     modules = {sys.modules[base.__module__] for base in loss.__mro__}
     with ExitStack() as stack:
         for module in modules:
@@ -205,7 +222,7 @@ def host_reads_removed(loss: type) -> Iterator[None]:
                 stack.enter_context(mock.patch.object(module, "torch_item", _detached))
             if hasattr(module, "warn_if_nan"):
                 stack.enter_context(mock.patch.object(module, "warn_if_nan", return_value=None))
-        # Of distributions that were made when validation was on.
+        # For distributions that were made with validation on.
         stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_sample", _no_check))
         yield
 
@@ -219,13 +236,13 @@ def _no_check(distribution: Any, value: Any) -> None:
 
 
 class CompilerMissingError(RuntimeError):
-    """That inductor finds no compiler on this machine."""
+    """Inductor found no compiler on this machine."""
 
 
 def compile_graph(
     module: GraphModule, examples: Sequence[Tensor], options: Mapping[str, Any]
 ) -> Callable[..., Sequence[Tensor]]:
-    """A graph compiled by inductor, without the guards of ``torch.compile``: the caller knows what it is given.
+    """Compile a graph by inductor, without the guards of ``torch.compile``.
 
     :raises CompilerMissingError: if there is no compiler.
     """
@@ -243,10 +260,7 @@ def compile_graph(
 
 
 def pyro_settings(optim: PyroOptim, name: str) -> tuple[dict[str, Any], dict[str, float]]:
-    """What an optimizer of Pyro's has for a parameter of this name in its store: settings, and how to clip.
-
-    Where a function of the name makes the settings, what it returns is not checked.
-    """
+    """The settings and the clipping options that an optimizer of Pyro's has for a parameter of this name."""
     parts = module_from_param_with_module_name(name), user_param_name(name)
     settings, clips = optim.pt_optim_args, optim.pt_clip_args
     if callable(settings):
@@ -255,17 +269,17 @@ def pyro_settings(optim: PyroOptim, name: str) -> tuple[dict[str, Any], dict[str
 
 
 def optimizer_state_waiting(optim: PyroOptim) -> dict[str, Any]:
-    """The states that an optimizer of Pyro's has loaded, and has not met the parameter of yet, by name."""
+    """The loaded states, by name, of parameters that an optimizer of Pyro's has not seen yet."""
     waiting: dict[str, Any] = optim._state_waiting_to_be_consumed
     return waiting
 
 
 def stop_where(optimizer: Optimizer, stopped: Tensor | None) -> bool:
-    """Let an optimizer's steps do nothing while a 0-d tensor is one, without a look at it on the host.
+    """Let an optimizer's steps do nothing while a 0-d tensor is one, without a host synchronization.
 
-    It is how ``torch.amp.GradScaler`` tells fused optimizers of gradients that overflowed.
+    ``torch.amp.GradScaler`` uses this for fused optimizers.
 
-    :returns: whether the optimizer can.
+    :returns: whether the optimizer supports it.
     """
     able = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
     if able:

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Names in Pyro's parameter store that belong to one object only."""
+"""Unique names in Pyro's parameter store."""
 
 import re
 import warnings
@@ -21,9 +21,9 @@ _instances: Counter[str] = Counter()
 
 
 class _Owner:
-    """What those modules hold that share a name in the store: the entries of that name go with the last of them.
+    """Shared by all modules with one name in the store; the entries of that name are deleted with the last of them.
 
-    A deep copy shares it, as it shares the name. An unpickled one owns nothing: its name may be another's here.
+    A deep copy shares name and owner. An unpickled module owns nothing, because its name may be taken here.
     """
 
     def __init__(self, name: str | None = None) -> None:
@@ -42,26 +42,20 @@ _owners: weakref.WeakValueDictionary[str, _Owner] = weakref.WeakValueDictionary(
 
 
 def unique_name(cls: type) -> str:
-    """
-    A name for one more instance of a class: ``"Net"``, ``"Net_2"``, ``"Net_3"``, ... within this process.
-
-    :param type cls: the class of the instance.
-    :rtype: str
-    """
+    """A new name for an instance of a class: ``"Net"``, ``"Net_2"``, ``"Net_3"``, ... within this process."""
     _instances[cls.__name__] += 1
     count = _instances[cls.__name__]
     return cls.__name__ if count == 1 else f"{cls.__name__}_{count}"
 
 
 def rename_tree(module: PyroModule, name: str) -> None:
-    """
-    Makes ``module`` a root called ``name``: it and all :class:`~pyro.nn.PyroModule` below it are renamed to match
-    and share one fresh context, so that they read none of the parameters stored under their old names.
+    """Rename a module and each :class:`~pyro.nn.PyroModule` below it, with one new context for all of them.
 
-    What is stored under the new name leaves Pyro's store when ``module`` and its copies of that name are gone.
+    They no longer read parameters stored under their old names. The entries of the new name are deleted from Pyro's
+    store together with ``module`` and its copies.
 
     :param PyroModule module: the root of the tree.
-    :param str name: its new name; the parameter ``a.b`` of the root is stored as ``name + ".a.b"``.
+    :param str name: its new name; the root's parameter ``a.b`` is stored as ``name + ".a.b"``.
     """
     adopt(module, name)
     module._stored_owner = _Owner(name)
@@ -76,13 +70,11 @@ def _rename_below(module: PyroModule, name: str, root: PyroModule) -> None:
 
 
 class UniquelyNamed(PyroModule):
-    """
-    A :class:`~pyro.nn.PyroModule` whose every instance has a name of its own in Pyro's global parameter store.
+    """A :class:`~pyro.nn.PyroModule` with a unique name for each instance in Pyro's global parameter store.
 
-    The store finds parameters by name, so two roots of one name share them silently, and a deep copy reads the
-    store back over its own values. Here each instance gets a fresh name when it is made, copied or unpickled.
-    An instance that became part of another PyroModule keeps the name that this one gave it. What the store holds of an
-    instance goes when the instance goes.
+    The store finds parameters by name, so two roots with one name share them silently, and a deep copy overwrites its
+    own values from the store. Here each instance gets a new name when it is made, copied or unpickled, unless it is
+    part of another PyroModule. Its entries in the store are deleted with it.
     """
 
     _root_name: str
@@ -93,7 +85,7 @@ class UniquelyNamed(PyroModule):
         self._take_fresh_name()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # deepcopy and unpickling both end here.
+        # deepcopy and unpickling both call this.
         super().__setstate__(state)
         if stored_name(self) == self._root_name:
             self._take_fresh_name()
@@ -115,7 +107,7 @@ class UniquelyNamed(PyroModule):
 
 
 def _warn_of_strangers(name: str) -> None:
-    """Warn of stored parameters whose names differ from ``name`` by the counter alone and belong to nothing here."""
+    """Warn of stored parameters under this name with another counter, if no object of this process owns them."""
     own = _root(name)
     living = {own, *(_root(owner) for owner in _owners)}
     roots = {_root(stored) for stored in pyro.get_param_store()}
@@ -123,14 +115,14 @@ def _warn_of_strangers(name: str) -> None:
     if strangers:
         warnings.warn(
             f"Pyro's parameter store holds parameters of {', '.join(strangers)}, which {own} does not read: such names "
-            "count what a process has made, and these are of another process; save and load the state_dict() of a "
+            "count the objects of a process, and these are from another process; save and load the state_dict() of a "
             "guide or model instead",
             stacklevel=4,
         )
 
 
 def _root(stored: str) -> str:
-    """The name of the module at the root, of the name of a stored parameter."""
+    """The name of the root module of a stored parameter."""
     return re.split(r"\.|\$\$\$", stored, maxsplit=1)[0]
 
 

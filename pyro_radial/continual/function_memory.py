@@ -10,8 +10,8 @@ import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
-from pyro_radial._pyro.capturing import is_capturing
 from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.compat import is_capturing
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.functional.divergences.marginal_kl import kl_of_marginals
 from pyro_radial.functional.guide_process import GuideProcess

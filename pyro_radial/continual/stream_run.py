@@ -14,7 +14,7 @@ import numpy as np
 import pyro
 from torch import nn
 
-from pyro_radial._pyro.state import load_states, states
+from pyro_radial._pyro.checks import load_states, states
 from pyro_radial.continual.coresets import Coreset
 from pyro_radial.continual.function_memory import FunctionChainELBO
 from pyro_radial.continual.kept_rows import KeptRows

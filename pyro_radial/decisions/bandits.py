@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import non_negative_integer, positive_count
-from pyro_radial._pyro.random_state import seeded
+from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.decisions.policies import Policy
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.identity import described

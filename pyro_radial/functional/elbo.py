@@ -12,7 +12,7 @@ from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_count
-from pyro_radial._pyro.random_state import seeded
+from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.functional.auxiliary_sites import sites_led_to
 from pyro_radial.functional.divergences import Divergence, DivergenceEstimate, ProcessDivergence, SteinKL
 from pyro_radial.functional.guide_process import GuideProcess

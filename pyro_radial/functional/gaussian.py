@@ -9,7 +9,7 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
-from pyro_radial._pyro.capturing import is_capturing
+from pyro_radial._pyro.compat import is_capturing
 
 __all__ = [
     "JITTER",

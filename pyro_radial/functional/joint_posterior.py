@@ -13,7 +13,7 @@ from pyro.poutine import Trace
 from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, Normal, biject_to
 
-from pyro_radial._pyro.capturing import is_capturing
+from pyro_radial._pyro.compat import is_capturing
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.functional.linearization import CovarianceBlock

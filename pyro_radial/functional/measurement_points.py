@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count
-from pyro_radial._pyro.state import load_states, states
+from pyro_radial._pyro.checks import load_states, positive_count, states
 from pyro_radial.functional.checks import check_floating
 
 __all__ = ["BetweenRows", "Concatenated", "FromData", "FromSampler", "MeasurementPoints", "UniformBox"]

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from pyro_radial._pyro.checks import positive_count
-from pyro_radial._pyro.one_at_a_time import one_at_a_time
-from pyro_radial._pyro.random_state import seeded
+from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.functional.elbo import FunctionalELBO
 from pyro_radial.functional.process_comparison import ProcessComparison, compare_with_process
 from pyro_radial.infer.autoguide import AutoPerSite

@@ -10,6 +10,7 @@ import pkgutil
 import re
 import socket
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -309,3 +310,11 @@ def test_a_fused_optimizer_stands_still_while_told_to():
     optimizer.step()
     assert not torch.equal(w.detach(), torch.zeros(2))
     assert not compat.stop_where(torch.optim.Rprop([w]), torch.ones(()))
+
+
+def test_capturing_is_said_within_its_block_and_in_its_thread_alone():
+    with compat.capturing():
+        assert compat.is_capturing()
+        with ThreadPoolExecutor(1) as threads:
+            assert not threads.submit(compat.is_capturing).result()
+    assert not compat.is_capturing()

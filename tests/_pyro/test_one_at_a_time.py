@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, diagnose, fit, predict
-from pyro_radial._pyro.one_at_a_time import one_at_a_time
-from pyro_radial._pyro.random_state import seeded
+from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.nn import likelihoods
 
 THREADS = 8

@@ -14,7 +14,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_radial._pyro.naming import rename_tree, unique_name
-from pyro_radial._pyro.one_at_a_time import one_at_a_time
+from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.functional.priors.function_prior import FunctionPrior
 from pyro_radial.nn.bayesian_module import BayesianModule
 

@@ -13,7 +13,7 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from pyro_radial._pyro.one_at_a_time import one_at_a_time
+from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.functional.checks import check_points, check_targets, check_values
 from pyro_radial.functional.gaussian import gaussian_condition, gaussian_log_prob, gaussian_sample, gaussian_score
 from pyro_radial.functional.layers import networks_in

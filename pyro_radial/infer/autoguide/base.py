@@ -24,7 +24,7 @@ from torch.distributions import Distribution, transform_to
 from pyro_radial._pyro.checks import positive_float
 from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn
 from pyro_radial._pyro.naming import UniquelyNamed
-from pyro_radial._pyro.one_at_a_time import one_at_a_time
+from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.autoguide.families.family import Families, Family, LocScale, Site, choose_families
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.nn.bayesian_module import keeping_buffers

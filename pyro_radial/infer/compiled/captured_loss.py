@@ -15,7 +15,7 @@ from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_radial._pyro.compat import CompilerMissingError, compile_graph, handlers_around, tree_flatten
-from pyro_radial._pyro.one_at_a_time import one_at_a_time
+from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.compiled.graph import Graph, UncapturableError, described
 from pyro_radial.infer.compiled.recording import Call, Evaluation, Recording, evaluate, guide_sites, record_program
 from pyro_radial.infer.elbo import RadialELBO

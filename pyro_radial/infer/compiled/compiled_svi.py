@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import stop_where
-from pyro_radial._pyro.random_state import TorchNoise
+from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.training.not_finite import not_finite_parts
 from pyro_radial.infer.training.optimizers import JointOptimizer

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyro_radial._pyro.capturing import capturing
-from pyro_radial._pyro.compat import record_graph, stored_parameters
+from pyro_radial._pyro.compat import capturing, record_graph, stored_parameters
 from pyro_radial.nn.bayesian_module import submodules
 
 __all__ = [

@@ -18,7 +18,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_radial._pyro.compat import host_reads_removed, stored_parameters, tree_flatten, tree_unflatten
-from pyro_radial._pyro.random_state import seeded_elsewhere
+from pyro_radial._pyro.random_numbers import seeded_elsewhere
 from pyro_radial.infer.compiled.graph import (
     Graph,
     Slot,

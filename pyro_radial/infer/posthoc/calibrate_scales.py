@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyro_radial._pyro.checks import non_negative_integer, positive_count, positive_float
-from pyro_radial._pyro.random_state import seeded
+from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.data import Rows, device_of, dtype_of

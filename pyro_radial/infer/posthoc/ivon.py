@@ -12,7 +12,7 @@ from torch.distributions import Normal
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from pyro_radial._pyro.checks import non_negative_integer, positive_count, positive_float
-from pyro_radial._pyro.random_state import seeded
+from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide import AutoMeanField

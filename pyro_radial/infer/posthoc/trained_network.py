@@ -12,7 +12,7 @@ import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
-from pyro_radial._pyro.one_at_a_time import one_at_a_time
+from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.training.data import evaluating
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihood import Likelihood

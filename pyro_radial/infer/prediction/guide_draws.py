@@ -16,7 +16,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
 from pyro_radial._pyro.compat import handlers_around
-from pyro_radial._pyro.random_state import seeded
+from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.training.data import device_of, evaluating
 from pyro_radial.nn.likelihood import is_target

@@ -16,8 +16,7 @@ from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import handlers_around
-from pyro_radial._pyro.one_at_a_time import one_at_a_time
-from pyro_radial._pyro.random_state import seeded
+from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, PosteriorSamples, check_global, check_sites
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take

@@ -15,8 +15,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import non_negative_integer, positive_count
-from pyro_radial._pyro.one_at_a_time import one_at_a_time
-from pyro_radial._pyro.random_state import noise_of, seeded, seeded_elsewhere
+from pyro_radial._pyro.random_numbers import noise_of, one_at_a_time, seeded, seeded_elsewhere
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.data import device_of

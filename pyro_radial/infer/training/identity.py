@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
-from pyro_radial._pyro.state import has_state
+from pyro_radial._pyro.checks import has_state
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.training.checkpoint import plain
 from pyro_radial.infer.training.data import Rows

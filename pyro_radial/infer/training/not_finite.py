@@ -13,7 +13,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_radial._pyro.one_at_a_time import one_at_a_time
+from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.poutine.local_reparameterization import is_drawn
 

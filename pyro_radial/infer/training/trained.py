@@ -10,8 +10,7 @@ import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
-from pyro_radial._pyro.one_at_a_time import one_at_a_time
-from pyro_radial._pyro.random_state import seeded
+from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, copied
 from pyro_radial.infer.training.data import device_of, evaluating
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_radial._pyro.state import load_states, states
+from pyro_radial._pyro.checks import load_states, states
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.training.checkpoint import State

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
 
+from pyro_radial._pyro.checks import has_state, load_states, states
 from pyro_radial._pyro.compat import mark_stepped, tree_map_only
-from pyro_radial._pyro.random_state import noise_of, rng_state, seeded, set_rng_state
-from pyro_radial._pyro.state import has_state, load_states, states
+from pyro_radial._pyro.random_numbers import noise_of, rng_state, seeded, set_rng_state
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.prediction.predict import predict

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_radial._pyro.random_state import rng_state, seeded, set_rng_state
+from pyro_radial._pyro.random_numbers import rng_state, seeded, set_rng_state
 from pyro_radial.infer.training.checkpoint import Checkpoint
 
 CPU = torch.device("cpu")

@@ -1,0 +1,119 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Random numbers: their state, seeds, and turns for the threads that share them."""
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["TorchNoise", "noise_of", "one_at_a_time", "rng_state", "seeded", "seeded_elsewhere", "set_rng_state"]
+
+_turn = threading.RLock()
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Wait until no other thread is in such a block.
+
+    All threads of a process share Pyro's handlers, plates and validation, and torch's generators: a model that runs
+    while another thread runs another model gets that one's sites. ``fit``, ``predict``, ``diagnose`` and the ``setup``
+    of a guide take turns, so they can run in several threads at once, each with its own model and guide; ``predict``
+    can also share a model and guide. A turn is one training step, one validation, one draw, or one ``diagnose``.
+
+    The order of turns is arbitrary, and threads draw from the same generators, so a run in several threads cannot be
+    repeated exactly, even with a seed. Put other programs, such as Pyro's ``SVI``, into such a block too.
+
+    Example::
+
+        >>> import pyro, pyro.distributions as dist
+        >>> with one_at_a_time():
+        ...     value = pyro.sample("w", dist.Normal(0.0, 1.0))
+    """
+    with _turn:
+        yield
+
+
+def _start_anew() -> None:
+    """A forked process has none of the threads that its parent waited for."""
+    global _turn
+    _turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew)
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """The state of torch's generators for a device, of Python's and of NumPy's."""
+    # A Dataset that augments its items uses Python's and NumPy's.
+    kind, words, *rest = np.random.get_state()  # noqa: NPY002
+    numpy_state = (kind, np.asarray(words).tolist(), *rest)
+    state = {"cpu": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy_state}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """Restore the generators to a state from :func:`rng_state`."""
+    torch.set_rng_state(state["cpu"].cpu())
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+def noise_of(seed: int, index: int) -> int:
+    """An independent seed for each process or member of a run."""
+    return int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
+
+
+class TorchNoise(NamedTuple):
+    """The state of torch's generators alone, which is cheap enough to store at each step."""
+
+    cpu: Tensor
+    cuda: list[Tensor]
+
+    @classmethod
+    def now(cls) -> "TorchNoise":
+        """The current state."""
+        return cls(torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
+
+    def restore(self) -> None:
+        """Restore the generators to this state."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's generators inside the block and restore them afterwards; other threads wait."""
+    with one_at_a_time(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        # Only this device: seeding all devices takes longer and would change the others.
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def seeded_elsewhere(seed: int) -> Iterator[None]:
+    """Seed Python's and NumPy's generators inside the block and restore them afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
