@@ -131,7 +131,7 @@ class GuideTests:
             with pyro.settings.context(module_local_params=local):
                 guide = self.make(weights_model)
                 svi = SVI(weights_model, guide, _adam(0.05), TraceMeanField_ELBO(num_particles=4))
-                losses = [svi.step(x, y) for _ in range(60)]
+                losses = [svi.step(x, y) for _ in range(40)]
                 assert sum(losses[-10:]) < sum(losses[:10])
                 guide = self.make(weights_model)
                 make_module: Any = RadialELBO(num_particles=4)
@@ -139,7 +139,7 @@ class GuideTests:
                 elbo(x, y)
                 optimizer = torch.optim.Adam(elbo.parameters(), lr=0.05)
                 values = []
-                for _ in range(60):
+                for _ in range(40):
                     optimizer.zero_grad()
                     loss = elbo(x, y)
                     loss.backward()

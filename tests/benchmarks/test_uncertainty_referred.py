@@ -18,9 +18,9 @@ def prediction(seed, draws, sharpness=1.0):
     return Prediction(torch.stack([-evidence, evidence], -1), likelihoods.Categorical())
 
 
-@pytest.fixture
-def results(tmp_path):
-    found = Results(tmp_path / "results.json", {})
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    found = Results(tmp_path_factory.mktemp("referred") / "results.json", {})
     for method, shift, draws in (("a", 0, 8), ("b", 100, 8), ("single", 0, 1)):
         for seed in (10, 11):
             row = judged(prediction(seed + shift, draws), LABELS, 20)
