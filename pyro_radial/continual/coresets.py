@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_count, positive_float
-from pyro_radial.continual.streams import Pair
-from pyro_radial.infer.training.data import Rows, check_inputs, take
+from pyro_radial.continual.streams import Pair, Task, TaskStream
+from pyro_radial.infer.training.data import Rows, check_inputs, num_rows, take
 
-__all__ = ["Coreset", "k_center_coreset", "random_coreset", "split_coreset"]
+__all__ = ["Coreset", "KeptRows", "k_center_coreset", "random_coreset", "split_coreset"]
 
 USES = ("labels", "functions")
 
@@ -179,3 +179,62 @@ class Coreset:
         object.__setattr__(self, "weight", positive_float("weight", weight))
         points = positive_count("max_points", 200 if max_points is None else max_points)
         object.__setattr__(self, "max_points", points)
+
+
+class _Kept(NamedTuple):
+    """The kept rows of one task; y is None if functions are kept."""
+
+    head: int
+    x: Tensor
+    y: Tensor | None
+
+
+class KeptRows:
+    """The coresets of the tasks of a stream, chosen task by task on access.
+
+    :param Coreset coreset: how many rows, and how they are chosen.
+    :param TaskStream stream: the tasks.
+    :param int seed: seed of the choice.
+    """
+
+    def __init__(self, coreset: Coreset, stream: TaskStream, seed: int) -> None:
+        self.coreset, self._stream, self._seed = coreset, stream, seed
+        self._kept: dict[int, _Kept] = {}
+
+    def rest(self, number: int) -> Pair:
+        """Choose the rows of a task to keep, and return the others."""
+        task, size = self._stream[number], self.coreset.size
+        if size >= num_rows(task.train[0]):
+            raise ValueError(
+                f"the size of coreset must be less than the {num_rows(task.train[0])} rows of task {task.name!r}, "
+                f"got {size}"
+            )
+        (x, y), rest = split_coreset(task.train, self.coreset.choose(task.train[0], size, seed=self._seed))
+        self._kept[number] = _Kept(task.head, x, y if self.coreset.use == "labels" else None)
+        return rest
+
+    def labeled(self, numbers: range) -> Pair:
+        """Return the kept rows of tasks with their labels, one task after another."""
+        kept = [self._of(number) for number in numbers]
+        return torch.cat([rows.x for rows in kept]), torch.cat([rows.y for rows in kept if rows.y is not None])
+
+    def inputs_before(self, number: int) -> dict[int, Tensor]:
+        """Return the kept inputs of all tasks before one, by head.
+
+        :raises ValueError: naming the task, if its inputs have another shape than those kept under its head.
+        """
+        task: Task = self._stream[number]
+        inputs: dict[int, list[Tensor]] = {}
+        for kept in map(self._of, range(number)):
+            inputs.setdefault(kept.head, []).append(kept.x)
+            if kept.head == task.head and kept.x.shape[1:] != task.train[0].shape[1:]:
+                raise ValueError(
+                    f"inputs of task {task.name!r} must have the shape of those that coreset keeps under head "
+                    f"{task.head}, {list(kept.x.shape[1:])}, got {list(task.train[0].shape[1:])}"
+                )
+        return {head: torch.cat(parts) for head, parts in inputs.items()}
+
+    def _of(self, number: int) -> _Kept:
+        if number not in self._kept:
+            self.rest(number)
+        return self._kept[number]

@@ -1,33 +1,47 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Learning a stream of tasks, one posterior after the other."""
+"""Training on a stream of tasks, each with the last posterior as its prior."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyro
 import torch
+from torch import nn
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import positive_count
-from pyro_radial.continual.coresets import Coreset
+from pyro_radial._pyro.checks import load_states, non_negative_integer, positive_count, states
+from pyro_radial.continual.coresets import Coreset, KeptRows
+from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
-from pyro_radial.continual.stream_run import StreamRun
-from pyro_radial.continual.streams import TaskStream
+from pyro_radial.continual.streams import Pair, Task, TaskStream
 from pyro_radial.infer.autoguide import AutoRadial
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.training.checkpoint import copied
+from pyro_radial.infer.prediction.predict import predict
+from pyro_radial.infer.training.checkpoint import Checkpoint, copied
+from pyro_radial.infer.training.data import Rows, device_of, num_rows
+from pyro_radial.infer.training.fit import fit
+from pyro_radial.infer.training.identity import data_identity, described
 from pyro_radial.infer.training.processes import num_processes
-from pyro_radial.infer.training.sole_writer import sole_writer
+from pyro_radial.nn.bayesian_module import submodules
+from pyro_radial.nn.multi_head import MultiHead, use_head
+from pyro_radial.uncertainty.metrics import accuracy
 
 __all__ = ["train_stream"]
 
 PARTS = ("test", "validation")
-# What the loop sets itself, or what would be the same for all tasks.
+# The stream decides these options of fit.
 RESERVED = ("num_data", "seed", "checkpoint", "progress", "validation")
+# Stages of one task. Each has its own random numbers, so it can be run again alone.
+TRAINING, CORESET, PREDICTION = 0, 1, 2
+SAVED = ("settings", "done", "values", "baseline", "chain", "model", "described", "data", "parts")
 
 
 def train_stream(
@@ -45,39 +59,27 @@ def train_stream(
     progress: bool = True,
     **fit_options: Any,
 ) -> AccuracyMatrix:
-    """Learn the tasks of a stream in turn, and measure after each what is known of all so far.
+    """Train on the tasks of a stream in turn, and after each task measure the accuracy on all tasks so far.
 
-    For each task a guide of the chain is trained by :func:`~pyro_radial.fit` and becomes the chain's prior, which also
-    makes the predictions. In a network with several heads (:class:`~pyro_radial.nn.MultiHead`) each task uses its
-    own: the others are neither trained nor penalized, unless functions under them are kept. A likelihood made without
-    ``num_data`` takes each task's.
+    For each task :func:`~pyro_radial.fit` trains a guide of the chain, whose posterior becomes the chain's prior and
+    makes the predictions. With several heads (:class:`~pyro_radial.nn.MultiHead`) each task uses its own; the others
+    are not trained, unless functions under them are kept. The page on chains has a recipe against forgetting.
 
-    Noise of gradients, and what a wide first prior leaves free, are forgotten first. A recipe against both is measured
-    in ``benchmarks/continual/permuted_mnist.py``: local reparameterization,
-    ``SupervisedModel(bnn, likelihood, local_reparameterization=True)``; a first prior near the scale of
-    the initialization, ``BayesianModule(net, dist.Normal(0.0, 0.1))``, whose KL counts a tenth in the first task,
-    ``first_task={"loss": RadialELBO(kl_weight=0.1)}``; and rates of their own for scales and means, 1e-2 and 3e-3
-    in :func:`~pyro_radial.fit`'s ``optim``, that fall to zero with ``FitOptions(scheduler_interval="step")``.
-    Where inputs may be kept, ``Coreset(use="functions")`` goes with ``loss=RadialELBO(kl_weight=0.3)``. With one head
-    ``FitOptions(compile=True)`` takes less time: the graphs of the first two tasks serve all.
-
-    :param PriorChain chain: around a :class:`~pyro_radial.SupervisedModel` of a classifier; at the end its
-        prior is the last posterior.
+    :param PriorChain chain: a chain around a :class:`~pyro_radial.SupervisedModel` of a classifier; at the end its
+        prior is the last posterior. A likelihood made without ``num_data`` takes each task's.
     :param TaskStream stream: the tasks.
-    :param guide: a function from the chain to a guide of it, called for each task, by default
+    :param guide: a function from the chain to a guide of it, called for each task; the default is
         ``lambda chain: chain.guide(AutoRadial)``.
-    :param Coreset coreset: rows to keep, to be trained on or to hold functions at; none by default.
-    :param Mapping first_task: options of :func:`~pyro_radial.fit` for the first task, where they differ from those of
-        the others.
+    :param Coreset coreset: rows to keep, to train on or to hold functions at; none by default.
+    :param Mapping first_task: options of :func:`~pyro_radial.fit` for the first task that differ from the others.
     :param str measure_on: "test" or "validation".
-    :param bool measure_all: measure each time on all tasks of the stream, and once before the first, which forward
-        transfer needs.
-    :param int num_samples: draws of the posterior for a prediction.
-    :param int seed: of everything random here; the model is the caller's, so make it from a seed too.
-    :param checkpoint: a folder. A run that is killed at any moment goes on from there when it is called again with
-        the same model and settings, and ends bit for bit as if undisturbed.
+    :param bool measure_all: measure on all tasks each time, and once before the first, as forward transfer needs.
+    :param int num_samples: number of posterior draws for a prediction.
+    :param int seed: seed of all random numbers here; create the model from a seed too.
+    :param checkpoint: a folder. A killed run resumes from there when it is called again with the same model and
+        settings, and ends bit for bit like an undisturbed one.
     :param bool progress: whether to show progress.
-    :param fit_options: passed to :func:`~pyro_radial.fit`, such as ``epochs``, ``batch_size``, ``optim`` and ``loss``.
+    :param fit_options: options of :func:`~pyro_radial.fit`, such as ``epochs``, ``batch_size``, ``optim`` and ``loss``.
     :returns: the accuracies, ``values[i, j]`` on task j after learning task i.
     :raises ValueError: naming the argument or the task: a task without the part to measure on, a coreset as large as
         its task, a network without the task's head, or a checkpoint of another model or other settings.
@@ -85,7 +87,6 @@ def train_stream(
     Example::
 
         >>> from functools import partial
-        >>> import torch
         >>> from pyro_radial import BayesianModule, SupervisedModel
         >>> from pyro_radial.nn import likelihoods
         >>> from pyro_radial.continual import class_split_stream
@@ -97,65 +98,298 @@ def train_stream(
         >>> matrix.values.shape
         torch.Size([2, 2])
     """
-    if measure_on not in PARTS:
-        raise ValueError(f"train_stream: measure_on must be one of {PARTS}, got {measure_on!r}")
-    positive_count("train_stream: num_samples", num_samples)
-    if not isinstance(chain, PriorChain) or getattr(chain, "likelihood", None) is None:
-        raise ValueError(
-            f"train_stream: chain must be a PriorChain around a SupervisedModel, got {type(chain).__name__}"
-        )
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"train_stream: seed must be a non-negative integer, got {seed!r}")
     first_task = {} if first_task is None else dict(first_task)
+    _check_options(chain, measure_on, coreset, fit_options, first_task)
+    positive_count("num_samples", num_samples)
+    non_negative_integer("seed", seed)
+    folder = None if checkpoint is None else Path(checkpoint)
+    if folder is not None and num_processes() > 1:
+        raise ValueError(f"checkpoint must be None with several processes, which would all write it, got {folder}")
+    guide = guide or _radial
+    run = _StreamRun(
+        chain, stream, guide, coreset, measure_on, measure_all, num_samples, seed, fit_options, first_task, folder
+    )
+    with run.file or nullcontext(), _unchanged_on_refusal(chain):
+        done, matrix = run.begin()
+        left = range(done, len(stream))
+        for number in tqdm(left, desc="tasks", initial=done, total=len(stream), disable=not progress):
+            run.learn(number)
+            matrix = matrix.with_row(number, run.accuracies(number))
+            run.save(number + 1, matrix)
+    return matrix
+
+
+def _check_options(
+    chain: Any,
+    measure_on: str,
+    coreset: Coreset | None,
+    fit_options: Mapping[str, Any],
+    first_task: Mapping[str, Any],
+) -> None:
+    """Refuse what a stream cannot be trained with."""
+    if measure_on not in PARTS:
+        raise ValueError(f"measure_on must be one of {PARTS}, got {measure_on!r}")
+    if not isinstance(chain, PriorChain) or getattr(chain, "likelihood", None) is None:
+        raise ValueError(f"chain must be a PriorChain around a SupervisedModel, got {type(chain).__name__}")
     of_coreset = {} if coreset is None else coreset.fit_options
     given = {"fit_options": fit_options, "fit_options of the coreset": of_coreset, "first_task": first_task}
-    for what, options in given.items():
+    for argument, options in given.items():
         held = [name for name in RESERVED if name in options]
         held += ["num_data"] if getattr(options.get("options"), "num_data", None) is not None else []
         if held:
-            raise ValueError(f"train_stream: {what} must leave to the stream what it decides, got {held}")
-    if coreset is not None and coreset.use == "functions":
-        _check_functions(fit_options)
-    run = StreamRun(chain, stream, guide or _radial, coreset, measure_on, num_samples, seed, fit_options, first_task)
-    path = None if checkpoint is None else Path(checkpoint)
-    if path is not None and num_processes() > 1:
+            raise ValueError(f"{argument} must leave out what the stream decides, got {held}")
+    loss = fit_options.get("loss")
+    holds_functions = coreset is not None and coreset.use == "functions"
+    if holds_functions and loss is not None and (type(loss) is not RadialELBO or callable(loss.kl_weight)):
+        what = type(loss).__name__ + (" with a kl_weight that changes" if type(loss) is RadialELBO else "")
         raise ValueError(
-            f"train_stream: checkpoint must be left out with several processes, which would all write it, got {path}"
+            f"loss must be a RadialELBO with a constant kl_weight if the coreset keeps functions, got {what}"
         )
-    settings = run.settings() | {"measure_all": measure_all}
-    with sole_writer(None if path is None else path / "stream.pt"), _unchanged_on_refusal(chain):
-        return _learned(run, path, settings, measure_all, progress)
 
 
-def _learned(
-    run: StreamRun, path: Path | None, settings: dict[str, Any], measure_all: bool, progress: bool
-) -> AccuracyMatrix:
-    """The accuracies at the end of a run, from where its checkpoint is."""
-    stream = run.stream
-    done, matrix = 0, AccuracyMatrix.empty(stream.names)
-    if path is not None and (path / "stream.pt").exists():
-        done, matrix = run.load(path, settings)
-    else:
-        if measure_all:
-            matrix = AccuracyMatrix.empty(stream.names, torch.tensor(run.measure(-1, range(len(stream)))))
-        if path is not None:
-            # The settings and the chain of before the first task, to begin it again from.
-            run.save(path, settings, 0, matrix)
-    bar = tqdm(range(len(stream)), initial=done, desc="tasks", disable=not progress)
-    with bar:
-        for number in range(done, len(stream)):
-            bar.set_postfix_str(stream.names[number])
-            run.learn(number, None if path is None else path / f"task-{number}.pt")
-            matrix = matrix.with_row(number, run.measure(number, range(len(stream) if measure_all else number + 1)))
-            if path is not None:
-                run.save(path, settings, number + 1, matrix)
-            bar.update()
-    return matrix
+@dataclass(frozen=True, eq=False)
+class _StreamRun:
+    """One run over a stream, task by task. The chain holds what is learned."""
+
+    chain: PriorChain
+    stream: TaskStream
+    guide: Callable[[PriorChain], Any]
+    coreset: Coreset | None
+    measure_on: str
+    measure_all: bool
+    num_samples: int
+    seed: int
+    fit_options: Mapping[str, Any]
+    first_task: Mapping[str, Any]
+    folder: Path | None
+    #: Identity of the data of the tasks seen so far, by number.
+    known_data: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    @cached_property
+    def file(self) -> Checkpoint | None:
+        """The file of the whole run; the task in progress has a file of its own beside it."""
+        return None if self.folder is None else Checkpoint(self.folder / "stream.pt")
+
+    @cached_property
+    def kept(self) -> KeptRows | None:
+        """The kept rows of the tasks."""
+        return None if self.coreset is None else KeptRows(self.coreset, self.stream, self.seed)
+
+    # Training.
+
+    def learn(self, number: int) -> None:
+        """Train on one task, and make its posterior the prior."""
+        task = self.stream[number]
+        rest = task.train if self.kept is None else self.kept.rest(number)
+        self._measured(task)
+        if self.folder is not None:
+            self._data_of(number)  # While the task is in memory.
+        options = {**self.fit_options, **({} if number else self.first_task), "checkpoint": self._task_file(number)}
+        also: list[int] = []
+        if self.kept is not None and self.kept.coreset.use == "functions" and number:
+            options["loss"], heads = self._loss_with_functions(self.kept, number, options.get("loss"))
+            # The sites of these heads are trained too.
+            also = [head for head in heads if head != task.head]
+        self.chain.advance(self._train(task, rest, number, TRAINING, options, also=also))
+
+    def _loss_with_functions(self, kept: KeptRows, number: int, loss: Any) -> tuple[FunctionChainELBO, list[int]]:
+        """The loss that holds functions at kept inputs, and the heads of these."""
+        loss, coreset, device = RadialELBO() if loss is None else loss, kept.coreset, device_of(self.chain)
+        assert coreset.weight is not None
+        assert coreset.max_points is not None
+        # A single head has the rows of all tasks but the last in the end.
+        capacity = coreset.size * (len(self.stream) - 1) if self.stream.num_heads == 1 else 0
+        inputs = kept.inputs_before(number)
+        try:
+            memories = [
+                FunctionMemory.of(self.chain, x.to(device), head, capacity=capacity) for head, x in inputs.items()
+            ]
+        except ValueError as error:
+            raise ValueError(
+                f"coreset must have functions to keep before task {self.stream.names[number]!r}, but {error}"
+            ) from error
+        held = FunctionChainELBO(
+            memories,
+            loss.num_particles,
+            kl_weight=coreset.weight,
+            weight_space_kl=loss.kl_weight,
+            max_points=coreset.max_points,
+            vectorize_particles=loss.vectorize_particles,
+            strict_kl=loss.strict_kl,
+        )
+        return held, list(inputs)
+
+    def _train(
+        self,
+        task: Task,
+        data: Pair,
+        number: int,
+        stage: int,
+        options: Mapping[str, Any],
+        part: int = 0,
+        also: Sequence[int] = (),
+    ) -> Any:
+        self._use_head(task, also)
+        self.chain.likelihood.train_on(num_rows(data[0]), f"task {task.name!r}")
+        seed = self._set_seed(number, stage, part)
+        guide = self.guide(self.chain)
+        fit(self.chain, guide, data, seed=seed, progress=False, **options)
+        return guide
+
+    def _use_head(self, task: Task, also: Sequence[int] = ()) -> None:
+        if task.head or any(isinstance(module, MultiHead) for module in submodules(self.chain)):
+            try:
+                use_head(self.chain, task.head, also=also)
+            except ValueError as error:
+                raise ValueError(f"task {task.name!r} uses head {task.head}, but {error}") from error
+
+    def _set_seed(self, number: int, stage: int, part: int) -> int:
+        """Seed the random numbers of one stage of one task, independent of what was done before."""
+        seed = int(np.random.SeedSequence([self.seed, number + 1, stage, part]).generate_state(1)[0])
+        pyro.set_rng_seed(seed)
+        return seed
+
+    # Measuring.
+
+    def accuracies(self, learned: int) -> list[float]:
+        """The accuracies on tasks after learning the task of number ``learned`` (-1: none)."""
+        numbers = range(len(self.stream) if self.measure_all else learned + 1)
+        uses_labels = self.kept is not None and self.kept.coreset.use == "labels" and learned >= 0
+        kept = self.kept if uses_labels else None
+        if kept is not None and self.stream.num_heads == 1:
+            with self._refined(kept.labeled(range(learned + 1)), learned, learned) as guide:
+                return [self._accuracy(guide, learned, number) for number in numbers]
+        result = []
+        for number in numbers:
+            own = kept.labeled(range(number, number + 1)) if kept is not None and number <= learned else None
+            with nullcontext(_nothing) if own is None else self._refined(own, learned, number) as guide:
+                result.append(self._accuracy(guide, learned, number))
+        return result
+
+    @contextmanager
+    def _refined(self, kept: Pair, learned: int, number: int) -> Iterator[Any]:
+        """A guide trained on kept rows with the head of this task; afterwards the chain is restored."""
+        assert self.coreset is not None
+        before = copied(self.chain.state_dict())
+        num_data = self.chain.likelihood.num_data
+        options = {**self.fit_options, **self.coreset.fit_options}
+        try:
+            yield self._train(self.stream[number], kept, learned, CORESET, options, number)
+        finally:
+            self.chain.load_state_dict(before)
+            if num_data is not None:
+                self.chain.likelihood.train_on(num_data, "chain")
+
+    def _accuracy(self, guide: Callable[..., Any], learned: int, number: int) -> float:
+        task = self.stream[number]
+        x, y = self._measured(task)
+        self._use_head(task)
+        self._set_seed(learned, PREDICTION, number)
+        # Sites that the guide does not have are drawn from the model's prior, which is the chain's posterior.
+        try:
+            mean = predict(self.chain, guide, x, self.num_samples).mean
+        except ValueError as error:
+            raise ValueError(f"task {task.name!r} cannot be predicted: {error}") from error
+        return float(accuracy(mean, y.to(mean.device)))
+
+    def _measured(self, task: Task) -> Pair:
+        data = getattr(task, self.measure_on)
+        if data is None:
+            raise ValueError(f"task {task.name!r} must have {self.measure_on} data to measure on, got none")
+        return data
+
+    # Resuming.
+
+    def begin(self) -> tuple[int, AccuracyMatrix]:
+        """The number of tasks done and their accuracies, from the checkpoint if there is one."""
+        if self.file is not None and (state := self.file.load(device_of(self.chain), needed=SAVED)) is not None:
+            return self._resume(self.file, state)
+        matrix = AccuracyMatrix.empty(self.stream.names)
+        if self.measure_all:
+            matrix = AccuracyMatrix.empty(self.stream.names, torch.tensor(self.accuracies(-1)))
+        # With the chain before the first task, to begin it again.
+        self.save(0, matrix)
+        return 0, matrix
+
+    def save(self, done: int, matrix: AccuracyMatrix) -> None:
+        """Write everything that the rest of the run depends on."""
+        if self.file is None:
+            return
+        self.file.save(
+            {
+                "settings": self._settings(),
+                "done": done,
+                "values": matrix.values,
+                "baseline": matrix.baseline,
+                "chain": self.chain.state_dict(),
+                "model": self.chain.model_state(),
+                "described": described(self.chain.model),
+                "data": {task: self._data_of(number) for number, task in enumerate(self.stream.names[:done])},
+                "parts": states(self._loss_parts()),
+            }
+        )
+        # The files of the task just learned, and of an earlier run that is not resumed.
+        self._remove_task_files(len(self.stream))
+
+    def _resume(self, file: Checkpoint, state: Mapping[str, Any]) -> tuple[int, AccuracyMatrix]:
+        file.check(state["settings"], self._settings())
+        file.check_entries("model", state["model"], self.chain.model_state())
+        file.check(state["described"], described(self.chain.model), "model")
+        done = state["done"]
+        for number, task in enumerate(self.stream.names[:done]):
+            for part, known in self._data_of(number).items():
+                file.check(state["data"][task][part], known, f"{task}.{part}")
+        load_states(self._loss_parts(), state["parts"])
+        self.chain.load_state_dict(state["chain"])
+        # A kill just after the last save may have left one.
+        self._remove_task_files(done)
+        baseline = state["baseline"]
+        matrix = AccuracyMatrix(state["values"].cpu(), self.stream.names, None if baseline is None else baseline.cpu())
+        return done, matrix
+
+    def _settings(self) -> dict[str, Any]:
+        """The settings that a checkpoint must have been made with."""
+        coreset = self.coreset
+        plain = {name: getattr(coreset, name) for name in ("size", "use", "weight", "max_points")} if coreset else {}
+        return {
+            "form": self.chain.form,
+            "tasks": list(self.stream.names),
+            "guide": described(self.guide),
+            "coreset": None if coreset is None else {**plain, "choose": described(coreset.choose)},
+            "coreset_fit_options": None if coreset is None else _described_options(coreset.fit_options),
+            "measure_on": self.measure_on,
+            "measure_all": self.measure_all,
+            "num_samples": self.num_samples,
+            "seed": self.seed,
+            "fit_options": _described_options(self.fit_options),
+            "first_task": _described_options(self.first_task),
+        }
+
+    def _loss_parts(self) -> dict[str, Any]:
+        """Parts of the loss with a state from task to task, such as measurement points."""
+        parts = vars(self.fit_options["loss"]) if "loss" in self.fit_options else {}
+        return {name: part for name, part in parts.items() if not isinstance(part, nn.Module)}
+
+    def _data_of(self, number: int) -> dict[str, Any]:
+        """The identity of the data that a task is trained and measured on."""
+        if number not in self.known_data:
+            task = self.stream[number]
+            pairs = {"train": task.train, self.measure_on: self._measured(task)}
+            self.known_data[number] = {name: data_identity(Rows(pair, name)) for name, pair in pairs.items()}
+        return self.known_data[number]
+
+    def _task_file(self, number: int) -> Path | None:
+        return None if self.folder is None else self.folder / f"task-{number}.pt"
+
+    def _remove_task_files(self, number_of_tasks: int) -> None:
+        for number in range(number_of_tasks):
+            if (file := self._task_file(number)) is not None:
+                file.unlink(missing_ok=True)
 
 
 @contextmanager
 def _unchanged_on_refusal(chain: PriorChain) -> Iterator[None]:
-    """Leave the chain as it was where a task is refused."""
+    """Restore the chain if a task is refused."""
     before = copied(chain.state_dict())
     try:
         yield
@@ -164,16 +398,17 @@ def _unchanged_on_refusal(chain: PriorChain) -> Iterator[None]:
         raise
 
 
-def _check_functions(fit_options: Mapping[str, Any]) -> None:
-    """Refuse what functions cannot be held with."""
-    loss = fit_options.get("loss")
-    if loss is not None and (type(loss) is not RadialELBO or callable(loss.kl_weight)):
-        what = type(loss).__name__ + (" with a kl_weight that changes" if type(loss) is RadialELBO else "")
-        raise ValueError(
-            "train_stream: loss must be a RadialELBO of one kl_weight, that of the weights, where coreset keeps "
-            f"functions, got {what}"
-        )
-
-
 def _radial(chain: PriorChain) -> Any:
     return chain.guide(AutoRadial)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """A guide without sites."""
+
+
+def _described_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in a form that can be saved and compared. A callback only watches, so its name is enough."""
+    return {
+        name: getattr(value, "__qualname__", type(value).__qualname__) if name == "callback" else described(value)
+        for name, value in sorted(options.items())
+    }

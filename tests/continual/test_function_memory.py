@@ -31,8 +31,8 @@ from pyro_radial.continual import (
     Task,
     TaskStream,
     permuted_stream,
-    stream_run,
 )
+from pyro_radial.continual.coresets import KeptRows
 from pyro_radial.continual.function_memory import FunctionMemory
 from pyro_radial.functional import GaussianProcess, PosteriorProcess, UniformBox
 from pyro_radial.infer import FunctionalELBO
@@ -40,7 +40,7 @@ from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.training.training_run import TrainingRun
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 from tests.helpers.runs import assert_same as assert_same_state
-from tests.helpers.streams import ROWS, assert_same, chain, clusters, killed, learn, stream
+from tests.helpers.streams import MODULE, ROWS, assert_same, chain, clusters, killed, learn, stream
 
 X, Y = torch.randn(8, 3), torch.randint(2, (8,))
 FUNCTIONS = Coreset(6, use="functions", max_points=4)
@@ -288,8 +288,8 @@ class TestStream:
             calls.append({"sites": sorted(guide.posterior()), "rows": len(data[0]), **options})
             return result
 
-        fit = stream_run.fit
-        monkeypatch.setattr(stream_run, "fit", recorded)
+        fit = MODULE.fit
+        monkeypatch.setattr(MODULE, "fit", recorded)
         return calls
 
     @pytest.mark.parametrize("guide", [None, lambda c: c.guide(AutoMeanField)])
@@ -327,8 +327,8 @@ class TestStream:
 
     def test_no_labels_are_kept(self, monkeypatch):
         kept = []
-        of = stream_run.KeptRows.rest
-        monkeypatch.setattr(stream_run.KeptRows, "rest", lambda rows, number: kept.append(rows) or of(rows, number))
+        of = KeptRows.rest
+        monkeypatch.setattr(KeptRows, "rest", lambda rows, number: kept.append(rows) or of(rows, number))
         learn(NORMAL(), coreset=FUNCTIONS)
         assert [rows.y for rows in kept[0]._kept.values()] == [None, None]
 
@@ -358,11 +358,11 @@ class TestStream:
     @pytest.mark.parametrize(
         "where",
         [
-            (stream_run, "fit", 1, "after"),
+            (MODULE, "fit", 1, "after"),
             (TrainingRun, "step", 5, "before"),
             (TrainingRun, "step", 7, "before"),
             (PriorChain, "advance", 2, "after"),
-            (stream_run, "save_checkpoint", 2, "after"),
+            (MODULE._StreamRun, "_remove_task_files", 2, "before"),
         ],
         ids=lambda where: "-".join(map(str, where[1:])),
     )
@@ -396,7 +396,7 @@ def test_what_cannot_be_held_is_refused_and_the_chain_is_as_it_was():
     box = UniformBox([-1.0] * 4, [1.0] * 4, 3)
     functional = FunctionalELBO(GaussianProcess(lambda a, b: torch.exp(-torch.cdist(a, b))), box)
     for options, message in (
-        ({"loss": changing}, "loss must be a RadialELBO of one kl_weight.*that changes"),
+        ({"loss": changing}, "loss must be a RadialELBO with a constant kl_weight.*that changes"),
         ({"loss": functional}, "loss must be a RadialELBO .*got FunctionalELBO"),
         ({"first_task": {"seed": 1}}, r"first_task must leave .* got \['seed'\]"),
     ):

@@ -19,12 +19,11 @@ from pyro_radial.continual import (
     class_split_stream,
     k_center_coreset,
     permuted_stream,
-    stream_run,
     train_stream,
 )
 from pyro_radial.infer.autoguide import AutoMeanField
 from tests.helpers.runs import assert_same as assert_same_state
-from tests.helpers.streams import CORESET, HALVES, OPTIONS, ROWS, assert_same, chain, clusters, learn, stream
+from tests.helpers.streams import CORESET, HALVES, MODULE, OPTIONS, ROWS, assert_same, chain, clusters, learn, stream
 
 
 @pytest.fixture
@@ -45,8 +44,8 @@ def fits(monkeypatch):
         )
         return result
 
-    fit = stream_run.fit
-    monkeypatch.setattr(stream_run, "fit", recorded)
+    fit = MODULE.fit
+    monkeypatch.setattr(MODULE, "fit", recorded)
     return calls
 
 
@@ -56,8 +55,8 @@ def test_several_heads_learn_their_tasks_and_the_others_are_left_alone(fits, mon
         PriorChain, "advance", partial_after(PriorChain.advance, lambda c, *_: distributions.append(c.prior))
     )
     heads = []
-    recorded = partial_after(stream_run.predict, lambda c, *_: heads.append(head_of(c)))
-    monkeypatch.setattr(stream_run, "predict", recorded)
+    recorded = partial_after(MODULE.predict, lambda c, *_: heads.append(head_of(c)))
+    monkeypatch.setattr(MODULE, "predict", recorded)
     one = chain()
     matrix, _ = learn(one, epochs=8)
     # Each task is measured with its own, also when another was learned last.
@@ -136,7 +135,7 @@ def test_the_seed_decides_and_nothing_else_does():
 @pytest.mark.parametrize("seed", [0, 20_240_101, 2**40])
 def test_every_stage_has_a_seed_of_its_own(fits, seed, monkeypatch):
     seeds = []
-    monkeypatch.setattr(stream_run.pyro, "set_rng_seed", partial_after(pyro.set_rng_seed, seeds.append))
+    monkeypatch.setattr(MODULE.pyro, "set_rng_seed", partial_after(pyro.set_rng_seed, seeds.append))
     train_stream(chain(), stream(), coreset=CORESET, measure_all=True, **{**OPTIONS, "seed": seed})
     # Two baselines; a task, its coreset and two predictions; a task, two coresets and two predictions.
     own = seeds[:2] + list(dict.fromkeys(seeds[2:]))

@@ -4,6 +4,7 @@
 """A small stream to learn, and a way to kill a run, that the tests of learning share."""
 
 from functools import partial
+from importlib import import_module
 
 import pyro
 import pytest
@@ -23,6 +24,8 @@ from pyro_radial.nn import MultiHead, likelihoods
 from tests.helpers.runs import OPTIONS as FIT_OPTIONS
 from tests.helpers.runs import assert_same as assert_same_state
 
+#: The module, which has the name of its function.
+MODULE = import_module("pyro_radial.continual.train_stream")
 OPTIONS = {
     "epochs": 2,
     "batch_size": 16,

@@ -119,7 +119,7 @@ def test_a_stream_refuses_a_number_that_is_not_its_tasks():
     one, tasks = chain(), stream()
     one.likelihood.num_data = 7
     name, rows = tasks.names[0], len(tasks[0].train[0])
-    with pytest.raises(ValueError, match=f"train_stream: task '{name}': num_data .* got num_data=7 for {rows} rows"):
+    with pytest.raises(ValueError, match=f"task '{name}': num_data .* got num_data=7 for {rows} rows"):
         train_stream(one, tasks, epochs=1, progress=False)
-    with pytest.raises(ValueError, match=r"must leave to the stream what it decides, got \['num_data'\]"):
+    with pytest.raises(ValueError, match=r"must leave out what the stream decides, got \['num_data'\]"):
         train_stream(one, tasks, epochs=1, progress=False, options=FitOptions(num_data=rows))

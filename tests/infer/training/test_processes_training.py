@@ -29,7 +29,7 @@ def test_processes_end_bit_for_bit_alike(kind):
 def learn_tasks(rank, folder):
     matrix, state = learn(coreset=CORESET)
     drawn = torch.rand(3)
-    with pytest.raises(ValueError, match="train_stream: checkpoint must be left out with several processes"):
+    with pytest.raises(ValueError, match="checkpoint must be None with several processes"):
         learn(checkpoint=folder)
     return state, str(matrix), drawn, dist.is_initialized()
 

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_radial.continual import stream_run
 from pyro_radial.infer.training import training_run
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from tests.helpers.runs import assert_same, problem, trained
-from tests.helpers.streams import learn
+from tests.helpers.streams import MODULE, learn
 
 
 def test_a_second_writer_is_refused_while_the_first_lives_and_not_after_it(tmp_path):
@@ -144,13 +143,13 @@ def test_what_cannot_be_read_back_is_found_before_the_first_step(tmp_path, monke
 
 def test_the_lock_of_a_stream_lasts_until_its_end(tmp_path, monkeypatch):
     seen = []
-    original = stream_run.fit
+    original = MODULE.fit
 
     def watched(*args, **kwargs):
         seen.append((tmp_path / ".stream.pt.lock").exists())
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(stream_run, "fit", watched)
+    monkeypatch.setattr(MODULE, "fit", watched)
     learn(checkpoint=tmp_path)
     assert seen == [True, True]
     assert [file.name for file in tmp_path.iterdir()] == ["stream.pt"]

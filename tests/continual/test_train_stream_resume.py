@@ -20,7 +20,6 @@ from pyro_radial.continual import (
     Coreset,
     PriorChain,
     TaskStream,
-    stream_run,
 )
 from pyro_radial.continual.coresets import random_coreset
 from pyro_radial.infer.autoguide import AutoMeanField
@@ -28,16 +27,16 @@ from pyro_radial.infer.training.checkpoint import copied, save_checkpoint
 from pyro_radial.infer.training.training_run import TrainingRun
 from tests.helpers.runs import Counting, Described
 from tests.helpers.runs import assert_same as assert_same_state
-from tests.helpers.streams import CORESET, assert_same, chain, killed, learn, stream
+from tests.helpers.streams import CORESET, MODULE, assert_same, chain, killed, learn, stream
 
 STAGES = [
     # Of a fit: the first task, its coreset, the second task, the two coresets.
-    *[(stream_run, "fit", at, "after") for at in (1, 2, 3, 5)],
+    *[(MODULE, "fit", at, "after") for at in (1, 2, 3, 5)],
     *[(TrainingRun, "step", at, "before") for at in (1, 4, 5, 8, 11)],
     *[(PriorChain, "advance", at, "after") for at in (1, 2)],
-    *[(stream_run, "predict", at, "after") for at in (1, 3)],
+    *[(MODULE, "predict", at, "after") for at in (1, 3)],
     # Before the first task, between the two, and after the last.
-    *[(stream_run, "save_checkpoint", at, when) for at in (1, 2, 3) for when in ("before", "after")],
+    *[(MODULE._StreamRun, name, at, "before") for at in (1, 2, 3) for name in ("save", "_remove_task_files")],
 ]
 
 
@@ -65,8 +64,8 @@ def test_a_killed_run_ends_as_an_undisturbed_one(where, undisturbed, monkeypatch
 def test_a_finished_run_only_reads(undisturbed, monkeypatch, tmp_path):
     options = {"coreset": CORESET, "measure_all": True, "checkpoint": tmp_path}
     learn(**options)
-    monkeypatch.setattr(stream_run, "fit", None)
-    monkeypatch.setattr(stream_run, "predict", None)
+    monkeypatch.setattr(MODULE, "fit", None)
+    monkeypatch.setattr(MODULE, "predict", None)
     assert_same(learn(**options), undisturbed)
 
 
@@ -125,7 +124,7 @@ def die_in_the_second_task(folder):
 
 def test_a_process_that_was_killed_is_continued_by_another(tmp_path):
     root = Path(__file__).resolve().parents[2]
-    code = f"from tests.continual.test_stream_run import *; die_in_the_second_task({str(tmp_path)!r})"
+    code = f"from tests.continual.test_train_stream_resume import *; die_in_the_second_task({str(tmp_path)!r})"
     process = subprocess.run([sys.executable, "-c", code], cwd=root, check=False, timeout=120)
     assert process.returncode == -signal.SIGKILL
     assert sorted(file.name for file in tmp_path.iterdir()) == [
@@ -167,7 +166,7 @@ def other_settings():
 def test_other_settings_are_refused_in_the_first_task_and_after_it(setting, monkeypatch, tmp_path):
     tasks = stream(validation_fraction=0.25)
     options = {"tasks": tasks, "loss": RadialELBO(kl_weight=1.0), "checkpoint": tmp_path}
-    killed(monkeypatch, None, stream_run, "fit", 1, "after", **options)
+    killed(monkeypatch, None, MODULE, "fit", 1, "after", **options)
     changed = {**options, **other_settings()[setting]}
     one = changed.pop("one", None) or chain()
     before = copied(one.state_dict())
@@ -235,7 +234,7 @@ def test_files_that_are_none_of_a_run(tmp_path):
     save_checkpoint(tmp_path / "stream.pt", {})
     with pytest.raises(ValueError, match=r"stream\.pt is not from this version"):
         learn(checkpoint=tmp_path)
-    save_checkpoint(tmp_path / "stream.pt", {key: {} for key in stream_run.SAVED})
+    save_checkpoint(tmp_path / "stream.pt", {key: {} for key in MODULE.SAVED})
     with pytest.raises(ValueError, match=r"stream\.pt was made with form=None"):
         learn(checkpoint=tmp_path)
     file = tmp_path / "a file"
@@ -248,7 +247,7 @@ def test_files_that_are_none_of_a_run(tmp_path):
 
 
 def test_a_new_run_starts_anew_where_only_a_task_was_left(monkeypatch, tmp_path):
-    killed(monkeypatch, None, stream_run, "fit", 1, "after", seed=9, checkpoint=tmp_path)
+    killed(monkeypatch, None, MODULE, "fit", 1, "after", seed=9, checkpoint=tmp_path)
     (tmp_path / "stream.pt").unlink()
     assert (tmp_path / "task-0.pt").exists()
     assert_same(learn(checkpoint=tmp_path), learn())
