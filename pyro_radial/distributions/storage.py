@@ -1,9 +1,9 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Any distribution as plain tensors and a structure that says what to make of them.
+"""Store any distribution as plain tensors and a structure that says how to put them together.
 
-A distribution is taken apart, and put together again, along the signatures of its class and of the classes inside it.
+A distribution is taken apart and rebuilt along the signatures of its class and of the classes inside it.
 """
 
 import inspect
@@ -25,27 +25,26 @@ __all__ = ["describe", "rebuild"]
 DISTRIBUTIONS = (Distribution, TorchDistributionMixin)
 SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "size": torch.Size}
 
-# Arguments that torch keeps under a name which is neither their own nor their own with an underscore.
+# Arguments that torch keeps under another name, also without an underscore.
 KEPT_AS = {"base_distribution": "base_dist", "transform": "_inv", "tseq": "transforms"}
 
-# A module has these already, so they can name none of its buffers.
+# Names that a module has already, so its buffers cannot have them.
 RESERVED = frozenset(dir(nn.Module()))
 
 _MISSING = object()
 
-# In terms that a file may hold without code: dicts, lists, strings and numbers.
+# What a file can hold without code: dicts, lists, strings and numbers.
 Structure = Any
 
 
 def describe(distribution: Any) -> tuple[Structure, dict[str, Tensor]]:
-    """
-    Takes a distribution apart, and makes sure that :func:`rebuild` gives it back.
+    """Take a distribution apart, and check that :func:`rebuild` gives the same distribution.
 
-    :param distribution: with any nesting of wrappers and transforms, of any class that keeps the arguments of its
-        constructor as attributes.
-    :returns: its structure in dicts, lists, strings and numbers; and copies of its tensors, under names that suit the
-        buffers of a module. What is repeated along a dimension is stored once.
-    :raises ValueError: naming the class, with the reason why such a distribution cannot be stored.
+    :param distribution: any nesting of wrappers and transforms; its classes keep the arguments of their constructors as
+        attributes.
+    :returns: the structure in dicts, lists, strings and numbers; and copies of the tensors, under names that a module's
+        buffers can have. A repeated dimension is stored once.
+    :raises ValueError: naming the class and the reason, if the distribution cannot be stored.
 
     Example::
 
@@ -57,23 +56,22 @@ def describe(distribution: Any) -> tuple[Structure, dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     try:
         if not isinstance(distribution, DISTRIBUTIONS):
-            raise ValueError("it is no distribution")
+            raise ValueError("it is not a distribution")
         structure = _write(distribution, (), tensors)
         _check_same(distribution, rebuild(structure, tensors), tensors)
-    # The constructors and densities of others may raise anything.
+    # Constructors and densities of other classes may raise anything.
     except Exception as error:
         raise ValueError(f"a distribution of class {type(distribution).__name__} cannot be stored: {error}") from error
     return structure, tensors
 
 
-def rebuild(structure: Structure, tensors: Mapping[str, Tensor], validate_args: bool | None = False) -> Any:
-    """
-    The distribution that :func:`describe` took apart. No code is imported for it.
+def rebuild(structure: Structure, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the distribution that :func:`describe` took apart, without importing any code.
 
-    :param structure: what :func:`describe` gave, or a copy of it.
-    :param Mapping tensors: the tensors, which may have moved to another device or dtype. They are not copied.
-    :param validate_args: whether the distribution, and those inside it, check their arguments and values.
-    :raises ValueError: naming the class that is not imported, or the tensor that is missing.
+    :param structure: a structure from :func:`describe`.
+    :param Mapping tensors: its tensors, on any device and in any dtype; they are not copied.
+    :returns: the distribution, which does not validate its arguments.
+    :raises ValueError: naming the class, if it is not imported, or the tensor, if it is missing.
 
     Example::
 
@@ -82,11 +80,25 @@ def rebuild(structure: Structure, tensors: Mapping[str, Tensor], validate_args: 
         >>> rebuild(structure, {name: tensor.double() for name, tensor in tensors.items()})
         Gamma(concentration: torch.Size([3]), rate: torch.Size([3]))
     """
-    return _read(structure, tensors, validate_args)
+    if not isinstance(structure, dict):
+        return structure
+    if "tensor" in structure:
+        if structure["tensor"] not in tensors:
+            raise ValueError(f"the tensor {structure['tensor']!r} of the structure is missing")
+        tensor = tensors[structure["tensor"]]
+        return tensor.expand(structure["shape"]) if "shape" in structure else tensor
+    if "class" in structure:
+        cls = _find_class(*structure["class"])
+        arguments = {name: rebuild(part, tensors) for name, part in structure["arguments"].items()}
+        if "validate_args" in _parameters(cls):
+            arguments["validate_args"] = False
+        return cls(**arguments)
+    ((kind, items),) = structure.items()
+    return SEQUENCES[kind](rebuild(item, tensors) for item in items)
 
 
 def _write(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    """The value in dicts, lists, strings and numbers, its tensors added to ``tensors``."""
+    """Write a value in dicts, lists, strings and numbers, and add its tensors to ``tensors``."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
@@ -113,13 +125,13 @@ def _write_tensor(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tens
 
 
 def _keys(path: tuple[str, ...]) -> Iterator[str]:
-    """Names for a tensor, the shortest first."""
+    """Return names for a tensor, the shortest first."""
     whole = "_".join(path)
     return chain(("_".join(path[start:]) for start in reversed(range(len(path)))), (f"{whole}_{n}" for n in count(2)))
 
 
 def _arguments(value: Any) -> Iterator[tuple[str, Any]]:
-    """The arguments that make this distribution or transform."""
+    """Return the arguments that make this distribution or transform."""
     parameters = _parameters(type(value))
     given = _given(value, [name for name, parameter in parameters.items() if parameter.default is None])
     for name, parameter in parameters.items():
@@ -146,10 +158,10 @@ def _attribute(value: Any, name: str) -> Any:
 
 
 def _given(value: Any, optional: list[str]) -> set[str]:
-    """Those of the arguments that may be None which the object was given."""
+    """Return the optional arguments that the object was given."""
     own = vars(value)
     held = [name for name in optional if own.get(name, own.get(f"_{name}")) is not None]
-    # Alternatives, such as probs and logits: once used, an object also holds what it computed from the one given.
+    # Alternatives such as probs and logits: a used object also holds what it computed from the given argument.
     either = [name for name in own if name in held and _is_on_class(value, name, lazy_property)]
     if not held:
         either = [name for name in optional if _is_on_class(value, name, property)]
@@ -162,33 +174,14 @@ def _is_on_class(value: Any, name: str, kind: type) -> bool:
 
 
 def _is_the_parameter(value: Any, name: str) -> bool:
-    """Whether this is what torch's categorical distributions keep as ``_param``: the one of probs and logits given."""
+    """Return whether this is the ``_param`` of torch's categorical distributions: the given one of probs and logits."""
     argument, parameter = getattr(value, name), getattr(value, "_param", None)
     return isinstance(argument, Tensor) and isinstance(parameter, Tensor) and torch.equal(argument, parameter)
 
 
-def _read(value: Any, tensors: Mapping[str, Tensor], validate_args: bool | None) -> Any:
-    """The value that :func:`_write` wrote."""
-    if not isinstance(value, dict):
-        return value
-    if "tensor" in value:
-        if value["tensor"] not in tensors:
-            raise ValueError(f"the tensor {value['tensor']!r} of the structure is missing")
-        tensor = tensors[value["tensor"]]
-        return tensor.expand(value["shape"]) if "shape" in value else tensor
-    if "class" in value:
-        cls = _find_class(*value["class"])
-        arguments = {name: _read(part, tensors, validate_args) for name, part in value["arguments"].items()}
-        if "validate_args" in _parameters(cls):
-            arguments["validate_args"] = validate_args
-        return cls(**arguments)
-    ((kind, items),) = value.items()
-    return SEQUENCES[kind](_read(item, tensors, validate_args) for item in items)
-
-
 def _find_class(module: str, qualname: str) -> type:
-    """A class that is imported already, and that a structure may name."""
-    # By ``vars``, since ``getattr`` on a module may import.
+    """Return the class that a structure names, if it is imported already and allowed."""
+    # ``getattr`` on a module may import, ``__dict__`` does not.
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
         found = getattr(found, "__dict__", {}).get(part)
@@ -201,10 +194,10 @@ def _find_class(module: str, qualname: str) -> type:
 
 @torch.no_grad()
 def _check_same(distribution: Any, rebuilt: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Raises an error unless both distributions have the same shapes and the same density at a sample."""
+    """Raise an error unless both distributions have the same shapes and the same density at a sample."""
     devices = {tensor.device for tensor in tensors.values() if tensor.is_cuda}
     with torch.random.fork_rng(devices=devices):
-        # A copy, since transforms remember what they sampled and would not invert it.
+        # A copy, because transforms remember what they sampled and would not invert it.
         sample = distribution.sample().clone()
     shapes, rebuilt_shapes = ((p.batch_shape, p.event_shape) for p in (distribution, rebuilt))
     if shapes != rebuilt_shapes:

@@ -1,9 +1,9 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The checks that this library runs on its own classes, to inherit for a class of yours.
+"""Test cases that this library runs on its own classes; inherit them for a class of yours.
 
-They need pytest, which ``pip install 'pyro-radial[testing]'`` brings.
+They need pytest, which ``pip install 'pyro-radial[testing]'`` installs.
 
 Example, in a test file that pytest collects::
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What must hold of every reparameterized distribution on real tensors."""
+"""Test cases for every reparameterized distribution on real tensors."""
 
 import copy
 import pickle
@@ -14,19 +14,22 @@ from torch import Tensor
 __all__ = ["DistributionTests"]
 
 NUM_SAMPLES = 40_000
-# Standard errors that a Monte Carlo estimate may be off; with about 50 such comparisons a suite, by chance 1 in 300.
+# A Monte Carlo estimate may be off by this many standard errors; about 50 comparisons fail by chance once in 300 runs.
 STANDARD_ERRORS = 4.0
 ROUNDING = 1e-12
-# Half of the bits of float64 are lost to a central difference.
+# A central difference loses half of the bits of float64.
 DIFFERENCE_STEP = 1e-6
 DIFFERENCE_TOLERANCE = 1e-5
 
 
 class DistributionTests:
-    """Inherit, define :meth:`make`, and let pytest collect the class."""
+    """Check shapes, samples, moments, entropy, gradients, ``expand`` and copies of a distribution.
+
+    Inherit from it, define :meth:`make`, and let pytest collect the class.
+    """
 
     def make(self, dtype: torch.dtype = torch.float64) -> Any:
-        """A small example of the distribution with parameters of this dtype, batch and event dimensions at will."""
+        """Return a small example of the distribution with parameters of this dtype, with any batch and event shape."""
         raise NotImplementedError
 
     def _example(self, dtype: torch.dtype = torch.float64) -> Any:
@@ -89,9 +92,9 @@ class DistributionTests:
         direction = torch.randn_like(value)
         at = value.clone().requires_grad_()
         total = distribution.log_prob(at).sum()
-        # A constant density does not depend on where it is evaluated.
+        # A constant density has no gradient.
         gradient = torch.autograd.grad(total, at)[0] if total.requires_grad else torch.zeros_like(at)
-        # A difference leaves a support without interior, such as a sphere.
+        # The difference leaves a support without interior, such as a sphere.
         with pyro.validation_enabled(False):
             change = _central_difference(lambda t: distribution.log_prob(value + t * direction).sum())
         torch.testing.assert_close(
@@ -110,7 +113,7 @@ class DistributionTests:
         value = again.sample()
         assert value.shape == again.batch_shape + distribution.event_shape
         torch.testing.assert_close(again.log_prob(value), distribution.log_prob(value))
-        # Each copy has its own noise.
+        # Each repeat has its own noise.
         assert not torch.equal(value[0], value[1])
 
     def test_copies_and_pickles_are_the_same_distribution(self) -> None:
@@ -121,9 +124,9 @@ class DistributionTests:
 
 
 def _assert_mean_is(samples: Tensor, expected: Tensor) -> None:
-    """Every element of the mean over the first dimension within so many standard errors."""
+    """Check that each element of the mean over the first dimension is within the standard errors."""
     error = samples.std(0) / len(samples) ** 0.5
-    # Of a constant there is only rounding.
+    # A constant differs by rounding alone.
     assert bool(((samples.mean(0) - expected).abs() <= STANDARD_ERRORS * error + ROUNDING).all())
 
 

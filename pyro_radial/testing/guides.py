@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What must hold of every automatic guide, on models with weights, constraints, plates and subsampling."""
+"""Test cases for every automatic guide, on models with weights, constraints, plates and subsampling."""
 
 import copy
 import io
@@ -27,7 +27,7 @@ STANDARD_ERRORS = 4.0
 
 
 def weights_model(x: Tensor, y: Tensor | None = None) -> Tensor:
-    """A linear model with a matrix, a vector and a constrained scalar; names with dots, as networks have."""
+    """A linear model with a matrix, a vector and a constrained scalar; site names have dots, like those of networks."""
     weight = pyro.sample("layer.weight", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
     bias = pyro.sample("layer.bias", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     noise = pyro.sample("noise", dist.LogNormal(0.0, 0.5))
@@ -41,13 +41,13 @@ def _adam(lr: float) -> PyroOptim:
 
 
 def _beside_data(value: Tensor, event_dim: int) -> Tensor:
-    """A value of one draw, or of many with whatever dimensions a vectorizing handler left, as [draws, 1, *event]."""
+    """Reshape one draw, or many draws with any dimensions of a vectorizing handler, to [draws, 1, *event]."""
     event = value.shape[value.dim() - event_dim :]
     return value.reshape(-1, 1, *event) if value.dim() > event_dim else value.expand(1, *event)
 
 
 def local_model(data: Tensor, batch: int | None = None) -> None:
-    """A latent vector for each row, and mini-batches of rows."""
+    """A model with a latent vector for each row, and mini-batches of rows."""
     center = pyro.sample("center", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
     with pyro.plate("rows", len(data), subsample_size=batch) as index:
         local = pyro.sample("local", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
@@ -55,20 +55,23 @@ def local_model(data: Tensor, batch: int | None = None) -> None:
 
 
 def constrained_model() -> None:
-    """Sites on the half-line, an interval, a simplex, and below a bound."""
+    """A model with sites on the half-line, the unit interval and the simplex."""
     pyro.sample("rate", dist.LogNormal(0.5, 0.3).expand([3]).to_event(1))
     pyro.sample("share", dist.Beta(2.0, 3.0).expand([2]).to_event(1))
     pyro.sample("mixture", dist.Dirichlet(torch.full((3,), 2.0)))
 
 
 class GuideTests:
-    """Inherit, define :meth:`make`, and let pytest collect the class."""
+    """Check a guide with every loss of Pyro's, plates and subsampling, predictions, copies and saved states.
 
-    #: Whether the guide has ``quantiles``; not so with a family that defines none.
+    Inherit from it, define :meth:`make`, and let pytest collect the class.
+    """
+
+    #: Whether the guide has ``quantiles``; set it to False for a family without them.
     has_quantiles = True
 
     def make(self, model: Any, **kwargs: Any) -> Any:
-        """The guide of a model; keyword arguments, such as ``create_plates``, are passed on."""
+        """Return the guide of a model; pass on keyword arguments such as ``create_plates``."""
         raise NotImplementedError
 
     @pytest.fixture(autouse=True)
@@ -122,7 +125,7 @@ class GuideTests:
         with torch.no_grad():
             value = float(vectorized.loss(weights_model, guide, x, y))
             draws = torch.tensor([float(looped.loss(weights_model, guide, x, y)) for _ in range(400)])
-        # Both are means of the same draws: 400 looped and ten times as many vectorized ones.
+        # Both estimate the same mean, from 400 looped draws and ten times as many vectorized ones.
         assert abs(value - draws.mean()) <= STANDARD_ERRORS * draws.std() * (1 / 400 + 1 / NUM_PARTICLES) ** 0.5
 
     def test_training_lowers_the_loss_by_svi_and_by_torch(self) -> None:
