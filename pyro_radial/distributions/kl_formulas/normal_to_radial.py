@@ -4,6 +4,7 @@
 """The KL from a factorized normal to a radial distribution and its gradient, averaged over given directions."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,35 +55,19 @@ def normal_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient:
 
     mean = row_sum(squared) + row_sum(shift_squared)
     variance = row_sum(squared * (2.0 * squared + 4.0 * shift_squared))
-    # Given the noise across v: the mean of rho^2 minus its overall mean, and the mean square of that difference.
-    first = a + c - mean
-    second = 2.0 * a.square() + 4.0 * b.square() + first.square()
-    relative = variance / mean.square()
-    slope, curve = 0.5 / mean, -0.25 / mean.square() * shrinkage(relative)
-    residual = second - variance
-    value = log_distance(a, b, c, terms=terms) - (slope * first + curve * residual)
+    value, gradient = _mean_log_distance(a, b, c, mean, variance, terms, with_gradient)
     constant = log_sphere_area(dim) - 0.5 * dim * (1.0 + math.log(2.0 * math.pi)) + 0.5 * math.log(0.5 * math.pi)
     closed = constant + 0.5 * mean - row_sum(ratio.log())
-    kl = closed + (dim - 1) * (value.mean(0) + MEAN_LOG_HALF_NORMAL)
-    if not with_gradient:
+    kl = closed + (dim - 1) * (value + MEAN_LOG_HALF_NORMAL)
+    if gradient is None:
         return (kl,)
 
-    by_a, by_b, by_c = slopes_of_log_distance(a, b, c, terms)
-    by_first = -(slope + 2.0 * curve * first)
-    by_slope, by_curve = -first.mean(0), -residual.mean(0)
-    bend = 4.0 * shrinkage(relative) * by_curve * curve
-    by_mean = -by_first.mean(0) - (by_slope * slope + 2.0 * (by_curve * curve - bend * relative)) / mean
     of_line, of_mean, of_variance = (
         ((dim - 1) * factor).to(ratio.dtype).unsqueeze(-1)
-        for factor in (
-            2.0 * (by_a + by_first - 4.0 * curve * a).mean(0),
-            2.0 * by_mean + 1.0 / (dim - 1),
-            curve - bend / mean.square(),
-        )
+        for factor in (2.0 * gradient.a, 2.0 * gradient.mean + 1.0 / (dim - 1), gradient.variance)
     )
     of_b, of_c = (
-        ((dim - 1) / len(b) * factor).to(ratio.dtype).unsqueeze(-1)
-        for factor in (by_b - 8.0 * curve * b, 2.0 * (by_c + by_first))
+        ((dim - 1) / len(b) * factor).to(ratio.dtype).unsqueeze(-1) for factor in (gradient.b, 2.0 * gradient.c)
     )
     by_line = of_line * line + combine(of_b, point)
     by_point = of_b.movedim(0, -2) * line.unsqueeze(-2) + of_c.movedim(0, -2) * point
@@ -97,3 +82,40 @@ def normal_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient:
         - 1.0 / ratio
     )
     return kl, by_ratio, by_shift
+
+
+class _Gradient(NamedTuple):
+    """The derivatives in the numbers of a line and in the mean and the variance of rho^2."""
+
+    a: Tensor  # [*batch], the same line for all directions
+    b: Tensor  # [directions, *batch], times their number
+    c: Tensor
+    mean: Tensor
+    variance: Tensor
+
+
+def _mean_log_distance(
+    a: Tensor, b: Tensor, c: Tensor, mean: Tensor, variance: Tensor, terms: int, with_gradient: bool
+) -> tuple[Tensor, _Gradient | None]:
+    """The mean of E log rho over the noise across v, with the first two moments of rho^2 as control variates."""
+    # Given the noise across v: the mean of rho^2 minus its overall mean, and the mean square of that difference.
+    first = a + c - mean
+    second = 2.0 * a.square() + 4.0 * b.square() + first.square()
+    relative = variance / mean.square()
+    slope, curve = 0.5 / mean, -0.25 / mean.square() * shrinkage(relative)
+    residual = second - variance
+    value = (log_distance(a, b, c, terms=terms) - (slope * first + curve * residual)).mean(0)
+    if not with_gradient:
+        return value, None
+
+    by_a, by_b, by_c = slopes_of_log_distance(a, b, c, terms)
+    by_first = -(slope + 2.0 * curve * first)
+    by_slope, by_curve = -first.mean(0), -residual.mean(0)
+    bend = 4.0 * shrinkage(relative) * by_curve * curve
+    return value, _Gradient(
+        (by_a + by_first - 4.0 * curve * a).mean(0),
+        by_b - 8.0 * curve * b,
+        by_c + by_first,
+        -by_first.mean(0) - (by_slope * slope + 2.0 * (by_curve * curve - bend * relative)) / mean,
+        curve - bend / mean.square(),
+    )
