@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Rows of inputs and targets: what training and prediction both need to know of data."""
+"""Rows of inputs and targets, and their mini-batches."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,15 +42,15 @@ Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 
 
 class Rows:
-    """Data as rows to take by index: inputs and targets in memory, or a map-style ``Dataset``.
+    """Take rows of data by index, from tensors in memory or from a map-style ``Dataset``.
 
-    :param data: ``(x, y)``, where x is a tensor, a tuple or a dict of tensors, or ``(x1, x2, ..., y)``; a ``Dataset``
-        whose items are such; or a ``DataLoader`` of one, whose dataset, ``collate_fn`` and ``batch_size`` are used,
-        while rows are loaded in this process and in another order. An array of NumPy is a tensor.
-    :param str name: what errors call the data.
-    :param torch.dtype dtype: of floating-point numbers that come from NumPy or Python; torch's default if None.
-    :raises ValueError: for NaN or infinity in the tensors, lengths that differ, no rows, or a loader with a sampler
-        of its own; of a ``Dataset``, once a row with NaN or infinity is taken.
+    :param data: ``(x, y)``, where x is a tensor, a tuple or a dict of tensors; ``(x1, x2, ..., y)``; a ``Dataset`` of
+        such items; or a ``DataLoader`` of one, for its dataset, ``collate_fn`` and ``batch_size``. NumPy arrays are
+        converted.
+    :param str name: the name of the data in errors.
+    :param torch.dtype dtype: the dtype for floating-point numbers of NumPy and Python; torch's default if None.
+    :raises ValueError: for NaN or infinity, lengths that differ, no rows, or a loader with its own sampler. A
+        ``Dataset`` is checked row by row as rows are taken.
     """
 
     def __init__(self, data: Any, name: str, dtype: torch.dtype | None = None) -> None:
@@ -127,17 +127,17 @@ class Rows:
         items: list[Any] = [self.dataset[i] for i in index.tolist()]  # type: ignore[index]
         if self._collate is not None:
             return _tensors(self._collate(items), self._dtype)
-        # Numbers of Python would otherwise be of double precision.
+        # Otherwise Python's numbers would have double precision.
         return _tensors(default_collate([_tensors(item, self._dtype) for item in items]), self._dtype)
 
 
 def as_inputs(x: Any, name: str, dtype: torch.dtype | None = None) -> Inputs:
-    """Inputs alone, as tensors.
+    """Convert inputs without targets to tensors.
 
-    :param x: a tensor or an array, a tuple or a dict of such, or a ``Dataset`` or ``DataLoader`` of inputs or of
-        inputs and targets, in the dataset's order.
-    :param str name: the name to put in messages.
-    :param torch.dtype dtype: of floating-point numbers that come from NumPy or Python; torch's default if None.
+    :param x: a tensor or an array, a tuple or a dict of them, or a ``Dataset`` or ``DataLoader`` of inputs, with or
+        without targets.
+    :param str name: the name of the inputs in errors.
+    :param torch.dtype dtype: the dtype for floating-point numbers of NumPy and Python; torch's default if None.
     :returns: a tensor, or a tuple or dict of tensors, with at least one row.
     :raises ValueError: for anything else, and for NaN or infinity.
     """
@@ -151,11 +151,11 @@ def as_inputs(x: Any, name: str, dtype: torch.dtype | None = None) -> Inputs:
 
 
 def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
-    """Refuse what is not a tensor of rows, or a tuple or dict of such of one length, all finite.
+    """Check for a tensor of rows, or a tuple or dict of tensors of one length, all finite.
 
-    :param x: what may be inputs or targets.
-    :param str name: the name to put in the message.
-    :param torch.Tensor index: what the rows are called, where they are not all rows of their data.
+    :param x: inputs or targets.
+    :param str name: the name of ``x`` in errors.
+    :param torch.Tensor index: the numbers of the rows in their data, if ``x`` holds only some of them.
     :raises ValueError: naming the argument and the row.
     """
     named = _named(x, name)
@@ -178,7 +178,7 @@ def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    # A sum is many times faster to look at than all elements; it may pass the largest number where none of them does.
+    # A sum is many times faster to check than all elements, but it can overflow where no element does.
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
@@ -210,7 +210,7 @@ def _named(x: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def _split(parts: Any) -> tuple[Any, Any]:
-    """Inputs and targets, which are last; with several inputs beside each other they are a tuple."""
+    """Split into inputs, a tuple if there are several, and targets, which come last."""
     *inputs, y = (
         tuple(part) if isinstance(part, list) and part and isinstance(part[0], Tensor) else part for part in parts
     )
@@ -218,7 +218,7 @@ def _split(parts: Any) -> tuple[Any, Any]:
 
 
 def _tensors(value: Any, dtype: torch.dtype | None) -> Any:
-    """The value with tensors for what is NumPy's or a float of Python, in this floating-point dtype."""
+    """Convert NumPy arrays and Python floats to tensors of this floating-point dtype."""
     dtype = dtype or torch.get_default_dtype()
     if isinstance(value, Mapping):
         return {name: _tensors(part, dtype) for name, part in value.items()}
@@ -227,13 +227,13 @@ def _tensors(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 def _tensor(array: Any, dtype: torch.dtype) -> Tensor:
-    # A read-only array is copied: torch has no such tensors and warns.
+    # torch has no read-only tensors, and warns.
     tensor = torch.as_tensor(array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array)
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _check_loader(loader: DataLoader[Any], name: str) -> None:
-    """Refuse a loader whose batches are not each row once in any order."""
+    """Raise a ValueError unless the loader passes over each row once."""
     if isinstance(loader.dataset, IterableDataset):
         return
     sampler = loader.sampler
@@ -249,17 +249,17 @@ def _check_loader(loader: DataLoader[Any], name: str) -> None:
 
 
 class Batches:
-    """The rows of the data in batches: every epoch passes over each row once, in a random order of its own.
+    """Take mini-batches: every epoch passes over each row once, in its own random order.
 
-    Several processes have the same order, and each a part of every batch. Each has as many batches; where one has fewer
-    rows than there are processes, those without any get one of the others' rows, at no share.
+    All processes have the same order, and each takes its part of every batch. If a batch has fewer rows than there are
+    processes, the others take a row of it with a share of zero.
 
     :param Rows rows: the data.
-    :param int size: rows of a batch in each process; the last of an epoch may have fewer.
-    :param int seed: of the orders; that of one epoch does not depend on the others.
-    :param torch.device device: where batches go.
-    :param int rank: which of the processes this is.
-    :param int processes: how many there are.
+    :param int size: the rows of a batch in each process; the last batch of an epoch may have fewer.
+    :param int seed: the seed of the orders; the order of one epoch does not depend on other epochs.
+    :param torch.device device: the device of the batches.
+    :param int rank: the number of this process.
+    :param int processes: the number of processes.
     """
 
     def __init__(
@@ -309,45 +309,42 @@ class Batches:
 
 
 def parts(batch: tuple[Any, Any], number: int) -> Iterator[tuple[tuple[Any, Any], float]]:
-    """A batch in parts, each with its share of the rows.
-
-    :param batch: inputs and targets.
-    :param int number: the most parts; a batch of fewer rows has one for each.
-    """
+    """Split a batch into at most ``number`` parts, each with its share of the rows."""
     size = num_rows(batch[0])
     for index in torch.arange(size).chunk(number):
         yield (take(batch[0], index), take(batch[1], index)), len(index) / size
 
 
 def device_of(*modules: Any) -> torch.device:
-    """The device of the first module that has any parameters."""
-    for module in modules:
-        if isinstance(module, nn.Module):
-            for tensor in [*module.parameters(), *module.buffers()]:
-                return tensor.device
-    for module in submodules(*modules):
-        # A network whose parameters are all random holds none, but knows where they started.
-        if isinstance(module, BayesianModule):
-            return module.device
-    return torch.device("cpu")
+    """The device of the first module that has any parameters or buffers."""
+    tensor = next(_tensors_of(modules), None)
+    if tensor is not None:
+        return tensor.device
+    # A network whose parameters are all random holds none, but knows where they started.
+    return next((part.device for part in _networks(modules)), torch.device("cpu"))
 
 
 def dtype_of(*modules: Any) -> torch.dtype:
-    """The dtype of the first module that has any floating-point parameters, else torch's default."""
+    """The dtype of the first module that has any floating-point parameters or buffers, else torch's default."""
+    tensor = next((tensor for tensor in _tensors_of(modules) if tensor.is_floating_point()), None)
+    if tensor is not None:
+        return tensor.dtype
+    return next((part.dtype for part in _networks(modules)), torch.get_default_dtype())
+
+
+def _tensors_of(modules: Any) -> Iterator[Tensor]:
     for module in modules:
         if isinstance(module, nn.Module):
-            for tensor in [*module.parameters(), *module.buffers()]:
-                if tensor.is_floating_point():
-                    return tensor.dtype
-    for module in submodules(*modules):
-        if isinstance(module, BayesianModule):
-            return module.dtype
-    return torch.get_default_dtype()
+            yield from (*module.parameters(), *module.buffers())
+
+
+def _networks(modules: Any) -> Iterator[BayesianModule]:
+    return (part for part in submodules(*modules) if isinstance(part, BayesianModule))
 
 
 @contextmanager
 def evaluating(*modules: Any) -> Iterator[None]:
-    """Modules in evaluation mode, each submodule's own mode restored afterwards."""
+    """Put modules in evaluation mode, and restore the mode of each submodule afterwards."""
     modes = [(module, module.training) for module in submodules(*modules)]
     for module in modules:
         if isinstance(module, nn.Module):

@@ -8,14 +8,16 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any
 
+import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import load_states, states
+from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.loss_terms import LossTerms
-from pyro_radial.infer.training.checkpoint import State
-from pyro_radial.infer.training.data import evaluating
+from pyro_radial.infer.training.checkpoint import Checkpoint, State, copied
+from pyro_radial.infer.training.data import device_of, evaluating
 from pyro_radial.infer.training.gradients import (
     CompiledGradients,
     EagerGradients,
@@ -31,12 +33,11 @@ from pyro_radial.infer.training.optimizers import (
     initial_rates,
     make_optimizer,
 )
-from pyro_radial.infer.training.trained import Trained
 
 __all__ = ["Trainer"]
 
 
-class Trainer(Trained):
+class Trainer:
     """Train a model and a guide, one optimizer step at a time.
 
     ``gradients`` adds the gradients of a batch to the parameters, and ``take_step`` moves the parameters. Both are
@@ -81,7 +82,8 @@ class Trainer(Trained):
     ) -> None:
         self.loss = RadialELBO() if loss is None else loss
         check_parameters(self.loss(model, guide).named_parameters(), 0)  # type: ignore[arg-type]
-        super().__init__(model, guide, batch)
+        self.model, self.guide, self.device = model, guide, device_of(guide, model)
+        self._loose = _make_parameters(model, guide, batch)
         self._run = model if autocast is None else autocasting(model, autocast, self.device)
         self._check = check
         self._evaluate_once(batch)
@@ -122,6 +124,31 @@ class Trainer(Trained):
         """Make the gradients of the log-likelihood of the mean network."""
         return of_means(self.gradients_of(RadialELBO(kl_weight=0.0)))
 
+    def modules(self) -> dict[str, State]:
+        """The state of the guide, of the model, and of parameters outside both."""
+        model = self.model.state_dict() if isinstance(self.model, nn.Module) else {}
+        # By position, because names in Pyro's store count the instances that a process has made.
+        loose: State = {str(position): value for position, value in enumerate(self._loose.values())}
+        return {"guide": self.guide.state_dict(), "model": model, "loose": loose}
+
+    def copy_of_modules(self) -> dict[str, State]:
+        """Copy :meth:`modules`, so that further training does not change it."""
+        return {role: copied(entries) for role, entries in self.modules().items()}
+
+    @torch.no_grad()
+    def load_modules(self, state: State) -> None:
+        """Load what :meth:`copy_of_modules` returned."""
+        self.guide.load_state_dict(state["guide"])
+        if isinstance(self.model, nn.Module):
+            self.model.load_state_dict(state["model"])
+        for name, value in self.modules()["loose"].items():
+            value.copy_(state["loose"][name])
+
+    def check_entries(self, checkpoint: Checkpoint, state: State) -> None:
+        """Raise a ``ValueError`` if a checkpoint's state is from another model or guide."""
+        for role, entries in self.modules().items():
+            checkpoint.check_entries("model" if role == "loose" else role, state[role], entries)
+
     def state_dict(self) -> State:
         """The state of everything that a step changes, except random numbers."""
         return {
@@ -160,6 +187,26 @@ class Trainer(Trained):
         # An error here will come again in the first step, with its number.
         with without_warnings(), evaluating(self.model, self.guide), torch.no_grad(), suppress(Exception):
             self.loss(self._run, self.guide)(*batch)  # type: ignore[arg-type]
+
+
+def _make_parameters(model: Callable[..., Any], guide: nn.Module, batch: tuple[Any, Any]) -> dict[str, Tensor]:
+    """Run model and guide once, so that all parameters exist; returns those outside both modules."""
+    with one_at_a_time(), evaluating(model, guide), torch.no_grad(), poutine.block():
+        getattr(guide, "setup", guide)(*batch)
+        with seeded(0, device_of(guide, model)), poutine.trace(param_only=True) as capture:
+            drawn = poutine.trace(guide).get_trace(*batch)
+            poutine.replay(model, trace=drawn)(*batch)
+    modules = [module for module in (model, guide) if isinstance(module, nn.Module)]
+    known = {id(parameter) for module in modules for parameter in module.parameters()}
+    loose = {}
+    for name, site in capture.trace.nodes.items():
+        value: Any = site["value"]
+        value = value.unconstrained() if hasattr(value, "unconstrained") else value
+        # Under the name of a module's parameter, Pyro's store can hold an unused namesake.
+        namesake = isinstance(value, nn.Parameter) and isinstance(model, nn.Module)
+        if id(value) not in known and not namesake:
+            loose[name] = value
+    return loose
 
 
 def autocasting(model: Callable[..., Any], dtype: torch.dtype, device: torch.device) -> Callable[..., Any]:
