@@ -24,7 +24,7 @@ from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.data import Batches, Rows, device_of, dtype_of
 from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, Optim, check_optim
 from pyro_radial.infer.training.options import FitOptions
-from pyro_radial.infer.training.processes import joined
+from pyro_radial.infer.training.processes import Processes, joined
 from pyro_radial.infer.training.training_run import Record, TrainingRun
 from pyro_radial.nn.likelihood import set_num_data
 
@@ -113,37 +113,20 @@ def fit(
         processes = stack.enter_context(joined(device))
         with processes.together():
             epochs = positive_count("epochs", epochs)
-            size = None if batch_size is None else positive_count("batch_size", batch_size)
             seed = None if seed is None else non_negative_integer("seed", seed)
             _check(model, guide, loss, validation, options)
             _check_rates(optim, scheduler, options)
-            dtype = dtype_of(guide, model)
-            rows = Rows(data, "data", dtype)
-            held_out = None if validation is None else Rows(validation, "validation", dtype)
-            set_num_data(model, options.num_data or len(rows), "fit")
-            if processes.size > len(rows):
-                raise ValueError(
-                    f"data must have at least one row for each process, got {len(rows)} rows for {processes.size} "
-                    "processes"
-                )
+            rows, held_out = _read(model, guide, data, validation, options.num_data, processes)
+            default_size = rows.batch_size or DEFAULT_BATCH_SIZE
+            size = default_size if batch_size is None else positive_count("batch_size", batch_size)
             if seed is not None:
                 pyro.set_rng_seed(seed)
         shuffle_seed = seed if seed is not None else processes.from_first(lambda: int(torch.randint(2**31, ())))
         kept = None if checkpoint is None else Checkpoint(checkpoint)
         with processes.together():
-            size = size or rows.batch_size or DEFAULT_BATCH_SIZE
             batches = Batches(rows, size, shuffle_seed, device, processes.rank, processes.size)
             run = TrainingRun(
-                model,
-                guide,
-                loss,
-                batches,
-                optim=optim,
-                scheduler=scheduler,
-                validation=held_out,
-                seed=seed,
-                options=options,
-                processes=processes,
+                model, guide, loss, batches, optim, scheduler, held_out, seed=seed, options=options, processes=processes
             )
             if kept is not None and processes.is_first:
                 stack.enter_context(kept)
@@ -151,6 +134,21 @@ def fit(
         run.train(epochs, kept, callback, progress and processes.is_first)
         run.end()
     return FitResult(run.history, run.best_epoch, run.stopped)
+
+
+def _read(
+    model: Any, guide: Any, data: Any, validation: Any, num_data: int | None, processes: Processes
+) -> tuple[Rows, Rows | None]:
+    """The rows to train and to validate on; tells the likelihood how many there are."""
+    dtype = dtype_of(guide, model)
+    rows = Rows(data, "data", dtype)
+    held_out = None if validation is None else Rows(validation, "validation", dtype)
+    set_num_data(model, num_data or len(rows), "fit")
+    if processes.size > len(rows):
+        raise ValueError(
+            f"data must have at least one row for each process, got {len(rows)} rows for {processes.size} processes"
+        )
+    return rows, held_out
 
 
 def _check(model: Any, guide: Any, loss: Any, validation: Any, options: Any) -> None:
