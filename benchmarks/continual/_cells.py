@@ -142,7 +142,7 @@ def described(row: Row) -> str:
     if row["prior_stddev"] != 1.0:
         words.append(f"first prior N(0, {row['prior_stddev']:g}^2)")
     if row["method"] != "mean field":
-        words.append("a radius a tensor" if row["event_dim"] is None else "a radius a row")
+        words.append("one radius per tensor" if row["event_dim"] is None else "one radius per row")
     if row["reset_scales"]:
         words.append("scales reset")
     if row["decay_over"]:
