@@ -1,11 +1,10 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Training that goes on where it was each time that data have come in."""
+"""Training that continues whenever new data arrive."""
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,21 +26,20 @@ DEFAULT_OPTIM: Any = partial(fused_optimizer, Adam, {"lr": 3e-3})
 
 
 class Refits:
-    """A model and a guide that are trained on by some gradient steps with each call, warm from the last.
+    """Train a model and a guide for some gradient steps at each call, continuing from the last one.
 
-    Batches have one size and the scale N / B of the likelihood is a tensor, so that one graph serves however many rows
-    there are: it is recorded once, where a call of :func:`~pyro_radial.fit` for each number of rows would record it
-    anew. A batch larger than the data holds rows more than once, all about as often.
+    All batches have the same size, and the scale N / B of the likelihood is a tensor. So one recorded graph serves any
+    number of rows; :func:`~pyro_radial.fit` would record one for each number. If a batch is larger than the data, rows
+    repeat, all about equally often.
 
-    :param model: a Pyro model ``model(x, y)`` whose observations are in a plate of their number, such as a
-        :class:`~pyro_radial.SupervisedModel` of a likelihood without ``num_data``.
+    :param model: a Pyro model ``model(x, y)``, such as a :class:`~pyro_radial.SupervisedModel` with a likelihood
+        without ``num_data``.
     :param nn.Module guide: its guide.
-    :param loss: as of :func:`~pyro_radial.fit`; :class:`~pyro_radial.RadialELBO` by default.
-    :param optim: as there; Adam at 3e-3 by default. Its state is kept from call to call.
-    :param int steps: gradient steps of a call.
-    :param int batch_size: rows of a step, B.
-    :param bool compile: whether the graph is compiled, or replayed as it was recorded.
-    :param str who: what errors call it.
+    :param RadialELBO loss: loss, as for :func:`~pyro_radial.fit`.
+    :param optim: optimizer, as for ``fit``; Adam at 3e-3 by default. Its state is kept from call to call.
+    :param int steps: gradient steps of one call.
+    :param int batch_size: rows of a batch, B.
+    :param bool compile: whether to compile the graph; otherwise it is replayed as recorded.
     :raises ValueError: naming the argument that does not fit.
 
     Example::
@@ -68,95 +66,85 @@ class Refits:
         steps: int = 200,
         batch_size: int = 64,
         compile: bool = True,
-        who: str = "Refits",
     ) -> None:
         for name, module in (("model", model), ("guide", guide)):
             if not isinstance(module, nn.Module):
-                raise ValueError(f"{who}: {name} must be an nn.Module, got {type(module).__name__}")
-        self.model, self.guide, self.who = model, guide, who
+                raise ValueError(f"{name} must be an nn.Module, got {type(module).__name__}")
+        self.model, self.guide = model, guide
         self.loss = RadialELBO() if loss is None else loss
         if not hasattr(type(self.loss), "terms"):
-            raise ValueError(f"{who}: loss must keep its terms, as RadialELBO does, got {type(loss).__name__}")
+            raise ValueError(f"loss must keep its terms, as RadialELBO does, got {type(loss).__name__}")
         check_optim(optim)
         self.optim, self.compile = optim, compile
-        self.steps = positive_count(f"{who}: steps", steps)
-        self.batch_size = positive_count(f"{who}: batch_size", batch_size)
+        self.steps = positive_count("steps", steps)
+        self.batch_size = positive_count("batch_size", batch_size)
         self._weighted = _Weighted(model)
         self._trainer: Trainer | None = None
 
     @property
     def steps_done(self) -> int:
-        """Gradient steps taken in all."""
+        """Gradient steps taken so far."""
         return 0 if self._trainer is None else self._trainer.steps_done
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether the parameters exist."""
-        return self._trainer is not None
-
     def begin(self, x: Tensor, y: Tensor) -> None:
-        """Make all parameters and the optimizer, once.
+        """Create all parameters and the optimizer from some inputs and targets, unless they exist.
 
-        :param Tensor x: some inputs.
-        :param Tensor y: their targets.
-        :raises ValueError: whatever the model raises that they do not fit.
+        :raises ValueError: if the model does not take such inputs and targets.
         """
-        if self.is_begun:
+        if self._trainer is not None:
             return
-        set_num_data(self.model, self.batch_size, self.who)
+        set_num_data(self.model, self.batch_size, "refits")
         rows = torch.arange(self.batch_size)
         batch = (self._batch(x, rows % len(x)), self._batch(y, rows % len(y)))
-        # All batches have one size, so that one graph serves; -1 replays it as it was recorded.
+        # No batch has -1 rows, so the graph is never compiled, only replayed.
         compile_rows = self.batch_size if self.compile else -1
         self._trainer = Trainer(
             self._weighted, self.guide, batch, loss=self.loss, optim=self.optim, compile_rows=compile_rows
         )
 
     def refit(self, x: Tensor, y: Tensor) -> None:
-        """Take the steps of one call on random batches.
+        """Take ``steps`` gradient steps on random batches.
 
         :param Tensor x: inputs ``[N, ...]``.
         :param Tensor y: targets ``[N, ...]``.
-        :raises ValueError: for no rows.
-        :raises FloatingPointError: naming what is not finite; no step is taken on it.
+        :raises ValueError: if there are no rows, or different numbers of inputs and targets.
+        :raises FloatingPointError: naming what is NaN or infinite in the loss; no step is taken.
         """
         if not len(x) or len(x) != len(y):
-            raise ValueError(f"{self.who}: x and y must have as many rows, one at least, got {len(x)} and {len(y)}")
+            raise ValueError(f"x and y must have the same number of rows, at least one, got {len(x)} and {len(y)}")
         self.begin(x, y)
-        # That of a batch in the graph, that of all rows where users ask the model.
-        set_num_data(self.model, self.batch_size, self.who)
+        # The recorded graph needs the size of a batch, users of the model the number of rows.
+        set_num_data(self.model, self.batch_size, "refits")
         self._weighted.weight.fill_(len(x) / self.batch_size)
         try:
             for _ in range(self.steps):
                 rows = self._rows(len(x))
                 self._begun.step((self._batch(x, rows), self._batch(y, rows)))
         finally:
-            set_num_data(self.model, len(x), self.who)
+            set_num_data(self.model, len(x), "refits")
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later calls depend on, once :meth:`begin` has made it."""
+        """Return everything that later calls depend on, after :meth:`begin`."""
         return self._begun.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any], path: Path | None = None) -> None:
-        """Go on from a state; :meth:`begin` must have been called.
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned, after :meth:`begin`.
 
-        :param dict state: of another of the same model and guide.
-        :param path: the file that it is from, for errors.
-        :raises ValueError: naming the first entries that differ, for another model or guide.
+        :raises ValueError: naming the entries that differ, if the state is from another model or guide.
         """
-        self._begun.check_entries(Checkpoint(path or "given"), state)
+        self._begun.check_entries(Checkpoint("state"), state)
         self._begun.load_state_dict(state)
         if self.steps_done:
-            set_num_data(self.model, round(float(self._weighted.weight) * self.batch_size), self.who)
+            set_num_data(self.model, round(float(self._weighted.weight) * self.batch_size), "refits")
 
     @property
     def _begun(self) -> Trainer:
         if self._trainer is None:
-            raise RuntimeError(f"{self.who}: begin must come before a state, got none begun")
+            raise RuntimeError("training must begin before it has a state; call begin first")
         return self._trainer
 
     def _rows(self, number: int) -> Tensor:
-        """The rows of a batch: none twice before all have come once."""
+        """Random rows of a batch; no row repeats before all have come once."""
         passes = -(-self.batch_size // number)
         return torch.cat([torch.randperm(number) for _ in range(passes)])[: self.batch_size]
 
@@ -166,7 +154,7 @@ class Refits:
 
 
 class _Weighted(nn.Module):
-    """A model whose observations count as often as a tensor says."""
+    """A model whose observations have a weight in a buffer."""
 
     weight: Tensor
 
@@ -181,7 +169,7 @@ class _Weighted(nn.Module):
 
 
 class _WeighObserved(Messenger):
-    """Multiplies the scale of observed sites."""
+    """Multiply the scale of observed sites."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Training that goes on: against one training of the true loss, and from a state."""
+"""Training that continues: against one training of the true loss, and from a state."""
 
 import copy
 import math
@@ -140,18 +140,18 @@ def test_from_a_state_it_goes_on_bit_for_bit(loss, compile):
 
 def test_bad_arguments_are_named():
     model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=100))
-    with pytest.raises(ValueError, match="Refits: num_data of the likelihood must be the number of training points"):
+    with pytest.raises(ValueError, match="num_data of the likelihood must be the number of training points"):
         Refits(model, AutoRadial(model)).begin(X, Y)
-    with pytest.raises(ValueError, match=r"Refits: guide must be an nn.Module, got function"):
+    with pytest.raises(ValueError, match=r"guide must be an nn.Module, got function"):
         Refits(model, lambda x, y: None)
-    with pytest.raises(ValueError, match="Refits: loss must keep its terms, as RadialELBO does, got str"):
+    with pytest.raises(ValueError, match="loss must keep its terms, as RadialELBO does, got str"):
         Refits(model, AutoRadial(model), loss="elbo")
-    with pytest.raises(ValueError, match="Refits: steps must be a positive integer, got 0"):
+    with pytest.raises(ValueError, match="steps must be a positive integer, got 0"):
         Refits(model, AutoRadial(model), steps=0)
     refits = regression()
-    with pytest.raises(ValueError, match="x and y must have as many rows, one at least, got 0 and 0"):
+    with pytest.raises(ValueError, match="x and y must have the same number of rows, at least one, got 0 and 0"):
         refits.refit(X[:0], Y[:0])
-    with pytest.raises(RuntimeError, match="begin must come before a state"):
+    with pytest.raises(RuntimeError, match="training must begin before it has a state"):
         regression().state_dict()
 
 
