@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.decisions._linear_model import LinearModel
 from pyro_radial.decisions.policies import Policy, ThompsonSampling
-from pyro_radial.infer.posthoc.last_layer import LastLayer, find_last_layer
-from pyro_radial.infer.posthoc.trained_network import TrainedNetwork, trained_values
+from pyro_radial.infer.posthoc.last_layer import LastLayer, TrainedNetwork, find_last_layer
 from pyro_radial.infer.training.data import device_of, dtype_of
 
 __all__ = ["EnsembleSampling", "EpsilonGreedy", "LinearThompson", "NeuralLinear", "UniformPolicy"]
@@ -147,10 +146,10 @@ class NeuralLinear(ThompsonSampling):
         self._find_last_layer()
 
     def _find_last_layer(self) -> None:
-        self._network = TrainedNetwork(self.model, trained_values(self.guide, "NeuralLinear"), "NeuralLinear")
+        self._network = TrainedNetwork(self.model, self.guide)
         example = torch.zeros(2, self.num_features).to(device_of(self.model), dtype_of(self.model))
         with torch.no_grad():
-            self._layer: LastLayer = find_last_layer(self._network, example, "NeuralLinear")
+            self._layer: LastLayer = find_last_layer(self._network, example)
 
     @torch.no_grad()
     def _features(self, x: Tensor) -> Tensor:

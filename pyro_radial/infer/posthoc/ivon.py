@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Training by IVON, an optimizer whose state is a diagonal normal posterior."""
+"""Training by IVON, an optimizer with a diagonal normal posterior as its state."""
 
 import importlib
 from typing import Any
@@ -21,8 +21,6 @@ from pyro_radial.nn.supervised import SupervisedModel
 
 __all__ = ["fit_ivon"]
 
-WHO = "fit_ivon"
-
 
 def fit_ivon(
     model: SupervisedModel,
@@ -37,34 +35,34 @@ def fit_ivon(
     mc_samples: int = 1,
     seed: int = 0,
 ) -> AutoMeanField:
-    r"""Train a diagonal normal posterior by IVON, and return it as a mean-field guide.
+    r"""Train a mean-field guide by IVON, an optimizer with a diagonal normal posterior as its state.
 
-    IVON minimizes the negative ELBO per datum: with N rows, a prior :math:`N(0, s^2)` and :math:`\delta = 1 / (N s^2)`,
-    which is what it calls weight decay, the posterior is
+    IVON minimizes the negative ELBO per datum. With N rows and a prior :math:`N(0, s^2)` its weight decay is
+    :math:`\delta = 1 / (N s^2)`, and the posterior is
 
     .. math:: N\big(m, (N (h + \delta))^{-1}\big)
 
-    for its running averages m of weights and h of the diagonal Hessian. Its rate falls to zero along a cosine. It
-    starts at the network's own weights. The package ``ivon-opt``, the authors' own, is licensed under GPL 3 or later
-    and comes with ``pip install 'pyro-radial[ivon]'``.
+    for running averages m of the weights and h of the diagonal Hessian. Training starts at the network's own weights;
+    the learning rate decays to zero along a cosine. ``pip install 'pyro-radial[ivon]'`` installs the authors' package
+    ``ivon-opt``, with the license GPL 3 or later.
 
     Source: Shen, Daheim, Cong, Nickl, Marconi, Bazan, Yokota, Gurevych, Cremers, Khan and Möllenhoff (2024),
     "Variational Learning is Effective for Large Deep Networks", algorithm 1.
 
-    :param SupervisedModel model: with a zero-mean normal prior of one variance at each site.
-    :param data: training rows, as :func:`~pyro_radial.fit` takes them.
-    :param int epochs: passes over them.
-    :param int batch_size: rows of a step.
-    :param float lr: the first rate; the authors' units, in which it is multiplied by ``hess_init`` and weight decay.
-    :param float hess_init: what h starts at.
-    :param float beta1: how much of the gradients' average is kept at a step.
-    :param float beta2: how much of the Hessian's average is kept at a step.
+    :param SupervisedModel model: a model with a zero-mean normal prior of one variance at each site.
+    :param data: training rows, in any form that :func:`~pyro_radial.fit` takes.
+    :param int epochs: the number of passes over the rows.
+    :param int batch_size: rows in a step.
+    :param float lr: the initial rate in the authors' units: ``hess_init`` and weight decay multiply it.
+    :param float hess_init: the initial h.
+    :param float beta1: the fraction of the gradients' average that a step keeps.
+    :param float beta2: the fraction of the Hessian's average that a step keeps.
     :param int mc_samples: draws of the weights in a step.
-    :param int seed: of the batches and the draws; the caller's own random numbers stay as they are.
+    :param int seed: the seed of batches and draws; the global random state is restored.
     :returns: a guide for :func:`~pyro_radial.predict`.
     :raises ImportError: without ``ivon-opt``.
-    :raises ValueError: naming the argument out of range, another model, a site with another prior or with positive
-        values, parameters besides the sites, and a run that diverges.
+    :raises ValueError: for an argument out of range, another model, a site with another prior or with positive values,
+        parameters besides the sites, and a run that diverges.
 
     Example::
 
@@ -78,19 +76,19 @@ def fit_ivon(
         torch.Size([50, 3])
     """
     for name, count in (("epochs", epochs), ("batch_size", batch_size), ("mc_samples", mc_samples)):
-        positive_count(f"{WHO}: {name}", count)
+        positive_count(name, count)
     for name, number in (("lr", lr), ("hess_init", hess_init)):
-        positive_float(f"{WHO}: {name}", number)
+        positive_float(name, number)
     for name, beta in (("beta1", beta1), ("beta2", beta2)):
         if not 0.0 <= beta < 1.0:
-            raise ValueError(f"{WHO}: {name} must be at least zero and less than one, got {beta!r}")
-    non_negative_integer(f"{WHO}: seed", seed)
+            raise ValueError(f"{name} must be at least zero and less than one, got {beta!r}")
+    non_negative_integer("seed", seed)
     ivon = _package()
     if not isinstance(model, SupervisedModel):
-        raise ValueError(f"{WHO}: model must be a SupervisedModel, got {type(model).__name__}")
-    rows = Rows(data, f"{WHO}: data", dtype_of(model))
+        raise ValueError(f"model must be a SupervisedModel, got {type(model).__name__}")
+    rows = Rows(data, "data", dtype_of(model))
     batches = Batches(rows, batch_size, seed, device_of(model))
-    model.likelihood.train_on(len(rows), WHO)
+    model.likelihood.train_on(len(rows), "fit_ivon")
     guide = AutoMeanField(model)
     guide.setup(*batches.first_rows())
     means = guide.loc_scale_means()
@@ -109,7 +107,7 @@ def _package() -> Any:
     try:
         return importlib.import_module("ivon")
     except ImportError as error:
-        raise ImportError(f"{WHO} needs ivon-opt: pip install 'pyro-radial[ivon]'") from error
+        raise ImportError("fit_ivon needs ivon-opt: pip install 'pyro-radial[ivon]'") from error
 
 
 def _prior_precisions(model: SupervisedModel, guide: AutoMeanField, means: dict[str, Tensor]) -> dict[str, float]:
@@ -118,7 +116,7 @@ def _prior_precisions(model: SupervisedModel, guide: AutoMeanField, means: dict[
     besides += [name for name in guide.latent_sites if name not in means]
     if besides:
         raise ValueError(
-            f"{WHO}: model must have no parameters besides real-valued sites, got {besides}; "
+            f"model must have no parameters besides real-valued sites, got {besides}; "
             "BayesianModule(net, select=lambda name, parameter: True) makes all of a network's sites"
         )
     found = {}
@@ -128,7 +126,7 @@ def _prior_precisions(model: SupervisedModel, guide: AutoMeanField, means: dict[
         fits = isinstance(leaf(site["fn"]), Normal) and mean is not None and stddev is not None
         if not fits or bool((mean != 0).any()) or bool((stddev != stddev.flatten()[0]).any()):  # type: ignore[union-attr]
             raise ValueError(
-                f"{WHO}: site '{name}' must have a zero-mean normal prior of one variance, got "
+                f"site '{name}' must have a zero-mean normal prior of one variance, got "
                 f"{type(leaf(site['fn'])).__name__}"
             )
         found[name] = float(stddev.flatten()[0]) ** -2  # type: ignore[union-attr]
@@ -169,7 +167,7 @@ def _train(
 def _check_finite(weights: dict[str, nn.Parameter], cause: Exception | None = None) -> None:
     for name, weight in weights.items():
         if not bool(weight.isfinite().all()):
-            raise ValueError(f"{WHO}: lr must be smaller, got one with which site '{name}' diverged") from cause
+            raise ValueError(f"lr must be smaller, because site '{name}' diverged") from cause
 
 
 def _nll(model: SupervisedModel, weights: dict[str, nn.Parameter], x: Any, y: Any) -> Tensor:

@@ -4,6 +4,7 @@
 """A Laplace approximation of the last layer of a trained network."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import pyro
@@ -13,29 +14,24 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import positive_count, positive_float
-from pyro_radial.infer.posthoc.last_layer import LastLayer, find_last_layer
-from pyro_radial.infer.posthoc.output_hessian import output_hessian
-from pyro_radial.infer.posthoc.trained_network import TrainedNetwork, trained_values
+from pyro_radial.infer.posthoc.last_layer import LastLayer, TrainedNetwork, find_last_layer
 from pyro_radial.infer.training.data import Rows, device_of, dtype_of, move
+from pyro_radial.nn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 
-__all__ = ["MAX_FULL", "LastLayerLaplace", "last_layer_laplace"]
+__all__ = ["MAX_FULL", "LastLayerLaplace", "last_layer_laplace", "output_hessian"]
 
-#: The most weights of a full Hessian: it then holds 72 MB, and its eigenvectors take some five seconds.
+#: The largest number of weights of a full Hessian, which then has 72 MB; its eigenvectors take five seconds.
 MAX_FULL = 3000
-WHO = "last_layer_laplace"
 NOISE_SITE = "_last_layer_noise"
-# Where the evidence is looked at: powers of ten.
+# The grid of the evidence, in powers of ten.
 LEAST, MOST, STEPS = -8, 8, 161
 
 
 class LastLayerLaplace(nn.Module):
-    r"""A guide with a normal posterior on the weights of a network's last layer; all other sites are points.
+    r"""A guide with a normal posterior on the weights of the last layer and points at all other sites.
 
-    The weights, as a matrix ``[K, E]`` with the bias as its last column, are flattened row by row. With the
-    eigenvalues :math:`\lambda` of the Hessian H of the negative log-likelihood, and its eigenvectors Q, a draw is
-    :math:`\theta + Q (\lambda + \delta)^{-1/2} z`.
-
-    Made by :func:`last_layer_laplace`.
+    The weights form a matrix ``[K, E]`` with the bias as its last column, flattened row by row. With eigenvalues
+    :math:`\lambda` and eigenvectors Q of the Hessian, a draw is :math:`\theta + Q (\lambda + \delta)^{-1/2} z`.
 
     :ivar float prior_precision: :math:`\delta`.
     :ivar float log_evidence: Laplace's approximation of the log marginal likelihood of the last layer, in nats.
@@ -85,7 +81,7 @@ class LastLayerLaplace(nn.Module):
         return {name: pyro.sample(name, dist.Delta(value, event_dim=value.dim())) for name, value in values.items()}
 
     def _rotated(self, z: Tensor) -> Tensor:
-        """What unit noise ``[..., P]`` adds to the weights."""
+        """The change of the weights from unit noise ``[..., P]``."""
         scaled = z * self.get_buffer("stddev")
         basis = [self.get_buffer(f"basis_{position}") for position in range(self._num_factors)]
         if len(basis) == 1:
@@ -104,39 +100,34 @@ def last_layer_laplace(
     structure: Literal["full", "kronecker"] = "full",
     chunk_size: int = 1024,
 ) -> LastLayerLaplace:
-    r"""A normal posterior on the weights of the last layer, from the curvature of the loss at the trained weights.
+    r"""Approximate the posterior of the last layer's weights by a normal distribution at the trained weights.
 
-    Its precision is :math:`H + \delta I`, with the Hessian of the negative log-likelihood in the last layer's weights
+    The precision is :math:`H + \delta I`, with the Hessian of the negative log-likelihood in the last layer's weights,
 
     .. math:: H = \sum_n \Lambda_n \otimes \phi_n \phi_n^T, \qquad
         \Lambda_n = -\partial^2 \log p(y_n | f) / \partial f^2, \quad \phi_n \text{ the layer's inputs,}
 
-    which is the generalized Gauss-Newton matrix too, since the network is linear in these weights: for linear
-    regression the posterior is exact. ``structure="kronecker"`` replaces it by
-    :math:`\frac 1 N \sum_n \Lambda_n \otimes \sum_n \phi_n \phi_n^T`, for layers too large for the whole. With
-    ``num_data`` of the likelihood H is scaled from the rows given to these.
-
-    The prior is :math:`N(0, \delta^{-1})` for each weight of the layer, whatever prior the model has. "evidence" takes
-    the :math:`\delta` that maximizes Laplace's approximation of the marginal likelihood at the trained weights
-    :math:`\theta`, of which the terms with :math:`\delta` are
+    scaled to ``num_data`` of the likelihood; for linear regression the posterior is exact. ``structure="kronecker"``
+    uses :math:`\frac 1 N \sum_n \Lambda_n \otimes \sum_n \phi_n \phi_n^T`, for large layers. The prior of each weight
+    of the layer is :math:`N(0, \delta^{-1})`, whatever the model's prior. "evidence" maximizes Laplace's approximation
+    of the marginal likelihood; its terms with :math:`\delta` are
 
     .. math:: -\tfrac{\delta}{2} \|\theta\|^2 + \tfrac{P}{2} \log \delta - \tfrac 1 2 \sum_i \log(\lambda_i + \delta).
 
     Source: MacKay (1992), "The Evidence Framework Applied to Classification Networks"; Kristiadi, Hein and Hennig
     (2020), "Being Bayesian, Even Just a Bit, Fixes Overconfidence in ReLU Networks"; Daxberger et al. (2021), "Laplace
-    Redux", for the evidence of a network that is trained already.
+    Redux".
 
     :param model: a :class:`~pyro_radial.SupervisedModel` of a :class:`~pyro_radial.BayesianModule`, with a categorical,
         Bernoulli, Gaussian or Poisson likelihood.
     :param trained: its guide, whose medians are the trained weights, or the trained network itself.
-    :param data: the training rows, as :func:`~pyro_radial.fit` takes them.
+    :param data: the training rows, in any form that :func:`~pyro_radial.fit` takes.
     :param prior_precision: :math:`\delta`, or "evidence".
-    :param str structure: of H: "full", for at most 3000 weights, or "kronecker".
+    :param str structure: "full", for at most 3000 weights, or "kronecker".
     :param int chunk_size: rows in one pass.
-    :returns: a guide for :func:`~pyro_radial.predict`.
-    :raises ValueError: naming the argument, for another model or likelihood, a network that does not end with a linear
-        layer whose weight is a site of its own, a site without a value, a full H of too many weights, and evidence
-        without a maximum.
+    :returns: a guide for :func:`~pyro_radial.predict`, with ``prior_precision`` and ``log_evidence``.
+    :raises ValueError: for another model or likelihood, a network without a random linear layer of its own at its end,
+        a site without a value, a full H of too many weights, and evidence without a maximum.
 
     Example::
 
@@ -150,18 +141,18 @@ def last_layer_laplace(
         (torch.Size([27, 27]), torch.Size([50, 3]))
     """
     if structure not in ("full", "kronecker"):
-        raise ValueError(f"{WHO}: structure must be 'full' or 'kronecker', got {structure!r}")
+        raise ValueError(f"structure must be 'full' or 'kronecker', got {structure!r}")
     if prior_precision != "evidence":
-        prior_precision = positive_float(f"{WHO}: prior_precision", prior_precision)
-    positive_count(f"{WHO}: chunk_size", chunk_size)
-    network = TrainedNetwork(model, trained_values(trained, WHO), WHO)
-    rows = Rows(data, f"{WHO}: data", dtype_of(model))
+        prior_precision = positive_float("prior_precision", prior_precision)
+    positive_count("chunk_size", chunk_size)
+    network = TrainedNetwork(model, trained)
+    rows = Rows(data, "data", dtype_of(model))
     device = device_of(model)
-    layer = find_last_layer(network, move(rows.take(torch.arange(min(2, len(rows))))[0], device), WHO)
+    layer = find_last_layer(network, move(rows.take(torch.arange(min(2, len(rows))))[0], device))
     weights = layer.matrix(network.values)
     if structure == "full" and weights.numel() > MAX_FULL:
         raise ValueError(
-            f"{WHO}: structure must be 'kronecker' for more than {MAX_FULL} weights, got 'full' for the "
+            f"structure must be 'kronecker' for more than {MAX_FULL} weights, got 'full' for the "
             f"{weights.numel()} of site '{layer.weight}' and its bias"
         )
     outputs, inputs = weights.shape
@@ -169,7 +160,7 @@ def last_layer_laplace(
     for index in torch.arange(len(rows)).split(chunk_size):
         x, y = (move(part, device) for part in rows.take(index))
         features, f = layer.features(network, x)
-        curvature.add(features.double(), output_hessian(network.likelihood, f.double(), network.noise, WHO))
+        curvature.add(features.double(), output_hessian(network.likelihood, f.double(), network.noise))
         observation = network.likelihood.observation(f, **network.noise)
         curvature.log_likelihood += float(observation.log_prob(network.likelihood.check_target(f, y)).sum())
     factor = (network.likelihood.num_data or len(rows)) / len(rows)
@@ -202,25 +193,25 @@ class _Curvature:
                 self.inputs[k, m] += (features * hessians[:, k, m, None]).mT @ features
 
     def decomposed(self, factor: float) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The eigenvalues ``[P]``, and the eigenvectors, of one matrix or of two factors."""
+        """The eigenvalues ``[P]``, and the eigenvectors of one matrix or of two factors."""
         if not self.full:
             (g, left), (a, right) = torch.linalg.eigh(self.outputs / self.rows), torch.linalg.eigh(factor * self.inputs)
             return torch.outer(g.clamp_min(0.0), a.clamp_min(0.0)).flatten(), (left, right)
         size = len(self.outputs) * self.inputs.shape[-1]
-        # Only the lower triangle is there, and is read.
+        # eigh reads only the lower triangle, which is filled.
         matrix = self.inputs.transpose(1, 2).reshape(size, size)
         eigenvalues, vectors = torch.linalg.eigh(factor * matrix)
         return eigenvalues.clamp_min(0.0), (vectors,)
 
 
 def _evidence(precision: float, square: float, eigenvalues: Tensor) -> float:
-    """The terms of the log evidence with the prior's precision, for the squared norm of the weights."""
+    """The terms of the log evidence that depend on the prior's precision; ``square`` is that of the weights' norm."""
     shrunk = 0.5 * (len(eigenvalues) * math.log(precision) - float((eigenvalues + precision).log().sum()))
     return shrunk - 0.5 * precision * square
 
 
 def _best_precision(square: float, eigenvalues: Tensor) -> float:
-    """The precision of the largest evidence."""
+    """The precision with the largest evidence."""
 
     def loss(log: float) -> float:
         return -_evidence(10.0**log, square, eigenvalues)
@@ -229,7 +220,52 @@ def _best_precision(square: float, eigenvalues: Tensor) -> float:
     best = min(range(STEPS), key=lambda index: loss(grid[index]))
     if best in (0, STEPS - 1):
         raise ValueError(
-            f"{WHO}: prior_precision must be given, got 'evidence', which has no maximum between 1e{LEAST} and 1e{MOST}"
+            f"prior_precision must be given, got 'evidence', which has no maximum between 1e{LEAST} and 1e{MOST}"
         )
     found = minimize_scalar(loss, bounds=(grid[best - 1], grid[best + 1]), method="bounded", options={"xatol": 1e-6})
     return float(10.0**found.x)
+
+
+def output_hessian(likelihood: Likelihood, f: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+    r"""The Hessian :math:`-\partial^2 \log p(y | f) / \partial f^2`, ``[N, K, K]``, which does not depend on y here.
+
+    :param f: outputs ``[N, K]``.
+    :param noise: the other arguments of the likelihood's distribution.
+    :raises ValueError: for another likelihood, or outputs of another shape.
+    """
+    hessian = HESSIANS.get(type(likelihood))
+    if hessian is None:
+        known = ", ".join(kind.__name__ for kind in HESSIANS)
+        raise ValueError(f"likelihood must be one of {known}, got {type(likelihood).__name__}")
+    if f.dim() != 2 or likelihood.event_dim != 1:
+        raise ValueError(
+            f"likelihood must be of outputs [N, K], with event_dim=1, got outputs {list(f.shape)} and "
+            f"event_dim={likelihood.event_dim}"
+        )
+    return hessian(f, noise)
+
+
+def _categorical(f: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+    p = f.softmax(-1)
+    return p.diag_embed() - p.unsqueeze(-1) * p.unsqueeze(-2)
+
+
+def _bernoulli(f: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+    return (f.sigmoid() * (-f).sigmoid()).diag_embed()
+
+
+def _gaussian(f: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+    return torch.ones_like(f).div(noise["scale"].to(f).square()).diag_embed()
+
+
+def _poisson(f: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+    return f.exp().diag_embed()
+
+
+# By exact class, because a subclass may have another distribution.
+HESSIANS: dict[type[Likelihood], Callable[[Tensor, Mapping[str, Tensor]], Tensor]] = {
+    Categorical: _categorical,
+    Bernoulli: _bernoulli,
+    Gaussian: _gaussian,
+    Poisson: _poisson,
+}

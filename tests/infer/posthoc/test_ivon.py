@@ -87,7 +87,7 @@ DATA = (torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]))
         (classifier(nn.Linear(2, 2)), {"epochs": 0}, "epochs must be a positive integer, got 0"),
         (classifier(nn.Linear(2, 2)), {"lr": 0.0}, "lr must be a positive finite number, got 0.0"),
         (classifier(nn.Linear(2, 2)), {"beta2": 1.0}, "beta2 must be at least zero and less than one, got 1.0"),
-        (classifier(nn.Linear(2, 2)), {"lr": 1e30, "epochs": 20}, "lr must be smaller, got one with which site"),
+        (classifier(nn.Linear(2, 2)), {"lr": 1e30, "epochs": 20}, "lr must be smaller, because site"),
     ],
 )
 def test_bad_input_is_named(ivon, model, options, message):

@@ -14,7 +14,7 @@ from torch import nn
 from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, fit, predict
 from pyro_radial.infer import SampledNetwork, last_layer_laplace
 from pyro_radial.infer.autoguide.families import Delta
-from pyro_radial.infer.posthoc.output_hessian import output_hessian
+from pyro_radial.infer.posthoc.laplace import output_hessian
 from pyro_radial.nn import likelihoods
 from tests.helpers.trained import guide_of, overfitted
 
@@ -113,7 +113,7 @@ def test_the_precision_is_the_hessian_of_finite_differences(make, num_data):
 def test_the_kronecker_factors_are_the_mean_curvature_and_the_summed_features():
     network, model, (x, y) = problem(likelihoods.Categorical())
     features = torch.cat([network[:2](x), torch.ones_like(x[:, :1])], 1).detach()
-    hessians = output_hessian(model.likelihood, network(x).detach(), {}, "test")
+    hessians = output_hessian(model.likelihood, network(x).detach(), {})
     exact = torch.kron(hessians.mean(0), features.mT @ features) + 2.0 * torch.eye(15)
     guide = last_layer_laplace(model, network, (x, y), prior_precision=2.0, structure="kronecker")
     torch.testing.assert_close(guide.covariance().inverse(), exact, rtol=1e-8, atol=1e-10)
