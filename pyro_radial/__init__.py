@@ -5,7 +5,8 @@
 
 from pyro_radial._version import __version__
 from pyro_radial.continual import PriorChain
-from pyro_radial.infer import CompiledSVI, FitOptions, FunctionalELBO, RadialELBO, diagnose, fit, predict
+from pyro_radial.functional import FunctionalELBO
+from pyro_radial.infer import CompiledSVI, FitOptions, RadialELBO, diagnose, fit, predict
 from pyro_radial.infer.autoguide import AutoMeanField, AutoRadial, AutoRadialDirectional
 from pyro_radial.nn import BayesianModule, SupervisedModel
 

@@ -21,8 +21,7 @@ MAY_IMPORT = {
     "poutine": LOW,
     "nn": LOW,
     "infer.autoguide": LOW,
-    "infer": LOW
-    | {"functional", "infer.autoguide", "infer.compiled", "infer.posthoc", "infer.prediction", "infer.training"},
+    "infer": LOW | {"infer.autoguide", "infer.compiled", "infer.posthoc", "infer.prediction", "infer.training"},
     "infer.compiled": LOW | {"infer", "infer.autoguide", "infer.training"},
     "infer.training": LOW | {"infer", "infer.autoguide", "infer.compiled", "infer.prediction"},
     "infer.prediction": LOW | {"infer.autoguide", "infer.training"},

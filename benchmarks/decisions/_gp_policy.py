@@ -25,9 +25,8 @@ class GaussianProcessThompson(Policy):
 
     :param GaussianProcess prior: prior of each arm.
     :param int max_points: largest number of rewards of an arm in its posterior, the latest, since N rewards cost N^3.
-    :param int steps: gradient steps of each arm in a refit; none with 0.
+    :param int steps: largest number of iterations of each arm in a refit; none with 0.
     :param int fit_points: largest number of rewards in such a step.
-    :param float lr: learning rate.
     :param float noise: standard deviation of the noise in standardized units, before it is learned.
     """
 
@@ -38,11 +37,10 @@ class GaussianProcessThompson(Policy):
         max_points: int = 1000,
         steps: int = 10,
         fit_points: int = 100,
-        lr: float = 0.05,
         noise: float = 0.3,
     ) -> None:
         self.prior, self.max_points, self.steps = prior, max_points, steps
-        self.fit_points, self.lr, self.noise = fit_points, lr, noise
+        self.fit_points, self.noise = fit_points, noise
         self._gradient_steps = 0
         self._arms: list[GaussianProcess] = []
         self._data: list[tuple[Tensor, Tensor]] = []
@@ -83,7 +81,7 @@ class GaussianProcessThompson(Policy):
             # One reward teaches nothing about the parameters, and equal rewards would drive the noise to zero.
             if self.steps and len(y) > 1 and y.std(correction=0) > 0:
                 before = float(arm.observation_noise)
-                arm.fit(*self._data[number], num_points=self.fit_points, steps=self.steps, lr=self.lr, progress=False)
+                arm.fit(*self._data[number], num_points=self.fit_points, steps=self.steps)
                 arm.observation_noise.clamp_(min=min(before, 0.01))
                 self._gradient_steps += self.steps
         self._solve()

@@ -77,7 +77,7 @@ FORMS: dict[str, Row] = {
 def fitted_prior(rows: Pair, setting: Row) -> GaussianProcess:
     """A process with an RBF kernel, and a length for each input, of the highest marginal likelihood."""
     prior = unfitted_prior(rows)
-    prior.fit(*rows, num_points=setting["prior_points"], steps=setting["prior_steps"], progress=False)
+    prior.fit(*rows, num_points=setting["prior_points"], steps=setting["prior_steps"])
     return prior
 
 

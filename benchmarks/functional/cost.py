@@ -93,8 +93,8 @@ def run(output: Path, *, form: Form = "default") -> None:
 class LikelihoodAlone(RadialELBO):
     """The loss without its KL."""
 
-    def _kl_by_site(self, model_trace: Any, guide_trace: Any) -> dict[str, Tensor]:
-        return {}
+    def _kls(self, run: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        return {}, {}
 
 
 @dataclass(frozen=True)

@@ -226,7 +226,7 @@ def shown(problem: Problem) -> Row:
 
 def fitted_prior(task: Task, problem: Problem, steps: int) -> GaussianProcess:
     prior = GaussianProcess(task.kernel(problem.unit_of_inputs))
-    prior.fit(*problem.train, steps=steps, observation_noise=problem.noise, progress=False)
+    prior.fit(*problem.train, steps=steps, observation_noise=problem.noise)
     return prior
 
 

@@ -78,7 +78,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 OVERRIDDEN = {
     "AutoGuide": ("_create_plates", "_prototype_hide_fn", "_setup_prototype"),
     "ELBO": ("_get_traces", "_guess_max_plate_nesting", "_vectorized_num_particles"),
-    "TraceMeanField_ELBO": ("_differentiable_loss_particle", "_get_trace"),
+    "TraceMeanField_ELBO": ("_get_trace",),
 }
 
 

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import is_capturing
 from pyro_radial.continual.prior_chain import PriorChain
-from pyro_radial.functional.divergences.marginal_kl import kl_of_marginals
+from pyro_radial.functional.divergences.process import kl_of_marginals
 from pyro_radial.functional.guide_process import GuideProcess
 from pyro_radial.functional.linearization import Structure
 from pyro_radial.functional.priors import PosteriorProcess
-from pyro_radial.infer.elbo import RadialELBO, check_weight
+from pyro_radial.infer.elbo import RadialELBO, Run, check_weight
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.nn.multi_head import under_head
 
@@ -110,18 +109,19 @@ class FunctionChainELBO(RadialELBO):
         self._numbers = [torch.tensor(k.filled, device=k.x.device) for k in self.kept]
         self._structures: dict[Any, Structure] = {}
 
-    def _kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
-        """The divergence of the functions, times the number of particles, because all terms are sums over particles."""
+    def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The divergence of the functions, times the particles that all terms sum over, and the KLs of the weights."""
         if len(self.kept) > 1 and is_capturing():
             raise RuntimeError("the heads of kept functions take turns, which a graph cannot record")
         turn = self.step % len(self.kept)
         kept, number = self.kept[turn], self._numbers[turn]
         drawn = self._drawn(kept, number)
-        process = GuideProcess(self._model, model_trace, guide_trace, FUNCTION_SITE, self._structures)
-        with under_head(self._model, kept.head):
+        process = GuideProcess(run, FUNCTION_SITE, self._structures)
+        with under_head(run.model_in_full_precision, kept.head):
             divergence = kl_of_marginals(process.marginals(drawn.x), (drawn.mean, drawn.variance))
         scale = self.num_particles * len(self.kept) / len(drawn.x) * number
-        return {FUNCTION_SITE: (scale * divergence).to(drawn.x.dtype)}
+        weights = self._site_kls(run) if self.weight_space_kl else {}
+        return {FUNCTION_SITE: (scale * divergence).to(drawn.x.dtype)}, weights
 
     def _drawn(self, kept: FunctionMemory, number: Tensor) -> FunctionMemory:
         """The functions at kept inputs drawn at random, or at all inputs if they are few."""
@@ -131,6 +131,3 @@ class FunctionChainELBO(RadialELBO):
         keys = torch.rand(len(kept.x), device=kept.x.device)
         is_free = torch.arange(len(kept.x), device=kept.x.device) >= number
         return kept.at(keys.masked_fill(is_free, 2.0).argsort()[: min(self.max_points, kept.filled)])
-
-    def _weight_space_kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
-        return super()._kl_by_site(model_trace, guide_trace) if self.weight_space_kl else {}

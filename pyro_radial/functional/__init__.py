@@ -1,18 +1,17 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Priors on functions instead of weights, how far functions are from them, and where to compare."""
+"""Priors on functions instead of weights, and the loss, divergences and measurement points to train with."""
 
-from pyro_radial.functional.adversarial import AdversarialPoints
 from pyro_radial.functional.divergences import (
-    DivergenceEstimate,
     GaussianKL,
     LinearizedKL,
     MarginalKL,
     RegularizedKL,
     SteinKL,
 )
-from pyro_radial.functional.measurement_points import BetweenRows, Concatenated, FromData, FromSampler, UniformBox
+from pyro_radial.functional.elbo import FunctionalELBO
+from pyro_radial.functional.measurement_points import AdversarialPoints, BetweenRows, FromData, UniformBox
 from pyro_radial.functional.priors import (
     BNNPrior,
     FunctionPrior,
@@ -30,11 +29,9 @@ __all__ = [
     "AdversarialPoints",
     "BNNPrior",
     "BetweenRows",
-    "Concatenated",
-    "DivergenceEstimate",
     "FromData",
-    "FromSampler",
     "FunctionPrior",
+    "FunctionalELBO",
     "GaussianKL",
     "GaussianProcess",
     "GaussianScore",

@@ -1,10 +1,10 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The loss with a prior on functions in the place of one on weights."""
+"""The loss with a prior on functions instead of weights."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pyro.poutine as poutine
 import torch
@@ -13,33 +13,23 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.random_numbers import seeded
-from pyro_radial.functional.auxiliary_sites import sites_led_to
-from pyro_radial.functional.divergences import Divergence, DivergenceEstimate, ProcessDivergence, SteinKL
-from pyro_radial.functional.guide_process import GuideProcess
+from pyro_radial.functional.divergences.estimate import Divergence, DivergenceEstimate, ProcessDivergence
+from pyro_radial.functional.divergences.stein import SteinKL
+from pyro_radial.functional.guide_process import GuideProcess, sites_led_to
 from pyro_radial.functional.linearization import Structure
 from pyro_radial.functional.measurement_points import MeasurementPoints
 from pyro_radial.functional.priors import FunctionPrior
-from pyro_radial.infer.elbo import RadialELBO, check_weight
+from pyro_radial.functional.process_comparison import ProcessComparison, compare_with_process
+from pyro_radial.infer.elbo import RadialELBO, Run, check_weight
+from pyro_radial.infer.training.data import move
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.poutine.local_reparameterization import check_drawn
 
 __all__ = ["FunctionalELBO"]
 
-# Where the function site of a trace keeps its :class:`_Measurement`.
-MEASUREMENT = "measurement"
-
 PLACES = ("both", "measurement_points")
-
-
-class _Measurement(NamedTuple):
-    """What the divergence of one loss is of."""
-
-    #: All points at which functions are compared, ``[M, ...]``.
-    points: Tensor
-    #: The values of the functions there, ``[S, M, O]``, or their process.
-    functions: Tensor | GuideProcess
-    #: The sites of the guide that no function depends on, which have a KL each.
-    others: frozenset[str]
+# Draws of the function for a comparison with the exact posterior: a width is then known to 4 % at each point.
+NUM_DRAWS = 256
 
 
 class FunctionalELBO(RadialELBO):
@@ -108,217 +98,185 @@ class FunctionalELBO(RadialELBO):
             positive_count("num_functions", num_functions), vectorize_particles=True, kl_weight=kl_weight, **kwargs
         )
         if compare_at not in PLACES:
-            raise ValueError(f"FunctionalELBO: compare_at must be one of {PLACES}, got {compare_at!r}")
+            raise ValueError(f"compare_at must be one of {PLACES}, got {compare_at!r}")
         if compare_at == "measurement_points" and measurement_points is None:
-            raise ValueError("FunctionalELBO: measurement_points must be given to compare at them alone, got None")
+            raise ValueError("measurement_points must be given to compare at them alone, got None")
         self.prior = prior
         self.measurement_points = measurement_points
         self.divergence: Divergence | ProcessDivergence = SteinKL() if divergence is None else divergence
         self.compare_at = compare_at
         self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
         self.function_site = function_site
-        # Found once, of the model and guide that this loss serves, as the nesting of their plates is; with random
-        # numbers apart, so that a loss draws the same whether or not it is the first.
-        self._others: frozenset[str] | None = None
+        # What the function depends on is found once, like the nesting of plates, and without random numbers of the
+        # loss, so that the first loss draws the same as any other.
+        self._beside_function: frozenset[str] | None = None
         self._structures: dict[Any, Structure] = {}
 
-    def _guess_max_plate_nesting(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """As Pyro's, without the log-densities that it computes on the way, and with random numbers of its own."""
-        with poutine.block(), seeded(0, _inputs(args).device):
-            traces = [poutine.trace(fn).get_trace(*args, **kwargs) for fn in (guide, model)]
-        stacks = (site["cond_indep_stack"] for trace in traces for site in trace.nodes.values() if "fn" in site)
-        nesting = max((-frame.dim for stack in stacks for frame in stack if frame.vectorized), default=0)
-        # With the plate of the particles, as Pyro counts.
-        self.max_plate_nesting = nesting + (self.num_particles > 1)
+    @torch.no_grad()
+    def compared_with_process(
+        self, model: Any, guide: Any, data: tuple[Tensor, Tensor], new_inputs: Tensor | None = None
+    ) -> ProcessComparison:
+        """Compare a network with the exact posterior of the prior; :func:`~pyro_radial.diagnose` calls this.
 
-    def _get_trace(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Trace]:
-        """Model and guide on the data, with the values of the same functions at the measurement points."""
-        model_trace, guide_trace = super()._get_trace(model, guide, args, kwargs)
-        x = _inputs(args)
-        values = self._values(model_trace, len(x))
-        process = None
-        if isinstance(self.divergence, ProcessDivergence):
-            process = GuideProcess(self._model, model_trace, guide_trace, self.function_site, self._structures)
-        else:
-            for name, latent in guide_trace.iter_stochastic_nodes():
-                check_drawn(name, latent, "FunctionalELBO: guide must draw whole functions")
-        if self._others is None:
-            with seeded(0, x.device):
-                weights = self._sites_of_the_function(model, guide_trace, x, process)
-                self._others = self._sites_beside_the_function(weights, guide, (model_trace, guide_trace), args, kwargs)
-        functions, points = process or values, x
+        :param model: a Pyro model ``model(x, y)``.
+        :param guide: its trained guide.
+        :param data: all training rows.
+        :param Tensor new_inputs: further points ``[M, ...]``.
+        :returns: a comparison with its ``findings``.
+        :raises ValueError: for a prior without an exact posterior, too many rows, or a likelihood that is not normal.
+        """
+        x, _ = data
+        places = {} if new_inputs is None else {"new inputs": move(new_inputs, x.device)}
         if self.measurement_points is not None:
-            further = self._further_points(self.measurement_points, model, guide_trace, x, functions)
-            functions, points = self._with_further(functions, x, further, model, guide_trace)
-        site: Any = model_trace.nodes[self.function_site]
-        site[MEASUREMENT] = _Measurement(points, functions, self._others)
-        return model_trace, guide_trace
+            places["measurement points"] = self.measurement_points(x)
+        site = self.function_site
+        return compare_with_process(model, guide, self.prior, data, places, num_samples=NUM_DRAWS, function_site=site)
+
+    def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The divergence of the functions with the KLs of the other sites, and the KLs of the weights."""
+        x = _inputs(run.args)
+        values = self._values(run.model_trace, len(x))
+        functions: Tensor | GuideProcess = values
+        if isinstance(self.divergence, ProcessDivergence):
+            functions = GuideProcess(run, self.function_site, self._structures)
+        else:
+            for name, latent in run.guide_trace.iter_stochastic_nodes():
+                check_drawn(name, latent, "guide must draw whole functions")
+        if self._beside_function is None:
+            with seeded(0, x.device):
+                self._beside_function = self._sites_beside_function(run, x, functions)
+        beside, points = self._beside_function, x
+        if self.measurement_points is not None:
+            further = self._further_points(self.measurement_points, run, x, functions)
+            functions, points = self._with_further(functions, x, further, run.model, run.guide_trace)
+        estimate = self._divergence(functions, points)
+        value = 0.0 if estimate.value is None else estimate.value
+        # The value of one, the gradient of the other; summed over the particles as all terms are.
+        divergence = value + estimate.surrogate - estimate.surrogate.detach()
+        kls = {self.function_site: self.num_particles * divergence}
+        kls |= self._site_kls(run, lambda name: name in beside)
+        return kls, self._site_kls(run, lambda name: name not in beside) if self.weight_space_kl else {}
+
+    def _further_points(
+        self, measurement_points: MeasurementPoints, run: Run, x: Tensor, functions: Tensor | GuideProcess
+    ) -> Tensor:
+        """The measurement points as they are now; in training, adversarial ones then take a step."""
+        further = measurement_points(x)
+        if not isinstance(further, Tensor) or further.shape[1:] != x.shape[1:]:
+            got = list(further.shape[1:]) if isinstance(further, Tensor) else type(further).__name__
+            raise ValueError(
+                f"measurement_points must give points of the shape of one input, {list(x.shape[1:])}, got {got}"
+            )
+        ascend = getattr(measurement_points, "ascend", None)
+        if ascend is not None and torch.is_grad_enabled():
+            fixed = run.guide_trace.copy()
+            fixed.detach_()
+            values = functions.detach() if isinstance(functions, Tensor) else functions
+            ascend(lambda points: self._value(*self._with_further(values, x, points, run.model, fixed)))
+        return further
 
     def _with_further(
         self, functions: Tensor | GuideProcess, x: Tensor, further: Tensor, model: Any, guide_trace: Trace
     ) -> tuple[Tensor | GuideProcess, Tensor]:
-        """The functions, known at the inputs, and the points, where the further ones come in."""
+        """The functions at all points of comparison, and these points."""
         alone = self.compare_at == "measurement_points"
         points = further if alone else torch.cat([x, further])
         if isinstance(functions, GuideProcess):
             return functions, points
-        there = self._values_at(further, model, guide_trace)
+        replayed = poutine.replay(self._vectorized_num_particles(model), trace=guide_trace)
+        there = self._values(poutine.trace(replayed).get_trace(further), len(further))
         return there if alone else torch.cat([functions, there], 1), points
-
-    def _values_at(self, points: Tensor, model: Any, guide_trace: Trace) -> Tensor:
-        """The values of the same functions at other points."""
-        return self._values(poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(points), len(points))
-
-    def _further_points(
-        self,
-        measurement_points: MeasurementPoints,
-        model: Any,
-        guide_trace: Trace,
-        x: Tensor,
-        functions: Tensor | GuideProcess,
-    ) -> Tensor:
-        """The further points as they are now; in training, those that can take one step up the divergence."""
-        further = measurement_points(x)
-        if further.shape[1:] != x.shape[1:]:
-            raise ValueError(
-                f"FunctionalELBO: measurement_points must give points of the shape of one input, {list(x.shape[1:])}, "
-                f"got {list(further.shape[1:])}"
-            )
-        ascend = getattr(measurement_points, "ascend", None)
-        if ascend is not None and torch.is_grad_enabled():
-            ascend(self._divergence_at(model, guide_trace, x, functions))
-        return further
-
-    def _divergence_at(
-        self, model: Any, guide_trace: Trace, x: Tensor, functions: Tensor | GuideProcess
-    ) -> Callable[[Tensor], Tensor]:
-        """The divergence as a function of further points, for functions that stay as they are."""
-        fixed = guide_trace.copy()
-        fixed.detach_()
-        values = functions.detach() if isinstance(functions, Tensor) else functions
-
-        def divergence_at(further: Tensor) -> Tensor:
-            estimate = self._divergence(*self._with_further(values, x, further, model, fixed))
-            if estimate.value is None:
-                raise ValueError(
-                    "FunctionalELBO: divergence must estimate a value that the measurement points can raise, such as "
-                    f"GaussianKL or RegularizedKL, got {type(self.divergence).__name__}"
-                )
-            return estimate.surrogate
-
-        return divergence_at
 
     def _values(self, trace: Trace, num_points: int) -> Tensor:
         """The function values of a run, ``[S, N, O]``."""
-        if self.function_site not in trace.nodes:
+        site = self.function_site
+        if site not in trace.nodes:
             raise ValueError(
-                f"FunctionalELBO: model must record a site '{self.function_site}', got none; record the function's "
-                f'values with pyro.deterministic("{self.function_site}", values)'
+                f"model must record a site '{site}', got none; record the function's values with "
+                f'pyro.deterministic("{site}", values)'
             )
-        value: Any = trace.nodes[self.function_site]["value"]
+        value: Any = trace.nodes[site]["value"]
         if not value.is_floating_point():
-            raise ValueError(f"FunctionalELBO: site '{self.function_site}' must be real-valued, got {value.dtype}")
+            raise ValueError(f"site '{site}' must be real-valued, got {value.dtype}")
         lead = tuple(size for size in value.shape if size != 1)
         expected = tuple(size for size in (self.num_particles, num_points) if size != 1)
         if lead[: len(expected)] != expected:
             raise ValueError(
-                f"FunctionalELBO: site '{self.function_site}' must hold {self.num_particles} functions at {num_points} "
-                f"inputs, got shape {tuple(value.shape)}"
+                f"site '{site}' must hold {self.num_particles} functions at {num_points} inputs, got shape "
+                f"{tuple(value.shape)}"
             )
         return value.reshape(self.num_particles, num_points, -1)
 
     def _divergence(self, functions: Any, points: Tensor) -> DivergenceEstimate:
-        """The divergence, with the noise that the prior's function values carry on the network's as well."""
+        """The divergence; drawn functions get the noise of the prior's function values."""
         if self.prior.noise and isinstance(functions, Tensor):
             functions = functions + self.prior.noise * torch.randn_like(functions)
         try:
             return self.divergence(functions, points, self.prior)
         except ValueError as error:
             raise ValueError(
-                f"FunctionalELBO: the divergence refuses site '{self.function_site}', with values at {len(points)} "
-                f"points of num_functions = {self.num_particles} functions: {error}"
+                f"the divergence refuses site '{self.function_site}', with values at {len(points)} points of "
+                f"num_functions = {self.num_particles} functions: {error}"
             ) from error
 
-    def _sites_beside_the_function(
-        self,
-        weights: frozenset[str],
-        guide: Any,
-        traces: tuple[Trace, Trace],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> frozenset[str]:
+    def _value(self, functions: Any, points: Tensor) -> Tensor:
+        """The divergence as a value to differentiate in the points."""
+        estimate = self._divergence(functions, points)
+        if estimate.value is None:
+            raise ValueError(
+                "divergence must estimate a value that the measurement points can raise, such as GaussianKL or "
+                f"RegularizedKL, got {type(self.divergence).__name__}"
+            )
+        return estimate.surrogate
+
+    def _sites_beside_function(self, run: Run, x: Tensor, functions: Tensor | GuideProcess) -> frozenset[str]:
         """The sites of the guide that have a KL of their own.
 
-        These are the latent sites of the model on which no function value depends, and the auxiliary sites that lead to
-        them. An auxiliary site that leads to a weight is part of the function, whose density the divergence knows.
+        These are the latent sites of the model that no function value depends on, and the auxiliary sites that lead to
+        them. An auxiliary site that leads to a weight is part of the function, and the divergence knows its density.
         """
-        model_trace, guide_trace = traces
-        names = {name for name, _ in guide_trace.iter_stochastic_nodes()}
-        auxiliary = names - set(model_trace.nodes)
+        weights = functions.sites(x) if isinstance(functions, GuideProcess) else self._sites_of_function(run, x)
+        names = {name for name, _ in run.guide_trace.iter_stochastic_nodes()}
+        auxiliary = names - set(run.model_trace.nodes)
         others = names - auxiliary - weights
-        for name, leads_to in sites_led_to(guide, auxiliary, args, kwargs).items():
+        guide = self._vectorized_num_particles(run.guide)
+        for name, leads_to in sites_led_to(guide, auxiliary, run.args, run.kwargs).items():
             beside = sorted(leads_to - weights)
             if beside and leads_to & weights:
                 raise ValueError(
-                    f"FunctionalELBO: guide must draw sites {beside}, on which no function value depends, apart from "
-                    f"the function's, got auxiliary site '{name}' that leads to both and whose density cannot be "
-                    "divided; give these sites a guide of their own in an AutoGuideList, or use AutoNormal or "
-                    "AutoMeanField"
+                    f"guide must draw sites {beside}, on which no function value depends, apart from the function's "
+                    f"sites, got auxiliary site '{name}' that leads to both and has one density; give these sites a "
+                    "guide of their own in an AutoGuideList, or use AutoNormal or AutoMeanField"
                 )
             if beside:
                 others.add(name)
         return frozenset(others)
 
-    def _sites_of_the_function(
-        self, model: Any, guide_trace: Trace, x: Tensor, process: GuideProcess | None
-    ) -> frozenset[str]:
+    def _sites_of_function(self, run: Run, x: Tensor) -> frozenset[str]:
         """The latent sites that the function values depend on, found by a gradient."""
-        if process is not None:
-            try:
-                return process.sites(x)
-            except ValueError as error:
-                raise ValueError(f"FunctionalELBO: {error}") from error
-        trace = guide_trace.copy()
+        trace = run.guide_trace.copy()
         leaves = {}
         for name, site in dict[str, Any](trace.iter_stochastic_nodes()).items():
             leaves[name] = site["value"].detach().requires_grad_()
             trace.nodes[name] = {**site, "value": leaves[name]}
         with torch.enable_grad():
-            run = poutine.trace(poutine.replay(model, trace=trace)).get_trace(x)
-            values = self._values(run, len(x))
+            replayed = poutine.replay(self._vectorized_num_particles(run.model), trace=trace)
+            values = self._values(poutine.trace(replayed).get_trace(x), len(x))
             gradients = torch.autograd.grad(values.sum(), list(leaves.values()), allow_unused=True)
         return frozenset(name for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None)
 
-    def _kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
-        """The divergence of the functions under their own site, and the KLs of sites that are no part of them."""
-        site: Any = model_trace.nodes[self.function_site]
-        points, functions, others = site[MEASUREMENT]
-        estimate = self._divergence(functions, points)
-        value = 0.0 if estimate.value is None else estimate.value
-        # The value of one, the gradient of the other; summed over the particles as all terms are.
-        divergence = value + estimate.surrogate - estimate.surrogate.detach()
-        kls = {
-            name: self._site_kl(name, site, model_trace, guide_trace)
-            for name, site in guide_trace.iter_stochastic_nodes()
-            if name in others
-        }
-        return {self.function_site: self.num_particles * divergence, **kls}
-
-    def _weight_space_kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
-        """The KLs of the sites that the functions depend on, and of auxiliary sites that lead to them."""
-        if not self.weight_space_kl:
-            return {}
-        site: Any = model_trace.nodes[self.function_site]
-        others = site[MEASUREMENT].others
-        return {
-            name: self._site_kl(name, site, model_trace, guide_trace)
-            for name, site in guide_trace.iter_stochastic_nodes()
-            if name not in others
-        }
+    def _guess_max_plate_nesting(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Guess as Pyro does, but without log-densities and without random numbers of the loss."""
+        with poutine.block(), seeded(0, _inputs(args).device):
+            traces = [poutine.trace(fn).get_trace(*args, **kwargs) for fn in (guide, model)]
+        stacks = (site["cond_indep_stack"] for trace in traces for site in trace.nodes.values() if "fn" in site)
+        nesting = max((-frame.dim for stack in stacks for frame in stack if frame.vectorized), default=0)
+        # Pyro counts the plate of the particles.
+        self.max_plate_nesting = nesting + (self.num_particles > 1)
 
 
 def _inputs(args: tuple[Any, ...]) -> Tensor:
     if not args or not isinstance(args[0], Tensor):
-        what = type(args[0]).__name__ if args else "none"
-        raise ValueError(f"FunctionalELBO: the model's first argument must be the tensor of inputs, got {what}")
+        got = type(args[0]).__name__ if args else "none"
+        raise ValueError(f"the model's first argument must be the tensor of inputs, got {got}")
     return args[0]

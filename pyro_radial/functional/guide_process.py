@@ -1,67 +1,64 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The process of a guide in training: the model linearized at the means of the guide's sites."""
+"""The functions of a guide in training: the model linearized at the means of the guide's sites."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
+from typing import Any, NamedTuple
 
+import pyro.poutine as poutine
+import torch
 from pyro.distributions import Delta
 from pyro.poutine import Trace
+from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
+from torch.distributions import LowRankMultivariateNormal, MultivariateNormal, Normal, biject_to
 
+from pyro_radial._pyro.compat import is_capturing
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.functional.joint_posterior import joint_posteriors
 from pyro_radial.functional.linearization import CovarianceBlock, Linearization, Structure
-from pyro_radial.functional.priors.site_moments import moments_of
-from pyro_radial.infer.site_kl import own_distribution
+from pyro_radial.functional.priors.posterior_process import moments_of
+from pyro_radial.infer.elbo import Run, own_distribution
 from pyro_radial.infer.training.data import evaluating
 
-__all__ = ["GuideProcess"]
+__all__ = ["GuideProcess", "sites_led_to"]
 
 
 class GuideProcess:
-    """The function values' moments under a guide, differentiable in its parameters.
+    """The moments of function values under a guide, differentiable in its parameters.
 
-    The model runs in evaluation mode: units are not dropped, and running statistics are used and stay as they are.
+    The model runs in evaluation mode, so it drops no units and does not change running statistics.
 
-    :param model: a Pyro model.
-    :param Trace model_trace: a run of it on that of the guide.
-    :param Trace guide_trace: a run of the guide.
-    :param str function_site: the deterministic site of the function's values.
-    :param structures: as of :class:`~pyro_radial.functional.linearization.Linearization`.
+    :param Run run: a run of the guide, and of the model on it.
+    :param str function_site: the deterministic site of the function values.
+    :param structures: what is known of the function; see
+        :class:`~pyro_radial.functional.linearization.Linearization`.
     """
 
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        model_trace: Trace,
-        guide_trace: Trace,
-        function_site: str,
-        structures: dict[Any, Structure],
-    ) -> None:
+    def __init__(self, run: Run, function_site: str, structures: dict[Any, Structure]) -> None:
         mean: dict[str, Tensor] = {}
         blocks: list[CovarianceBlock] = []
-        for means, block in joint_posteriors(model_trace, guide_trace):
+        for means, block in _joint_posteriors(run.model_trace, run.guide_trace):
             mean |= means
             blocks.append(block)
-        for name, site in model_trace.iter_stochastic_nodes():
+        for name, site in run.model_trace.iter_stochastic_nodes():
             if name in mean:
                 continue
-            distribution = None if site_is_subsample(site) else _posterior(name, site, guide_trace)
+            distribution = None if site_is_subsample(site) else _posterior(name, site, run.guide_trace)
             moments = None if distribution is None else moments_of(name, distribution)
             if moments is not None:
                 mean[name], block = moments
                 blocks.append(block)
-        self._model = model
-        self._linearization = Linearization(model, mean, blocks, function_site, structures)
+        self._model = run.model_in_full_precision
+        self._linearization = Linearization(self._model, mean, blocks, function_site, structures)
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of each function value, ``[N, O]``.
 
-        :raises ValueError: naming the site, for one that the function depends on whose posterior has none.
+        :raises ValueError: naming the site, if the function depends on one without moments.
         """
         with evaluating(self._model):
             return self._linearization.marginals(x)
@@ -84,18 +81,136 @@ class GuideProcess:
 
 
 def _posterior(name: str, site: Any, guide_trace: Trace) -> Any:
-    """The distribution of a site in a guide, before a plate of particles; None where it is not known."""
+    """The distribution of a site in a guide, before a plate of particles; None if it is unknown."""
     if name not in guide_trace:
         return None
     distribution = own_distribution(guide_trace.nodes[name])
     if not isinstance(leaf(distribution), Delta):
         return distribution
-    # Pyro's AutoNormal draws the value apart, and then puts it at the site.
+    # Pyro's AutoNormal draws the value at an auxiliary site first.
     drawn_apart: Any = guide_trace.nodes.get(f"{name}_unconstrained")
     if drawn_apart is not None:
         return own_distribution(drawn_apart) if is_real(site["fn"].support) else None
-    # A point, unless it may be computed from something drawn.
+    # A Delta is a point unless its value may be computed from a draw.
     is_drawn = any(
         (other["infer"] or {}).get("is_auxiliary", False) for _, other in guide_trace.iter_stochastic_nodes()
     )
     return None if is_drawn else distribution
+
+
+class _Vector(NamedTuple):
+    """A normal vector with mean ``[P]``, variances ``[P]`` and a factor ``[P, R]`` or none, and draws of it."""
+
+    mean: Tensor
+    variance: Tensor
+    factor: Tensor | None
+    draws: Tensor
+
+
+def _joint_posteriors(model_trace: Trace, guide_trace: Trace) -> Iterator[tuple[dict[str, Tensor], CovarianceBlock]]:
+    """The means of sites that a guide draws together, by name, and their covariance.
+
+    A guide such as Pyro's ``AutoMultivariateNormal`` draws one normal vector at an auxiliary site and then puts its
+    parts, in order, at the other sites. Constrained sites have no moments here.
+    """
+    sites = dict[str, Any](guide_trace.iter_stochastic_nodes())
+    order = list(sites)
+    auxiliary = [name for name, site in sites.items() if (site["infer"] or {}).get("is_auxiliary", False)]
+    for name in auxiliary:
+        vector = _vector(sites[name])
+        following = takewhile(lambda other: other not in auxiliary, order[order.index(name) + 1 :])
+        if vector is not None and (parts := _parts(vector, following, sites, model_trace)):
+            yield from _moments_of_parts(vector, parts, model_trace)
+
+
+def _vector(site: Any) -> _Vector | None:
+    """The vector that an auxiliary site draws, or None if it draws something else."""
+    distribution: Any = own_distribution(site)
+    if len(distribution.event_shape) != 1 or distribution.batch_shape.numel() != 1:
+        return None
+    base: Any = leaf(distribution)
+    if isinstance(base, LowRankMultivariateNormal):
+        variance, factor = base.cov_diag, base.cov_factor
+    elif isinstance(base, MultivariateNormal):
+        variance, factor = torch.zeros_like(base.loc), base.scale_tril
+    elif isinstance(base, Normal):
+        variance, factor = base.variance, None
+    else:
+        return None
+    (size,) = distribution.event_shape
+    factor = None if factor is None else factor.reshape(size, -1)
+    return _Vector(base.loc.reshape(size), variance.reshape(size), factor, site["value"].reshape(-1, size))
+
+
+def _parts(vector: _Vector, names: Iterable[str], sites: dict[str, Any], model_trace: Trace) -> dict[str, slice]:
+    """Which elements of the vector are at which site, unchanged."""
+    parts, start = {}, 0
+    for name in names:
+        if name not in model_trace or not isinstance(leaf(own_distribution(sites[name])), Delta):
+            continue
+        prior: Any = model_trace.nodes[name]["fn"]
+        free = biject_to(prior.support).inv(sites[name]["value"]).reshape(len(vector.draws), -1)
+        part = slice(start, start + free.shape[-1])
+        # A graph that is being captured has no values; the runs before it were checked.
+        if is_real(prior.support) and (is_capturing() or torch.equal(free, vector.draws[:, part])):
+            parts[name] = part
+        start = part.stop
+    return parts
+
+
+def _moments_of_parts(
+    vector: _Vector, parts: dict[str, slice], model_trace: Trace
+) -> Iterator[tuple[dict[str, Tensor], CovarianceBlock]]:
+    """All parts together, or each by itself if they are independent."""
+    means = {}
+    for name, part in parts.items():
+        prior: Any = own_distribution(model_trace.nodes[name])
+        means[name] = vector.mean[part].reshape(prior.batch_shape + prior.event_shape)
+    if vector.factor is None:
+        for name, part in parts.items():
+            yield {name: means[name]}, CovarianceBlock((name,), vector.variance[part].reshape(means[name].shape))
+        return
+    variance, factor = (torch.cat([of[part] for part in parts.values()]) for of in (vector.variance, vector.factor))
+    yield means, CovarianceBlock(tuple(parts), variance, factor=factor)
+
+
+def sites_led_to(guide: Callable[..., Any], auxiliary: Iterable[str], args: Any, kwargs: Any) -> dict[str, set[str]]:
+    """Find by a gradient, for each auxiliary site, the other latent sites that are computed from its value.
+
+    :param guide: a guide, which runs once.
+    :param auxiliary: the names of its auxiliary sites.
+    :param args: the guide's arguments.
+    :param kwargs: its keyword arguments.
+    :returns: the names of the sites by auxiliary site.
+    """
+    moved = _Moved(auxiliary)
+    led_to: dict[str, set[str]] = {name: set() for name in moved.names}
+    with torch.enable_grad():
+        with poutine.block(), moved:
+            trace = poutine.trace(guide).get_trace(*args, **kwargs)
+        for name, site in dict[str, Any](trace.iter_stochastic_nodes()).items():
+            if name in moved.names or not moved.by or not site["value"].requires_grad:
+                continue
+            # The graph of one site may be a part of another's.
+            gradients = torch.autograd.grad(
+                site["value"].sum(), list(moved.by.values()), retain_graph=True, allow_unused=True
+            )
+            for source, gradient in zip(moved.by, gradients, strict=True):
+                if gradient is not None:
+                    led_to[source].add(name)
+    return led_to
+
+
+class _Moved(Messenger):
+    """Adds zeros to the values of some sites, to differentiate in."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self.names = frozenset(names)
+        self.by: dict[str, Tensor] = {}
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        name, value = msg["name"], msg["value"]
+        if name in self.names and value.is_floating_point():
+            self.by[name] = torch.zeros_like(value, requires_grad=True)
+            msg["value"] = value + self.by[name]

@@ -1,33 +1,34 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where functions are compared with their prior besides the data: measurement points from elsewhere."""
+"""Measurement points: where functions are compared with their prior, besides the inputs of a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import load_states, positive_count, states
-from pyro_radial.functional.checks import check_floating
+from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial.functional.priors.function_prior import check_floating
 
-__all__ = ["BetweenRows", "Concatenated", "FromData", "FromSampler", "MeasurementPoints", "UniformBox"]
+__all__ = ["AdversarialPoints", "BetweenRows", "FromData", "MeasurementPoints", "UniformBox"]
 
-#: A function of a batch of inputs ``[B, D]`` (or ``[B, ...]``) that returns further points ``[M, D]``, in the batch's
-#: dtype and on its device. The compared functions are free wherever no such point ever lies (Sun et al. 2019,
-#: "Functional Variational Bayesian Neural Networks", section 3.2).
+#: A function of a batch of inputs ``[B, D]`` (or ``[B, ...]``) that returns further points ``[M, D]`` in the batch's
+#: dtype and on its device, such as ``lambda x: torch.randn(20, 2)``. The prior does not shape functions where no point
+#: ever lies (Sun et al. 2019, "Functional Variational Bayesian Neural Networks", section 3.2).
 MeasurementPoints = Callable[[Tensor], Tensor]
 
 
 class UniformBox:
     """Points drawn uniformly from a box.
 
-    :param low: the least value of each input: a number, or ``[D]`` (the shape of one input).
-    :param high: the largest, likewise.
-    :param int num_points: how many points, M.
+    :param low: the least value of each input, a number or ``[D]`` (the shape of one input).
+    :param high: the largest value of each input, likewise.
+    :param int num_points: the number of points M.
     :raises ValueError: naming the argument that does not fit.
 
     Example::
@@ -47,17 +48,17 @@ class UniformBox:
 
     @classmethod
     def around(cls, x_train: Tensor, num_points: int, margin: float = 0.5) -> UniformBox:
-        r"""The box of the training inputs, each side widened at both ends by ``margin`` times its own width.
+        r"""Return the box of the training inputs with each side widened at both ends by ``margin`` times its width.
 
         Input i has the range :math:`[\min_n x_{ni} - \tfrac d2, \max_n x_{ni} + \tfrac d2]` with its own
         :math:`d = \max_n x_{ni} - \min_n x_{ni}`, at the default margin.
 
-        Source: Sun et al. (2019), section 5; their code takes one range for all inputs, without a margin, and from test
-        inputs too.
+        Source: Sun et al. (2019), section 5; their code uses one range for all inputs, including test inputs, without a
+        margin.
 
         :param Tensor x_train: training inputs ``[N, ...]``.
-        :param int num_points: how many points, M.
-        :param float margin: not negative, in widths of a side.
+        :param int num_points: the number of points M.
+        :param float margin: the margin in widths of a side, not negative.
         :raises ValueError: naming the argument that does not fit.
 
         Example::
@@ -76,9 +77,9 @@ class UniformBox:
         return self.place(torch.rand(self.num_points, *_shape_of_input(x), dtype=x.dtype, device=x.device))
 
     def place(self, unit: Tensor) -> Tensor:
-        """The points that have the given coordinates ``[M, D]`` when the box is stretched to the unit cube."""
+        """Return the points with the given coordinates ``[M, D]`` in the unit cube."""
         low, high = (_fitting(name, bound, unit) for name, bound in (("low", self.low), ("high", self.high)))
-        # A rounded product may pass the end of the side.
+        # Rounding may move a point beyond the end of a side.
         return (low + (high - low) * unit).clamp(low, high)
 
     def __repr__(self) -> str:
@@ -86,12 +87,12 @@ class UniformBox:
 
 
 class FromData:
-    """Random rows of another data set, a new choice for each batch: images of another kind, for instance.
+    """Random rows of a data set, new ones for each batch.
 
-    No row is in one choice twice, since the covariance of a prior at equal points is singular.
+    No row is drawn twice for one batch, because a prior has a singular covariance at equal points.
 
-    :param Tensor points: ``[R, ...]``, floating point, scaled as the batches are.
-    :param int num_points: M, at most R.
+    :param Tensor points: floating-point rows ``[R, ...]``, scaled like the batches.
+    :param int num_points: the number of points M, at most R.
     :raises ValueError: naming the argument that does not fit.
 
     Example::
@@ -121,12 +122,11 @@ class BetweenRows:
 
     .. math:: x = x_i + u\,(x_j - x_i), \qquad i \ne j, \qquad u \sim U(0, 1).
 
-    In many dimensions a box around the data is empty almost everywhere, and points that are uniform in it never come
-    near the inputs at which predictions are made; between the rows is where new inputs lie as well.
+    In many dimensions uniform points in a box are never near the inputs of predictions. Points between rows are.
 
-    :param Tensor points: the rows ``[R, ...]``, at least two, such as the training inputs; floating point, scaled as
-        the batches are.
-    :param int num_points: how many points, M.
+    :param Tensor points: at least two floating-point rows ``[R, ...]``, such as the training inputs, scaled like the
+        batches.
+    :param int num_points: the number of points M.
     :raises ValueError: naming the argument that does not fit.
 
     Example::
@@ -140,13 +140,13 @@ class BetweenRows:
         self.points = _points("points", points)
         self.num_points = positive_count("num_points", num_points)
         if len(self.points) < 2:
-            raise ValueError(f"points must have at least 2 rows to be between, got {len(self.points)}")
+            raise ValueError(f"points must have at least 2 rows, got {len(self.points)}")
 
     def __call__(self, x: Tensor) -> Tensor:
         """Points ``[M, ...]``."""
         number, device = len(self.points), self.points.device
         first = torch.randint(number, (self.num_points,), device=device)
-        # Any other row but the first, each with the same probability.
+        # Another row than the first, each with the same probability.
         second = (first + torch.randint(1, number, (self.num_points,), device=device)) % number
         share = torch.rand(self.num_points, *(1,) * (self.points.dim() - 1), dtype=self.points.dtype, device=device)
         return _like("points", torch.lerp(self.points[first], self.points[second], share), x)
@@ -155,83 +155,97 @@ class BetweenRows:
         return f"BetweenRows({list(self.points.shape)}, num_points={self.num_points})"
 
 
-class FromSampler:
-    """Points that a function draws, such as the inputs one expects to predict at.
+class AdversarialPoints:
+    """Measurement points that climb the divergence of the functions from their prior, one step at a time.
 
-    :param function: a function of a number M that returns points ``[M, ...]``.
-    :param int num_points: how many points, M.
+    The divergence of two distributions of functions is its supremum over all finite sets of points. So the functional
+    ELBO is a game: the network descends and the points ascend. Points start at random in the box and stay in it. Each
+    step is a step of Adam in coordinates in which the box is the unit cube.
+
+    Source: Sun et al. (2019), section 3.2. They found that it generalizes less well than random points: the points end
+    near the data, and nothing shapes the function elsewhere.
+
+    :param UniformBox box: the box of the points, and their number M.
+    :param float lr: the learning rate, about the share of a side that a point moves in one step.
     :raises ValueError: naming the argument that does not fit.
 
     Example::
 
-        >>> points = FromSampler(lambda num_points: torch.randn(num_points, 2), num_points=8)
-        >>> points(torch.zeros(4, 2)).shape
-        torch.Size([8, 2])
+        >>> points = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=2), lr=0.05)
+        >>> start = points(torch.zeros(5, 1))
+        >>> for _ in range(100):
+        ...     value = points.ascend(lambda x: -(x - 0.5).square().sum())
+        >>> bool(((points(torch.zeros(5, 1)) - 0.5).abs() < 0.05).all())
+        True
     """
 
-    def __init__(self, function: Callable[[int], Tensor], num_points: int) -> None:
-        if not callable(function):
-            raise ValueError(f"function must be a function of a number of points, got {function!r}")
-        self.function = function
-        self.num_points = positive_count("num_points", num_points)
+    def __init__(self, box: UniformBox, lr: float = 0.01) -> None:
+        if not isinstance(box, UniformBox):
+            raise ValueError(f"box must be a UniformBox, got {type(box).__name__}")
+        self.box = box
+        self.lr = positive_float("lr", lr)
+        # Not a module: an optimizer of the network would find the points and descend.
+        self._unit: Tensor | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._like = torch.empty(0)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Points ``[M, ...]``."""
-        points = self.function(self.num_points)
-        if not isinstance(points, Tensor) or points.shape[:1] != (self.num_points,):
-            what = list(points.shape) if isinstance(points, Tensor) else type(points).__name__
-            raise ValueError(f"function must return a tensor of {self.num_points} points, got {what}")
-        return _like("function", points, x)
+        """Return the current points ``[M, D]`` without gradient, in the dtype and on the device of the batch."""
+        self._like = x.new_empty(0)
+        if self._unit is None:
+            self.box(x)  # Raises an error for a batch that does not fit.
+            self._start(torch.rand(self.box.num_points, *x.shape[1:], dtype=torch.double))
+        assert self._unit is not None
+        if self._unit.shape[1:] != x.shape[1:]:
+            raise ValueError(f"x must have inputs of shape {list(self._unit.shape[1:])}, got {list(x.shape[1:])}")
+        return self._points(self._unit.detach())
 
-    def __repr__(self) -> str:
-        return f"FromSampler({getattr(self.function, '__name__', self.function)}, num_points={self.num_points})"
+    def ascend(self, objective: Callable[[Tensor], Tensor]) -> Tensor:
+        """Move the points one step up and back into the box; no other tensor gets a gradient.
 
-
-class Concatenated:
-    """The measurement points of several kinds, one after the other.
-
-    :param parts: at least one.
-    :raises ValueError: naming ``parts`` if there is none, or one is no function.
-
-    Example::
-
-        >>> far, near = UniformBox(-9.0, 9.0, num_points=10), UniformBox(-1.0, 1.0, num_points=30)
-        >>> Concatenated([far, near])(torch.zeros(4, 2)).shape
-        torch.Size([40, 2])
-    """
-
-    def __init__(self, parts: Sequence[MeasurementPoints]) -> None:
-        self.parts = tuple(parts)
-        if not self.parts or not all(callable(part) for part in self.parts):
-            raise ValueError(f"parts must be functions of a batch, at least one, got {list(self.parts)!r}")
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Points ``[M, ...]``, where M is the sum over the parts."""
-        return torch.cat([part(x) for part in self.parts])
-
-    def ascend(self, objective: Callable[[Tensor], Tensor]) -> None:
-        """Lets each part that moves its points do so, on its own points without those of the others.
-
-        :param objective: as of :class:`~pyro_radial.functional.AdversarialPoints`.
+        :param objective: a function of points ``[M, D]`` that returns a scalar, differentiable in them.
+        :returns: its value before the step, detached.
+        :raises RuntimeError: before the first batch, which determines the width of points.
+        :raises ValueError: naming ``objective`` if its value is not a finite scalar, or has no gradient in the points.
         """
-        for part in self.parts:
-            if hasattr(part, "ascend"):
-                part.ascend(objective)
+        if self._unit is None or self._optimizer is None:
+            raise RuntimeError("call the measurement points on a batch before they ascend")
+        value = objective(self._points(self._unit))
+        if value.dim() != 0 or not bool(value.isfinite()):
+            raise ValueError(f"objective must return a finite scalar, got {value.detach()}")
+        if not value.requires_grad:
+            raise ValueError("objective must be differentiable in the points, got a value without gradient")
+        (gradient,) = torch.autograd.grad(value, [self._unit], allow_unused=True)
+        if gradient is None:
+            raise ValueError("objective must depend on the points, got a value that does not")
+        self._unit.grad = gradient
+        self._optimizer.step()
+        with torch.no_grad():
+            self._unit.clamp_(0.0, 1.0)
+        return value.detach()
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of those that have one, for a checkpoint."""
-        return states(self._named)
+        """Return the points and the state of their optimizer."""
+        if self._unit is None or self._optimizer is None:
+            return {}
+        return {"unit": self._unit.detach().clone(), "optimizer": copy.deepcopy(self._optimizer.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back what :meth:`state_dict` returned."""
-        load_states(self._named, state)
+        """Restore what :meth:`state_dict` returned."""
+        self._unit = self._optimizer = None
+        if state:
+            self._start(state["unit"].cpu().clone()).load_state_dict(state["optimizer"])
 
-    @property
-    def _named(self) -> dict[str, Any]:
-        return {str(number): part for number, part in enumerate(self.parts)}
+    def _start(self, unit: Tensor) -> torch.optim.Optimizer:
+        self._unit = unit.requires_grad_()
+        self._optimizer = torch.optim.Adam([self._unit], lr=self.lr, maximize=True)
+        return self._optimizer
+
+    def _points(self, unit: Tensor) -> Tensor:
+        return self.box.place(unit).to(self._like)
 
     def __repr__(self) -> str:
-        return f"Concatenated({list(self.parts)})"
+        return f"AdversarialPoints({self.box}, lr={self.lr})"
 
 
 def _finite(argument: str, value: Any) -> Tensor:
@@ -242,7 +256,7 @@ def _finite(argument: str, value: Any) -> Tensor:
 
 
 def _points(argument: str, points: Tensor) -> Tensor:
-    """Finite points ``[R, ...]``, or a ValueError that names the argument."""
+    """Return finite points ``[R, ...]``, or raise a ValueError."""
     check_floating(argument, points)
     if points.dim() < 2 or points.numel() == 0:
         raise ValueError(f"{argument} must have shape [N, D], got {list(points.shape)}")
@@ -252,7 +266,7 @@ def _points(argument: str, points: Tensor) -> Tensor:
 
 
 def _shape_of_input(x: Tensor) -> torch.Size:
-    """The shape of one input of a batch, or a ValueError that names ``x``."""
+    """Return the shape of one input of a batch, or raise a ValueError."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() < 2:
         what = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"x must be a batch of shape [B, D] of floating-point numbers, got {what}")
@@ -260,7 +274,7 @@ def _shape_of_input(x: Tensor) -> torch.Size:
 
 
 def _fitting(argument: str, bound: Tensor, unit: Tensor) -> Tensor:
-    """A bound that one input of the batch has, or a ValueError that names the argument."""
+    """Return a bound with the shape of one input of the batch, or raise a ValueError."""
     if bound.dim() and bound.shape != unit.shape[1:]:
         raise ValueError(
             f"{argument} must have the shape of one input of the batch, {list(unit.shape[1:])}, got {list(bound.shape)}"
@@ -269,7 +283,7 @@ def _fitting(argument: str, bound: Tensor, unit: Tensor) -> Tensor:
 
 
 def _like(argument: str, points: Tensor, x: Tensor) -> Tensor:
-    """The points as inputs of a batch, or a ValueError that names where they are from."""
+    """Return the points as inputs of a batch, or raise a ValueError."""
     if points.shape[1:] != _shape_of_input(x):
         raise ValueError(
             f"{argument} must give points of the shape of one input of the batch, {list(x.shape[1:])}, "

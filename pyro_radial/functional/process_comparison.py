@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A network under a functional prior beside the exact posterior of that prior."""
+"""A network under a functional prior, compared with the exact posterior of that prior."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,23 +15,24 @@ from pyro_radial.infer.prediction.predict import predict
 
 __all__ = ["PlaceComparison", "ProcessComparison", "compare_with_process"]
 
-#: Rows and points whose covariance is held at once, and how many points a covariance takes.
+#: The most training rows, and the points of one covariance.
 MOST_ROWS = 10_000
 CHUNK = 1_000
-#: Further from one than this, a ratio of standard deviations is a finding; further than this, in standard deviations
-#: of the process, a mean is.
+#: A ratio of standard deviations further from one is a finding, and a mean that is further off, in standard deviations
+#: of the process.
 RATIO = 1.25
 DISTANCE = 0.5
 
 
 @dataclass(frozen=True)
 class PlaceComparison:
-    """Network and exact posterior at the points of one place.
+    """The network's function and the exact posterior at some points.
 
-    :param str place: what the points are.
-    :param Tensor mean: the network's mean function, ``[N, O]``; likewise ``stddev``, the standard deviation of the
-        function, without noise.
-    :param Tensor process_mean: those of the exact posterior.
+    :param str place: a name for the points.
+    :param Tensor mean: the network's mean function, ``[N, O]``.
+    :param Tensor stddev: its standard deviation, without observation noise.
+    :param Tensor process_mean: the mean of the exact posterior.
+    :param Tensor process_stddev: its standard deviation.
     """
 
     place: str
@@ -42,26 +43,26 @@ class PlaceComparison:
 
     @property
     def distance(self) -> float:
-        """Root mean square of the distance of the means, each in the process's standard deviations there."""
+        """The root mean square distance of the means, in standard deviations of the process."""
         return float(((self.mean - self.process_mean) / self.process_stddev).square().mean().sqrt())
 
     @property
     def width(self) -> float:
-        """The network's standard deviation over the process's, the geometric mean over points."""
+        """The network's standard deviation divided by the process's, as a geometric mean over points."""
         return float((self.stddev / self.process_stddev).log().mean().exp())
 
     def __str__(self) -> str:
         return (
-            f"at {len(self.mean)} {self.place}: means {self.distance:.2f} standard deviations of the process apart, "
-            f"function standard deviation {self.width:.2f} of it"
+            f"at {len(self.mean)} {self.place}: the means are {self.distance:.2f} standard deviations apart, the "
+            f"standard deviation of the function is {self.width:.2f} times the exact one"
         )
 
 
 @dataclass(frozen=True)
 class ProcessComparison:
-    """A network beside the exact posterior of its functional prior.
+    """A network compared with the exact posterior of its functional prior.
 
-    :param places: the places of points, training inputs first.
+    :param places: a comparison for each set of points, training inputs first.
     :param float noise: the root mean square of the network's noise standard deviation.
     :param float process_noise: the noise of observations of the process.
     """
@@ -71,39 +72,39 @@ class ProcessComparison:
     process_noise: float
 
     def __str__(self) -> str:
-        noise = f"noise {self.noise:.3g}, {self.noise / self.process_noise:.2f} of the process's"
-        return "\n".join(["beside the exact posterior: " + noise, *map(str, self.places)])
+        noise = f"noise {self.noise:.3g}, {self.noise / self.process_noise:.2f} times that of the process"
+        return "\n".join(["compared with the exact posterior: " + noise, *map(str, self.places)])
 
     @property
     def findings(self) -> list[str]:
-        """Which of noise, width and mean is off, and what to try."""
+        """What is wrong with the noise, the width and the mean, and what to try."""
         found = []
         ratio = self.noise / self.process_noise
         if not 1 / RATIO < ratio < RATIO:
             found.append(
-                f"The noise is {ratio:.2f} times the exact posterior's process has. Train longer, or start it nearer: "
-                "the noise is what is learned last."
+                f"The noise is {ratio:.2f} times that of the exact posterior. Train longer, or start closer to it: the "
+                "noise is learned last."
             )
         far = [place for place in self.places if place.distance > DISTANCE]
         if far:
             worst = max(far, key=lambda place: place.distance)
             found.append(
-                f"The mean is off, by {worst.distance:.2f} standard deviations of the exact posterior at the "
-                f"{worst.place}. Train longer, take larger batches, or a network that can be as rough as the prior."
+                f"The mean is off by {worst.distance:.2f} standard deviations of the exact posterior at the "
+                f"{worst.place}. Train longer, use larger batches, or a network that can be as rough as the prior."
             )
         narrow = [place for place in self.places if place.width < 1 / RATIO]
         if narrow:
             worst = min(narrow, key=lambda place: place.width)
             found.append(
-                f"The posterior is too narrow: its function's standard deviation is {worst.width:.2f} of the exact "
-                f"one's at the {worst.place}. Put measurement points where predictions are made."
+                f"The posterior is too narrow: the standard deviation of its functions is {worst.width:.2f} times the "
+                f"exact one at the {worst.place}. Put measurement points where predictions are made."
             )
         wide = [place for place in self.places if place.width > RATIO]
         if wide:
             worst = max(wide, key=lambda place: place.width)
             found.append(
-                f"The posterior is too wide: its function's standard deviation is {worst.width:.2f} times the exact "
-                f"one's at the {worst.place}. Train longer, or take larger batches."
+                f"The posterior is too wide: the standard deviation of its functions is {worst.width:.2f} times the "
+                f"exact one at the {worst.place}. Train longer, or use larger batches."
             )
         return found
 
@@ -118,15 +119,16 @@ def compare_with_process(
     num_samples: int,
     function_site: str,
 ) -> ProcessComparison:
-    """The comparison at the training inputs and at further places.
+    """Compare at the training inputs and at further places.
 
-    :param model: a Pyro model ``model(x, y)`` with a normal likelihood; guide: its guide, trained.
+    :param model: a Pyro model ``model(x, y)`` with a normal likelihood.
+    :param guide: its trained guide.
     :param prior: a Gaussian process that knows the noise of observations.
     :param data: all rows that the guide was trained on.
-    :param places: further points ``[M, ...]``, by what they are.
-    :param int num_samples: draws of the function; a width from S draws has a relative error of 1 / sqrt(2 S) a point.
-    :raises ValueError: for a prior without an exact posterior, for more rows than its covariance can hold, and for a
-        likelihood that is not of numbers.
+    :param places: further points ``[M, ...]`` by name.
+    :param int num_samples: draws S of the function; the relative error of a width is 1 / sqrt(2 S) at each point.
+    :param str function_site: the deterministic site of the function values.
+    :raises ValueError: for a prior without an exact posterior, too many rows, or a likelihood that is not normal.
     """
     x, y = data
     process = _exact(prior, len(x))
@@ -145,21 +147,21 @@ def compare_with_process(
 
 
 def _exact(prior: FunctionPrior, num_rows: int) -> GaussianProcess:
-    """The prior, if its exact posterior is known and can be had."""
+    """The prior, if it has an exact posterior that fits into memory."""
     if not isinstance(prior, GaussianProcess):
         raise ValueError(
-            "diagnose: loss must have a prior with an exact posterior, a GaussianProcess, got "
-            f"{type(prior).__name__}; leave loss out, or compare with a GaussianProcess of like functions"
+            "loss must have a prior with an exact posterior, a GaussianProcess, got "
+            f"{type(prior).__name__}; omit loss, or compare with a GaussianProcess with similar functions"
         )
     if not prior.observation_noise > 0:
         raise ValueError(
-            "diagnose: loss must have a prior that knows the noise of observations, got observation_noise = 0; call "
+            "loss must have a prior that knows the noise of observations, got observation_noise = 0; call "
             "prior.fit(x, y), or prior.observation_noise.fill_(...)"
         )
     if num_rows > MOST_ROWS:
         raise ValueError(
-            f"diagnose: data must have at most {MOST_ROWS:,} rows, whose covariance the exact posterior holds, got "
-            f"{num_rows:,}; train on fewer rows, or compare on a part that a network was trained on alone"
+            f"data must have at most {MOST_ROWS:,} rows, because the exact posterior needs their covariance, got "
+            f"{num_rows:,}; train and compare on fewer rows"
         )
     return prior
 
@@ -175,5 +177,5 @@ def _noise_variance(prediction: Any) -> Tensor:
         return prediction.aleatoric_variance
     except (AttributeError, ValueError) as error:
         raise ValueError(
-            f"diagnose: model must have a normal likelihood to be compared with a Gaussian process: {error}"
+            f"model must have a normal likelihood to be compared with a Gaussian process: {error}"
         ) from error

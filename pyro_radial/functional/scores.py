@@ -1,30 +1,32 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-r"""Scores of distributions that are known by their samples: estimates of :math:`\nabla_f \log q(f)`."""
+r"""Scores of distributions estimated from draws, :math:`\nabla_f \log q(f)`."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
+from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_count, positive_float
-from pyro_radial.functional.gaussian import with_diagonal
-from pyro_radial.functional.whitening import Shrinkage, White, check_shrinkage, whiten
+from pyro_radial.functional.gaussian import JITTER, with_diagonal
+from pyro_radial.functional.priors.function_prior import check_floating
 
 __all__ = ["GaussianScore", "ScoreEstimator", "SpectralSteinScore", "SteinScore"]
 
 #: A function ``estimator(samples, at=None)`` of draws ``[S, K]`` that returns ``[T, K]``: the score of the distribution
-#: of the draws at the values ``at``, ``[T, K]``, or at the draws themselves. It keeps nothing between calls, and its
-#: result is a constant to autograd, in the dtype of the draws; inside all is float64.
+#: of the draws at the values ``at``, ``[T, K]``, or at the draws. The result has no gradient.
 #:
-#: Every estimator here works in coordinates in which the draws are white. So it is equivariant: draws in other units,
-#: or mixed by any invertible matrix, have the same score in those. A kernel of one width for all directions, as
-#: published, does not see those in which values at neighboring points differ, where the score of a smooth function's
-#: values is largest. At the draws themselves and elsewhere an estimate has different errors: see
-#: :class:`GaussianScore`.
+#: The estimators here work in float64, in coordinates in which the draws are white, so they are equivariant: draws in
+#: other units, or mixed by an invertible matrix, have the same score in those. A kernel of one width for all
+#: directions, as published, misses the directions in which values at neighboring points differ, where the score of a
+#: smooth function's values is largest.
 ScoreEstimator = Callable[..., Tensor]
+
+#: None, or the name of a way to shrink a covariance to a multiple of the identity.
+Shrinkage = Literal["oas"] | None
 
 
 class GaussianScore:
@@ -33,17 +35,15 @@ class GaussianScore:
     .. math:: \hat s(f) = -c\, C^{-1} (f - m).
 
     At values independent of the n draws in d dimensions, :math:`c = (n - d - 2) / (n - 1)` makes it unbiased for normal
-    draws (Hartlap, Simon and Schneider 2007, eq. 17, who use :math:`n - 1` degrees of freedom for C). At the draws
-    themselves that factor would be wrong, for a draw is nearer to the mean by a metric that it had a part in.
-    There :math:`c = n / (n - 1)` is exact: then :math:`\frac1n \sum_i \hat s(f_i) (f_i - m)^T = -I`, which is Stein's
-    identity, and the gradient that it gives of the entropy of a normal distribution is that of
-    :math:`\tfrac12 \log\det C`, with nothing lost.
+    draws (Hartlap, Simon and Schneider 2007, eq. 17, with :math:`n - 1` degrees of freedom for C). At the draws
+    themselves :math:`c = n / (n - 1)`, because each draw had a part in C. Then
+    :math:`\frac1n \sum_i \hat s(f_i) (f_i - m)^T = -I`, which is Stein's identity.
 
-    :param shrinkage: None, or ``"oas"``: C is shrunk to a multiple of the identity as far as the draws suggest (Chen,
-        Wiesel, Eldar and Hero 2010, "Shrinkage algorithms for MMSE covariance estimation", eq. 23), which any two draws
-        suffice for. Then c is 1 elsewhere, and at the draws what makes the trace of the identity above right.
-    :raises ValueError: naming ``shrinkage``; when called, naming ``samples`` or ``at`` if they do not fit, or
-        if there are fewer than d + 3 draws and no shrinkage.
+    :param shrinkage: None, or ``"oas"`` to shrink C to a multiple of the identity (Chen, Wiesel, Eldar and Hero 2010,
+        "Shrinkage algorithms for MMSE covariance estimation", eq. 23), which works with any two draws. Then c is 1 at
+        other values, and at the draws satisfies the trace of the identity above.
+    :raises ValueError: naming ``shrinkage``; when called, naming ``samples`` or ``at``, or for fewer than d + 3 draws
+        without shrinkage.
 
     Example::
 
@@ -54,32 +54,31 @@ class GaussianScore:
     """
 
     def __init__(self, shrinkage: Shrinkage = None) -> None:
-        self.shrinkage = check_shrinkage(shrinkage)
+        self.shrinkage = _check_shrinkage(shrinkage)
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
         """The estimated score ``[T, K]``."""
-        white = whiten(samples, at, self.shrinkage)
+        white = _whiten(samples, at, self.shrinkage)
         return white.score(_gaussian_score(white, white.at, at is None), samples)
 
 
 class SteinScore:
-    r"""Stein's identity solved by ridge regression, with what the draws do not say left to the normal distribution.
+    r"""Stein's identity solved by ridge regression around the normal distribution of the draws.
 
-    The score satisfies :math:`E[k(f, \cdot) s(f) + \nabla_f k(f, \cdot)] = 0` for every kernel k. Let K be the kernel's
-    matrix of the n draws X, and :math:`b(z) = \sum_i \nabla_{x_i} k(x_i, z)`. The solution with the least sum of errors
-    and :math:`\rho` times the squared norm of :math:`s - g` in the kernel's space is, with :math:`\eta = n \rho`,
+    The score satisfies :math:`E[k(f, \cdot) s(f) + \nabla_f k(f, \cdot)] = 0` for every kernel k. Let K be the kernel
+    matrix of the n draws X, and :math:`b(z) = \sum_i \nabla_{x_i} k(x_i, z)`. Minimizing the errors plus :math:`\rho`
+    times the squared norm of :math:`s - g` in the kernel's space gives, with :math:`\eta = n \rho`,
 
     .. math:: \hat s(z) = g(z) + \tfrac1\eta \big( h(z) - k(z, X) (K + \eta I)^{-1} h(X) \big), \qquad
         h(z) = -b(z) - k(z, X) g(X).
 
-    Here g is that of :class:`GaussianScore`: right for normal draws, and the kernel corrects it for others. The
-    kernel is Gaussian, its width the median distance of white draws.
+    Here g is the score of :class:`GaussianScore`, which the kernel corrects for draws that are not normal. The kernel
+    is Gaussian with the median distance of white draws as its width.
 
     Source: with :math:`g = 0` and at the draws this is the estimator of Li and Turner (2018), "Gradient estimators for
-    implicit models", section 3, :math:`-(K + \eta I)^{-1} b(X)`; elsewhere it is the Tikhonov estimator of Zhou, Shi
-    and Zhu (2020), "Nonparametric score estimators", section 3, with a diagonal kernel. Shrunk to zero, it misses most
-    of the score in 60 dimensions.
+    implicit models", section 3; elsewhere the Tikhonov estimator of Zhou, Shi and Zhu (2020), "Nonparametric score
+    estimators", section 3, with a diagonal kernel. With :math:`g = 0` it misses most of the score in 60 dimensions.
 
     :param float ridge: :math:`\rho`.
     :param shrinkage: of the covariance, as in :class:`GaussianScore`.
@@ -94,12 +93,12 @@ class SteinScore:
 
     def __init__(self, ridge: float = 0.01, shrinkage: Shrinkage = None) -> None:
         self.ridge = positive_float("ridge", ridge)
-        self.shrinkage = check_shrinkage(shrinkage)
+        self.shrinkage = _check_shrinkage(shrinkage)
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
         """The estimated score ``[T, K]``."""
-        white = whiten(samples, at, self.shrinkage)
+        white = _whiten(samples, at, self.shrinkage)
         width, eta = _median_distance(white.samples), self.ridge * len(samples)
         base = _gaussian_score(white, white.samples, True)
 
@@ -122,25 +121,22 @@ class SpectralSteinScore:
         \psi_j(z) = \frac{\sqrt n}{\lambda_j + \eta} \sum_i u_{ij} k(z, x_i), \qquad
         \beta_j = -\frac1n \sum_i \nabla \psi_j(x_i),
 
-    where :math:`\lambda_j` and :math:`u_j` are the eigenvalues (largest first) and eigenvectors of the kernel's matrix
-    of the n draws, and :math:`\eta` is ``ridge`` times n. J is the least number of eigenvalues whose share in their
-    sum reaches the threshold, hence at least one.
+    with the eigenvalues :math:`\lambda_j` (largest first) and eigenvectors :math:`u_j` of the kernel matrix of the n
+    draws, and :math:`\eta` equal to ``ridge`` times n. J is the least number of eigenvalues that reach the threshold's
+    share of their sum. The ridge shrinks the score: its mean slope on the true score of normal distributions is 0.79,
+    and 0.98 for :class:`SteinScore` (``benchmarks/functional/score_estimators.py``).
 
-    The ridge shrinks the score: the slope of its estimate on the true score of normal distributions is 0.79 in the
-    mean, that of the published code 0.57, that of :class:`SteinScore` 0.98
-    (``benchmarks/functional/score_estimators.py``, at the draws).
+    Source: Shi, Sun and Zhu (2018), "A spectral approach to gradient estimation for implicit distributions", section 3,
+    with :math:`\eta = 0` and draws that are not white. Their code omits the eigenvalue that crosses the threshold, uses
+    all if none is left, and reuses the J of the first call.
 
-    Source: Shi, Sun and Zhu (2018), "A spectral approach to gradient estimation for implicit distributions", section
-    3, where :math:`\eta = 0` and draws are not white. The published code leaves out the eigenvalue that crosses
-    the threshold, takes all of them where that leaves none, and keeps J of the first call for all later ones.
-
-    :param int num_eigenfunctions: J, or None to leave it to the threshold.
+    :param int num_eigenfunctions: J, or None to use the threshold.
     :param float threshold: in (0, 1].
-    :param float ridge: at least 0; eigenvalues that are not kept away from zero make it blow up.
-    :param width: of the Gaussian kernel for white draws; ``"median"`` is the median of their distances, in each call.
+    :param float ridge: at least 0; small eigenvalues make the estimate explode without it.
+    :param width: the width of the Gaussian kernel for white draws; ``"median"`` is the median of their distances.
     :param shrinkage: of the covariance, as in :class:`GaussianScore`.
-    :raises ValueError: naming the argument; when called, as :class:`GaussianScore`, and if there are fewer draws
-        than ``num_eigenfunctions``.
+    :raises ValueError: naming the argument; when called, as :class:`GaussianScore`, and for fewer draws than
+        ``num_eigenfunctions``.
 
     Example::
 
@@ -165,12 +161,12 @@ class SpectralSteinScore:
         self.num_eigenfunctions, self.threshold = num_eigenfunctions, threshold
         self.ridge = 0.0 if ridge == 0 else positive_float("ridge", ridge)
         self.width = width if width == "median" else positive_float("width", width)
-        self.shrinkage = check_shrinkage(shrinkage)
+        self.shrinkage = _check_shrinkage(shrinkage)
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
         """The estimated score ``[T, K]``."""
-        white = whiten(samples, at, self.shrinkage)
+        white = _whiten(samples, at, self.shrinkage)
         num_samples = len(samples)
         if self.num_eigenfunctions is not None and num_samples < self.num_eigenfunctions:
             raise ValueError(
@@ -189,11 +185,28 @@ class SpectralSteinScore:
         if self.num_eigenfunctions is not None:
             return torch.arange(len(eigenvalues), device=eigenvalues.device) < self.num_eigenfunctions
         share = eigenvalues / eigenvalues.sum()
-        # The share of all before it: what crosses the threshold is kept. Rounding makes the last ones negative.
+        # The eigenvalue that crosses the threshold is kept. Rounding makes the last ones negative.
         return (share.cumsum(0) - share < self.threshold) & (eigenvalues > 0)
 
 
-def _gaussian_score(white: White, values: Tensor, at_samples: bool) -> Tensor:
+class _White(NamedTuple):
+    """Draws with mean zero and unit covariance, other values in their coordinates, and the way back."""
+
+    #: The draws, ``[S, K]``.
+    samples: Tensor
+    #: The other values, ``[T, K]``, or the draws if there are none.
+    at: Tensor
+    #: The lower Cholesky factor ``[K, K]`` of the covariance of the draws.
+    factor: Tensor
+    #: Whether that covariance was shrunk.
+    shrunk: bool
+
+    def score(self, score: Tensor, like: Tensor) -> Tensor:
+        """Transform a score from white coordinates to those of the draws, in their dtype."""
+        return torch.linalg.solve_triangular(self.factor, score, upper=False, left=False).to(like.dtype)
+
+
+def _gaussian_score(white: _White, values: Tensor, at_samples: bool) -> Tensor:
     """The score of the draws' normal distribution in white coordinates, corrected as :class:`GaussianScore` says."""
     num_samples, dim = white.samples.shape
     if white.shrunk:
@@ -210,5 +223,63 @@ def _kernel_and_slope(z: Tensor, samples: Tensor, width: Tensor) -> tuple[Tensor
 
 def _median_distance(samples: Tensor) -> Tensor:
     median = torch.nn.functional.pdist(samples).median()
-    # Most draws may be equal to each other.
+    # Most draws may be equal.
     return torch.where(median > 0, median, 1.0)
+
+
+def _whiten(samples: Tensor, at: Tensor | None, shrinkage: Shrinkage) -> _White:
+    """Draws ``[S, K]``, and other values ``[T, K]``, in coordinates in which the draws are white, in float64."""
+    _check_samples(samples, at)
+    num_samples, dim = samples.shape
+    least = dim + 3 if shrinkage is None else 2
+    if num_samples < least:
+        hint = " without shrinkage='oas'" if shrinkage is None else ""
+        raise ValueError(f"samples must be at least {least} draws of {dim} values{hint}, got {num_samples}")
+    values = samples.double()
+    centered = values - values.mean(0)
+    covariance = centered.mT @ centered / (num_samples - 1)
+    mean_variance = covariance.diagonal().mean()
+    if is_validation_enabled() and not bool((mean_variance > 0) & mean_variance.isfinite()):
+        raise ValueError(
+            f"samples must be finite and not all equal, got a variance of {float(mean_variance)}: a distribution at "
+            "one point has no score"
+        )
+    if shrinkage is not None and dim > 1:
+        covariance = _shrink(covariance, num_samples - 1)
+    # Draws may have fewer degrees of freedom than values, so the factor may not exist.
+    factor = torch.linalg.cholesky_ex(with_diagonal(covariance, JITTER * mean_variance)).L
+
+    def transform(residual: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(factor.mT, residual, upper=True, left=False)
+
+    white = transform(centered)
+    elsewhere = white if at is None else transform(at.double() - values.mean(0))
+    return _White(white, elsewhere, factor, shrinkage is not None)
+
+
+def _check_shrinkage(shrinkage: Shrinkage) -> Shrinkage:
+    """Return the shrinkage, or raise a ValueError."""
+    if shrinkage not in (None, "oas"):
+        raise ValueError(f"shrinkage must be None or 'oas', got {shrinkage!r}")
+    return shrinkage
+
+
+def _shrink(covariance: Tensor, degrees: int) -> Tensor:
+    """The oracle-approximating mixture with the identity, which has the same trace."""
+    dim = len(covariance)
+    trace, squares = covariance.trace(), covariance.square().sum()
+    numerator = (1.0 - 2.0 / dim) * squares + trace**2
+    share = numerator / ((degrees + 1.0 - 2.0 / dim) * (squares - trace**2 / dim))
+    # For a multiple of the identity the difference is only rounding.
+    share = torch.where(squares > trace**2 / dim, share, 1.0).clamp(max=1.0)
+    return with_diagonal((1.0 - share) * covariance, share * trace / dim)
+
+
+def _check_samples(samples: Tensor, at: Tensor | None) -> None:
+    """Raise a ValueError unless the values have shapes ``[S, K]`` and ``[T, K]``."""
+    for name, values in (("samples", samples), ("at", at)):
+        if values is None:
+            continue
+        check_floating(name, values)
+        if values.dim() != 2 or values.shape[1] != samples.shape[-1] or values.shape[1] == 0:
+            raise ValueError(f"{name} must be values of shape [S, K], got shape {list(values.shape)}")

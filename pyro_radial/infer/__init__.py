@@ -3,11 +3,9 @@
 
 """Losses, training, prediction and guides."""
 
-from pyro_radial.functional.elbo import FunctionalELBO
 from pyro_radial.infer.compiled.compiled_svi import CompiledSVI
-from pyro_radial.infer.diagnose import Diagnosis, diagnose
+from pyro_radial.infer.diagnose import diagnose
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.loss_terms import LossTerms
 from pyro_radial.infer.posthoc.calibrate_scales import calibrate_scales
 from pyro_radial.infer.posthoc.ivon import fit_ivon
 from pyro_radial.infer.posthoc.laplace import last_layer_laplace
@@ -20,12 +18,9 @@ from pyro_radial.infer.training.options import FitOptions
 
 __all__ = [
     "CompiledSVI",
-    "Diagnosis",
     "Ensemble",
     "FitOptions",
-    "FunctionalELBO",
     "HalfCauchyReparam",
-    "LossTerms",
     "RadialELBO",
     "SampledNetwork",
     "calibrate_scales",

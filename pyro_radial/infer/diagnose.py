@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Why a Bayesian network does not learn: its loss, scales and predictions, in words."""
+"""Why a Bayesian network does not learn, in words, from its loss, its scales and its predictions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,47 +10,43 @@ from typing import Any
 import pyro
 import pyro.poutine as poutine
 import torch
+from pyro.poutine.util import site_is_subsample
 from torch import nn
 
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
-from pyro_radial.functional.elbo import FunctionalELBO
-from pyro_radial.functional.process_comparison import ProcessComparison, compare_with_process
+from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.loss_terms import LossTerms
-from pyro_radial.infer.prior_width import share_wider_than
+from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.training.data import Rows, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.infer.training.not_finite import first_not_finite
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.poutine import mean_only
 
-__all__ = ["UNMOVED", "Diagnosis", "diagnose"]
+__all__ = ["UNMOVED", "Diagnosis", "diagnose", "share_wider_than"]
 
 # Scales within this root mean square of log(scale / initial scale) count as never moved.
 UNMOVED = 0.01
-# How many times the other a term must be to dominate.
+# A term dominates if it is this many times the other one.
 DOMINATES = 2.0
 # In mean field the accuracy of a small perceptron fell as scales grew to this share of the prior's standard deviation
 # (benchmarks/guides/gradients_in_training.py).
 WIDE = 0.5
-# Of the function, to compare its standard deviation.
-NUM_DRAWS = 256
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """What :func:`diagnose` found; printing it gives a short report.
 
-    :param LossTerms terms: the loss in nats for the whole data set, estimated from the rows given.
-    :param int num_rows: the number of rows given.
-    :param unmoved_scales: sites whose scales are where they started; empty for guides without scales of ours.
-    :param sampled_kl: sites whose KL is estimated from samples.
-    :param float signal: standard deviation over inputs of the mean function, in its units; None without the function
-        site or with one row of data.
-    :param float noise: standard deviation over draws of the function at one input, in its units; None as ``signal``.
-    :param findings: what stands out and what to try, a sentence or two each.
-    :param comparison: the network beside the exact posterior of its functional prior, if a loss with one was given.
+    :param LossTerms terms: the loss in nats for the whole data set, estimated from the given rows.
+    :param int num_rows: the number of given rows.
+    :param unmoved_scales: the sites with scales where they started.
+    :param sampled_kl: the sites with a KL estimated from samples.
+    :param float signal: the standard deviation over inputs of the mean function; None without the function site or with
+        one row of data.
+    :param float noise: the standard deviation over draws of the function at one input; None as ``signal``.
+    :param findings: what stands out and what to try.
+    :param comparison: the network compared with the exact posterior of its functional prior, for a loss with one.
     """
 
     terms: LossTerms
@@ -60,7 +56,7 @@ class Diagnosis:
     signal: float | None
     noise: float | None
     findings: list[str]
-    comparison: ProcessComparison | None = None
+    comparison: Any = None
 
     def __str__(self) -> str:
         known = self.terms.num_data is not None
@@ -88,31 +84,28 @@ def diagnose(
     num_particles: int = 16,
     kl_weight: float = 1.0,
     function_site: str = FUNCTION_SITE,
-    loss: FunctionalELBO | None = None,
+    loss: RadialELBO | None = None,
     new_inputs: torch.Tensor | None = None,
     batch_size: int | None = None,
 ) -> Diagnosis:
     """Say which term of the loss dominates, which scales never moved, and what to try.
 
-    For the first complaint of users everywhere, "my BNN predicts a constant". Nothing is trained, and the random
-    number generators are left as they were.
+    Nothing is trained, and random number generators keep their states.
 
     :param model: a Pyro model ``model(x, y)``.
     :param guide: its guide, trained or not.
     :param data: a batch or the whole data set, as :func:`~pyro_radial.fit` takes it.
-    :param int num_particles: draws to average over.
-    :param float kl_weight: that of the training.
-    :param str function_site: the deterministic site where the model records the function's values; without it nothing
-        is said of the function.
-    :param FunctionalELBO loss: that of the training, if it has a functional prior; in the place of ``num_particles``,
-        ``kl_weight`` and ``function_site``, which are its own. The network is then compared with the exact posterior
-        given ``data``, which must be the whole data set: at the training inputs, at ``new_inputs`` and at the points of
-        the loss's measurement points. A width is from 256 draws, and known to 4 % at each point.
+    :param int num_particles: the number of draws to average over.
+    :param float kl_weight: the weight used in training.
+    :param str function_site: the deterministic site of the function values; without it nothing is said about them.
+    :param loss: the :class:`~pyro_radial.FunctionalELBO` used in training, instead of ``num_particles``, ``kl_weight``
+        and ``function_site``. The network is then compared with the exact posterior of its prior given ``data``, which
+        must be the whole data set, at the training inputs, ``new_inputs`` and the loss's measurement points.
     :param Tensor new_inputs: points where predictions are made, such as held-out inputs.
-    :param int batch_size: rows that the loss is evaluated on, drawn at random, where it cannot hold all.
-    :returns: a :class:`Diagnosis`.
-    :raises ValueError: for NaN or infinity in the data, and for a parameter that is not finite, by name; for a loss
-        whose prior has no exact posterior or not for so many rows, and for ``new_inputs`` or ``batch_size`` without it.
+    :param int batch_size: the number of random rows to evaluate the loss on if it cannot take all of them.
+    :returns: a report with its numbers as attributes, such as ``terms``, ``unmoved_scales`` and ``findings``.
+    :raises ValueError: for NaN or infinity in the data or in a parameter, by name; for a loss with a prior without an
+        exact posterior or with too many rows, and for ``new_inputs`` or ``batch_size`` without such a loss.
 
     Example::
 
@@ -124,27 +117,30 @@ def diagnose(
         >>> diagnosis.unmoved_scales
         ['weight', 'bias']
     """
-    positive_count("diagnose: num_particles", num_particles)
+    positive_count("num_particles", num_particles)
     device = device_of(guide, model)
     x, y = (move(part, device) for part in Rows(data, "data", dtype_of(guide, model)).all())
     broken = first_not_finite(guide.named_parameters())
     if broken is not None:
         raise ValueError(
-            f"diagnose: guide must have finite parameters, got NaN or infinity in {broken}: training has diverged. Go "
-            "back to a checkpoint, or start anew with a smaller learning rate"
+            f"guide must have finite parameters, got NaN or infinity in {broken}: training has diverged. Go "
+            "back to a checkpoint, or start again with a smaller learning rate"
         )
     if loss is None and (new_inputs is not None or batch_size is not None):
-        raise ValueError("diagnose: loss must be given with new_inputs or batch_size, got None")
+        raise ValueError("loss must be given with new_inputs or batch_size, got None")
+    compared = getattr(loss, "compared_with_process", None)
+    if loss is not None and compared is None:
+        raise ValueError(f"loss must be a FunctionalELBO, got {type(loss).__name__}")
     elbo = loss or RadialELBO(num_particles=num_particles, kl_weight=kl_weight)
     comparison = None
-    # Without validation a value that is not finite gets as far as the report.
+    # Validation is off so that a value that is not finite reaches the report.
     with one_at_a_time(), evaluating(model, guide), seeded(0, device), pyro.validation_enabled(False):
-        number = num_rows(y) if batch_size is None else positive_count("diagnose: batch_size", batch_size)
+        number = num_rows(y) if batch_size is None else positive_count("batch_size", batch_size)
         rows = torch.randperm(num_rows(y), device=device)[:number] if number < num_rows(y) else slice(None)
         elbo(model, guide)(take(x, rows), take(y, rows))  # type: ignore[arg-type]
-        if loss is not None:
-            function_site = loss.function_site
-            comparison = _comparison(model, guide, loss, (x, y), new_inputs)
+        if compared is not None:
+            function_site = compared.__self__.function_site
+            comparison = compared(model, guide, (x, y), new_inputs)
         signal, noise = _spreads(model, guide, x, max(2, num_particles), function_site)
         wide = share_wider_than(WIDE, model, guide, x) if isinstance(guide, AutoPerSite) and loss is None else None
     terms = elbo.terms
@@ -153,7 +149,7 @@ def diagnose(
     unmoved = [name for name, change in changes.items() if change < UNMOVED]
     follows_inputs = signal is not None and noise is not None and signal > noise
     findings = [
-        # What follows from a KL of weights does not from a divergence of functions.
+        # The advice on the KL of weights does not apply to a divergence of functions.
         *(_on_terms(terms, follows_inputs) if comparison is None else comparison.findings),
         *_on_scales(unmoved, changes),
         *_on_width(wide),
@@ -163,20 +159,27 @@ def diagnose(
     return Diagnosis(terms, num_rows(y), unmoved, sampled, signal, noise, findings, comparison)
 
 
-def _comparison(
-    model: Any, guide: Any, loss: FunctionalELBO, data: tuple[torch.Tensor, torch.Tensor], new_inputs: Any
-) -> ProcessComparison:
-    """With the exact posterior, where the loss looks and where predictions are made."""
-    places = {} if new_inputs is None else {"new inputs": move(new_inputs, data[0].device)}
-    if loss.measurement_points is not None:
-        places["measurement points"] = loss.measurement_points(data[0])
-    return compare_with_process(
-        model, guide, loss.prior, data, places, num_samples=NUM_DRAWS, function_site=loss.function_site
-    )
+@torch.no_grad()
+def share_wider_than(fraction: float, model: Callable[..., Any], guide: Callable[..., Any], x: Any) -> float | None:
+    """Return the share of the weights with a posterior standard deviation above a fraction of the prior's.
+
+    Both come from one run. None if no site has known moments.
+    """
+    drawn = poutine.trace(guide).get_trace(x)
+    prior = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(x).nodes
+    wide = total = 0
+    for name, site in drawn.iter_stochastic_nodes():
+        if site_is_subsample(site):
+            continue
+        own, before = moments(site["fn"]).stddev, moments(prior[name]["fn"]).stddev
+        if own is not None and before is not None:
+            wide += int((own > fraction * before).sum())
+            total += own.numel()
+    return wide / total if total else None
 
 
 def _spreads(model: Any, guide: Any, x: Any, num_draws: int, function_site: str) -> tuple[float | None, float | None]:
-    """Root mean square of the function's standard deviations over inputs, at the means, and over draws."""
+    """Root mean squares of the function's standard deviations over inputs (at the means) and over draws."""
 
     def function(noisy: bool) -> torch.Tensor | None:
         guide_trace = poutine.trace(guide if noisy else mean_only(guide)).get_trace(x)
@@ -203,20 +206,20 @@ def _on_terms(terms: LossTerms, follows_inputs: bool) -> list[str]:
         findings.append(f"Not finite: {', '.join(terms.not_finite())}. Try a smaller init_stddev or learning rate.")
     elif kl > DOMINATES * abs(nll) and follows_inputs:
         findings.append(
-            "The KL dominates the loss, as it does in most networks with more weights than data, but the function "
-            "follows its inputs more than its noise, so the data are heard. Judge it by the predictive density on "
+            "The KL dominates the loss, as in most networks with more weights than data, but the function varies more "
+            "over inputs than over draws, so it has learned from the data. Judge it by the predictive density on "
             "validation data; if that is poor, compare a tempered RadialELBO(kl_weight=0.1)."
         )
     elif kl > DOMINATES * abs(nll):
         findings.append(
             "The KL dominates the loss, so training pulls the posterior to the prior and predictions to a constant. "
-            "Check first that num_data is the size of the training set. After a long training, the network has more "
-            "weights than the data can tell: use a smaller one, more data, or a tempered RadialELBO(kl_weight=0.1). "
-            "Before that: train longer, or start at a larger init_stddev, nearer the prior's."
+            "Check first that num_data is the size of the training set. Early in training: train longer, or start at "
+            "a larger init_stddev, closer to the prior's. After long training the network has too many weights for "
+            "the data: use a smaller one, more data, or a tempered RadialELBO(kl_weight=0.1)."
         )
     elif nll > DOMINATES * abs(kl):
         findings.append(
-            "The likelihood dominates the loss, so the prior hardly matters. With many data that is as it should be; "
+            "The likelihood dominates the loss, so the prior hardly matters. This is expected with many data; "
             "with few, check that num_data is not larger than the training set."
         )
     return findings
@@ -227,8 +230,8 @@ def _on_scales(unmoved: list[str], changes: dict[str, float]) -> list[str]:
         return []
     which = "No scale has" if len(unmoved) == len(changes) else f"The scales of {', '.join(unmoved)} have not"
     return [
-        f"{which} moved from the start, so the uncertainty is the initial one and tells nothing. Before training that "
-        "is as it should be; after it, train longer or with a larger learning rate."
+        f"{which} moved from the start, so the uncertainty is still the initial one. This is expected before "
+        "training; after it, train longer or with a larger learning rate."
     ]
 
 
@@ -236,8 +239,8 @@ def _on_width(share: float | None) -> list[str]:
     if share is None or share <= 0.5:
         return []
     return [
-        f"The posteriors of {share:.0%} of the weights are half as wide as their priors or wider, so the data tell "
-        "little of them. If predictions have become worse in the course of training: stop at the best epoch "
+        f"The posteriors of {share:.0%} of the weights are at least half as wide as their priors, so the data say "
+        "little about them. If predictions became worse during training: stop at the best epoch "
         "(fit(..., validation=...)), give scales a smaller rate, or take a narrower prior or a tempered "
         "RadialELBO(kl_weight=0.1)."
     ]
@@ -247,7 +250,7 @@ def _on_function(signal: float | None, noise: float | None) -> list[str]:
     if signal is None or noise is None or not noise > signal:
         return []
     return [
-        "The function varies more over draws of the weights than over inputs, so predictions are nearly a constant. "
+        "The function varies more over draws of the weights than over inputs, so predictions are nearly constant. "
         "Start at a smaller init_stddev, train the means first (FitOptions(mean_only_epochs=1)), or warm up the KL "
         "with RadialELBO(kl_weight=lambda step: min(1.0, step / 1000))."
     ]

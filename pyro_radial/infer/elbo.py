@@ -1,21 +1,27 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The loss: a true ELBO whose KLs are analytic wherever a closed form exists."""
+"""The loss: a true ELBO with an analytic KL wherever a closed form exists, kept in its terms."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
 import torch
+from pyro.distributions import Delta
+from pyro.distributions.util import scale_and_mask
 from pyro.infer import TraceMeanField_ELBO
 from pyro.infer.util import is_validation_enabled
 from pyro.poutine import Trace
+from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
+from pyro.util import warn_if_nan
 from torch import Tensor
+from torch.distributions import kl_divergence
 
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import (
@@ -24,37 +30,195 @@ from pyro_radial._pyro.compat import (
     check_site_shape,
     is_deterministic,
 )
-from pyro_radial.infer.loss_terms import LossTerms, average, entropies, entropy_parts, total, weighted
-from pyro_radial.infer.site_kl import RecordDistribution, analytic_kl, sampled_kl
+from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.poutine.local_reparameterization import check_drawn
 
-__all__ = ["RadialELBO", "check_weight"]
+__all__ = [
+    "LossTerms",
+    "RadialELBO",
+    "Run",
+    "average",
+    "check_weight",
+    "entropies",
+    "entropy_parts",
+    "own_distribution",
+]
 
 PARTICLE_PLATE = "num_particles_vectorized"
 
 
+@dataclass(frozen=True)
+class LossTerms:
+    """A loss in its terms: detached 0-d tensors in nats, for the whole data set.
+
+    ``loss = negative_log_likelihood + kl_weight * kl``, and at each site ``kl = cross_entropy - entropy`` if the
+    guide's distribution has an entropy. Losses that compare functions may add ``weight_space_kl_weight *
+    weight_space_kl``, the KL of the weights.
+
+    :param float kl_weight: the weight of the KL in the loss; a 0-d tensor while a graph is recorded.
+    :param nll_by_site: the negative log-likelihood of each observed site.
+    :param kl_by_site: the KL of each latent site, without the weight.
+    :param entropies: a function that returns :attr:`entropy_by_site`.
+    :param int num_data: N, the size of the plates around the observations, or None without a plate.
+    :param sampled_kl: for each site with a sampled KL, why it has no closed form.
+    :param float weight_space_kl_weight: the weight of the KL of the weights.
+    :param weight_space_kl_by_site: the KL of the weights, without its weight.
+    """
+
+    kl_weight: Any
+    nll_by_site: dict[str, Tensor]
+    kl_by_site: dict[str, Tensor]
+    entropies: Callable[[], dict[str, Tensor]]
+    num_data: int | None
+    sampled_kl: dict[str, str] = field(default_factory=dict)
+    weight_space_kl_weight: float = 0.0
+    weight_space_kl_by_site: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def entropy_by_site(self) -> dict[str, Tensor]:
+        """The entropy of each latent site with an entropy in the guide."""
+        return self.entropies()
+
+    @property
+    def negative_log_likelihood(self) -> Tensor:
+        """The sum over observed sites."""
+        return _total(self.nll_by_site)
+
+    @property
+    def kl(self) -> Tensor:
+        """The sum over latent sites, without its weight."""
+        return _total(self.kl_by_site)
+
+    @property
+    def weight_space_kl(self) -> Tensor:
+        """The KL of the weights in a loss that compares functions, without its weight; zero in others."""
+        return _total(self.weight_space_kl_by_site)
+
+    @property
+    def loss(self) -> Tensor:
+        """The value of the loss."""
+        of_functions = _weighted(self.negative_log_likelihood, self.kl_weight, self.kl)
+        return _weighted(of_functions, self.weight_space_kl_weight, self.weight_space_kl)
+
+    @property
+    def entropy(self) -> Tensor | None:
+        """The guide's entropy, or None if a site has none."""
+        by_site = self.entropy_by_site
+        return _total(by_site) if by_site.keys() == self.kl_by_site.keys() else None
+
+    @property
+    def cross_entropy(self) -> Tensor | None:
+        """E[-log p(w)] under the guide, or None if a site has no entropy."""
+        entropy = self.entropy
+        return None if entropy is None else self.kl + entropy
+
+    def per_datum(self) -> "LossTerms":
+        """Return the same terms divided by N, with ``num_data=1``.
+
+        :raises ValueError: if no observation is in a plate.
+        """
+        if self.num_data is None:
+            raise ValueError("per_datum: observations must be in a plate, got none, so the number of data is unknown")
+        return replace(average([self], self.num_data), num_data=1)
+
+    def not_finite(self) -> list[str]:
+        """Return in words which terms are NaN or infinite; reads each term on the host."""
+        named = [(f"log-likelihood of site '{name}'", value) for name, value in self.nll_by_site.items()]
+        named += [(f"KL of site '{name}'", value) for name, value in self.kl_by_site.items()]
+        named += [(f"weight-space KL of site '{name}'", value) for name, value in self.weight_space_kl_by_site.items()]
+        return [name for name, value in named if not bool(torch.isfinite(value))]
+
+
+def average(particles: Sequence[LossTerms], num_particles: int) -> LossTerms:
+    """Return the mean over particles; a pass with vectorized particles holds the sum over all of them."""
+    first = particles[0]
+    return LossTerms(
+        first.kl_weight,
+        _divided([p.nll_by_site for p in particles], num_particles),
+        _divided([p.kl_by_site for p in particles], num_particles),
+        lambda: _divided([p.entropy_by_site for p in particles], num_particles),
+        first.num_data,
+        {name: reason for p in particles for name, reason in p.sampled_kl.items()},
+        first.weight_space_kl_weight,
+        _divided([p.weight_space_kl_by_site for p in particles], num_particles),
+    )
+
+
+def entropy_parts(site: Mapping[str, Any]) -> dict[str, Any]:
+    """What an entropy needs of a site, without the value, which is a copy of all weights."""
+    return {key: site[key] for key in ("fn", "scale", "mask")}
+
+
+@torch.no_grad()
+def entropies(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Return the scaled entropy of each site that has one, from its :func:`entropy_parts`."""
+    result = {}
+    for name, site in sites.items():
+        try:
+            entropy = scale_and_mask(site["fn"].entropy(), scale=site["scale"], mask=site["mask"])
+            result[name] = entropy.expand(site["fn"].batch_shape).sum()
+        except (NotImplementedError, AttributeError):
+            continue
+    return result
+
+
+def _total(by_site: Mapping[str, Tensor]) -> Tensor:
+    """The sum over sites."""
+    return torch.as_tensor(sum(by_site.values()))
+
+
+def _weighted(negative_log_likelihood: Tensor, kl_weight: float | Tensor, kl: Tensor) -> Tensor:
+    """The sum. A weight of zero omits the KL, which is infinite at the pole of a radial prior; tensors are not read."""
+    if not isinstance(kl_weight, Tensor) and not kl_weight:
+        return negative_log_likelihood
+    return negative_log_likelihood + kl_weight * kl
+
+
+def _divided(by_site: Sequence[Mapping[str, Tensor]], number: int) -> dict[str, Tensor]:
+    """The sum over the mappings, site by site, divided by a number."""
+    return {name: torch.as_tensor(sum(d[name] for d in by_site)) / number for name in by_site[0]}
+
+
+class Run(NamedTuple):
+    """A run of a guide, and of a model on it."""
+
+    model: Any
+    guide: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    model_trace: Trace
+    guide_trace: Trace
+    #: Why the KL of a site was sampled, for each such site.
+    sampled: dict[str, str]
+
+    @property
+    def model_in_full_precision(self) -> Any:
+        """The model without the autocast of a training step."""
+        return getattr(self.model, "in_full_precision", self.model)
+
+
 class RadialELBO(TraceMeanField_ELBO):
-    r"""The evidence lower bound with analytic KLs, a weight on them that works, and its terms kept.
+    r"""The evidence lower bound with analytic KLs and a weight that scales them.
 
     .. math:: -\mathrm{ELBO} = E_q[-\log p(y \mid w)] + \lambda\, KL(q(w) \,\|\, p(w)),
 
-    in nats for the whole data set: the likelihood's plate scales a mini-batch by N / B, and nothing scales the KL
-    but ``kl_weight``. For weight 1 it is a bound on the log evidence, and its expectation is that of
-    :class:`~pyro.infer.Trace_ELBO`, also where :class:`~pyro.infer.TraceMeanField_ELBO` is not: at a ``Delta`` with a
-    log-density (constrained sites of Pyro's autoguides), and where a handler scales or masks the model but not the
-    guide.
+    in nats for the whole data set: the likelihood's plate scales a mini-batch by N / B, and only ``kl_weight`` scales
+    the KL. With weight 1 it bounds the log evidence and has the expectation of :class:`~pyro.infer.Trace_ELBO`, also
+    where :class:`~pyro.infer.TraceMeanField_ELBO` does not: at a ``Delta`` with a log-density (constrained sites of
+    Pyro's autoguides), and if a handler scales or masks only the model.
 
-    After each evaluation ``terms`` holds its :class:`LossTerms`, at no second pass. Works with ``SVI``, and as
-    ``elbo(model, guide)`` with a torch optimizer; an object serves one model and guide.
+    After each evaluation ``terms`` holds the loss in its terms. Use it with ``SVI``, or as ``elbo(model, guide)`` with
+    a torch optimizer. One object serves one model and guide.
 
     :param int num_particles: draws of the guide for one loss.
-    :param kl_weight: :math:`\lambda`, a number of at least 0, or a function of ``step``. It is applied here because
-        ``poutine.scale`` around a model does not reach an analytic KL.
-    :param bool strict_kl: raise where a KL would be estimated from samples, instead of doing so in silence;
-        ``sampled_kl`` of its :class:`LossTerms` lists where.
-    :param kwargs: ``vectorize_particles``, ``max_plate_nesting`` and the rest of Pyro's.
-    :raises ValueError: for a negative or infinite weight or no particles; naming the site, for a latent site that the
-        guide lacks, and under ``strict_kl``; naming the parameter of the guide that is NaN or infinite, where
-        validation stops at what comes of it.
+    :param kl_weight: :math:`\lambda`, a number of at least 0 or a function of ``step``. ``poutine.scale`` around a
+        model does not reach an analytic KL; this argument does.
+    :param bool strict_kl: whether to raise an error at a site without a closed-form KL instead of sampling its KL.
+        ``terms.sampled_kl`` lists sampled sites.
+    :param kwargs: ``vectorize_particles``, ``max_plate_nesting`` and the other arguments of Pyro's losses.
+    :raises ValueError: for a negative or infinite weight, or no particles; naming the site, for a latent site that the
+        guide lacks, and under ``strict_kl``; naming the parameter, for a guide with NaN or infinity if validation
+        stops there.
 
     Example::
 
@@ -72,7 +236,7 @@ class RadialELBO(TraceMeanField_ELBO):
         (['w'], 4)
     """
 
-    #: The weight of a second KL, of the weights of functions to their own prior, in losses that have one.
+    #: The weight of the KL of the weights in losses that compare functions.
     weight_space_kl: float = 0.0
 
     def __init__(
@@ -91,12 +255,8 @@ class RadialELBO(TraceMeanField_ELBO):
         #: Losses evaluated with gradients so far, the argument of a ``kl_weight`` schedule.
         self.step = 0
         self._given_weight: float | Tensor | None = None
-        self._current_weight: float | Tensor = 1.0
-        self._particles: list[LossTerms] = []
-        self._kept: LossTerms | None = None
-        self._sampled: dict[str, str] = {}
-        # The model of the loss that is being evaluated, without the plate of its particles and in full precision.
-        self._model: Any = None
+        # The terms of the latest evaluation, one for each pass, and their number of particles.
+        self._evaluated: tuple[list[LossTerms], int] = [], 0
 
     @property
     def terms(self) -> LossTerms:
@@ -104,11 +264,9 @@ class RadialELBO(TraceMeanField_ELBO):
 
         :raises RuntimeError: before the first loss.
         """
-        if self._kept is not None:
-            return self._kept
-        if not self._particles:
+        if not self._evaluated[0]:
             raise RuntimeError("RadialELBO.terms: a loss must be evaluated first, got no loss yet")
-        return average(self._particles, self.num_particles)
+        return average(*self._evaluated)
 
     def weight_now(self) -> float:
         """The weight of the KL at this step."""
@@ -116,7 +274,7 @@ class RadialELBO(TraceMeanField_ELBO):
 
     @contextmanager
     def weighted_by(self, weight: float | Tensor) -> Iterator[None]:
-        """Evaluate with this weight in the place of ``kl_weight``: a tensor is an input of a graph that is recorded."""
+        """Evaluate with this weight instead of ``kl_weight``; a recorded graph takes a tensor as input."""
         before, self._given_weight = self._given_weight, weight
         try:
             yield
@@ -124,38 +282,77 @@ class RadialELBO(TraceMeanField_ELBO):
             self._given_weight = before
 
     def keep(self, terms: LossTerms, gradients: bool) -> None:
-        """Take over the terms of a loss that was evaluated elsewhere, as by a graph.
-
-        :param LossTerms terms: its terms.
-        :param bool gradients: whether it was evaluated with gradients, and so counts as a step.
-        """
-        self._particles, self._kept = [], terms
+        """Take over the terms of a loss that a graph evaluated; with gradients it counts as a step."""
+        self._evaluated = [terms], 1
         self.step += gradients
 
-    def _get_traces(
-        self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[tuple[Trace, Trace]]:
-        self._particles, self._kept = [], None
-        self._current_weight = self.weight_now() if self._given_weight is None else self._given_weight
-        if torch.is_grad_enabled():
-            self.step += 1
-        self._model = getattr(model, "in_full_precision", model)
-        try:
-            yield from super()._get_traces(model, guide, args, kwargs)
-        finally:
-            self._model = None
+    def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the loss without gradients."""
+        loss: Any = 0.0
+        for particle in self._losses(model, guide, args, kwargs):
+            loss = loss + particle.detach() / self.num_particles
+        warn_if_nan(loss, "loss")
+        return torch.as_tensor(loss)
+
+    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the loss as a tensor to differentiate, without a host-device synchronization."""
+        return torch.as_tensor(sum(list(self._losses(model, guide, args, kwargs))) / self.num_particles)
+
+    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the loss and add its gradients to those of the parameters, one pass after the other."""
+        loss: Any = 0.0
+        for particle in self._losses(model, guide, args, kwargs):
+            loss = loss + particle.detach() / self.num_particles
+            if particle.requires_grad:
+                (particle / self.num_particles).backward(retain_graph=self.retain_graph)
+        warn_if_nan(loss, "loss")
+        return torch.as_tensor(loss)
+
+    def _losses(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+        """The loss of each pass, which sums over vectorized particles; keeps their terms."""
+        weight = self.weight_now() if self._given_weight is None else self._given_weight
+        self.step += torch.is_grad_enabled()
+        self._evaluated = passes, _ = [], self.num_particles
+        for model_trace, guide_trace in self._get_traces(model, guide, args, kwargs):
+            run = Run(model, guide, args, kwargs, model_trace, guide_trace, {})
+            observed = {
+                name: -site["log_prob_sum"]
+                for name, site in model_trace.nodes.items()
+                if site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
+            }
+            latent, weights = self._kls(run)
+            loss = _weighted(_total(observed), weight, _total(latent))
+            loss = _weighted(loss, self.weight_space_kl, _total(weights))
+            parts = {name: entropy_parts(site) for name, site in guide_trace.nodes.items() if name in latent}
+            nll, kl, weight_space_kl = (
+                {name: value.detach() for name, value in terms.items()} for terms in (observed, latent, weights)
+            )
+            num_data = _num_data(model_trace, observed)
+            passes.append(
+                LossTerms(
+                    weight,
+                    nll,
+                    kl,
+                    partial(entropies, parts),
+                    num_data,
+                    run.sampled,
+                    self.weight_space_kl,
+                    weight_space_kl,
+                )
+            )
+            yield loss
 
     def _get_trace(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Trace]:
-        """One run of the guide and the model on it, with the log-densities of observations alone.
+        """Run the guide, and the model on it, and compute the log-densities of observations only.
 
-        Pyro computes those of all latent sites as well; where the KL is analytic nothing asks for them.
+        Pyro also computes those of all latent sites, which an analytic KL does not need.
         """
         run: Any = poutine.trace(guide)
         try:
             guide_trace = run.get_trace(*args, **kwargs)
             model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
         except ValueError as error:
-            # Where validation stops at what came of it.
+            # Validation stops at a value that follows from a broken parameter.
             self._check_parameters(run.trace, error)
             raise
         self._check_covered(model_trace, guide_trace)
@@ -170,66 +367,32 @@ class RadialELBO(TraceMeanField_ELBO):
             check_mean_field_requirement(model_trace, guide_trace)
         return model_trace, guide_trace
 
-    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """The loss as a tensor to differentiate, without a host-device synchronization."""
-        losses = [
-            self._differentiable_loss_particle(*traces)[1] for traces in self._get_traces(model, guide, args, kwargs)
-        ]
-        return torch.as_tensor(sum(losses) / self.num_particles)
-
-    def _differentiable_loss_particle(self, model_trace: Trace, guide_trace: Trace) -> tuple[Tensor, Tensor]:
-        observed = {
-            name: -site["log_prob_sum"]
-            for name, site in model_trace.nodes.items()
-            if site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
-        }
-        self._sampled = {}
-        latent = self._kl_by_site(model_trace, guide_trace)
-        of_weights = self._weight_space_kl_by_site(model_trace, guide_trace)
-        loss = weighted(total(observed), self._current_weight, total(latent))
-        loss = weighted(loss, self.weight_space_kl, total(of_weights))
-        self._particles.append(
-            LossTerms(
-                self._current_weight,
-                {name: value.detach() for name, value in observed.items()},
-                {name: value.detach() for name, value in latent.items()},
-                partial(
-                    entropies,
-                    {name: entropy_parts(site) for name, site in guide_trace.nodes.items() if name in latent},
-                ),
-                _num_data(model_trace, observed),
-                self._sampled,
-                self.weight_space_kl,
-                {name: value.detach() for name, value in of_weights.items()},
-            )
-        )
-        return loss.detach(), loss
-
-    def _kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
-        return {
-            name: self._site_kl(name, site, model_trace, guide_trace)
-            for name, site in guide_trace.nodes.items()
-            if site["type"] == "sample" and not site["is_observed"] and not site_is_subsample(site)
-        }
-
-    def _weight_space_kl_by_site(self, model_trace: Trace, guide_trace: Trace) -> dict[str, Tensor]:
-        """The KLs of the weights of functions, where the KL is not of weights already."""
-        return {}
-
     def _vectorized_num_particles(self, fn: Any) -> Any:
-        """As Pyro's, but sites remember what distribution they had before."""
-        repeated = super()._vectorized_num_particles(RecordDistribution("own_distribution")(fn))
-        return RecordDistribution("repeated_distribution")(repeated)
+        """Repeat the particles as Pyro does, and record each site's distribution before and after."""
+        repeated = super()._vectorized_num_particles(_RecordDistribution("own_distribution")(fn))
+        return _RecordDistribution("repeated_distribution")(repeated)
 
-    def _site_kl(self, name: str, guide_site: Any, model_trace: Trace, guide_trace: Trace) -> Tensor:
-        """The KL of one site; keeps the reason where it must be sampled."""
-        kl = analytic_kl(name, guide_site, model_trace, guide_trace)
+    def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The KLs by site, and the KLs of the weights in losses that compare functions."""
+        return self._site_kls(run), {}
+
+    def _site_kls(self, run: Run, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
+        """The KL of each latent site of the guide with a wanted name."""
+        return {
+            name: self._site_kl(name, site, run)
+            for name, site in run.guide_trace.iter_stochastic_nodes()
+            if not site_is_subsample(site) and wanted(name)
+        }
+
+    def _site_kl(self, name: str, guide_site: Any, run: Run) -> Tensor:
+        """The KL of one site, and a record of why it is sampled."""
+        kl = _analytic_kl(name, guide_site, run.model_trace, run.guide_trace)
         if isinstance(kl, Tensor):
             return kl
         if self.strict_kl:
             raise ValueError(f"strict_kl: site '{name}' is {kl}, so its KL would be estimated from samples")
-        self._sampled[name] = kl
-        return sampled_kl(name, model_trace, guide_trace)
+        run.sampled[name] = kl
+        return _sampled_kl(name, run.model_trace, run.guide_trace)
 
     def _check_covered(self, model_trace: Trace, guide_trace: Trace) -> None:
         missing = [
@@ -244,26 +407,24 @@ class RadialELBO(TraceMeanField_ELBO):
             name not in model_trace and not _is_auxiliary(site) for name, site in guide_trace.iter_stochastic_nodes()
         ):
             advice = (
-                "; the guide has sites that the model has no more, as after use_head: make a new guide of the model as "
-                "it is now, such as AutoRadial(model), or chain.guide(AutoRadial) of a PriorChain, or call use_head "
-                "with the head that the guide was made for"
+                "; the guide has sites that the model no longer has, for instance after use_head: make a new guide for "
+                "the model as it is now, such as AutoRadial(model) or chain.guide(AutoRadial), or call use_head with "
+                "the head that the guide was made for"
             )
-        raise ValueError(
-            f"{type(self).__name__}: guide must have latent site '{missing[0]}' of the model, got none{advice}"
-        )
+        raise ValueError(f"guide must have latent site '{missing[0]}' of the model, got none{advice}")
 
     def _check_parameters(self, guide_trace: Trace, error: ValueError) -> None:
         """Raise a ``ValueError`` that names the first parameter of the guide that is not finite."""
         for name, site in dict[str, Any](guide_trace.nodes).items():
             if site["type"] == "param" and not bool(torch.isfinite(site["value"]).all()):
                 raise ValueError(
-                    f"{type(self).__name__}: guide must have finite parameters, got NaN or infinity in '{name}': "
-                    "training has diverged. Go back to a checkpoint, or start anew with a smaller learning rate"
+                    f"guide must have finite parameters, got NaN or infinity in '{name}': "
+                    "training has diverged. Go back to a checkpoint, or start again with a smaller learning rate"
                 ) from error
 
 
 def _is_auxiliary(site: Any) -> bool:
-    """Whether a guide says of a site that the model has none of its name."""
+    """Whether a guide marks a site as one that the model does not have."""
     return bool(site["infer"].get("is_auxiliary", False))
 
 
@@ -273,10 +434,7 @@ def _with_density_shape(site: Any) -> Any:
 
 
 def check_weight(weight: float, name: str = "kl_weight") -> float:
-    """The weight of a KL as a float.
-
-    :raises ValueError: naming it, unless it is finite and not negative.
-    """
+    """Return the weight of a KL as a float; raise a ValueError unless it is finite and not negative."""
     if not isinstance(weight, int | float) or not 0.0 <= weight < math.inf:
         functions = " or a function that returns one" if name == "kl_weight" else ""
         raise ValueError(f"{name} must be a non-negative finite number{functions}, got {weight!r}")
@@ -291,3 +449,68 @@ def _num_data(model_trace: Trace, observed: dict[str, Tensor]) -> int | None:
         if frames:
             sizes[frozenset(f.name for f in frames)] = math.prod(f.full_size or f.size for f in frames)
     return sum(sizes.values()) if sizes else None
+
+
+class _RecordDistribution(Messenger):
+    """Records under a key the distribution of each sample statement at this place among the handlers.
+
+    A plate of particles repeats distributions. One recorder inside and one outside of it let :func:`own_distribution`
+    find the distribution that all particles share.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
+
+    def _pyro_sample(self, msg: Any) -> None:
+        msg[self.key] = msg["fn"]
+
+
+def _analytic_kl(name: str, guide_site: Any, model_trace: Trace, guide_trace: Trace) -> Tensor | str:
+    """The scaled and masked KL of a latent site in nats, or in words why it must be sampled."""
+    model_site: Any = model_trace.nodes.get(name)
+    if is_validation_enabled() and not guide_site["fn"].has_rsample:
+        raise NotImplementedError(
+            f"guide must have a reparameterized sampler at site '{name}', got {type(leaf(guide_site['fn'])).__name__}"
+        )
+    if model_site is None:
+        return "an auxiliary site of the guide, whose log-density is sampled"
+    if isinstance(leaf(guide_site["fn"]), Delta):
+        # Exact given its value; Pyro's own rule forgets the log-density of the Delta.
+        return _log_prob_sum(name, guide_trace) - _log_prob_sum(name, model_trace)
+    if not _same(guide_site["scale"], model_site["scale"]):
+        return "scaled differently in the model and the guide"
+    if not _same(guide_site["mask"], model_site["mask"]):
+        return "masked differently in the model and the guide"
+    try:
+        kl = kl_divergence(own_distribution(guide_site), own_distribution(model_site))
+    except NotImplementedError:
+        q, p = (type(leaf(site["fn"])).__name__ for site in (guide_site, model_site))
+        return f"without a closed-form KL from {q} to {p}"
+    kl = scale_and_mask(kl, scale=guide_site["scale"], mask=guide_site["mask"])
+    return kl.expand(guide_site["fn"].batch_shape).sum()
+
+
+def _sampled_kl(name: str, model_trace: Trace, guide_trace: Trace) -> Tensor:
+    """An unbiased estimate of the KL of a latent site, or the log-density of an auxiliary site of the guide."""
+    site: Any = guide_trace.nodes[name]
+    check_drawn(name, site, "prior must have a KL in closed form")
+    score_parts = site["fn"].score_parts(site["value"], *site["args"], **site["kwargs"])
+    entropy_term: Tensor = score_parts.scale_and_mask(site["scale"], site["mask"]).entropy_term.sum()
+    return entropy_term - _log_prob_sum(name, model_trace) if name in model_trace.nodes else entropy_term
+
+
+def own_distribution(site: Any) -> Any:
+    """A site's distribution before the plate of particles repeated it, unless a handler has replaced it since."""
+    return site["own_distribution"] if site["fn"] is site.get("repeated_distribution") else site["fn"]
+
+
+def _log_prob_sum(name: str, trace: Trace) -> Tensor:
+    trace.compute_log_prob(lambda site_name, _: site_name == name)
+    log_prob: Tensor = trace.nodes[name]["log_prob_sum"]
+    return log_prob
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two scales or masks are equal; tensors are compared by identity."""
+    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)

@@ -34,8 +34,7 @@ from pyro_radial.continual import (
 )
 from pyro_radial.continual.coresets import KeptRows
 from pyro_radial.continual.function_memory import FunctionMemory
-from pyro_radial.functional import GaussianProcess, PosteriorProcess, UniformBox
-from pyro_radial.infer import FunctionalELBO
+from pyro_radial.functional import FunctionalELBO, GaussianProcess, PosteriorProcess, UniformBox
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.training.training_run import TrainingRun
 from pyro_radial.nn import MultiHead, likelihoods, use_head

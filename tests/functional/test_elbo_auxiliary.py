@@ -14,9 +14,8 @@ from pyro.infer.autoguide import AutoDiagonalNormal, AutoGuideList, AutoMultivar
 from torch import nn
 
 from pyro_radial import AutoMeanField
-from pyro_radial.functional import GaussianKL, GaussianProcess, LinearizedKL, RegularizedKL, SteinKL
-from pyro_radial.functional.auxiliary_sites import sites_led_to
-from pyro_radial.infer import FunctionalELBO
+from pyro_radial.functional import FunctionalELBO, GaussianKL, GaussianProcess, LinearizedKL, RegularizedKL, SteinKL
+from pyro_radial.functional.guide_process import sites_led_to
 
 NUM_FEATURES, NUM_INPUTS, NOISE = 40, 6, 0.3
 GENERATOR = torch.Generator().manual_seed(0)

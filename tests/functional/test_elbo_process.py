@@ -28,13 +28,13 @@ from pyro_radial.continual.prior_chain import posterior_of
 from pyro_radial.functional import (
     AdversarialPoints,
     FromData,
+    FunctionalELBO,
     GaussianKL,
     GaussianProcess,
     MarginalKL,
     PosteriorProcess,
     UniformBox,
 )
-from pyro_radial.infer import FunctionalELBO
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 from pyro_radial.poutine import local_reparameterization
@@ -323,5 +323,5 @@ class TestBadInput:
 
     def test_a_guide_whose_sites_have_no_distribution_is_named(self):
         chain, _, process = second_task(AutoMeanField)
-        with pytest.raises(ValueError, match="FunctionalELBO: posterior must have a mean and a variance at site"):
+        with pytest.raises(ValueError, match="posterior must have a mean and a variance at site"):
             loss_of(process)(chain, AutoIAFNormal(chain))(X, Y)

@@ -22,6 +22,7 @@ from torch.distributions import kl_divergence
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel
 from pyro_radial.functional import GaussianProcess, LinearizedKL, PosteriorProcess
 from pyro_radial.functional.guide_process import GuideProcess
+from pyro_radial.infer.elbo import Run
 from pyro_radial.nn import likelihoods
 from tests.helpers.linear_models import WIDTH, by_hand, features, inputs, network, of_functions, posterior
 
@@ -31,7 +32,8 @@ X, Y = torch.randn(6, 3), torch.randn(6, 2)
 def process_of(model, guide, *args, **kwargs):
     guide_trace = poutine.trace(guide).get_trace(*args)
     model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args)
-    return GuideProcess(model, model_trace, guide_trace, "f", kwargs.get("structures", {}))
+    run = Run(model, guide, args, {}, model_trace, guide_trace, {})
+    return GuideProcess(run, "f", kwargs.get("structures", {}))
 
 
 def regression():

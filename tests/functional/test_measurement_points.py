@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from pyro_radial.functional import BetweenRows, Concatenated, FromData, FromSampler, UniformBox
+from pyro_radial.functional import BetweenRows, FromData, UniformBox
 
 
 def test_points_are_uniform_in_the_box():
@@ -43,14 +43,10 @@ def test_a_box_may_be_of_images():
 def test_points_have_the_dtype_of_the_batch_and_stay_in_the_box(dtype):
     x = torch.zeros(3, 2, dtype=dtype)
     data = torch.rand(50, 2, dtype=torch.double)
-    parts = [
-        UniformBox(-1.0, 0.3, num_points=4000),
-        FromData(data, num_points=5),
-        FromSampler(lambda n: torch.rand(n, 2), num_points=5),
-    ]
-    for measurement_points in [*parts, Concatenated(parts)]:
+    box = UniformBox(-1.0, 0.3, num_points=4000)
+    for measurement_points in (box, FromData(data, num_points=5), BetweenRows(data, num_points=5)):
         assert measurement_points(x).dtype == dtype
-    points = parts[0](x)
+    points = box(x)
     assert bool((points <= torch.tensor(0.3, dtype=dtype)).all() and (points >= -1).all())
 
 
@@ -78,37 +74,12 @@ def test_points_between_rows_are_uniform_on_the_lines_between_any_two():
     assert stats.kstest(shares.numpy(), "uniform").pvalue > 1e-3
 
 
-def test_concatenated_contexts_give_their_points_in_order():
-    first, second = FromSampler(torch.ones, 2), FromSampler(torch.zeros, 3)
-    first.function, second.function = (lambda n: torch.ones(n, 1)), (lambda n: torch.zeros(n, 1))
-    points = Concatenated([first, second])(torch.zeros(5, 1))
-    assert points.flatten().tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
-
-
-def test_concatenated_lets_those_ascend_that_can():
-    class Climbing:
-        def __init__(self):
-            self.objectives = []
-
-        def __call__(self, x):
-            return x
-
-        def ascend(self, objective):
-            self.objectives.append(objective)
-
-    climbing = Climbing()
-    Concatenated([UniformBox(0.0, 1.0, 2), climbing]).ascend(torch.sum)
-    assert climbing.objectives == [torch.sum]
-
-
-def test_contexts_show_what_they_are():
+def test_measurement_points_show_what_they_are():
     box = UniformBox(0.0, [1.0, 2.0], num_points=3)
     assert repr(box) == "UniformBox(low=0.0, high=[1.0, 2.0], num_points=3)"
     assert repr(UniformBox.around(torch.rand(5, 28, 28), 2)).startswith("UniformBox(low=<[28, 28]>")
     assert repr(FromData(torch.zeros(9, 2), 3)) == "FromData([9, 2], num_points=3)"
     assert repr(BetweenRows(torch.rand(9, 2), 3)) == "BetweenRows([9, 2], num_points=3)"
-    assert repr(FromSampler(torch.rand, 3)) == "FromSampler(rand, num_points=3)"
-    assert repr(Concatenated([box])) == f"Concatenated([{box}])"
 
 
 @pytest.mark.parametrize(
@@ -125,11 +96,8 @@ def test_contexts_show_what_they_are():
         (lambda: UniformBox.around(torch.zeros(3, 2), 3, margin=-0.1), "margin"),
         (lambda: FromData(torch.zeros(3, 2), 4), "num_points must be at most the 3 rows of points, got 4"),
         (lambda: FromData(torch.zeros(3, 2, dtype=torch.uint8), 2), "points"),
-        (lambda: BetweenRows(torch.zeros(1, 2), 3), "points must have at least 2 rows to be between, got 1"),
+        (lambda: BetweenRows(torch.zeros(1, 2), 3), "points must have at least 2 rows, got 1"),
         (lambda: BetweenRows(torch.zeros(3, 2), 0), "num_points"),
-        (lambda: FromSampler(3, 2), "function"),
-        (lambda: Concatenated([]), "parts"),
-        (lambda: Concatenated([3]), "parts"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused_by_name(make, words):
@@ -144,9 +112,6 @@ def test_arguments_that_do_not_fit_are_refused_by_name(make, words):
         (UniformBox(0.0, [1.0, 1.0], 3), r"high must have the shape .* \[3\], got \[2\]"),
         (FromData(torch.zeros(9, 2), 3), r"points must give points of the shape .* \[3\], got \[2\]"),
         (BetweenRows(torch.zeros(9, 2), 3), r"points must give points of the shape .* \[3\], got \[2\]"),
-        (FromSampler(lambda n: torch.zeros(n, 2), 3), r"function must give points of the shape .* \[3\], got \[2\]"),
-        (FromSampler(lambda n: torch.zeros(n + 1, 3), 3), "function must return a tensor of 3 points"),
-        (FromSampler(lambda n: [0.0] * n, 3), "function must return a tensor"),
     ],
 )
 def test_points_of_another_width_than_the_batch_are_refused_by_name(measurement_points, words):

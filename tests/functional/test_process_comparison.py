@@ -63,7 +63,7 @@ def test_the_exact_posterior_is_where_it_should_be_and_nothing_stands_out():
         assert place.width == pytest.approx(1.0, abs=TOLERANCE)
     assert comparison.noise == pytest.approx(NOISE)
     assert diagnosis.findings == []
-    assert "beside the exact posterior: noise 0.3, 1.00 of the process's" in str(diagnosis)
+    assert "compared with the exact posterior: noise 0.3, 1.00 times that of the process" in str(diagnosis)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_loss_can_be_evaluated_on_fewer_rows():
         diagnose(model, guide, (X, Y), loss=loss)
     diagnosis = diagnose(model, guide, (X, Y), loss=loss, batch_size=10)
     assert len(diagnosis.comparison.places[0].mean) == ROWS
-    with pytest.raises(ValueError, match="diagnose: batch_size must be a positive"):
+    with pytest.raises(ValueError, match="batch_size must be a positive"):
         diagnose(model, guide, (X, Y), loss=loss, batch_size=0)
 
 
@@ -126,32 +126,32 @@ def test_the_random_numbers_stay_where_they_were():
 def test_a_prior_without_an_exact_posterior_is_refused():
     model, guide, loss = problem()
     implicit = ImplicitProcess(lambda x, n: torch.randn(n, len(x), 1))
-    with pytest.raises(ValueError, match=r"diagnose: loss must have a prior with an exact posterior.*ImplicitProcess"):
+    with pytest.raises(ValueError, match=r"loss must have a prior with an exact posterior.*ImplicitProcess"):
         diagnose(model, guide, (X, Y), loss=FunctionalELBO(implicit, loss.measurement_points, num_functions=60))
 
 
 def test_a_process_that_knows_no_noise_is_refused():
     model, guide, loss = problem()
     loss.prior.observation_noise.zero_()
-    with pytest.raises(ValueError, match=r"diagnose: loss must have a prior that knows the noise.*prior\.fit"):
+    with pytest.raises(ValueError, match=r"loss must have a prior that knows the noise.*prior\.fit"):
         diagnose(model, guide, (X, Y), loss=loss)
 
 
 def test_more_rows_than_a_covariance_can_hold_are_refused(monkeypatch):
     monkeypatch.setattr(process_comparison, "MOST_ROWS", ROWS - 1)
     model, guide, loss = problem()
-    with pytest.raises(ValueError, match=r"diagnose: data must have at most 29 rows.*got 30; train on fewer rows"):
+    with pytest.raises(ValueError, match=r"data must have at most 29 rows.*got 30; train and compare on fewer rows"):
         diagnose(model, guide, (X, Y), loss=loss)
 
 
 def test_labels_have_no_process_to_compare_with():
     model = SupervisedModel(BayesianModule(nn.Linear(WIDTH, 2)), likelihoods.Categorical(num_data=ROWS))
     loss = problem()[2]
-    with pytest.raises(ValueError, match="diagnose: model must have a normal likelihood"):
+    with pytest.raises(ValueError, match="model must have a normal likelihood"):
         diagnose(model, AutoMeanField(model), (X, (Y[:, 0] > 0).long()), loss=loss, batch_size=10)
 
 
 def test_new_inputs_need_a_loss():
     model, guide, _ = problem()
-    with pytest.raises(ValueError, match="diagnose: loss must be given"):
+    with pytest.raises(ValueError, match="loss must be given"):
         diagnose(model, guide, (X, Y), new_inputs=NEW)

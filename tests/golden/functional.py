@@ -13,7 +13,6 @@ from pyro_radial.functional import (
     AdversarialPoints,
     BetweenRows,
     BNNPrior,
-    Concatenated,
     FromData,
     GaussianKL,
     GaussianProcess,
@@ -48,6 +47,21 @@ def process(noise=0.05):
 
 def box():
     return UniformBox([-2.0], [2.0], num_points=6)
+
+
+class Concatenated:
+    """The points of several kinds, one after the other."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def __call__(self, x):
+        return torch.cat([part(x) for part in self.parts])
+
+    def ascend(self, objective):
+        for part in self.parts:
+            if hasattr(part, "ascend"):
+                part.ascend(objective)
 
 
 def losses(divergence, prior=None, points=None, guide_types=(AutoRadial, AutoMeanField), times=1, **options):
@@ -164,7 +178,7 @@ def priors_on_functions():
     results["evidence"] = rbf.log_marginal_likelihood(x, y)
     results["posterior"] = rbf.posterior(x, y, at)
     torch.manual_seed(7)
-    results["fitted"] = rbf.fit(x, y, steps=5, lr=0.05, progress=False)
+    results["fitted"] = rbf.fit(x, y, steps=5)
     results["hyperparameters"] = dict(rbf.named_parameters())
     return results
 

@@ -15,7 +15,7 @@ from pyro.distributions import constraints
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, fit
-from pyro_radial.functional import AdversarialPoints, Concatenated, GaussianKL, GaussianProcess, UniformBox
+from pyro_radial.functional import AdversarialPoints, GaussianKL, GaussianProcess, UniformBox
 from pyro_radial.infer.training.checkpoint import copied
 from pyro_radial.infer.training.gradients import LossGradients
 from pyro_radial.infer.training.options import FitOptions
@@ -107,9 +107,8 @@ def functional_loss(measurement_points=None):
 
 
 def adversarial_loss():
-    """The same, with points that climb beside random ones."""
-    box = UniformBox(-2.0, 2.0, num_points=3)
-    return functional_loss(Concatenated([AdversarialPoints(box, lr=0.1), box]))
+    """The same, with points that climb."""
+    return functional_loss(AdversarialPoints(UniformBox(-2.0, 2.0, num_points=3), lr=0.1))
 
 
 def rates(name):

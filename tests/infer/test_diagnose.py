@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Adam
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, diagnose, fit
-from pyro_radial.infer.prior_width import share_wider_than
+from pyro_radial.infer.diagnose import share_wider_than
 from pyro_radial.nn import likelihoods, priors
 
 ROWS = 40
@@ -139,10 +139,10 @@ def test_a_guide_without_scales_of_ours_is_not_said_to_have_unmoved_ones():
 def test_a_huge_spread_is_found_to_predict_a_constant():
     noisy = diagnose(*problem(init_stddev=3.0), DATA)
     assert noisy.noise > noisy.signal
-    assert says(noisy, "nearly a constant")
+    assert says(noisy, "nearly constant")
     steady = diagnose(*problem(init_stddev=1e-3), DATA)
     assert steady.noise < steady.signal
-    assert not says(steady, "nearly a constant")
+    assert not says(steady, "nearly constant")
 
 
 def test_signal_and_noise_are_the_spreads_over_inputs_and_draws():
@@ -199,7 +199,7 @@ def test_a_missing_plate_is_found():
 def test_one_row_has_no_spread_over_inputs():
     diagnosis = diagnose(*problem(), (X[:1], DATA[1][:1]), num_particles=1)
     assert diagnosis.signal is None
-    assert not says(diagnosis, "nearly a constant")
+    assert not says(diagnosis, "nearly constant")
 
 
 def test_the_terms_are_an_average_over_particles_of_the_loss():
@@ -261,7 +261,7 @@ def test_a_parameter_that_is_not_finite_is_named():
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="data: x must not hold NaN"):
         diagnose(*problem(), (X * float("nan"), DATA[1]))
-    with pytest.raises(ValueError, match="diagnose: num_particles must be a positive integer"):
+    with pytest.raises(ValueError, match="num_particles must be a positive integer"):
         diagnose(*problem(), DATA, num_particles=0)
 
 

@@ -75,7 +75,7 @@ def test_a_sampled_kl_is_refused_by_name(loss):
 def test_functional_elbo_is_refused_by_name():
     model = regression(nn.Linear(3, 1))
     elbo = FunctionalELBO(GaussianProcess(lambda a, b: torch.exp(-torch.cdist(a, b))), num_functions=20)
-    with pytest.raises(ValueError, match=r"FunctionalELBO: guide must draw whole functions.*'weight'"):
+    with pytest.raises(ValueError, match=r"guide must draw whole functions.*'weight'"):
         elbo(model, AutoMeanField(model))(X, Y[:, :1])
 
 

@@ -1,26 +1,16 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The divergence of the distribution of a network's function values from a prior on functions, at finitely many points.
+"""Divergences of a network's function values from a prior on functions, at finitely many points.
 
-Each is a function of draws, points and a prior, or a
-:class:`~pyro_radial.functional.divergences.estimate.ProcessDivergence` of a process in the place of draws.
+A divergence is a function of draws, points and a prior that returns a
+:class:`~pyro_radial.functional.divergences.estimate.DivergenceEstimate`. A subclass of
+:class:`~pyro_radial.functional.divergences.estimate.ProcessDivergence` takes a process with known moments instead of
+draws.
 """
 
-from pyro_radial.functional.divergences.estimate import Divergence, DivergenceEstimate, ProcessDivergence
-from pyro_radial.functional.divergences.gaussian_kl import GaussianKL
-from pyro_radial.functional.divergences.linearized_kl import LinearizedKL
-from pyro_radial.functional.divergences.marginal_kl import MarginalKL
-from pyro_radial.functional.divergences.regularized_kl import RegularizedKL
-from pyro_radial.functional.divergences.stein_kl import SteinKL
+from pyro_radial.functional.divergences.gaussian import GaussianKL, RegularizedKL
+from pyro_radial.functional.divergences.process import LinearizedKL, MarginalKL
+from pyro_radial.functional.divergences.stein import SteinKL
 
-__all__ = [
-    "Divergence",
-    "DivergenceEstimate",
-    "GaussianKL",
-    "LinearizedKL",
-    "MarginalKL",
-    "ProcessDivergence",
-    "RegularizedKL",
-    "SteinKL",
-]
+__all__ = ["GaussianKL", "LinearizedKL", "MarginalKL", "RegularizedKL", "SteinKL"]

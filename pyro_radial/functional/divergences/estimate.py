@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What a divergence takes and what it gives."""
+"""The arguments and the result of a divergence."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -14,22 +14,22 @@ __all__ = ["Divergence", "DivergenceEstimate", "Process", "ProcessDivergence"]
 
 
 class DivergenceEstimate(NamedTuple):
-    """What an estimate of a divergence gives: a scalar to differentiate, and a number to report."""
+    """An estimate of a divergence: a scalar to differentiate, and a number to report."""
 
-    #: A scalar whose gradient estimates that of the divergence. Its value means nothing where ``value`` is None.
+    #: A scalar with an estimate of the divergence's gradient. Its value means nothing if ``value`` is None.
     surrogate: Tensor
-    #: The estimated divergence in nats, without gradient, or None where only the gradient is estimated.
+    #: The estimated divergence in nats, without gradient, or None if only the gradient is estimated.
     value: Tensor | None
 
 
-#: A function ``divergence(f, x, prior)`` of draws of function values ``[S, N, O]`` at points ``x``. The draws must
-#: carry gradients to the parameters of their distribution, and are treated as draws of one vector of N O values, with
-#: two exceptions that the docstrings name: the factorized forms of ``GaussianKL`` and ``RegularizedKL``.
+#: A function ``divergence(f, x, prior)`` of draws of function values ``[S, N, O]`` at points ``x``. The draws carry
+#: gradients to the parameters of their distribution, and count as draws of one vector of N O values, except in the
+#: factorized forms of ``GaussianKL`` and ``RegularizedKL``.
 Divergence = Callable[[Tensor, Tensor, FunctionPrior], DivergenceEstimate]
 
 
 class Process(Protocol):
-    """A distribution of functions whose moments are known."""
+    """A distribution of functions with known moments."""
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of each function value, ``[N, O]``."""
@@ -39,7 +39,7 @@ class Process(Protocol):
 
 
 class ProcessDivergence:
-    """Base of divergences that take a process in the place of its draws: ``divergence(process, x, prior)``."""
+    """Base class of divergences that take a process instead of draws: ``divergence(process, x, prior)``."""
 
     def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """The divergence of the process from the prior at points ``[N, ...]``."""

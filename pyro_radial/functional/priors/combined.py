@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import positive_float
-from pyro_radial.functional.checks import check_values
 from pyro_radial.functional.gaussian import gaussian_log_prob, gaussian_score
-from pyro_radial.functional.priors.function_prior import FunctionPrior
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_values
 
 __all__ = ["Mixture", "Sum"]
 

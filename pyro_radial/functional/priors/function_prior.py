@@ -1,30 +1,32 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What all priors on functions have in common."""
+"""The base class of priors on functions, the prior that is only a sampler, and checks of points and values."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import positive_count
-from pyro_radial.functional.checks import check_points
 
-__all__ = ["FunctionPrior"]
+__all__ = ["FunctionPrior", "ImplicitProcess", "check_floating", "check_points", "check_targets", "check_values"]
 
 
 class FunctionPrior(nn.Module):
-    """A distribution of functions, known by the joint distribution of its values at any finite set of points.
+    """A distribution of functions, given by the joint distribution of its values at any finite set of points.
 
-    A subclass implements ``_sample(x, num_samples, num_outputs)``, and where they are known
-    :meth:`moments`, :meth:`score` and :meth:`log_prob`, and :meth:`marginals` where these are cheaper alone.
+    A subclass implements ``_sample(x, num_samples, num_outputs)``; if they are known :meth:`moments`, :meth:`score` and
+    :meth:`log_prob`; and :meth:`marginals` if these are cheaper than the moments.
 
     Points are ``[N, D]`` (or ``[N, ...]``), function values ``[S, N, O]``: S draws of functions at the same N points,
     with O outputs.
     """
 
-    #: The standard deviation of independent noise that is part of the function values, which functions must carry too
-    #: where they are compared with this prior.
+    #: The standard deviation of independent noise in the function values. Functions that are compared with this prior
+    #: get the same noise.
     noise: float = 0.0
 
     @torch.no_grad()
@@ -34,8 +36,8 @@ class FunctionPrior(nn.Module):
         :param Tensor x: points ``[N, D]``, floating point.
         :param int num_samples: how many draws, S.
         :param int num_outputs: how many outputs, O.
-        :raises ValueError: naming the argument that does not fit, or the prior whose values do not: of another shape,
-            not real, or (under Pyro's validation) NaN.
+        :raises ValueError: naming the argument that does not fit, or the prior if its values have another shape, or
+            are not real, or (under Pyro's validation) are NaN.
         """
         check_points(x)
         positive_count("num_samples", num_samples)
@@ -81,3 +83,68 @@ class FunctionPrior(nn.Module):
 
     def _sample(self, x: Tensor, num_samples: int, num_outputs: int) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no _sample")
+
+
+class ImplicitProcess(FunctionPrior):
+    """A prior that is known only by a function that draws from it.
+
+    :param sampler: a function of points ``[N, D]`` and a number S that returns the values there of S independent
+        functions, ``[S, N, O]``, or ``[S, N]`` for a single output. A module is registered and not copied.
+    :raises ValueError: naming ``sampler`` if it is not a function.
+
+    Example::
+
+        >>> def random_line(x, num_samples):
+        ...     return torch.randn(num_samples, 1) + torch.randn(num_samples, 1) * x[:, 0]
+        >>> ImplicitProcess(random_line).sample(torch.rand(7, 1), num_samples=5).shape
+        torch.Size([5, 7, 1])
+    """
+
+    def __init__(self, sampler: Callable[[Tensor, int], Tensor]) -> None:
+        super().__init__()
+        if not callable(sampler):
+            raise ValueError(f"sampler must be a function of points and a number of draws, got {sampler!r}")
+        self.sampler = sampler
+
+    def _sample(self, x: Tensor, num_samples: int, num_outputs: int) -> Tensor:
+        values = self.sampler(x, num_samples)
+        if not isinstance(values, Tensor):
+            raise ValueError(f"sampler must return a tensor, got {type(values).__name__}")
+        return values.unsqueeze(-1) if values.dim() == 2 else values
+
+
+def check_floating(argument: str, value: Any) -> None:
+    """Raise a ValueError unless the value is a tensor of floating-point numbers."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise ValueError(f"{argument} must be a tensor of floating-point numbers, got {_kind(value)}")
+
+
+def check_points(x: Tensor) -> None:
+    """Raise a ValueError unless x holds points ``[N, ...]``."""
+    check_floating("x", x)
+    if x.dim() < 2 or x.numel() == 0:
+        raise ValueError(f"x must be points of shape [N, D], got shape {list(x.shape)}")
+
+
+def check_values(f: Tensor, x: Tensor) -> None:
+    """Raise a ValueError unless f holds function values ``[S, N, O]`` at points x."""
+    check_points(x)
+    check_floating("f", f)
+    if f.dim() != 3 or f.shape[1] != len(x) or f.numel() == 0:
+        raise ValueError(f"f must be function values of shape [S, {len(x)}, O], got shape {list(f.shape)}")
+
+
+def check_targets(y: Tensor, x: Tensor) -> Tensor:
+    """Return targets at points x as ``[N, O]`` in float64; raise a ValueError if they do not fit."""
+    check_points(x)
+    if not isinstance(y, Tensor) or y.is_complex() or y.dtype == torch.bool:
+        raise ValueError(f"y must be a tensor of real numbers, got {_kind(y)}")
+    if y.dim() not in (1, 2) or len(y) != len(x):
+        raise ValueError(f"y must have shape [{len(x)}] or [{len(x)}, O], got {list(y.shape)}")
+    if not bool(y.isfinite().all()):
+        raise ValueError("y must be finite, got NaN or infinity")
+    return y.double().reshape(len(y), -1)
+
+
+def _kind(value: Any) -> Any:
+    return getattr(value, "dtype", type(value).__name__)

@@ -3,15 +3,19 @@
 
 """The Gaussian process as a prior on functions."""
 
+import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from pyro.contrib.gp.kernels import Kernel as PyroKernel
+from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import positive_float
-from pyro_radial.functional.checks import check_points, check_targets, check_values
+from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial._pyro.compat import set_context
 from pyro_radial.functional.gaussian import (
     JITTER,
     gaussian_condition,
@@ -20,9 +24,7 @@ from pyro_radial.functional.gaussian import (
     gaussian_score,
     with_diagonal,
 )
-from pyro_radial.functional.priors.function_prior import FunctionPrior
-from pyro_radial.functional.priors.gp_fit import maximize_marginal_likelihood, trainable
-from pyro_radial.functional.priors.kernels import Covariance, mean_at, own_copy
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_targets, check_values
 
 __all__ = ["GaussianProcess"]
 
@@ -32,24 +34,22 @@ class GaussianProcess(FunctionPrior):
 
     .. math:: f^X \sim \mathcal N\big(m(X),\ k(X, X) + \mathrm{noise}^2 I\big),
 
-    independently for each output. The gradient of its log-density is exact,
-    :math:`-(k(X, X) + \mathrm{noise}^2 I)^{-1} (f - m(X))`. Everything is computed in float64. A covariance that has
-    no Cholesky factor gets more jitter, up to ten thousand times as much, before it is refused.
+    independently for each output, with an exact score and everything in float64. A covariance without a Cholesky factor
+    gets up to ten thousand times more jitter before an error is raised.
 
-    ``noise`` belongs to the function values, independent from point to point: it is in draws, moments and density. With
-    it the divergence from the functions of a network can be finite; these must then carry as much noise themselves.
-    The noise of *observations* is another: :meth:`fit` learns it as ``observation_noise``, and no draw holds it.
+    ``noise`` is part of the function values: draws, moments and density contain it, and a network's functions get as
+    much when they are compared with this prior. The noise of *observations* is not part of the function values;
+    :meth:`fit` learns it as ``observation_noise``.
 
-    Modules among the kernels and means are copied, so that the ones given are never written, and their parameters
-    are fixed outside of :meth:`fit`: no optimizer that meets this prior trains them.
+    Kernels and means that are modules are copied. Only :meth:`fit` changes their parameters.
 
     Source: Sun et al. (2019), "Functional Variational Bayesian Neural Networks", sections 3.3, 5 and D.1.
 
-    :param kernel: one kernel for all outputs, or a list of kernels, one for each output. A kernel is one of
+    :param kernel: one kernel for all outputs, or a list with a kernel for each output. A kernel is one of
         ``pyro.contrib.gp.kernels``, one of ``gpytorch.kernels``, or a function of points ``[N, D]`` and ``[M, D]``
-        that returns their covariances ``[N, M]``. Points of more dims are flattened to ``[N, D]``.
+        that returns their covariances ``[N, M]``. Points with more dims are flattened to ``[N, D]``.
     :param mean: a number, or a function of points that returns ``[N]`` or ``[N, O]``; zero by default.
-    :param float jitter: what every covariance gets on its diagonal at least, times its mean diagonal.
+    :param float jitter: the least jitter on the diagonal of covariances, times their mean diagonal.
     :param float noise: the standard deviation of the noise of function values.
     :raises ValueError: naming the argument that does not fit.
 
@@ -79,8 +79,8 @@ class GaussianProcess(FunctionPrior):
             raise ValueError("kernel must be a kernel or a list of kernels, got an empty list")
         if mean is not None and not callable(mean) and not (isinstance(mean, int | float) and math.isfinite(mean)):
             raise ValueError(f"mean must be a finite number or a function of points, got {mean!r}")
-        self._kernels = nn.ModuleList([Covariance(k) for k in kernels])
-        self.mean = own_copy(mean) if callable(mean) else float(mean or 0.0)
+        self._kernels = nn.ModuleList([_Covariance(k) for k in kernels])
+        self.mean = _own_copy(mean) if callable(mean) else float(mean or 0.0)
         self.jitter = positive_float("jitter", jitter)
         self.noise = 0.0 if noise == 0 else positive_float("noise", noise)
         #: The standard deviation of observations around the function that :meth:`fit` found; zero before.
@@ -168,28 +168,23 @@ class GaussianProcess(FunctionPrior):
         x: Tensor,
         y: Tensor,
         *,
-        num_points: int = 300,
-        steps: int = 1000,
-        lr: float = 0.02,
+        num_points: int = 1000,
+        steps: int = 100,
         observation_noise: float | None = None,
-        progress: bool = True,
     ) -> Tensor:
-        r"""Fits the parameters of kernel and mean and the noise of observations to data, and fixes them again.
+        r"""Fit the parameters of kernel and mean and the noise of observations to data, and fix them again.
 
-        Adam maximizes the marginal likelihood; where there are more than ``num_points`` data, each step has a new
-        random subset of so many. The noise starts at a tenth of the targets' standard deviation, unless it is known;
-        parameters with ``requires_grad=False`` stay as they are.
+        L-BFGS maximizes the marginal likelihood of at most ``num_points`` random rows. The noise starts at a tenth of
+        the targets' standard deviation. Parameters with ``requires_grad=False`` do not change.
 
-        Source: Sun et al. (2019), sections 5 and 5.2.2, who take 1000 of large data and 10,000 steps.
+        Source: Sun et al. (2019), sections 5 and 5.2.2, who use Adam on random subsets.
 
         :param Tensor x: points ``[N, D]``.
         :param Tensor y: targets ``[N]`` or ``[N, O]``.
-        :param int num_points: data in one step.
-        :param int steps: steps of Adam.
-        :param float lr: its learning rate, on the logarithm of the noise and the kernel's own unconstrained parameters.
-        :param float observation_noise: the known standard deviation of the noise, or None to find it.
-        :param bool progress: whether to show a progress bar.
-        :returns: the log marginal likelihood per datum and output before each step, ``[steps]``, in float64.
+        :param int num_points: the most data to fit to.
+        :param int steps: the most iterations of L-BFGS.
+        :param float observation_noise: the known standard deviation of the noise, or None to fit it.
+        :returns: the log marginal likelihood per datum and output at each evaluation, in float64.
         :raises ValueError: naming the argument that does not fit, or ``kernel`` if it has no parameters to fit.
 
         Example::
@@ -197,11 +192,14 @@ class GaussianProcess(FunctionPrior):
             >>> from pyro.contrib.gp.kernels import RBF
             >>> prior = GaussianProcess(RBF(input_dim=1))
             >>> x = torch.linspace(-3, 3, 50).unsqueeze(-1)
-            >>> history = prior.fit(x, torch.sin(x) + 0.1 * torch.randn(50, 1), steps=200, progress=False)
+            >>> history = prior.fit(x, torch.sin(x) + 0.1 * torch.randn(50, 1))
             >>> bool(history[-1] > history[0]), 0.05 < float(prior.observation_noise) < 0.15
             (True, True)
         """
         y = check_targets(y, x)
+        if positive_count("num_points", num_points) < len(x):
+            rows = torch.randperm(len(x), device=x.device)[:num_points]
+            x, y = x[rows], y[rows]
         named = dict(self.named_parameters())
         parameters = [named[name] for name in self._fitted]
         if not parameters:
@@ -212,18 +210,21 @@ class GaussianProcess(FunctionPrior):
         log_noise = (0.1 * spread).log().requires_grad_()
         if observation_noise is not None:
             log_noise = y.new_tensor(math.log(positive_float("observation_noise", observation_noise)))
-        with trainable(parameters):
-            history = maximize_marginal_likelihood(
-                lambda x, y: self._log_marginal_likelihood(x, y, log_noise.exp()),
-                [*parameters, log_noise] if log_noise.requires_grad else parameters,
-                (x, y),
-                num_points=num_points,
-                steps=steps,
-                lr=lr,
-                progress=progress,
-            )
+        fitted = [*parameters, log_noise] if log_noise.requires_grad else parameters
+        optimizer = torch.optim.LBFGS(fitted, max_iter=positive_count("steps", steps), line_search_fn="strong_wolfe")
+        history: list[Tensor] = []
+
+        def negative_log_likelihood() -> Tensor:
+            optimizer.zero_grad()
+            loss = -self._log_marginal_likelihood(x, y, log_noise.exp()) / y.numel()
+            loss.backward()
+            history.append(-loss.detach())
+            return loss
+
+        with _trainable(parameters):
+            optimizer.step(negative_log_likelihood)
         self.observation_noise.copy_(log_noise.detach().exp())
-        return history
+        return torch.stack(history)
 
     def extra_repr(self) -> str:
         """The settings that are no modules."""
@@ -250,4 +251,84 @@ class GaussianProcess(FunctionPrior):
                 f"num_outputs must be {len(self._kernels)}, one for each kernel of the list, got {num_outputs}"
             )
         points = x.double().flatten(1)
-        return mean_at(self.mean, points, num_outputs), torch.stack([k(points) for k in self._kernels])
+        return _mean_at(self.mean, points, num_outputs), torch.stack([k(points) for k in self._kernels])
+
+
+class _Covariance(nn.Module):
+    """The covariances of points among themselves, by a copy of Pyro's or gpytorch's kernel, or by a function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        if not callable(function):
+            raise ValueError(f"kernel must be a function of two sets of points, got {function!r}")
+        self.function = _own_copy(function)
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Covariances ``[N, N]`` in float64 of points ``[N, D]``."""
+        try:
+            value = self._call(points)
+        except RuntimeError as error:
+            raise ValueError(f"kernel must take points of shape {list(points.shape)}, got an error: {error}") from error
+        # gpytorch returns an operator.
+        if hasattr(value, "to_dense"):
+            value = value.to_dense()
+        size = len(points)
+        if not isinstance(value, Tensor) or value.shape != (size, size):
+            what = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"kernel must return [{size}, {size}] for {size} points and themselves, got {what}")
+        return value.double()
+
+    def _call(self, points: Tensor) -> Any:
+        # Pyro's white noise kernel is zero between two sets of points.
+        return self.function(points) if isinstance(self.function, PyroKernel) else self.function(points, points)
+
+
+def _mean_at(mean: float | Callable[[Tensor], Tensor], points: Tensor, num_outputs: int) -> Tensor:
+    """Mean values ``[N, O]`` in float64 at points ``[N, D]``."""
+    if isinstance(mean, float):
+        return points.new_full((len(points), num_outputs), mean)
+    values = mean(points).double()
+    if values.shape == points.shape[:1]:
+        values = values.unsqueeze(-1)
+    if values.shape not in {(len(points), 1), (len(points), num_outputs)}:
+        raise ValueError(
+            f"mean must return [{len(points)}] or [{len(points)}, {num_outputs}] at points of shape "
+            f"{list(points.shape)}, got {list(values.shape)}"
+        )
+    return values.expand(-1, num_outputs)
+
+
+class _OwnParameters:
+    """A context that keeps the parameters of a Pyro module out of the global store, where equal kernels share them."""
+
+    active, used = 0, False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def _own_copy(function: Any) -> Any:
+    """A copy in float64 of a module, or the function itself."""
+    if not isinstance(function, nn.Module):
+        return function
+    function = copy.deepcopy(function).double()
+    for module in function.modules():
+        if isinstance(module, PyroModule):
+            set_context(module, _OwnParameters())
+    return function
+
+
+@contextmanager
+def _trainable(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Parameters that require a gradient inside the block and not after it."""
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+            parameter.grad = None

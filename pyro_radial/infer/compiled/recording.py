@@ -29,8 +29,7 @@ from pyro_radial.infer.compiled.graph import (
     unchanged,
     user_line,
 )
-from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.loss_terms import LossTerms, entropies, entropy_parts
+from pyro_radial.infer.elbo import LossTerms, RadialELBO, entropies, entropy_parts
 from pyro_radial.infer.training.data import device_of, dtype_of
 
 __all__ = ["Call", "Evaluation", "Layout", "Recording", "evaluate", "guide_sites", "record_program"]

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
-from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.loss_terms import LossTerms
+from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.training.data import Batches, num_rows, parts
 from pyro_radial.infer.training.not_finite import not_finite_error, not_finite_parts
 from pyro_radial.infer.training.processes import Processes

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import load_states, states
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
-from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.loss_terms import LossTerms
+from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, copied
 from pyro_radial.infer.training.data import device_of, evaluating
 from pyro_radial.infer.training.gradients import (

@@ -18,8 +18,7 @@ from tqdm.auto import tqdm
 from pyro_radial._pyro.checks import has_state, load_states, states
 from pyro_radial._pyro.compat import mark_stepped, tree_map_only
 from pyro_radial._pyro.random_numbers import noise_of, rng_state, seeded, set_rng_state
-from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.loss_terms import LossTerms
+from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, differences, entry_kinds
 from pyro_radial.infer.training.data import Batches, Rows

@@ -135,7 +135,7 @@ def test_a_copy_is_independent_and_pickles_and_state_dicts_restore_a_fitted_prio
     x, y = points(20), torch.randn(20)
     prior = GaussianProcess(rbf())
     other = copy.deepcopy(prior)
-    prior.fit(x, y, steps=5, progress=False)
+    prior.fit(x, y, steps=5)
     assert float(other.observation_noise) == 0.0
     assert not torch.equal(other.moments(x)[1], prior.moments(x)[1])
     other.load_state_dict(prior.state_dict())

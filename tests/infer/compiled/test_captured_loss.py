@@ -12,8 +12,7 @@ from torch import nn
 
 from benchmarks.guides.compiled_programs import PROGRAMS, Program, classifier, compared
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel
-from pyro_radial.functional import AdversarialPoints, GaussianKL, GaussianProcess, UniformBox
-from pyro_radial.infer import FunctionalELBO
+from pyro_radial.functional import AdversarialPoints, FunctionalELBO, GaussianKL, GaussianProcess, UniformBox
 from pyro_radial.infer.compiled import captured_loss
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.nn import likelihoods

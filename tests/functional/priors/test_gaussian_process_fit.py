@@ -22,9 +22,9 @@ def test_fit_finds_the_maximum_that_scikit_learn_finds():
     y = truth.sample(x, 1)[0, :, 0] + 0.3 * torch.randn(80, dtype=torch.double)
     reference = GaussianProcessRegressor(ConstantKernel() * SklearnRBF() + WhiteKernel(), alpha=0.0).fit(x, y)
     prior = GaussianProcess(gp_kernels.RBF(1))
-    history = prior.fit(x, y, steps=300, lr=0.05, progress=False)
+    history = prior.fit(x, y)
     best = reference.log_marginal_likelihood_value_ / 80
-    assert history.shape == (300,)
+    assert history.dim() == 1
     assert float(history[0]) < best - 0.05
     assert float(history[-1]) == pytest.approx(best, abs=1e-4)
     variance, lengthscale, noise = np.exp(reference.kernel_.theta)
@@ -36,7 +36,7 @@ def test_fit_finds_the_maximum_that_scikit_learn_finds():
     assert float(prior.observation_noise) == pytest.approx(0.3, rel=0.3)
 
 
-def test_fit_on_random_subsets_finds_the_hyper_parameters_of_many_data():
+def test_fit_on_a_random_subset_finds_the_hyper_parameters_of_many_data():
     x = 10 * torch.rand(400, 1, dtype=torch.double)
     truth = GaussianProcess(rbf(lengthscale=0.7, variance=2.0, input_dim=1))
     y = truth.sample(x, 1)[0] + 0.3 * torch.randn(400, 1, dtype=torch.double)
@@ -47,8 +47,8 @@ def test_fit_on_random_subsets_finds_the_hyper_parameters_of_many_data():
         return x.new_zeros(len(x))
 
     prior = GaussianProcess(gp_kernels.RBF(1), mean=mean)
-    prior.fit(x, y, num_points=60, steps=200, lr=0.05, progress=False)
-    assert set(sizes) == {60}
+    prior.fit(x, y, num_points=200)
+    assert set(sizes) == {200}
     assert float(prior.kernel.lengthscale) == pytest.approx(0.7, rel=0.3)
     assert float(prior.observation_noise) == pytest.approx(0.3, rel=0.3)
 
@@ -60,7 +60,7 @@ def test_fit_sums_over_outputs_and_trains_a_mean_and_keeps_what_is_frozen():
     kernel.lengthscale_unconstrained.requires_grad_(False)
     line = nn.Linear(1, 1)
     prior = GaussianProcess(kernel, mean=line)
-    prior.fit(x, y, steps=150, lr=0.1, progress=False)
+    prior.fit(x, y)
     assert float(prior.kernel.lengthscale) == 1.0
     assert float(prior.mean.weight) == pytest.approx(2.0, abs=0.1)
     assert not any(parameter.requires_grad for parameter in prior.parameters())
@@ -71,13 +71,13 @@ def test_known_noise_stays_and_the_kernel_is_fitted_to_it():
     x = torch.linspace(-3, 3, 60, dtype=torch.double).unsqueeze(-1)
     y = x.sin() + 0.1 * torch.randn(60, 1, dtype=torch.double)
     prior = GaussianProcess(gp_kernels.RBF(1, lengthscale=torch.tensor(0.05)))
-    prior.fit(x, y, steps=300, lr=0.05, observation_noise=0.1, progress=False)
+    prior.fit(x, y, observation_noise=0.1)
     torch.testing.assert_close(prior.observation_noise, torch.tensor(0.1, dtype=torch.double))
     # From a length so short that the function could pass for noise.
     assert float(prior.kernel.lengthscale) > 0.5
 
 
-@pytest.mark.parametrize("bad", [{"num_points": 0}, {"steps": 0}, {"lr": -1.0}, {"observation_noise": 0.0}])
+@pytest.mark.parametrize("bad", [{"num_points": 0}, {"steps": 0}, {"observation_noise": 0.0}])
 def test_settings_of_fit_that_do_not_fit_are_refused_by_name(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
-        GaussianProcess(rbf()).fit(points(), torch.zeros(6), progress=False, **bad)
+        GaussianProcess(rbf()).fit(points(), torch.zeros(6), **bad)

@@ -31,7 +31,7 @@ def test_the_kernel_given_is_never_written():
     kernel = rbf()
     before = copy.deepcopy(kernel.state_dict())
     prior = GaussianProcess(kernel)
-    prior.fit(points(20), torch.randn(20), steps=3, progress=False)
+    prior.fit(points(20), torch.randn(20), steps=3)
     assert all(bool((kernel.state_dict()[name] == value).all()) for name, value in before.items())
     assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in kernel.parameters())
     assert prior.kernel is not kernel
@@ -45,7 +45,7 @@ def test_gpytorch_kernels_serve_with_their_hyper_parameters_fitted():
     prior, same = GaussianProcess(kernel, noise=0.1), GaussianProcess(squared_exponential, noise=0.1)
     torch.testing.assert_close(prior.moments(x), same.moments(x), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(prior.score(f, x), same.score(f, x), rtol=1e-5, atol=1e-5)
-    history = prior.fit(points(30), torch.randn(30), steps=20, progress=False)
+    history = prior.fit(points(30), torch.randn(30), steps=20)
     assert float(history[-1]) > float(history[0])
     assert float(kernel.outputscale.detach()) == pytest.approx(1.7)
 

@@ -1,39 +1,37 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The KL divergence known by its gradient alone, from the scores of both distributions."""
+"""The gradient of the KL divergence, from the scores of both distributions."""
 
 import torch
 from torch import Tensor
 
 from pyro_radial._pyro.checks import positive_count
-from pyro_radial.functional.checks import check_values
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate
-from pyro_radial.functional.priors.function_prior import FunctionPrior
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_values
 from pyro_radial.functional.scores import ScoreEstimator, SteinScore
 
 __all__ = ["SteinKL"]
 
 
 class SteinKL:
-    r"""The gradient of the KL divergence by the scores of both distributions, for distributions of any form.
+    r"""The gradient of the KL divergence from the scores of both distributions, which may have any form.
 
     Since the expected score of a distribution is zero, for reparameterized draws f of q
 
-    .. math:: \nabla_\phi KL(q \| p) = E\big[ \nabla_\phi f \cdot (\nabla_f \log q(f) - \nabla_f \log p(f)) \big],
+    .. math:: \nabla_\phi KL(q \| p) = E\big[ \nabla_\phi f \cdot (\nabla_f \log q(f) - \nabla_f \log p(f)) \big].
 
-    and the surrogate is the mean over draws of :math:`f \cdot (s_q - s_p)` with both scores held fixed. The score of
-    q is estimated from its draws. That of p is the prior's own where it has one; else it is estimated from draws of
-    the prior, at the values of q's draws, which few of them may be near to. The divergence itself is not estimated,
-    and the gradient is that in the parameters of q alone, not in the points.
+    The surrogate is the mean over draws of :math:`f \cdot (s_q - s_p)` with both scores held fixed. The score of q is
+    estimated from its draws. The score of p is the prior's own if it has one, else it is estimated from draws of the
+    prior, of which few may be near to those of q. The value of the divergence is not estimated.
 
     Source: Sun et al. (2019), "Functional Variational Bayesian Neural Networks", section 3.1.
 
-    :param estimator: estimates the score of q from draws: one of :mod:`~pyro_radial.functional.scores`. The default
-        ``SteinScore()`` is right for normal distributions and follows others.
-    :param prior_estimator: estimates that of a prior without a known score; like ``estimator`` by default.
+    :param estimator: estimates the score of q from draws, such as :class:`~pyro_radial.functional.SteinScore`, which
+        is the default: it is right for normal distributions and follows others.
+    :param prior_estimator: estimates the score of a prior without a known one; by default like ``estimator``.
     :param int num_prior_samples: draws of such a prior.
-    :raises ValueError: naming the argument that does not fit, and as the estimator does for too few draws.
+    :raises ValueError: naming the argument that does not fit, and if the estimator has too few draws.
 
     Example::
 
@@ -43,7 +41,7 @@ class SteinKL:
         >>> log_scale = torch.zeros((), requires_grad=True)
         >>> f = log_scale.exp() * torch.randn(1000, 3, 1)
         >>> SteinKL()(f, x, GaussianProcess(RBF(1), noise=1.0)).surrogate.backward()
-        >>> bool(log_scale.grad < 0)  # a distribution that is too narrow, told to widen
+        >>> bool(log_scale.grad < 0)  # the distribution is too narrow
         True
     """
 

@@ -1,0 +1,143 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The KL divergence between a process with known moments and a prior."""
+
+from torch import Tensor
+
+from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial.functional.divergences.estimate import DivergenceEstimate, Process, ProcessDivergence
+from pyro_radial.functional.divergences.gaussian import (
+    check_enough_of_prior,
+    known_moments,
+    moments_of_prior,
+    normal_kl,
+)
+from pyro_radial.functional.gaussian import JITTER, cholesky, with_diagonal
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points
+
+__all__ = ["LinearizedKL", "MarginalKL", "kl_of_marginals"]
+
+MIN_VARIANCE = 1e-6
+
+
+class LinearizedKL(ProcessDivergence):
+    r"""The KL divergence between the normal distributions of a linearized model and a prior, at all points jointly.
+
+    With the model linearized at the means :math:`\mu` of its weights, which have covariance :math:`\Sigma`, and a prior
+    with moments :math:`m, K`, for each output
+
+    .. math:: KL\big( \mathcal N(f_\mu(X), J \Sigma J^T + \gamma N I)\ \|\ \mathcal N(m(X), K + \gamma N I) \big),
+
+    with N points and independent outputs. It is exact for a model that is linear in its weights, and good for others if
+    the standard deviations of the weights are small. It has no noise from draws, and takes any number of points.
+
+    A prior that is not Gaussian is represented by the moments of draws, corrected as in
+    :class:`~pyro_radial.functional.GaussianKL`. The prior's ``noise`` is added to both. The guide may have a normal
+    distribution for each site, or draw all sites as one normal vector. The Jacobian has N O numbers for each weight.
+    With fewer weights than points the divergence is infinite without noise: use :math:`\gamma` or a prior with
+    ``noise``.
+
+    Source: Rudner, Chen, Teh and Gal (2022), "Tractable Function-Space Variational Inference in Bayesian Neural
+    Networks", for the moments; Cinquin and Bamler (2025), "Well-Defined Function-Space Variational Inference in
+    Bayesian Neural Networks via Regularized KL-Divergence" (arXiv 2406.04317), section 4, for the noise.
+
+    :param float gamma: the variance of the noise per point, in squared units of the function values; zero for none.
+    :param int num_prior_samples: draws of a prior that is not Gaussian, more than the number of points plus two.
+    :raises ValueError: naming the argument that does not fit; when called, for too few draws of a prior and for a
+        covariance without a Cholesky factor.
+
+    Example::
+
+        >>> import torch
+        >>> from pyro.contrib.gp.kernels import RBF
+        >>> from pyro_radial.functional import GaussianProcess
+        >>> x, prior = torch.linspace(0, 4, 5).unsqueeze(-1), GaussianProcess(RBF(1))
+        >>> wider = GaussianProcess(RBF(1, variance=torch.tensor(4.0)))
+        >>> value = LinearizedKL()(wider, x, prior).value
+        >>> bool(torch.isclose(value, 5 * 0.5 * (4.0 - 1.0 - torch.tensor(4.0).log())))
+        True
+    """
+
+    def __init__(self, gamma: float = 0.0, num_prior_samples: int = 1000) -> None:
+        self.gamma = 0.0 if gamma == 0 else positive_float("gamma", gamma)
+        self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
+
+    def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
+        """The divergence, as a surrogate and a value in the dtype of the points."""
+        check_points(x)
+        mean, covariance = process.moments(x)
+        noise = self.gamma * len(x)
+        q = known_moments(mean, with_diagonal(covariance, noise + prior.noise**2), factorize=True)
+        p = moments_of_prior(prior, x, mean.shape[-1], True, self.num_prior_samples)
+        check_enough_of_prior(p)
+        factor_p = cholesky(with_diagonal(p.covariance, noise), JITTER)
+        try:
+            factor = cholesky(q.covariance, JITTER)
+        except ValueError as error:
+            raise ValueError(
+                f"the process must have a covariance with a Cholesky factor at {len(x)} points, got none: give "
+                "LinearizedKL a gamma, or the prior noise"
+            ) from error
+        divergence = normal_kl(q, factor, p, factor_p).sum().to(x.dtype)
+        return DivergenceEstimate(divergence, divergence.detach())
+
+
+class MarginalKL(ProcessDivergence):
+    r"""The KL divergence between the normal marginals of two processes, summed over points and outputs.
+
+    With means m and variances v of the function values, and :math:`m_0, v_0` of the prior,
+
+    .. math:: \tfrac12 \sum_{n, o} \Big[ \frac{v_{no} + (m_{no} - m_{0,no})^2}{v_{0,no}} - 1
+        + \log\frac{v_{0,no}}{v_{no}} \Big].
+
+    This treats function values as independent, so it grows with the number of points. **A loss with it is a
+    regularized loss and not a bound on the log evidence**, at any weight. It needs no draws and no covariances, its
+    gradient is exact, and its cost is linear in the number of points.
+
+    :class:`~pyro_radial.FunctionalELBO` calls it with the linearized guide; you can call it with any two processes,
+    such as two :class:`~pyro_radial.functional.PosteriorProcess`. The prior must be Gaussian; its ``noise`` is added to
+    both.
+
+    Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
+    Variational Inference", without its covariances between points.
+
+    :param float min_variance: the least variance, in squared units of the function values. A function value that no
+        weight moves, for instance behind inactive units, has variance zero and an infinite divergence.
+    :raises ValueError: naming the argument that does not fit.
+
+    Example::
+
+        >>> import torch
+        >>> from pyro.contrib.gp.kernels import RBF
+        >>> from pyro_radial.functional import GaussianProcess
+        >>> x, prior = torch.rand(5, 1), GaussianProcess(RBF(1))
+        >>> wider = GaussianProcess(RBF(1, variance=torch.tensor(4.0)))
+        >>> value = MarginalKL()(wider, x, prior).value
+        >>> bool(torch.isclose(value, 5 * 0.5 * (4.0 - 1.0 - torch.tensor(4.0).log())))
+        True
+    """
+
+    def __init__(self, min_variance: float = MIN_VARIANCE) -> None:
+        self.min_variance = positive_float("min_variance", min_variance)
+
+    def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
+        """The divergence, as a surrogate and a value in the dtype of the points."""
+        check_points(x)
+        mean, variance = process.marginals(x)
+        prior_mean, prior_variance = prior.marginals(x, mean.shape[-1])
+        variance = variance.double() + prior.noise**2
+        divergence = kl_of_marginals((mean, variance), (prior_mean, prior_variance), self.min_variance).to(x.dtype)
+        return DivergenceEstimate(divergence, divergence.detach())
+
+
+def kl_of_marginals(
+    moments: tuple[Tensor, Tensor], prior_moments: tuple[Tensor, Tensor], min_variance: float = MIN_VARIANCE
+) -> Tensor:
+    """Return the sum of the KL divergences between normals with means and variances ``[N, O]``, in float64."""
+    mean, variance = (part.double() for part in moments)
+    prior_mean, prior_variance = (part.double() for part in prior_moments)
+    prior_variance = prior_variance.clamp_min(min_variance)
+    ratio = variance.clamp_min(min_variance) / prior_variance
+    gap = (mean - prior_mean).square()
+    return 0.5 * (ratio + gap / prior_variance - 1.0 - ratio.log()).sum()
