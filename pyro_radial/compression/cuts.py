@@ -17,7 +17,7 @@ from pyro_radial.compression.graph import count_flops, count_weights
 from pyro_radial.compression.scores import Cut, Scores
 from pyro_radial.compression.surgery import complete_cut, cut_network
 
-__all__ = ["CutRecord", "best_on_path", "cut_path", "evaluate_path"]
+__all__ = ["CutRecord", "cut_path", "evaluate_path"]
 
 
 class CutRecord(NamedTuple):
@@ -105,32 +105,6 @@ def evaluate_path(
             bar.set_postfix(weights=record.weights, loss=f"{record.loss:.4g}")
             records.append(record)
     return records
-
-
-def best_on_path(records: Sequence[CutRecord], tolerance: float) -> CutRecord:
-    r"""Choose the smallest network whose loss is within a tolerance of the lowest.
-
-    :param records: records from :func:`evaluate_path`. A loss that is not finite is never within the tolerance.
-    :param tolerance: the loss to give up at most, in its own units. One standard error of the loss is customary: for
-        a share e of errors among n rows, :math:`\sqrt{e (1 - e) / n}`.
-    :returns: the record with the fewest weights, and of several the one with the fewest operations.
-    :raises ValueError: if ``tolerance`` is negative, or no loss is finite.
-
-    Example::
-
-        >>> records = [CutRecord(Cut(), 0.10, 90, 130), CutRecord(Cut(), 0.11, 60, 90), CutRecord(Cut(), 0.30, 30, 50)]
-        >>> best_on_path(records, tolerance=0.02).weights
-        60
-    """
-    if not 0 <= tolerance < math.inf:
-        raise ValueError(f"tolerance must be finite and at least 0, got {tolerance}")
-    finite = [record for record in records if math.isfinite(record.loss)]
-    if not finite:
-        raise ValueError(f"records must hold a finite loss, got {[record.loss for record in records]}")
-    allowed = min(record.loss for record in finite) + tolerance
-    return min(
-        (record for record in finite if record.loss <= allowed), key=lambda record: (record.weights, record.flops)
-    )
 
 
 def _plain(scores: Tensor) -> Tensor:

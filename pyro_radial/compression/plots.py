@@ -1,25 +1,23 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Plots of scores and cuts, and of loss against size."""
+"""A plot of scores, and of the units that a cut keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from pyro_radial.compression.cuts import CutRecord, best_on_path
 from pyro_radial.compression.scores import Cut, Scores
-from pyro_radial.uncertainty.plots import COLORS, new_axes, styled
+from pyro_radial.uncertainty.plots import COLORS, new_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = ["plot_frontier", "plot_scores"]
+__all__ = ["plot_scores"]
 
 KEPT, CUT = COLORS[0], COLORS[1]
 
@@ -68,44 +66,6 @@ def plot_scores(scores: Scores, cut: Cut, *, figure: Figure | SubFigure | None =
             axes.append(ax)
     axes[0].legend(handles=axes[0].lines[:2], loc="upper right", frameon=False, fontsize=8)
     return axes
-
-
-def plot_frontier(
-    runs: Mapping[str, Sequence[CutRecord]], *, tolerance: float | None = None, ax: Axes | None = None
-) -> Axes:
-    """Draw the loss of cut networks against their weights, one line per method.
-
-    :param runs: records of :func:`~pyro_radial.compression.evaluate_path`, or the ``path`` of
-        :func:`~pyro_radial.compression.prune`, by the name of the method.
-    :param tolerance: if given, a ring marks the choice of :func:`~pyro_radial.compression.cuts.best_on_path` for each
-        method, and the legend gives its size.
-    :param ax: axes to draw into; default a new figure.
-    :returns: the axes.
-    :raises ValueError: if there is no method, or a method has no records.
-    :raises ImportError: without matplotlib.
-
-    Example::
-
-        >>> records = [CutRecord(Cut(), 0.10, 90, 130), CutRecord(Cut(), 0.11, 60, 90), CutRecord(Cut(), 0.30, 30, 50)]
-        >>> ax = plot_frontier({"radial": records}, tolerance=0.02)
-        >>> ax.get_legend().get_texts()[0].get_text()
-        'radial (60)'
-    """
-    methods = styled("runs", runs)
-    if empty := [name for name, records, *_ in methods if not records]:
-        raise ValueError(f"runs must hold at least one record of each method, got none of {empty[0]!r}")
-    ax = new_axes((5.0, 3.2)) if ax is None else ax
-    for name, records, color, marker in methods:
-        ordered = sorted(records, key=lambda record: record.weights)
-        (line,) = ax.plot([record.weights for record in ordered], [record.loss for record in ordered], label=name)
-        line.set(color=color, marker=marker, markersize=3, linewidth=1.2)
-        if tolerance is not None:
-            best = best_on_path(records, tolerance)
-            line.set_label(f"{name} ({best.weights:,})")
-            ax.plot(best.weights, best.loss, color=color, marker="o", markersize=10, fillstyle="none", linestyle="")
-    ax.set(xscale="log", xlabel="Weights", ylabel="Validation loss")
-    ax.legend(frameon=False)
-    return ax
 
 
 def _draw_scores(ax: Axes, scores: Tensor, kept: Tensor) -> None:

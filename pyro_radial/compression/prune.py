@@ -77,8 +77,9 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
         >>> model = SupervisedModel(BayesianModule(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))), Categorical())
         >>> guide = AutoRadial(model)
         >>> guide.setup(x, y)
-        >>> prune(model, guide, (x, y), tolerance=100.0)
-        Pruned(2 of 48 weights, ...
+        >>> result = prune(model, guide, (x, y), tolerance=100.0)
+        >>> result.record.weights, result.path[0].weights
+        (3, 48)
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance must be a finite number of percentage points, at least 0, got {tolerance!r}")

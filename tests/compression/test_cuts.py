@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pyro_radial.compression.cuts import CutRecord, best_on_path, cut_path, evaluate_path
+from pyro_radial.compression.cuts import cut_path, evaluate_path
 from pyro_radial.compression.graph import count_flops, count_weights
-from pyro_radial.compression.scores import Cut, Scores
+from pyro_radial.compression.scores import Scores
 from pyro_radial.compression.surgery import cut_network
 
 INF = math.inf
-NAN = math.nan
 
 
 def kept(cut):
@@ -110,34 +109,6 @@ def test_end_of_a_path_keeps_the_best_pair_by_the_scores():
     assert torch.equal(cut_network(net, last.cut)[0].weight, net[0].weight[[1]])
 
 
-def records_of(*rows):
-    return [CutRecord(Cut(), *row) for row in rows]
-
-
-def test_best_is_the_smallest_within_the_tolerance():
-    records = records_of((0.10, 90, 9), (0.09, 80, 8), (0.12, 70, 7), (0.105, 60, 6), (0.5, 50, 5), (NAN, 10, 1))
-    assert best_on_path(records, 0).weights == 80
-    assert best_on_path(records, 0.016).weights == 60
-    assert best_on_path(records, 1).weights == 50
-    assert best_on_path(records[::-1], 0.016).weights == 60
-
-
-def test_fewer_operations_decide_between_equal_weights():
-    assert best_on_path(records_of((0.1, 5, 9), (0.1, 5, 8), (0.1, 6, 7)), 0).flops == 8
-
-
-@pytest.mark.parametrize("tolerance", [-0.1, NAN, INF])
-def test_bad_tolerance_is_refused(tolerance):
-    with pytest.raises(ValueError, match="tolerance must be finite and at least 0"):
-        best_on_path(records_of((0.1, 5, 9)), tolerance)
-
-
-@pytest.mark.parametrize("records", [[], records_of((NAN, 5, 9), (INF, 4, 8))])
-def test_records_without_a_loss_are_refused(records):
-    with pytest.raises(ValueError, match="records must hold a finite loss"):
-        best_on_path(records, 0.1)
-
-
 def test_a_path_finds_the_units_that_matter():
     # Only two of the eight hidden units do anything; the scores know, with noise.
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -149,5 +120,5 @@ def test_a_path_finds_the_units_that_matter():
     records = evaluate_path(
         net, cut_path(scores), lambda small: (small(x) - y).square().mean().item(), (3,), progress=False
     )
-    best = best_on_path(records, tolerance=1e-5)
+    best = min((record for record in records if record.loss <= 1e-5), key=lambda record: record.weights)
     assert best.cut.outputs["0"].tolist() == [True] * 2 + [False] * 6

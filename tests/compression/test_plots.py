@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Plots of scores and of loss against size."""
+"""Plots of scores and cuts."""
 
 import numpy as np
 import pytest
@@ -9,15 +9,13 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from pyro_radial.compression.cuts import CutRecord
-from pyro_radial.compression.plots import plot_frontier, plot_scores
+from pyro_radial.compression.plots import plot_scores
 from pyro_radial.compression.scores import Cut, Scores
 
 SCORES = Scores(
     outputs={"0": torch.tensor([-1.0, -8.0, 0.0, -9.0]), "2": torch.tensor([1.0, 2.0, 3.0])},
     inputs={"2": torch.tensor([-torch.inf, 2.0, -3.0, 2.5])},
 )
-RECORDS = [CutRecord(Cut(), 0.10, 90, 130), CutRecord(Cut(), 0.30, 30, 50), CutRecord(Cut(), 0.11, 60, 90)]
 
 
 def assert_draws(figure):
@@ -70,28 +68,3 @@ def test_scores_of_one_side_make_one_row():
 def test_a_cut_that_does_not_fit_the_scores_is_refused():
     with pytest.raises(ValueError, match=r"cut.outputs\['2'\] must be of 3 units, got 1"):
         plot_scores(SCORES, Cut(outputs={"2": torch.tensor([True])}))
-
-
-def test_frontier_is_loss_against_size():
-    ax = plot_frontier({"radial": RECORDS, "mean field": RECORDS[:1]})
-    radial, mean_field = ax.lines
-    assert radial.get_xydata().tolist() == [[30, 0.30], [60, 0.11], [90, 0.10]]
-    assert len(mean_field.get_xdata()) == 1
-    assert radial.get_color() != mean_field.get_color()
-    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_xscale()) == ("Weights", "Validation loss", "log")
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["radial", "mean field"]
-    assert_draws(ax.figure)
-
-
-def test_ring_marks_the_smallest_network_within_the_tolerance():
-    ax = plot_frontier({"radial": RECORDS}, tolerance=0.05)
-    line, ring = ax.lines
-    assert ring.get_xydata().tolist() == [[60, 0.11]]
-    assert ring.get_color() == line.get_color()
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["radial (60)"]
-
-
-@pytest.mark.parametrize("runs", [{}, {"radial": []}])
-def test_no_records_are_refused(runs):
-    with pytest.raises(ValueError, match="runs must hold"):
-        plot_frontier(runs)
