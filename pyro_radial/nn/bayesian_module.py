@@ -38,8 +38,7 @@ STANDARD_NORMAL = dist.Normal(0.0, 1.0)
 
 
 class BayesianModule(UniquelyNamed):
-    """
-    Make a plain network a Pyro model whose parameters are random.
+    """Make a plain network a Pyro model whose parameters are random.
 
     Each selected parameter of ``net`` is a sample site of the same name. A call samples all sites and then runs the
     network, so ``bnn(x)`` belongs *outside* a plate over data. ``net`` itself is read once and never changed: this
@@ -132,8 +131,7 @@ class BayesianModule(UniquelyNamed):
 
     @pyro_method
     def sample_parameters(self) -> dict[str, Tensor]:
-        """
-        Sample the random parameters; each site carries the network's value as ``infer["initial_value"]``.
+        """Sample the random parameters; each site carries the network's value as ``infer["initial_value"]``.
 
         :returns: values ``[*draws, *parameter.shape]`` of all :attr:`sites` by name; the first value of a parameter
             that the network does not use.
@@ -141,8 +139,7 @@ class BayesianModule(UniquelyNamed):
         return {name: self._sample(name) if self._in_use(name) else initial for name, initial in self._initial.items()}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """
-        Sample the parameters and call the network.
+        """Sample the parameters and call the network.
 
         :returns: the network's output, with the draws as leading dims.
         :raises ValueError: naming the site, for a value of another shape or with other draws than other sites.
@@ -164,20 +161,18 @@ class BayesianModule(UniquelyNamed):
 
     @pyro_method
     def at(self, parameters: Mapping[str, Tensor], /, *args: Any, **kwargs: Any) -> Any:
-        """
-        Call the network at given values of the random parameters.
+        """Call the network at given values of the random parameters.
 
-        :param Mapping parameters: values ``[*draws, *parameter.shape]`` of all :attr:`sites` by name.
+        :param Mapping parameters: values ``[*draws, *parameter.shape]`` by site; others have the network's first value.
         :param args: the network's inputs.
         :param kwargs: inputs by name.
         :returns: the network's output, with the draws as leading dims.
         :raises ValueError: naming the site, for a value of another shape.
         """
-        return self._output(*split_draws(parameters, self._shapes), args, kwargs)
+        return self._output(*split_draws({**self._initial, **parameters}, self._shapes), args, kwargs)
 
     def one_value_each(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """
-        Drop leading dims of size one, and take the network's first value of a parameter without a value.
+        """Drop leading dims of size one, and take the network's first value of a parameter without a value.
 
         :param Mapping parameters: values ``[*ones, *parameter.shape]`` by site.
         :raises ValueError: naming the site, for a value of another shape or with several draws.
@@ -234,8 +229,7 @@ class BayesianModule(UniquelyNamed):
 
     @pyro_method
     def to_module(self, draw: Mapping[str, Tensor]) -> nn.Module:
-        """
-        Make a plain network for one draw of the parameters, with copies of everything, in the current mode.
+        """Make a plain network for one draw of the parameters, with copies of everything, in the current mode.
 
         :param Mapping draw: a value for each site in use, as ``guide()`` or ``guide.median()`` returns; for a prior
             that makes its own sites, values of these. Leading dims of size one are dropped, other entries ignored.
@@ -353,8 +347,7 @@ def keeping_buffers(*modules: Any) -> Iterator[None]:
 
 
 class _OwnTensors:
-    """
-    Copies of a network's parameters and buffers that are not random, in modules nested as in the network.
+    """Copies of a network's parameters and buffers that are not random, in modules nested as in the network.
 
     Reading a trained parameter while Pyro runs a model makes its ``param`` statement. The owner registers :attr:`root`,
     so that names in the network never meet names of ours.

@@ -46,8 +46,7 @@ Within = Callable[[dict[str, Tensor]], AbstractContextManager[Any]] | None
 
 
 class FunctionalNet:
-    """
-    The computation of a network without its parameters and buffers.
+    """The computation of a network without its parameters and buffers.
 
     :ivar nn.Module skeleton: a copy of the network with its tensors on the meta device; tied tensors stay tied.
     :ivar str batching: how several draws run, ``"vmap"`` or ``"loop"``.
@@ -72,8 +71,7 @@ class FunctionalNet:
     def single(
         self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], within: Within = None
     ) -> Any:
-        """
-        Call the network with one set of tensors, by name; tied tensors by their first name.
+        """Call the network with one set of tensors, by name; tied tensors by their first name.
 
         What the network does to its buffers is done to ``tensors``. ``within`` makes a context for the call.
         """
@@ -108,8 +106,7 @@ class FunctionalNet:
         kwargs: dict[str, Any],
         within: Within = None,
     ) -> Any:
-        """
-        Call the network with N sets of tensors, and stack the outputs along a new first dim. No buffer is changed.
+        """Call the network with N sets of tensors, and stack the outputs along a new first dim. No buffer is changed.
 
         :param Mapping shared: the tensors common to all sets.
         :param Mapping drawn: tensors ``[N, *shape]``, one slice for each set.
@@ -160,8 +157,7 @@ class FunctionalNet:
 def split_draws(
     values: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
 ) -> tuple[tuple[int, ...], dict[str, Tensor], dict[str, Tensor]]:
-    """
-    Sort values ``[*draws, *shape]`` of sites into those that all draws share and those with one slice per draw.
+    """Sort values ``[*draws, *shape]`` of sites into those that all draws share and those with one slice per draw.
 
     Leading dims of size one are dropped for each site, since plates add them.
 

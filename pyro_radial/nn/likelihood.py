@@ -29,8 +29,7 @@ def is_target(site: Mapping[str, Any]) -> bool:
 
 
 class Likelihood(UniquelyNamed):
-    """
-    Base class: a distribution of targets ``y`` given a network's output ``f``.
+    """Base class: a distribution of targets ``y`` given a network's output ``f``.
 
     It makes the plate over data, ``"data"`` at dim -1. With targets of B of the N training points it scales their
     log-likelihood by N/B, so that a loss is that of the whole data set. Without ``num_data``, :func:`~pyro_radial.fit`
@@ -83,8 +82,7 @@ class Likelihood(UniquelyNamed):
         self._found = num_data
 
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
-        """
-        Record ``f`` and observe or sample ``y``.
+        """Record ``f`` and observe or sample ``y``.
 
         :param torch.Tensor f: the network's output, ``[*draws, B, *outputs]``.
         :param torch.Tensor y: the targets, ``[B, *target]``, or None to sample them.
@@ -109,8 +107,7 @@ class Likelihood(UniquelyNamed):
             return pyro.sample("y", self.observation(f, **noise), obs=y, infer=TARGET)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
-        """
-        Make the distribution of the targets.
+        """Make the distribution of the targets.
 
         :param torch.Tensor f: ``[*draws, B, *outputs]``.
         :param noise: the values that :meth:`noise` returns, broadcastable with ``[*draws, B]``.
@@ -123,8 +120,7 @@ class Likelihood(UniquelyNamed):
         raise NotImplementedError
 
     def noise(self, f: Tensor) -> dict[str, Tensor]:
-        """
-        Sample or read what the distribution needs besides ``f``; nothing by default.
+        """Sample or read what the distribution needs besides ``f``; nothing by default.
 
         :param torch.Tensor f: the network's output, only for its dtype and device.
         :returns: keyword arguments of :meth:`observation`.
@@ -132,8 +128,7 @@ class Likelihood(UniquelyNamed):
         return {}
 
     def predictive_entropy(self, mean: Tensor) -> Tensor:
-        """
-        The entropy of the discrete distribution with the given mean, in nats, summed over the outputs.
+        """The entropy of the discrete distribution with the given mean, in nats, summed over the outputs.
 
         :param torch.Tensor mean: an average of :meth:`inverse_link` over draws, ``[..., N, *outputs]``.
         :returns: a tensor ``[..., N]``.
@@ -194,8 +189,7 @@ def full_precision(f: Tensor) -> Tensor:
 
 
 def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:
-    """
-    Raise a ValueError with the first target that is out of range, if Pyro's validation is on.
+    """Raise a ValueError with the first target that is out of range, if Pyro's validation is on.
 
     :param torch.Tensor allowed: which elements of ``y`` are in range.
     :param torch.Tensor y: the targets.

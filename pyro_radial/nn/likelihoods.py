@@ -23,14 +23,13 @@ __all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "L
 
 
 class Categorical(Likelihood):
-    r"""
-    One of K classes, with probabilities ``softmax(f)``.
+    r"""One of K classes, with probabilities ``softmax(f)``.
 
     ``f`` is ``[*draws, B, K]`` and ``y`` holds ``B`` integers from 0 to K-1. The classes are always the last dim: for
     many labels per point, as with ``event_dim=3``, ``f`` is ``[B, H, W, K]`` and ``y`` is ``[B, H, W]``.
 
-    :param int num_data: N, the number of training points; by default the number that :func:`~pyro_radial.fit` is given.
-    :param int event_dim: the number of dims of ``f`` that belong to one point, the classes included; at least 1.
+    :param int num_data: as of :class:`Likelihood`.
+    :param int event_dim: as there; the classes count as one dim.
 
     Example::
 
@@ -76,11 +75,10 @@ class Categorical(Likelihood):
 
 
 class Bernoulli(Likelihood):
-    r"""
-    Zero or one, independently for each output: ``y`` is one with probability ``sigmoid(f)``.
+    r"""Zero or one, independently for each output: ``y`` is one with probability ``sigmoid(f)``.
 
-    :param int num_data: N, the number of training points; by default the number that :func:`~pyro_radial.fit` is given.
-    :param int event_dim: the number of dims of ``f`` that belong to one point.
+    :param int num_data: as of :class:`Likelihood`.
+    :param int event_dim: as there.
 
     Example::
 
@@ -113,16 +111,15 @@ class Bernoulli(Likelihood):
 
 
 class Gaussian(Likelihood):
-    r"""
-    Real numbers with one noise level: :math:`y \sim N(f, \sigma^2)` for each output.
+    r"""Real numbers with one noise level: :math:`y \sim N(f, \sigma^2)` for each output.
 
     The noise level is fixed at ``scale``. With ``learn_scale`` it is a parameter that starts there. With
     ``precision_prior`` it is random: :math:`\sigma = \tau^{-1/2}` with :math:`\tau` the site ``"precision"``, for
     example under the ``Gamma(6, 6)`` of Hernández-Lobato and Adams (2015), "Probabilistic Backpropagation". The
     deterministic site ``"noise_scale"`` records it, in the units of ``y``.
 
-    :param int num_data: N, the number of training points; by default the number that :func:`~pyro_radial.fit` is given.
-    :param int event_dim: the number of dims of ``f`` that belong to one point.
+    :param int num_data: as of :class:`Likelihood`.
+    :param int event_dim: as there.
     :param float scale: the noise's standard deviation, or its first value; 1 by default.
     :param bool learn_scale: whether to train it.
     :param precision_prior: a distribution of shape ``()`` on the positive numbers, for :math:`1/\sigma^2`.
@@ -182,8 +179,7 @@ class Gaussian(Likelihood):
 
 
 class MaskedGaussian(Gaussian):
-    r"""
-    A normal likelihood that ignores unobserved targets, such as the rewards of arms that a bandit did not pull.
+    r"""A normal likelihood that ignores unobserved targets, such as the rewards of arms that a bandit did not pull.
 
     .. math:: \log p(y \mid f) = \sum_{k:\ y_k \neq \mathrm{NaN}} \log N(y_k;\ f_k, \sigma^2)
 
@@ -218,16 +214,15 @@ class _MaskedNormal(dist.Normal):
 
 
 class HeteroscedasticGaussian(Likelihood):
-    r"""
-    Real numbers with their own noise level: the network returns locations and scales.
+    r"""Real numbers with their own noise level: the network returns locations and scales.
 
     .. math:: y_k \sim N(f_k, \sigma_k^2), \qquad \sigma_k = \mathrm{softplus}(f_{K+k}) + \mathrm{floor}
 
     The last dim of ``f`` has 2K elements, K locations and then K raw scales; ``y`` is ``[B, K]``. The floor bounds the
     density at points that the network fits exactly.
 
-    :param int num_data: N, the number of training points; by default the number that :func:`~pyro_radial.fit` is given.
-    :param int event_dim: the number of dims of ``f`` that belong to one point; at least 1.
+    :param int num_data: as of :class:`Likelihood`.
+    :param int event_dim: as there; at least 1.
     :param float floor: the least standard deviation, in the units of ``y``.
 
     Example::
@@ -268,11 +263,10 @@ class HeteroscedasticGaussian(Likelihood):
 
 
 class Poisson(Likelihood):
-    r"""
-    Counts, independently for each output: :math:`y \sim \mathrm{Poisson}(\exp f)`.
+    r"""Counts, independently for each output: :math:`y \sim \mathrm{Poisson}(\exp f)`.
 
-    :param int num_data: N, the number of training points; by default the number that :func:`~pyro_radial.fit` is given.
-    :param int event_dim: the number of dims of ``f`` that belong to one point.
+    :param int num_data: as of :class:`Likelihood`.
+    :param int event_dim: as there.
 
     Example::
 

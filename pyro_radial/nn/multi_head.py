@@ -16,8 +16,7 @@ __all__ = ["MultiHead", "under_head", "use_head"]
 
 
 class MultiHead(nn.Module):
-    """
-    A network with a head for each task, ``heads[head](trunk(x))``.
+    """A network with a head for each task, ``heads[head](trunk(x))``.
 
     In ``BayesianModule(MultiHead(...))`` the parameters of other heads make no sites. A guide set up now has sites for
     the trunk and this head, and the loss has no KL for other heads. This holds only if the MultiHead is the whole
@@ -81,8 +80,7 @@ class MultiHead(nn.Module):
 
 
 def use_head(model: nn.Module, head: int, *, also: Iterable[int] = ()) -> None:
-    """
-    Set the head of every :class:`MultiHead` in a model.
+    """Set the head of every :class:`MultiHead` in a model.
 
     :param nn.Module model: a :class:`~pyro_radial.nn.BayesianModule`, a :class:`~pyro_radial.nn.SupervisedModel` or
         any other module.

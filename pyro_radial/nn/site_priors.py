@@ -29,8 +29,7 @@ class ParameterPrior(Protocol):
     """A prior that makes the sample sites of a parameter itself."""
 
     def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
-        """
-        Sample one parameter, by sample statements whose names start with its name.
+        """Sample one parameter, by sample statements whose names start with its name.
 
         With Pyro's ``AutoNormal`` and ``AutoDelta`` a site ``name`` cannot go with a site ``name + ".lam"``; use
         ``name + "_lam"`` for these.

@@ -23,8 +23,7 @@ __all__ = ["ModelNetwork", "NetworkDraw", "SupervisedModel", "find_network", "in
 
 
 class SupervisedModel(nn.Module):
-    """
-    The Pyro model ``y ~ likelihood(bnn(x))``, for any guide, :class:`~pyro.infer.SVI` and
+    """The Pyro model ``y ~ likelihood(bnn(x))``, for any guide, :class:`~pyro.infer.SVI` and
     :class:`~pyro.infer.Predictive`.
 
     Its sites are those of ``bnn``, by the same names, and ``"f"`` and ``"y"`` of the likelihood.
@@ -74,8 +73,7 @@ class SupervisedModel(nn.Module):
         self.local_reparameterization = local_reparameterization
 
     def forward(self, x: Any, y: Tensor | None = None) -> Tensor:
-        """
-        Run the model.
+        """Run the model.
 
         :param x: the network's input, or a tuple or a dict of its inputs.
         :param torch.Tensor y: the targets, or None to sample them.
@@ -91,8 +89,7 @@ class SupervisedModel(nn.Module):
         return self.likelihood(f, y)
 
     def output(self, x: Any, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-        """
-        Call the network.
+        """Call the network.
 
         :param x: as of :meth:`forward`.
         :param Mapping parameters: values of the random parameters by name; None to sample them.
@@ -199,8 +196,9 @@ class ModelNetwork:
         """The parameters that a draw of the guide holds, or None if it does not hold all of them."""
         if self.noise_sites or not self.bnn.has_plain_sites:
             return None
-        values: dict[str, Any] = {name: drawn.nodes[name]["value"] for name in self.bnn.sites_in_use if name in drawn}
-        return self.bnn.one_value_each(values) if len(values) == len(self.bnn.sites_in_use) else None
+        in_use = self.bnn.sites_in_use
+        values: dict[str, Any] = {name: drawn.nodes[name]["value"] for name in in_use if name in drawn}
+        return values if len(values) == len(in_use) else None
 
     def __call__(self, x: Any, parameters: Mapping[str, Tensor]) -> Any:
         """The model's function at given values of the random parameters: the network's output."""

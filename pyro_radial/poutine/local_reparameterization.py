@@ -43,9 +43,6 @@ class LocalReparameterizationMessenger(Messenger):
         self.sites = frozenset(sites)
 
     def _pyro_sample(self, msg: Any) -> None:
-        self._leave_undrawn(msg)
-
-    def _leave_undrawn(self, msg: Any) -> None:
         if msg["done"] or msg["is_observed"] or site_is_subsample(msg) or NOISE in msg["infer"]:
             return
         offer = msg["infer"].get(OFFER, _noise_of_distribution if msg["name"] in self.sites else None)
@@ -82,7 +79,7 @@ class _Wrapped(LocalReparameterizationMessenger):
         return result
 
     def _pyro_sample(self, msg: Any) -> None:
-        self._leave_undrawn(msg)
+        super()._pyro_sample(msg)
         self._undrawn[msg["name"]] = NOISE in msg["infer"]
 
     def _check(self) -> None:

@@ -199,8 +199,7 @@ def split_noise(
     site_shapes: Mapping[str, torch.Size],
     shapes: Mapping[str, torch.Size],
 ) -> tuple[tuple[int, ...], dict[str, Tensor], dict[str, Tensor]]:
-    """
-    Split draws as :func:`~pyro_radial.nn.functional_net.split_draws` does, where some sites have noise and no value.
+    """Split draws as :func:`~pyro_radial.nn.functional_net.split_draws` does, where some sites have noise and no value.
 
     ``site_shapes`` are the shapes that values of these sites would have. The parts of their noises are among the
     tensors, as ``site.loc`` and ``site.scale``. If there are draws, a tensor of N elements under the empty name counts

@@ -24,8 +24,7 @@ __all__ = ["FanIn", "HyperScale", "LearnedScale", "ScaleMixture", "check_positiv
 
 
 class FanIn:
-    r"""
-    A normal prior under which a layer's output has the same size at any width.
+    r"""A normal prior under which a layer's output has the same size at any width.
 
     .. math:: W_{ij\ldots} \sim N(0, \mathrm{gain}^2 / \mathrm{fan\_in}), \qquad b_i \sim N(0, \mathrm{bias\_scale}^2)
 
@@ -56,8 +55,7 @@ class FanIn:
 
 
 class ScaleMixture:
-    r"""
-    The mixture of a wide and a narrow normal, independently for each element.
+    r"""The mixture of a wide and a narrow normal, independently for each element.
 
     .. math:: p(w) = \pi N(w; 0, \sigma_1^2) + (1 - \pi) N(w; 0, \sigma_2^2)
 
@@ -94,8 +92,7 @@ class _RealMixture(dist.MixtureSameFamily):
 
 
 class LearnedScale(PyroModule):
-    r"""
-    A normal prior with a learned standard deviation for each parameter tensor: empirical Bayes.
+    r"""A normal prior with a learned standard deviation for each parameter tensor: empirical Bayes.
 
     .. math:: w_i \sim N(0, \sigma^2), \qquad \sigma \text{ maximizes the ELBO}
 
@@ -140,8 +137,7 @@ class LearnedScale(PyroModule):
 
 
 class HyperScale:
-    r"""
-    A normal prior with a random standard deviation for each parameter tensor.
+    r"""A normal prior with a random standard deviation for each parameter tensor.
 
     .. math:: \sigma \sim p(\sigma), \qquad w_i \sim N(0, \sigma^2)
 

@@ -144,8 +144,7 @@ class _Tensor:
 
 
 class RadialDirectionalPrior:
-    r"""
-    Give each row or column of a weight tensor a direction and a sparse radius, and the tensor a radius.
+    r"""Give each row or column of a weight tensor a direction and a sparse radius, and the tensor a radius.
 
     .. math:: w_r = s\, z_r\, u_r, \qquad s \sim C^+(\gamma), \quad z_r \sim C^+(1), \quad u_r \sim p(u)
         \text{ on the unit sphere,}
