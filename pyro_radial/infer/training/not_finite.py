@@ -3,8 +3,7 @@
 
 """Where in a Pyro program a NaN or infinity comes from, by name."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pyro
@@ -13,11 +12,10 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.poutine.local_reparameterization import is_drawn
 
-__all__ = ["check_parameters", "first_not_finite", "not_finite_error", "not_finite_parts", "without_warnings"]
+__all__ = ["check_parameters", "first_not_finite", "not_finite_error", "not_finite_parts"]
 
 
 def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
@@ -83,13 +81,3 @@ def check_parameters(parameters: Iterable[tuple[str, Tensor]], step: int) -> Non
         f"not finite before the first step: parameter {broken}; create the model and the guide anew, also to resume "
         "from a checkpoint"
     )
-
-
-@contextmanager
-def without_warnings() -> Iterator[None]:
-    """Silence Pyro's warnings about NaN in log-densities, because training stops with the name of the site.
-
-    A filter of warnings would apply to all threads; instead Pyro does not look for NaN here.
-    """
-    with one_at_a_time(), pyro.settings.context(validate_poutine=False):
-        yield

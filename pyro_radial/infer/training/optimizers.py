@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""One torch optimizer for all parameters, made from a torch or a Pyro optimizer, and its steps."""
+"""One torch optimizer for all parameters, made from a torch or a Pyro optimizer."""
 
 import inspect
 import warnings
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pyro
-import torch
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
@@ -23,7 +22,6 @@ __all__ = [
     "DEFAULT_OPTIM",
     "JointOptimizer",
     "Optim",
-    "OptimizerStep",
     "change_rates",
     "check_optim",
     "fused_optimizer",
@@ -40,27 +38,6 @@ FUSED_ON = ("cpu", "cuda")
 CHOICES = {"foreach", "fused", "capturable", "differentiable"}
 # With these settings torch's fused step takes no parameters that get gradients later, as scales do after means.
 STARTS_TOGETHER = {"momentum"}
-
-
-class OptimizerStep:
-    """Take one step of a torch optimizer on the gradients that its parameters hold.
-
-    :param Optimizer optimizer: the optimizer.
-    :param scaler: the ``torch.amp.GradScaler`` of the loss; after an overflow it skips the step.
-    :param float clip_norm: the largest norm of all gradients together; None for no clipping.
-    """
-
-    def __init__(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> None:
-        self.optimizer, self.scaler, self.clip_norm = optimizer, scaler, clip_norm
-
-    def __call__(self) -> None:
-        """Take the step."""
-        if self.clip_norm is not None:
-            self.scaler.unscale_(self.optimizer)
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
 
 
 class JointOptimizer:

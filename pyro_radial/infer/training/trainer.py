@@ -3,14 +3,16 @@
 
 """The training step, and everything that it changes."""
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any
 
+import pyro
 import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pyro_radial._pyro.checks import load_states, states
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
@@ -24,16 +26,15 @@ from pyro_radial.infer.training.gradients import (
     LossGradients,
     of_means,
 )
-from pyro_radial.infer.training.not_finite import check_parameters, without_warnings
+from pyro_radial.infer.training.not_finite import check_parameters
 from pyro_radial.infer.training.optimizers import (
     DEFAULT_OPTIM,
     Optim,
-    OptimizerStep,
     initial_rates,
     make_optimizer,
 )
 
-__all__ = ["Trainer"]
+__all__ = ["OptimizerStep", "Trainer"]
 
 
 class Trainer:
@@ -186,6 +187,37 @@ class Trainer:
         # An error here will come again in the first step, with its number.
         with without_warnings(), evaluating(self.model, self.guide), torch.no_grad(), suppress(Exception):
             self.loss(self._run, self.guide)(*batch)  # type: ignore[arg-type]
+
+
+class OptimizerStep:
+    """Take one step of a torch optimizer on the gradients that its parameters hold.
+
+    :param Optimizer optimizer: the optimizer.
+    :param scaler: the ``torch.amp.GradScaler`` of the loss; after an overflow it skips the step.
+    :param float clip_norm: the largest norm of all gradients together; None for no clipping.
+    """
+
+    def __init__(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> None:
+        self.optimizer, self.scaler, self.clip_norm = optimizer, scaler, clip_norm
+
+    def __call__(self) -> None:
+        """Take the step."""
+        if self.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Silence Pyro's warnings about NaN in log-densities, because training stops with the name of the site.
+
+    A filter of warnings would apply to all threads; instead Pyro does not look for NaN here.
+    """
+    with one_at_a_time(), pyro.settings.context(validate_poutine=False):
+        yield
 
 
 def _make_parameters(model: Callable[..., Any], guide: nn.Module, batch: tuple[Any, Any]) -> dict[str, Tensor]:

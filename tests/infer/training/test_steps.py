@@ -22,7 +22,8 @@ from pyro_radial import (
     SupervisedModel,
 )
 from pyro_radial.functional import GaussianKL, GaussianProcess
-from pyro_radial.infer.training.optimizers import OptimizerStep, change_rates, initial_rates
+from pyro_radial.infer.training.optimizers import change_rates, initial_rates
+from pyro_radial.infer.training.trainer import OptimizerStep
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import FIT, ROWS, STEPS_PER_EPOCH, assert_same, data, killed, problem, state_of, trained
 
