@@ -16,7 +16,7 @@ __all__ = ["half_cauchy_factors", "log_mode", "sqrt_product"]
 
 
 def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
-    r"""Return the two independent variables whose product is the square of a half-Cauchy variable.
+    r"""Return two independent distributions; the product of their variables is the square of a half-Cauchy variable.
 
     .. math:: \mathrm{HalfCauchy}(\gamma)^2 \sim \mathrm{Gamma}(\tfrac12, \mathrm{rate} = 1 / \gamma^2)
         \cdot \mathrm{InverseGamma}(\tfrac12, 1).

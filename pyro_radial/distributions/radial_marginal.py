@@ -15,7 +15,7 @@ __all__ = ["radial_marginal_mass", "radial_marginal_quantile", "radial_marginal_
 
 # Beyond this the half-normal has no mass left in float64.
 _FAR = 40.0
-# The smallest probability whose quantile lies before that, by a margin.
+# The smallest probability with a quantile below that, by a margin.
 _LEAST = 1e-300
 
 

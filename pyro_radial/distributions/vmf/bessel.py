@@ -42,14 +42,14 @@ __all__ = [
     "variance_slope",
 ]
 
-# From here on so many terms give A to a rounding of float64, and its second derivative to 3e-14.
+# From this lambda on, 14 terms give A to a rounding of float64, and its second derivative to 3e-14.
 LEAST_LAMBDA = 20.0
 NUM_TERMS = 14
 # What economising a series may change in it.
 _TOLERANCE = 1e-17
 # Nodes and weights on (0, 1): 10 points give the integral over a factor of e to 5e-15.
 _GAUSS_LEGENDRE = [(0.5 * (1.0 + x), 0.5 * w) for x, w in zip(*np.polynomial.legendre.leggauss(10), strict=True)]
-# Elements at a time, each of which has so many points.
+# Elements at a time; each has ten points.
 _CHUNK = 2**10
 # How many growth factors are multiplied before a logarithm is taken: fewer logarithms, and no overflow in float32.
 _GROUP = 4

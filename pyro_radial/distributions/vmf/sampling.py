@@ -107,7 +107,7 @@ def _in_three_dimensions(concentration: Tensor) -> Tensor:
 
 
 def _by_rejection(concentration: Tensor, dim: int) -> Tensor:
-    """Make a few proposals for each row, then many for the rows that are left, whose number has a bound.
+    """Make a few proposals for each row, then many for a fixed number of rows that includes all without a draw.
 
     All shapes are known in advance, so nothing synchronizes with the device to count rows.
     """
@@ -329,7 +329,7 @@ def slope_polynomials() -> list[np.ndarray]:
 
 
 def _without_xi(gamma: list[np.ndarray]) -> np.ndarray:
-    """Coefficients of s^j t^i from those of xi^j t^i."""
+    """Convert coefficients of xi^j t^i to coefficients of s^j t^i."""
     rows = [np.trim_zeros(coefficient[j:], "b") for j, coefficient in enumerate(gamma)]
     table = np.full((len(rows), max(len(row) for row in rows)), Fraction(0))
     for row, coefficients in zip(table, rows, strict=True):
