@@ -40,11 +40,10 @@ class CompiledSVI:
 
     A signature is the tree, shapes, strides, dtypes and devices of the arguments, the values of arguments that are not
     tensors, and the structure and plain attributes of the modules (found in models and guides, and in the closures and
-    globals of functions). Another signature is recorded anew, but shares compiled code with a similar graph. A graph
-    cannot see a Python variable that is neither an argument nor an attribute of a module.
+    globals of functions). Another signature is recorded anew, but shares compiled code with a similar graph. Graphs do
+    not see other Python variables.
 
     A program that cannot be captured, for example because of ``if w > 0:``, runs uncompiled; a warning names the line.
-    Without a C++ compiler, graphs are replayed as recorded. ``benchmarks/RESULTS.md`` has the measured speed.
 
     :param model: a Pyro model, a module or a function.
     :param guide: its guide.
@@ -52,7 +51,7 @@ class CompiledSVI:
         optimizer stands in for Pyro's; save its state through ``svi.optimizer``.
     :param ELBO loss: a loss with ``differentiable_loss``, such as ``TraceMeanField_ELBO`` or
         :class:`~pyro_radial.RadialELBO`.
-    :param bool compile: whether to compile graphs or replay them as recorded.
+    :param bool compile: whether to compile graphs or replay them as recorded, as without a C++ compiler.
     :param int max_signatures: the largest number of signatures.
     :param int check_every: how many steps pass between checks for a loss that is not finite, which synchronize with
         the device; 1 on a CPU and 10 elsewhere by default. No step is taken on such a loss.
@@ -65,7 +64,7 @@ class CompiledSVI:
         >>> import pyro
         >>> from pyro.infer import TraceMeanField_ELBO
         >>> from torch import nn
-        >>> from pyro_radial import AutoRadial, BayesianModule, CompiledSVI, SupervisedModel
+        >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
         >>> from pyro_radial.nn import likelihoods
         >>> x = torch.randn(32, 2)
         >>> model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=32))

@@ -49,7 +49,7 @@ class Slot(NamedTuple):
 
     @property
     def tensor(self) -> Tensor:
-        """What is there now."""
+        """The current tensor."""
         value: Tensor = self.holder[self.key]
         return value
 

@@ -84,7 +84,7 @@ class Evaluation:
         return cls(tensors[0], tuple(tensors[1 : 1 + num_terms]), tuple(tensors[1 + num_terms :]), layout)
 
     def loss_terms(self, kl_weight: float, sites: Callable[[], Mapping[str, Mapping[str, Any]]]) -> LossTerms:
-        """The terms as the loss keeps them; ``sites`` makes what entropies are computed from."""
+        """The terms as the loss keeps them; ``sites`` makes the parts of the entropies."""
         layout, terms = self.layout, iter(self.terms)
         nll, kl, of_weights = (
             {name: next(terms) for name in names} for names in (layout.nll_sites, layout.kl_sites, layout.weight_sites)
@@ -171,7 +171,7 @@ def scales_of(call: Call) -> list[float]:
 
 
 def guide_sites(guide: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """What the entropies of a guide's sites are computed from, at its current parameters."""
+    """The parts of the entropies of a guide's sites at its current parameters."""
     with torch.no_grad(), torch.random.fork_rng([]), poutine.block():
         trace = poutine.trace(guide).get_trace(*args, **kwargs)
     return {name: entropy_parts(site) for name, site in trace.iter_stochastic_nodes()}

@@ -25,7 +25,7 @@ GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 @dataclass(frozen=True)
 class ScaleSearch:
-    """What :func:`calibrate_scales` found.
+    """The result of :func:`calibrate_scales`.
 
     :param float number: the chosen multiple of the relative scales.
     :param float nll: the validation NLL with it, in nats per row.
@@ -67,10 +67,9 @@ def calibrate_scales(
     .. math:: -\frac{1}{N} \sum_n \log \frac{1}{S} \sum_{i=1}^S p(y_n | f_{\mu + c r \epsilon_i}(x_n))
 
     over a grid of log c, refined by a golden-section search. All c share the noise :math:`\epsilon`, so new rows and
-    draws have a somewhat higher NLL. Sites whose family has no scale, or on a constrained support, are left alone.
+    draws have a somewhat higher NLL. Sites without a scale, or on a constrained support, do not change.
 
-    Source: Kiefer (1953), "Sequential Minimax Search for a Maximum". Shi et al. (2024), "Training-Free Bayesianization
-    for Low-Rank Adapters of Large Language Models", search one variance similarly.
+    Source: Kiefer (1953), "Sequential Minimax Search for a Maximum".
 
     :param model: a Pyro model with a likelihood, such as :class:`~pyro_radial.SupervisedModel`.
     :param guide: a guide of this library with its parameters and trained means, e.g. by ``guide.load_means``.
@@ -97,7 +96,7 @@ def calibrate_scales(
         >>> model = SupervisedModel(BayesianModule(network), likelihoods.Categorical())
         >>> guide = AutoRadial(model)
         >>> guide.setup(x, y)
-        >>> missing = guide.load_means(network.state_dict())
+        >>> _ = guide.load_means(network.state_dict())
         >>> search = calibrate_scales(model, guide, (x, y), lambda name, mean: mean.square().mean().sqrt())
         >>> len(search.tried), search.nll == min(search.tried.values())
         (22, True)

@@ -120,7 +120,7 @@ def last_layer_laplace(
 
     :param model: a :class:`~pyro_radial.SupervisedModel` of a :class:`~pyro_radial.BayesianModule`, with a categorical,
         Bernoulli, Gaussian or Poisson likelihood.
-    :param trained: its guide, whose medians are the trained weights, or the trained network itself.
+    :param trained: its guide, with the trained weights as medians, or the trained network itself.
     :param data: the training rows, in any form that :func:`~pyro_radial.fit` takes.
     :param prior_precision: :math:`\delta`, or "evidence".
     :param str structure: "full", for at most 3000 weights, or "kronecker".
@@ -205,7 +205,7 @@ class _Curvature:
 
 
 def _evidence(precision: float, square: float, eigenvalues: Tensor) -> float:
-    """The terms of the log evidence that depend on the prior's precision; ``square`` is that of the weights' norm."""
+    """The terms of the log evidence with the prior's precision, given the squared norm of the weights."""
     shrunk = 0.5 * (len(eigenvalues) * math.log(precision) - float((eigenvalues + precision).log().sum()))
     return shrunk - 0.5 * precision * square
 

@@ -23,7 +23,7 @@ class TrainedNetwork:
     """The network of a model in evaluation mode, with all sites at trained values.
 
     :param model: a :class:`~pyro_radial.SupervisedModel` of a :class:`~pyro_radial.BayesianModule`.
-    :param trained: its guide, whose medians are the values, or a plain network.
+    :param trained: its guide, with the values as medians, or a plain network.
     :raises ValueError: for another model, one without a likelihood, or a site without a value.
     """
 

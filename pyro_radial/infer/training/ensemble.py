@@ -148,7 +148,7 @@ class _Member:
 
 
 def _described(likelihood: Any) -> str:
-    """What must be equal for a mixture: all settings of a likelihood but its noise, which belongs to the draws."""
+    """The settings of a likelihood that all members must share, which excludes the noise of the draws."""
     skipped = {"training", *getattr(likelihood, "noise_sites", {})}
     found = {name: value for name, value in getattr(likelihood, "__dict__", {}).items() if name not in skipped}
     plain = {n: v for n, v in found.items() if isinstance(v, bool | int | float | str) and not n.startswith("_")}

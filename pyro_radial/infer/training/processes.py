@@ -99,7 +99,7 @@ class Processes:
                 raise _error(report[0], f"{report[1]} (in process {rank} of {self.size})") from failure
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What the first process makes, in all processes; if it fails, all raise its error."""
+        """Make a value in the first process and send it to all; if that fails, all raise the error."""
         if self.size == 1:
             return make()
         made: list[Any] = [None]
@@ -178,7 +178,7 @@ def _check_devices(processes: Processes, device: torch.device) -> None:
 
 
 def _send(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call a function of ``torch.distributed``, whose errors do not say that another process is gone."""
+    """Call a function of ``torch.distributed``, and explain its errors."""
     try:
         return function(*args, **kwargs)
     except RuntimeError as error:
