@@ -21,9 +21,9 @@ from torch.distributions import biject_to
 
 from pyro_radial._pyro.compat import initial_scale, loc_and_scale
 from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
-from pyro_radial.continual.stored_distributions import StoredDistribution, StoredDistributions
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.moments import moment_matched, moments
+from pyro_radial.distributions.storage import StoredDistribution, StoredDistributions
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.diagnose import UNMOVED
@@ -54,9 +54,8 @@ class PriorChain(UnderPriors):
     prior's scale, but lets scales grow from task to task. It forgets little with one head for each task, and more than
     the normal form with a single head.
 
-    A chain is a plain module: optimizers see the model's own parameters, site names are the model's, and a chain of a
-    chain works, with the outer priors. The priors are in ``state_dict()``, which ``torch.load(weights_only=True)``
-    reads and a fresh chain around the same model loads.
+    A chain is a plain module with the model's parameters and site names; a chain of a chain uses the outer priors. A
+    fresh chain around the same model loads its ``state_dict()``, which has the priors.
 
     Source: Nguyen et al. (2018), *Variational Continual Learning*, equation 3.
 
@@ -66,7 +65,7 @@ class PriorChain(UnderPriors):
 
     Example::
 
-        >>> import pyro, torch, pyro.distributions as dist
+        >>> import pyro
         >>> from pyro_radial import AutoRadial, RadialELBO
         >>> def model(x, y):
         ...     w = pyro.sample("w", dist.Normal(0., 1.).expand([2]).to_event(1))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_radial.continual.stored_distributions import StoredDistribution, StoredDistributions
 from pyro_radial.distributions import RadialNormal
+from pyro_radial.distributions.storage import StoredDistribution, StoredDistributions
 
 EXP = dist.transforms.ExpTransform
 DISTRIBUTIONS = {
