@@ -23,7 +23,7 @@ from pyro_radial.continual import (
 )
 from pyro_radial.continual.coresets import random_coreset
 from pyro_radial.infer.autoguide import AutoMeanField
-from pyro_radial.infer.training.checkpoint import copied, save_checkpoint
+from pyro_radial.infer.training.checkpoint import Checkpoint, copied
 from pyro_radial.infer.training.training_run import TrainingRun
 from tests.helpers.runs import Counting, Described
 from tests.helpers.runs import assert_same as assert_same_state
@@ -231,10 +231,10 @@ def test_files_that_are_none_of_a_run(tmp_path):
     (tmp_path / "stream.pt").write_bytes(b"")
     with pytest.raises(ValueError, match=r"stream\.pt is damaged or not a checkpoint"):
         learn(checkpoint=tmp_path)
-    save_checkpoint(tmp_path / "stream.pt", {})
+    Checkpoint(tmp_path / "stream.pt").save({})
     with pytest.raises(ValueError, match=r"stream\.pt is not from this version"):
         learn(checkpoint=tmp_path)
-    save_checkpoint(tmp_path / "stream.pt", {key: {} for key in MODULE.SAVED})
+    Checkpoint(tmp_path / "stream.pt").save({key: {} for key in MODULE.SAVED})
     with pytest.raises(ValueError, match=r"stream\.pt was made with form=None"):
         learn(checkpoint=tmp_path)
     file = tmp_path / "a file"

@@ -27,15 +27,10 @@ except ImportError:  # Without such locks, nothing keeps a second writer away.
 __all__ = [
     "Checkpoint",
     "State",
-    "check_data",
-    "check_entries",
-    "check_settings",
     "copied",
     "differences",
     "entry_kinds",
-    "load_checkpoint",
     "plain",
-    "save_checkpoint",
 ]
 
 FORMAT = 3
@@ -247,34 +242,3 @@ def entry_kinds(state_dict: Mapping[str, Any]) -> dict[str, str]:
         name: f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else "not a tensor"
         for name, value in state_dict.items()
     }
-
-
-# For callers that have not moved to Checkpoint yet.
-
-
-def save_checkpoint(path: Path, state: State, *, rehearsal: bool = False) -> None:
-    """Save."""
-    Checkpoint(path).save(state, dry_run=rehearsal)
-
-
-def load_checkpoint(path: Path, device: torch.device, needed: Iterable[str] = ()) -> State:
-    """Load."""
-    state = Checkpoint(path).load(device, needed)
-    assert state is not None
-    return state
-
-
-def check_settings(path: Path, saved: Mapping[str, Any], current: Mapping[str, Any], within: str = "") -> None:
-    """Check."""
-    Checkpoint(path).check(saved, current, within)
-
-
-def check_data(path: Path, saved: Mapping[str, Any], current: Mapping[str, Any], name: str) -> None:
-    """Check."""
-    both = saved.keys() & current.keys()
-    check_settings(path, {k: saved[k] for k in both}, {k: current[k] for k in current if k in both}, name)
-
-
-def check_entries(path: Path, role: str, current: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Check."""
-    Checkpoint(path).check_entries(role, saved, current)
