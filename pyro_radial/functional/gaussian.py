@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Draws, densities and scores of normal vectors whose covariance may be close to singular."""
+"""Draws, densities and scores of normal vectors with a covariance that may be close to singular."""
 
 import math
 
@@ -22,22 +22,22 @@ __all__ = [
     "with_diagonal",
 ]
 
-#: What covariances get on their diagonals at least, times their mean diagonal.
+#: The least jitter on the diagonal of a covariance, times its mean diagonal.
 JITTER = 1e-8
-#: What the jitter is multiplied by, in turn, until a covariance has a Cholesky factor.
+#: Multiples of the jitter to try in turn until a covariance has a Cholesky factor.
 JITTER_LADDER = (1.0, 1e2, 1e4)
 
 
 def cholesky(covariance: Tensor, jitter: float = JITTER) -> Tensor:
-    """The Cholesky factor of covariances ``[..., N, N]`` with as little jitter as it takes.
+    """Return the Cholesky factor of covariances ``[..., N, N]`` with as little jitter as it takes.
 
-    Whether a factor exists is read on the host: a host-device synchronization, as in :func:`torch.linalg.cholesky`. In
-    a graph that is being recorded nothing is read: all jitters are tried, and what has no factor becomes NaN.
+    Whether a factor exists is read on the host, as in :func:`torch.linalg.cholesky`. While a graph is recorded nothing
+    is read: all jitters are tried, and a covariance without a factor gives NaN.
 
-    :param Tensor covariance: in float64.
-    :param float jitter: what is added to the diagonal first, times the mean diagonal.
+    :param Tensor covariance: covariances in float64.
+    :param float jitter: the first jitter to try, times the mean diagonal.
     :returns: lower triangular factors ``[..., N, N]``.
-    :raises ValueError: naming ``kernel``, if there is none, or (under Pyro's validation) if they are not symmetric.
+    :raises ValueError: naming ``kernel``, without a factor or (under Pyro's validation) for asymmetric covariances.
     """
     scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
     if is_capturing():
@@ -71,8 +71,9 @@ def _cholesky_unread(covariance: Tensor, jitter: Tensor) -> Tensor:
 
 
 def gaussian_sample(mean: Tensor, covariance: Tensor, num_samples: int, jitter: float = JITTER) -> Tensor:
-    """Draws ``[S, N, O]`` of independent outputs with mean ``[N, O]`` and covariances ``[1 or O, N, N]``."""
+    """Draws ``[S, N, O]`` of independent outputs with mean ``[N, O]`` and covariances ``[O, N, N]``."""
     num_points, num_outputs = mean.shape
+    covariance = _shared(covariance)
     noise = torch.randn(num_outputs, num_points, num_samples, dtype=mean.dtype, device=mean.device)
     return mean + (cholesky(covariance, jitter) @ noise).permute(2, 1, 0)
 
@@ -80,12 +81,12 @@ def gaussian_sample(mean: Tensor, covariance: Tensor, num_samples: int, jitter: 
 def gaussian_score(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = JITTER) -> Tensor:
     """The gradient of the log-density of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
     residual = (f.double() - mean).permute(2, 1, 0)
-    return -torch.cholesky_solve(residual, cholesky(covariance, jitter)).permute(2, 1, 0).to(f.dtype)
+    return -torch.cholesky_solve(residual, cholesky(_shared(covariance), jitter)).permute(2, 1, 0).to(f.dtype)
 
 
 def gaussian_log_prob(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float = JITTER) -> Tensor:
     """The log-density ``[S]`` of values ``[S, N, O]`` under moments as in :func:`gaussian_sample`."""
-    factor = cholesky(covariance, jitter)
+    factor = cholesky(_shared(covariance), jitter)
     residual = (f.double() - mean).permute(2, 1, 0)
     white = torch.linalg.solve_triangular(factor, residual, upper=False)
     half_log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1).expand(mean.shape[-1]).sum()
@@ -96,13 +97,13 @@ def gaussian_log_prob(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float
 def gaussian_condition(
     mean: Tensor, covariance: Tensor, y: Tensor, noise: Tensor, jitter: float = JITTER
 ) -> tuple[Tensor, Tensor]:
-    """The moments of the last values given noisy observations ``[N, O]`` of the first N.
+    """Return the moments of the last M values given noisy observations of the first N, ``[M, O]`` and ``[O, M, M]``.
 
-    :param Tensor mean: of all values, ``[N + M, O]``.
-    :param Tensor covariance: of all values, ``[1 or O, N + M, N + M]``.
-    :param Tensor y: the observations.
+    :param Tensor mean: the mean of all values, ``[N + M, O]``.
+    :param Tensor covariance: the covariance of all values, ``[1 or O, N + M, N + M]``.
+    :param Tensor y: the observations ``[N, O]``.
     :param Tensor noise: the variance of their noise.
-    :returns: mean ``[M, O]`` and covariances ``[O, M, M]``.
+    :param float jitter: as of :func:`cholesky`.
     """
     size, outputs = y.shape
     factor = cholesky(with_diagonal(covariance[:, :size, :size], noise), jitter)
@@ -116,3 +117,8 @@ def with_diagonal(covariance: Tensor, addend: Tensor | float) -> Tensor:
     """Covariances ``[..., N, N]`` with a number, or a tensor ``[...]``, added on their diagonals."""
     eye = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     return covariance + (addend[..., None] if isinstance(addend, Tensor) else addend) * eye
+
+
+def _shared(covariance: Tensor) -> Tensor:
+    """The one covariance ``[1, N, N]`` that all outputs share, to factor it once, or else all of them."""
+    return covariance[:1] if covariance.stride(0) == 0 else covariance

@@ -22,16 +22,15 @@ __all__ = ["BNNPrior"]
 
 
 class BNNPrior(FunctionPrior):
-    """The functions of a Bayesian network: under its own prior on weights, or under a trained guide.
+    """The functions of a Bayesian network under its prior on weights, or under a trained guide.
 
-    Any :class:`~pyro_radial.nn.BayesianModule` and any guide for it, radial or not. The network, and a guide that is a
-    :class:`~pyro.nn.PyroModule` as all autoguides are, are copied as they are now, so the prior stays where it is when
-    they train on. A guide that is a plain function reads the parameter store at every draw. The copies stay in
-    evaluation mode. All draws are one pass under a plate.
+    The network and a guide that is a :class:`~pyro.nn.PyroModule`, as all autoguides are, are copied, so this prior
+    does not change when they train on. The copies stay in evaluation mode. A guide that is a plain function reads the
+    parameter store at every draw.
 
-    :param BayesianModule bnn: the network; of a :class:`~pyro_radial.SupervisedModel` it is ``model.bnn``.
-    :param guide: a guide with sites of ``bnn``, called on points alone, with parameters already. Weights that it
-        leaves out, or all without one, are drawn from the network's prior.
+    :param BayesianModule bnn: the network, such as ``model.bnn`` of a :class:`~pyro_radial.SupervisedModel`.
+    :param guide: a guide with parameters that runs on points alone. Weights that it omits, or all without a guide, are
+        drawn from the network's prior.
     :raises ValueError: naming the argument that does not fit.
 
     Example::
@@ -55,14 +54,13 @@ class BNNPrior(FunctionPrior):
         self.guide: Any = guide
         if isinstance(guide, PyroModule):
             self.guide = copy.deepcopy(guide)
-            # By its old name it would read the original's parameters from the store; the guide's class, which may be
-            # Pyro's, is that name.
+            # By its old name it would read the original's parameters from the store.
             rename_tree(self.guide, unique_name(type(self)))
         self.requires_grad_(False)
         self.eval()
 
     def train(self, mode: bool = True) -> "BNNPrior":
-        """Leaves the copies in evaluation mode: a prior drops no units, and keeps running statistics as they are."""
+        """Keep the copies in evaluation mode."""
         return super().train(False)
 
     def _sample(self, x: Tensor, num_samples: int, num_outputs: int) -> Tensor:
@@ -71,12 +69,12 @@ class BNNPrior(FunctionPrior):
             values = self.bnn(x) if drawn is None else poutine.replay(self.bnn, trace=drawn)(x)
         if not isinstance(values, Tensor):
             raise ValueError(f"bnn must be of a network that returns one tensor, got {type(values).__name__}")
-        # A single draw leaves no dim behind.
+        # A single draw has no dim of draws.
         return values.unsqueeze(0) if num_samples == 1 else values
 
 
 def _check_guide(guide: Any) -> None:
-    """None or a guide that can run on points alone, or a ValueError that names it."""
+    """Raise a ValueError unless the guide is None or can run on points alone."""
     if guide is not None and not callable(guide):
         raise ValueError(f"guide must be a function of points, got {guide!r}")
     if isinstance(guide, nn.Module) and not isinstance(guide, PyroModule):

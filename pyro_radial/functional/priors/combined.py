@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Priors on functions made of others: their mixture and their sum."""
+"""Mixtures and sums of priors on functions."""
 
 import math
 from collections.abc import Sequence
@@ -11,21 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import positive_float
-from pyro_radial.functional.gaussian import gaussian_log_prob, gaussian_score
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_values
 
 __all__ = ["Mixture", "Sum"]
 
 
 class Mixture(FunctionPrior):
-    r"""One of several priors at random: each draw is a function of one member, all its outputs included.
+    r"""A mixture of priors: each draw is a function of one member, with all its outputs.
 
-    Where all members have a density, so has the mixture, :math:`p(f) = \sum_k w_k p_k(f)`, and its score is exact:
-    the mean of the members' scores under the probabilities of having drawn f. All members carry the same noise, which
-    functions that are compared with the mixture then carry too.
+    If all members have a density, the mixture has :math:`p(f) = \sum_k w_k p_k(f)`, and its score is the mean of the
+    members' scores under the probabilities of having drawn f. All members must have the same noise.
 
     :param priors: the members.
-    :param weights: a positive number for each, in any units; all alike by default.
+    :param weights: a positive number for each member, in any units; equal by default.
     :raises ValueError: naming the argument that does not fit.
 
     Example::
@@ -79,17 +77,17 @@ class Mixture(FunctionPrior):
         member = torch.multinomial(torch.tensor(self.weights), num_samples, replacement=True)
         counts = member.bincount(minlength=len(self.weights)).tolist()
         drawn = [p.sample(x, n, num_outputs) for p, n in zip(self.priors, counts, strict=True) if n]
-        # They lie sorted by member; each goes to a place that drew it.
+        # The draws are sorted by member; each goes to a place that drew its member.
         return torch.cat(drawn)[member.argsort().argsort().to(x.device)]
 
 
 class Sum(FunctionPrior):
     """The sum of independent functions, one of each prior.
 
-    Of Gaussian processes it is one, with the sums of their means and covariances; then its density and score are exact.
+    The sum of Gaussian processes is one, with the sums of their means and covariances.
 
     :param priors: the summands.
-    :raises ValueError: naming ``priors`` if there are none, or one is no prior.
+    :raises ValueError: naming ``priors``, for an empty list or an element that is not a prior.
 
     Example::
 
@@ -114,28 +112,12 @@ class Sum(FunctionPrior):
         means, covariances = zip(*(prior.moments(x, num_outputs) for prior in self.priors), strict=True)
         return torch.stack(means).sum(0), torch.stack(covariances).sum(0)
 
-    def score(self, f: Tensor, x: Tensor) -> Tensor:
-        """The exact gradient of ``log p(f)`` in the function values ``[S, N, O]``, in their dtype.
-
-        :raises NotImplementedError: naming the class of a summand that is not Gaussian.
-        """
-        check_values(f, x)
-        return gaussian_score(f, *self.moments(x, f.shape[-1]))
-
-    def log_prob(self, f: Tensor, x: Tensor) -> Tensor:
-        """The log-density of function values ``[S, N, O]``, ``[S]``, in their dtype.
-
-        :raises NotImplementedError: naming the class of a summand that is not Gaussian.
-        """
-        check_values(f, x)
-        return gaussian_log_prob(f, *self.moments(x, f.shape[-1]))
-
     def _sample(self, x: Tensor, num_samples: int, num_outputs: int) -> Tensor:
         return torch.stack([prior.sample(x, num_samples, num_outputs) for prior in self.priors]).sum(0)
 
 
 def _members(priors: Sequence[FunctionPrior]) -> list[FunctionPrior]:
-    """The priors, at least one, or a ValueError that names them."""
+    """Return a list of at least one prior, or raise a ValueError."""
     members = list(priors)
     if not members or not all(isinstance(prior, FunctionPrior) for prior in members):
         raise ValueError(f"priors must be priors on functions, at least one, got {members!r}")

@@ -11,6 +11,7 @@ from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import positive_count
+from pyro_radial.functional.gaussian import JITTER, gaussian_log_prob, gaussian_sample, gaussian_score
 
 __all__ = ["FunctionPrior", "ImplicitProcess", "check_floating", "check_points", "check_targets", "check_values"]
 
@@ -18,8 +19,8 @@ __all__ = ["FunctionPrior", "ImplicitProcess", "check_floating", "check_points",
 class FunctionPrior(nn.Module):
     """A distribution of functions, given by the joint distribution of its values at any finite set of points.
 
-    A subclass implements ``_sample(x, num_samples, num_outputs)``; if they are known :meth:`moments`, :meth:`score` and
-    :meth:`log_prob`; and :meth:`marginals` if these are cheaper than the moments.
+    A Gaussian prior implements :meth:`moments`, and :meth:`marginals` if these are cheaper. Others implement
+    ``_sample(x, num_samples, num_outputs)``, and :meth:`score` and :meth:`log_prob` if they are known.
 
     Points are ``[N, D]`` (or ``[N, ...]``), function values ``[S, N, O]``: S draws of functions at the same N points,
     with O outputs.
@@ -28,6 +29,8 @@ class FunctionPrior(nn.Module):
     #: The standard deviation of independent noise in the function values. Functions that are compared with this prior
     #: get the same noise.
     noise: float = 0.0
+    #: The least jitter on the diagonal of covariances, times their mean diagonal.
+    jitter: float = JITTER
 
     @torch.no_grad()
     def sample(self, x: Tensor, num_samples: int, num_outputs: int = 1) -> Tensor:
@@ -57,7 +60,7 @@ class FunctionPrior(nn.Module):
 
         :raises NotImplementedError: for a prior that is not Gaussian.
         """
-        raise NotImplementedError(f"{type(self).__name__} is not Gaussian: two moments do not describe it")
+        raise NotImplementedError(f"{type(self).__name__} is not Gaussian and has no moments and no known density")
 
     def marginals(self, x: Tensor, num_outputs: int = 1) -> tuple[Tensor, Tensor]:
         """Mean and variance of each function value of a Gaussian prior, ``[N, O]``, in float64.
@@ -68,21 +71,23 @@ class FunctionPrior(nn.Module):
         return mean, covariance.diagonal(dim1=-2, dim2=-1).mT
 
     def score(self, f: Tensor, x: Tensor) -> Tensor:
-        """The gradient of ``log p(f)`` in the function values, ``[S, N, O]``.
+        """The gradient of ``log p(f)`` in the function values ``[S, N, O]``, in their dtype.
 
         :raises NotImplementedError: for a prior without a known density.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no known density, so its score must be estimated")
+        check_values(f, x)
+        return gaussian_score(f, *self.moments(x, f.shape[-1]), jitter=self.jitter)
 
     def log_prob(self, f: Tensor, x: Tensor) -> Tensor:
-        """The log-density of function values ``[S, N, O]``, jointly over points and outputs, ``[S]``.
+        """The log-density of function values ``[S, N, O]``, jointly over points and outputs, ``[S]``, in their dtype.
 
         :raises NotImplementedError: for a prior without a known density.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no known density")
+        check_values(f, x)
+        return gaussian_log_prob(f, *self.moments(x, f.shape[-1]), jitter=self.jitter)
 
     def _sample(self, x: Tensor, num_samples: int, num_outputs: int) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} has no _sample")
+        return gaussian_sample(*self.moments(x, num_outputs), num_samples, jitter=self.jitter)
 
 
 class ImplicitProcess(FunctionPrior):

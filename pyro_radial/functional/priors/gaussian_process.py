@@ -20,11 +20,9 @@ from pyro_radial.functional.gaussian import (
     JITTER,
     gaussian_condition,
     gaussian_log_prob,
-    gaussian_sample,
-    gaussian_score,
     with_diagonal,
 )
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_targets, check_values
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_targets
 
 __all__ = ["GaussianProcess"]
 
@@ -83,15 +81,15 @@ class GaussianProcess(FunctionPrior):
         self.mean = _own_copy(mean) if callable(mean) else float(mean or 0.0)
         self.jitter = positive_float("jitter", jitter)
         self.noise = 0.0 if noise == 0 else positive_float("noise", noise)
-        #: The standard deviation of observations around the function that :meth:`fit` found; zero before.
+        #: The standard deviation of observations around the function; zero until :meth:`fit`.
         self.register_buffer("observation_noise", torch.zeros((), dtype=torch.double))
-        # What its maker had frozen stays so in fit.
+        # Frozen parameters stay frozen in fit.
         self._fitted = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
         self.requires_grad_(False)
 
     @property
     def kernel(self) -> Any:
-        """The prior's own kernel, or the list of them, with hyper-parameters as fitted."""
+        """The prior's own kernel or list of kernels, with fitted parameters."""
         kernels = [k.function for k in self._kernels]
         return kernels[0] if self._one_for_all else kernels
 
@@ -100,50 +98,32 @@ class GaussianProcess(FunctionPrior):
 
         :raises ValueError: naming the argument that does not fit.
         """
-        mean, covariance = self._moments(x, num_outputs)
-        return mean, covariance.expand(num_outputs, -1, -1)
-
-    def score(self, f: Tensor, x: Tensor) -> Tensor:
-        """The exact gradient of ``log p(f)`` in the function values ``[S, N, O]``, in their dtype.
-
-        :raises ValueError: naming the argument that does not fit.
-        """
-        check_values(f, x)
-        return gaussian_score(f, *self._moments(x, f.shape[-1]), jitter=self.jitter)
-
-    def log_prob(self, f: Tensor, x: Tensor) -> Tensor:
-        """The log-density of function values ``[S, N, O]``, ``[S]``, in their dtype.
-
-        :raises ValueError: naming the argument that does not fit.
-        """
-        check_values(f, x)
-        return gaussian_log_prob(f, *self._moments(x, f.shape[-1]), jitter=self.jitter)
+        mean, covariance = self._prior_moments(x, num_outputs)
+        return mean, with_diagonal(covariance, self.noise**2).expand(num_outputs, -1, -1)
 
     def log_marginal_likelihood(self, x: Tensor, y: Tensor) -> Tensor:
         r"""The log-density of observations, :math:`\log \mathcal N(y; m(X), k(X, X) + \mathrm{noise}_{obs}^2 I)`.
 
         :param Tensor x: points ``[N, D]``.
-        :param Tensor y: what was observed there, ``[N]`` or ``[N, O]``.
+        :param Tensor y: observations ``[N]`` or ``[N, O]``.
         :returns: a scalar in float64, the sum over outputs.
         :raises ValueError: naming the argument that does not fit.
         """
         return self._log_marginal_likelihood(x, check_targets(y, x), self.observation_noise)
 
     def posterior(self, x: Tensor, y: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        r"""The exact distribution of the function at points, given observations.
-
-        A network's posterior under this prior should be near to it:
+        r"""Return the exact distribution of the function at points, given observations.
 
         .. math:: m_* + K_{*x} (K_{xx} + \mathrm{noise}_{obs}^2 I)^{-1} (y - m_x), \qquad
             K_{**} - K_{*x} (K_{xx} + \mathrm{noise}_{obs}^2 I)^{-1} K_{x*},
 
-        without the noise of function values, which is independent from point to point. The noise of observations is
-        that of :meth:`fit`, or what ``observation_noise.fill_(...)`` sets. N data cost :math:`N^3`.
+        without the noise of function values. The noise of observations is fitted by :meth:`fit` or set by
+        ``observation_noise.fill_(...)``. N data cost :math:`N^3`.
 
         Source: Rasmussen and Williams (2006), "Gaussian Processes for Machine Learning", eq. 2.23 and 2.24.
 
         :param Tensor x: points ``[N, D]``.
-        :param Tensor y: what was observed there, ``[N]`` or ``[N, O]``.
+        :param Tensor y: observations ``[N]`` or ``[N, O]``.
         :param Tensor at: points ``[M, D]``.
         :returns: mean ``[M, O]`` and covariances ``[O, M, M]`` in float64; outputs are independent.
         :raises ValueError: naming the argument that does not fit.
@@ -227,24 +207,16 @@ class GaussianProcess(FunctionPrior):
         return torch.stack(history)
 
     def extra_repr(self) -> str:
-        """The settings that are no modules."""
+        """The noise, for printing."""
         return f"noise={self.noise}"
-
-    def _sample(self, x: Tensor, num_samples: int, num_outputs: int) -> Tensor:
-        mean, covariance = self._moments(x, num_outputs)
-        return gaussian_sample(mean, covariance, num_samples, jitter=self.jitter)
 
     def _log_marginal_likelihood(self, x: Tensor, y: Tensor, observation_noise: Tensor) -> Tensor:
         mean, covariance = self._prior_moments(x, y.shape[-1])
         covariance = with_diagonal(covariance, observation_noise.square())
         return gaussian_log_prob(y.unsqueeze(0), mean, covariance, jitter=self.jitter).squeeze(0)
 
-    def _moments(self, x: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
-        """The moments, with one covariance ``[1, N, N]`` where all outputs share it."""
-        mean, covariance = self._prior_moments(x, num_outputs)
-        return mean, with_diagonal(covariance, self.noise**2)
-
     def _prior_moments(self, x: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
+        """The moments without noise, with one covariance ``[1, N, N]`` if all outputs share it."""
         check_points(x)
         if not self._one_for_all and num_outputs != len(self._kernels):
             raise ValueError(

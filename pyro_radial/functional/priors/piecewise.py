@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Functions of one input in random pieces: steps and straight lines between Poisson many change points."""
+"""Piecewise functions of one input with a Poisson number of random change points."""
 
 import torch
 from torch import Tensor
@@ -49,17 +49,17 @@ class _Pieces(FunctionPrior):
 
 
 class PiecewiseConstant(_Pieces):
-    r"""Step functions on an interval: Poisson many change points, and on each piece a value from U[0, 1].
+    r"""Step functions on an interval, with a Poisson number of change points and values from U[0, 1].
 
     Change points are uniform on ``[low, high]``, so two points d apart have the same value with probability at least
-    :math:`e^{-\mathrm{rate}\, d / (\mathrm{high} - \mathrm{low})}`. The outermost pieces go on beyond the interval.
+    :math:`e^{-\mathrm{rate}\, d / (\mathrm{high} - \mathrm{low})}`. The outermost pieces extend beyond the interval.
     Outputs are independent.
 
     Source: Sun et al. (2019), section 5.1 and figure 3, with rate 3 on [0, 1].
 
-    :param float low: where the interval begins.
-    :param float high: where it ends.
-    :param float rate: the expected number of change points in it.
+    :param float low: the lower end of the interval.
+    :param float high: the upper end.
+    :param float rate: the expected number of change points.
     :raises ValueError: naming the argument that does not fit.
 
     Example::
@@ -74,17 +74,17 @@ class PiecewiseConstant(_Pieces):
 
 
 class PiecewiseLinear(_Pieces):
-    r"""Continuous functions of straight pieces on an interval: Poisson many kinks, and at each a value from U[0, 1].
+    r"""Piecewise linear functions on an interval, with a Poisson number of kinks and values from U[0, 1].
 
-    With k kinks, uniform on ``[low, high]``, there are k + 2 knots, the ends among them, and as many values; between
-    two knots the function is linear. The outermost pieces go on beyond the interval. Outputs are independent.
+    The k kinks are uniform on ``[low, high]``. With the ends there are k + 2 knots, each with a value, and the function
+    is linear between them. The outermost pieces extend beyond the interval. Outputs are independent.
 
     Source: Sun et al. (2019), section 5.1 and figure 3, with rate 3 on [0, 1]; their code draws k + 1 values and reads
     past them.
 
-    :param float low: where the interval begins.
-    :param float high: where it ends.
-    :param float rate: the expected number of kinks in it.
+    :param float low: the lower end of the interval.
+    :param float high: the upper end.
+    :param float rate: the expected number of kinks.
     :raises ValueError: naming the argument that does not fit.
 
     Example::

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The functions of a posterior as a prior: a process that is normal at any points, from a network linearized there."""
+"""The functions of a posterior as a prior: a Gaussian process from the linearized network."""
 
 import copy
 import math
@@ -17,10 +17,10 @@ from torch.distributions import MultivariateNormal
 
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.distributions.wrappers import leaf, unmasked
-from pyro_radial.functional.gaussian import gaussian_condition, gaussian_log_prob, gaussian_sample, gaussian_score
+from pyro_radial.functional.gaussian import gaussian_condition
 from pyro_radial.functional.layers import networks_in
 from pyro_radial.functional.linearization import CovarianceBlock, Linearization, Structure
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_targets, check_values
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_targets
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 from pyro_radial.poutine.swap_prior import is_guide
 
@@ -30,36 +30,32 @@ Moments = tuple[dict[str, Tensor], list[CovarianceBlock]]
 
 
 class PosteriorProcess(FunctionPrior):
-    r"""The functions of a model under a posterior, as those of the model linearized at the posterior's mean.
+    r"""The functions of a model linearized at the mean of a posterior, under that posterior.
 
     With the posterior's mean :math:`\mu` and covariance :math:`\Sigma`, and the Jacobian J of the function in the
     weights at :math:`\mu`,
 
     .. math:: f^X \sim \mathcal N\big(f_\mu(X),\ J(X)\, \Sigma\, J(X)^T\big),
 
-    which is exact for a model that is linear in its weights. Of a radial posterior, as of a mean-field one, it uses the
-    marginal variances :math:`v_i`, so that an output has the variance :math:`\sum_i v_i J_i(x)^2`; of a
-    ``MultivariateNormal`` the full covariance. :meth:`marginals` goes layer by layer where weights are those of linear
-    layers, and :meth:`moments` holds the Jacobian of all points at once. Between points the covariances are those
-    above; outputs are taken as independent, as by all priors on functions, though a common trunk makes them dependent.
+    which is exact for a model that is linear in its weights. For a radial or mean-field posterior :math:`\Sigma` holds
+    the marginal variances, for a ``MultivariateNormal`` the full covariance. Outputs count as independent, as in all
+    priors on functions. :meth:`marginals` goes layer by layer through linear layers; :meth:`moments` holds the Jacobian
+    of all points.
 
-    It stays as it is: the model is copied where it is a module, in evaluation mode, and the posterior's moments are
-    buffers, which ``state_dict()`` holds and a process of the same model and kind of posterior loads. Of a
-    :class:`~pyro_radial.nn.MultiHead` it is the function of the head in use, which ``use_head(process, head)`` changes.
+    The model is copied if it is a module, and stays in evaluation mode. The moments of the posterior are buffers in
+    ``state_dict()``. With a :class:`~pyro_radial.nn.MultiHead`, ``use_head(process, head)`` selects the head.
 
     Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
     Variational Inference".
 
-    :param model: a Pyro model that records its function's values at the site "f", such as a
-        :class:`~pyro_radial.SupervisedModel` or a :class:`~pyro_radial.PriorChain`, or a
-        :class:`~pyro_radial.nn.BayesianModule`. Sites on which the function does not depend need no posterior.
-    :param posterior: distributions by site name, as ``guide.posterior()`` returns, normal, radial or any other with a
-        mean and a variance for each element. Or one ``MultivariateNormal`` for all weights of a network, one site after
-        another in the network's order, as ``AutoMultivariateNormal.get_posterior()`` is.
-    :param str function_site: the deterministic site of the function's values.
+    :param model: a Pyro model that records its function values at a deterministic site, or a
+        :class:`~pyro_radial.nn.BayesianModule`. Sites that the function does not depend on need no posterior.
+    :param posterior: distributions with means and variances by site name, such as ``guide.posterior()``, or one
+        ``MultivariateNormal`` of all weights in the network's order, such as ``guide.get_posterior()``.
+    :param str function_site: the deterministic site of the function values.
     :raises ValueError: naming the argument or the site that does not fit: a site of the network without mean or
-        variance, moments that are not finite, a posterior that is a point; when asked, for no points, and for a model
-        whose function cannot be differentiated.
+        variance, moments that are not finite, a posterior that is a point; when called, for no points, and for a
+        function that cannot be differentiated.
 
     Example::
 
@@ -76,15 +72,10 @@ class PosteriorProcess(FunctionPrior):
     def __init__(self, model: Callable[..., Any], posterior: Any, function_site: str = FUNCTION_SITE) -> None:
         super().__init__()
         if not callable(model) or is_guide(model):
-            raise ValueError(f"PosteriorProcess: model must be a Pyro model and no guide, got {type(model).__name__}")
+            raise ValueError(f"model must be a Pyro model and no guide, got {type(model).__name__}")
         needed = _sites_of_network(model)
-        try:
-            if isinstance(posterior, Mapping):
-                mean, blocks = site_moments(posterior, needed)
-            else:
-                mean, blocks = _joint_moments(posterior, needed)
-        except ValueError as error:
-            raise ValueError(f"PosteriorProcess: {error}") from None
+        moments = site_moments if isinstance(posterior, Mapping) else _joint_moments
+        mean, blocks = moments(posterior, needed)
         self.model: Any = copy.deepcopy(model) if isinstance(model, nn.Module) else model
         self.function_site = function_site
         self._sites = tuple(mean)
@@ -97,7 +88,7 @@ class PosteriorProcess(FunctionPrior):
 
     @property
     def linearization(self) -> Linearization:
-        """The linearized model, on these very buffers."""
+        """The linearized model, which shares the buffers."""
         blocks = zip(self._blocks, self.covariances.buffers(), strict=True)
         return Linearization(
             self.model,
@@ -108,7 +99,7 @@ class PosteriorProcess(FunctionPrior):
         )
 
     def train(self, mode: bool = True) -> "PosteriorProcess":
-        """Leaves the copy in evaluation mode: it drops no units, and keeps running statistics as they are."""
+        """Keep the copy in evaluation mode."""
         return super().train(False)
 
     def marginals(self, x: Tensor, num_outputs: int | None = None) -> tuple[Tensor, Tensor]:
@@ -133,33 +124,13 @@ class PosteriorProcess(FunctionPrior):
         self._check_outputs(mean, num_outputs)
         return mean, covariance
 
-    def score(self, f: Tensor, x: Tensor) -> Tensor:
-        """The exact gradient of ``log p(f)`` in the function values ``[S, N, O]``, in their dtype.
-
-        :raises ValueError: naming the argument that does not fit.
-        """
-        check_values(f, x)
-        return gaussian_score(f, *self.moments(x, f.shape[-1]))
-
-    def log_prob(self, f: Tensor, x: Tensor) -> Tensor:
-        """The log-density of function values ``[S, N, O]``, ``[S]``, in their dtype.
-
-        At more points than the network has weights, the covariances are singular but for what they get on their
-        diagonals to have a Cholesky factor.
-
-        :raises ValueError: naming the argument that does not fit.
-        """
-        check_values(f, x)
-        return gaussian_log_prob(f, *self.moments(x, f.shape[-1]))
-
     def posterior(self, x: Tensor, y: Tensor, at: Tensor, observation_noise: float) -> tuple[Tensor, Tensor]:
-        r"""The distribution of the function at points, given further observations with normal noise.
+        r"""Return the distribution of the function at points, given further observations with normal noise.
 
-        It is the posterior of a network linearized at the old mean, exact for one that is linear in its weights, and
-        needs no training: for Bayesian optimization, or to try what data would teach. N data cost :math:`N^3`.
+        This conditions the linearized network without training. N data cost :math:`N^3`.
 
         :param Tensor x: points ``[N, D]``.
-        :param Tensor y: what was observed there, ``[N]`` or ``[N, O]``.
+        :param Tensor y: observations ``[N]`` or ``[N, O]``.
         :param Tensor at: points ``[M, D]``.
         :param float observation_noise: the standard deviation of the noise.
         :returns: mean ``[M, O]`` and covariances ``[O, M, M]`` in float64.
@@ -176,28 +147,20 @@ class PosteriorProcess(FunctionPrior):
         """The sites, for printing."""
         return f"sites={self._sites}"
 
-    def _sample(self, x: Tensor, num_samples: int, num_outputs: int) -> Tensor:
-        return gaussian_sample(*self.moments(x, num_outputs), num_samples)
-
     @contextmanager
     def _at(self, x: Tensor) -> Iterator[Tensor]:
-        """The points in the network's dtype, where its parameters are its own and seen by no one else."""
+        """The points in the network's dtype, in a block where no handler and no store sees its parameters."""
         check_points(x)
-        try:
-            with one_at_a_time(), poutine.block(), _FixedParameters():
-                yield x.to(next(iter(self.means.buffers())))
-        except ValueError as error:
-            raise ValueError(f"PosteriorProcess: {error}") from error
+        with one_at_a_time(), poutine.block(), _FixedParameters():
+            yield x.to(next(iter(self.means.buffers())))
 
     def _check_outputs(self, mean: Tensor, num_outputs: int | None) -> None:
         if num_outputs not in (None, mean.shape[-1]):
-            raise ValueError(
-                f"PosteriorProcess: num_outputs must be {mean.shape[-1]}, the network's, got {num_outputs}"
-            )
+            raise ValueError(f"num_outputs must be {mean.shape[-1]}, the network's, got {num_outputs}")
 
 
 class _FixedParameters(Messenger):
-    """Gives parameters their values without gradient; those of modules do not get into Pyro's store at all."""
+    """Gives parameters their values without gradient, and keeps those of modules out of Pyro's store."""
 
     def _pyro_param(self, msg: Any) -> None:
         initial = msg["args"][1] if len(msg["args"]) > 1 else None
@@ -209,7 +172,7 @@ class _FixedParameters(Messenger):
 
 
 def _sites_of_network(model: Any) -> dict[str, torch.Size]:
-    """The shapes of the sites that a model's networks sample themselves, by name; none of a model without any."""
+    """The shapes of the sites that the networks of a model sample themselves, by name."""
     return {
         name: parameter.shape
         for network in networks_in(model)
@@ -227,7 +190,7 @@ def _buffers(tensors: list[Tensor]) -> nn.Module:
 
 
 def moments_of(site: str, distribution: Any) -> tuple[Tensor, CovarianceBlock] | None:
-    """The mean of a site and its covariance, without a look at their values; None where one is not known."""
+    """Return the mean and the covariance of a site without reading their values, or None if one is unknown."""
     distribution = unmasked(distribution)
     try:
         mean: Tensor = distribution.mean
@@ -241,11 +204,11 @@ def moments_of(site: str, distribution: Any) -> tuple[Tensor, CovarianceBlock] |
 
 @torch.no_grad()
 def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size]) -> Moments:
-    """Those of all sites that have them.
+    """Return the moments of all sites that have them.
 
     :param posterior: distributions by site name.
-    :param needed: the shapes of the sites that must have them.
-    :raises ValueError: naming the site of one that has none or other than finite ones; for a posterior that is a point.
+    :param needed: the shapes of the sites that must have moments.
+    :raises ValueError: naming the site without finite moments; for a posterior that is a point.
     """
     found = {name: moments_of(name, distribution) for name, distribution in posterior.items()}
     known = {name: moments for name, moments in found.items() if moments is not None}
@@ -271,12 +234,7 @@ def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size])
 
 @torch.no_grad()
 def _joint_moments(posterior: Any, needed: Mapping[str, torch.Size]) -> Moments:
-    """Those of all sites together.
-
-    :param posterior: one normal distribution of all elements of these sites, in this order.
-    :param needed: the sites' shapes.
-    :raises ValueError: for any other.
-    """
+    """Return the moments of one normal distribution of all elements of the sites, in their order."""
     if not isinstance(posterior, MultivariateNormal):
         raise ValueError(
             "posterior must be distributions by site name, as guide.posterior() returns, or one MultivariateNormal of "
