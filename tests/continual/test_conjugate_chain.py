@@ -15,7 +15,7 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, R
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.nn import likelihoods
 
-INPUTS, OUTPUTS, ROWS, NOISE, STEPS = 4, 2, 25, 0.5, 250
+INPUTS, OUTPUTS, ROWS, NOISE, STEPS = 4, 2, 25, 0.5, 170
 SHAPE = (OUTPUTS, INPUTS)
 GUIDES = {"mean field": AutoMeanField, "radial": AutoRadial, "radial by rows": partial(AutoRadial, event_dim=1)}
 each_guide = pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)

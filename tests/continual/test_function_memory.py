@@ -347,7 +347,7 @@ class TestStream:
                 if one.prior and not before:
                     before.append(FunctionMemory.of(one, x, 0))
 
-            options = {"loss": RadialELBO(kl_weight=0.0), "epochs": 60, "optim": partial(torch.optim.Adam, lr=0.01)}
+            options = {"loss": RadialELBO(kl_weight=0.0), "epochs": 40, "optim": partial(torch.optim.Adam, lr=0.01)}
             kept = Coreset(ROWS // 2, use="functions", weight=weight)
             learn(one, coreset=kept, callback=remember, guide=partial(made, guide), **options)
             after = FunctionMemory.of(one, x, 0)
