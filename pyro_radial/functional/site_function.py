@@ -20,11 +20,11 @@ __all__ = ["Dependence", "SiteFunction"]
 
 
 class Dependence(NamedTuple):
-    """Which sites a function depends on."""
+    """The sites that a function depends on."""
 
-    #: Of those whose values are given.
+    #: Sites with given values.
     given: tuple[str, ...]
-    #: Of the model's others.
+    #: Other sites of the model.
     others: tuple[str, ...]
 
 
@@ -33,7 +33,7 @@ class SiteFunction:
 
     If the model's network is known, it alone runs; any other model runs whole, without validation of its arguments.
 
-    :param model: a Pyro model ``model(x)``, or a :class:`~pyro_radial.nn.BayesianModule`, whose function is its output.
+    :param model: a Pyro model ``model(x)``, or a :class:`~pyro_radial.nn.BayesianModule`; its function is its output.
     :param str function_site: the deterministic site where the model records the function's values.
     """
 

@@ -157,7 +157,7 @@ class NetworkDraw(NamedTuple):
 
 
 class ModelNetwork:
-    """The network of a model whose function is the network's output, to call without running the model.
+    """The network of a model, to call without running the model: the network's output is the model's function.
 
     :param entry: the :class:`~pyro_radial.SupervisedModel` that calls the network, or the network itself.
     :param wrappers: the models around it that change its priors, outermost first.

@@ -68,7 +68,7 @@ class GuideDraws:
 
 
 class PosteriorSamples:
-    """A guide whose first run gives the first sample of all sites, the second run the second one, and so on.
+    """A guide that returns the samples of all sites one after another, a sample in each run.
 
     :param samples: values ``[S, *shape]`` on the support of each site, as Pyro's ``MCMC.get_samples()`` gives them.
     :raises ValueError: naming the site, for values that are not such tensors, or for different numbers of samples.
@@ -101,7 +101,7 @@ class PosteriorSamples:
         return {name: pyro.sample(name, dist.Delta(value, event_dim=value.dim())) for name, value in values.items()}
 
     def check(self, model: Callable[..., Any], x: Any) -> None:
-        """Raise a ValueError naming a site that is no latent site of ``model(x)``, or has another shape there."""
+        """Raise a ValueError naming a site that is not a latent site of ``model(x)``, or has another shape."""
         with seeded(0, device_of(model)), evaluating(model), torch.no_grad():
             trace = poutine.trace(model).get_trace(x)
         sites: dict[str, Any] = dict(trace.iter_stochastic_nodes())
@@ -123,7 +123,7 @@ class PosteriorSamples:
 
 
 def check_global(drawn: Trace, wanted: str, got: str) -> None:
-    """Raise a ValueError naming a site inside a plate, whose draw belongs to the rows that it was made for.
+    """Raise a ValueError naming a site inside a plate: its draw belongs to the rows that it was made for.
 
     :param Trace drawn: of the guide.
     :param str wanted: how the message begins.
@@ -135,7 +135,7 @@ def check_global(drawn: Trace, wanted: str, got: str) -> None:
 
 
 def check_sites(drawn: Trace, trace: Trace) -> None:
-    """Raise a ValueError for a guide of other sites than the model's, whose own would be drawn from their priors.
+    """Raise a ValueError for a guide with sites of another model; those of this model would come from their priors.
 
     A guide may leave sites out, or have more than the model runs, but not both. Sites with a swapped prior may always
     be left out: a head in use again has one from a :class:`~pyro_radial.PriorChain`.
@@ -187,7 +187,7 @@ def _check_has_parameters(guide: Any) -> None:
 
 
 def _is_own(site: Any) -> bool:
-    """Whether a site of a guide is no latent site of any model."""
+    """Whether a site of a guide belongs to the guide alone."""
     return site_is_subsample(site) or bool(site["infer"].get("is_auxiliary", False))
 
 

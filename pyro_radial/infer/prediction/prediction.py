@@ -50,7 +50,7 @@ class Prediction:
         """The predictive variance, the sum of :attr:`aleatoric_variance` and :attr:`epistemic_variance`.
 
         :returns: a tensor ``[N, *target]``, in the units of the targets squared.
-        :raises ValueError: for a categorical likelihood, whose labels are not numbers.
+        :raises ValueError: for a categorical likelihood; labels are not numbers.
         """
         return self._moment("variance", lambda y: y.variance.mean(0) + y.mean.var(0, unbiased=False))
 
@@ -63,7 +63,7 @@ class Prediction:
         Source: Depeweg et al. (2018), "Decomposition of Uncertainty in Bayesian Deep Learning".
 
         :returns: a tensor ``[N, *target]``, in the units of the targets squared.
-        :raises ValueError: for a categorical likelihood, whose labels are not numbers.
+        :raises ValueError: for a categorical likelihood; labels are not numbers.
         """
         return self._moment("aleatoric_variance", lambda y: y.variance.mean(0))
 
@@ -78,7 +78,7 @@ class Prediction:
         Source: Depeweg et al. (2018), "Decomposition of Uncertainty in Bayesian Deep Learning".
 
         :returns: a tensor ``[N, *target]``, in the units of the targets squared.
-        :raises ValueError: for a categorical likelihood, whose labels are not numbers.
+        :raises ValueError: for a categorical likelihood; labels are not numbers.
         """
         return self._moment("epistemic_variance", lambda y: y.mean.var(0, unbiased=False))
 
