@@ -27,9 +27,9 @@ from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.checkpoint import Checkpoint, copied
 from pyro_radial.infer.training.data import Rows, device_of, num_rows
+from pyro_radial.infer.training.distributed import num_processes
 from pyro_radial.infer.training.fit import fit
 from pyro_radial.infer.training.identity import data_identity, described
-from pyro_radial.infer.training.processes import num_processes
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.multi_head import MultiHead, use_head
 from pyro_radial.uncertainty.metrics import accuracy

@@ -22,9 +22,9 @@ from pyro_radial._pyro.checks import non_negative_integer, positive_count
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.data import Batches, Rows, device_of, dtype_of
+from pyro_radial.infer.training.distributed import Processes, joined
 from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, Optim, check_optim
 from pyro_radial.infer.training.options import FitOptions
-from pyro_radial.infer.training.processes import Processes, joined
 from pyro_radial.infer.training.training_run import Record, TrainingRun
 from pyro_radial.nn.likelihood import set_num_data
 

@@ -15,8 +15,8 @@ from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.training.data import Batches, num_rows, parts
+from pyro_radial.infer.training.distributed import Processes
 from pyro_radial.infer.training.not_finite import not_finite_error, not_finite_parts
-from pyro_radial.infer.training.processes import Processes
 from pyro_radial.poutine import mean_only
 
 __all__ = [

@@ -22,12 +22,12 @@ from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, differences, entry_kinds
 from pyro_radial.infer.training.data import Batches, Rows
+from pyro_radial.infer.training.distributed import Processes
 from pyro_radial.infer.training.gradients import TERMS, Gradients, accumulated, fetched, summed
 from pyro_radial.infer.training.identity import data_identity, optimizer_identity, run_identity
 from pyro_radial.infer.training.not_finite import check_parameters
 from pyro_radial.infer.training.optimizers import Optim, change_rates
 from pyro_radial.infer.training.options import FitOptions
-from pyro_radial.infer.training.processes import Processes
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihood import FUNCTION_SITE
 

@@ -23,8 +23,8 @@ from torch.utils.data import TensorDataset
 from tqdm.auto import tqdm
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel
-from pyro_radial.infer.training import processes
-from pyro_radial.infer.training.processes import Processes, joined
+from pyro_radial.infer.training import distributed
+from pyro_radial.infer.training.distributed import Processes, joined
 from pyro_radial.infer.training.training_run import TrainingRun
 from pyro_radial.nn import likelihoods
 from tests.helpers.ranks import assert_same_everywhere, on_ranks, run, run_kind, values
@@ -212,7 +212,7 @@ def test_a_run_of_which_one_process_is_killed_goes_on_bit_for_bit(kind, tmp_path
 
 
 def stuck(rank):
-    processes.TIMEOUT = timedelta(seconds=2)
+    distributed.TIMEOUT = timedelta(seconds=2)
     if rank:
         disturbed_at(3, lambda: time.sleep(3))
     return run_kind(rank, "plain")
@@ -309,7 +309,7 @@ def test_processes_that_nccl_would_find_on_one_device_are_refused(monkeypatch):
         def gather(self, value):
             return [("here", "cuda:1"), value]
 
-    monkeypatch.setattr(processes.socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(distributed.socket, "gethostname", lambda: "here")
     for backend, number, message in (
         ("cpu:gloo,cuda:nccl", 1, "got cuda:1 in processes 0 and 1"),
         ("cuda:nccl", 0, ""),
@@ -318,7 +318,7 @@ def test_processes_that_nccl_would_find_on_one_device_are_refused(monkeypatch):
         monkeypatch.setattr(dist, "get_backend_config", lambda backend=backend: backend)
         expected = pytest.raises(ValueError, match=message) if message else nullcontext()
         with expected:
-            processes._check_devices(Two(1, 2), torch.device("cuda", number))
+            distributed._check_devices(Two(1, 2), torch.device("cuda", number))
 
 
 def wider():
