@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The linear layers of a network whose noise can be carried to the output layer by layer."""
+"""Variances of a linearized network, carried to the output layer by layer."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ __all__ = ["LinearLayer", "layerwise_marginals", "linear_layers", "networks_in"]
 
 
 class LinearLayer(NamedTuple):
-    """A layer by its place in the network, and the sites of its parameters, None for one that is not random."""
+    """A layer by its place in the network, and the sites of its random parameters."""
 
     place: str
     weight: str | None
@@ -27,19 +27,20 @@ class LinearLayer(NamedTuple):
 
 
 def networks_in(model: Any) -> list[BayesianModule]:
-    """The networks of a model whose parameters are sites."""
+    """The networks of a model with parameters that are sites."""
     return [module for module in submodules(model) if isinstance(module, BayesianModule)]
 
 
 def linear_layers(
     function: SiteFunction, names: Collection[str], values: Mapping[str, Tensor], x: Tensor
 ) -> tuple[LinearLayer, ...] | None:
-    """The layers through which alone a function depends on its sites, or None where there is more to it.
+    """Return the linear layers that contain all random parameters of a function, or None.
 
-    Each must be called once, with a vector for each input.
+    Each layer must be called once, with a vector for each input.
 
+    :param function: the function of sites and inputs.
     :param names: the sites that the function depends on.
-    :param values: of these sites.
+    :param values: their values.
     :param Tensor x: inputs ``[N, ...]`` to try.
     """
     layers = _owners(function.model, names)
@@ -55,7 +56,7 @@ def linear_layers(
 
     with torch.enable_grad(), _hooked(function, layers, cut):
         output = function(leaves, x)
-    # A weight that is also used outside of its layer still has a gradient when the layer's output has none.
+    # A weight that is also used outside of its layer still has a gradient.
     beside = any(gradient is not None for gradient in gradients(output, list(leaves.values())))
     once = sorted(called) == sorted(layer.place for layer in layers)
     return layers if once and not beside else None
@@ -68,12 +69,12 @@ def layerwise_marginals(
     variance: Mapping[str, Tensor],
     x: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    r"""Mean and variance of each output of the linearized function, :math:`\sum_l \delta_l^2 (V_l a_l^2 + v_l)`.
+    r"""Return mean and variance of each output of the linearized function, two tensors ``[N, O]``.
 
-    With :math:`a_l` the inputs of layer l, :math:`\delta_l` the gradients of an output in those of the layer, and
-    :math:`V_l, v_l` the variances of its weight and bias.
+    .. math:: \sum_l \delta_l^2 (V_l a_l^2 + v_l),
 
-    :returns: two tensors ``[N, O]``.
+    with the inputs :math:`a_l` of layer l, the gradients :math:`\delta_l` of an output in the outputs of the layer, and
+    the variances :math:`V_l, v_l` of its weight and bias.
     """
     skeleton = networks_in(function.model)[0].skeleton
     like = next(iter(mean.values()))
@@ -90,7 +91,7 @@ def layerwise_marginals(
             return function(mean, x), inputs
 
     values, pull, inputs = vjp(shifted, shifts, has_aux=True)  # type: ignore[misc]
-    # Rows are independent, so that one pass gives the gradients of an output in all of them.
+    # Rows are independent, so one pass gives the gradients of an output in all of them.
     eye = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
     (deltas,) = vmap(pull, out_dims=1)(eye.unsqueeze(1).expand(-1, len(x), -1))
     spread = torch.zeros_like(values)
@@ -113,7 +114,7 @@ def _output_variance(layer: LinearLayer, variance: Mapping[str, Tensor], a: Tens
 
 
 def _owners(model: Any, names: Collection[str]) -> tuple[LinearLayer, ...] | None:
-    """The layers that own these sites, if they are parameters of linear layers and nothing else."""
+    """The linear layers that own these sites, or None if other modules own some of them."""
     networks = networks_in(model)
     if len(networks) != 1 or isinstance(networks[0].prior, ParameterPrior):
         return None
@@ -132,7 +133,7 @@ def _owners(model: Any, names: Collection[str]) -> tuple[LinearLayer, ...] | Non
             weight, bias = (site_of.get(own.get(leaf, 0)) for leaf in ("weight", "bias"))
             layers.append(LinearLayer(place, weight, bias))
             owned += random.values()
-    # What two layers share is moved by the sum of both.
+    # A parameter that two layers share is not the parameter of one layer.
     return tuple(layers) if len(owned) == len(set(owned)) else None
 
 
@@ -146,7 +147,7 @@ def _linear(skeleton: nn.Module, place: str) -> nn.Linear:
 def _hooked(
     function: SiteFunction, layers: Sequence[LinearLayer], change: Callable[[LinearLayer, Tensor, Tensor], Tensor]
 ) -> Iterator[None]:
-    """Lets a function of a layer, its input and its output say what its output is."""
+    """Replace the output of each layer by a function of the layer, its input and its output."""
 
     def hook(layer: LinearLayer) -> Callable[..., Tensor]:
         return lambda module, args, output: change(layer, args[0], output)

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A model's function as if it were linear in its weights: a Gaussian process, from their means and covariances."""
+"""A model's function linearized in its weights: a Gaussian process, from their means and covariances."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,24 +19,24 @@ __all__ = ["CovarianceBlock", "Linearization", "Structure"]
 
 # Numbers in the Jacobian of a chunk of rows: a tenth of a gigabyte in float32.
 MAX_JACOBIAN = 2**25
-# Where the values stand beside the Jacobian by site.
+# The key of the function values, next to the Jacobian of each site.
 VALUES = " values"
 
 
 class CovarianceBlock(NamedTuple):
     """The covariance of sites that are independent of all others."""
 
-    #: More than one only where they depend on each other, flattened one after another.
+    #: More than one if they depend on each other; flattened one after another.
     sites: tuple[str, ...]
     #: The variances, of the site's shape; or covariances ``[*batch, D, D]`` for a site of shape ``[*batch, D]``.
     covariance: Tensor
     is_full: bool = False
-    #: A factor ``[P, R]``, whose product with its own transpose is added to the variances.
+    #: A factor ``[P, R]``; its product with its transpose is added to the variances.
     factor: Tensor | None = None
 
     @property
     def is_diagonal(self) -> bool:
-        """Whether it has variances alone."""
+        """Whether it has only variances."""
         return not self.is_full and self.factor is None
 
     def times(self, jacobian: Tensor) -> Tensor:
@@ -81,11 +81,11 @@ class _Gram(torch.autograd.Function):
 
 
 class Structure(NamedTuple):
-    """What a function depends on, and how."""
+    """The sites that a function depends on, and how."""
 
-    #: The sites.
+    #: The names of the sites.
     sites: tuple[str, ...]
-    #: The layers through which alone it does, or None where there is more to it.
+    #: The linear layers that contain all of them, or None if the function is not that simple.
     layers: tuple[LinearLayer, ...] | None
     #: O, the number of its values for each input.
     num_outputs: int
@@ -96,22 +96,21 @@ class Linearization:
 
     .. math:: f(x) \approx f_\mu(x) + J(x) (w - \mu), \qquad J(x) = \partial f_w(x) / \partial w\, |_{w = \mu},
 
-    so that the function values have mean :math:`f_\mu(x)` and covariances :math:`J(x) \Sigma J(x')^T`. Of a model that
-    is linear in its weights this is exact. Everything is differentiable, through the Jacobian as well, in means,
-    covariances and points.
+    so the function values have mean :math:`f_\mu(x)` and covariances :math:`J(x) \Sigma J(x')^T`. This is exact for a
+    model that is linear in its weights, and differentiable in means, covariances and points, through the Jacobian too.
 
-    Marginal variances of a network whose weights are those of linear layers, each called once with a vector for each
-    input, go layer by layer, and no Jacobian is ever held; all else takes vector-Jacobian products of chunks of rows.
-    A row of the function must depend on its own input alone, so modules must be in evaluation mode.
+    Marginal variances go layer by layer, without a Jacobian, if all weights are those of linear layers that are called
+    once with a vector for each input. Other functions take vector-Jacobian products of chunks of rows. A row of the
+    function must depend only on its own input, so modules must be in evaluation mode.
 
     Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
     Variational Inference".
 
-    :param model: as of :class:`~pyro_radial.functional.site_function.SiteFunction`.
-    :param mean: the means of sites.
+    :param model: a Pyro model, or a network with random parameters.
+    :param mean: the means of sites by name.
     :param blocks: the covariances of the same sites.
-    :param str function_site: the deterministic site of the function's values.
-    :param structures: what is known of the function, by the sites that the model's networks have in use; it is filled.
+    :param str function_site: the deterministic site of the function values.
+    :param structures: a cache of what is known of the function, by the sites in use; it is filled.
     """
 
     def __init__(
@@ -160,7 +159,7 @@ class Linearization:
         return torch.cat(means).double(), total
 
     def structure(self, x: Tensor) -> Structure:
-        """What the function depends on, and how, found once for each head in use.
+        """Return what the function depends on, found once for each head in use.
 
         :raises ValueError: as :meth:`marginals`.
         """
@@ -184,7 +183,7 @@ class Linearization:
         return [block for block in self.blocks if set(sites) & set(block.sites)]
 
     def _jacobians(self, x: Tensor, num_outputs: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Values ``[n, O]`` of chunks of rows, and their Jacobian by site, ``[n, O, P]``; of a site not used, zero."""
+        """Values ``[n, O]`` of chunks of rows, and their Jacobian by site, ``[n, O, P]``; zero for an unused site."""
         size = num_outputs * sum(mean.numel() for mean in self.mean.values())
         batched = all(network.batching == "vmap" for network in networks_in(self.function.model))
         each = _mapped if batched else _looped
@@ -210,7 +209,7 @@ class Linearization:
 
 
 def _merged(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
-    """The same with one block in the place of all that have variances alone: one product in the place of many."""
+    """The same blocks, with one block instead of all diagonal ones: one product instead of many."""
     diagonal = [block for block in blocks if block.is_diagonal]
     if len(diagonal) < 2:
         return list(blocks)
@@ -226,7 +225,7 @@ def _mapped(function: Callable[[Tensor], dict[str, Tensor]], rows: Tensor) -> di
 
 
 def _looped(function: Callable[[Tensor], dict[str, Tensor]], rows: Tensor) -> dict[str, Tensor]:
-    """The same one by one, where there is no batching: in recurrent layers."""
+    """The same row by row, for networks that vmap cannot batch."""
     found = [function(row) for row in rows]
     return {name: torch.stack([each[name] for each in found]) for name in found[0]}
 

@@ -92,20 +92,16 @@ class ProcessComparison:
                 f"The mean is off by {worst.distance:.2f} standard deviations of the exact posterior at the "
                 f"{worst.place}. Train longer, use larger batches, or a network that can be as rough as the prior."
             )
-        narrow = [place for place in self.places if place.width < 1 / RATIO]
-        if narrow:
-            worst = min(narrow, key=lambda place: place.width)
-            found.append(
-                f"The posterior is too narrow: the standard deviation of its functions is {worst.width:.2f} times the "
-                f"exact one at the {worst.place}. Put measurement points where predictions are made."
-            )
-        wide = [place for place in self.places if place.width > RATIO]
-        if wide:
-            worst = max(wide, key=lambda place: place.width)
-            found.append(
-                f"The posterior is too wide: the standard deviation of its functions is {worst.width:.2f} times the "
-                f"exact one at the {worst.place}. Train longer, or use larger batches."
-            )
+        narrow, wide = (choose(self.places, key=lambda place: place.width) for choose in (min, max))
+        for worst, word, advice in (
+            (narrow, "narrow", "Put measurement points where predictions are made."),
+            (wide, "wide", "Train longer, or use larger batches."),
+        ):
+            if worst.width < 1 / RATIO if word == "narrow" else worst.width > RATIO:
+                found.append(
+                    f"The posterior is too {word}: the standard deviation of its functions is {worst.width:.2f} times "
+                    f"the exact one at the {worst.place}. {advice}"
+                )
         return found
 
 

@@ -17,7 +17,7 @@ __all__ = ["HalfCauchyReparam"]
 
 
 class HalfCauchyReparam(Reparam):
-    r"""A half-Cauchy site as the root of a product of two, to which a log-normal posterior has a closed-form KL.
+    r"""Write a half-Cauchy site as the root of a product of two sites with closed-form KLs.
 
     The site x becomes two positive latent sites of its shape, and a deterministic value:
 
@@ -25,11 +25,10 @@ class HalfCauchyReparam(Reparam):
         \mathtt{x\_inverse\_gamma} \sim \mathrm{InverseGamma}(\tfrac12, 1), \quad
         \mathtt{x} = \sqrt{\mathtt{x\_gamma} \cdot \mathtt{x\_inverse\_gamma}}.
 
-    The distribution of x does not change. A log-normal has no closed-form KL to a half-Cauchy distribution, but one to
-    each factor; ``sqrt_product`` in ``pyro_radial.distributions.half_cauchy`` is the posterior of x that two of them
-    make. ``half_cauchy_factors`` there has the source.
+    The distribution of x does not change. A log-normal has no closed-form KL to a half-Cauchy distribution, but it has
+    one to each factor. The site may be ``HalfCauchy`` under any nesting of ``expand``, ``to_event`` and ``mask``.
 
-    The distribution of the site is ``HalfCauchy`` under any nesting of ``expand``, ``to_event`` and ``mask``.
+    Source: :func:`~pyro_radial.distributions.half_cauchy.half_cauchy_factors`.
 
     :raises ValueError: naming the site, if it is observed or has another distribution.
 
@@ -47,18 +46,15 @@ class HalfCauchyReparam(Reparam):
     """
 
     def apply(self, msg: Any) -> Any:
-        """Makes the two sites and the value; called by ``poutine.reparam``."""
+        """Make the two sites and the value; ``poutine.reparam`` calls this."""
         name, fn, value = msg["name"], msg["fn"], msg["value"]
         half_cauchy = leaf(fn)
         if not isinstance(half_cauchy, torch.distributions.HalfCauchy):
-            raise ValueError(
-                f"HalfCauchyReparam: the distribution of site '{name}' must be HalfCauchy, "
-                f"but it is {type(half_cauchy).__name__}"
-            )
+            raise ValueError(f"the distribution of site '{name}' must be HalfCauchy, got {type(half_cauchy).__name__}")
         if msg["is_observed"]:
-            raise ValueError(f"HalfCauchyReparam: site '{name}' is observed, but only a latent site has two factors")
+            raise ValueError(f"site '{name}' must be latent to have two factors, got an observed site")
         scale = half_cauchy.scale
-        # An initial value is split so that both factors, each in units of its own distribution's scale, are the same.
+        # An initial value is split into factors that are equal in units of the scales of their distributions.
         initial = (None, None) if value is None else (value * scale, value / scale)
 
         def factor(kind: str, distribution: Any, start: Any) -> Any:
