@@ -28,7 +28,8 @@ class HalfCauchyReparam(Reparam):
     The distribution of x does not change. A log-normal has no closed-form KL to a half-Cauchy distribution, but it has
     one to each factor. The site may be ``HalfCauchy`` under any nesting of ``expand``, ``to_event`` and ``mask``.
 
-    Source: :func:`~pyro_radial.distributions.half_cauchy.half_cauchy_factors`.
+    Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors", section 3.1, with the square root that
+    they omit.
 
     :raises ValueError: naming the site, if it is observed or has another distribution.
 
