@@ -110,7 +110,7 @@ def test_an_observed_site_is_refused_by_name():
     def model():
         pyro.sample("radius", dist.HalfCauchy(1.0), obs=torch.tensor(1.0))
 
-    with pytest.raises(ValueError, match="'radius' must be latent .*, got an observed site"):
+    with pytest.raises(ValueError, match=r"'radius' must be latent .*, got an observed site"):
         poutine.reparam(model, config={"radius": HalfCauchyReparam()})()
 
 
