@@ -121,7 +121,7 @@ class Processes:
         """Give tensors the values that they have in the first process."""
         if self.size > 1:
             own = list(tensors)
-            for tensor, value in zip(own, self.from_first(lambda: [t.cpu() for t in own]), strict=True):
+            for tensor, value in zip(own, self.from_first(lambda: [t.detach().cpu() for t in own]), strict=True):
                 tensor.copy_(value)
 
     @torch.no_grad()
