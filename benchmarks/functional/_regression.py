@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Regression on UCI sets under functional priors: settings, a fitted process, training, and predictions scored."""
+"""Regression on UCI sets under functional priors: settings, fitted processes, training and scores."""
 
 import os
 import time

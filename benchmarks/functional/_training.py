@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the experiments with priors on functions share: networks with one output, and training with a falling rate."""
+"""Make networks with one output, and train them with a falling rate, for experiments with priors on functions."""
 
 import re
 from collections.abc import Callable, Sequence

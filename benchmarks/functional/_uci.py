@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the experiments on UCI sets share: methods scored on a split, the table of their scores, and its plot."""
+"""Score methods on a split of a UCI set, and make the table and the plot of the scores."""
 
 import math
 import time
@@ -40,7 +40,7 @@ FBNN = {
 
 
 def score(data_dir: Path, name: str, split: int, method: str, setting: Row, checkpoint: Path, num_samples: int) -> Row:
-    """What a method comes to on one split, and the seconds it takes."""
+    """Score a method on one split, with the seconds it takes."""
     data = uci_split(data_dir, FOLDERS[name], split)
     (_, y), unit = data["test"], data["unit"]
     start, seconds, prior = time.process_time(), 0.0, None
@@ -67,18 +67,18 @@ def score(data_dir: Path, name: str, split: int, method: str, setting: Row, chec
 
 
 def published_claims(results: Results) -> list[Claim]:
-    """Whether functional networks are as good as published ones."""
+    """Compare functional networks with published ones."""
     found = []
     for data in results.distinct("data"):
         ours, published = results.values("log_likelihood", data=data, method=FUNCTIONAL), FBNN[data][1]
         held = reaches(ours, float(published.split()[0]))
-        text = f"UCI {data}: a network under a functional prior reaches the log-likelihood of FBNN"
+        text = f"UCI {data}: a network with a functional prior reaches the log-likelihood of FBNN"
         found.append(Claim(text, published, with_error(ours, 3), str(len(ours)), held))
     return found
 
 
 def table(results: Results, others: Sequence[str]) -> str:
-    """Every measure of every set, of functional networks and of others; the last is what they are paired with."""
+    """Make a table of every measure on every set; differences are paired with the last of the other methods."""
     lines = []
     for data in results.distinct("data"):
         for (name, title), theirs in zip(MEASURES.items(), (*FBNN[data], "", ""), strict=True):
@@ -91,7 +91,7 @@ def table(results: Results, others: Sequence[str]) -> str:
 
 
 def draw_differences(results: Results, other: str) -> None:
-    """Log-likelihoods less those of another method, on the same splits."""
+    """Plot log-likelihoods minus those of another method on the same splits."""
     names = results.distinct("data")
     figure = Figure(figsize=(7, 1.0 + 0.44 * len(names)), layout="constrained", dpi=110)
     ax = figure.subplots()

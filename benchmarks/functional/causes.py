@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What makes a functional posterior too narrow, one cause at a time, on validation rows of Boston's first split.
+"""Find what makes a functional posterior too narrow, by one change at a time, on validation rows of Boston.
 
 python -m benchmarks.functional.causes --data-dir DIR
 """
@@ -27,11 +27,11 @@ from pyro_radial.infer.autoguide import init_to_network
 
 __all__ = ["claims", "draw", "report", "run"]
 
-#: What running it needs; without results the page says so.
+#: Cost of a run; the page shows it as long as there are no results.
 NEEDS = "an hour of one core"
 RECOMMENDED = "recommended"
 DATA = "boston"
-#: What each line changes in the recommended setting.
+#: The change that each line makes to the recommended setting.
 CHANGES: dict[str, Row] = {
     RECOMMENDED: {},
     "a third of the steps": {"steps": 1_300},
@@ -55,7 +55,7 @@ EVERY = {
 
 
 def low_rank(model: SupervisedModel, init_stddev: float) -> AutoLowRankMultivariateNormal:
-    """Pyro's guide, of a rank of the square root of the number of weights."""
+    """Make Pyro's guide, with the square root of the number of weights as its rank."""
     return AutoLowRankMultivariateNormal(model, init_loc_fn=init_to_network, init_scale=init_stddev)
 
 
@@ -123,7 +123,7 @@ def beside(
 
 
 def claims(results: Results) -> list[Claim]:
-    """The setting that the tables are made with is as good as the exact process on these rows."""
+    """Check that the recommended setting is as good as the exact process on these rows."""
     (row,) = results.where(change=RECOMMENDED)
     ours, exact = row["log_likelihood"], row["exact_log_likelihood"]
     text = "Boston, rows left out of training: the recommended functional network is no worse than its exact process"
@@ -131,7 +131,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """What each change does."""
+    """Report the effect of each change."""
     columns = {
         "log_likelihood": "log-likelihood",
         "rmse": "RMSE",
@@ -152,15 +152,16 @@ def report(results: Results) -> str:
     lines.append([*exact, "0.00", "1.00", "0.00", ""])
     return f"""### Why functional posteriors come out too narrow
 
-Boston, first split, a tenth of the training rows left out, standardized units, one seed \
-(`python -m benchmarks.functional.causes --data-dir DIR`). The recommended setting, {setting["steps"]:,} steps on \
-batches of {setting["batch_size"]} rows and {setting["num_points"]} points between rows with `LinearizedKL` and a \
-mean-field posterior, and what one change does. Noise and widths are multiples of the exact process's, means are so \
-many of its standard deviations away from its own; ms are of one thread, a step.
+Boston, first split, a tenth of the training rows left out, standardized units, one seed (`python -m \
+benchmarks.functional.causes --data-dir DIR`). The recommended setting takes {setting["steps"]:,} steps on batches of \
+{setting["batch_size"]} rows and {setting["num_points"]} points between rows, with `LinearizedKL` and a mean-field \
+posterior. Every other line changes one thing in it. Noise and widths are multiples of those of the exact process. The \
+columns "mean" give the distance from the mean of the exact process, in standard deviations of that process. ms are \
+milliseconds per step on one thread.
 
 {markdown_table(["", *columns.values(), "ms"], lines)}
 
-{results.plot("Log-likelihood and width of functional posteriors, by what is changed")}"""
+{results.plot("Log-likelihood and width of functional posteriors, by change")}"""
 
 
 def draw(results: Results) -> None:

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""One training step with FunctionalELBO as a multiple of one with a prior on weights, and how the cost grows.
+"""Compare the cost of a training step with FunctionalELBO with that of a step with a prior on weights.
 
 python -m benchmarks.functional.cost
 """
@@ -201,14 +201,14 @@ def row_of(case: Case, times: dict[str, float]) -> Row:
 
 
 def claims(results: Results) -> list[Claim]:
-    """The step of the recommended form against the step of a prior on weights."""
+    """Compare the step of the recommended form with that of a prior on weights."""
     (row,) = results.where(subject=LINEARIZED, points=RECOMMENDED_POINTS[0])
-    text = "A step with `LinearizedKL` at 50 points costs at most twice a step with a prior on weights"
+    text = "A step with `LinearizedKL` at 50 points costs at most twice as much as one with a prior on weights"
     return [Claim(text, "2", f"{row['ratio']:.2f}", str(results.setting["rounds"]), row["ratio"] <= 2.0)]
 
 
 def report(results: Results) -> str:
-    """Growth with draws and with points."""
+    """Report how the cost grows with draws and with points."""
     setting, shapes = results.setting, [(row["points"], row["draws"]) for row in results.rows if "share" in row]
     points, draws = BASE if BASE in shapes else shapes[-1]
     most = max(results.distinct("draws"), key=lambda number: len({p for p, d in shapes if d == number}))
@@ -219,14 +219,18 @@ def report(results: Results) -> str:
     recommended = [[f"multiple of {unit['median_ms']:.1f} ms", *(f"{row['ratio']:.2f}" for row in rows)]]
     return f"""### Cost of a functional loss
 
-One training step with `FunctionalELBO` (loss, gradient, Adam) as a multiple of one with `RadialELBO`, strict KL, \
-`vectorize_particles=True` and as many draws; in brackets the part of the step that is the divergence. Network \
-1-100-100-100-100-100-1, `AutoMeanField`, 20 data; points are the data and those of a `UniformBox`. One thread, \
-medians of {setting["rounds"]} interleaved rounds, torch {setting["torch"]} (`python -m benchmarks.functional.cost`). \
+The first two tables give the cost of a training step with `FunctionalELBO` (loss, gradient, Adam), as a multiple of a \
+step with `RadialELBO`, strict KL, `vectorize_particles=True` and the same number of draws. Parentheses show the share \
+of the divergence in the step. The network is 1-100-100-100-100-100-1, the guide `AutoMeanField`, with 20 data; the \
+points are the data and points of a `UniformBox`. Times are medians of {setting["rounds"]} interleaved rounds on one \
+thread, with torch {setting["torch"]} (`python -m benchmarks.functional.cost`).
+
 At {draws} draws the likelihood alone, without any KL, costs {likelihood["ratio"]:.2f} of the `RadialELBO` step. The \
-base case, `{DEFAULT}` at {points} points, costs {base["over_likelihood"]:.2f} times the likelihood alone. An empty \
-cell has too few draws for the divergence. The implicit prior is `PiecewiseLinear`, known by 500 draws a step. By \
-draws, at {points} points:
+base case, `{DEFAULT}` at {points} points, costs {base["over_likelihood"]:.2f} times as much as the likelihood alone. \
+A cell is empty if there are too few draws for the divergence. The implicit prior is `PiecewiseLinear`, which is known \
+only by 500 draws per step.
+
+By draws, at {points} points:
 
 {growth(results, {"points": points}, "draws")}
 
@@ -234,8 +238,8 @@ By points, at {most} draws:
 
 {growth(results, {"draws": most}, "points")}
 
-`LinearizedKL`, whose moments are in closed form, beside a prior on weights on the same data: network 13-50-50-1, \
-{SOME_DATA} data, the other points between rows; 8 draws for the likelihood against 10:
+`LinearizedKL` computes its moments in closed form. The last table compares it with a prior on weights, on the same \
+data: network 13-50-50-1, {SOME_DATA} data, the other points between rows, and 8 draws for the likelihood against 10:
 
 {markdown_table(["points", *map(str, RECOMMENDED_POINTS)], recommended)}
 

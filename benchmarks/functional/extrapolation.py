@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Networks with a Gaussian process as their prior, beside the exact process and mean field (Sun et al., 2019).
+"""Compare networks under a Gaussian process prior with the exact process and mean field (Sun et al., 2019).
 
 python -m benchmarks.functional.extrapolation --data-dir DIR
 """
@@ -329,20 +329,23 @@ def posterior_draws(
 
 
 def claims(results: Results) -> list[Claim]:
-    """Functional networks against the same networks with priors on weights, by task."""
+    """Compare functional networks with the same networks under priors on weights, by task."""
     found = []
     usual = described((results.setting["width"],) * results.setting["depth"])
     for task in results.distinct("task"):
         methods = (FUNCTIONAL, *WEIGHT_SPACE)
         ours, *others = (results.values("error", task=task, method=method, net=usual) for method in methods)
-        text = f"Task {task}: a functional prior brings the mean nearer to the exact process than priors on weights"
+        text = (
+            f"Task {task}: the mean is closer to the exact process with a functional prior than with priors on weights"
+        )
         numbers = f"{with_error(ours, 3)} against {' and '.join(with_error(values, 3) for values in others)}"
         held = all(sum(ours) < sum(values) for values in others)
         found.append(Claim(text, "figures, no numbers", numbers, str(len(ours)), held))
     for method in (FUNCTIONAL, YEARLY):
         ours, exact = (results.where(task="co2", method=name)[0] for name in (method, EXACT))
         text = (
-            f"Task co2, {method}: the error of the five years after is within 1.2 of the process's, coverage no worse"
+            f"Task co2, {method}: over the next five years the error is at most 1.2 times that of the exact process, "
+            "and coverage is no worse"
         )
         numbers = (
             f"{ours['rmse']:.2f} against {exact['rmse']:.2f} ppm, {ours['coverage']:.0%} and {exact['coverage']:.0%}"
@@ -353,7 +356,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """Errors and ratios by task, method and size."""
+    """Report errors and ratios by task, method and size."""
     setting, lines = results.setting, []
     tasks = results.distinct("task")
     for task, method, net in sorted(results.distinct("task", "method", "net"), key=lambda key: tasks.index(key[0])):
@@ -363,21 +366,22 @@ def report(results: Results) -> str:
             cells = ["", ""]
         later = [f"{own[0]['rmse']:.2f} / {own[0]['coverage']:.0%}" if "rmse" in own[0] else ""]
         lines.append([task, f"{method} {net}".strip(), *cells, *later, str(len(own))])
-    return f"""### Functional priors beside exact processes
+    return f"""### Functional priors and exact processes
 
-Networks with a Gaussian process as their prior, beside weight-space mean field (standard normal priors, KL whole or \
-times 0.001), {setting["steps"]:,} steps of Adam at {setting["lr"]:g}, in the last 30 % at a tenth, ReLU; for the \
-series of carbon dioxide twice as many, from five times that rate \
-(`python -m benchmarks.functional.extrapolation --data-dir DIR`). Error: root mean square difference of the posterior \
-means on the whole domain from the exact process, in standard deviations of the prior; ratio: mean ratio of the \
-standard deviations. For the series of carbon dioxide also the root mean square error in ppm and the coverage of 95 % \
-intervals in the five years after the data.
+Networks with a Gaussian process as their prior are compared with weight-space mean field (standard normal priors, \
+with the full KL or with 0.001 times the KL). All networks use ReLU and train for {setting["steps"]:,} steps of Adam \
+at {setting["lr"]:g}, with a tenth of that rate in the last 30 %. The carbon dioxide series takes twice as many steps \
+and starts at five times that rate (`python -m benchmarks.functional.extrapolation --data-dir DIR`). "error" is the \
+root mean square difference between the posterior means of the method and of the exact process over the whole domain, \
+in standard deviations of the prior. "ratio" is the mean ratio of the standard deviations. For the carbon dioxide \
+series, "later" gives the root mean square error in ppm and the coverage of 95 % intervals in the five years after the \
+data.
 
 {markdown_table(["", "", "error", "ratio", "later", "seeds"], lines)}
 
-{results.plot("Posteriors beside the exact processes")}
+{results.plot("Posteriors and the exact processes")}
 
-The cube by networks of several sizes:
+The cube, with networks of several sizes:
 
 {results.plot("Posteriors of the cube by size", "sizes")}"""
 

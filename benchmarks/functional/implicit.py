@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Priors known by draws alone, by their scores or moments, beside the prior, and the nearest normal, given the data.
+"""Train networks under priors known only by draws, and compare them with the prior and its nearest normal.
 
 python -m benchmarks.functional.implicit
 """
@@ -51,7 +51,7 @@ from pyro_radial.nn import likelihoods
 
 __all__ = ["claims", "draw", "report", "run"]
 
-#: What running it needs; without results the page says so.
+#: Cost of a run; the page shows it as long as there are no results.
 NEEDS = "forty minutes of one core"
 
 SCORES = {"error": "error", "stddev": "standard deviation", "coverage": "coverage"}
@@ -189,11 +189,13 @@ def scores(draws: Tensor, truth: Tensor) -> Row:
 
 
 def claims(results: Results) -> list[Claim]:
-    """The posterior knows what it does not know, at no larger error."""
+    """Check that the posterior is uncertain where it should be, at no larger error."""
     found = []
     for kind in results.distinct("prior"):
         ours = results.values("coverage, gap", prior=kind, method=BUMPS)
-        text = f"Implicit prior of {kind}, `LinearizedKL` and bumps: 2 standard deviations hold the function in the gap"
+        text = (
+            f"Implicit prior of {kind}, `LinearizedKL` and bumps: 2 standard deviations cover the function in the gap"
+        )
         numbers = with_error([100.0 * share for share in ours], 0) + " %"
         found.append(Claim(text, "above 80 %", numbers, str(len(ours)), mean(ours) > 0.8))
         errors = [results.values("error, gap", prior=kind, method=method) for method in (BUMPS, STEIN)]
@@ -204,7 +206,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """Scores beside the data and in the gap."""
+    """Report scores beside the data and in the gap."""
     lines = []
     for kind, method in itertools.product(results.distinct("prior"), METHODS):
         keys = [f"{score}, {place}" for place in PLACES for score in SCORES]
@@ -213,13 +215,15 @@ def report(results: Results) -> str:
         lines.append([f"{kind}, {method}", *cells, f"{seconds:.0f}"])
     headings = [f"{score}, {place}" for place in PLACES.values() for score in SCORES.values()]
     setting = results.setting
-    return f"""### Implicit priors, beside what is exact
+    return f"""### Implicit priors and exact posteriors
 
-Priors known by draws alone, random steps and random straight pieces on [0, 1]: 20 data on [0, 0.2] and on [0.8, 1] of \
-a function of the prior, {setting["steps"]:,} steps, a layer of 200 bumps of all widths or 2 x 50 tanh units; the \
-prior given the data, exact but for a grid; the nearest normal distribution given the data; and the prior. Error of \
-the mean against the true function, standard deviation, share of the true function within two of them, seconds of one \
-thread; mean and standard error of {len(results.distinct("seed"))} runs (`python -m benchmarks.functional.implicit`).
+The priors are known only by draws: random steps and random straight pieces on [0, 1]. We draw a function from the \
+prior and observe 20 points of it on each of [0, 0.2] and [0.8, 1]. Networks train for {setting["steps"]:,} steps; \
+they have a layer of 200 bumps of all widths or 2 x 50 tanh units. "exact" is the prior given the data, exact up to a \
+grid; "nearest normal" is the nearest normal distribution given the data; "prior" is the prior itself. The table gives \
+the error of the mean against the true function, the standard deviation, and the share of the true function within two \
+standard deviations (coverage). Seconds are on one thread. All are means and standard errors of \
+{len(results.distinct("seed"))} runs (`python -m benchmarks.functional.implicit`).
 
 {markdown_table(["", *headings, "seconds"], lines)}
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How far estimated scores are from true ones, at the draws that they are estimated from and at new ones.
+"""Compare estimated scores with true scores, at the draws that they are estimated from and at new draws.
 
 python -m benchmarks.functional.score_estimators
 """
@@ -148,7 +148,7 @@ def mean_of(results: Results, name: str, distributions: tuple[str, ...], **keys:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Each estimator against the published one, in the mean of the normal cases."""
+    """Compare each estimator with the published one, averaged over the normal cases."""
     published = mean_of(results, "error", NORMAL, estimator="published")
     found = []
     for name in LISTED[1:]:
@@ -160,7 +160,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """Errors by case, and slopes."""
+    """Report errors by case, and slopes."""
     cases = results.distinct("dim", "draws")
     cases = sorted(case for case in cases if results.where(distribution="white", dim=case[0], draws=case[1]))
     lines = []
@@ -177,12 +177,13 @@ def report(results: Results) -> str:
     others = ", ".join(f"{name} {mean_of(results, 'error', OTHER, estimator=name):.2f}" for name in LISTED)
     return f"""### Score estimators
 
-Scores of normal distributions estimated at their own draws: the norm of the error over that of the true score, for \
-unit covariance / for values of a smooth Gaussian process, means of {results.setting["seeds"]} seeds. The slope is the \
-part of the true score that the estimate holds, in the mean of these cases; below 1 a fit comes out too narrow. An \
-error above 1 is more than that of a score of zero. `published` is the estimator of the code for functional networks, \
-rebuilt here. Its errors at {least} draws are {min(published):.2f} to {max(published):.2f}; another re-implementation \
-had 0.57 to 0.90 (`python -m benchmarks.functional.score_estimators`).
+Scores of normal distributions are estimated at their own draws. The error is the norm of the difference from the true \
+score over the norm of the true score: for unit covariance / for values of a smooth Gaussian process, means of \
+{results.setting["seeds"]} seeds. An error above 1 is larger than the error of a score of zero. The slope is the part \
+of the true score that the estimate contains, averaged over these cases; below 1, a fit comes out too narrow. \
+`published` is the estimator in the published code for functional networks, which we rebuilt. Its errors at {least} \
+draws are {min(published):.2f} to {max(published):.2f}; another re-implementation had 0.57 to 0.90 (`python -m \
+benchmarks.functional.score_estimators`).
 
 {markdown_table(["", *(f"{dim} dims, {draws} draws" for dim, draws in cases), "slope"], lines)}
 

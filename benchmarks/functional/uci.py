@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Five UCI sets: networks with a Gaussian process as their prior, beside that process (Sun et al., 2019).
+"""Compare networks under a Gaussian process prior with that process on five UCI sets (Sun et al., 2019).
 
 python -m benchmarks.functional.uci --data-dir DIR
 """
@@ -56,7 +56,7 @@ def run(output: Path, *, data_dir: Path, form: SizedForm = "default", seeds: int
 
 
 def claims(results: Results) -> list[Claim]:
-    """As good as the exact process within one standard error of the paired differences; published log-likelihoods."""
+    """Compare with the exact process, within one standard error, and with published log-likelihoods."""
     found = []
     for title, name, sign in (("log-likelihood", "log_likelihood", 1.0), ("RMSE", "rmse", -1.0)):
         for data in results.distinct("data"):
@@ -68,28 +68,29 @@ def claims(results: Results) -> list[Claim]:
     for data in results.distinct("data"):
         ours = results.values("coverage", data=data, method=FUNCTIONAL)
         held = 0.90 <= sum(ours) / len(ours) <= 0.98
-        text = f"UCI {data}: 95 % intervals of a functional network cover"
+        text = f"UCI {data}: 95 % intervals of a functional network have the right coverage"
         found.append(Claim(text, "0.90 to 0.98", with_error(ours, 3), str(len(ours)), held))
     return found + published_claims(results)
 
 
 def report(results: Results) -> str:
-    """All results on every set, by method."""
+    """Report all results on every set, by method."""
     setting = results.setting
     hidden = setting["hidden"]
     return f"""### UCI regression under functional priors
 
-UCI regression with a Gaussian process as the prior of a network of {len(hidden)} x {hidden[0]} \
-{setting["activation"]} units, fitted to the training rows by marginal likelihood; that process itself; and the same \
-network with weight-space mean field. Standard splits, {setting["steps"]:,} steps of Adam from {setting["lr"]:g} down, \
-batches of {setting["batch_size"]} rows and {setting["num_points"]} points between rows, `LinearizedKL`. In the \
-targets' own units, mean and standard error; the differences are paired. Coverage is of 95 % intervals; seconds are of \
-one thread, the fit of the process and the predictions with them. FBNN is published, with splits and budgets of its \
-own (`python -m benchmarks.functional.uci --data-dir DIR`; `--help` says how the settings were chosen).
+The prior of the functional network is a Gaussian process, fitted to the training rows by marginal likelihood. We \
+compare a network of {len(hidden)} x {hidden[0]} {setting["activation"]} units with that process and with the same \
+network under weight-space mean field. All use the standard splits. Networks train for {setting["steps"]:,} steps of \
+Adam, with a rate that falls from {setting["lr"]:g}, on batches of {setting["batch_size"]} rows and \
+{setting["num_points"]} points between rows, with `LinearizedKL`. Results are means and standard errors in the units \
+of the targets; differences are paired. Coverage is that of 95 % intervals. Seconds are on one thread and include \
+fitting the process and predicting. FBNN results are as published, with other splits and budgets (`python -m \
+benchmarks.functional.uci --data-dir DIR`; `--help` describes how we chose the settings).
 
 {table(results, (MEAN_FIELD, EXACT))}
 
-{results.plot("Log-likelihoods less that of the exact process")}"""
+{results.plot("Log-likelihoods minus that of the exact process")}"""
 
 
 def draw(results: Results) -> None:

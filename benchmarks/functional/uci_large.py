@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Large UCI sets, networks with a Gaussian process as their prior, beside sparse and small exact ones.
+"""Compare networks under a Gaussian process prior with sparse and small exact processes on large UCI sets.
 
 python -m benchmarks.functional.uci_large --data-dir DIR
 """
@@ -26,7 +26,7 @@ from benchmarks.functional._uci import (
 
 __all__ = ["claims", "draw", "report", "run"]
 
-#: What running it needs; without results the page says so.
+#: Cost of a run; the page shows it as long as there are no results.
 NEEDS = "an hour of two cores"
 
 
@@ -54,22 +54,23 @@ def run(output: Path, *, data_dir: Path, form: Form = "default", seeds: int = 3,
 
 
 def claims(results: Results) -> list[Claim]:
-    """Published log-likelihoods."""
+    """Compare with published log-likelihoods."""
     return published_claims(results)
 
 
 def report(results: Results) -> str:
-    """All results on every set, by method."""
+    """Report all results on every set, by method."""
     setting = results.setting["naval"]
     return f"""### Large UCI sets under functional priors
 
-As above on sets that are too large for an exact process: it has {MOST_ROWS:,} of the rows, GPyTorch's sparse one has \
-all. {setting["steps"]:,} steps of 2 x {setting["hidden"][0]} units, after epochs that train the means alone \
-(`python -m benchmarks.functional.uci_large --data-dir DIR`; `--help` says how the settings were chosen).
+This is the same comparison on sets that are too large for an exact process on all rows. The exact process gets \
+{MOST_ROWS:,} of the rows; GPyTorch's sparse process gets all. Networks train for {setting["steps"]:,} steps and have \
+2 x {setting["hidden"][0]} units; epochs that train only the means come first (`python -m \
+benchmarks.functional.uci_large --data-dir DIR`; `--help` describes how we chose the settings).
 
 {table(results, (MEAN_FIELD, EXACT, SPARSE))}
 
-{results.plot("Log-likelihoods less that of the sparse process")}"""
+{results.plot("Log-likelihoods minus that of the sparse process")}"""
 
 
 def draw(results: Results) -> None:

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Predictive means and standard deviations of guides against those of the exact posterior, on two tiny networks.
+"""Compare predictive means and standard deviations of guides with the exact posterior, on two tiny networks.
 
 python -m benchmarks.guides.against_nuts
 """
@@ -298,25 +298,25 @@ def errors(results: Results, net: str, method: str, part: str | None = None) -> 
 
 
 def claims(results: Results) -> list[Claim]:
-    """NUTS has converged; and radial posteriors against mean field, one by one and as an ensemble."""
+    """Check that NUTS has converged, and compare radial posteriors with mean field, alone and as an ensemble."""
     nets, methods = results.distinct("net"), [m for m in results.distinct("method") if m != NUTS_CHAIN]
     seeds = str(len(results.where(net=nets[0], method=methods[0])))
     largest = {net: float(r_hat(results, net).max()) for net in nets}
     chains = str(len(results.where(net=nets[0], method=NUTS_CHAIN)))
     numbers = ", ".join(f"{value:.3f} ({net})" for net, value in largest.items())
-    text = "NUTS on two tiny networks: the R-hat of function values is below 1.05 at every input"
+    text = "NUTS on two tiny networks: R-hat of function values is below 1.05 at every input"
     found = [Claim(text, "", numbers, f"{chains} chains", max(largest.values()) < 1.05)]
     for name in ("radial", "radial, a radius per row", "ensemble of radial"):
         for place, title in enumerate(("mean", "standard deviation")):
             pairs = {net: [errors(results, net, m)[place] for m in (name, "mean field")] for net in nets}
             cells = "; ".join(f"{mean(a):.3f} against {mean(b):.3f} ({net})" for net, (a, b) in pairs.items())
-            text = f"Two tiny networks: the predictive {title} of {name} is closer to that of NUTS than mean field's"
+            text = f"Two tiny networks, {name}: the predictive {title} is closer to NUTS than that of mean field"
             found.append(Claim(text, "", cells, seeds, all(is_below(paired(*pair)) for pair in pairs.values())))
     return found
 
 
 def report(results: Results) -> str:
-    """Errors by network, method and part of the inputs."""
+    """Report errors by network, method and part of the inputs."""
     lines = []
     for net in results.distinct("net"):
         truth = exact(results, net)[1]
@@ -332,14 +332,15 @@ def report(results: Results) -> str:
     headings = ["", *(f"mean, {p}" for p in parts), *(f"standard deviation, {p}" for p in parts), "seconds"]
     size = results.setting
     largest = ", ".join(f"{float(r_hat(results, net).max()):.3f}" for net in results.distinct("net"))
-    return f"""### Guides against NUTS
+    return f"""### Guides compared with NUTS
 
-How far predictive means and standard deviations are from those of the exact posterior: root mean squares over 49 \
-inputs, and over those where data are, between them and outside; two networks with tanh units, 24 points, known noise \
-(`python -m benchmarks.guides.against_nuts`). NUTS is Pyro's, {size["chains"]} chains of {size["draws"]:,} draws after \
-{size["warmup"]} of warm-up; the largest R-hat of a function value is {largest}; one chain against all of them says \
-what its own error is. Guides have {size["steps"]:,} steps; the mean of seeds with its standard error. Seconds are of \
-one core, with what is compiled at first.
+The table shows how far predictive means and standard deviations are from those of the exact posterior. Errors are \
+root mean squares over 49 inputs, and over the inputs where data are, between them, and outside. Both networks have \
+tanh units, 24 points and known noise (`python -m benchmarks.guides.against_nuts`). NUTS is Pyro's, with \
+{size["chains"]} chains of {size["draws"]:,} draws after {size["warmup"]} steps of warm-up; the largest R-hat of a \
+function value in each network is {largest}. The line "one chain of NUTS" compares a single chain with all chains, and \
+so shows the error of NUTS itself. Guides train for {size["steps"]:,} steps; numbers are means over seeds with \
+standard errors. Seconds are on one core and include compilation.
 
 {markdown_table(headings, lines)}
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Programs of many kinds: what their compiled steps compute against the eager ones, and what compiling takes.
+"""Compare compiled steps with eager steps for many kinds of programs, and measure the time of compiling.
 
 python -m benchmarks.guides.compiled_programs
 """
@@ -282,22 +282,22 @@ def compared(program: Program, captured: CapturedLoss, seed: int = 3) -> tuple[f
 
 
 def claims(results: Results) -> list[Claim]:
-    """What gradients are to the eager ones, and the time to get there."""
+    """Compare gradients with eager ones, and check the time of compiling."""
     largest, in_double = (10 ** max(results_of(results, name)) for name in ("error", "worst_error_float64"))
     (eager,), (compiled,) = (results.where(run=kind) for kind in RUNS)
     number = STEPS["default"] // 10
     error = math.hypot(eager["stddev"], compiled["stddev"]) / number**0.5
     return [
         Claim(
-            f"Gradients of compiled steps are those of eager ones to {TARGET:.0e}, for sixteen kinds of programs",
+            f"Gradients of compiled steps equal those of eager steps up to {TARGET:.0e}, for sixteen kinds of programs",
             "",
-            f"at most {largest:.0e} in float32, all together; {in_double:.0e} in float64, the worst of any parameter",
+            f"at most {largest:.0e} in float32 (all gradients); {in_double:.0e} in float64 (the worst parameter)",
             "1",
             largest <= TARGET and in_double <= TARGET,
         ),
         *(
             Claim(
-                f"Recording and compiling a 784-200x4-10 net takes at most {most:.0f} s, {kind}",
+                f"Recording and compiling a 784-200x4-10 network takes at most {most:.0f} s ({kind})",
                 "",
                 f"{row['seconds']:.0f} s",
                 "1",
@@ -307,7 +307,7 @@ def claims(results: Results) -> list[Claim]:
             for row in results.where(**{"first steps": kind})
         ),
         Claim(
-            "A run with a schedule of the KL's weight uses one graph and ends at the loss of the eager one",
+            "A run with a schedule for the KL weight uses one graph and ends at the loss of the eager run",
             "",
             f"{compiled['graphs']} graph, {compiled['mean']:.1f} and {eager['mean']:.1f}, standard error {error:.1f}",
             "1",
@@ -322,7 +322,7 @@ def results_of(results: Results, name: str) -> list[Any]:
 
 
 def report(results: Results) -> str:
-    """A line for each program."""
+    """Report a line for each program."""
     columns = ("error", "worst_error", "worst_error_float64")
     lines = [
         [row["program"], f"{row['nodes']}", *(f"{10 ** row[name]:.0e}" for name in columns), f"{row['seconds']:.0f}"]
@@ -334,16 +334,17 @@ def report(results: Results) -> str:
     mean = {kind: results.where(run=kind)[0]["mean"] for kind in RUNS}
     return f"""### Compiled programs
 
-Gradients of one compiled step against those of the eager one on the same noise: relative errors of all gradients \
-together, and the worst of any parameter's; the nodes of the graph, and the seconds from the first call to the first \
-compiled one in float32, with nothing cached ({setting["width"]} hidden units, {setting["threads"]} thread; \
-`python -m benchmarks.guides.compiled_programs`). A convolution's bias before batch norm has no influence on the \
-likelihood, so in float32 its gradient is mostly rounding; in float64 it is not. A run of {STEPS["default"]} steps \
-with a schedule of the KL's weight ends at a mean loss of {mean["compiled"]:.1f} compiled and {mean["eager"]:.1f} eager.
+Each line compares the gradients of one compiled step with those of an eager step on the same noise. It gives the \
+relative error of all gradients together and the worst error of any parameter. It also gives the nodes of the graph, \
+and the seconds from the first call to the first compiled step in float32, with nothing cached ({setting["width"]} \
+hidden units, {setting["threads"]} thread; `python -m benchmarks.guides.compiled_programs`). The bias of a convolution \
+before batch norm does not influence the likelihood, so its gradient is mostly rounding error in float32, but not in \
+float64. A run of {STEPS["default"]} steps with a schedule for the KL weight ends at a mean loss of \
+{mean["compiled"]:.1f} compiled and {mean["eager"]:.1f} eager.
 
 {markdown_table(headings, lines)}
 
-{results.plot("Errors of gradients, program by program")}"""
+{results.plot("Errors of gradients by program")}"""
 
 
 def draw(results: Results) -> None:

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How much the first gradients of a 3 x 3 convolution vary with the noise of the weights, by its width and its scale.
+"""Measure how much the first gradients of a 3 x 3 convolution vary with the noise of the weights.
 
 python -m benchmarks.guides.gradient_variance
 """
@@ -132,32 +132,34 @@ def large_scales(results: Results) -> list[float]:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Radial below mean field as published, by a factor that grows with the layer; and at equal standard deviation."""
+    """Compare radial with mean field at equal sigma, as published, and at equal standard deviation."""
     seeds, channels = str(len(results.distinct("seed"))), sorted(results.distinct("channels"))
     scales, found = large_scales(results), []
     span = f"sigma {scales[0]:g} to {scales[-1]:g}"
     table = [[factor(results, SAME_SCALE, c, scale) for c in channels] for scale in scales]
     text = (
-        f"A 3 x 3 convolution of {channels[-1]} channels, {span}: gradients vary less with radial noise at equal sigma"
+        f"A 3 x 3 convolution of {channels[-1]} channels, {span}: at equal sigma gradients vary less with radial noise"
     )
     least, most = (f(row[-1] for row in table) for f in (min, max))
     found.append(
-        Claim(f"{text} (000 figure 6)", "lower", f"by a factor of {least:.1e} to {most:.1e}", seeds, least > 1)
+        Claim(
+            f"{text} (Radial paper, figure 6)", "lower", f"by a factor of {least:.1e} to {most:.1e}", seeds, least > 1
+        )
     )
     numbers = "; ".join(
         f"{' → '.join(f'{value:.1e}' for value in row)} at {s:g}" for s, row in zip(scales, table, strict=True)
     )
     rises = all(a < b for row in table for a, b in itertools.pairwise(row))
-    text = f"That factor grows with the layer, from {channels[0]} to {channels[-1]} channels"
+    text = f"The factor at equal sigma grows with the layer, from {channels[0]} to {channels[-1]} channels"
     found.append(Claim(text, "grows", numbers, seeds, rises))
     fair = [factor(results, SAME_STDDEV, channels[-1], scale) for scale in sorted(results.distinct("scale"))]
-    text = "The same convolution: gradients vary less with radial noise at equal standard deviation, at every one"
+    text = "The same convolution: at every equal standard deviation gradients vary less with radial noise"
     found.append(Claim(text, "", f"by a factor of {min(fair):.2f} to {max(fair):.2f}", seeds, min(fair) > 1))
     return found
 
 
 def report(results: Results) -> str:
-    """Variances by width, guide and scale, and the two factors."""
+    """Report variances by width, guide and scale, and the two factors."""
     scales, lines = sorted(results.distinct("scale")), []
     for channels in sorted(results.distinct("channels")):
         for guide in GUIDES:
@@ -169,13 +171,16 @@ def report(results: Results) -> str:
     size = results.setting
     return f"""### Variance of the first gradients
 
-The variance of the gradient of a 3 x 3 convolution in its means, summed over its weights, before any training: \
-Fashion-MNIST, one batch of {size["rows"]} rows, all weights drawn from one scale, {size["gradients"]} gradients, the \
-geometric mean of {len(results.distinct("seed"))} networks (`python -m benchmarks.guides.gradient_variance`; figure 6 \
-of the Radial paper, which has 512 channels and no numbers). At equal sigma, as published, a weight of a radial \
-posterior has 1/√D of mean field's standard deviation, with D = 9 C² weights, and this is what the factor shows; the \
-comparison at equal standard deviation of each weight is that of two posteriors that a normal prior wants as wide: the \
-KL of either to a unit normal is least at a standard deviation of one.
+The table shows how much the gradient with respect to the means of a 3 x 3 convolution varies before training. The \
+variance is summed over its weights. Data are one batch of {size["rows"]} rows of Fashion-MNIST; all weights are drawn \
+from one scale. Numbers come from {size["gradients"]} gradients and are geometric means over \
+{len(results.distinct("seed"))} networks (`python -m benchmarks.guides.gradient_variance`). The Radial paper shows the \
+same in figure 6, for 512 channels and without numbers.
+
+At equal sigma, as published, a weight of a radial posterior has 1/√D of the standard deviation of mean field, with D \
+= 9 C² weights. The factor shows this difference. The comparison at equal standard deviation of each weight is one of \
+posteriors that a normal prior wants to be equally wide: the KL of either to a unit normal is smallest at a standard \
+deviation of one.
 
 {markdown_table(["channels", *(f"{scale:g}" for scale in scales)], lines)}
 

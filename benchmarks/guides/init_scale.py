@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Where a guide's scales should start, and by which link they should be positive: the measurement behind the defaults.
+"""Measure where the scales of a guide should start, and which link should make them positive, to set the defaults.
 
 python -m benchmarks.guides.init_scale --data-dir DIR
 """
@@ -160,19 +160,19 @@ def pair_of(row: Row) -> tuple[Any, ...]:
 
 
 def claims(results: Results) -> list[Claim]:
-    """The default start is one of the two best."""
+    """Check that the default start is one of the two best."""
     found = []
     for guide in GUIDES:
         by_start = means(results, guide=guide, link=default_link(guide))
         rank = sorted(by_start, key=by_start.__getitem__).index(NETWORK_INIT_STDDEV) + 1
-        text = f"`{guide}`: the default start of {NETWORK_INIT_STDDEV:g} is one of the two best of {len(by_start)}"
-        numbers = f"{by_start[NETWORK_INIT_STDDEV]:.3f}, place {rank}; the best {min(by_start.values()):.3f}"
+        text = f"`{guide}`: the default start of {NETWORK_INIT_STDDEV:g} is among the two best of {len(by_start)}"
+        numbers = f"{by_start[NETWORK_INIT_STDDEV]:.3f}, rank {rank}; the best has {min(by_start.values()):.3f}"
         found.append(Claim(text, "", numbers, str(len(results.distinct("seed"))), rank <= 2))
     return found
 
 
 def report(results: Results) -> str:
-    """Scores by guide, data, link and start."""
+    """Report scores by guide, data, link and start."""
     stddevs = sorted(results.setting["stddevs"])
     lines = []
     for guide, data in itertools.product(GUIDES, (*SETS, "mean")):
@@ -186,13 +186,13 @@ def report(results: Results) -> str:
         f"from the default start {exp_less_softplus(results, guide=guide, init_stddev=NETWORK_INIT_STDDEV)}"
         for guide in GUIDES
     )
-    return f"""### Initial scales, and their link
+    return f"""### Initial scales and their link
 
-Where the scales should start, and by which link they should come from real parameters: validation negative log \
-predictive density by initial marginal standard deviation, {len(results.distinct("seed"))} seeds \
-(`python -m benchmarks.guides.init_scale --data-dir DIR`). With both links 0.003 and 0.01 lead in the mean; of these \
-two 0.01 is ahead on two of the three sets, and is the default of both guides at sites of a network. By an exponential \
-less by a softplus, paired by set, start and seed: {links}.
+Where should scales start, and which link should turn real parameters into scales? The table gives the validation \
+negative log predictive density by initial marginal standard deviation, for {len(results.distinct("seed"))} seeds \
+(`python -m benchmarks.guides.init_scale --data-dir DIR`). With both links 0.003 and 0.01 are best on average. Of \
+these two, 0.01 is ahead on two of the three sets, and is the default of both guides at sites of a network. Score with \
+an exponential minus score with a softplus, paired by set, start and seed: {links}.
 
 {markdown_table(["", "link", *(f"{stddev:g}" for stddev in stddevs)], lines)}
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How much gradients vary with local reparameterization and with drawn weights, by layer.
+"""Compare the variance of gradients with local reparameterization and with drawn weights, by layer.
 
 python -m benchmarks.guides.local_reparameterization
 """
@@ -106,7 +106,7 @@ def ratios(results: Results, **keys: Any) -> list[float]:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Of each posterior, in all layers."""
+    """Check each posterior in all layers."""
     found = []
     for guide in results.distinct("guide"):
         text = (
@@ -125,7 +125,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """Factors by layer."""
+    """Report factors by layer."""
     setting = results.setting
     columns = list(itertools.product(KINDS.values(), LAYERS.values()))
     lines = []
@@ -135,11 +135,11 @@ def report(results: Results) -> str:
     headings = ["posterior", "after epochs", *(f"{kind}, {layer}" for kind, layer in columns)]
     return f"""### Local reparameterization
 
-How many times larger the variance of the gradient is with drawn weights than with local reparameterization: on \
-given mini-batches of {setting["batch_size"]} rows of MNIST and given parameters, summed over a layer's weights and \
-biases; the mean of \
-{setting["batches"]} batches with {setting["gradients"]} gradients each and of {len(results.distinct("seed"))} seeds \
-(`python -m benchmarks.guides.local_reparameterization`).
+The table shows how many times larger the variance of the gradient is with drawn weights than with local \
+reparameterization. Mini-batches of {setting["batch_size"]} rows of MNIST and the parameters are held fixed; variances \
+are summed over the weights and biases of a layer. Factors are means over {setting["batches"]} batches with \
+{setting["gradients"]} gradients each, and over {len(results.distinct("seed"))} seeds (`python -m \
+benchmarks.guides.local_reparameterization`).
 
 {markdown_table(headings, lines)}
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""MNIST with a 784-200-200-10 net: radial, mean field, and the same net without a posterior.
+"""Train a 784-200-200-10 network on MNIST with a radial posterior, with mean field and without a posterior.
 
 python -m benchmarks.guides.mnist_mlp
 """
@@ -99,7 +99,7 @@ def posterior_mean(train: Pair, x_test: Tensor, method: str, seed: int, size: Si
 
 
 def claims(results: Results) -> list[Claim]:
-    """A posterior against none."""
+    """Compare a radial posterior with no posterior."""
     seeds = str(len(results.distinct("seed")))
     found = []
     for name, noun in (("nll", "negative log-likelihood"), ("calibration_error", "calibration error")):
@@ -111,7 +111,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """Scores by method."""
+    """Report scores by method."""
     lines = [
         [method, *(with_error(results.values(name, method=method), 4) for name in SCORES)]
         for method in results.distinct("method")
@@ -119,10 +119,11 @@ def report(results: Results) -> str:
     return f"""### MNIST
 
 MNIST, 784-200-200-10, 5 epochs of Adam at 1e-3, library defaults; mean and standard error of \
-{len(results.distinct("seed"))} seeds, {results.setting["num_samples"]} draws \
-(`python -m benchmarks.guides.mnist_mlp`). Not a blind test of the default start: a first measurement on validation \
-data (MNIST for 2 epochs with one seed) had picked 0.003, this table showed it no better than no posterior, and the \
-longer measurement of [initial scales](#guides.init_scale) was made after that.
+{len(results.distinct("seed"))} seeds, {results.setting["num_samples"]} draws (`python -m benchmarks.guides.mnist_mlp`).
+
+This is not a blind test of the default start. A first measurement on validation data (MNIST for 2 epochs with one \
+seed) had picked 0.003, and this table showed that it is no better than having no posterior. After that we ran the \
+longer measurement of [initial scales](#guides.init_scale).
 
 {markdown_table(["", *SCORES.values()], lines)}
 

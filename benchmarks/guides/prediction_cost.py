@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What predictions cost beside passes of a plain network: by predict, and by a SampledNetwork.
+"""Compare the cost of predictions, by predict and by a SampledNetwork, with passes of a plain network.
 
 python -m benchmarks.guides.prediction_cost
 """
@@ -83,16 +83,14 @@ def measure(rows: int, size: Size) -> list[Row]:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Of predict with the radial guide, and of what is drawn once, by rows."""
+    """Check predict with the radial guide, and compare it with a SampledNetwork, by number of rows."""
     found = []
     draws, default = results.setting["draws"], f"{SERVED}, 8 at a time"
     for rows in results.distinct("rows"):
         (row,) = results.where(rows=rows, way="predict, AutoRadial")
         (served,) = results.where(rows=rows, way=default)
         most = MOST.get(rows, max(MOST.values()))
-        text = (
-            f"`predict`: {draws} draws at {rows:,} rows take at most {most:g} times {draws} passes of the plain network"
-        )
+        text = f"`predict`: {draws} draws at {rows:,} rows take at most {most:g} times as long as {draws} plain passes"
         found.append(Claim(text, "", f"{row['ratio']:.2f} times", "1", row["ratio"] <= most))
         text = f"A `SampledNetwork` of {draws} draws at {rows:,} rows takes less time than `predict`"
         numbers = f"{served['ratio']:.2f} times the plain passes against {row['ratio']:.2f}"
@@ -101,7 +99,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """Multiples of the plain network's passes."""
+    """Report multiples of the passes of the plain network."""
     draws, rows = results.setting["draws"], results.distinct("rows")
     lines = []
     for way in results.distinct("way"):
@@ -109,10 +107,11 @@ def report(results: Results) -> str:
         lines.append([way, *(f"{row['ms']:.1f} ms, {row['ratio']:.2f}" for row in cells)])
     return f"""### Cost of predictions
 
-{draws} draws of functions, as multiples of {draws} passes of the plain network, 784-200-200-200-200-10, in evaluation \
-mode and without gradients (one thread, medians of {results.setting["rounds"]} interleaved rounds of processor time; \
-`python -m benchmarks.guides.prediction_cost`). `predict` draws the weights each time, and runs Pyro's own guide for \
-every draw; a `SampledNetwork` has drawn them once, and runs some at a time by `torch.vmap`.
+The table gives the time of {draws} draws of functions, as a multiple of {draws} passes of the plain network, \
+784-200-200-200-200-10, in evaluation mode and without gradients. Times are medians of {results.setting["rounds"]} \
+interleaved rounds of processor time on one thread (`python -m benchmarks.guides.prediction_cost`). `predict` draws \
+the weights each time, and runs Pyro's own guide once for every draw. A `SampledNetwork` draws them only once, and \
+evaluates several draws at a time with `torch.vmap`.
 
 {markdown_table(["", *(f"{number:,} rows" for number in rows)], lines)}
 

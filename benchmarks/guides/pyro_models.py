@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Models of Pyro's examples that are no networks: how far guides come in as many steps as Pyro's own.
+"""Compare our guides with Pyro's after the same number of steps, on models of Pyro's examples without networks.
 
 python -m benchmarks.guides.pyro_models
 """
@@ -128,21 +128,21 @@ def final_loss(problem: Problem, guide_name: str, seed: int) -> Row:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Whether our guides end no behind Pyro's."""
+    """Check whether our guides reach the loss of Pyro's guide."""
     found = []
     for model, guide in itertools.product(results.distinct("model"), ("AutoRadial", "AutoMeanField")):
         ours, pyros = (results.values("loss", model=model, guide=name) for name in (guide, PYROS))
         behind = torch.tensor([a - b for a, b in zip(ours, pyros, strict=True)])
         error = float(behind.std() / len(behind) ** 0.5) if len(behind) > 1 else 0.0
         held = float(behind.mean()) <= error
-        text = f"{model[0].upper()}{model[1:]}: `{guide}` ends where `AutoNormal` does in as many steps, or before"
+        text = f"{model[0].upper()}{model[1:]}: `{guide}` reaches the loss of `AutoNormal` in as many steps"
         numbers = f"{with_error(ours, 0)} against {with_error(pyros, 0)}"
         found.append(Claim(text, "", numbers, str(len(ours)), held))
     return found
 
 
 def report(results: Results) -> str:
-    """The losses by guide and model."""
+    """Report the losses by guide and model."""
     models, guides = results.distinct("model"), results.distinct("guide")
     rows = [
         [guide, *(with_error(results.values("loss", model=model, guide=guide), 1) for model in models)]
@@ -150,13 +150,13 @@ def report(results: Results) -> str:
     ]
     steps = " and ".join(f"{results.where(model=model)[0]['steps']} for the {model}" for model in models)
     return (
-        "### Models that are no networks\n\n"
-        "The loss after as many steps of Adam as Pyro's own guide takes, for two models in the manner of Pyro's "
-        f"examples on made-up data ({steps}; rate {results.setting['lr']}), nats, mean and standard error over seeds "
-        "of data and guide (`python -m benchmarks.guides.pyro_models`). The losses of a hidden Markov model sum over "
-        "its states. The third row starts as sites of a network do.\n\n"
+        "### Models without networks\n\n"
+        "Two models in the style of Pyro's examples, on synthetic data. The table gives the loss in nats after as many "
+        f"steps of Adam as Pyro's own guide takes ({steps}; rate {results.setting['lr']}). Numbers are means and "
+        "standard errors over seeds of data and guide (`python -m benchmarks.guides.pyro_models`). The losses of a "
+        "hidden Markov model sum over its states. In the third row scales start as at sites of a network.\n\n"
         f"{markdown_table(['', *models], rows)}\n\n"
-        f"{results.plot('The loss by guide, less that of AutoNormal')}"
+        f"{results.plot('The loss by guide, minus that of AutoNormal')}"
     )
 
 

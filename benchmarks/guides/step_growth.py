@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How the cost of a step grows with the number of weights and of particles.
+"""Measure how the cost of a step grows with the number of weights and of particles.
 
 python -m benchmarks.guides.step_growth
 """
@@ -127,7 +127,7 @@ def near(results: Results, weights: float) -> int:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Time flat in the number of weights, and no more memory than Pyro's guide."""
+    """Check that time per weight is flat, and memory no larger than with Pyro's guide."""
     rows = [results.where(step=COMPILED, weights=near(results, n), particles=1) for n in (1e6, 1e7)]
     if not all(rows):
         return []
@@ -137,7 +137,7 @@ def claims(results: Results) -> list[Claim]:
     )
     return [
         Claim(
-            f"The time of a compiled step per weight is flat from 10^6 to 10^7 weights, within {FLAT} times",
+            f"The time of a compiled step per weight is flat from 10^6 to 10^7 weights, within a factor of {FLAT}",
             "",
             f"{small:.0f} and {large:.0f} ns",
             "1",
@@ -154,7 +154,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """Two tables: by weights and by particles."""
+    """Report two tables: by weights and by particles."""
     names, setting = results.distinct("step"), results.setting
     own = num_weights(Problem())
     sizes = [weights for weights in results.distinct("weights") if weights != own]
@@ -168,16 +168,16 @@ def report(results: Results) -> str:
         found = [results.where(step=name, weights=own, particles=number) for number in particles]
         if all(found):
             by_particles.append([name, *(f"{rows[0]['cpu_ms']:.1f}" for rows in found)])
-    return f"""### How a step grows
+    return f"""### How the cost of a step grows
 
-Nanoseconds of CPU time / bytes at the peak of a step for each weight, on batches of 32 and \
-{setting["threads"]} thread (`python -m benchmarks.guides.step_growth`). Tensors above 32 MiB are given back to the \
-system by glibc and come back as new pages at each operation. `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_` of \
-1 GiB in the environment keep them: on the largest net a step takes {pages_kept(results)}.
+Each cell gives nanoseconds of CPU time / peak bytes of a step, both per weight, on batches of 32 and \
+{setting["threads"]} thread (`python -m benchmarks.guides.step_growth`). glibc returns tensors above 32 MiB to the \
+system, so every operation gets new pages for them. `MALLOC_MMAP_THRESHOLD_` and `MALLOC_TRIM_THRESHOLD_` of 1 GiB in \
+the environment keep the pages: on the largest network a step then takes {pages_kept(results)}.
 
 {markdown_table(["", *(f"{weights:.0e} weights" for weights in sizes)], by_weights)}
 
-Milliseconds by the number of particles, vectorized, at {own:.1e} weights:
+Milliseconds per step by the number of particles, vectorized, at {own:.1e} weights:
 
 {markdown_table(["", *map(str, particles)], by_particles)}
 
@@ -185,12 +185,12 @@ Milliseconds by the number of particles, vectorized, at {own:.1e} weights:
 
 
 def pages_kept(results: Results) -> str:
-    """What keeping pages does to the time of a step, in words."""
+    """Describe how keeping pages changes the time of a step."""
     found = []
     for name in results.distinct("step"):
         kept, given = (results.where(step=name, pages=pages) for pages in ("kept", "given back"))
         if kept and given:
-            found.append(f"{kept[0]['cpu_ms'] / given[0]['cpu_ms']:.2f} of the time with {name}")
+            found.append(f"{kept[0]['cpu_ms'] / given[0]['cpu_ms']:.2f} of the time ({name})")
     return " and ".join(found)
 
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""One training step as each library takes it, as a multiple of a plain network's.
+"""Compare one training step in each library with that of a plain network.
 
 python -m benchmarks.guides.step_time
 """
@@ -78,7 +78,7 @@ def ratios(results: Results, name: str) -> list[float]:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Against the targets, and against every peer."""
+    """Compare with the targets and with every peer."""
     found = []
     for name, targets in TARGETS.items():
         own = ratios(results, name)[: len(targets)]
@@ -86,7 +86,7 @@ def claims(results: Results) -> list[Claim]:
             most = " / ".join(map(str, targets))
             held = all(value <= target for value, target in zip(own, targets, strict=False))
             batches = "batch 32" if len(targets) == 1 else "batches of 32 / 128 / 1024"
-            text = f"A step of `{name}` takes at most {most} times a plain one, {batches}"
+            text = f"A step of `{name}` takes at most {most} times as long as a plain one, {batches}"
             found.append(Claim(text, "", " / ".join(f"{value:.2f}" for value in own), "1", held))
     for name in ("AutoRadial, compiled", "AutoRadial, eager"):
         rivals = [peer for peer in PEERS if name.endswith("compiled") or not peer.startswith(BY_HAND)]
@@ -96,17 +96,19 @@ def claims(results: Results) -> list[Claim]:
         ahead = all(
             own <= min(theirs) for own, *theirs in zip(*(ratios(results, n) for n in (name, *rivals)), strict=True)
         )
-        whom = "every peer, fused or not" if name.endswith("compiled") else "every peer that writes no layers by hand"
+        whom = "every peer, fused or not" if name.endswith("compiled") else "every peer without layers written by hand"
         fastest = min(rivals, key=lambda peer: ratios(results, peer)[0])
         numbers = " / ".join(f"{value:.2f}" for value in ratios(results, fastest))
         found.append(
-            Claim(f"A step of `{name}` is ahead of {whom}", "", f"the next is {fastest}: {numbers}", "1", ahead)
+            Claim(
+                f"A step of `{name}` is at least as fast as {whom}", "", f"the next is {fastest}: {numbers}", "1", ahead
+            )
         )
     return found
 
 
 def report(results: Results) -> str:
-    """Multiples of the plain step."""
+    """Report multiples of the plain step."""
     batches, setting = results.distinct("batch"), results.setting
     lines = []
     for name in results.distinct("step"):
@@ -115,10 +117,11 @@ def report(results: Results) -> str:
     hidden = "-".join(map(str, [784, *setting["hidden"], 10]))
     return f"""### Step time
 
-CPU time / time on the wall of one training step on a {hidden} net as multiples of a plain network's (forward, \
-backward and an unfused Adam), {setting["threads"]} thread, medians of steps that take turns \
-(`python -m benchmarks.guides.step_time`; peers that are not installed are left out). "SVI" is Pyro's own, "eager" the \
-loss as a module with one fused Adam, as in `fit`, "recorded" a `CompiledSVI` whose graph is not compiled.
+Each cell gives CPU time / wall time of one training step on a {hidden} network, as multiples of a step of a plain \
+network (forward, backward and an unfused Adam). Runs use {setting["threads"]} thread; times are medians of steps that \
+take turns (`python -m benchmarks.guides.step_time`). Peers that are not installed are left out. "SVI" is Pyro's own; \
+"eager" is the loss as a module with one fused Adam, as in `fit`; "recorded" is a `CompiledSVI` that does not compile \
+its graph.
 
 {markdown_table(["", *(f"batch {batch}" for batch in batches)], lines)}
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Mean field whose draws keep near the mean, against mean field and radial, when scales start too high.
+"""Compare truncated mean field with mean field and radial posteriors when scales start too high.
 
 python -m benchmarks.guides.truncated_mean_field
 """
@@ -138,22 +138,21 @@ def make(model: SupervisedModel, method: str, same: str) -> Any:
 
 
 def claims(results: Results) -> list[Claim]:
-    """The paper's two: truncation helps, and the more so with fewer draws; as published, and at the same width.
-
-    Each by more than two standard errors.
-    """
+    """Check the paper's two claims, as published and at the same width, by more than two standard errors."""
     seeds, particles = str(len(results.distinct("seed"))), sorted(results.distinct("particles"))
     found = []
     for same, title in SAME.items():
         gains = {count: gain(results, same, count) for count in particles}
         few = gains[particles[0]]
         name, values = max(few.items(), key=lambda item: sum(item[1]))
-        text = f"Scales that start too high, {title}: truncated mean field has a higher test accuracy (000 figure 11)"
-        numbers = f"by {with_error(values, 4)} ({name} of them), {particles[0]} draw"
+        text = f"Scales that start too high, {title}: truncation raises the test accuracy (Radial paper, figure 11)"
+        numbers = f"by {with_error(values, 4)} ({name} sigma), {particles[0]} draw"
         found.append(Claim(text, "higher", numbers, seeds, is_below([-value for value in values])))
         if len(particles) > 1:
             many = gains[particles[-1]][name]
-            text = f"Scales that start too high, {title}: truncation gains more with fewer draws (000 figure 11)"
+            text = (
+                f"Scales that start too high, {title}: truncation gains more with fewer draws (Radial paper, figure 11)"
+            )
             numbers = f"{with_error(values, 4)} at {particles[0]}, {with_error(many, 4)} at {particles[-1]}"
             found.append(Claim(text, "more", numbers, seeds, is_below(paired(many, values))))
     return found
@@ -168,7 +167,7 @@ def gain(results: Results, same: str, particles: int) -> dict[str, list[float]]:
 
 
 def report(results: Results) -> str:
-    """Both scores by method and number of draws."""
+    """Report both scores by method and number of draws."""
     size, particles = results.setting, sorted(results.distinct("particles"))
     lines = []
     for method, same in results.distinct("method", "same"):
@@ -182,12 +181,12 @@ def report(results: Results) -> str:
     headings = ["", *(f"{name}, {own}" for own in draws for name in ("test accuracy", "NLL"))]
     return f"""### Truncated mean field
 
-Figure 11 of the Radial paper (which has no numbers): {size["rows"]:,} images of Fashion-MNIST, \
-784-{size["hidden"]}-{size["hidden"]}-10, all scales from {size["init"]:g}, which is too high, {size["epochs"]} \
-epochs, one or more draws to a step; {len(results.distinct("seed"))} seeds \
-(`python -m benchmarks.guides.truncated_mean_field`). Within c: draws are within c of the normal's sigma of the mean, \
-and either that sigma starts at {size["init"]:g}, as published, so that what is drawn is the narrower the smaller c, \
-or what is drawn has that standard deviation.
+The experiment repeats figure 11 of the Radial paper, which has no numbers, on {size["rows"]:,} images of \
+Fashion-MNIST with 784-{size["hidden"]}-{size["hidden"]}-10. All scales start at {size["init"]:g}, which is too high. \
+Training takes {size["epochs"]} epochs with one or more draws per step, for {len(results.distinct("seed"))} seeds \
+(`python -m benchmarks.guides.truncated_mean_field`). "within c" means that draws are at most c times the sigma of the \
+normal away from the mean. With "same sigma", as published, that sigma starts at {size["init"]:g}, so draws are \
+narrower for a smaller c. With "same standard deviation", the draws themselves start at that standard deviation.
 
 {markdown_table(headings, lines)}
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""UCI regression with one hidden layer of 50: radial-directional, radial and mean-field posteriors on the same splits.
+"""Compare radial-directional, radial and mean-field posteriors on UCI regression, with one hidden layer of 50.
 
 python -m benchmarks.guides.uci_regression --data-dir DIR
 """
@@ -160,7 +160,7 @@ def make(method: str, x: Tensor, setting: Row) -> tuple[SupervisedModel, nn.Modu
 
 
 def claims(results: Results) -> list[Claim]:
-    """Against the published method that the papers compare with, and radial against mean field."""
+    """Compare with the published method that the papers compare with, and radial with mean field."""
     splits, names = str(len(results.distinct("split"))), results.distinct("data")
     found = []
     for name in names:
@@ -182,7 +182,7 @@ def differences(results: Results, name: str, data: str) -> list[float]:
 
 
 def report(results: Results) -> str:
-    """Both results on every set, by method."""
+    """Report both results on every set, by method."""
     lines, setting = [], results.setting
     for data in results.distinct("data"):
         for (name, title), published in zip(REGRESSION.items(), VMG[data], strict=True):
@@ -192,10 +192,11 @@ def report(results: Results) -> str:
     steps = f"at most {max(results.values('steps')):,} steps"
     return f"""### UCI regression
 
-UCI regression, one hidden layer of {setting["hidden"]}, {len(results.distinct("split"))} standard splits, batches of \
-{setting["batch_size"]}, {steps} of Adam at {setting["learning_rate"]:g} a split for every method; mean and standard \
-error, in the targets' own units. The difference is paired, radial-directional minus mean field; VMG is published \
-(Louizos and Welling, 2016), with its own, longer budget (`python -m benchmarks.guides.uci_regression --data-dir DIR`).
+Networks have one hidden layer of {setting["hidden"]} and train on {len(results.distinct("split"))} standard splits. \
+Every method takes batches of {setting["batch_size"]} and {steps} of Adam at {setting["learning_rate"]:g} per split. \
+Numbers are means and standard errors in the units of the targets. The difference is paired: radial-directional minus \
+mean field. VMG is as published (Louizos and Welling, 2016), with its own, longer budget (`python -m \
+benchmarks.guides.uci_regression --data-dir DIR`).
 
 {markdown_table(["", *METHODS, "difference", "VMG"], lines)}
 

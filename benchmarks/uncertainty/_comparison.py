@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What experiments with images share: settings chosen on validation rows, then every method with seeds of its own."""
+"""Choose settings on validation rows and test every method with other seeds, for experiments with images."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -234,7 +234,7 @@ def tested_methods(results: Results) -> list[str]:
 
 
 def score_table(results: Results, columns: Mapping[str, str], digits: Mapping[str, int], **keys: Any) -> str:
-    """Results by method, with a dash where a method has none."""
+    """Make a table of results by method, with a dash where a method has none."""
     lines = []
     for method in tested_methods(results):
         rows = results.where(use="test", method=method, **keys)
@@ -251,7 +251,7 @@ def score_table(results: Results, columns: Mapping[str, str], digits: Mapping[st
 
 
 def choices(results: Results) -> str:
-    """The settings chosen, in words."""
+    """Describe the chosen settings."""
     methods = dict.fromkeys(row["method"] for row in results.rows if row["use"] == "choice")
     return "; ".join(
         f"{method} {', '.join(f'{name} {value:g}' for name, value in options_of(results, method).items())}"
@@ -268,12 +268,12 @@ def described(size: Any) -> Row:
 def compared(
     text: str, ours: Sequence[float], theirs: Sequence[float], digits: int = 3, *, higher_is_better: bool = False
 ) -> Claim:
-    """That our results are better than theirs, of the same seeds, by more than two standard errors.
+    """Claim that our results are better than theirs with the same seeds, by more than two standard errors.
 
-    One of each has no standard error, so that nothing holds by it; the claim says that it is one.
+    With one seed there is no standard error, so the claim does not hold; its text says that there is one of each.
     """
     difference = paired(ours, theirs)
-    text = f"{text}, one of each" if len(difference) == 1 else text
+    text = f"{text} (one of each)" if len(difference) == 1 else text
     numbers = (
         f"{with_error(ours, digits)} against {with_error(theirs, digits)}, difference "
         f"{with_error(difference, digits + 1)}"

@@ -1,11 +1,11 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Images as they come when something is wrong: blurred, noisy, with little contrast, or turned.
+"""Blur images, add noise, lower their contrast, or rotate them.
 
 Source: Hendrycks and Dietterich (2019), "Benchmarking Neural Network Robustness to Common Corruptions and
-Perturbations", whose strengths are taken: of noise as for ImageNet, of contrast as for CIFAR-10. Their blurs are for
-images of 224 and of 32 pixels; ours, for 28, go from half a pixel to two and a half.
+Perturbations". Noise has the strengths for ImageNet, contrast those for CIFAR-10. The paper blurs images of 224 and of
+32 pixels; ours have 28, and the blur goes from half a pixel to two and a half.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,8 +50,8 @@ NUM_STRENGTHS = 5
 CORRUPTIONS: Mapping[str, Corruption] = MappingProxyType(
     {
         "blur": Corruption(_blurred, (0.5, 1.0, 1.5, 2.0, 2.5), "standard deviation of the kernel, in pixels"),
-        "noise": Corruption(_noisy, (0.08, 0.12, 0.18, 0.26, 0.38), "standard deviation, of white's 1"),
-        "contrast": Corruption(_flat, (0.75, 0.5, 0.4, 0.3, 0.15), "factor of what differs from the mean"),
+        "noise": Corruption(_noisy, (0.08, 0.12, 0.18, 0.26, 0.38), "standard deviation; white is 1"),
+        "contrast": Corruption(_flat, (0.75, 0.5, 0.4, 0.3, 0.15), "factor on the difference from the mean"),
     }
 )
 #: In degrees.

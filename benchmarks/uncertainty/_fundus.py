@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""RetinaMNIST: which images are to be referred, and the network and augmentation that learn it."""
+"""Load RetinaMNIST with labels for referral, and make its network and augmentation."""
 
 from functools import partial
 from pathlib import Path

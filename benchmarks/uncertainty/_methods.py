@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The methods that classification experiments compare, all trained by ``fit`` and judged by a ``Prediction``."""
+"""Train methods for classification experiments with ``fit``, and score them with a ``Prediction``."""
 
 import importlib.util
 import time

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What is kept of a tested method that refers images, and means, errors and differences of it."""
+"""Record how a tested method refers images, and compute means, errors and differences of these results."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""LeNet-5 on MNIST and Fashion-MNIST, beside the published results of a collection of baselines.
+"""Train LeNet-5 on MNIST and Fashion-MNIST, and compare with the published results of a collection of baselines.
 
 python -m benchmarks.uncertainty.lenet5
 """
@@ -146,7 +146,7 @@ def nll(results: Results, data: str, method: str) -> list[float]:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Against the published results, and radial posteriors against what they would replace."""
+    """Compare with the published results, and radial posteriors with what they would replace."""
     found = []
     for data, label in DATA.items():
         published = PUBLISHED[data]
@@ -154,7 +154,7 @@ def claims(results: Results) -> list[Claim]:
             values = nll(results, data, ours)
             found.append(
                 Claim(
-                    f"LeNet-5, {label}: {ours} has an NLL no higher than the published {theirs}",
+                    f"LeNet-5, {label}: the NLL of {ours} is at most that of the published {theirs}",
                     f"{published[theirs][0]:.3f}",
                     with_error(values, 3),
                     str(len(values)),
@@ -170,13 +170,13 @@ def claims(results: Results) -> list[Claim]:
             pair = nll(results, data, ours), nll(results, data, theirs)
             # Seeds that both have: the first.
             count = min(map(len, pair))
-            text = f"LeNet-5, {label}: NLL: {ours} is below {theirs}"
+            text = f"LeNet-5, {label}: the NLL of {ours} is below that of {theirs}"
             found.append(compared(text, *(values[:count] for values in pair)))
     return found
 
 
 def report(results: Results) -> str:
-    """Scores by method, beside the published ones."""
+    """Report scores by method, with the published ones."""
     size = results.setting
     tables = "\n\n".join(
         f"{label}. Published: {in_words(data)}.\n\n"
@@ -188,18 +188,21 @@ def report(results: Results) -> str:
     )
     return f"""### LeNet-5
 
-LeNet-5 with ReLU and max pooling, 61,706 weights, on {size["train"]:,} images; {size["epochs"]} epochs of Adam in \
-batches of {size["batch_size"]}, with a rate that falls from {size["rate"]:g} to zero along a cosine, the same for all \
-networks (`python -m benchmarks.uncertainty.lenet5`). Mean and standard error over seeds: {counts}. The \
-{size["num_members"]} members of an ensemble are the single networks of {size["num_members"]} seeds, and share its \
-{size["num_samples"]} draws. Settings are the best of {size["num_candidates"]} by the NLL of {size["validation"]:,} \
-other images of Fashion-MNIST, of networks trained on {size["choice"]:,} images with another seed: {choices(results)}. \
-Seconds are those of one core for the training, of all members of an ensemble.
+LeNet-5 with ReLU and max pooling has 61,706 weights. All networks train on {size["train"]:,} images for \
+{size["epochs"]} epochs of Adam, in batches of {size["batch_size"]}, with a rate that falls from {size["rate"]:g} to \
+zero along a cosine (`python -m benchmarks.uncertainty.lenet5`). Numbers are means and standard errors over seeds: \
+{counts}. The {size["num_members"]} members of an ensemble are the single networks of {size["num_members"]} seeds; \
+they share its {size["num_samples"]} draws.
 
-Published are those of [uncertainty-baselines](https://github.com/google/uncertainty-baselines), which train on \
-50,000 images for 25 epochs, and variational networks for 153. Their table names 60 thousand weights, as there are \
-here; their code pads all convolutions, which makes 545,546, so that their network may be larger. Cut to fit the \
-budget: {size["epochs"]} epochs, ensembles of {size["num_members"]} in the place of ten.
+Each method uses the best of {size["num_candidates"]} settings by the NLL of {size["validation"]:,} other images of \
+Fashion-MNIST, for networks trained on {size["choice"]:,} images with another seed: {choices(results)}. Seconds are \
+the training time on one core, summed over all members of an ensemble.
+
+The published results are those of [uncertainty-baselines](https://github.com/google/uncertainty-baselines). Their \
+networks train on 50,000 images for 25 epochs, and variational networks for 153. Their table gives 60 thousand \
+weights, like ours, but their code pads all convolutions. With padding there are 545,546 weights, so their network may \
+be larger. To fit the budget, we train for {size["epochs"]} epochs and use ensembles of {size["num_members"]} instead \
+of ten.
 
 {tables}
 
@@ -207,7 +210,7 @@ budget: {size["epochs"]} epochs, ensembles of {size["num_members"]} in the place
 
 
 def in_words(data: str) -> str:
-    """The published results."""
+    """Describe the published results."""
     return "; ".join(
         f"{name} NLL {nll:.3f}, accuracy {accuracy / 100:.3f}{'' if error is None else f', ECE {error:.3f}'}"
         for name, (nll, accuracy, error) in PUBLISHED[data].items()

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A network trained too long on Fashion-MNIST, and a scale for it that is chosen without training.
+"""Choose a scale, without training, for a network that was trained too long on Fashion-MNIST.
 
 python -m benchmarks.uncertainty.posthoc
 """
@@ -176,30 +176,30 @@ CLAIMS = (
     ("one radial scale, chosen without training, lowers the NLL", "nll", "radial, constant", PLAIN),
     ("one radial scale lowers the calibration error", "calibration_error", "radial, constant", PLAIN),
     (
-        "one radial scale has a lower NLL than one of mean field, at 32 draws",
+        "one radial scale has a lower NLL than one mean-field scale, at 32 draws",
         "nll",
         "radial, constant",
         "mean field, constant",
     ),
-    ("one radial scale has a lower NLL than one of mean field, at 128 draws", "nll", *WITH_MANY),
+    ("one radial scale has a lower NLL than one mean-field scale, at 128 draws", "nll", *WITH_MANY),
     ("one radial scale has a lower NLL than a last-layer Laplace approximation", "nll", "radial, constant", LAPLACE),
 )
 
 
 def claims(results: Results) -> list[Claim]:
-    """Methods against each other, network by network."""
+    """Compare methods network by network."""
     seeds = str(len(results.distinct("seed")))
     found = []
     for text, name, lower, higher in CLAIMS:
         ours, theirs = (results.values(name, method=method) for method in (lower, higher))
         difference = paired(ours, theirs)
         numbers = f"{with_error(ours, 3)} against {with_error(theirs, 3)}, difference {with_error(difference, 4)}"
-        found.append(Claim(f"A net trained too long: {text}", "", numbers, seeds, is_below(difference)))
+        found.append(Claim(f"A network trained too long: {text}", "", numbers, seeds, is_below(difference)))
     return found
 
 
 def report(results: Results) -> str:
-    """Scores by method."""
+    """Report scores by method."""
     digits = {"seconds": 1}
     lines = [
         [method, *(with_error(results.values(name, method=method), digits.get(name, 4)) for name in SCORES)]
@@ -207,28 +207,29 @@ def report(results: Results) -> str:
     ]
     return f"""### A scale for a trained network
 
-Fashion-MNIST, 784-200-200-10, 30 epochs of Adam at 1e-3 on 10,000 images; {len(results.distinct("seed"))} networks, \
-mean and standard error (`python -m benchmarks.uncertainty.posthoc`). One scale for all weights is chosen by the NLL \
-of 2,000 other images, in 24 passes of 16 draws; nothing else is chosen, and the last-layer Laplace approximation \
-takes its prior from the evidence. 10,000 test images, 32 draws; the rows of {MANY} draws were added after the others \
-had been seen. Seconds are those of one core for the search alone; without noise, those of the training.
+Networks of 784-200-200-10 train on 10,000 images of Fashion-MNIST for 30 epochs of Adam at 1e-3. Numbers are means \
+and standard errors over {len(results.distinct("seed"))} networks (`python -m benchmarks.uncertainty.posthoc`). One \
+scale for all weights is chosen by the NLL of 2,000 other images, in 24 passes of 16 draws. Nothing else is chosen; \
+the last-layer Laplace approximation sets its prior by marginal likelihood. Tests use 10,000 images and 32 draws. We \
+added the rows with {MANY} draws after seeing the others. Seconds are the time of the search on one core, or of the \
+training without noise.
 
 {markdown_table(["", *SCORES.values()], lines)}
 {removed(results)}
-{results.plot("Validation NLL against the scale, and test NLL and calibration error by method")}"""
+{results.plot("Validation NLL by scale, and test NLL and calibration error by method")}"""
 
 
 def removed(results: Results) -> str:
-    """One line on what was tried as well, if it is among the results."""
+    """Report what else was tried, if it is among the results."""
     nll = {method: results.values("nll", method=method) for method in REMOVED}
     nll = {method: values for method, values in nll.items() if values}
     if not nll:
         return ""
     best, worst = (choose(nll, key=lambda method: statistics.fmean(nll[method])) for choose in (min, max))
     return f"""
-Scales by the size, norm, singular values, activations or curvature of each site, and a number for each site, were \
-tried too, with NLLs from {with_error(nll[best], 4)} ({best}) to {with_error(nll[worst], 4)} ({worst}). None was \
-better by more than chance; commit {COMMIT} has the code.
+Tried and removed: scales by the size, norm, singular values, activations or curvature of each site, and a number for \
+each site. Their NLLs range from {with_error(nll[best], 4)} ({best}) to {with_error(nll[worst], 4)} ({worst}). None \
+was better by more than chance. Commit {COMMIT} has the code.
 """
 
 

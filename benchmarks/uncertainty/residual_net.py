@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A residual network with batch norm on Fashion-MNIST, all 60,000 images, by every method.
+"""Train a residual network with batch norm on all 60,000 images of Fashion-MNIST with every method.
 
 python -m benchmarks.uncertainty.residual_net
 python -m benchmarks.uncertainty.residual_net --paper --device cuda
@@ -178,19 +178,19 @@ CLAIMS = (
 
 
 def claims(results: Results) -> list[Claim]:
-    """Radial posteriors against what they would replace, network by network."""
+    """Compare radial posteriors with what they would replace, network by network."""
     found = []
     for name, ours, theirs in CLAIMS:
         pair = [results.values(name, use="test", method=method) for method in (ours, theirs)]
         # Seeds that both have: the first.
         count = min(map(len, pair))
-        text = f"A residual network on Fashion-MNIST: {SCORES[name]}: {ours} is below {theirs}"
+        text = f"A residual network on Fashion-MNIST: the {SCORES[name]} of {ours} is below that of {theirs}"
         found.append(compared(text, *(values[:count] for values in pair)))
     return found
 
 
 def report(results: Results) -> str:
-    """Scores by method."""
+    """Report scores by method."""
     size = results.setting
     counts = ", ".join(
         f"{len(results.where(use='test', method=method))} {method}" for method in tested_methods(results)
@@ -198,17 +198,20 @@ def report(results: Results) -> str:
     digits = {"accuracy": 4, "nll": 4, "calibration_error": 4, "seconds": 0}
     return f"""### A residual network
 
-Fashion-MNIST, 58,000 images; a convolution that halves the image, {sum(size["blocks"])} residual blocks of two \
-convolutions with batch norm in stages of {", ".join(str(size["width"] * 2**i) for i in range(len(size["blocks"])))} \
-channels, {size["weights"]:,} weights; {size["epochs"]} epochs of Adam in batches of {size["batch_size"]}, with a rate \
-that falls from {size["rate"]:g} to zero along a cosine, the same for all networks (`python -m \
-benchmarks.uncertainty.residual_net`). Norm layers are trained as they are, without a posterior. Mean and standard \
-error over seeds: {counts}. The {size["num_members"]} members of an ensemble are the single networks of \
-{size["num_members"]} seeds, and share its {size["num_samples"]} draws. Settings are the best of \
-{size["num_candidates"]} by the NLL of the other {size["validation"]:,} images, of networks trained on \
-{size["choice"]:,} with another seed: {choices(results)}. Seconds are those of one core for the training, of all \
-members of an ensemble. Cut to fit the budget: {size["epochs"]} epochs, {size["width"]} channels, two or three seeds, \
-no augmentation; `--paper --device cuda` is ResNet-18 for 60 epochs, which has not been run.
+Networks train on 58,000 images of Fashion-MNIST. They have a convolution that halves the image, followed by \
+{sum(size["blocks"])} residual blocks. Each block has two convolutions with batch norm; the stages have \
+{", ".join(str(size["width"] * 2**i) for i in range(len(size["blocks"])))} channels, with {size["weights"]:,} weights \
+in all. All networks train for {size["epochs"]} epochs of Adam, in batches of {size["batch_size"]}, with a rate that \
+falls from {size["rate"]:g} to zero along a cosine (`python -m benchmarks.uncertainty.residual_net`). Normalization \
+layers have no posterior and train as usual. Numbers are means and standard errors over seeds: {counts}. The \
+{size["num_members"]} members of an ensemble are the single networks of {size["num_members"]} seeds; they share its \
+{size["num_samples"]} draws.
+
+Each method uses the best of {size["num_candidates"]} settings by the NLL of the other {size["validation"]:,} images, \
+for networks trained on {size["choice"]:,} with another seed: {choices(results)}. Seconds are the training time on one \
+core, summed over all members of an ensemble. To fit the budget, we use {size["epochs"]} epochs, {size["width"]} \
+channels, two or three seeds and no augmentation. `--paper --device cuda` is ResNet-18 for 60 epochs, which we have \
+not run.
 
 {score_table(results, SCORES | {"seconds": "seconds"}, digits)}
 

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Which fundus images of RetinaMNIST to refer: table 1 and figure 3 of the Radial paper, against what people use.
+"""Choose fundus images of RetinaMNIST to refer, as in table 1 and figure 3 of the Radial paper, by many methods.
 
 python -m benchmarks.uncertainty.retinopathy
 """
@@ -209,7 +209,7 @@ CALIBRATED = (DROPOUT, DEEP_ENSEMBLE, MEAN_FIELD)
 
 
 def claims(results: Results) -> list[Claim]:
-    """Table 1's ranking where errors allow it, calibration, and the time."""
+    """Check the ranking of table 1 where errors allow it, calibration, and the time."""
     seeds = str(len(results.distinct("seed")))
     found = []
     for ours, theirs, place in AHEAD:
@@ -219,7 +219,7 @@ def claims(results: Results) -> list[Claim]:
         found.append(Claim(text, published, f"difference {mean:.1f} ± {error:.1f} points", seeds, mean > 2 * error))
     for ranked_by, published in (("mutual information", "94.3 to 96.8"), ("entropy", "")):
         gain, error = gain_of(results, RADIAL, ranked_by)
-        text = f"RetinaMNIST: referring the 30 % that radial is least certain of, by {ranked_by}, raises its AUC"
+        text = f"RetinaMNIST: referring the 30 % of images with the highest {ranked_by} raises the AUC of radial"
         found.append(Claim(text, published, f"by {gain:.1f} ± {error:.1f} points", seeds, gain > 2 * error))
     present = [name for name in METHODS if results.where(part="test", method=name)]
     with_radial = best_of(results, WITH_RADIAL)
@@ -227,7 +227,7 @@ def claims(results: Results) -> list[Claim]:
     mean, error = (float(100 * value[0]) for value in compared(results, with_radial, without))
     found.append(
         Claim(
-            "RetinaMNIST: the best method with radial members is not behind the best without, by two errors or more",
+            "RetinaMNIST: the best method with radial posteriors is less than two errors behind the best without",
             f"{PUBLISHED[RADIAL_ENSEMBLE][0]} against {PUBLISHED[DEEP_ENSEMBLE][0]}",
             f"{with_radial} against {without}: difference {mean:.1f} ± {error:.1f} points",
             seeds,
@@ -249,7 +249,7 @@ def claims(results: Results) -> list[Claim]:
     slowest = max(seconds, key=lambda name: seconds[name])
     found.append(
         Claim(
-            "RetinaMNIST: the whole evaluation of one method takes at most 10 minutes of one core, its search included",
+            "RetinaMNIST: the whole evaluation of one method, with its search, takes at most 10 minutes on one core",
             "",
             f"{seconds[slowest] / 60:.1f} minutes ({slowest})",
             seeds,
@@ -273,7 +273,7 @@ def total_seconds(results: Results, name: str) -> float:
 
 
 def report(results: Results) -> str:
-    """Table 1, calibration, other rankings and times."""
+    """Report table 1, calibration, other rankings and times."""
     present = [name for name in METHODS if results.where(part="test", method=name)]
     table, rankings, chosen = [], [], []
     for name in present:
@@ -293,26 +293,31 @@ def report(results: Results) -> str:
             chosen.append(_chosen(results, name))
     size = results.setting
     left_out = [name for name in METHODS if name not in present]
-    without = f" {', '.join(left_out)} was not run: {missing(left_out[0])} was not installed." if left_out else ""
+    without = (
+        f" We did not run {', '.join(left_out)}, because {missing(left_out[0])} was not installed." if left_out else ""
+    )
     headings = [f"{share:.0%}" for share in SHARES]
     measured = ["accuracy", "NLL", "ECE", "Brier", "s / epoch", "s in all"]
     published = [[name, *(f"{auc:.1f}" for auc in PUBLISHED[name])] for name in METHODS if name in PUBLISHED]
     return f"""### Retinopathy
 
-RetinaMNIST, 28 x 28, grades from 2 on against those below (`python -m benchmarks.uncertainty.retinopathy`): a network \
-like VGG with {len(network(1)().state_dict()) // 2 - 1} convolutions from {size["width"]} channels, mean and maximum \
-pooled, {size["epochs"]} epochs of the 1,080 training images with the paper's augmentation, batches of \
-{size["batch_size"]}, Adam with a rate that falls to zero. Each method has {size["configurations"]} random settings, \
-of the same numbers for rate (1e-3 to 1e-2) and prior (0.1 to 3, which is weight decay for points), start (rho from \
--10 to 0) and rate of scales, and dropout; the one of least NLL on a third of the training images and the 120 for \
-validation, trained on the others with seed 0, is the table's. What is made of the plain network has its setting. \
-Ensembles have {size["num_members"]} members; posteriors {size["num_samples"]} draws, which the members of an ensemble \
-share. {len(results.distinct("seed"))} seeds that no choice was made on.{without}
+The task is to tell grades from 2 up from lower grades on RetinaMNIST at 28 x 28 (`python -m \
+benchmarks.uncertainty.retinopathy`). The network resembles VGG, with {len(network(1)().state_dict()) // 2 - 1} \
+convolutions from {size["width"]} channels up, and with mean and maximum pooling. It trains for {size["epochs"]} \
+epochs on the 1,080 training images with the paper's augmentation, in batches of {size["batch_size"]}, with Adam at a \
+rate that falls to zero.
 
-AUC in percent of what is left of the 400 test images when a share is referred, by mutual information, or by entropy \
-where there is one draw: the mean over seeds ± its standard error over {size["num_resamples"]} bootstrap resamples of \
-the test images, which are the same for all, and the standard error over seeds at 0 % beside it. Seconds are those of \
-one core; in all with the search and every member.
+Each method tries {size["configurations"]} random settings. Rates (1e-3 to 1e-2) and priors (0.1 to 3; weight decay \
+for point estimates) are the same for all methods. Other settings are the start (rho from -10 to 0) and the rate of \
+scales, and dropout. The table uses the setting with the lowest NLL on a third of the training images and the 120 for \
+validation, after training on the others with seed 0. Methods made from the plain network use its setting. \
+Ensembles have {size["num_members"]} members. Posteriors have {size["num_samples"]} draws, which the members of an \
+ensemble share. The table has {len(results.distinct("seed"))} seeds that we did not use for any choice.{without}
+
+The table gives the AUC in percent on the rest of the 400 test images when a share is referred. Images are ranked by \
+mutual information, or by entropy for methods with a single draw. Each AUC is a mean over seeds ± its standard error \
+over {size["num_resamples"]} bootstrap resamples of the test images, which are the same for all methods. "over seeds" \
+is the standard error over seeds at 0 %. Seconds are on one core; "s in all" includes the search and every member.
 
 {markdown_table(["", *headings, "over seeds", *measured], table)}
 
@@ -320,19 +325,19 @@ Ranked by entropy instead:
 
 {markdown_table(["", *headings[1:]], rankings)}
 
-Published, of 512 x 512 images and 15 million parameters:
+Published results, with 512 x 512 images and 15 million parameters:
 
 {markdown_table(["", *headings], published)}
 
-What the search has chosen (sigma is where scales start, in the units of each method):
+Settings that the search chose (sigma is the initial scale, in the units of each method):
 
 {markdown_table(["", "rate", "prior", "sigma", "rate of scales", "dropout", "NLL", "worst NLL"], chosen)}
 
-The budget, the same for all methods, cut: images of 28 x 28 in the place of 512 x 512, and 1,080 of 44,594; one split \
-for the search in the place of cross-validation; {size["epochs"]} epochs; one batch size. 400 test images tell \
-differences of two to three points of AUC.
+The budget is the same for all methods. To fit it, we use images of 28 x 28 instead of 512 x 512, 1,080 images instead \
+of 44,594, one split for the search instead of cross-validation, {size["epochs"]} epochs, and one batch size. With 400 \
+test images, differences below two to three points of AUC cannot be detected.
 
-{results.plot("AUC of what is left against the share referred, and accuracy against confidence")}"""
+{results.plot("AUC of the remaining images by share referred, and accuracy by confidence")}"""
 
 
 def _chosen(results: Results, name: str) -> list[str]:

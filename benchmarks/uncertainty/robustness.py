@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How often networks learn at all: random settings, figure 4 of the Radial paper, and one thing changed at a time.
+"""Measure how often networks learn, with random settings (figure 4 of the Radial paper) and with single changes.
 
 python -m benchmarks.uncertainty.robustness
 """
@@ -204,7 +204,7 @@ def _size(results: Results) -> Size:
 
 
 def claims(results: Results) -> list[Claim]:
-    """The share that learns, at the paper's sigma and at equal standard deviation, and the regions of the grids."""
+    """Compare the share that learns, at the paper's sigma and at equal standard deviation, and the grids."""
     number = len(results.where(part="random", method=RADIAL))
     settings = f"{number} settings, {_size(results).folds} folds"
     good = {method: shares(results, method, GOOD) for method in METHODS}
@@ -213,28 +213,28 @@ def claims(results: Results) -> list[Claim]:
     (radial, radial_error), (narrow, narrow_error) = good[RADIAL], good[NARROW]
     return [
         Claim(
-            f"RetinaMNIST, random settings: at least twice as many radial as mean field reach an AUC of {GOOD}",
+            f"RetinaMNIST, random settings: radial reaches an AUC of {GOOD} at least twice as often as mean field",
             "44 % against 11 % (good AUCs)",
             f"{radial:.0%} against {good[MEAN_FIELD][0]:.0%}",
             settings,
             radial > 0 and radial >= 2 * good[MEAN_FIELD][0],
         ),
         Claim(
-            f"RetinaMNIST, random settings: at least twice as many mean field as radial stay below an AUC of {CHANCE}",
+            f"RetinaMNIST, random settings: mean field fails an AUC of {CHANCE} at least twice as often as radial",
             "82 % against 39 %",
             f"{poor[MEAN_FIELD]:.0%} against {poor[RADIAL]:.0%}",
             settings,
             poor[MEAN_FIELD] > 0 and poor[MEAN_FIELD] >= 2 * poor[RADIAL],
         ),
         Claim(
-            f"The same at equal standard deviations: more radial than mean field reach an AUC of {GOOD}",
+            f"The same at equal standard deviations: radial reaches an AUC of {GOOD} more often than mean field",
             "",
             f"{radial:.0%} ± {radial_error:.0%} against {narrow:.0%} ± {narrow_error:.0%}",
             settings,
             radial - narrow > 2 * math.hypot(radial_error, narrow_error),
         ),
         Claim(
-            "RetinaMNIST, one thing changed at a time: radial works in more cells than mean field",
+            "RetinaMNIST, one change at a time: radial works in more cells than mean field",
             "",
             " against ".join(f"{works} of {of}" for works, of in (regions[RADIAL], regions[MEAN_FIELD])),
             str(_size(results).seeds),
@@ -244,7 +244,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def report(results: Results) -> str:
-    """Shares by method and threshold, and the grids."""
+    """Report shares by method and threshold, and the grids."""
     size = _size(results)
     thresholds = (0.55, CHANCE, 0.65, 0.7, GOOD, 0.8)
     table = [
@@ -263,38 +263,41 @@ def report(results: Results) -> str:
     minutes = sum(results.values("seconds")) / 60
     return f"""### Robustness
 
-RetinaMNIST at 14 x 14, grades from 2 on against those below (`python -m benchmarks.uncertainty.robustness`): a \
-network like VGG with four convolutions from {size.width} channels, N(0, 1) as the prior, the whole KL. \
-{size.configurations} random settings out of the paper's (SGD with Nesterov's momentum or Amsgrad, rates ten times \
-the paper's, decay, batches of 16 to 256, 1 to 4 draws of a step, rho of -6, -4, -2 or 0), the same for each method, \
-{size.epochs} epochs, the first of the means alone; the mean AUC of {size.folds} folds of the 1,200 images for \
-training and validation. A radial posterior of a sigma has the standard deviation sigma / sqrt(D) at a weight; mean \
-field, narrow, starts at that. Share of settings that reach an AUC, with its binomial standard error:
+The task is to tell grades from 2 up from lower grades on RetinaMNIST at 14 x 14 (`python -m \
+benchmarks.uncertainty.robustness`). The network resembles VGG, with four convolutions from {size.width} channels up. \
+The prior is N(0, 1), with the full KL. We try {size.configurations} random settings from the paper's choices: SGD \
+with Nesterov momentum or Amsgrad, rates ten times the paper's, decay, batches of 16 to 256, 1 to 4 draws per step, \
+and rho of -6, -4, -2 or 0. Each method gets the same settings and trains for {size.epochs} epochs, the first for the \
+means only. The AUC is a mean over {size.folds} folds of the 1,200 training and validation images.
+
+At a given sigma, a radial posterior has a standard deviation of sigma / sqrt(D) at each weight; "mean field, narrow" \
+starts at that value. The table gives the share of settings that reach an AUC, with its binomial standard error:
 
 {markdown_table(["", *(f"{t:g}" for t in thresholds), "best AUC", "diverged"], table)}
 
-By the start of the scales, share that reaches {GOOD:g}:
+Share that reaches {GOOD:g}, by the start of the scales:
 
 {markdown_table(["", *(f"rho {rho:g}" for rho in RHOS)], by_rho)}
 
-One thing changed at a time: Adam at 0.01 with a rate that falls to zero, batches of 64, rate of scales 0.01, rho of \
--2, N(0, 1), four convolutions from {size.width} channels, {size.epochs} epochs of the 1,080 training images without \
-augmentation; test NLL, mean of {size.seeds} seeds. A guide works below {WORKS:g}; the share of referable images \
-alone has 0.69, which a training that diverges counts as.
+The next tables change one thing at a time in this setting: Adam at 0.01 with a rate that falls to zero, batches of \
+64, a rate of 0.01 for scales, rho of -2, N(0, 1), and four convolutions from {size.width} channels up. Networks train \
+for {size.epochs} epochs on the 1,080 training images without augmentation. The tables give the test NLL, mean of \
+{size.seeds} seeds. A guide works if its NLL is below {WORKS:g}. Always predicting the share of referable images has \
+an NLL of 0.69, which also counts for a training that diverges.
 
 {more}
 
-The budget, {minutes:.0f} minutes of one core in all, cut: {size.configurations} of the paper's 86 settings, images of \
-14 x 14 in the place of 256 x 256, {size.epochs} epochs of its 150, and augmentation.
+The budget is {minutes:.0f} minutes on one core in all. To fit it, we use {size.configurations} of the paper's 86 \
+settings, images of 14 x 14 instead of 256 x 256, {size.epochs} epochs instead of 150, and no augmentation.
 
-{results.plot("Share of settings that reach an AUC, and test NLL over start and rate of the scales")}"""
+{results.plot("Share of settings that reach an AUC, and test NLL by start and rate of the scales")}"""
 
 
 #: By study: what its table is called, and a column of it.
 TITLES: dict[str, tuple[str, Any]] = {
     "scales": ("Start and rate of scales:", lambda cell: f"rho {cell['rho']:g}, rate {cell['scale_rate']:g}"),
     "prior": ("Standard deviation of the prior:", lambda cell: f"{cell['prior_stddev']:g}"),
-    "network": ("Convolutions x channels of the first:", lambda cell: f"{cell['depth']} x {cell['width']}"),
+    "network": ("Number of convolutions x channels of the first:", lambda cell: f"{cell['depth']} x {cell['width']}"),
 }
 
 

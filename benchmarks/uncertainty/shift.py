@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Data that training has not seen: another kind of image, images turned, blurred, noisy and low in contrast.
+"""Test networks on unseen data: another kind of image, and rotated, blurred, noisy and low-contrast images.
 
 python -m benchmarks.uncertainty.shift
 """
@@ -194,30 +194,28 @@ CHANGED_CLAIMS = (
 )
 CHANGED = {
     "Fashion-MNIST with blur, noise and low contrast": (FASHION, tuple(CORRUPTIONS)),
-    "MNIST turned": (DIGITS, (TURNED,)),
+    "Rotated MNIST": (DIGITS, (TURNED,)),
 }
 
 
 def claims(results: Results) -> list[Claim]:
-    """Radial posteriors against what they would replace, seed by seed."""
+    """Compare radial posteriors with what they would replace, seed by seed."""
     found = []
     for name, ours, theirs in UNSEEN_CLAIMS:
         pair = [results.values(name, use="test", data=FASHION, method=method) for method in (ours, theirs)]
         is_area = name.startswith("auroc")
-        text = (
-            f"MNIST unseen by Fashion-MNIST networks: {UNSEEN[name]}, of {ours} is {'above' if is_area else 'below'} "
-        )
-        # Higher is the negative lower.
-        found.append(compared(f"{text}that of {theirs}", *pair, higher_is_better=is_area))
+        above = "above" if is_area else "below"
+        text = f"MNIST unseen by Fashion-MNIST networks ({UNSEEN[name]}): {ours} is {above} {theirs}"
+        found.append(compared(text, *pair, higher_is_better=is_area))
     for what, (data, kinds) in CHANGED.items():
         for name, ours, theirs in CHANGED_CLAIMS:
             pair = [values(results, data, method, kinds, name) for method in (ours, theirs)]
-            found.append(compared(f"{what}: {SCORES[name]}: {ours} is below {theirs}", *pair))
+            found.append(compared(f"{what}: the {SCORES[name]} of {ours} is below that of {theirs}", *pair))
     return found
 
 
 def report(results: Results) -> str:
-    """Scores by method on familiar, unseen and changed images."""
+    """Report scores by method on familiar, unseen and changed images."""
     size = results.setting
     strengths = "; ".join(
         f"{kind} {', '.join(f'{strength:g}' for strength in corruption.strengths)} ({corruption.unit})"
@@ -239,21 +237,24 @@ def report(results: Results) -> str:
     seeds = len(set(results.values("seed", use="test")))
     return f"""### Shifted data
 
-A perceptron 784-{size["hidden"]}-{size["hidden"]}-10 trained on {size["train"]:,} images for {size["epochs"]} epochs \
-of Adam with a rate that falls to zero along a cosine, the same for all methods and for each of {size["num_members"]} \
-members of an ensemble (`python -m benchmarks.uncertainty.shift`); mean and standard error over {seeds} seeds. \
-Settings are the best of {size["num_candidates"]} by the NLL of {size["validation"]:,} other images of Fashion-MNIST, \
-with a seed of its own: {choices(results)}; truncated mean field has that of mean field. {size["num_samples"]} draws, \
-which the members of an ensemble share. Cut to fit the budget: {size["train"]:,} of 60,000 training images, \
-{size["num_members"]} members in the place of ten, {seeds} seeds (two of mean field with tweaks or truncated), \
-{size["changed"]:,} of 10,000 test images for each change. Seconds are those of one core for the training.
+A perceptron 784-{size["hidden"]}-{size["hidden"]}-10 trains on {size["train"]:,} images for {size["epochs"]} epochs \
+of Adam, with a rate that falls to zero along a cosine (`python -m benchmarks.uncertainty.shift`). This is the same \
+for all methods and for each of {size["num_members"]} members of an ensemble. Numbers are means and standard errors \
+over {seeds} seeds. Each method uses the best of {size["num_candidates"]} settings by the NLL of \
+{size["validation"]:,} other images of Fashion-MNIST, with another seed: {choices(results)}. Truncated mean field uses \
+the setting of mean field. Posteriors have {size["num_samples"]} draws, which the members of an ensemble share.
 
-Networks of Fashion-MNIST, with MNIST as what they have not seen, {size["test"]:,} test images of each; a single draw \
+To fit the budget, we use {size["train"]:,} of 60,000 training images, {size["num_members"]} members instead of ten, \
+{seeds} seeds (two for mean field with tweaks or truncated), and {size["changed"]:,} of 10,000 test images for each \
+change. Seconds are the training time on one core.
+
+Networks of Fashion-MNIST, tested on MNIST as unseen data, with {size["test"]:,} test images of each. A single draw \
 has no mutual information:
 
 {score_table(results, SCORES | UNSEEN | {"seconds": "seconds"}, {"seconds": 0}, data=FASHION)}
 
-Fashion-MNIST changed, mean over five strengths: {strengths}. MNIST {TURNED}, mean over 15, 30, ..., 180 degrees.
+Changed images of Fashion-MNIST, mean over five strengths: {strengths}. Rotated MNIST ("{TURNED}"), mean over 15, 30, \
+..., 180 degrees.
 
 {markdown_table(["", *changed], lines)}
 

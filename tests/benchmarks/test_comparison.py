@@ -115,4 +115,4 @@ def test_a_comparison_holds_beyond_two_standard_errors():
     assert compared("", [2.0, 2.1, 2.0], [1.0, 1.2, 1.1], higher_is_better=True).held
     # A difference of 0.1 with a standard error of 0.1.
     assert not compared("", [0.9, 1.1, 0.7], [1.0, 1.0, 1.0]).held
-    assert compared("lower", [0.9], [1.0])[::4] == ("lower, one of each", False)
+    assert compared("lower", [0.9], [1.0])[::4] == ("lower (one of each)", False)
