@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Draws of a prior given data: of piecewise functions, filtered and then sampled, and of its nearest normal."""
+"""Draw piecewise functions given data, by filtering and then sampling, and draw from the nearest normal."""
 
 from collections.abc import Callable
 

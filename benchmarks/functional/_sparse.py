@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A sparse variational Gaussian process (GPyTorch's), for data too many for the exact one."""
+"""Train a sparse variational Gaussian process (GPyTorch's) on sets too large for the exact process."""
 
 import gpytorch
 import torch

@@ -68,9 +68,9 @@ GUIDES = {
 
 
 def run(output: Path, *, data_dir: Path, form: Form = "default", workers: int = 2) -> None:
-    """The recommended setting of ``functional.uci``, and others that differ from it in one thing.
+    """Train the recommended setting of ``functional.uci``, and others that differ from it in one thing.
 
-    A tenth of the training rows of the first split is left out, for new inputs; no test row is looked at. One seed.
+    A tenth of the training rows of the first split is left out and serves as new inputs. No test row is used. One seed.
     """
     results = Results(output, {"torch": torch.__version__, "data": DATA, **_regression.FORMS[form]})
     jobs = []

@@ -58,23 +58,23 @@ SIZES = {"default": Size(), "small": Size(((24, 30), (30, 40)), 10, 2)}
 
 
 def run(output: Path, *, form: Form = "default") -> None:
-    """A step is the loss, its gradient and Adam, on 20 data, with the guide AutoMeanField.
+    """Time training steps, each with the loss, its gradient and Adam, on 20 data, with the guide AutoMeanField.
 
-    The network is 1-100-100-100-100-100-1 with ReLU; the functional loss has a UniformBox of further points, up to the
-    number of points named. Its unit is a step with RadialELBO on the same data with as many draws, all at once, and
-    every KL in closed form. ``likelihood`` is that step without its KL, what no loss with so many draws goes below;
-    ``over_likelihood`` is in its units. ``divergence_ms`` is the divergence alone, forward and backward, of fixed
-    function values, and ``share`` its part of the step.
+    The network is 1-100-100-100-100-100-1 with ReLU. The functional loss has a UniformBox with further points, up to
+    the number of points in the table. The unit is a step with RadialELBO on the same data, with as many draws at once
+    and every KL in closed form. ``likelihood`` is that step without its KL, a lower limit for any loss with as many
+    draws; ``over_likelihood`` uses it as the unit. ``divergence_ms`` is the time of the divergence alone, forward and
+    backward, at fixed function values; ``share`` is its part of the step.
 
-    The prior is a Gaussian process with noise, but for ``SteinKL(), implicit prior``: piecewise linear functions, whose
-    score is estimated from 500 draws. A divergence that needs more draws than a case has is left out there.
+    The prior is a Gaussian process with noise. Only ``SteinKL(), implicit prior`` uses piecewise linear functions, and
+    estimates their score from 500 draws. A case is left out if the divergence needs more draws than it has.
 
-    ``LinearizedKL()`` needs no draws, and so has a unit of its own: of the network 13-50-50-1 with SiLU, 25 data, and
-    the rest of the points between rows, a step with 8 draws for the likelihood, against the step with RadialELBO and 10
+    ``LinearizedKL()`` needs no draws, so it has its own unit. The network is 13-50-50-1 with SiLU, with 25 data and the
+    other points between rows. A step with 8 draws for the likelihood is compared with a step with RadialELBO and 10
     draws on the same data.
 
-    All subjects take turns in one run. The time is that of one thread's work, so that another program on the machine
-    counts little, and the allocator keeps its pages.
+    All subjects take turns in one run. Only the CPU time of this one thread counts, so other programs on the machine
+    have little influence. The allocator keeps its pages.
     """
     torch.set_num_threads(1)
     keep_pages()

@@ -159,21 +159,23 @@ def standardized(task: Task, data_dir: Path, seed: int) -> Problem:
 
 
 def run(output: Path, *, data_dir: Path, form: SizedForm = "default", seeds: int = 3, workers: int = 2) -> None:
-    """Four tasks; seeds are those of the two with a sine.
+    """Train on four tasks; ``seeds`` applies to the two tasks with a sine.
 
     ``sin``: 20 points of 2 sin(4x) with noise of 0.2 in [-2, -0.5] and [0.5, 2], under an RBF kernel and under a
     periodic plus an RBF kernel (section 5.1 and figure 2). ``cube``: 20 points of x^3 with noise of 3 in [-4, -1] and
     [1, 4] under a linear plus an RBF kernel, with networks of several sizes (figure 1). ``co2``: monthly means of
     carbon dioxide at Mauna Loa from 2006 to 2015, and the five years after (appendix C.2).
 
-    The process is fitted to the data by marginal likelihood, and is the prior of the network. Measured on an even grid
-    over the whole domain: ``error``, the root mean square difference of the means in standard deviations of the prior,
-    and ``ratio``, the mean ratio of the standard deviations of the function. ``mean field`` has standard normal priors
-    on weights instead, its KL whole or times 0.001. Inputs and targets are standardized; the noise is known, but for
-    co2, where the process finds it. A ReLU network does not go on with waves where no datum is: ``functional, yearly
-    features`` gets the sine and cosine of one and two waves a year beside the time, and the same prior. Batches are of
-    at most 60 data, with 40 points in the domain beside them. co2, with thirty bends to learn, has twice the steps and
-    starts at five times the rate. The paper's size is 5 layers of 500 and 80,000 steps.
+    The prior of the network is a Gaussian process, fitted to the data by marginal likelihood. Scores are measured on an
+    even grid over the whole domain. ``error`` is the root mean square difference of the means in standard deviations of
+    the prior; ``ratio`` is the mean ratio of the standard deviations of the function. ``mean field`` has standard
+    normal priors on weights instead, with the full KL or 0.001 times the KL.
+
+    Inputs and targets are standardized. The noise is known, except for co2, where it is fitted with the process. A ReLU
+    network does not continue waves beyond the data, so ``functional, yearly features`` also gets the sine and cosine of
+    one and two waves per year, with the same prior. Batches have at most 60 data, with 40 more points in the domain.
+    co2 has thirty bends to learn, so it takes twice the steps and starts at five times the rate. The paper's size is 5
+    layers of 500 and 80,000 steps.
     """
     common = {
         "prior_noise": [task.prior_noise for task in TASKS.values()],

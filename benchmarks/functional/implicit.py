@@ -99,19 +99,21 @@ def white_noise(stddev: float) -> GaussianProcess:
 
 
 def run(output: Path, *, form: SizedForm = "default", seeds: int = 3, workers: int = 2) -> None:
-    """Each run draws a function from the prior, and 20 points of it in [0, 0.2] and 20 in [0.8, 1] with noise of 0.02.
+    """Draw a function from the prior, observe 20 points in [0, 0.2] and 20 in [0.8, 1], and train networks.
 
-    A network is to find what the prior allows between them. ``SteinKL`` estimates both scores, the prior's from 1,000
-    draws of it; ``LinearizedKL`` takes the moments of as many draws. Both distributions carry noise of 0.02.
-    ``tanh`` is a network of 2 x 50 units that change over about a tenth of the domain, ``bumps`` one of 200 units
-    exp(-z^2) at widths from a third of it to a sixtieth: in a series of such functions, as Schauder's of a Brownian
-    bridge, the coefficients of functions as rough as these are nearly independent, which a factorized posterior can be.
-    ``exact`` are draws of the prior given the data, exact but for a grid of change points; ``nearest normal`` those of
-    the normal distribution with the prior's moments (by 20,000 draws), the most that ``LinearizedKL`` can come to;
-    ``prior`` is the prior itself, by 10,000 draws.
+    The noise is 0.02. Networks should find what the prior allows in the gap. ``SteinKL`` estimates both scores, that of
+    the prior from 1,000 draws; ``LinearizedKL`` takes the moments of as many draws. Both distributions include the
+    noise of 0.02. ``tanh`` is a network of 2 x 50 units that change over about a tenth of the domain. ``bumps`` is a
+    network of 200 units exp(-z^2), with widths from a third of the domain to a sixtieth. Schauder's series of a
+    Brownian bridge motivates bumps: in such series the coefficients of rough functions are nearly independent, and a
+    factorized posterior can represent that.
 
-    Measured against the true function, beside the data and in the gap: the root mean square error of the mean, the mean
-    standard deviation, and the share of the true function within two standard deviations.
+    ``exact`` takes draws of the prior given the data, exact up to a grid of change points. ``nearest normal`` takes
+    draws of the normal distribution with the moments of the prior (from 20,000 draws), the best that ``LinearizedKL``
+    can reach. ``prior`` is the prior itself, with 10,000 draws.
+
+    Scores compare with the true function, beside the data and in the gap: the root mean square error of the mean, the
+    mean standard deviation, and the share of the true function within two standard deviations.
 
     Settings were chosen with seeds 0 and 1.
     """

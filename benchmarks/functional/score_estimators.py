@@ -118,15 +118,16 @@ def measure(seeds: int, *, distribution: str, dim: int, draws: int, estimator: s
 
 
 def run(output: Path, *, form: Form = "default", seeds: int = 3) -> None:
-    """Of normal distributions and of others, in 10 to 60 dimensions.
+    """Estimate scores of normal and other distributions in 10 to 60 dimensions.
 
-    Distributions: normal with unit covariance; normal as values of a smooth Gaussian process at D points (a Gaussian
-    kernel of length 0.5 on [-1, 1] plus noise of 0.1); two normal modes four standard deviations apart in one
-    direction; Student's t with 5 degrees of freedom. ``error`` is the norm of the difference over that of the true
-    score, ``slope`` the inner product of both over the true one's square: below 1, the entropy's force is too weak, and
-    a fit comes out too narrow. ``published`` is the spectral Stein estimator with the settings and the habits of the
-    code for functional networks: a width for each coordinate, threshold 0.99 without the eigenvalue that crosses it, no
-    ridge.
+    The distributions are: a normal with unit covariance; a normal of the values of a smooth Gaussian process at D
+    points (a Gaussian kernel of length 0.5 on [-1, 1] plus noise of 0.1); two normal modes four standard deviations
+    apart in one direction; and Student's t with 5 degrees of freedom.
+
+    ``error`` is the norm of the difference over the norm of the true score. ``slope`` is the inner product of both over
+    the square of the true score; below 1, the force of the entropy is too weak and a fit comes out too narrow.
+    ``published`` is the spectral Stein estimator as in the code for functional networks: a width for each coordinate,
+    threshold 0.99 without the eigenvalue that crosses it, and no ridge.
     """
     torch.set_num_threads(1)
     size = SIZES[form]

@@ -28,16 +28,18 @@ __all__ = ["claims", "draw", "report", "run"]
 
 
 def run(output: Path, *, data_dir: Path, form: SizedForm = "default", seeds: int = 10, workers: int = 2) -> None:
-    """The standard splits, standardized by the training rows; every result is of the targets' own units.
+    """Train on the standard splits, standardized by the training rows; results are in the units of the targets.
 
-    A process with an RBF kernel and a length for each input is fitted to the training rows by marginal likelihood (Sun
-    et al., 2019, section 5.2), and predicts itself (``exact process``), or is the prior of a network of 2 x 50 SiLU
-    units, as smooth as the process (theirs is 1 x 50 with ReLU). Batches are of 100 rows, with 50 points on lines
-    between training rows, and the divergence is in closed form, of the linearized network. Its weight is the square
-    root of N/B, where the published one is N/B. The noise is learned, at a rate of 0.05 that does not fall, and at
-    least that of the process: it starts at three times as much, and would be learned last. ``mean field`` has the same
-    network, batches and steps, and priors on weights of variance one over the inputs of a unit; its noise starts at
-    0.5. 4,000 steps of Adam at 0.015, 0.0045 and 0.00075.
+    A Gaussian process with an RBF kernel and a length scale for each input is fitted to the training rows by marginal
+    likelihood (Sun et al., 2019, section 5.2). It predicts by itself (``exact process``), and is the prior of a network
+    of 2 x 50 SiLU units, as smooth as the process (theirs is 1 x 50 with ReLU). Batches have 100 rows, with 50 points
+    on lines between training rows. The divergence is in closed form, for the linearized network. Its weight is the
+    square root of N/B; the published weight is N/B.
+
+    The noise is learned, at a constant rate of 0.05, and cannot fall below that of the process. It starts at three
+    times as much, because it would otherwise be learned last. ``mean field`` has the same network, batches and steps;
+    the prior variance of its weights is one over the number of inputs of a unit, and its noise starts at 0.5. Training
+    takes 4,000 steps of Adam at 0.015, 0.0045 and 0.00075.
 
     Settings were chosen on a tenth of the training rows of the first split. The paper's size is 1 x 50 units, 20 + 5
     points, 2,000 epochs, and 10 splits.

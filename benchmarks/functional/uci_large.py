@@ -31,12 +31,12 @@ NEEDS = "an hour of two cores"
 
 
 def run(output: Path, *, data_dir: Path, form: Form = "default", seeds: int = 3, workers: int = 2) -> None:
-    """As ``functional.uci``, with other settings.
+    """Train as in ``functional.uci``, with other settings.
 
-    20 points between rows, and 10,000 steps after 20 epochs (protein) and 100 (naval) that train the means alone, under
-    priors on functions and on weights. Weights start at a standard deviation of 0.01 (protein) and 0.001 (naval, whose
-    targets are a simulator's, without noise). ``exact process`` is of 3,000 rows; ``sparse process`` is GPyTorch's, of
-    all, with 300 inducing points and as many steps.
+    There are 20 points between rows and 10,000 steps. Before these, 20 epochs (protein) or 100 epochs (naval) train
+    only the means, under priors on functions and on weights. Weights start at a standard deviation of 0.01 (protein) or
+    0.001 (naval, where a simulator computes the targets without noise). ``exact process`` uses 3,000 rows. ``sparse
+    process`` is GPyTorch's; it uses all rows, with 300 inducing points and as many steps.
 
     Settings were chosen on a tenth of the training rows of the first split.
     """

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""One training step of a multilayer perceptron, as each library takes it."""
+"""Take one training step of a multilayer perceptron with each library."""
 
 import importlib.util
 import math

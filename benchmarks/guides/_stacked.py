@@ -1,10 +1,11 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Networks of the same shape for as many data sets, such as the splits of one, which train side by side as one model.
+"""Train networks of the same shape side by side as one model, one for each data set, such as a split.
 
-No parameter and no row is shared, the loss is the sum of theirs, and Adam goes by element: each network is trained as
-it would be alone, in a small part of the time, since the arrays of one are far too small to keep a processor busy.
+Networks share no parameter and no row, the loss is the sum of their losses, and Adam works by element. So each network
+trains as it would alone. Training takes a small part of the time, because the arrays of one network are far too small
+to keep a processor busy.
 """
 
 from collections.abc import Sequence

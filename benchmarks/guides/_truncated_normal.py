@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The truncated normal distribution and its family, against the public protocol for families."""
+"""Define the truncated normal distribution and its family, by the public protocol for families."""
 
 import math
 from typing import Any

@@ -84,14 +84,17 @@ SIZES = {"default": Size(), "small": Size(2, 3, 8, 2, 5, 2, 4, 2)}
 
 
 def run(output: Path, *, form: Form = "default", seeds: int = 2, threads: int = 1) -> None:
-    """24 points of a smooth function with a gap, networks with tanh units, and noise of a known standard deviation.
+    """Train on 24 points of a smooth function with a gap, with tanh networks and known noise.
 
-    The prior of weights is normal, of 1.5 over the root of a layer's inputs, of biases standard normal. NUTS is Pyro's,
-    of four chains, 300 steps of warm-up and 700 draws each, on the same posterior density. Guides train on all points
-    for 2,000 steps of Adam at 0.01, which falls to zero, with 8 draws; ensembles have 5 members. Scales that are chosen
-    post hoc, of a network at the mode of its posterior, have 24 other points to choose by. A seed is that of network
-    and noise; the data are the same. Predictions are functions without noise, 500 draws, at 49 inputs from -3 to 3.
-    (A radial-directional posterior needs a prior of its own, so that its exact posterior is another.)
+    The prior of weights is normal with a standard deviation of 1.5 over the root of the number of inputs of a layer;
+    that of biases is standard normal. NUTS is Pyro's, with four chains of 300 steps of warm-up and 700 draws each, on
+    the same posterior density. Guides train on all points for 2,000 steps of Adam, at a rate that falls from 0.01 to
+    zero, with 8 draws; ensembles have 5 members. Post-hoc scales, for a network at the mode of its posterior, are
+    chosen on 24 other points.
+
+    A seed determines the network and the noise; the data are the same. Predictions are functions without noise, 500
+    draws, at 49 inputs from -3 to 3. Radial-directional posteriors are left out: they need another prior, and so have
+    another exact posterior.
     """
     torch.set_num_threads(threads)
     size = SIZES[form]

@@ -174,7 +174,7 @@ SMALL = ("AutoRadial, RadialELBO",)
 
 
 def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
-    """Each program once: its graph, and gradients on the same noise."""
+    """Capture each program once, and compare gradients on the same noise."""
     torch.set_num_threads(threads)
     results = Results(output, {"threads": threads, "width": WIDTHS[form], "torch": torch.__version__})
     for name in SMALL if form == "small" else PROGRAMS:

@@ -72,7 +72,7 @@ def vgg16(channels: int, convolutions: int) -> nn.Module:
 
 
 def run(output: Path, *, form: Form = "default", device: Literal["cuda", "cpu"] = "cuda") -> None:
-    """Checks first, then times; ``--device cpu --small`` shows that it runs where there is no GPU."""
+    """Run checks, then measure times; ``--device cpu --small`` tests the experiment without a GPU."""
     size = SIZES[form]
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     results = Results(output, {"device": name, "torch": torch.__version__})

@@ -54,12 +54,13 @@ def run(
     workers: int = 1,
     threads: int = 1,
 ) -> None:
-    """The variance over the noise alone, of the mean negative log-likelihood of one batch, before any training.
+    """Measure the variance of gradients over the noise of the weights, before any training.
 
-    Fashion-MNIST, through a convolution that brings 28 x 28 pixels to 7 x 7 positions of C channels, two 3 x 3
-    convolutions of C channels, and a linear layer on the mean of all positions. All weights are drawn, from one scale
-    everywhere; the variances are those of the first 3 x 3 convolution's gradient in its means, summed over its 9 C²
-    weights. (Its KL is closed: its gradient has no noise.) A seed is a network and a batch.
+    The gradient is that of the mean negative log-likelihood of one batch of Fashion-MNIST. The network has a
+    convolution that turns 28 x 28 pixels into 7 x 7 positions of C channels, two 3 x 3 convolutions of C channels, and
+    a linear layer on the mean over positions. All weights are drawn, from one scale everywhere. The variances are those
+    of the gradient with respect to the means of the first 3 x 3 convolution, summed over its 9 C² weights. The KL is in
+    closed form, so its gradient has no noise. A seed determines the network and the batch.
     """
     size = SIZES[form]
     (x, y), _ = flat_images("fashion_mnist", data_dir)

@@ -81,12 +81,14 @@ def run(
     workers: int = 1,
     threads: int = 1,
 ) -> None:
-    """2,000 images of Fashion-MNIST, 784-100-100-10, a unit normal prior, batches of 64 and 4 draws (as in the paper).
+    """Train 784-100-100-10 on 2,000 images of Fashion-MNIST with a unit normal prior, and measure gradients.
 
-    Adam at 1e-3 for means and at 1e-2 for scales, so that they come to where the loss wants them within 60 epochs;
-    the paper has 500 epochs at 1e-4 on a convolutional network. All scales start at sigma 0.0025, or at that standard
-    deviation. What is measured after each fifth epoch is of the training data: the accuracy of single draws, the mean
-    of 16; the two terms of the loss, by row; the variance over the noise of the gradient of one batch's mean negative
+    Batches have 64 rows and steps 4 draws, as in the paper. Adam has a rate of 1e-3 for means and 1e-2 for scales, so
+    that scales reach their optimum within 60 epochs. The paper trains a convolutional network for 500 epochs at 1e-4.
+    All scales start at sigma 0.0025, or at that standard deviation.
+
+    After each fifth epoch, measurements on the training data give: the accuracy of single draws, as a mean of 16; the
+    two terms of the loss per row; the variance over the noise of the gradient of one batch's mean negative
     log-likelihood, summed over the weights of the first layer; and the distance of draws from the mean of all weights.
     """
     size = SIZES[form]

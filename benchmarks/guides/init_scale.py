@@ -68,11 +68,11 @@ def run(
     seeds: int = 3,
     threads: int = 1,
 ) -> None:
-    """Each guide trains from each initial marginal standard deviation, with both links, and nothing else tuned.
+    """Train each guide from each initial marginal standard deviation, with both links, and tune nothing else.
 
-    On MNIST (a 784-200-200-10 net, 5 epochs) and on two small regression sets (one hidden layer of 50, 200 epochs,
-    learned noise). A tenth of the *training* data is held out; the score is its negative log predictive density per
-    datum. The link is the function from a real parameter to a positive scale.
+    The data are MNIST (a 784-200-200-10 network, 5 epochs) and two small regression sets (one hidden layer of 50, 200
+    epochs, learned noise). A tenth of the *training* data is held out; the score is its negative log predictive density
+    per datum. The link is the function from a real parameter to a positive scale.
     """
     torch.set_num_threads(threads)
     size = SIZES[form]

@@ -46,7 +46,7 @@ SIZES = {"default": Size(), "small": Size((0, 1), 2, 4, 20, 100)}
 def run(
     output: Path, *, form: Form = "default", data_dir: Path | None = None, seeds: int = 2, threads: int = 1
 ) -> None:
-    """Variances over the noise alone, on the same batches and parameters: the sum over the elements of a layer."""
+    """Measure variances over the noise, on the same batches and parameters, summed over the elements of a layer."""
     torch.set_num_threads(threads)
     size = SIZES[form]
     (x, y), _ = flat_images("mnist", data_dir)

@@ -51,7 +51,7 @@ SIZES = {"default": Size(), "small": Size(1, 4, 200)}
 def run(
     output: Path, *, form: Form = "default", data_dir: Path | None = None, seeds: int = 3, threads: int = 1
 ) -> None:
-    """All methods take the same steps of the same Adam (1e-3) on the same batches; predictions average 64 draws."""
+    """Train all methods with the same steps of Adam (1e-3) on the same batches; predictions average 64 draws."""
     torch.set_num_threads(threads)
     size = SIZES[form]
     train, test = ((x[: size.rows], y[: size.rows]) for x, y in flat_images("mnist", data_dir))

@@ -46,7 +46,7 @@ SIZES = {"default": Size(), "small": Size((20,), 4, (8, 16), (1, 8), 2)}
 
 
 def run(output: Path, *, form: Form = "default") -> None:
-    """The same network throughout; the ways of predicting take turns, and only this thread's own time counts."""
+    """Time ways of predicting with one network; they take turns, and only the time of this thread counts."""
     torch.set_num_threads(1)
     keep_pages()
     size = SIZES[form]

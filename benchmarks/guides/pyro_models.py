@@ -106,7 +106,7 @@ PROBLEMS = {"hidden Markov model": hidden_markov, "sparse gamma DEF": gamma_def}
 
 
 def run(output: Path, *, form: Form = "default", seeds: int = 3, threads: int = 1) -> None:
-    """All guides take the same steps of the same Adam; the loss is averaged over 50 draws at the end."""
+    """Train all guides for the same steps of Adam; the final loss is a mean over 50 draws."""
     torch.set_num_threads(threads)
     setting = {"torch": torch.__version__, "threads": threads, "lr": LEARNING_RATE, "evaluations": NUM_EVALUATIONS}
     results = Results(output, setting)

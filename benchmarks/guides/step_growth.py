@@ -49,7 +49,7 @@ SIZES = {"default": Size(), "small": Size((((8,), 2),), (1, 2), 2, (PLAIN, PYROS
 
 
 def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
-    """Steps on a batch of 32; those of one net take turns, and each step's tensors are counted by torch's profiler."""
+    """Time steps on batches of 32, which take turns by network; torch's profiler counts the tensors of a step."""
     torch.set_num_threads(threads)
     size = SIZES[form]
     results = Results(output, {"threads": threads, "torch": torch.__version__})

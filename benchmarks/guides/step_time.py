@@ -44,7 +44,7 @@ BY_HAND = ("radial", "torchbnn", "bayesian-torch")
 
 
 def run(output: Path, *, form: Form = "default", threads: int = 1) -> None:
-    """All take turns, so ratios are free of the machine's drift; peers that are not installed are left out."""
+    """Time steps that take turns, so ratios do not depend on drift of the machine; missing peers are left out."""
     torch.set_num_threads(threads)
     size = SIZES[form]
     results = Results(output, {"threads": threads, "hidden": size.hidden, "torch": torch.__version__})

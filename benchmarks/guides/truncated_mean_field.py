@@ -73,10 +73,11 @@ def run(
     workers: int = 1,
     threads: int = 1,
 ) -> None:
-    """2,000 images of Fashion-MNIST, 784-100-100-10, 10 epochs; all scales start at 0.12 (000, appendix F).
+    """Train 784-100-100-10 on 2,000 images of Fashion-MNIST for 10 epochs, with scales that start at 0.12.
 
-    Adam at 1e-3 for means and 1e-2 for scales, batches of 64, a normal prior of variance one over the inputs of a unit.
-    Draws and KL are both of the truncated posterior, so that its loss is a bound; the paper's KL is that of the normal.
+    The start is that of the Radial paper, appendix F. Adam has a rate of 1e-3 for means and 1e-2 for scales, with
+    batches of 64. The prior is normal with a variance of one over the number of inputs of a unit. Draws and KL both
+    belong to the truncated posterior, so its loss is a bound; the paper uses the KL of the normal.
     """
     size = SIZES[form]
     train, test = flat_images("fashion_mnist", data_dir)

@@ -98,14 +98,14 @@ RADIAL_BNN = {
 
 
 def run(output: Path, *, data_dir: Path, form: SizedForm = "default", seeds: int = 20, workers: int = 2) -> None:
-    """The standard splits, batches of 100 and at most 2,000 steps a split, for every method alike; noise is learned.
+    """Train every method on the standard splits, with batches of 100 and at most 2,000 steps; noise is learned.
 
-    Inputs and targets are standardized by the training rows and every result is of the targets' own units: the RMSE of
-    the predictive mean, and the log of the predictive density averaged over draws first, then over test points. (In the
-    table of Oh, Adamczewski and Park, 2019, these two are the wrong way round.) The radial-directional posterior has a
-    direction and a radius for each row of the first layer, with a concentration of its own, and normals in the second
-    layer. Theirs has rows and columns and one concentration, batches of 5 and 400 epochs (``--paper``), which on a
-    tenth of the training rows of yacht had learned far less in as many steps.
+    Inputs and targets are standardized by the training rows, and results are in the units of the targets. They are the
+    RMSE of the predictive mean, and the log of the predictive density, which is averaged over draws first and then over
+    test points. (In the table of Oh, Adamczewski and Park, 2019, these two are swapped.) The radial-directional
+    posterior has a direction and a radius for each row of the first layer, each with its own concentration, and normals
+    in the second layer. Theirs has rows and columns and one concentration, batches of 5 and 400 epochs (``--paper``).
+    On a tenth of the training rows of yacht, that setting had learned far less after as many steps.
     """
     setting = FORMS[form]
     results = Results(output, {"torch": torch.__version__, "num_samples": NUM_SAMPLES, **setting})

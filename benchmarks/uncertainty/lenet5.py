@@ -119,10 +119,10 @@ def run(
     workers: int = 2,
     threads: int = 1,
 ) -> None:
-    """Each network once, by Adam on 50,000 images: those of five seeds are also the members of an ensemble.
+    """Train each network once, with Adam on 50,000 images; those of five seeds also form an ensemble.
 
-    The setting of each method is the best of four by the NLL of 2,000 other images of Fashion-MNIST, trained on 10,000
-    images with seed 0; the table's seeds start at 10.
+    The setting of each method is the best of four by the NLL of 2,000 other images of Fashion-MNIST, after training on
+    10,000 images with seed 0. The seeds in the table start at 10.
     """
     size = SIZES[form]
     study = Study(

@@ -83,7 +83,7 @@ SIZES = {
 def run(
     output: Path, *, form: Form = "default", data_dir: Path | None = None, seeds: int = 5, threads: int = 1
 ) -> None:
-    """One network for each seed, by Adam (1e-3) on 10,000 images; 2,000 others choose scales; 32 draws are tested."""
+    """Train one network per seed with Adam (1e-3) on 10,000 images, choose scales on 2,000 others, test 32 draws."""
     torch.set_num_threads(threads)
     size = SIZES[form]
     train, test = flat_images("fashion_mnist", data_dir)

@@ -143,10 +143,10 @@ def run(
     workers: int = 2,
     threads: int = 1,
 ) -> None:
-    """Each network once, by Adam on 58,000 images: those of three seeds are also the members of an ensemble.
+    """Train each network once, with Adam on 58,000 images; those of three seeds also form an ensemble.
 
-    The setting of each method is the best of four by the NLL of the other 2,000 images, trained on 10,000 with seed 0;
-    the table's seeds start at 10. ``--paper`` is ResNet-18, for a GPU: give it one worker.
+    The setting of each method is the best of four by the NLL of the other 2,000 images, after training on 10,000 with
+    seed 0. The seeds in the table start at 10. ``--paper`` trains ResNet-18, for a GPU: give it one worker.
     """
     size = SIZES[form]
     study = Study(

@@ -100,7 +100,7 @@ def run(
     workers: int = 1,
     threads: int = 1,
 ) -> None:
-    """As many random settings for each method with seed 0, then its best with seeds from 10 on."""
+    """Try as many random settings for each method with seed 0, then test its best with seeds from 10 on."""
     size = SIZES[form]
     results = Results(output, {"torch": torch.__version__, "threads": threads, **size._asdict()})
     names = [name for name in METHODS if missing(name) is None]

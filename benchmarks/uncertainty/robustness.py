@@ -68,7 +68,7 @@ SIZES = {"default": Size(), "small": Size(2, 1, 1, 2, 2, 1, (-4.0,), (1e-2,), (1
 def run(
     output: Path, *, form: Form = "default", data_dir: Path | None = None, workers: int = 1, threads: int = 1
 ) -> None:
-    """Random settings by cross-validation, then grids around one setting by test images."""
+    """Cross-validate random settings, then test grids around one setting on test images."""
     size = SIZES[form]
     results = Results(output, {"torch": torch.__version__, "threads": threads, **size._asdict()})
     jobs = [

@@ -144,10 +144,10 @@ def run(
     workers: int = 2,
     threads: int = 1,
 ) -> None:
-    """784-200-200-10 on 10,000 images of Fashion-MNIST and of MNIST; 20 epochs of Adam for each network.
+    """Train 784-200-200-10 on 10,000 images of Fashion-MNIST and of MNIST, for 20 epochs of Adam.
 
-    The setting of each method is the best of four by the NLL of 2,000 other images of Fashion-MNIST, with seed 0; the
-    table's seeds start at 10.
+    The setting of each method is the best of four by the NLL of 2,000 other images of Fashion-MNIST, with seed 0. The
+    seeds in the table start at 10.
     """
     size = SIZES[form]
     study = Study(
