@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.decisions._linear_model import LinearModel
 from pyro_radial.decisions.policies import Policy, ThompsonSampling
-from pyro_radial.infer.posthoc.last_layer import LastLayer, TrainedNetwork, find_last_layer
+from pyro_radial.infer.posthoc.laplace import LastLayer, TrainedNetwork, find_last_layer
 from pyro_radial.infer.training.data import device_of, dtype_of
 
 __all__ = ["EnsembleSampling", "EpsilonGreedy", "LinearThompson", "NeuralLinear", "UniformPolicy"]

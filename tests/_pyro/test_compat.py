@@ -190,7 +190,8 @@ def test_no_private_attribute_of_pyros_is_read_elsewhere():
         if path.name == "compat.py":
             continue
         read = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
-        assert not [name for name in read if name == "_mask" or name.startswith("_pyro_")], path
+        # A handler may call the hook of the handler that it extends.
+        assert not [name for name in read - {"_pyro_sample"} if name == "_mask" or name.startswith("_pyro_")], path
 
 
 def test_everything_of_a_module_leaves_the_store_and_nothing_else():

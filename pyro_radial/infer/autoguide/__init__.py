@@ -4,10 +4,8 @@
 """Automatic guides and where they start."""
 
 from pyro_radial.infer.autoguide import families
-from pyro_radial.infer.autoguide.auto_mean_field import AutoMeanField
-from pyro_radial.infer.autoguide.auto_radial import AutoRadial
-from pyro_radial.infer.autoguide.auto_radial_directional import AutoRadialDirectional
 from pyro_radial.infer.autoguide.base import AutoPerSite
+from pyro_radial.infer.autoguide.guides import AutoMeanField, AutoRadial, AutoRadialDirectional
 from pyro_radial.infer.autoguide.initialization import init_to_fan_in, init_to_network
 
 __all__ = [

@@ -3,10 +3,9 @@
 
 """Posterior families. Each defines the parameters of a site, their start, and the distribution that they make."""
 
-from pyro_radial.infer.autoguide.families.delta import Delta
 from pyro_radial.infer.autoguide.families.directional import Directional, VonMisesFisher
 from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site
-from pyro_radial.infer.autoguide.families.normal import Normal
+from pyro_radial.infer.autoguide.families.normal import Delta, Normal
 from pyro_radial.infer.autoguide.families.radial import Radial
 
 __all__ = [
