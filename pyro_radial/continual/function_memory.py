@@ -17,7 +17,7 @@ from pyro_radial.functional.guide_process import GuideProcess
 from pyro_radial.functional.linearization import Structure
 from pyro_radial.functional.priors import PosteriorProcess
 from pyro_radial.infer.elbo import RadialELBO, Run, check_weight
-from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.multi_head import under_head
 
 __all__ = ["FunctionChainELBO", "FunctionMemory"]

@@ -18,7 +18,7 @@ from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.data import device_of, dtype_of
 from pyro_radial.infer.training.optimizers import check_optim, fused_optimizer
 from pyro_radial.infer.training.trainer import Trainer
-from pyro_radial.nn.likelihood import set_num_data
+from pyro_radial.nn.likelihoods import set_num_data
 
 __all__ = ["Refits"]
 

@@ -22,7 +22,7 @@ from pyro_radial.functional.priors import FunctionPrior
 from pyro_radial.functional.process_comparison import ProcessComparison, compare_with_process
 from pyro_radial.infer.elbo import RadialELBO, Run, check_weight
 from pyro_radial.infer.training.data import move
-from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.poutine.local_reparameterization import check_drawn
 
 __all__ = ["FunctionalELBO"]

@@ -13,7 +13,7 @@ from torch.func import vjp, vmap
 from pyro_radial.functional.layers import LinearLayer, layerwise_marginals, linear_layers, networks_in
 from pyro_radial.functional.site_function import SiteFunction
 from pyro_radial.nn.functional_net import WITHOUT_ADVICE_ON_LOOPS
-from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.nn.likelihoods import FUNCTION_SITE
 
 __all__ = ["CovarianceBlock", "Linearization", "Structure"]
 

@@ -13,7 +13,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_radial.distributions.moments import center
-from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.supervised import find_network
 
 __all__ = ["Dependence", "SiteFunction"]

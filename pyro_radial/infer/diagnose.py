@@ -20,7 +20,7 @@ from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.training.data import Rows, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.infer.training.not_finite import first_not_finite
-from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.poutine import mean_only
 
 __all__ = ["UNMOVED", "Diagnosis", "diagnose", "share_wider_than"]

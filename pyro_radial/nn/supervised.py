@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.compat import has_hooks
 from pyro_radial.nn.bayesian_module import BayesianModule
-from pyro_radial.nn.likelihood import FUNCTION_SITE, Likelihood
+from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood
 from pyro_radial.nn.local.local_layers import AskForLocalReparameterization
 from pyro_radial.poutine.swap_prior import UnderPriors
 

@@ -21,7 +21,7 @@ from pyro_radial.functional.gaussian import gaussian_condition
 from pyro_radial.functional.layers import networks_in
 from pyro_radial.functional.linearization import CovarianceBlock, Linearization, Structure
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_targets
-from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.poutine.swap_prior import is_guide
 
 __all__ = ["PosteriorProcess", "moments_of", "site_moments"]

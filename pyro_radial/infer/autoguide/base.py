@@ -28,7 +28,7 @@ from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.autoguide.families.family import Families, Family, LocScale, Site, choose_families
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.nn.bayesian_module import keeping_buffers
-from pyro_radial.nn.likelihood import is_target
+from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.poutine.local_reparameterization import noise_asked_for, noise_offered
 
 __all__ = ["AutoPerSite", "MissingMeans"]

@@ -19,7 +19,7 @@ from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.training.data import device_of, evaluating
-from pyro_radial.nn.likelihood import is_target
+from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.poutine.local_reparameterization import check_drawn
 from pyro_radial.poutine.swap_prior import SWAPPED
 

@@ -22,7 +22,7 @@ from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.functional_net import WITHOUT_FASTPATH
-from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.supervised import ModelNetwork, find_network
 
 __all__ = ["predict"]

@@ -20,7 +20,7 @@ from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global, c
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.functional_net import FunctionalNet
-from pyro_radial.nn.likelihood import full_precision
+from pyro_radial.nn.likelihoods import full_precision
 from pyro_radial.nn.supervised import ModelNetwork, inputs_of, network_of
 
 __all__ = ["SampledNetwork"]

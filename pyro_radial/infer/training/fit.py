@@ -26,7 +26,7 @@ from pyro_radial.infer.training.distributed import Processes, joined
 from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, Optim, check_optim
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.training_run import Record, TrainingRun
-from pyro_radial.nn.likelihood import set_num_data
+from pyro_radial.nn.likelihoods import set_num_data
 
 __all__ = ["FitResult", "fit"]
 

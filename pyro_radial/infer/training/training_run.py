@@ -29,7 +29,7 @@ from pyro_radial.infer.training.not_finite import check_parameters
 from pyro_radial.infer.training.optimizers import Optim, change_rates
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.trainer import Trainer
-from pyro_radial.nn.likelihood import FUNCTION_SITE
+from pyro_radial.nn.likelihoods import FUNCTION_SITE
 
 __all__ = ["Record", "TrainingRun"]
 
