@@ -6,7 +6,6 @@
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pyro
@@ -15,22 +14,26 @@ import torch
 from pyro import poutine
 from pyro.nn import PyroModule
 from pyro.nn.module import pyro_method
+from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from pyro_radial._pyro.compat import stored_name
 from pyro_radial._pyro.naming import UniquelyNamed
+from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.functional_net import FunctionalNet, split_draws, unflatten
-from pyro_radial.nn.local.local_layers import (
-    LocalLayers,
-    NotLocalError,
-    ParameterSites,
-    check_rows,
-    num_rows,
-    split_noise,
+from pyro_radial.nn.local.local_layers import LocalLayers
+from pyro_radial.nn.local.unit_noise import UnitNoise
+from pyro_radial.nn.site_priors import (
+    ParameterPrior,
+    Select,
+    check_net,
+    expands_in_place,
+    select_parameters,
+    site_priors,
 )
-from pyro_radial.nn.site_priors import ParameterPrior, Select, SitePriors, check_net, select_parameters
+from pyro_radial.poutine.local_reparameterization import NOISE, PARAMETER
 
 __all__ = ["BayesianModule", "keeping_buffers", "submodules"]
 
@@ -89,14 +92,13 @@ class BayesianModule(UniquelyNamed):
         self._shapes = {name: parameter.shape for name, parameter in selected.items()}
         self._own = _OwnTensors(net, self._shapes)
         self.net = self._own.root
-        self._site_priors: SitePriors | None = None
-        if isinstance(prior, ParameterPrior):
-            if hasattr(prior, "setup"):
-                prior.setup(self._initial.items())
-        else:
-            self._site_priors = SitePriors(prior, self._initial)
         # A module becomes a submodule here, so its parameters are trained and known to Pyro.
         self.prior: Any = prior
+        self._site_priors: dict[str, Any] | None = None
+        if not isinstance(prior, ParameterPrior):
+            self._make_site_priors()
+        elif hasattr(prior, "setup"):
+            prior.setup(self._initial.items())
         self.training = net.training
 
     @property
@@ -144,20 +146,14 @@ class BayesianModule(UniquelyNamed):
         :returns: the network's output, with the draws as leading dims.
         :raises ValueError: naming the site, for a value of another shape or with other draws than other sites.
         """
-        with ParameterSites(self._shapes) as sites:
+        with _ParameterSites(self._shapes) as sites:
             values = self.sample_parameters()
-        if not sites.noises:
-            return self.at(values, *args, **kwargs)
-        sites.check(values)
-        while True:
-            reasons = self._local.reasons(sites.noises)
-            try:
-                output = self._local_output(values, sites, reasons, args, kwargs)
-            except NotLocalError as error:
-                self._local.found(error)
-            else:
-                self._local.say(reasons)
-                return output
+        if sites.noises:
+            sites.check(values)
+            return self._local.output(
+                self._output, self._own.unchanged_on_error, values, sites, self._shapes, args, kwargs
+            )
+        return self.at(values, *args, **kwargs)
 
     @pyro_method
     def at(self, parameters: Mapping[str, Tensor], /, *args: Any, **kwargs: Any) -> Any:
@@ -202,29 +198,6 @@ class BayesianModule(UniquelyNamed):
             return unflatten(self._functional.many(tensors, drawn, args, kwargs, within), draws)
         output = self._functional.single(tensors, args, kwargs, within)
         self._own.keep_new_buffers(tensors)
-        return output
-
-    def _local_output(
-        self,
-        values: dict[str, Tensor],
-        sites: ParameterSites,
-        reasons: Mapping[str, str],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """The output with noise at the sites that were left undrawn; sites with a reason are drawn.
-
-        A NotLocalError means that the call has found another reason, and has changed nothing.
-        """
-        local = {name: noise for name, noise in sites.noises.items() if name not in reasons}
-        drawn = {name: sites.noises[name].draw(sites.shapes[name]) for name in reasons}
-        given = {name: value for name, value in values.items() if name not in local}
-        split = split_noise({**given, **drawn}, local, sites.shapes, self._shapes)
-        rows = num_rows(args, kwargs)
-        with self._own.unchanged_on_error():
-            output = self._output(*split, args, kwargs, partial(self._local.within, local, rows))
-            if local:
-                check_rows(output, len(split[0]), rows)
         return output
 
     @pyro_method
@@ -280,8 +253,13 @@ class BayesianModule(UniquelyNamed):
         super()._apply(fn, recurse)
         self._initial = {name: fn(value) for name, value in self._initial.items()}
         if self._site_priors is not None:
-            self._site_priors = SitePriors(self.prior, self._initial)
+            self._make_site_priors()
         return self
+
+    def _make_site_priors(self) -> None:
+        self._site_priors = site_priors(self.prior, self._initial)
+        # Plates would change these distributions themselves.
+        self._copied_priors = {name for name, prior in self._site_priors.items() if expands_in_place(prior)}
 
     def _in_use(self, name: str) -> bool:
         uses_parameter = getattr(self.skeleton, "uses_parameter", None)
@@ -291,8 +269,9 @@ class BayesianModule(UniquelyNamed):
         initial = self._initial[name]
         if self._site_priors is None:
             return self.prior.sample_parameter(name, initial)
+        prior = self._site_priors[name]
         infer: Any = {"initial_value": initial}
-        return pyro.sample(name, self._site_priors[name], infer=infer)
+        return pyro.sample(name, to_like(prior, initial) if name in self._copied_priors else prior, infer=infer)
 
     def _value_in(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
         if name in draw:
@@ -314,6 +293,36 @@ class BayesianModule(UniquelyNamed):
                 f"draw must hold one value of site {name!r}, of shape {tuple(shape)}, got shape {tuple(value.shape)}"
             )
         return value.reshape(shape)
+
+
+class _ParameterSites(Messenger):
+    """Marks the sites of a network's parameters, and collects the sites that a guide left undrawn."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self._names = names
+        self._values: dict[str, Tensor] = {}
+        #: The noise of the sites that were left undrawn, and the shape of their values.
+        self.noises: dict[str, UnitNoise] = {}
+        self.shapes: dict[str, torch.Size] = {}
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] in self._names:
+            msg["infer"] = {**msg["infer"], PARAMETER: True}
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        name, noise = msg["name"], msg["infer"].get(NOISE)
+        if noise is not None and name in self._names:
+            self.noises[name], self.shapes[name], self._values[name] = noise, msg["fn"].shape(), msg["value"]
+
+    def check(self, values: dict[str, Tensor]) -> None:
+        """Raise a ValueError naming an undrawn site from which the prior computes a parameter."""
+        for name, value in self._values.items():
+            if values[name] is not value:
+                raise ValueError(
+                    f"local_reparameterization: prior must return the value of site {name!r} as it is, "
+                    "got one that is computed from it, which needs a draw"
+                )
 
 
 def _make_gradients_dense(net: nn.Module, skeleton: nn.Module, random: Mapping[str, Tensor]) -> None:

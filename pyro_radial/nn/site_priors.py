@@ -5,7 +5,6 @@
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -17,7 +16,7 @@ from torch.distributions import Distribution
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.functional_net import STATISTICS_LAYERS
 
-__all__ = ["Following", "ParameterPrior", "Select", "SitePriors", "check_net", "select_parameters"]
+__all__ = ["Following", "ParameterPrior", "Select", "check_net", "expands_in_place", "select_parameters", "site_priors"]
 
 NORM_LAYERS = (*STATISTICS_LAYERS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -41,25 +40,18 @@ class ParameterPrior(Protocol):
         ...
 
 
-class SitePriors:
+def site_priors(prior: Any, parameters: Mapping[str, Tensor]) -> dict[str, TorchDistributionMixin]:
     """One distribution for each site, in the parameter's dtype and on its device, with its shape as ``event_shape``.
 
     A prior that is not one of the kinds of :class:`~pyro_radial.nn.BayesianModule`, misses a site or has a wrong shape
     raises a ValueError.
     """
-
-    def __init__(self, prior: Any, parameters: Mapping[str, Tensor]) -> None:
-        if isinstance(prior, Mapping):
-            _check_names(prior, parameters)
-        self._build: dict[str, Callable[[], TorchDistributionMixin]] = {
-            name: _builder(_prior_of(prior, name, parameter), name, parameter) for name, parameter in parameters.items()
-        }
-
-    def __getitem__(self, name: str) -> TorchDistributionMixin:
-        return self._build[name]()
+    if isinstance(prior, Mapping):
+        _check_names(prior, parameters)
+    return {name: _of_shape(_prior_of(prior, name, p), name, p) for name, p in parameters.items()}
 
 
-def _builder(prior: TorchDistributionMixin, name: str, parameter: Tensor) -> Callable[[], TorchDistributionMixin]:
+def _of_shape(prior: TorchDistributionMixin, name: str, parameter: Tensor) -> TorchDistributionMixin:
     prior = to_like(prior, parameter)
     shape = prior.shape()
     if shape == torch.Size():
@@ -70,18 +62,16 @@ def _builder(prior: TorchDistributionMixin, name: str, parameter: Tensor) -> Cal
             f"{tuple(shape)} (batch_shape {tuple(prior.batch_shape)}, event_shape {tuple(prior.event_shape)})"
         )
     event: TorchDistributionMixin = prior.to_event(parameter.dim() - prior.event_dim)
-    # Pyro's default expand, which plates call, changes the distribution itself: hand out copies.
-    return partial(to_like, event, parameter) if _expands_in_place(event) else partial(_same, event)
+    return event
 
 
-def _same(prior: TorchDistributionMixin) -> TorchDistributionMixin:
-    return prior
-
-
-def _expands_in_place(prior: Any) -> bool:
-    if isinstance(prior, ExpandedDistribution):
-        return True
-    return hasattr(prior, "base_dist") and _expands_in_place(prior.base_dist)
+def expands_in_place(prior: Any) -> bool:
+    """Whether ``expand``, which plates call, changes the distribution itself, as Pyro's default does."""
+    while not isinstance(prior, ExpandedDistribution):
+        if not hasattr(prior, "base_dist"):
+            return False
+        prior = prior.base_dist
+    return True
 
 
 def _prior_of(prior: Any, name: str, parameter: Tensor) -> TorchDistributionMixin:

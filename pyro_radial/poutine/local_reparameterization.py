@@ -5,7 +5,6 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -18,14 +17,13 @@ from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
 __all__ = [
     "ASKS",
     "NOISE",
+    "OFFER",
     "PARAMETER",
     "LocalReparameterizationMessenger",
     "check_drawn",
     "draw_after_all",
     "is_drawn",
     "local_reparameterization",
-    "noise_asked_for",
-    "noise_offered",
 ]
 
 # Entries of a site's ``infer`` dict. In the model: that the site's value is a parameter of a network, used for nothing
@@ -166,17 +164,6 @@ def local_reparameterization(guide: Callable[..., Any] | None = None, *, sites: 
     """
     messenger = _Wrapped(sites)
     return messenger if guide is None else messenger(guide)
-
-
-def noise_offered(prior_site: Mapping[str, Any], offer: Callable[[str, Any], UnitNoise | None]) -> dict[str, Any]:
-    """The ``infer`` entries with which a guide offers the noise of a site, if it is a network's parameter."""
-    return {OFFER: offer} if prior_site["infer"].get(PARAMETER) else {}
-
-
-def noise_asked_for(prior_site: Mapping[str, Any], args: Any, kwargs: Any) -> AbstractContextManager[Any]:
-    """Leave a guide's site undrawn if the model asks for it in a call with these arguments."""
-    asks = prior_site["infer"].get(ASKS)
-    return LocalReparameterizationMessenger() if asks is not None and asks(*args, **kwargs) else nullcontext()
 
 
 def draw_after_all(msg: Any) -> None:

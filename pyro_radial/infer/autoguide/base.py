@@ -29,7 +29,7 @@ from pyro_radial.infer.autoguide.families.family import Families, Family, LocSca
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.nn.bayesian_module import keeping_buffers
 from pyro_radial.nn.likelihoods import is_target
-from pyro_radial.poutine.local_reparameterization import noise_asked_for, noise_offered
+from pyro_radial.poutine.local_reparameterization import ASKS, OFFER, PARAMETER, LocalReparameterizationMessenger
 
 __all__ = ["AutoPerSite", "MissingMeans"]
 
@@ -196,11 +196,15 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             with ExitStack() as stack:
                 for frame in prior_site["cond_indep_stack"]:
                     stack.enter_context(plates[frame.name])
-                stack.enter_context(noise_asked_for(prior_site, args, kwargs))
+                asks = prior_site["infer"].get(ASKS)
+                if asks is not None and asks(*args, **kwargs):
+                    stack.enter_context(LocalReparameterizationMessenger())
                 family, site = self._families[name], self._site[name]
                 distribution = family.guide_distribution(site, **self._parameters_of(name))
-                infer: Any = noise_offered(prior_site, family.local_noise)
-                result[name] = pyro.sample(name, family.on_support(site, distribution), infer=infer)
+                if site.transform is not None:
+                    distribution = family.on_support(site, distribution)
+                infer: Any = {OFFER: family.local_noise} if prior_site["infer"].get(PARAMETER) else {}
+                result[name] = pyro.sample(name, distribution, infer=infer)
         return result
 
     @torch.no_grad()
@@ -210,7 +214,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         result = {}
         for name, family in self._families.items():
             parameters = {p: value.detach().clone() for p, value in self._parameters_of(name).items()}
-            result[name] = family.on_support(self._site[name], family.distribution(self._site[name], **parameters))
+            site = self._site[name]
+            distribution = family.distribution(site, **parameters)
+            result[name] = distribution if site.transform is None else family.on_support(site, distribution)
         return result
 
     @torch.no_grad()

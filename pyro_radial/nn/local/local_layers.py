@@ -5,8 +5,9 @@
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +19,7 @@ from pyro_radial.nn.functional_net import split_draws
 from pyro_radial.nn.local.unit_noise import LAYERS, Parameter, UnitNoise, noisy_output
 from pyro_radial.poutine.local_reparameterization import ASKS, NOISE, PARAMETER
 
-__all__ = [
-    "AskForLocalReparameterization",
-    "LocalLayers",
-    "NotLocalError",
-    "ParameterSites",
-    "check_rows",
-    "num_rows",
-    "split_noise",
-]
+__all__ = ["AskForLocalReparameterization", "LocalLayers"]
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 PARAMETERS = ("weight", "bias")
@@ -34,7 +27,7 @@ PARAMETERS = ("weight", "bias")
 NOISE_PARTS = ("loc", "scale")
 
 
-class NotLocalError(Exception):
+class _NotLocalError(Exception):
     """A call has found that the parameters of a layer, or of all layers if its name is empty, must be drawn."""
 
     def __init__(self, layer: str, why: str) -> None:
@@ -67,11 +60,39 @@ class LocalLayers:
         self.__dict__.update(state)
         self._look_at_skeleton()
 
-    def found(self, error: NotLocalError) -> None:
-        """Remember what a call has found."""
-        self._found[error.layer] = error.why
+    def output(
+        self,
+        run: Callable[..., Any],
+        unchanged_on_error: Callable[[], AbstractContextManager[None]],
+        values: Mapping[str, Tensor],
+        sites: Any,
+        shapes: Mapping[str, torch.Size],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the network with noise at the sites that a guide left undrawn, and draw those that need a draw.
 
-    def reasons(self, sites: Mapping[str, Any]) -> dict[str, str]:
+        A call may find that more of them need a draw. It then changes nothing, and the network runs again.
+        """
+        rows = _num_rows(args, kwargs)
+        while True:
+            reasons = self._reasons_of(sites.noises)
+            noises = {name: noise for name, noise in sites.noises.items() if name not in reasons}
+            drawn = {name: sites.noises[name].draw(sites.shapes[name]) for name in reasons}
+            given = {name: value for name, value in values.items() if name not in noises}
+            split = _split_noise({**given, **drawn}, noises, sites.shapes, shapes)
+            try:
+                with unchanged_on_error():
+                    output = run(*split, args, kwargs, partial(self._within, noises, rows))
+                    if noises:
+                        _check_rows(output, len(split[0]), rows)
+            except _NotLocalError as error:
+                self._found[error.layer] = error.why
+            else:
+                self._say(reasons)
+                return output
+
+    def _reasons_of(self, sites: Mapping[str, Any]) -> dict[str, str]:
         """The sites whose parameters must be drawn, and why."""
         for name, norm in self._norms.items():
             if norm.training or norm.running_mean is None:
@@ -80,21 +101,21 @@ class LocalLayers:
         found = {site: self._found.get(site.rpartition(".")[0], for_all) for site in sites}
         return {site: why for site in sites if (why := self._reasons.get(site) or found[site])}
 
-    def say(self, reasons: Mapping[str, str]) -> None:
+    def _say(self, reasons: Mapping[str, str]) -> None:
         """Warn once for each site whose parameter is drawn."""
         new = {site: why for site, why in reasons.items() if site not in self._said}
         if new:
             named = "; ".join(f"{site}: {why}" for site, why in new.items())
             warnings.warn(
-                f"local reparameterization: these parameters are drawn for all rows at once: {named}", stacklevel=4
+                f"local reparameterization: these parameters are drawn for all rows at once: {named}", stacklevel=5
             )
             self._said |= new.keys()
 
     @contextmanager
-    def within(self, noises: Mapping[str, UnitNoise], rows: int, tensors: dict[str, Tensor]) -> Iterator[None]:
+    def _within(self, noises: Mapping[str, UnitNoise], rows: int, tensors: dict[str, Tensor]) -> Iterator[None]:
         """Let the layers of undrawn parameters compute with noise during a call on so many rows.
 
-        ``tensors`` has the parts of the noises among the network's tensors; they are taken out. A NotLocalError from
+        ``tensors`` has the parts of the noises among the network's tensors; they are taken out. A _NotLocalError from
         the call means that the network uses a parameter in another way.
         """
         parameters: dict[str, Parameter] = dict(tensors)
@@ -128,13 +149,13 @@ class _Call:
         """The layer's output."""
         # With activation checkpointing a layer runs again in the backward pass, when the call is over.
         if self.is_called and not self.is_over:
-            raise NotLocalError(self.name, "its layer is called more than once")
+            raise _NotLocalError(self.name, "its layer is called more than once")
         self.is_called = True
         dims = LAYERS[type(self.layer)]
         expected = input.dim() >= 2 if dims == 1 else input.dim() == dims
         if not expected or len(input) != self.rows:
             shape = list(input.shape)
-            raise NotLocalError(self.name, f"its layer's input, {shape}, has no row for each of {self.rows} rows")
+            raise _NotLocalError(self.name, f"its layer's input, {shape}, has no row for each of {self.rows} rows")
         return noisy_output(self.layer, input, *self.parameters)
 
 
@@ -144,7 +165,7 @@ def _as_function(call: _Call) -> Callable[[Tensor], Tensor]:
 
 
 class _Elsewhere(Tensor):
-    """Takes the place of a layer's parameter; any use of it outside the layer raises a NotLocalError."""
+    """Takes the place of a layer's parameter; any use of it outside the layer raises a _NotLocalError."""
 
     site: str
 
@@ -161,7 +182,7 @@ class _Elsewhere(Tensor):
     ) -> Any:
         own = next((arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, cls)), None)
         layer = "" if own is None else own.site.rpartition(".")[0]
-        raise NotLocalError(layer, "it is used outside of its layer")
+        raise _NotLocalError(layer, "it is used outside of its layer")
 
 
 def _reasons(skeleton: nn.Module) -> dict[str, str]:
@@ -180,20 +201,20 @@ def _reasons(skeleton: nn.Module) -> dict[str, str]:
     return reasons
 
 
-def num_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+def _num_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     """The number of rows of a network's input; zero without a tensor with dims."""
     first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
     return 0 if first is None or first.dim() == 0 else len(first)
 
 
-def check_rows(output: Any, draws: int, rows: int) -> None:
-    """Raise a NotLocalError unless a network's output has a row for each row of its input."""
+def _check_rows(output: Any, draws: int, rows: int) -> None:
+    """Raise a _NotLocalError unless a network's output has a row for each row of its input."""
     first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
     if first is None or first.shape[draws : draws + 1] != (rows,):
-        raise NotLocalError("", "the network's output has no row for each row of its input")
+        raise _NotLocalError("", "the network's output has no row for each row of its input")
 
 
-def split_noise(
+def _split_noise(
     values: Mapping[str, Tensor],
     noises: Mapping[str, UnitNoise],
     site_shapes: Mapping[str, torch.Size],
@@ -218,36 +239,6 @@ def split_noise(
     if lead:
         tensors[""], tensor_shapes[""] = next(iter(noises.values())).loc.new_zeros(lead), torch.Size()
     return split_draws(tensors, tensor_shapes)
-
-
-class ParameterSites(Messenger):
-    """Marks the sites of a network's parameters, and collects the sites that a guide left undrawn."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        super().__init__()
-        self._names = names
-        self._values: dict[str, Tensor] = {}
-        #: The noise of the sites that were left undrawn, and the shape of their values.
-        self.noises: dict[str, UnitNoise] = {}
-        self.shapes: dict[str, torch.Size] = {}
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] in self._names:
-            msg["infer"] = {**msg["infer"], PARAMETER: True}
-
-    def _pyro_post_sample(self, msg: Any) -> None:
-        name, noise = msg["name"], msg["infer"].get(NOISE)
-        if noise is not None and name in self._names:
-            self.noises[name], self.shapes[name], self._values[name] = noise, msg["fn"].shape(), msg["value"]
-
-    def check(self, values: dict[str, Tensor]) -> None:
-        """Raise a ValueError naming an undrawn site from which the prior computes a parameter."""
-        for name, value in self._values.items():
-            if values[name] is not value:
-                raise ValueError(
-                    f"local_reparameterization: prior must return the value of site {name!r} as it is, "
-                    "got one that is computed from it, which needs a draw"
-                )
 
 
 class AskForLocalReparameterization(Messenger):

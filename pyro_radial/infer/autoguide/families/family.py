@@ -144,9 +144,8 @@ class Family:
         return self.distribution(site, **parameters)
 
     def on_support(self, site: Site, distribution: Any) -> Any:
-        """The distribution on the site's own support."""
-        if site.transform is None:
-            return distribution
+        """The distribution on the support of a site with a transform."""
+        assert site.transform is not None
         # The cache makes the inverse of a sample exact, where rounding would move it.
         return dist.TransformedDistribution(distribution, [site.transform.with_cache()], validate_args=False)
 

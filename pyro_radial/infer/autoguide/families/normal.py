@@ -95,8 +95,7 @@ class Delta(Family):
 
     def on_support(self, site: Site, distribution: Any) -> Any:
         """A ``Delta`` at the transformed value, with no Jacobian."""
-        if site.transform is None:
-            return distribution
+        assert site.transform is not None
         value = site.transform(distribution.mean)
         # A transform may change the number of event dimensions, as the one of a covariance does.
         return dist.Delta(value, event_dim=site.event_dim + value.dim() - distribution.mean.dim())
