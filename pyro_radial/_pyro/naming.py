@@ -78,7 +78,7 @@ class UniquelyNamed(PyroModule):
     """
 
     _root_name: str
-    _store_checked: bool
+    store_is_checked: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -90,19 +90,18 @@ class UniquelyNamed(PyroModule):
         if stored_name(self) == self._root_name:
             self._take_fresh_name()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.check_store()
-        return super().__call__(*args, **kwargs)
-
     def check_store(self) -> None:
-        """Warn once if the parameter store holds the parameters of another process's module of this class."""
-        if not self._store_checked and not torch.compiler.is_compiling():
-            self._store_checked = True
+        """Warn once if the parameter store holds the parameters of another process's module of this class.
+
+        A subclass calls this in its first run, when :attr:`store_is_checked` is false.
+        """
+        if not torch.compiler.is_compiling():
+            self.store_is_checked = True
             _warn_of_strangers(stored_name(self))
 
     def _take_fresh_name(self) -> None:
         self._root_name = unique_name(type(self))
-        self._store_checked = False
+        self.store_is_checked = False
         rename_tree(self, self._root_name)
 
 
@@ -117,7 +116,7 @@ def _warn_of_strangers(name: str) -> None:
             f"Pyro's parameter store holds parameters of {', '.join(strangers)}, which {own} does not read: such names "
             "count the objects of a process, and these are from another process; save and load the state_dict() of a "
             "guide or model instead",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

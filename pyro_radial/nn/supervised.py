@@ -3,7 +3,7 @@
 
 """A network and a likelihood as one Pyro model, and how to find and call the network of such a model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -169,7 +169,7 @@ class ModelNetwork:
         #: The distribution of the targets, or None.
         self.likelihood: Any = getattr(entry, "likelihood", None)
         for module in (self.bnn, self.likelihood):
-            if module is not None:
+            if module is not None and not module.store_is_checked:
                 module.check_store()
 
     @property
@@ -206,6 +206,17 @@ class ModelNetwork:
             return self._entry.likelihood.function_values(self._entry.output(x, parameters))
         args, kwargs = inputs_of(x)
         return self.bnn.at(parameters, *args, **kwargs)
+
+    def copy_of_function(self) -> Callable[[Any, Mapping[str, Tensor]], Tensor]:
+        """The function of a SupervisedModel, computed by a copy of its network in evaluation mode."""
+        functional, fixed = self.bnn.computation(), self.bnn.fixed_tensors()
+
+        def function(x: Any, parameters: Mapping[str, Tensor]) -> Tensor:
+            tensors = {**fixed, **self.bnn.one_value_each(parameters)}
+            values: Tensor = self.likelihood.function_values(functional.single(tensors, *inputs_of(x)))
+            return values
+
+        return function
 
     @contextmanager
     def _priors(self) -> Iterator[None]:

@@ -41,6 +41,10 @@ class LocalReparameterizationMessenger(Messenger):
         self.sites = frozenset(sites)
 
     def _pyro_sample(self, msg: Any) -> None:
+        self.leave_undrawn(msg)
+
+    def leave_undrawn(self, msg: Any) -> None:
+        """Leave a site undrawn if its noise is offered."""
         if msg["done"] or msg["is_observed"] or site_is_subsample(msg) or NOISE in msg["infer"]:
             return
         offer = msg["infer"].get(OFFER, _noise_of_distribution if msg["name"] in self.sites else None)
@@ -77,7 +81,7 @@ class _Wrapped(LocalReparameterizationMessenger):
         return result
 
     def _pyro_sample(self, msg: Any) -> None:
-        super()._pyro_sample(msg)
+        self.leave_undrawn(msg)
         self._undrawn[msg["name"]] = NOISE in msg["infer"]
 
     def _check(self) -> None:

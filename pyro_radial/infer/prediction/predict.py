@@ -4,7 +4,7 @@
 """Draws of functions from a trained guide, or from samples of a posterior."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import pyro.poutine as poutine
@@ -93,13 +93,14 @@ def predict(
         guide, num_samples = _samples(guide, num_samples)
         guide.check(model, move(take(x, chunks[0]), device))
     count = positive_count("num_samples", DEFAULT_NUM_SAMPLES if num_samples is None else num_samples)
-    draws, run = GuideDraws(guide), _run_of(model, function_site, dropout)
+    draws = GuideDraws(guide)
+    run = _run_of(model, draws, function_site, dropout)
     on = _dropout_layers(model) if dropout else []
     samples: Tensor | None = None
     noise: dict[str, list[Tensor]] = {}
     with tqdm(total=count * len(chunks), desc="predict", unit="pass", disable=not progress) as bar:
         for draw in range(count):
-            with one_at_a_time(), evaluating(model, guide), _training(on):
+            with one_at_a_time(), nullcontext() if run.is_copy else evaluating(model, guide), _training(on):
                 drawn = draws.draw(move(take(x, chunks[0]), device))
                 if len(chunks) > 1:
                     check_global(drawn, "chunk_size must be all rows", f"{len(chunks)} chunks")
@@ -122,9 +123,12 @@ def predict(
 class _NetworkRun:
     """The function for a draw of the guide, by its network alone."""
 
-    def __init__(self, network: ModelNetwork) -> None:
-        self._network = network
-        self._checked = False
+    def __init__(self, network: ModelNetwork, draws: GuideDraws) -> None:
+        self._network, self._draws = network, draws
+        self._function: Callable[..., Tensor] = network
+        self._checked = self._has_run = False
+        #: Whether a copy of the network runs for all further draws, and neither the guide nor the model does.
+        self.is_copy = False
         self._parameters: dict[str, Tensor] = {}
         self._noise: dict[str, Tensor] = {}
 
@@ -135,6 +139,8 @@ class _NetworkRun:
         direct = self._network.drawn_parameters(drawn) if known else None
         if direct is not None:
             self._parameters = direct
+            if self._has_run and self._draws.from_distributions and not self.is_copy:
+                self._function, self.is_copy = self._network.copy_of_function(), True
             return
         draw = self._network.draw(drawn)
         if not self._checked:
@@ -143,7 +149,8 @@ class _NetworkRun:
 
     def values(self, inputs: Any) -> Tensor:
         """The function at some rows."""
-        return _checked_rows(self._network(inputs, self._parameters), FUNCTION_SITE, num_rows(inputs))
+        self._has_run = True
+        return _checked_rows(self._function(inputs, self._parameters), FUNCTION_SITE, num_rows(inputs))
 
     def noise(self) -> dict[str, Tensor]:
         """The noise that belongs to the draw, ``[1]`` by argument of the likelihood's ``observation``."""
@@ -152,6 +159,8 @@ class _NetworkRun:
 
 class _ModelRun:
     """The same by runs of the whole model, replayed with the draw."""
+
+    is_copy = False
 
     def __init__(self, model: Callable[..., Any], function_site: str) -> None:
         self._model, self._function_site = model, function_site
@@ -185,10 +194,12 @@ class _ModelRun:
         return {argument: nodes[site]["value"].reshape(1) for argument, site in self._noise_sites.items()}
 
 
-def _run_of(model: Callable[..., Any], function_site: str, dropout: bool) -> _NetworkRun | _ModelRun:
+def _run_of(model: Callable[..., Any], draws: GuideDraws, function_site: str, dropout: bool) -> _NetworkRun | _ModelRun:
     """The network alone if it is known to give the function: no handler, no other site, no masks of chunks."""
     network = None if dropout or handlers_around() or function_site != FUNCTION_SITE else find_network(model)
-    return _ModelRun(model, function_site) if network is None or network.likelihood is None else _NetworkRun(network)
+    if network is None or network.likelihood is None:
+        return _ModelRun(model, function_site)
+    return _NetworkRun(network, draws)
 
 
 def _samples(samples: Mapping[str, Tensor], num_samples: int | None) -> tuple[PosteriorSamples, int]:
