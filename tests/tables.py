@@ -123,21 +123,15 @@ DISTRIBUTIONS = {
     "HypersphericalUniform": Row(_uniform, kl_to=_von_mises_fisher((2, 4), [0.5, 3.0])),
 }
 
+# A guide with several settings has as many of them as go together, so that a setting is tested once.
 GUIDES = {
     "AutoRadial": lambda model, **kwargs: AutoRadial(model, init_stddev=0.1, **kwargs),
-    "AutoRadialPerRow": lambda model, **kwargs: AutoRadial(model, init_scale=0.2, event_dim=1, **kwargs),
-    "AutoRadialDirectional": lambda model, **kwargs: AutoRadialDirectional(model, init_stddev=0.1, **kwargs),
-    "AutoRadialDirectionalRadial": lambda model, **kwargs: AutoRadialDirectional(
-        model, init_stddev=0.1, rest="radial", **kwargs
+    "AutoRadialPerRowMixed": lambda model, **kwargs: AutoRadial(
+        model, init_scale=0.2, event_dim=1, families=_normal_but_for_matrices, **kwargs
     ),
-    "AutoRadialDirectionalOwnConcentrations": lambda model, **kwargs: AutoRadialDirectional(
-        model, init_stddev=0.1, shared_concentration=False, **kwargs
+    "AutoRadialDirectional": lambda model, **kwargs: AutoRadialDirectional(model, init_stddev=0.1, **kwargs),
+    "AutoRadialDirectionalRadialOwnConcentrations": lambda model, **kwargs: AutoRadialDirectional(
+        model, init_stddev=0.1, rest="radial", shared_concentration=False, **kwargs
     ),
     "AutoMeanField": lambda model, **kwargs: AutoMeanField(model, init_stddev=0.1, **kwargs),
-    "AutoRadialMixed": lambda model, **kwargs: AutoRadial(
-        model,
-        init_stddev=0.1,
-        families=_normal_but_for_matrices,
-        **kwargs,
-    ),
 }
