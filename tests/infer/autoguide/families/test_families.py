@@ -173,7 +173,7 @@ def test_a_chain_leaves_points_out_and_says_so():
     guide.setup(X, Y)
     with torch.no_grad():
         guide.scales.weight_unconstrained.add_(0.5)
-    with pytest.warns(UserWarning, match=r"point estimates of \['bias'\], which keep the prior they had"):
+    with pytest.warns(UserWarning, match=r"point estimates of \['bias'\]; these sites keep their prior"):
         chain.advance(guide)
     assert list(chain.prior) == ["weight"]
     # The next guide starts at the prior where there is one.
@@ -186,7 +186,7 @@ def test_a_chain_of_points_alone_is_refused():
     chain = PriorChain(network())
     guide = chain.guide(AutoRadial, families={".": families.Delta()})
     guide.setup(X, Y)
-    with pytest.raises(ValueError, match="no site that is not excluded or a point estimate"):
+    with pytest.raises(ValueError, match="guide must have a site that is neither excluded nor a point estimate"):
         chain.advance(guide)
 
 
