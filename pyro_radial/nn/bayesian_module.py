@@ -35,7 +35,7 @@ from pyro_radial.nn.site_priors import (
 )
 from pyro_radial.poutine.local_reparameterization import NOISE, PARAMETER
 
-__all__ = ["BayesianModule", "keeping_buffers", "submodules"]
+__all__ = ["BayesianModule", "keeping_buffers", "place_below", "submodules"]
 
 STANDARD_NORMAL = dist.Normal(0.0, 1.0)
 
@@ -357,6 +357,17 @@ def keeping_buffers(*modules: Any) -> Iterator[None]:
                 setattr(module, name, buffer.copy_(value))
 
 
+def place_below(root: nn.Module, name: str) -> tuple[Any, str]:
+    """The module that holds the tensor of a dotted name, made in the class of the root if needed, and its last part."""
+    *path, leaf = name.split(".")
+    owner = root
+    for part in path:
+        if part not in dict(owner.named_children()):
+            owner.add_module(part, type(root)())
+        owner = owner.get_submodule(part)
+    return owner, leaf
+
+
 class _OwnTensors:
     """Copies of a network's parameters and buffers that are not random, in modules nested as in the network.
 
@@ -371,7 +382,7 @@ class _OwnTensors:
         for name, parameter in net.named_parameters():
             if name in random:
                 continue
-            owner, leaf = self._place(name)
+            owner, leaf = place_below(self.root, name)
             if parameter.requires_grad:
                 setattr(owner, leaf, nn.Parameter(_own_copy(parameter)))
                 self._trained[name] = owner, leaf
@@ -380,7 +391,7 @@ class _OwnTensors:
                 self._fixed[name] = owner, leaf
         saved = net.state_dict(keep_vars=True).keys()
         for name, buffer in net.named_buffers():
-            owner, leaf = self._place(name)
+            owner, leaf = place_below(self.root, name)
             owner.register_buffer(leaf, _own_copy(buffer), persistent=name in saved)
             self._fixed[name] = owner, leaf
 
@@ -412,16 +423,6 @@ class _OwnTensors:
                 for name, tensor in self.fixed().items():
                     tensor.copy_(before[name])
             raise
-
-    def _place(self, name: str) -> tuple[PyroModule, str]:
-        *path, leaf = name.split(".")
-        owner: PyroModule = self.root
-        for part in path:
-            children = dict(owner.named_children())
-            if part not in children:
-                owner.add_module(part, PyroModule())
-            owner = getattr(owner, part)
-        return owner, leaf
 
 
 def _adopt_stored_value(owner: PyroModule, leaf: str) -> None:

@@ -18,7 +18,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pyro_radial._pyro.compat import tree_leaves, tree_map_only
+from pyro_radial._pyro.compat import tree_flatten, tree_map_only, tree_unflatten
 
 __all__ = ["STATISTICS_LAYERS", "FunctionalNet", "split_draws", "unflatten"]
 
@@ -193,24 +193,43 @@ def unflatten(outputs: Any, draws: tuple[int, ...]) -> Any:
 
 
 def _vmap(run: Run, drawn: Mapping[str, Tensor]) -> Any:
-    template: Any = None
+    leaves: list[Any] = []
+    structure: Any = None
 
     def one(draw: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        nonlocal template
-        template, leaves = _take_apart(run(draw))
-        return tuple(leaves)
+        nonlocal leaves, structure
+        leaves, structure = tree_flatten(run(draw))
+        return _tensors(leaves)
 
-    leaves = vmap(one, randomness="different")(dict(drawn))
-    return _put_together(template, leaves)
+    tensors = vmap(one, randomness="different")(dict(drawn))
+    return _joined(leaves, structure, tensors)
 
 
 def _loop(run: Run, drawn: Mapping[str, Tensor]) -> Any:
-    template: Any = None
-    columns: list[list[Tensor]] = []
+    leaves: list[Any] = []
+    structure: Any = None
+    columns: list[tuple[Tensor, ...]] = []
     for draw in zip(*(value.unbind(0) for value in drawn.values()), strict=True):
-        template, leaves = _take_apart(run(dict(zip(drawn, draw, strict=True))))
-        columns.append(leaves)
-    return _put_together(template, [torch.stack(rows) for rows in zip(*columns, strict=True)])
+        leaves, structure = tree_flatten(run(dict(zip(drawn, draw, strict=True))))
+        columns.append(_tensors(leaves))
+    return _joined(leaves, structure, [torch.stack(rows) for rows in zip(*columns, strict=True)])
+
+
+def _tensors(leaves: list[Any]) -> tuple[Tensor, ...]:
+    """The tensors in the output of a network, whose other leaves must be plain data."""
+    for leaf in leaves:
+        if not (leaf is None or isinstance(leaf, Tensor | bool | int | float | str)):
+            raise TypeError(
+                "output of the network must be of tensors, and tuples, lists and dicts of them, with several draws, "
+                f"got {type(leaf).__name__}"
+            )
+    return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _joined(leaves: list[Any], structure: Any, tensors: Iterable[Tensor]) -> Any:
+    """An output of this structure with other tensors."""
+    remaining = iter(tensors)
+    return tree_unflatten([next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
 
 
 def _skeleton(net: nn.Module) -> nn.Module:
@@ -311,28 +330,6 @@ def _vmap_settings(skeleton: nn.Module, drawn: Mapping[str, Tensor]) -> Iterator
             # torch warns that it loops over cells inside vmap.
             stack.enter_context(WITHOUT_ADVICE_ON_LOOPS)
         yield
-
-
-class _Slot:
-    """The place of one tensor in the output of a network."""
-
-
-def _take_apart(output: Any) -> tuple[Any, list[Tensor]]:
-    """The output with a slot for each tensor, and the tensors."""
-    leaves = tree_leaves(output)
-    for leaf in leaves:
-        if not (leaf is None or isinstance(leaf, Tensor | bool | int | float | str)):
-            raise TypeError(
-                "output of the network must be of tensors, and tuples, lists and dicts of them, with several draws, "
-                f"got {type(leaf).__name__}"
-            )
-    template = tree_map_only(Tensor, lambda tensor: _Slot(), output)
-    return template, [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-
-def _put_together(template: Any, tensors: Iterable[Tensor]) -> Any:
-    remaining = iter(tensors)
-    return tree_map_only(_Slot, lambda slot: next(remaining), template)
 
 
 def _first_line(error: BaseException) -> str:

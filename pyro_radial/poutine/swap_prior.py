@@ -142,7 +142,12 @@ def is_guide(model: Any) -> bool:
 def replaced(name: str, prior: Any, old: Any) -> Any:
     """The new prior in the batch shape and under the mask of the old one."""
     new = on_support(_expanded(name, prior, old), old.support)
-    mask = _mask(name, old)
+    try:
+        mask = mask_of(old)
+    except ValueError as error:
+        raise ValueError(
+            f"the prior of site '{name}' masks single elements of its event; a new prior cannot take that over: {error}"
+        ) from None
     return new if mask is None else new.mask(mask)
 
 
@@ -153,15 +158,6 @@ def _expanded(name: str, prior: Any, old: Any) -> Any:
         raise ValueError(
             f"the new prior of site '{name}' has batch shape {tuple(prior.batch_shape)}, which does not expand to "
             f"the site's {tuple(old.batch_shape)}; a site in a plate over data belongs to its rows and has none"
-        ) from None
-
-
-def _mask(name: str, old: Any) -> Any:
-    try:
-        return mask_of(old)
-    except ValueError as error:
-        raise ValueError(
-            f"the prior of site '{name}' masks single elements of its event; a new prior cannot take that over: {error}"
         ) from None
 
 

@@ -19,6 +19,7 @@ from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global, check_sites
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
+from pyro_radial.nn.bayesian_module import place_below
 from pyro_radial.nn.functional_net import FunctionalNet
 from pyro_radial.nn.likelihoods import full_precision
 from pyro_radial.nn.supervised import ModelNetwork, inputs_of, network_of
@@ -223,12 +224,7 @@ def _as_buffers(tensors: Mapping[str, Tensor], saved: set[str]) -> tuple[nn.Modu
     """Modules nested by the tensors' names that hold them as buffers, and the names."""
     root = nn.Module()
     for name, tensor in tensors.items():
-        *path, leaf = name.split(".")
-        owner = root
-        for part in path:
-            if part not in dict(owner.named_children()):
-                owner.add_module(part, nn.Module())
-            owner = owner.get_submodule(part)
+        owner, leaf = place_below(root, name)
         owner.register_buffer(leaf, tensor, persistent=name in saved)
     return root, tuple(tensors)
 
