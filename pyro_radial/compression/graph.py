@@ -110,11 +110,7 @@ class Layer:
 
 
 def read_chain(net: nn.Module) -> list[Layer]:
-    """Read the layers of a network in the order they run.
-
-    :param net: nested :class:`~torch.nn.Sequential` of known modules.
-    :raises ValueError: naming the module, if the network is not such a chain.
-    """
+    """Read the layers of a network in the order they run."""
     layers: list[Layer] = []
     between: list[tuple[str, nn.Module]] = []  # since the last layer
     owners: dict[int, str] = {}

@@ -190,12 +190,7 @@ class _Kept(NamedTuple):
 
 
 class KeptRows:
-    """The coresets of the tasks of a stream, chosen task by task on access.
-
-    :param Coreset coreset: how many rows, and how they are chosen.
-    :param TaskStream stream: the tasks.
-    :param int seed: seed of the choice.
-    """
+    """The coresets of the tasks of a stream, chosen task by task on access."""
 
     def __init__(self, coreset: Coreset, stream: TaskStream, seed: int) -> None:
         self.coreset, self._stream, self._seed = coreset, stream, seed
@@ -219,10 +214,7 @@ class KeptRows:
         return torch.cat([rows.x for rows in kept]), torch.cat([rows.y for rows in kept if rows.y is not None])
 
     def inputs_before(self, number: int) -> dict[int, Tensor]:
-        """Return the kept inputs of all tasks before one, by head.
-
-        :raises ValueError: naming the task, if its inputs have another shape than those kept under its head.
-        """
+        """Return the kept inputs of all tasks before one, by head."""
         task: Task = self._stream[number]
         inputs: dict[int, list[Tensor]] = {}
         for kept in map(self._of, range(number)):

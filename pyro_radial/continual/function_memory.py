@@ -43,9 +43,7 @@ class FunctionMemory(NamedTuple):
     def of(cls, chain: PriorChain, x: Tensor, head: int = 0, *, capacity: int = 0) -> "FunctionMemory":
         """Compute the function values of a chain's prior, by :class:`~pyro_radial.functional.PosteriorProcess`.
 
-        :param int capacity: the final number of rows. With room for them, shapes stay the same from task to task, so
-            one compiled graph can be used for all.
-        :raises ValueError: naming the site, for one that the function depends on without a mean or variance.
+        With room for ``capacity`` rows, shapes stay the same from task to task, and so does a compiled graph.
         """
         with under_head(chain, head):
             process = PosteriorProcess(chain, chain.prior)

@@ -38,26 +38,12 @@ finite_nonnegative = _Finite("FiniteNonnegative", constraints.nonnegative)
 
 
 def is_real(support: Any) -> bool:
-    """Return whether a constraint allows every real value, for any shape.
-
-    Example::
-
-        >>> import pyro.distributions as dist
-        >>> is_real(dist.Normal(0.0, 1.0).expand([3]).to_event(1).support), is_real(dist.LogNormal(0.0, 1.0).support)
-        (True, False)
-    """
+    """Return whether a constraint allows every real value, for any shape."""
     return _innermost(support) is constraints.real
 
 
 def is_on_sphere(support: Any) -> bool:
-    """Return whether a constraint allows unit vectors, for any shape.
-
-    Example::
-
-        >>> import pyro.distributions as dist
-        >>> is_on_sphere(dist.ProjectedNormal(torch.ones(2, 3)).to_event(1).support), is_on_sphere(constraints.real)
-        (True, False)
-    """
+    """Return whether a constraint allows unit vectors, for any shape."""
     return _innermost(support) is constraints.sphere
 
 

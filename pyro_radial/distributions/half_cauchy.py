@@ -24,16 +24,6 @@ def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
     Source: Neville, Ormerod and Wand (2014), as used by Oh, Adamczewski and Park (2019), "Radial and Directional
     Posteriors", section 3.1. They use shape and *scale*, with scale :math:`\gamma^2`; and they set the half-Cauchy
     variable equal to the product instead of its square root.
-
-    :param scale: :math:`\gamma`, positive; a number or a tensor ``[*batch]``.
-    :returns: the two distributions, each of batch shape ``[*batch]``.
-    :raises ValueError: (under validation) if ``scale`` is not positive or its square does not fit its dtype.
-
-    Example::
-
-        >>> gamma, inverse_gamma = half_cauchy_factors(torch.tensor([0.5, 2.0]))
-        >>> gamma.rate
-        tensor([4.0000, 0.2500])
     """
     if not isinstance(scale, Tensor | int | float) or isinstance(scale, bool):
         raise TypeError(f"half_cauchy_factors: scale must be a tensor or a number, got {scale!r}")
@@ -57,11 +47,7 @@ def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
 
 
 def half_cauchy_value(gamma: Tensor, inverse_gamma: Tensor) -> Tensor:
-    """Return the half-Cauchy value that two factors make; the roots come first because the product may overflow.
-
-    >>> half_cauchy_value(torch.tensor(4.0), torch.tensor(9.0))
-    tensor(6.)
-    """
+    """Return the half-Cauchy value that two factors make; the roots come first because the product may overflow."""
     return gamma.sqrt() * inverse_gamma.sqrt()
 
 
@@ -72,17 +58,6 @@ def sqrt_product(first: LogNormal, second: LogNormal) -> dist.LogNormal:
         \tfrac12 \sqrt{\sigma_a^2 + \sigma_b^2}\right).
 
     It turns a posterior on the two factors of a half-Cauchy variable into a posterior on the variable.
-
-    :param first: the distribution of a, ``[*batch]``.
-    :param second: the distribution of b; broadcasts with the first.
-    :returns: the distribution of :math:`\sqrt{ab}`.
-    :raises ValueError: if one of them is not a ``LogNormal``.
-
-    Example::
-
-        >>> distribution = sqrt_product(dist.LogNormal(1.0, 0.6), dist.LogNormal(2.0, 0.8))
-        >>> distribution.loc, distribution.scale
-        (tensor(1.5000), tensor(0.5000))
     """
     for name, distribution in (("first", first), ("second", second)):
         _check_log_normal("sqrt_product", name, distribution)
@@ -94,15 +69,6 @@ def log_mode(distribution: LogNormal) -> Tensor:
 
     For ``sqrt_product(a, b)`` it is :math:`\tfrac12 (\mu_a + \mu_b) - \tfrac14 (\sigma_a^2 + \sigma_b^2)`, the score
     for pruning. Oh et al. (2019), section 3.3, use the mode of the product, without the root.
-
-    :param distribution: a log-normal distribution.
-    :returns: the log of its mode, ``[*batch]``.
-    :raises ValueError: if it is not a ``LogNormal``.
-
-    Example::
-
-        >>> log_mode(dist.LogNormal(1.5, 0.5))
-        tensor(1.2500)
     """
     _check_log_normal("log_mode", "distribution", distribution)
     return distribution.loc - distribution.scale.square()

@@ -25,17 +25,7 @@ class Moments(NamedTuple):
 
 
 def center(distribution: Any) -> Tensor:
-    """Return the value of a distribution without noise: the mean, or the transformed mean of the base.
-
-    :param distribution: any nesting; masks do not matter.
-    :returns: a value, ``[*batch, *event]``.
-    :raises ValueError: naming the class, for a discrete distribution or one without a mean.
-
-    Example::
-
-        >>> center(dist.LogNormal(torch.zeros(2), 1.0).to_event(1).expand([3])).shape
-        torch.Size([3, 2])
-    """
+    """Return the value of a distribution without noise: the mean, or the transformed mean of the base."""
     inner = leaf(distribution)
     if isinstance(inner, TransformedDistribution):
         value = center(inner.base_dist)
@@ -55,16 +45,6 @@ def moments(distribution: Any, transform: Transform | None = None) -> Moments:
     """Return mean and standard deviation of a distribution, before a transform if one is given.
 
     If the preimage has no known mean, the result is the preimage of the distribution's mean, without a deviation.
-
-    :param distribution: any nesting; masks do not matter.
-    :param transform: a bijection onto the distribution's support; the moments are those of the preimage.
-    :returns: two tensors, ``[*batch, *event]``; a standard deviation is positive everywhere.
-
-    Example::
-
-        >>> from torch.distributions import ExpTransform
-        >>> moments(dist.LogNormal(1.5, 0.5), ExpTransform())
-        Moments(mean=tensor(1.5000), stddev=tensor(0.5000))
     """
     distribution = unmasked(distribution)
     if transform is None:
@@ -135,18 +115,6 @@ def moment_matched(distribution: Any) -> Any:
 
     It is the factorized normal with the least KL from the distribution. A transformed distribution keeps its transforms
     around the normal of its base. Masks, plates and event dimensions stay as they are.
-
-    :param distribution: any nesting on the whole real space, or a transformed distribution from there.
-    :returns: the normal, in the same nesting.
-    :raises ValueError: naming the class, if the variance is not finite, or the support is a part of the real space
-        without a transform to it.
-
-    Example::
-
-        >>> from pyro_radial.distributions import RadialNormal
-        >>> normal = moment_matched(RadialNormal(torch.zeros(4), torch.ones(4)))
-        >>> normal.event_shape, normal.stddev
-        (torch.Size([4]), tensor([0.5000, 0.5000, 0.5000, 0.5000]))
     """
     return map_leaf(_matched, distribution)
 

@@ -65,16 +65,6 @@ def radial_marginal_quantile(probability: float, dim: int) -> float:
 
     For n = 1 this is the normal quantile; for larger n the marginal is narrower (variance 1/n) and has heavier tails
     (kurtosis 9n/(n+2)).
-
-    :param float probability: a number in (0, 1).
-    :param int dim: n, the number of elements of one event.
-    :returns: the quantile.
-    :raises ValueError: if ``probability`` is not between 0 and 1, or is too small for float64.
-
-    Example::
-
-        >>> round(radial_marginal_quantile(0.975, 1), 4)
-        1.96
     """
     if not _LEAST <= probability < 1.0:
         raise ValueError(f"probabilities must be between {_LEAST:g} and 1, both excluded, got {probability!r}")

@@ -30,12 +30,8 @@ _CHUNK = 2**19
 def row_operator(name: str, formula: Formula) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return a formula as a differentiable function of ratios and shifts.
 
-    The gradient is found along with the value, if anything needs it. Second derivatives raise a RuntimeError.
-
-    :param str name: the name of the operator, below ``pyro_radial::``.
-    :param formula: a function of ratios and shifts, ``[*batch, D]``, noise, ``[*batch, directions, D]``, whose batch
-        broadcasts, and whether the gradient is wanted; it returns the values, ``[*batch]``, and then their derivatives.
-    :returns: the function of ratios, shifts and noise.
+    The gradient is found along with the value, if anything needs it. Second derivatives raise a RuntimeError. The
+    operator has this name below ``pyro_radial::``.
     """
     _OPERATORS[name] = _registered(name, formula)
 

@@ -40,17 +40,6 @@ def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size
     """Apply an elementwise function, without gradients, to a part of the elements at a time.
 
     Each step of a long formula then stays in the processor's cache.
-
-    :param function: a function of tensors of one shape to a tensor of that shape, with further dimensions in front.
-    :param tensors: tensors of one shape.
-    :param int size: the number of elements at a time.
-    :returns: what ``function`` returns for all elements.
-
-    Example::
-
-        >>> by_chunks(torch.add, (torch.ones(2, 3), torch.ones(2, 3)), 4)
-        tensor([[2., 2., 2.],
-                [2., 2., 2.]])
     """
     shape = tensors[0].shape
     # Other devices and compilers have their own ways.
@@ -62,15 +51,5 @@ def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size
 
 
 def log_sphere_area(dim: int) -> float:
-    r"""Return the log-area of the unit sphere in :math:`R^n`: :math:`\log 2 + \frac n2 \log\pi - \log\Gamma(n/2)`.
-
-    :param int dim: n, the dimension of the surrounding space, at least 1 (the "sphere" in R^1 is two points).
-    :returns: the log-area in nats.
-
-    Example::
-
-        >>> import math
-        >>> abs(log_sphere_area(3) - math.log(4 * math.pi)) < 1e-15
-        True
-    """
+    r"""Return the log-area of the unit sphere in :math:`R^n`: :math:`\log 2 + \frac n2 \log\pi - \log\Gamma(n/2)`."""
     return math.log(2.0) + 0.5 * dim * math.log(math.pi) - math.lgamma(0.5 * dim)

@@ -41,20 +41,9 @@ Structure = Any
 
 
 def describe(distribution: Any) -> tuple[Structure, dict[str, Tensor]]:
-    """Take a distribution apart, and check that :func:`rebuild` gives the same distribution.
+    """Return a distribution's structure and its tensors, by names that buffers can have, for :func:`rebuild`.
 
-    :param distribution: any nesting of wrappers and transforms; its classes keep the arguments of their constructors as
-        attributes.
-    :returns: the structure in dicts, lists, strings and numbers; and copies of the tensors, under names that a module's
-        buffers can have. A repeated dimension is stored once.
-    :raises ValueError: naming the class and the reason, if the distribution cannot be stored.
-
-    Example::
-
-        >>> import pyro.distributions as dist
-        >>> structure, tensors = describe(dist.Normal(torch.zeros(3), 1.0).to_event(1))
-        >>> tensors
-        {'loc': tensor([0., 0., 0.]), 'scale': tensor([1.])}
+    A ValueError names the class and the reason, if the distribution cannot be stored.
     """
     tensors: dict[str, Tensor] = {}
     try:
@@ -69,20 +58,7 @@ def describe(distribution: Any) -> tuple[Structure, dict[str, Tensor]]:
 
 
 def rebuild(structure: Structure, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the distribution that :func:`describe` took apart, without importing any code.
-
-    :param structure: a structure from :func:`describe`.
-    :param Mapping tensors: its tensors, on any device and in any dtype; they are not copied.
-    :returns: the distribution, which does not validate its arguments.
-    :raises ValueError: naming the class, if it is not imported, or the tensor, if it is missing.
-
-    Example::
-
-        >>> import pyro.distributions as dist
-        >>> structure, tensors = describe(dist.Gamma(2.0, torch.ones(3)))
-        >>> rebuild(structure, {name: tensor.double() for name, tensor in tensors.items()})
-        Gamma(concentration: torch.Size([3]), rate: torch.Size([3]))
-    """
+    """Return the distribution that :func:`describe` took apart, without importing any code."""
     if not isinstance(structure, dict):
         return structure
     if "tensor" in structure:
@@ -101,11 +77,7 @@ def rebuild(structure: Structure, tensors: Mapping[str, Tensor]) -> Any:
 
 
 class StoredDistribution(nn.Module):
-    """One distribution: its tensors are buffers, its structure is the module's extra state.
-
-    :param structure: a structure from ``describe``, or None until it is loaded.
-    :param Mapping tensors: the tensors that it names.
-    """
+    """One distribution: its tensors are buffers, its structure is the module's extra state."""
 
     def __init__(self, structure: Any, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()

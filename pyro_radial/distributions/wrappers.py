@@ -38,31 +38,14 @@ WRAPPERS = (Independent, MaskedDistribution, ExpandedDistribution)
 
 
 def leaf(distribution: Any) -> Any:
-    """Return the distribution inside any nesting of ``to_event``, ``mask`` and ``expand``; a transformed one is a leaf.
-
-    Example::
-
-        >>> type(leaf(dist.Normal(0.0, 1.0).expand([3, 2]).to_event(1).mask(True))).__name__
-        'Normal'
-    """
+    """Return the distribution inside any ``to_event``, ``mask`` and ``expand``; a transformed one is a leaf."""
     while isinstance(distribution, WRAPPERS):
         distribution = distribution.base_dist
     return distribution
 
 
 def map_leaf(function: Callable[[Any], Any], distribution: Any) -> Any:
-    """Return the same nesting around ``function(leaf)``.
-
-    :param function: a function of a distribution to one of the same batch and event shape.
-    :param distribution: any nesting; it is not changed.
-    :returns: the new nesting, or the given one if ``function`` returns its argument.
-
-    Example::
-
-        >>> rows = dist.Normal(torch.zeros(2, 3), 1.0).to_event(1).mask(torch.tensor([True, False]))
-        >>> map_leaf(lambda normal: dist.Laplace(normal.loc, normal.scale), rows).log_prob(torch.zeros(2, 3))
-        tensor([-2.0794,  0.0000])
-    """
+    """Return the same nesting around ``function(leaf)``, or the given one if ``function`` returns its argument."""
     if not isinstance(distribution, WRAPPERS):
         return function(distribution)
     inner = map_leaf(function, distribution.base_dist)
@@ -80,15 +63,6 @@ def carry_to_batch(of_leaf: Callable[[Any], Tensor], distribution: Any) -> Tenso
 
     Like a log-density, it is summed over dimensions that became part of the event, zero where masked, and repeated
     where expanded.
-
-    :param of_leaf: a function of the leaf to a tensor that has its batch shape or broadcasts with it.
-    :param distribution: any nesting.
-    :returns: the quantity, of the batch shape of ``distribution``.
-
-    Example::
-
-        >>> carry_to_batch(lambda normal: normal.entropy(), dist.Normal(torch.zeros(3), 1.0).to_event(1))
-        tensor(4.2568, dtype=torch.float64)
     """
     if not isinstance(distribution, WRAPPERS):
         return of_leaf(distribution)
@@ -102,15 +76,7 @@ def carry_to_batch(of_leaf: Callable[[Any], Tensor], distribution: Any) -> Tenso
 
 
 def mask_of(distribution: Any) -> Any:
-    """Return the mask over the batch, a tensor or a bool, or None if there is no mask.
-
-    :raises ValueError: naming the class, if a mask covers single elements of the event.
-
-    Example::
-
-        >>> mask_of(dist.Normal(torch.zeros(2, 3), 1.0).to_event(1).mask(torch.tensor([True, False])))
-        tensor([ True, False])
-    """
+    """Return the mask over the batch, or None; a ValueError if a mask covers single elements of the event."""
     mask, event_dims = None, 0
     while isinstance(distribution, WRAPPERS):
         if isinstance(distribution, MaskedDistribution):
@@ -125,13 +91,7 @@ def mask_of(distribution: Any) -> Any:
 
 
 def unmasked(distribution: Any) -> Any:
-    """Return the same distribution without masks; its draws are the same.
-
-    Example::
-
-        >>> unmasked(dist.Normal(torch.zeros(3), 1.0).mask(False).to_event(1)).log_prob(torch.zeros(3))
-        tensor(-2.7568)
-    """
+    """Return the same distribution without masks; its draws are the same."""
     if isinstance(distribution, MaskedDistribution):
         return unmasked(distribution.base_dist)
     if not isinstance(distribution, (*WRAPPERS, TransformedDistribution)):
@@ -147,18 +107,8 @@ def unmasked(distribution: Any) -> Any:
 def pull_back(distribution: Any, transforms: Sequence[Transform]) -> Any:
     """Return the distribution whose pushforward under ``transforms`` is the given one.
 
-    Transforms that both have cancel; the inverses of the others are applied.
-
-    :param distribution: any nesting without masks.
-    :param transforms: elementary bijections in the order of their application.
-    :returns: the preimage.
-    :raises NotImplementedError: for a masked distribution, because the masked part of its density has no preimage.
-
-    Example::
-
-        >>> from torch.distributions import ExpTransform
-        >>> pull_back(dist.LogNormal(torch.zeros(3), 1.0).to_event(1), [ExpTransform()]).base_dist
-        Normal(loc: torch.Size([3]), scale: torch.Size([3]))
+    Transforms that both have cancel; the inverses of the others are applied. The masked part of a density has no
+    preimage, so a masked distribution raises a NotImplementedError.
     """
     if not transforms:
         return distribution
@@ -188,14 +138,7 @@ def _pulled_back(distribution: Any, transforms: list[Transform]) -> Any:
 
 
 def elementary(transforms: Sequence[Transform]) -> list[Transform]:
-    """Return the transforms without composition, reinterpreted dimensions and identity affine maps.
-
-    Example::
-
-        >>> from torch.distributions import biject_to, constraints
-        >>> elementary([biject_to(constraints.independent(constraints.greater_than(0.0), 1))])
-        [ExpTransform()]
-    """
+    """Return the transforms without composition, reinterpreted dimensions and identity affine maps."""
     flat: list[Transform] = []
     for transform in transforms:
         if isinstance(transform, IndependentTransform):
@@ -215,14 +158,7 @@ def _is_identity(transform: Transform) -> bool:
 
 
 def expanded(distribution: Any, batch_shape: Sequence[int]) -> Any:
-    """Return the distribution with a larger batch; unlike some ``expand`` methods in Pyro, it changes nothing in place.
-
-    Example::
-
-        >>> repeated = ExpandedDistribution(dist.Normal(0.0, 1.0))
-        >>> expanded(repeated, [3]).shape(), repeated.shape()
-        (torch.Size([3]), torch.Size([]))
-    """
+    """Return the distribution with a larger batch; unlike some ``expand`` in Pyro, it changes nothing in place."""
     return _own_copy(distribution).expand(torch.Size(batch_shape))
 
 
@@ -236,35 +172,16 @@ def _own_copy(distribution: Any) -> Any:
 
 
 def unexpanded(tensor: Tensor, keep: int = 0) -> Tensor:
-    """Return the tensor with its repeated dimensions at size one.
+    """Return the tensor with its repeated dimensions at size one, except the last ``keep``.
 
     The scale of N(0, 1) on a million weights then is one number.
-
-    :param Tensor tensor: any tensor.
-    :param int keep: the number of last dimensions that stay as they are.
-    :returns: a view.
-
-    Example::
-
-        >>> unexpanded(torch.ones(()).expand(3, 2)).shape
-        torch.Size([1, 1])
     """
     strides = tensor.stride()[: tensor.dim() - keep]
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
 
 
 def to_like(distribution: Any, like: Tensor) -> Any:
-    """Return the same distribution with all tensors on the device and floating ones in the dtype of ``like``.
-
-    :param distribution: any nesting; it is not changed.
-    :param Tensor like: a tensor of the wanted device and dtype.
-    :returns: the copy.
-
-    Example::
-
-        >>> to_like(dist.Normal(0.0, 1.0).expand([3]).to_event(1), torch.zeros((), dtype=torch.float64)).mean.dtype
-        torch.float64
-    """
+    """Return the same distribution with all tensors on the device and floating ones in the dtype of ``like``."""
     return _moved(distribution, like, {})
 
 
@@ -285,18 +202,7 @@ def _moved(value: Any, like: Tensor, done: dict[int, Any]) -> Any:
 
 
 class Pushforward(dist.TransformedDistribution):
-    """Transform a distribution, with a given support: torch takes the whole line for the support of an affine map.
-
-    :param base_distribution: the distribution before the transforms.
-    :param transforms: bijections in the order of their application.
-    :param support: the constraint on the values.
-
-    Example::
-
-        >>> doubling = torch.distributions.AffineTransform(0.0, 2.0)
-        >>> Pushforward(dist.LogNormal(0.0, 1.0), [doubling], constraints.positive).support
-        GreaterThan(lower_bound=0.0)
-    """
+    """Transform a distribution, with a given support: torch takes the whole line for the support of an affine map."""
 
     def __init__(self, base_distribution: Any, transforms: Any, support: Any) -> None:
         super().__init__(base_distribution, transforms, validate_args=False)
@@ -315,15 +221,7 @@ class Pushforward(dist.TransformedDistribution):
 
 
 def on_support(distribution: Any, support: Any) -> Any:
-    """Return the distribution; if it is a plain transformed one, with this support.
-
-    Example::
-
-        >>> doubling = torch.distributions.AffineTransform(0.0, 2.0)
-        >>> doubled = dist.TransformedDistribution(dist.LogNormal(0.0, 1.0), doubling)
-        >>> doubled.support, on_support(doubled, constraints.positive).support
-        (Real(), GreaterThan(lower_bound=0.0))
-    """
+    """Return the distribution; if it is a plain transformed one, with this support."""
     if type(distribution) in (dist.TransformedDistribution, Pushforward):
         return Pushforward(distribution.base_dist, distribution.transforms, support)
     if isinstance(distribution, Independent) and isinstance(support, constraints.independent):

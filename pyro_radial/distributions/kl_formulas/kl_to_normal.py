@@ -23,21 +23,8 @@ def kl_to_normal(
 
     With :math:`s = \sigma / t` and :math:`d = (\mu - m) / t` it is the sum of
     :math:`\tfrac12 (s_i^2 - 1 + d_i^2) - \log s_i`; for radial elements, of
-    :math:`\tfrac12 (s_i^2 / D + d_i^2) - \log s_i`.
-
-    :param Tensor loc: :math:`\mu`, the mean, ``[*batch, *event]``.
-    :param Tensor scale: :math:`\sigma`, of the same shape.
-    :param Tensor center: m, the other side's mean; broadcasts with ``loc``, also to a larger batch.
-    :param Tensor unit: t, the other side's standard deviation; broadcasts likewise.
-    :param int event_dims: the number of last dimensions to sum over.
-    :param int radius: D, the number of elements that share one radius; None for independent normal elements.
-    :returns: the KL, ``[*batch]``, in the accumulation dtype.
-
-    Example::
-
-        >>> zero, one = torch.zeros(3), torch.ones(3)
-        >>> kl_to_normal(one, one, zero, one, 1)
-        tensor(1.5000, dtype=torch.float64)
+    :math:`\tfrac12 (s_i^2 / D + d_i^2) - \log s_i`. Here ``center`` is m and ``unit`` is t, and D, the ``radius``, is
+    the number of elements that share one radius; None for independent normal elements.
     """
     # A compiler finds the gradient itself, and takes no function with a forward mode.
     find: Callable[..., Tensor] = _KLToNormal.forward if torch.compiler.is_compiling() else _KLToNormal.apply
@@ -45,14 +32,7 @@ def kl_to_normal(
 
 
 def standardized(loc: Tensor, scale: Tensor, center: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scale and mean in units of the other side's, in a dtype that holds their squares.
-
-    Example::
-
-        >>> one = torch.ones(1, dtype=torch.float16)
-        >>> standardized(one, one, 0.0 * one, 0.25 * one)
-        (tensor([4.]), tensor([4.]))
-    """
+    """Return scale and mean in units of the other side's, in a dtype that holds their squares."""
     return _standardized(*_in_one_dtype(loc, scale, center, unit))
 
 

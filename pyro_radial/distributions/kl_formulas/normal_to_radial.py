@@ -34,12 +34,8 @@ def normal_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient:
     Along any fixed unit vector v the noise is :math:`r v + \epsilon_\perp`. Given :math:`\epsilon_\perp` the distance
     is that to a line through :math:`s \odot \epsilon_\perp + d`, and ``log_distance`` is the exact mean over r. Here v
     points along s, where the noise is largest. The control variates are the first two moments of :math:`\rho^2`.
-
-    :param Tensor ratio: s, positive, ``[*batch, D]``, with D at least 2.
-    :param Tensor shift: d, ``[*batch, D]``.
-    :param Tensor noise: standard normal, ``[*batch, directions, D]``; its batch broadcasts.
-    :param bool with_gradient: whether to find the derivatives.
-    :returns: the KL, ``[*batch]``, in the accumulation dtype; then, if wanted, its derivatives in s and d.
+    Ratio and shift, s and d, are ``[*batch, D]`` with D at least 2; the noise is ``[*batch, directions, D]``. The
+    derivatives in s and d come after the KL, if wanted.
     """
     dim, terms = ratio.shape[-1], terms_for(ratio.dtype)
     squared, shift_squared = ratio.square(), shift.square()

@@ -64,16 +64,7 @@ def num_directions(num_elements: int) -> int:
 
 
 def directions(like: Tensor) -> Tensor:
-    """Return standard normal noise along each direction, ``[*batch, directions, D]``.
-
-    :param Tensor like: a tensor of the events' shape ``[*batch, D]``, dtype and device.
-    :returns: the noise; with a seed it is a constant for each shape, also under ``vmap``.
-
-    Example::
-
-        >>> directions(torch.ones(3, 600)).shape
-        torch.Size([3, 2, 600])
-    """
+    """Return standard normal noise along each direction, ``[*batch, directions, D]``, for events ``[*batch, D]``."""
     shape = (*like.shape[:-1], num_directions(like.numel()), like.shape[-1])
     if DIRECTION_SEED is None:
         return torch.randn(shape, dtype=like.dtype, device=like.device)
@@ -94,33 +85,13 @@ def _(shape: list[int], seed: int, dtype: torch.dtype, device: torch.device) -> 
 
 
 def project(directions: Tensor, vector: Tensor) -> Tensor:
-    """Return the inner product with each direction, in the accumulation dtype.
-
-    :param Tensor directions: ``[*batch, directions, D]``.
-    :param Tensor vector: ``[*batch, D]``.
-    :returns: the products, ``[directions, *batch]``; steps of a formula are fast along the last dimension.
-
-    Example::
-
-        >>> project(torch.eye(2), torch.tensor([3.0, 4.0]))
-        tensor([3., 4.], dtype=torch.float64)
-    """
+    """Return the inner product with each direction, ``[directions, *batch]``, in the accumulation dtype."""
     products = (directions @ vector.unsqueeze(-1)).squeeze(-1)
     return products.movedim(-1, 0).contiguous().to(accumulation_dtype(products))
 
 
 def combine(weights: Tensor, directions: Tensor) -> Tensor:
-    """Return the weighted sum of the directions.
-
-    :param Tensor weights: ``[directions, *batch, 1]``.
-    :param Tensor directions: ``[*batch, directions, D]``.
-    :returns: the sum, ``[*batch, D]``.
-
-    Example::
-
-        >>> combine(torch.tensor([[3.0], [4.0]]), torch.eye(2))
-        tensor([3., 4.])
-    """
+    """Return the sum of the directions, ``[*batch, D]``, with weights ``[directions, *batch, 1]``."""
     if len(weights) > _FEW:
         return (weights.squeeze(-1).movedim(0, -1).unsqueeze(-2) @ directions).squeeze(-2)
     # A product of small matrices is slow.
@@ -132,19 +103,7 @@ def log_distance(a: Tensor, b: Tensor, c: Tensor, above: Tensor | None = None, t
     r"""Return the mean log-distance from a point of the plane to a normal variable on a line.
 
     It is :math:`\tfrac12 E \log(a r^2 + 2 b r + c)` for :math:`r \sim N(0, 1)`, minus its value at a = 1, b = c = 0.
-
-    :param Tensor a: positive numbers.
-    :param Tensor b: numbers of the same shape; :math:`b^2 \le a c`, up to rounding.
-    :param Tensor c: non-negative numbers.
-    :param Tensor above: a - 1, if the caller knows more digits of it than a has.
-    :param int terms: the number of terms of the expansion.
-    :returns: the mean, without gradients.
-
-    Example::
-
-        >>> one, zero = torch.ones(()), torch.zeros(())
-        >>> log_distance(4.0 * one, zero, zero)
-        tensor(0.6931)
+    If the caller knows more digits of a - 1 than a has, they are in ``above``.
     """
     offset, _, width = _offset_and_width(a, b, c)
     log_a = a.log() if above is None else log_of_square(a.sqrt(), above)
@@ -173,13 +132,7 @@ def _offset_and_width(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def log_of_square(root: Tensor, above: Tensor) -> Tensor:
-    """Return the log of a square from its root and from the square minus one, with all digits near one.
-
-    Example::
-
-        >>> log_of_square(torch.tensor(1.0), torch.tensor(1e-12))
-        tensor(1.0000e-12)
-    """
+    """Return the log of a square from its root and from the square minus one, with all digits near one."""
     return above.clamp(min=-0.5).log1p() + 2.0 * (root * math.sqrt(2.0)).clamp(max=1.0).log()
 
 
@@ -211,13 +164,7 @@ _EXPANSIONS = {terms: _expansion(terms) for terms in (TERMS, _FEW_TERMS)}
 
 
 def terms_for(dtype: torch.dtype) -> int:
-    """Return how many terms of the expansion give all digits of a dtype.
-
-    Example::
-
-        >>> terms_for(torch.float32) < terms_for(torch.float64)
-        True
-    """
+    """Return how many terms of the expansion give all digits of a dtype."""
     return TERMS if dtype == torch.float64 else _FEW_TERMS
 
 
@@ -231,28 +178,12 @@ def excess_log_square(offset: Tensor, width: Tensor, terms: int = TERMS) -> Tens
     logarithm is singular.
 
     Source: Weideman (1994), "Computation of the complex error function", SIAM J. Numer. Anal. 31.
-
-    :param Tensor offset: b, any real numbers.
-    :param Tensor width: c, non-negative numbers of the same shape.
-    :param int terms: the number of terms of the expansion.
-    :returns: the excess, without gradients; exactly zero at b = c = 0.
-
-    Example::
-
-        >>> excess_log_square(torch.zeros(()), torch.zeros(()))
-        tensor(0.)
     """
     return by_chunks(partial(_excess, expansion=_EXPANSIONS[terms]), (offset, width), _CHUNK)
 
 
 def slopes_of_log_square(offset: Tensor, width: Tensor, terms: int = TERMS) -> tuple[Tensor, Tensor]:
-    """Return the derivatives of :func:`excess_log_square` in b and c, with the same arguments.
-
-    Example::
-
-        >>> slopes_of_log_square(torch.zeros(()), torch.zeros(()))
-        (tensor(0.), tensor(2.5066))
-    """
+    """Return the derivatives of :func:`excess_log_square` in b and c, with the same arguments."""
     by_offset, by_width = by_chunks(partial(_slope, expansion=_EXPANSIONS[terms]), (offset, width), _CHUNK).unbind(0)
     return by_offset, by_width
 

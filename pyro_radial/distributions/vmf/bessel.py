@@ -80,18 +80,8 @@ def bessel_plan(dim: int) -> BesselPlan:
 
     .. math:: A = a_0 F(t), \qquad F = \sum_k P_k(t) / \lambda^k,
 
-    for every :math:`\kappa \ge 0` at once. The derivatives and the integral of A have the same form.
-
-    :param int dim: m, at least 2.
-    :raises ValueError: if ``dim`` is not an integer or is less than 2.
-
-    Example::
-
-        >>> bessel_plan(500).shift
-        0
-        >>> plan = bessel_plan(2)
-        >>> plan.lam, plan.shift, plan.shifted_lam
-        (0.5, 20, 20.5)
+    for every :math:`\kappa \ge 0` at once, for m = dim of at least 2. The derivatives and the integral of A have the
+    same form.
     """
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise ValueError(f"dim must be an integer, got {dim!r}")

@@ -52,12 +52,7 @@ def sample_uniform_direction(shape: tuple[int, ...], like: Tensor) -> Tensor:
 
 
 def sample_one_minus_cosine(concentration: Tensor, dim: int) -> Tensor:
-    r"""Draw 1 - cosine for each concentration, differentiable in it by implicit reparameterization.
-
-    :param Tensor concentration: :math:`\kappa \ge 0`, ``[*shape]``.
-    :param int dim: m, at least 2.
-    :returns: draws strictly between 0 and 2, ``[*shape]``, in float64 where the device has it.
-    """
+    """Draw 1 - cosine, strictly between 0 and 2, for each concentration; differentiable by implicit slopes."""
     return _OneMinusCosine.apply(concentration.to(accumulation_dtype(concentration)), dim)
 
 
@@ -67,10 +62,6 @@ def sample_direction(loc: Tensor, one_minus_cosine: Tensor) -> Tensor:
     With :math:`s = \mathrm{sign}(\mu_1)` the reflection along :math:`\mu + s e_1` takes :math:`-s e_1` to :math:`\mu`.
     The vector :math:`\mu + s e_1` is never shorter than :math:`\sqrt 2`; the :math:`\mu - e_1` of Davidson et al.
     (2018) vanishes at :math:`\mu = e_1`.
-
-    :param Tensor loc: :math:`\mu`, unit vectors, ``[*shape, m]``; the gradient is that along the sphere.
-    :param Tensor one_minus_cosine: numbers strictly between 0 and 2, ``[*shape]``.
-    :returns: unit vectors, ``[*shape, m]``.
     """
     value: Tensor = _Direction.apply(_widened(loc), one_minus_cosine)
     return value.to(loc.dtype)
@@ -232,11 +223,6 @@ def implicit_slope(concentration: Tensor, one_minus_cosine: Tensor, dim: int) ->
     In few dimensions the expansion is used for :math:`m + 2n`, and an exact recurrence leads down:
 
     .. math:: g_m = \frac{(1 - A_m) + A_m d\, [1 - \kappa (2 - d)\, g_{m+2}]}{m - 1}, \qquad d = 1 - w.
-
-    :param Tensor concentration: at least 0, ``[*batch]``.
-    :param Tensor one_minus_cosine: d, between 0 and 2, of the same shape.
-    :param int dim: m, at least 2.
-    :returns: g, of the same shape.
     """
     lam = 0.5 * (dim - 1)
     shift = max(0, math.ceil(LEAST_SLOPE_LAMBDA - lam))

@@ -47,18 +47,6 @@ class Checkpoint:
 
     A kill at any moment leaves the old file or the new one. As a context manager it holds the file: a second run that
     writes the same path is refused until the first one ends, however it ends.
-
-    :param path: the file; its folder is created if it is missing.
-
-    Example::
-
-        >>> import tempfile
-        >>> settings = {"seed": 0, "batch_size": 64}
-        >>> with tempfile.TemporaryDirectory() as folder, Checkpoint(f"{folder}/run.pt") as checkpoint:
-        ...     assert checkpoint.load() is None
-        ...     checkpoint.save({"settings": settings, "weight": torch.ones(2)})
-        ...     saved = checkpoint.load(needed=("settings", "weight"))
-        ...     checkpoint.check(saved["settings"], settings)
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -66,11 +54,7 @@ class Checkpoint:
         self._lock: int | None = None
 
     def __enter__(self) -> "Checkpoint":
-        """Become the only writer of the file.
-
-        :raises ValueError: if another run is writing the file, or if it is a symbolic link.
-        :raises OSError: if the folder cannot be created or written.
-        """
+        """Become the only writer of the file, or raise a ValueError if another run writes it."""
         if self.path.is_symlink():
             raise ValueError(f"checkpoint must be a regular file, got the symbolic link {self.path}")
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,12 +74,7 @@ class Checkpoint:
             self._lock = None
 
     def save(self, state: State, *, dry_run: bool = False) -> None:
-        """Replace the file in one step.
-
-        :param state: tensors, numbers (also NumPy's), strings, and lists and dicts of these.
-        :param bool dry_run: whether only to check that the state can be written and read back.
-        :raises ValueError: if ``state`` holds anything that :meth:`load` would refuse.
-        """
+        """Replace the file in one step; a dry run only checks that the state can be written and read back."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # A random name and mode "x", so that no link prepared by others is followed.
         temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.partial")
@@ -142,13 +121,7 @@ class Checkpoint:
         return state
 
     def check(self, saved: Mapping[str, Any], current: Mapping[str, Any], name: str = "") -> None:
-        """Compare settings with those in the file.
-
-        :param saved: settings from the file; a value can be a dict of settings.
-        :param current: settings of this run.
-        :param str name: the prefix for the names of these settings.
-        :raises ValueError: naming the first setting that differs, with both values.
-        """
+        """Raise a ValueError that names the first setting that differs from the file, with both values."""
         for setting, there, here in differences(saved, current, name):
             raise ValueError(
                 f"checkpoint {self.path} was made with {setting}={there!r}, this run has {setting}={here!r}; "
@@ -156,11 +129,7 @@ class Checkpoint:
             )
 
     def check_entries(self, role: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-        """Compare the names, shapes and dtypes of a state dict with those in the file.
-
-        :param str role: what the state dict belongs to, such as "model".
-        :raises ValueError: naming the first entries that differ.
-        """
+        """Raise a ValueError if names, shapes or dtypes of a state dict differ from those in the file."""
         here, there = entry_kinds(current), entry_kinds(saved)
         if here != there:
             names = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))

@@ -42,16 +42,7 @@ Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 
 
 class Rows:
-    """Take rows of data by index, from tensors in memory or from a map-style ``Dataset``.
-
-    :param data: ``(x, y)``, where x is a tensor, a tuple or a dict of tensors; ``(x1, x2, ..., y)``; a ``Dataset`` of
-        such items; or a ``DataLoader`` of one, for its dataset, ``collate_fn`` and ``batch_size``. NumPy arrays are
-        converted.
-    :param str name: the name of the data in errors.
-    :param torch.dtype dtype: the dtype for floating-point numbers of NumPy and Python; torch's default if None.
-    :raises ValueError: for NaN or infinity, lengths that differ, no rows, or a loader with its own sampler. A
-        ``Dataset`` is checked row by row as rows are taken.
-    """
+    """Take rows by index from all data that :func:`~pyro_radial.fit` takes; rows of a ``Dataset`` are checked then."""
 
     def __init__(self, data: Any, name: str, dtype: torch.dtype | None = None) -> None:
         self.name, self._dtype = name, dtype
@@ -93,12 +84,7 @@ class Rows:
         return self._inputs, self._targets
 
     def take(self, index: Tensor) -> tuple[Inputs, Inputs]:
-        """The inputs and targets of some rows.
-
-        :param torch.Tensor index: the rows, as integers ``[B]``.
-        :returns: inputs ``[B, ...]``, a tensor or a tuple or dict of tensors, and targets ``[B, ...]``.
-        :raises ValueError: of a ``Dataset``, for items that are no pairs, and NaN or infinity in them.
-        """
+        """The inputs and targets of some rows."""
         if self.dataset is None:
             return take(self._inputs, index), take(self._targets, index)
         batch = self._collated(index)
@@ -132,15 +118,7 @@ class Rows:
 
 
 def as_inputs(x: Any, name: str, dtype: torch.dtype | None = None) -> Inputs:
-    """Convert inputs without targets to tensors.
-
-    :param x: a tensor or an array, a tuple or a dict of them, or a ``Dataset`` or ``DataLoader`` of inputs, with or
-        without targets.
-    :param str name: the name of the inputs in errors.
-    :param torch.dtype dtype: the dtype for floating-point numbers of NumPy and Python; torch's default if None.
-    :returns: a tensor, or a tuple or dict of tensors, with at least one row.
-    :raises ValueError: for anything else, and for NaN or infinity.
-    """
+    """Convert inputs without targets to tensors."""
     if isinstance(x, Dataset | DataLoader):
         return Rows(x, name, dtype).all_inputs()
     x = _tensors(x, dtype)
@@ -151,13 +129,7 @@ def as_inputs(x: Any, name: str, dtype: torch.dtype | None = None) -> Inputs:
 
 
 def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
-    """Check for a tensor of rows, or a tuple or dict of tensors of one length, all finite.
-
-    :param x: inputs or targets.
-    :param str name: the name of ``x`` in errors.
-    :param torch.Tensor index: the numbers of the rows in their data, if ``x`` holds only some of them.
-    :raises ValueError: naming the argument and the row.
-    """
+    """Check for a tensor of rows, or a tuple or dict of such of one length, all finite; ``index`` numbers the rows."""
     named = _named(x, name)
     if not named:
         raise ValueError(f"{name} must hold at least one tensor, got an empty {type(x).__name__}")
@@ -253,13 +225,6 @@ class Batches:
 
     All processes have the same order, and each takes its part of every batch. If a batch has fewer rows than there are
     processes, the others take a row of it with a share of zero.
-
-    :param Rows rows: the data.
-    :param int size: the rows of a batch in each process; the last batch of an epoch may have fewer.
-    :param int seed: the seed of the orders; the order of one epoch does not depend on other epochs.
-    :param torch.device device: the device of the batches.
-    :param int rank: the number of this process.
-    :param int processes: the number of processes.
     """
 
     def __init__(

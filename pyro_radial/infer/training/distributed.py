@@ -38,11 +38,7 @@ _trainings = itertools.count()
 
 @contextmanager
 def joined(device: torch.device) -> Iterator["Processes"]:
-    """The processes of this training, from ``torch.distributed`` or, where that is not initialized, from ``torchrun``.
-
-    :param torch.device device: where this process trains.
-    :raises ValueError: if two processes train on one device with NCCL.
-    """
+    """The processes of this training, from ``torch.distributed`` if it is initialized, else from ``torchrun``."""
     if num_processes() == 1:
         yield Processes()
         return
@@ -66,12 +62,7 @@ def joined(device: torch.device) -> Iterator["Processes"]:
 
 
 class Processes:
-    """This process among those that train together. All of them must call the same methods in the same order.
-
-    :param int rank: the number of this process; the first validates, writes and decides.
-    :param int size: the number of processes; one process alone sends nothing.
-    :param group: a gloo group of ``torch.distributed``.
-    """
+    """This process among those that train together. All of them must call the same methods in the same order."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
         self.rank, self.size, self.is_first, self._group = rank, size, rank == 0, group
@@ -126,10 +117,7 @@ class Processes:
 
     @torch.no_grad()
     def sum_gradients(self, parameters: Sequence[Tensor], anywhere: Sequence[float]) -> None:
-        """Sum each parameter's gradient over processes.
-
-        :param anywhere: for each parameter, in how many processes it has a gradient; with none it gets none.
-        """
+        """Sum each parameter's gradient over the processes; ``anywhere`` says in how many it has one."""
         if self.size == 1:
             return
         groups: dict[Any, list[Tensor]] = {}

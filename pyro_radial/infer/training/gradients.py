@@ -39,14 +39,7 @@ Gradients = Callable[[Any, int, float], list[float]]
 
 
 class LossGradients(ABC):
-    """Add the gradients of one loss to the parameters.
-
-    :param model: a Pyro model.
-    :param guide: its guide.
-    :param RadialELBO loss: a loss that keeps its terms.
-    :param parameters: the trained parameters by name.
-    :param check: a function of the terms that raises an error if they are wrong.
-    """
+    """Add the gradients of one loss to the parameters; ``check`` raises an error if the terms are wrong."""
 
     def __init__(
         self,
@@ -59,14 +52,7 @@ class LossGradients(ABC):
         self.model, self.guide, self.loss, self.parameters, self.check = model, guide, loss, parameters, check
 
     def __call__(self, batch: tuple[Any, Any], step: int, share: float = 1.0) -> list[float]:
-        """Add the gradients of a batch.
-
-        :param batch: inputs and targets.
-        :param int step: the number of optimizer steps taken so far, for a schedule of the KL weight.
-        :param float share: the factor of the gradients and the terms.
-        :returns: the loss, the negative log-likelihood and the KL in nats per datum, read from the device at once.
-        :raises FloatingPointError: naming the parameter, the draw or the term, if the loss is NaN or infinite.
-        """
+        """Add the gradients of a batch, times ``share``; returns the ``TERMS`` in nats per datum, times ``share``."""
         noise, self.loss.step = TorchNoise.now(), step
         try:
             add = self.evaluate(batch)
@@ -100,11 +86,7 @@ class LossGradients(ABC):
 
 
 class EagerGradients(LossGradients):
-    """Run the Pyro program as it is.
-
-    :param scaler: a ``torch.amp.GradScaler`` for the loss.
-    :param arguments: the arguments of :class:`LossGradients`.
-    """
+    """Run the Pyro program as it is."""
 
     def __init__(self, *arguments: Any, scaler: torch.amp.GradScaler) -> None:
         super().__init__(*arguments)
@@ -117,12 +99,9 @@ class EagerGradients(LossGradients):
 
 
 class CompiledGradients(LossGradients):
-    """Replay graphs of the loss.
+    """Replay graphs of the loss, compiled for batches of ``compile_rows`` rows and otherwise as recorded.
 
-    :param int compile_rows: the number of rows of the batches whose graph is compiled; other graphs are replayed as
-        recorded. A graph is compiled at its first use or never, so that a resumed run replays what an undisturbed run
-        does.
-    :param arguments: the arguments of :class:`LossGradients`.
+    A graph is compiled at its first use or never, so that a resumed run replays what an undisturbed run does.
     """
 
     def __init__(self, *arguments: Any, compile_rows: int) -> None:

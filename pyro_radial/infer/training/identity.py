@@ -44,9 +44,6 @@ def described(value: Any) -> Settings:
 
     A module is described by its layers and settings, not by values that training changes. A function is described by
     its name and the values that it closes over, not by its code.
-
-    :param value: anything.
-    :returns: plain values by dotted name; "" is the setting itself.
     """
     settings: Settings = {}
     _describe(settings, "", value, frozen=False, above=())
@@ -73,8 +70,7 @@ def run_identity(model: Any, guide: nn.Module, loss: ELBO, scheduler: Any) -> Se
 def optimizer_identity(optimizer: Optimizer, parameters: Mapping[str, Tensor], of_modules: Collection[str]) -> Settings:
     """Describe an optimizer and its groups of parameters, without their learning rates.
 
-    :param parameters: all that the optimizer may train, by name.
-    :param of_modules: the names that are the same in every process; other parameters are known by position.
+    Parameters are known by name if they are in ``of_modules``, where names are the same in every process.
     """
     names = {id(p): name if name in of_modules else str(number) for number, (name, p) in enumerate(parameters.items())}
     defaults = {name: value for name, value in plain(optimizer.defaults).items() if name != "lr"}

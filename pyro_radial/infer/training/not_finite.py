@@ -34,11 +34,9 @@ def not_finite_parts(
     kwargs: Mapping[str, Any],
     parameters: Mapping[str, Tensor],
 ) -> list[str]:
-    """Find what is not finite in a loss by running the model and the guide once with the present noise.
+    """Run the model and the guide once with the present noise, and find what is not finite.
 
-    :param parameters: the trained parameters by name.
-    :returns: the first parameter that is not finite, else the first draw of the guide, else terms of the loss; empty
-        if all of it is finite.
+    It is the first such parameter, else the first draw of the guide, else terms of the loss; empty if all is finite.
     """
     parameter = first_not_finite(parameters.items())
     if parameter is not None:
@@ -62,11 +60,7 @@ def not_finite_parts(
 
 
 def not_finite_error(parts: Iterable[str], step: int) -> FloatingPointError:
-    """Make the error for a training that has diverged.
-
-    :param parts: descriptions of what is not finite.
-    :param int step: the number of optimizer steps taken so far.
-    """
+    """Make the error for a training that has diverged."""
     return FloatingPointError(f"not finite in step {step}: {', '.join(parts)}; try a smaller learning rate")
 
 

@@ -44,9 +44,6 @@ class JointOptimizer:
     """Take steps of one torch optimizer while parameters may appear, as in a loop of ``SVI``.
 
     ``step()`` of a Pyro scheduler changes the learning rates.
-
-    :param optim: a Pyro optimizer or scheduler, a torch optimizer, or a function from parameters to one.
-    :raises ValueError: for anything else.
     """
 
     def __init__(self, optim: Any) -> None:
@@ -59,10 +56,7 @@ class JointOptimizer:
             self.optimizer = optim
 
     def adopt(self, parameters: Mapping[str, Tensor]) -> None:
-        """Add the parameters that are new.
-
-        :param parameters: parameters by their names in Pyro's store.
-        """
+        """Add the parameters that are new."""
         if isinstance(self._optim, Optimizer):
             return
         groups = [] if self.optimizer is None else self.optimizer.param_groups
@@ -105,14 +99,7 @@ class JointOptimizer:
 
 
 def make_optimizer(optim: Optim, parameters: Mapping[str, Tensor]) -> Optimizer:
-    """Make one torch optimizer for all parameters.
-
-    :param optim: a function from a list of parameters to a torch optimizer; or a Pyro optimizer or scheduler, where
-        each of its settings becomes a group of parameters.
-    :param parameters: the parameters by name.
-    :raises ValueError: naming the parameter, if a function of the name does not return a dict; for an optimizer that
-        needs a closure, or a Pyro optimizer that clips each parameter or has loaded a state.
-    """
+    """Make one torch optimizer for all parameters, where each setting of a Pyro optimizer becomes a group of them."""
     check_optim(optim)
     if isinstance(optim, PyroOptim):
         return _of_pyro(optim, stored_names(parameters))
@@ -217,12 +204,6 @@ def change_rates(optimizer: Optimizer, scheduler: Any, before: list[Any], now: l
     """Resume at other learning rates, with a warning.
 
     A rate that has decayed becomes the new rate, decayed as far.
-
-    :param Optimizer optimizer: an optimizer with a loaded state.
-    :param scheduler: its scheduler or None, with a loaded state.
-    :param before: the initial rates of the run that resumes.
-    :param now: the initial rates to resume with.
-    :param Path path: the checkpoint, for the warning.
     """
     if before == now:
         return

@@ -190,12 +190,7 @@ class Trainer:
 
 
 class OptimizerStep:
-    """Take one step of a torch optimizer on the gradients that its parameters hold.
-
-    :param Optimizer optimizer: the optimizer.
-    :param scaler: the ``torch.amp.GradScaler`` of the loss; after an overflow it skips the step.
-    :param float clip_norm: the largest norm of all gradients together; None for no clipping.
-    """
+    """Take one step of a torch optimizer; after an overflow of the scaled loss, ``scaler`` skips it."""
 
     def __init__(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> None:
         self.optimizer, self.scaler, self.clip_norm = optimizer, scaler, clip_norm

@@ -49,10 +49,6 @@ class TrainingRun:
 
     Every process that trains together has one such run, and all take the same steps. Each process evaluates the loss on
     its own rows with its own noise. The gradients, weighted by rows, sum to the gradient of the loss of all rows.
-
-    :param Batches batches: the data in this process.
-    :param Rows validation: data held out, or None.
-    :param Processes processes: this process among those that train together.
     """
 
     def __init__(
@@ -148,10 +144,7 @@ class TrainingRun:
         self.step_in_epoch += 1
 
     def end_epoch(self) -> Record:
-        """Close the epoch's record, validate, and let the scheduler take its step.
-
-        :raises FloatingPointError: if a parameter is not finite or the validation is NaN.
-        """
+        """Close the epoch's record, validate, and let the scheduler take its step."""
         check_parameters(self.trainer.parameters.items(), self.trainer.steps_done)
         record: Record = {"epoch": self.epoch, **self.sums, "kl_weight": self.kl_weight}
         if self.validation is None:
@@ -169,11 +162,7 @@ class TrainingRun:
         return record
 
     def begin(self, checkpoint: Checkpoint | None, epochs: int) -> None:
-        """Agree with the other processes, and resume from a checkpoint if there is one.
-
-        :raises ValueError: if another process or the checkpoint belongs to another run.
-        :raises OSError: if the checkpoint cannot be written.
-        """
+        """Agree with the other processes, and resume from a checkpoint if there is one."""
         if checkpoint is None and self.processes.size == 1:
             return
         with self.processes.together():
