@@ -108,8 +108,9 @@ class UniquelyNamed(PyroModule):
 def _warn_of_strangers(name: str) -> None:
     """Warn of stored parameters under this name with another counter, if no object of this process owns them."""
     own = _root(name)
-    living = {own, *(_root(owner) for owner in _owners)}
-    roots = {_root(stored) for stored in pyro.get_param_store()}
+    # Lists made in one step, because another thread may make a module meanwhile.
+    living = {own, *(_root(owner.key) for owner in _owners.valuerefs())}
+    roots = {_root(stored) for stored in tuple(pyro.get_param_store().keys())}
     strangers = sorted(root for root in roots - living if _uncounted(root) == _uncounted(own))
     if strangers:
         warnings.warn(

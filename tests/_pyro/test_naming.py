@@ -18,6 +18,7 @@ from pyro.nn import PyroModule, PyroParam
 from torch import nn
 
 from pyro_radial import AutoRadial, PriorChain
+from pyro_radial._pyro import naming
 from pyro_radial._pyro.compat import deep_setattr
 from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
 
@@ -259,6 +260,20 @@ def test_a_store_of_another_process_with_other_counts_is_warned_of(loaded):
 def test_guides_side_by_side_are_not_warned_of():
     guides = [trained(AutoRadial(regression)) for _ in range(3)]
     assert len({name.split(".")[0] for name in stored()}) == len(guides)
+
+
+def test_a_module_made_meanwhile_by_another_thread_does_no_harm(monkeypatch):
+    root, kept = naming._root, []
+
+    def root_while_others_work(stored):
+        kept.append(Located())
+        pyro.param(f"meanwhile_{len(kept)}", torch.zeros(()))
+        return root(stored)
+
+    pyro.param("there_before", torch.zeros(()))
+    monkeypatch.setattr(naming, "_root", root_while_others_work)
+    Located().check_store()
+    assert kept
 
 
 def test_a_store_saved_and_loaded_in_place_is_not_warned_of(tmp_path):
