@@ -243,12 +243,7 @@ def _read_layer(name: str, module: WeightLayer, before: Layer | None, between: l
 
 
 def _link(
-    name: str,
-    module: WeightLayer,
-    before: Layer,
-    size: int,
-    sources: Tensor,
-    between: list[tuple[str, nn.Module]],
+    name: str, module: WeightLayer, before: Layer, size: int, sources: Tensor, between: list[tuple[str, nn.Module]]
 ) -> Layer:
     """Follow the units of ``before`` through the modules between to the inputs of ``module``."""
     num_units = before.module.weight.shape[0]
@@ -262,8 +257,8 @@ def _link(
             if (other.start_dim, other.end_dim) != (1, -1):
                 raise ValueError(f"net must flatten with start_dim=1 and end_dim=-1, got {inner!r}, {other}")
             flattened, maps = flattened or maps, False
-        elif width := _width(other):
-            norms.append((inner, other, width, flattened))
+        elif isinstance(other, NORMS) or (isinstance(other, nn.PReLU) and other.num_parameters > 1):
+            norms.append((inner, other, flattened))
     if isinstance(module, nn.Linear) == maps:
         needed = "an nn.Flatten" if maps else "channels with positions"
         raise ValueError(f"net must have {needed} between {before.name!r} and {name!r}, got none")
@@ -271,20 +266,12 @@ def _link(
     if size % num_units or (positions > 1 and not flattened):
         raise ValueError(f"net must fit the {num_units} units of {before.name!r} at {name!r}, got {size} inputs")
     carried = []
-    for inner, other, width, after_flatten in norms:
+    for inner, other, after_flatten in norms:
         carried.append((inner, other, positions if after_flatten else 1))
+        width = other.num_parameters if isinstance(other, nn.PReLU) else other.num_features
         if width != num_units * carried[-1][2]:
             raise ValueError(f"net must fit the {num_units} units of {before.name!r} at {inner!r}, got {other}")
     return Layer(name, module, before, num_units, positions, sources, tuple(carried))
-
-
-def _width(module: nn.Module) -> int:
-    """The number of units a module holds tensors for, zero if none."""
-    if isinstance(module, NORMS):
-        return module.num_features
-    if isinstance(module, nn.PReLU) and module.num_parameters > 1:
-        return module.num_parameters
-    return 0
 
 
 def _refuse_selects(between: list[tuple[str, nn.Module]]) -> None:

@@ -170,14 +170,10 @@ def _directional(posterior: dict[str, Any], sites: TensorSites, side: Side) -> T
     if sites.direction(side) not in posterior:
         return None
     radius = sites.local_radius(side)
-    factors = (_log_normal(posterior[factor]) for factor in (radius.gamma, radius.inverse_gamma))
+    logs = (moments(posterior[factor], ExpTransform()) for factor in (radius.gamma, radius.inverse_gamma))
+    factors = (dist.LogNormal(*of_log) for of_log in logs)
     length = torch.linalg.vector_norm(posterior[sites.direction(side)].mean, dim=-1)
     return log_mode(sqrt_product(*factors)) + length.log()
-
-
-def _log_normal(distribution: Any) -> dist.LogNormal:
-    """The posterior of a positive site, as a log-normal distribution."""
-    return dist.LogNormal(*moments(distribution, ExpTransform()))
 
 
 def _ratio(distribution: Any, side: Side) -> Tensor:

@@ -35,8 +35,8 @@ class FunctionMemory(NamedTuple):
     #: Moments of the values, ``[M, O]``.
     mean: Tensor
     variance: Tensor
-    #: Number of rows in use, the rest being room for more; None for all of them.
-    size: int | None = None
+    #: Number of rows in use, the rest being room for more.
+    size: int
 
     @classmethod
     @torch.no_grad()
@@ -53,14 +53,10 @@ class FunctionMemory(NamedTuple):
         x, mean, variance = (torch.cat([t, t.new_zeros(free, *t.shape[1:])]) for t in (x, mean, variance))
         return cls(head, x, mean, variance, len(x) - free)
 
-    @property
-    def filled(self) -> int:
-        """Number of rows in use."""
-        return len(self.x) if self.size is None else self.size
-
     def at(self, rows: Any) -> "FunctionMemory":
         """Return the function values at some of the inputs."""
-        return FunctionMemory(self.head, self.x[rows], self.mean[rows], self.variance[rows])
+        x = self.x[rows]
+        return FunctionMemory(self.head, x, self.mean[rows], self.variance[rows], len(x))
 
 
 class FunctionChainELBO(RadialELBO):
@@ -104,7 +100,7 @@ class FunctionChainELBO(RadialELBO):
         self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
         self.max_points = positive_count("max_points", max_points)
         # The number of inputs of each, as tensors that a graph can read.
-        self._numbers = [torch.tensor(k.filled, device=k.x.device) for k in self.kept]
+        self._numbers = [torch.tensor(k.size, device=k.x.device) for k in self.kept]
         self._structures: dict[Any, Structure] = {}
 
     def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -124,8 +120,8 @@ class FunctionChainELBO(RadialELBO):
     def _drawn(self, kept: FunctionMemory, number: Tensor) -> FunctionMemory:
         """The functions at kept inputs drawn at random, or at all inputs if they are few."""
         if len(kept.x) <= self.max_points:
-            return kept.at(slice(kept.filled))
+            return kept.at(slice(kept.size))
         # The shapes of a graph for all tasks must not depend on the number of rows.
         keys = torch.rand(len(kept.x), device=kept.x.device)
         is_free = torch.arange(len(kept.x), device=kept.x.device) >= number
-        return kept.at(keys.masked_fill(is_free, 2.0).argsort()[: min(self.max_points, kept.filled)])
+        return kept.at(keys.masked_fill(is_free, 2.0).argsort()[: min(self.max_points, kept.size)])

@@ -130,7 +130,6 @@ class AccuracyMatrix:
         :raises ValueError: with one task only, or if a task is not learned.
         """
         self._need_two_tasks("backward_transfer")
-        self._need_rows(0)
         return float((self.values[-1] - self.learned)[:-1].mean())
 
     @property
@@ -145,7 +144,6 @@ class AccuracyMatrix:
         :raises ValueError: with one task only, or if a task is not learned.
         """
         self._need_two_tasks("forgetting")
-        self._need_rows(0)
         before = torch.ones_like(self.values, dtype=torch.bool).triu(1)
         best = self.values.masked_fill(before, -math.inf)[:-1].max(0).values
         return float((best - self.values[-1])[:-1].mean())
@@ -162,7 +160,6 @@ class AccuracyMatrix:
             accuracy on each task just before it is learned.
         """
         self._need_two_tasks("forward_transfer")
-        self._need_rows(0)
         if self.baseline is None:
             raise ValueError("forward_transfer: baseline must be the accuracies before learning any task, got None")
         ahead = self.values.diagonal(1)
@@ -178,6 +175,7 @@ class AccuracyMatrix:
     def _need_two_tasks(self, measure: str) -> None:
         if len(self.names) < 2:
             raise ValueError(f"{measure}: names must hold at least two tasks, got {len(self.names)}")
+        self._need_rows(0)
 
     def _need_rows(self, first: int) -> None:
         """Refuse a matrix where this row or a later one is not measured."""

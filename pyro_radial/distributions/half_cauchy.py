@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.distributions import Gamma, InverseGamma, LogNormal, Normal, TransformedDistribution
 from torch.distributions.transforms import ExpTransform
 
+from pyro_radial.distributions.special import check_float
+
 __all__ = ["half_cauchy_factors", "log_mode", "sqrt_product"]
 
 
@@ -25,10 +27,7 @@ def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
     Posteriors", section 3.1. They use shape and *scale*, with scale :math:`\gamma^2`; and they set the half-Cauchy
     variable equal to the product instead of its square root.
     """
-    if not isinstance(scale, Tensor | int | float) or isinstance(scale, bool):
-        raise TypeError(f"half_cauchy_factors: scale must be a tensor or a number, got {scale!r}")
-    if isinstance(scale, Tensor) and not scale.is_floating_point():
-        raise ValueError(f"half_cauchy_factors: scale must be a floating-point tensor, got {scale.dtype}")
+    check_float("half_cauchy_factors", "scale", scale)
     half_cauchy = dist.HalfCauchy(scale)
     scale = half_cauchy.scale
     rate = scale.reciprocal().square()

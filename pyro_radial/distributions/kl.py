@@ -6,6 +6,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ from pyro_radial.distributions.kl_formulas.shared import directions
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.row_operator import row_operator
-from pyro_radial.distributions.special import accumulation_dtype
+from pyro_radial.distributions.special import accumulation_dtype, event_sum
 from pyro_radial.distributions.von_mises_fisher import (
     HypersphericalUniform,
     VonMisesFisherStable,
@@ -203,11 +204,7 @@ def _divergence_to_radial(q: _Parameters, p: RadialNormal) -> Tensor:
 
 def _entropy(q: Distribution) -> Tensor:
     """The entropy with sums in the accumulation dtype."""
-    return carry_to_batch(_entropy_of_leaf, q)
-
-
-def _entropy_of_leaf(q: Distribution) -> Tensor:
-    return q.accumulated_entropy() if isinstance(q, RadialNormal) else q.entropy()
+    return carry_to_batch(lambda q: q.accumulated_entropy() if isinstance(q, RadialNormal) else q.entropy(), q)
 
 
 def _cross_entropy(q: Distribution, p: Distribution) -> Tensor:
@@ -217,7 +214,7 @@ def _cross_entropy(q: Distribution, p: Distribution) -> Tensor:
 
 def _cross_entropy_to_leaf(q: _Parameters, p: Distribution) -> Tensor:
     if isinstance(p, RadialNormal):
-        log_scale = q.scale.log().sum(tuple(range(-p.event_dim, 0)) or None, dtype=accumulation_dtype(q.scale))
+        log_scale = event_sum(q.scale.log(), p.event_dim)
         return _divergence_to_radial(q, p) + (log_scale + p.num_elements // q.elements_per_radius * q.unit_entropy)
     assert isinstance(p, Normal)
     scale = unexpanded(p.scale)
@@ -244,38 +241,16 @@ def _against_radial(q: _Parameters, p: RadialNormal) -> tuple[Tensor, Tensor, Te
 # ``NotImplementedError``, which tells :class:`~pyro.infer.TraceMeanField_ELBO` to sample the KL. Pairs that torch or
 # Pyro register themselves (Independent to Independent) stay theirs and end in one of the rows below. The exception is
 # masked to masked: Pyro's rule uses one mask for both sides, which is right only if both have the same mask.
+_KINDS = (RadialNormal, Normal, Independent, MaskedDistribution, ExpandedDistribution)
+_OTHERS = {(Normal, Normal), (Independent, Independent), (MaskedDistribution, MaskedDistribution)}
+# Torch takes two equal bijections for different ones, if they are made of several.
+_BIJECTIONS = (Pushforward, LogNormal, Independent, ExpandedDistribution, Gamma, InverseGamma)
+
 RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor | float]]] = [
-    (RadialNormal, RadialNormal, kl_by_cross_entropy),
-    (RadialNormal, Normal, kl_by_cross_entropy),
-    (RadialNormal, Independent, kl_by_cross_entropy),
-    (RadialNormal, MaskedDistribution, kl_by_cross_entropy),
-    (RadialNormal, ExpandedDistribution, kl_by_cross_entropy),
-    (RadialNormal, MultivariateNormal, kl_radial_to_multivariate_normal),
-    (Normal, RadialNormal, kl_by_cross_entropy),
-    (Normal, Independent, kl_by_cross_entropy),
-    (Normal, MaskedDistribution, kl_by_cross_entropy),
-    (Normal, ExpandedDistribution, kl_by_cross_entropy),
-    (Independent, RadialNormal, kl_by_cross_entropy),
-    (Independent, Normal, kl_by_cross_entropy),
-    (Independent, MaskedDistribution, kl_by_cross_entropy),
-    (Independent, ExpandedDistribution, kl_by_cross_entropy),
-    (MaskedDistribution, RadialNormal, kl_by_cross_entropy),
-    (MaskedDistribution, Normal, kl_by_cross_entropy),
-    (MaskedDistribution, Independent, kl_by_cross_entropy),
-    (MaskedDistribution, ExpandedDistribution, kl_by_cross_entropy),
+    *((q, p, kl_by_cross_entropy) for q, p in product(_KINDS, _KINDS) if (q, p) not in _OTHERS),
     (MaskedDistribution, MaskedDistribution, kl_of_masked),
-    (ExpandedDistribution, RadialNormal, kl_by_cross_entropy),
-    (ExpandedDistribution, Normal, kl_by_cross_entropy),
-    (ExpandedDistribution, Independent, kl_by_cross_entropy),
-    (ExpandedDistribution, MaskedDistribution, kl_by_cross_entropy),
-    (ExpandedDistribution, ExpandedDistribution, kl_by_cross_entropy),
-    # Torch takes two equal bijections for different ones, if they are made of several.
-    (TransformedDistribution, Pushforward, kl_of_transformed),
-    (TransformedDistribution, LogNormal, kl_of_transformed),
-    (TransformedDistribution, Independent, kl_of_transformed),
-    (TransformedDistribution, ExpandedDistribution, kl_of_transformed),
-    (TransformedDistribution, Gamma, kl_of_transformed),
-    (TransformedDistribution, InverseGamma, kl_of_transformed),
+    (RadialNormal, MultivariateNormal, kl_radial_to_multivariate_normal),
+    *((TransformedDistribution, p, kl_of_transformed) for p in _BIJECTIONS),
     (Normal, TransformedDistribution, kl_normal_to_log_gamma),
     (RadialDirectional, RadialDirectional, kl_radial_directional),
     (VonMisesFisherStable, VonMisesFisherStable, kl_von_mises_fisher),

@@ -15,7 +15,13 @@ from torch.distributions.utils import broadcast_all
 
 from pyro_radial.distributions.constraints import finite_positive
 from pyro_radial.distributions.radial_marginal import radial_marginal_quantile
-from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype, log_sphere_area
+from pyro_radial.distributions.special import (
+    MEAN_LOG_HALF_NORMAL,
+    accumulation_dtype,
+    check_float,
+    event_sum,
+    log_sphere_area,
+)
 
 __all__ = ["RadialNormal"]
 
@@ -148,13 +154,12 @@ class RadialNormal(TorchDistribution):
             self._validate_sample(value)
         if self.num_elements == 1:
             # As for a normal: the distance has no derivative at loc, its square has two.
-            unit_density = self._log_unit_normal((value - self.loc) / self.scale)
+            noise = (value - self.loc) / self.scale
+            squares = noise.to(accumulation_dtype(noise)).square()
+            unit_density = event_sum(-0.5 * squares, self.event_dim) - 0.5 * math.log(2.0 * math.pi)
         else:
             unit_density = self._log_unit_density(_Distance.apply(value, self.loc, self.scale, self.event_dim))
-        return (unit_density - self._sum_event(self.scale.log())).to(self.loc.dtype)
-
-    def _log_unit_normal(self, noise: Tensor) -> Tensor:
-        return self._sum_event(-0.5 * noise.to(accumulation_dtype(noise)).square()) - 0.5 * math.log(2.0 * math.pi)
+        return (unit_density - event_sum(self.scale.log(), self.event_dim)).to(self.loc.dtype)
 
     def _log_unit_density(self, rho: Tensor) -> Tensor:
         """Return the log-density at distance rho from loc, at scale 1, in the accumulation dtype."""
@@ -177,7 +182,7 @@ class RadialNormal(TorchDistribution):
 
     def accumulated_entropy(self) -> Tensor:
         """Return the entropy in the accumulation dtype, for differences of large numbers."""
-        return self._sum_event(self.scale.log()) + self.unit_entropy
+        return event_sum(self.scale.log(), self.event_dim) + self.unit_entropy
 
     @property
     def unit_entropy(self) -> float:
@@ -195,11 +200,6 @@ class RadialNormal(TorchDistribution):
         """
         standard = [radial_marginal_quantile(float(p), self.num_elements) for p in probabilities]
         return torch.stack([self.loc + self.scale * z for z in standard])
-
-    def _sum_event(self, tensor: Tensor) -> Tensor:
-        dims = tuple(range(-self.event_dim, 0))
-        dtype = accumulation_dtype(tensor)
-        return tensor.sum(dims, dtype=dtype) if dims else tensor.to(dtype)
 
 
 class _Distance(torch.autograd.Function):
@@ -226,8 +226,7 @@ class _Distance(torch.autograd.Function):
         share = torch.where(rho > 0, 1.0 / torch.where(rho > 0, rho, 1.0), 0.0)
         unit = (value - loc) / scale
         change = unit * ((value_tangent - loc_tangent - unit * scale_tangent) / scale)
-        dims = tuple(range(-ctx.event_dim, 0))
-        return share * (change.sum(dims, dtype=rho.dtype) if dims else change.to(rho.dtype))
+        return share * event_sum(change, ctx.event_dim)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
@@ -259,10 +258,7 @@ def _unsqueeze(batch_value: Tensor, event_dim: int) -> Tensor:
 def _broadcast(loc: Any, scale: Any) -> tuple[Tensor, Tensor]:
     """Return both arguments as floating-point tensors of one shape, or raise an error that names the argument."""
     for name, argument in (("loc", loc), ("scale", scale)):
-        if not isinstance(argument, Tensor | int | float) or isinstance(argument, bool):
-            raise TypeError(f"RadialNormal: {name} must be a tensor or a number, got {argument!r}")
-        if isinstance(argument, Tensor) and not argument.is_floating_point():
-            raise ValueError(f"RadialNormal: {name} must be a floating-point tensor, got {argument.dtype}")
+        check_float("RadialNormal", name, argument)
     try:
         loc, scale = broadcast_all(loc, scale)
     except RuntimeError:

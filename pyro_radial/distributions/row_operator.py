@@ -94,16 +94,7 @@ class _Attached(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        value: Tensor,
-        by_ratio: Tensor,
-        by_shift: Tensor,
-        ratio: Tensor,
-        shift: Tensor,
-        noise: Tensor,
-        name: str,
-        known: bool,
-    ) -> Tensor:
+    def forward(value: Tensor, *_: Any) -> Tensor:
         return value.clone()
 
     @staticmethod

@@ -5,13 +5,22 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_radial._pyro.compat import is_traced
 
-__all__ = ["MEAN_LOG_HALF_NORMAL", "accumulation_dtype", "by_chunks", "log_sphere_area", "row_sum"]
+__all__ = [
+    "MEAN_LOG_HALF_NORMAL",
+    "accumulation_dtype",
+    "by_chunks",
+    "check_float",
+    "event_sum",
+    "log_sphere_area",
+    "row_sum",
+]
 
 # E log|r| for r ~ N(0, 1): -(Euler's constant + log 2) / 2.
 MEAN_LOG_HALF_NORMAL = -0.5 * (0.57721566490153286061 + math.log(2.0))
@@ -22,6 +31,12 @@ _FEW = 64
 def accumulation_dtype(tensor: Tensor) -> torch.dtype:
     """Return the dtype of sums over an event: float64, where the device has it."""
     return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
+def event_sum(tensor: Tensor, event_dim: int) -> Tensor:
+    """Sum over the last dimensions, with a result in the accumulation dtype."""
+    dims, dtype = tuple(range(-event_dim, 0)), accumulation_dtype(tensor)
+    return tensor.sum(dims, dtype=dtype) if dims else tensor.to(dtype)
 
 
 def row_sum(tensor: Tensor) -> Tensor:
@@ -48,6 +63,14 @@ def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size
     parts = [function(*part) for part in zip(*(tensor.flatten().split(size) for tensor in tensors), strict=True)]
     joined = torch.cat(parts, -1)
     return joined.reshape(joined.shape[:-1] + shape)
+
+
+def check_float(distribution: str, name: str, argument: Any) -> None:
+    """Refuse what is neither a floating-point tensor nor a number."""
+    if not isinstance(argument, Tensor | int | float) or isinstance(argument, bool):
+        raise TypeError(f"{distribution}: {name} must be a tensor or a number, got {argument!r}")
+    if isinstance(argument, Tensor) and not argument.is_floating_point():
+        raise ValueError(f"{distribution}: {name} must be a floating-point tensor, got {argument.dtype}")
 
 
 def log_sphere_area(dim: int) -> float:

@@ -163,16 +163,12 @@ class StoredDistributions(nn.Module):
         for site in [site for site in self._modules if site not in saved]:
             del self._modules[site]
         for site, tensors in saved.items():
-            if not _fits(self._modules.get(site), tensors):
+            module = self._modules.get(site)
+            own = {} if module is None else {name: buffer.shape for name, buffer in module.named_buffers()}
+            if module is None or own != {name: tensor.shape for name, tensor in tensors.items()}:
                 empty = {name: torch.empty_like(t, device=self._place.device) for name, t in tensors.items()}
                 self._modules[site] = StoredDistribution(None, empty)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-
-def _fits(module: nn.Module | None, tensors: Mapping[str, Tensor]) -> bool:
-    if module is None:
-        return False
-    return {n: b.shape for n, b in module.named_buffers()} == {n: t.shape for n, t in tensors.items()}
 
 
 def _site_key(name: str) -> str:

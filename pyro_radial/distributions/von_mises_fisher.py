@@ -13,7 +13,7 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
 from pyro_radial.distributions.constraints import finite_nonnegative
-from pyro_radial.distributions.special import accumulation_dtype, log_sphere_area
+from pyro_radial.distributions.special import accumulation_dtype, check_float, log_sphere_area
 from pyro_radial.distributions.vmf import functions
 from pyro_radial.distributions.vmf.sampling import (
     sample_direction,
@@ -291,13 +291,9 @@ def _checked(distribution: str, loc: Any, concentration: Any) -> tuple[Tensor, T
     """Return both arguments as floating-point tensors, or raise an error that names the argument."""
     if not isinstance(loc, Tensor) or loc.dim() == 0:
         raise ValueError(f"{distribution}: loc must be a tensor of unit vectors, got {loc!r}")
-    if not isinstance(concentration, Tensor | int | float) or isinstance(concentration, bool):
-        raise TypeError(f"{distribution}: concentration must be a tensor or a number, got {concentration!r}")
-    concentration = torch.as_tensor(
-        concentration, device=loc.device, dtype=None if isinstance(concentration, Tensor) else loc.dtype
-    )
-    for name, argument in (("loc", loc), ("concentration", concentration)):
-        if not argument.is_floating_point():
-            raise ValueError(f"{distribution}: {name} must be a floating-point tensor, got {argument.dtype}")
+    check_float(distribution, "loc", loc)
+    check_float(distribution, "concentration", concentration)
+    dtype = None if isinstance(concentration, Tensor) else loc.dtype
+    concentration = torch.as_tensor(concentration, device=loc.device, dtype=dtype)
     _check_dim(distribution, "the last dimension of loc", loc.shape[-1])
     return loc, concentration

@@ -4,7 +4,7 @@
 """Take apart distributions that repeat, reshape, mask or transform another one; no other module but moments does."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyro.distributions as dist
@@ -39,9 +39,16 @@ WRAPPERS = (Independent, MaskedDistribution, ExpandedDistribution)
 
 def leaf(distribution: Any) -> Any:
     """Return the distribution inside any ``to_event``, ``mask`` and ``expand``; a transformed one is a leaf."""
+    *_, inner = _layers(distribution)
+    return inner
+
+
+def _layers(distribution: Any) -> Iterator[Any]:
+    """The distribution, and what is inside each of its wrappers."""
+    yield distribution
     while isinstance(distribution, WRAPPERS):
         distribution = distribution.base_dist
-    return distribution
+        yield distribution
 
 
 def map_leaf(function: Callable[[Any], Any], distribution: Any) -> Any:
@@ -78,15 +85,14 @@ def carry_to_batch(of_leaf: Callable[[Any], Tensor], distribution: Any) -> Tenso
 def mask_of(distribution: Any) -> Any:
     """Return the mask over the batch, or None; a ValueError if a mask covers single elements of the event."""
     mask, event_dims = None, 0
-    while isinstance(distribution, WRAPPERS):
-        if isinstance(distribution, MaskedDistribution):
+    for layer in _layers(distribution):
+        if isinstance(layer, MaskedDistribution):
             if event_dims:
-                raise ValueError(f"{type(leaf(distribution)).__name__} is masked inside its event")
-            own = own_mask(distribution)
+                raise ValueError(f"{type(leaf(layer)).__name__} is masked inside its event")
+            own = own_mask(layer)
             mask = own if mask is None else mask & own
-        if isinstance(distribution, Independent):
-            event_dims += distribution.reinterpreted_batch_ndims
-        distribution = distribution.base_dist
+        if isinstance(layer, Independent):
+            event_dims += layer.reinterpreted_batch_ndims
     return mask
 
 
@@ -112,17 +118,9 @@ def pull_back(distribution: Any, transforms: Sequence[Transform]) -> Any:
     """
     if not transforms:
         return distribution
-    if _is_masked(distribution):
+    if any(isinstance(layer, MaskedDistribution) for layer in _layers(distribution)):
         raise NotImplementedError(f"{type(leaf(distribution)).__name__} is masked, so it has no preimage")
     return map_leaf(lambda inner: _pulled_back(inner, list(transforms)), distribution)
-
-
-def _is_masked(distribution: Any) -> bool:
-    while isinstance(distribution, WRAPPERS):
-        if isinstance(distribution, MaskedDistribution):
-            return True
-        distribution = distribution.base_dist
-    return False
 
 
 def _pulled_back(distribution: Any, transforms: list[Transform]) -> Any:

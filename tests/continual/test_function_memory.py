@@ -269,7 +269,7 @@ def test_a_model_in_low_precision_is_compared_in_full():
     ],
 )
 def test_bad_arguments_are_named(options, message):
-    kept = FunctionMemory(0, torch.zeros(1, 3), torch.zeros(1, 2), torch.ones(1, 2))
+    kept = FunctionMemory(0, torch.zeros(1, 3), torch.zeros(1, 2), torch.ones(1, 2), 1)
     with pytest.raises(ValueError, match=message):
         FunctionChainELBO(**{"kept": [kept], **options})
 

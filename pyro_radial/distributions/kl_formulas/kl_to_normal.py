@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial.distributions.special import accumulation_dtype
+from pyro_radial.distributions.special import event_sum
 
 __all__ = ["kl_to_normal", "standardized"]
 
@@ -58,7 +58,7 @@ class _KLToNormal(torch.autograd.Function):
             twice = torch.addcmul(torch.addcmul(ratio.new_full((), -1.0), ratio, ratio), shift, shift)
         else:
             twice = torch.addcmul(shift * shift, ratio, ratio, value=1.0 / radius)
-        return -_event_sum(torch.sub(ratio.log(), twice, alpha=0.5), event_dims)
+        return -event_sum(torch.sub(ratio.log(), twice, alpha=0.5), event_dims)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -84,13 +84,8 @@ class _KLToNormal(torch.autograd.Function):
         ratio, shift = _standardized(*ctx.saved_tensors)
         by_ratio = ratio / (ctx.radius or 1) - ratio.reciprocal()
         change = (shift * (loc - center - shift * unit) + by_ratio * (scale - ratio * unit)) / ctx.saved_tensors[3]
-        return _event_sum(change, ctx.event_dims)
+        return event_sum(change, ctx.event_dims)
 
 
 # Torch asks for the signature in each call; for few elements finding it takes longer than the formula.
 _KLToNormal.forward.__signature__ = inspect.signature(_KLToNormal.forward)  # type: ignore[attr-defined]
-
-
-def _event_sum(elements: Tensor, event_dims: int) -> Tensor:
-    dims = list(range(-event_dims, 0))
-    return elements.sum(dims, dtype=accumulation_dtype(elements)) if dims else elements

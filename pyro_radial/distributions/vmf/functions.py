@@ -14,7 +14,7 @@ the device has it, and nothing branches on data. Derivatives are these functions
 approximation. All take the concentration :math:`\kappa` and m, the dimension of the surrounding space, at least 2.
 """
 
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -114,9 +114,7 @@ def vmf_kl(concentration_q: Tensor, concentration_p: Tensor, one_minus_cosine: T
         "one_minus_cosine": one_minus_cosine,
     }
     q, p, gap = torch.broadcast_tensors(*(_to_working_dtype(name, tensor) for name, tensor in named.items()))
-    dtype = torch.promote_types(
-        torch.promote_types(concentration_q.dtype, concentration_p.dtype), one_minus_cosine.dtype
-    )
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in named.values()))
     return (p * gap * _Scalar.apply(q, dim, "mean") + _SameMeanKL.apply(q, p, dim)).to(dtype)
 
 

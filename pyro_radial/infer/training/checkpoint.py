@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,9 +80,9 @@ class Checkpoint:
         temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.partial")
         try:
             with temporary.open("xb") as file:
-                signed = _SignedFile(file)
-                torch.save(plain({"format": FORMAT, **state}), cast(IO[bytes], signed))
-                signed.sign()
+                torch.save(plain({"format": FORMAT, **state}), content := io.BytesIO())
+                file.write(content.getbuffer())
+                file.write(MARK + hashlib.sha256(content.getbuffer()).digest())
                 file.flush()
                 os.fsync(file.fileno())
             # Reads only the structure, not the tensors.
@@ -130,11 +130,10 @@ class Checkpoint:
 
     def check_entries(self, role: str, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
         """Raise a ValueError if names, shapes or dtypes of a state dict differ from those in the file."""
-        here, there = entry_kinds(current), entry_kinds(saved)
-        if here != there:
-            names = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-            listed = "; ".join(f"{name}: here {here.get(name)}, there {there.get(name)}" for name in names[:3])
-            raise ValueError(f"checkpoint {self.path} is from another {role}: {len(names)} entries differ ({listed})")
+        found = sorted(differences(entry_kinds(saved), entry_kinds(current)))
+        if found:
+            listed = "; ".join(f"{name}: here {here}, there {there}" for name, there, here in found[:3])
+            raise ValueError(f"checkpoint {self.path} is from another {role}: {len(found)} entries differ ({listed})")
 
     @property
     def _lock_path(self) -> Path:
@@ -156,23 +155,6 @@ class Checkpoint:
                 ) from error
             # Its holder removed it between our opening and our locking.
             os.close(descriptor)
-
-
-class _SignedFile:
-    """A file to write to that ends with a digest of its content."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._digest = file, hashlib.sha256()
-
-    def write(self, content: bytes) -> int:
-        self._digest.update(content)
-        return self._file.write(content)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def sign(self) -> None:
-        self._file.write(MARK + self._digest.digest())
 
 
 def plain(value: Any) -> Any:

@@ -101,11 +101,6 @@ class TrainingRun:
         self.kl_weight = 1.0
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps in one epoch."""
-        return self.batches.per_epoch
-
-    @property
     def stopped(self) -> bool:
         """Whether the callback has ended the run, or patience has run out."""
         waited = self.epoch - 1 - (0 if self.best is None else self.best_epoch)
@@ -115,11 +110,11 @@ class TrainingRun:
         self, epochs: int, checkpoint: Checkpoint | None, callback: Callable[[Record], Any] | None, progress: bool
     ) -> None:
         """Train the remaining epochs."""
-        every, total = self.options.checkpoint_every, epochs * self.steps_per_epoch
+        every, total = self.options.checkpoint_every, epochs * self.batches.per_epoch
         done = min(self.trainer.steps_done, total)
         with tqdm(total=total, initial=done, desc="fit", unit="step", disable=not progress) as bar:
             while self.epoch < epochs and not self.stopped:
-                for _ in range(self.step_in_epoch, self.steps_per_epoch):
+                for _ in range(self.step_in_epoch, self.batches.per_epoch):
                     self.step()
                     bar.update()
                     bar.set_postfix({name: f"{self.latest[name]:.4g}" for name in ("nll", "kl")}, refresh=False)
