@@ -68,7 +68,9 @@ def k_center_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     chosen = [latest]
     nearest = torch.full_like(rows[:, 0], torch.inf)
     while len(chosen) < size:
-        nearest = torch.minimum(nearest, _distance(rows, latest))
+        # The faster way, by matrix products, rounds: copies of a row would have a distance above zero.
+        distance = torch.cdist(rows, rows[latest : latest + 1], compute_mode="donot_use_mm_for_euclid_dist")
+        nearest = torch.minimum(nearest, distance[:, 0])
         nearest[latest] = -1.0  # Less than for a copy, which has distance zero.
         latest = int(nearest.argmax())
         chosen.append(latest)
@@ -105,12 +107,6 @@ def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
     x, y = data
     rest = others.nonzero()[:, 0]
     return (take(x, index), take(y, index)), (take(x, rest), take(y, rest))
-
-
-def _distance(rows: Tensor, center: int) -> Tensor:
-    """The distance of every row from one of them."""
-    # The faster way, by matrix products, rounds: copies of a row would have a distance above zero.
-    return torch.cdist(rows, rows[center : center + 1], compute_mode="donot_use_mm_for_euclid_dist")[:, 0]
 
 
 def _check(x: Tensor, size: int) -> None:

@@ -194,8 +194,7 @@ def _tensors(value: Any, dtype: torch.dtype | None) -> Any:
     dtype = dtype or torch.get_default_dtype()
     if isinstance(value, Mapping):
         return {name: _tensors(part, dtype) for name, part in value.items()}
-    converted = tree_map_only(np.ndarray | np.generic | float, lambda array: _tensor(array, dtype), value)
-    return converted
+    return tree_map_only(np.ndarray | np.generic | float, lambda array: _tensor(array, dtype), value)
 
 
 def _tensor(array: Any, dtype: torch.dtype) -> Tensor:

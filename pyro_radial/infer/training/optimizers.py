@@ -85,9 +85,7 @@ class JointOptimizer:
         """Take a step; parameters without a gradient do not change."""
         if self.optimizer is None:
             return
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        self.forget_gradients()
         for parameter, gradient in gradients:
             parameter.grad = gradient
         self.optimizer.step()

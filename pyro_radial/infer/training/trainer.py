@@ -19,20 +19,9 @@ from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, copied
 from pyro_radial.infer.training.data import device_of, evaluating
-from pyro_radial.infer.training.gradients import (
-    CompiledGradients,
-    EagerGradients,
-    Gradients,
-    LossGradients,
-    of_means,
-)
+from pyro_radial.infer.training.gradients import CompiledGradients, EagerGradients, Gradients, LossGradients, of_means
 from pyro_radial.infer.training.not_finite import check_parameters
-from pyro_radial.infer.training.optimizers import (
-    DEFAULT_OPTIM,
-    Optim,
-    initial_rates,
-    make_optimizer,
-)
+from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, Optim, initial_rates, make_optimizer
 
 __all__ = ["OptimizerStep", "Trainer"]
 
