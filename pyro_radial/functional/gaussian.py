@@ -13,7 +13,6 @@ from pyro_radial._pyro.compat import is_capturing
 
 __all__ = [
     "JITTER",
-    "JITTER_LADDER",
     "cholesky",
     "gaussian_condition",
     "gaussian_log_prob",
@@ -33,11 +32,6 @@ def cholesky(covariance: Tensor, jitter: float = JITTER) -> Tensor:
 
     Whether a factor exists is read on the host, as in :func:`torch.linalg.cholesky`. While a graph is recorded nothing
     is read: all jitters are tried, and a covariance without a factor gives NaN.
-
-    :param Tensor covariance: covariances in float64.
-    :param float jitter: the first jitter to try, times the mean diagonal.
-    :returns: lower triangular factors ``[..., N, N]``.
-    :raises ValueError: naming ``kernel``, without a factor or (under Pyro's validation) for asymmetric covariances.
     """
     scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)
     if is_capturing():
@@ -97,13 +91,9 @@ def gaussian_log_prob(f: Tensor, mean: Tensor, covariance: Tensor, jitter: float
 def gaussian_condition(
     mean: Tensor, covariance: Tensor, y: Tensor, noise: Tensor, jitter: float = JITTER
 ) -> tuple[Tensor, Tensor]:
-    """Return the moments of the last M values given noisy observations of the first N, ``[M, O]`` and ``[O, M, M]``.
+    """Return the moments of the last M values given the first N with noise of a variance, ``[M, O]`` and ``[O, M, M]``.
 
-    :param Tensor mean: the mean of all values, ``[N + M, O]``.
-    :param Tensor covariance: the covariance of all values, ``[1 or O, N + M, N + M]``.
-    :param Tensor y: the observations ``[N, O]``.
-    :param Tensor noise: the variance of their noise.
-    :param float jitter: as of :func:`cholesky`.
+    All values have mean ``[N + M, O]`` and covariance ``[1 or O, N + M, N + M]``; the observations are ``[N, O]``.
     """
     size, outputs = y.shape
     factor = cholesky(with_diagonal(covariance[:, :size, :size], noise), jitter)

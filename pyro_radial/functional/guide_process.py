@@ -21,7 +21,7 @@ from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.functional.linearization import CovarianceBlock, Linearization, Structure
 from pyro_radial.functional.priors.posterior_process import moments_of
-from pyro_radial.infer.elbo import Run, own_distribution
+from pyro_radial.infer.elbo import Run, is_auxiliary, own_distribution
 from pyro_radial.infer.training.data import evaluating
 
 __all__ = ["GuideProcess", "sites_led_to"]
@@ -31,11 +31,6 @@ class GuideProcess:
     """The moments of function values under a guide, differentiable in its parameters.
 
     The model runs in evaluation mode, so it drops no units and does not change running statistics.
-
-    :param Run run: a run of the guide, and of the model on it.
-    :param str function_site: the deterministic site of the function values.
-    :param structures: what is known of the function; see
-        :class:`~pyro_radial.functional.linearization.Linearization`.
     """
 
     def __init__(self, run: Run, function_site: str, structures: dict[Any, Structure]) -> None:
@@ -56,26 +51,17 @@ class GuideProcess:
         self._linearization = Linearization(self._model, mean, blocks, function_site, structures)
 
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of each function value, ``[N, O]``.
-
-        :raises ValueError: naming the site, if the function depends on one without moments.
-        """
+        """Mean and variance of each function value, ``[N, O]``; the function must depend on sites with moments."""
         with evaluating(self._model):
             return self._linearization.marginals(x)
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``[N, O]`` and covariances over points of each output, ``[O, N, N]``, in float64.
-
-        :raises ValueError: as :meth:`marginals`.
-        """
+        """Mean ``[N, O]`` and covariances over points of each output, ``[O, N, N]``, in float64."""
         with evaluating(self._model):
             return self._linearization.moments(x)
 
     def sites(self, x: Tensor) -> frozenset[str]:
-        """The sites that the function depends on.
-
-        :raises ValueError: as :meth:`marginals`.
-        """
+        """The sites that the function depends on."""
         with evaluating(self._model):
             return frozenset(self._linearization.structure(x).sites)
 
@@ -92,9 +78,7 @@ def _posterior(name: str, site: Any, guide_trace: Trace) -> Any:
     if drawn_apart is not None:
         return own_distribution(drawn_apart) if is_real(site["fn"].support) else None
     # A Delta is a point unless its value may be computed from a draw.
-    is_drawn = any(
-        (other["infer"] or {}).get("is_auxiliary", False) for _, other in guide_trace.iter_stochastic_nodes()
-    )
+    is_drawn = any(is_auxiliary(other) for _, other in guide_trace.iter_stochastic_nodes())
     return None if is_drawn else distribution
 
 
@@ -115,7 +99,7 @@ def _joint_posteriors(model_trace: Trace, guide_trace: Trace) -> Iterator[tuple[
     """
     sites = dict[str, Any](guide_trace.iter_stochastic_nodes())
     order = list(sites)
-    auxiliary = [name for name, site in sites.items() if (site["infer"] or {}).get("is_auxiliary", False)]
+    auxiliary = [name for name, site in sites.items() if is_auxiliary(site)]
     for name in auxiliary:
         vector = _vector(sites[name])
         following = takewhile(lambda other: other not in auxiliary, order[order.index(name) + 1 :])
@@ -175,14 +159,7 @@ def _moments_of_parts(
 
 
 def sites_led_to(guide: Callable[..., Any], auxiliary: Iterable[str], args: Any, kwargs: Any) -> dict[str, set[str]]:
-    """Find by a gradient, for each auxiliary site, the other latent sites that are computed from its value.
-
-    :param guide: a guide, which runs once.
-    :param auxiliary: the names of its auxiliary sites.
-    :param args: the guide's arguments.
-    :param kwargs: its keyword arguments.
-    :returns: the names of the sites by auxiliary site.
-    """
+    """Find by a gradient, for each auxiliary site of a guide, the other latent sites that depend on its value."""
     moved = _Moved(auxiliary)
     led_to: dict[str, set[str]] = {name: set() for name in moved.names}
     with torch.enable_grad():

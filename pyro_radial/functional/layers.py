@@ -34,14 +34,9 @@ def networks_in(model: Any) -> list[BayesianModule]:
 def linear_layers(
     function: SiteFunction, names: Collection[str], values: Mapping[str, Tensor], x: Tensor
 ) -> tuple[LinearLayer, ...] | None:
-    """Return the linear layers that contain all random parameters of a function, or None.
+    """Return the linear layers that contain all random parameters of a function, tried at values and inputs, or None.
 
     Each layer must be called once, with a vector for each input.
-
-    :param function: the function of sites and inputs.
-    :param names: the sites that the function depends on.
-    :param values: their values.
-    :param Tensor x: inputs ``[N, ...]`` to try.
     """
     layers = _owners(function.model, names)
     if layers is None:

@@ -106,11 +106,7 @@ class Linearization:
     Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
     Variational Inference".
 
-    :param model: a Pyro model, or a network with random parameters.
-    :param mean: the means of sites by name.
-    :param blocks: the covariances of the same sites.
-    :param str function_site: the deterministic site of the function values.
-    :param structures: a cache of what is known of the function, by the sites in use; it is filled.
+    The means and blocks are those of the same sites. What is found of the function is kept in ``structures``.
     """
 
     def __init__(

@@ -86,7 +86,30 @@ class UniformBox:
         return f"UniformBox(low={_shown(self.low)}, high={_shown(self.high)}, num_points={self.num_points})"
 
 
-class FromData:
+class _OfRows:
+    """A number of points from finite rows."""
+
+    def __init__(self, points: Tensor, num_points: int) -> None:
+        self.points = _points("points", points)
+        self.num_points = positive_count("num_points", num_points)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Points ``[M, ...]``."""
+        if self.points.shape[1:] != _shape_of_input(x):
+            raise ValueError(
+                f"points must give points of the shape of one input of the batch, {list(x.shape[1:])}, "
+                f"got {list(self.points.shape[1:])}"
+            )
+        return self._draw().to(x)
+
+    def _draw(self) -> Tensor:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.points.shape)}, num_points={self.num_points})"
+
+
+class FromData(_OfRows):
     """Random rows of a data set, new ones for each batch.
 
     No row is drawn twice for one batch, because a prior has a singular covariance at equal points.
@@ -103,21 +126,15 @@ class FromData:
     """
 
     def __init__(self, points: Tensor, num_points: int) -> None:
-        self.points = _points("points", points)
-        self.num_points = positive_count("num_points", num_points)
+        super().__init__(points, num_points)
         if num_points > len(points):
             raise ValueError(f"num_points must be at most the {len(points)} rows of points, got {num_points}")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Points ``[M, ...]``."""
-        rows = torch.randperm(len(self.points), device=self.points.device)[: self.num_points]
-        return _like("points", self.points[rows], x)
-
-    def __repr__(self) -> str:
-        return f"FromData({list(self.points.shape)}, num_points={self.num_points})"
+    def _draw(self) -> Tensor:
+        return self.points[torch.randperm(len(self.points), device=self.points.device)[: self.num_points]]
 
 
-class BetweenRows:
+class BetweenRows(_OfRows):
     r"""Points on the lines between random pairs of rows, new ones for each batch.
 
     .. math:: x = x_i + u\,(x_j - x_i), \qquad i \ne j, \qquad u \sim U(0, 1).
@@ -137,22 +154,17 @@ class BetweenRows:
     """
 
     def __init__(self, points: Tensor, num_points: int) -> None:
-        self.points = _points("points", points)
-        self.num_points = positive_count("num_points", num_points)
+        super().__init__(points, num_points)
         if len(self.points) < 2:
             raise ValueError(f"points must have at least 2 rows, got {len(self.points)}")
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Points ``[M, ...]``."""
+    def _draw(self) -> Tensor:
         number, device = len(self.points), self.points.device
         first = torch.randint(number, (self.num_points,), device=device)
         # Another row than the first, each with the same probability.
         second = (first + torch.randint(1, number, (self.num_points,), device=device)) % number
         share = torch.rand(self.num_points, *(1,) * (self.points.dim() - 1), dtype=self.points.dtype, device=device)
-        return _like("points", torch.lerp(self.points[first], self.points[second], share), x)
-
-    def __repr__(self) -> str:
-        return f"BetweenRows({list(self.points.shape)}, num_points={self.num_points})"
+        return torch.lerp(self.points[first], self.points[second], share)
 
 
 class AdversarialPoints:
@@ -280,16 +292,6 @@ def _fitting(argument: str, bound: Tensor, unit: Tensor) -> Tensor:
             f"{argument} must have the shape of one input of the batch, {list(unit.shape[1:])}, got {list(bound.shape)}"
         )
     return bound.to(unit)
-
-
-def _like(argument: str, points: Tensor, x: Tensor) -> Tensor:
-    """Return the points as inputs of a batch, or raise a ValueError."""
-    if points.shape[1:] != _shape_of_input(x):
-        raise ValueError(
-            f"{argument} must give points of the shape of one input of the batch, {list(x.shape[1:])}, "
-            f"got {list(points.shape[1:])}"
-        )
-    return points.to(x)
 
 
 def _shown(bound: Tensor) -> Any:

@@ -3,7 +3,7 @@
 
 """A network under a functional prior, compared with the exact posterior of that prior."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +26,9 @@ DISTANCE = 0.5
 
 @dataclass(frozen=True)
 class PlaceComparison:
-    """The network's function and the exact posterior at some points.
+    """Means and standard deviations ``[N, O]`` of the network's function and of the exact posterior at some points.
 
-    :param str place: a name for the points.
-    :param Tensor mean: the network's mean function, ``[N, O]``.
-    :param Tensor stddev: its standard deviation, without observation noise.
-    :param Tensor process_mean: the mean of the exact posterior.
-    :param Tensor process_stddev: its standard deviation.
+    Both are without observation noise.
     """
 
     place: str
@@ -115,31 +111,23 @@ def compare_with_process(
     num_samples: int,
     function_site: str,
 ) -> ProcessComparison:
-    """Compare at the training inputs and at further places.
+    """Compare the network with the exact posterior at the training inputs and at further places, by name.
 
-    :param model: a Pyro model ``model(x, y)`` with a normal likelihood.
-    :param guide: its trained guide.
-    :param prior: a Gaussian process that knows the noise of observations.
-    :param data: all rows that the guide was trained on.
-    :param places: further points ``[M, ...]`` by name.
-    :param int num_samples: draws S of the function; the relative error of a width is 1 / sqrt(2 S) at each point.
-    :param str function_site: the deterministic site of the function values.
-    :raises ValueError: for a prior without an exact posterior, too many rows, or a likelihood that is not normal.
+    The relative error of a width is 1 / sqrt(2 S) at each point, with S samples.
     """
     x, y = data
     process = _exact(prior, len(x))
-    training = "training inputs"
-    found, noise = [], x.new_zeros(0)
-    for place, points in {training: x, **places}.items():
+    found, noises = [], []
+    for place, points in {"training inputs": x, **places}.items():
         prediction = predict(model, guide, points, num_samples=num_samples, function_site=function_site, progress=False)
         values = prediction.samples.double()
         values = values.reshape(*values.shape[:2], -1)
-        if place == training:
-            noise = _noise_variance(prediction)
-        moments = list(_process_moments(process, x, y, points))
-        mean, variance = (torch.cat(part) for part in zip(*moments, strict=True))
+        noises.append(_noise_variance(prediction))
+        moments = [process.posterior(x, y, part) for part in points.split(CHUNK)]
+        mean = torch.cat([part for part, _ in moments])
+        variance = torch.cat([covariance.diagonal(dim1=-2, dim2=-1).mT for _, covariance in moments])
         found.append(PlaceComparison(place, values.mean(0), values.std(0), mean, variance.sqrt()))
-    return ProcessComparison(tuple(found), float(noise.mean().sqrt()), float(process.observation_noise))
+    return ProcessComparison(tuple(found), float(noises[0].mean().sqrt()), float(process.observation_noise))
 
 
 def _exact(prior: FunctionPrior, num_rows: int) -> GaussianProcess:
@@ -160,12 +148,6 @@ def _exact(prior: FunctionPrior, num_rows: int) -> GaussianProcess:
             f"{num_rows:,}; train and compare on fewer rows"
         )
     return prior
-
-
-def _process_moments(prior: GaussianProcess, x: Tensor, y: Tensor, points: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    for part in points.split(CHUNK):
-        mean, covariance = prior.posterior(x, y, part)
-        yield mean, covariance.diagonal(dim1=-2, dim2=-1).mT.expand_as(mean)
 
 
 def _noise_variance(prediction: Any) -> Tensor:

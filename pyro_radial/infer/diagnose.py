@@ -3,7 +3,7 @@
 
 """Why a Bayesian network does not learn, in words, from its loss, its scales and its predictions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.elbo import LossTerms, RadialELBO
+from pyro_radial.infer.elbo import LossTerms, RadialELBO, not_finite_parameter
 from pyro_radial.infer.training.data import Rows, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.infer.training.not_finite import first_not_finite
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
@@ -122,10 +122,7 @@ def diagnose(
     x, y = (move(part, device) for part in Rows(data, "data", dtype_of(guide, model)).all())
     broken = first_not_finite(guide.named_parameters())
     if broken is not None:
-        raise ValueError(
-            f"guide must have finite parameters, got NaN or infinity in {broken}: training has diverged. Go "
-            "back to a checkpoint, or start again with a smaller learning rate"
-        )
+        raise not_finite_parameter(broken)
     if loss is None and (new_inputs is not None or batch_size is not None):
         raise ValueError("loss must be given with new_inputs or batch_size, got None")
     compared = getattr(loss, "compared_with_process", None)
@@ -151,20 +148,15 @@ def diagnose(
     findings = [
         # The advice on the KL of weights does not apply to a divergence of functions.
         *(_on_terms(terms, follows_inputs) if comparison is None else comparison.findings),
-        *_on_scales(unmoved, changes),
-        *_on_width(wide),
-        *_on_function(signal, noise),
-        *_on_sampling(sampled),
+        *_on_scales(unmoved, changes, wide),
+        *_on_draws(signal, noise, sampled),
     ]
     return Diagnosis(terms, num_rows(y), unmoved, sampled, signal, noise, findings, comparison)
 
 
 @torch.no_grad()
 def share_wider_than(fraction: float, model: Callable[..., Any], guide: Callable[..., Any], x: Any) -> float | None:
-    """Return the share of the weights with a posterior standard deviation above a fraction of the prior's.
-
-    Both come from one run. None if no site has known moments.
-    """
+    """Return the share of weights with a standard deviation above a fraction of the prior's; None if none is known."""
     drawn = poutine.trace(guide).get_trace(x)
     prior = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(x).nodes
     wide = total = 0
@@ -194,72 +186,60 @@ def _spreads(model: Any, guide: Any, x: Any, num_draws: int, function_site: str)
     return float(signal), float(draws.var(0).mean().sqrt())
 
 
-def _on_terms(terms: LossTerms, follows_inputs: bool) -> list[str]:
-    findings = []
+def _on_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:
     nll, kl = float(terms.negative_log_likelihood), terms.kl_weight * float(terms.kl)
     if terms.num_data is None:
-        findings.append(
+        yield (
             "No observation is inside a plate, so the likelihood of a mini-batch is not scaled to the data set and "
             "the KL counts too much. Put the observations in pyro.plate('data', N, subsample=...)."
         )
     if not (torch.isfinite(terms.negative_log_likelihood) and torch.isfinite(terms.kl)):
-        findings.append(f"Not finite: {', '.join(terms.not_finite())}. Try a smaller init_stddev or learning rate.")
+        yield f"Not finite: {', '.join(terms.not_finite())}. Try a smaller init_stddev or learning rate."
     elif kl > DOMINATES * abs(nll) and follows_inputs:
-        findings.append(
+        yield (
             "The KL dominates the loss, as in most networks with more weights than data, but the function varies more "
             "over inputs than over draws, so it has learned from the data. Judge it by the predictive density on "
             "validation data; if that is poor, compare a tempered RadialELBO(kl_weight=0.1)."
         )
     elif kl > DOMINATES * abs(nll):
-        findings.append(
+        yield (
             "The KL dominates the loss, so training pulls the posterior to the prior and predictions to a constant. "
             "Check first that num_data is the size of the training set. Early in training: train longer, or start at "
             "a larger init_stddev, closer to the prior's. After long training the network has too many weights for "
             "the data: use a smaller one, more data, or a tempered RadialELBO(kl_weight=0.1)."
         )
     elif nll > DOMINATES * abs(kl):
-        findings.append(
+        yield (
             "The likelihood dominates the loss, so the prior hardly matters. This is expected with many data; "
             "with few, check that num_data is not larger than the training set."
         )
-    return findings
 
 
-def _on_scales(unmoved: list[str], changes: dict[str, float]) -> list[str]:
-    if not unmoved:
-        return []
-    which = "No scale has" if len(unmoved) == len(changes) else f"The scales of {', '.join(unmoved)} have not"
-    return [
-        f"{which} moved from the start, so the uncertainty is still the initial one. This is expected before "
-        "training; after it, train longer or with a larger learning rate."
-    ]
+def _on_scales(unmoved: list[str], changes: dict[str, float], share_wide: float | None) -> Iterator[str]:
+    if unmoved:
+        which = "No scale has" if len(unmoved) == len(changes) else f"The scales of {', '.join(unmoved)} have not"
+        yield (
+            f"{which} moved from the start, so the uncertainty is still the initial one. This is expected before "
+            "training; after it, train longer or with a larger learning rate."
+        )
+    if share_wide is not None and share_wide > 0.5:
+        yield (
+            f"The posteriors of {share_wide:.0%} of the weights are at least half as wide as their priors, so the data "
+            "say little about them. If predictions became worse during training: stop at the best epoch "
+            "(fit(..., validation=...)), give scales a smaller rate, or take a narrower prior or a tempered "
+            "RadialELBO(kl_weight=0.1)."
+        )
 
 
-def _on_width(share: float | None) -> list[str]:
-    if share is None or share <= 0.5:
-        return []
-    return [
-        f"The posteriors of {share:.0%} of the weights are at least half as wide as their priors, so the data say "
-        "little about them. If predictions became worse during training: stop at the best epoch "
-        "(fit(..., validation=...)), give scales a smaller rate, or take a narrower prior or a tempered "
-        "RadialELBO(kl_weight=0.1)."
-    ]
-
-
-def _on_function(signal: float | None, noise: float | None) -> list[str]:
-    if signal is None or noise is None or not noise > signal:
-        return []
-    return [
-        "The function varies more over draws of the weights than over inputs, so predictions are nearly constant. "
-        "Start at a smaller init_stddev, train the means first (FitOptions(mean_only_epochs=1)), or warm up the KL "
-        "with RadialELBO(kl_weight=lambda step: min(1.0, step / 1000))."
-    ]
-
-
-def _on_sampling(sampled: list[str]) -> list[str]:
-    if not sampled:
-        return []
-    return [
-        f"The KL of {', '.join(sampled)} is estimated from samples, which is noisy. A normal prior has a closed form; "
-        "RadialELBO(strict_kl=True) names the first such site and why."
-    ]
+def _on_draws(signal: float | None, noise: float | None, sampled: list[str]) -> Iterator[str]:
+    if signal is not None and noise is not None and noise > signal:
+        yield (
+            "The function varies more over draws of the weights than over inputs, so predictions are nearly constant. "
+            "Start at a smaller init_stddev, train the means first (FitOptions(mean_only_epochs=1)), or warm up the KL "
+            "with RadialELBO(kl_weight=lambda step: min(1.0, step / 1000))."
+        )
+    if sampled:
+        yield (
+            f"The KL of {', '.join(sampled)} is estimated from samples, which is noisy. A normal prior has a closed "
+            "form; RadialELBO(strict_kl=True) names the first such site and why."
+        )

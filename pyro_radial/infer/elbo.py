@@ -40,7 +40,8 @@ __all__ = [
     "average",
     "check_weight",
     "entropies",
-    "entropy_parts",
+    "is_auxiliary",
+    "not_finite_parameter",
     "own_distribution",
 ]
 
@@ -123,9 +124,12 @@ class LossTerms:
 
     def not_finite(self) -> list[str]:
         """Return in words which terms are NaN or infinite; reads each term on the host."""
-        named = [(f"log-likelihood of site '{name}'", value) for name, value in self.nll_by_site.items()]
-        named += [(f"KL of site '{name}'", value) for name, value in self.kl_by_site.items()]
-        named += [(f"weight-space KL of site '{name}'", value) for name, value in self.weight_space_kl_by_site.items()]
+        kinds = (
+            ("log-likelihood", self.nll_by_site),
+            ("KL", self.kl_by_site),
+            ("weight-space KL", self.weight_space_kl_by_site),
+        )
+        named = [(f"{kind} of site '{name}'", value) for kind, terms in kinds for name, value in terms.items()]
         return [name for name, value in named if not bool(torch.isfinite(value))]
 
 
@@ -144,14 +148,9 @@ def average(particles: Sequence[LossTerms], num_particles: int) -> LossTerms:
     )
 
 
-def entropy_parts(site: Mapping[str, Any]) -> dict[str, Any]:
-    """What an entropy needs of a site, without the value, which is a copy of all weights."""
-    return {key: site[key] for key in ("fn", "scale", "mask")}
-
-
 @torch.no_grad()
 def entropies(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Return the scaled entropy of each site that has one, from its :func:`entropy_parts`."""
+    """Return the scaled entropy of each site that has one."""
     result = {}
     for name, site in sites.items():
         try:
@@ -288,11 +287,7 @@ class RadialELBO(TraceMeanField_ELBO):
 
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss without gradients."""
-        loss: Any = 0.0
-        for particle in self._losses(model, guide, args, kwargs):
-            loss = loss + particle.detach() / self.num_particles
-        warn_if_nan(loss, "loss")
-        return torch.as_tensor(loss)
+        return self._total_of_passes(self._losses(model, guide, args, kwargs), backward=False)
 
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss as a tensor to differentiate, without a host-device synchronization."""
@@ -300,13 +295,16 @@ class RadialELBO(TraceMeanField_ELBO):
 
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss and add its gradients to those of the parameters, one pass after the other."""
-        loss: Any = 0.0
-        for particle in self._losses(model, guide, args, kwargs):
-            loss = loss + particle.detach() / self.num_particles
-            if particle.requires_grad:
-                (particle / self.num_particles).backward(retain_graph=self.retain_graph)
-        warn_if_nan(loss, "loss")
-        return torch.as_tensor(loss)
+        return self._total_of_passes(self._losses(model, guide, args, kwargs), backward=True)
+
+    def _total_of_passes(self, losses: Iterator[Tensor], backward: bool) -> Tensor:
+        total: Any = 0.0
+        for loss in losses:
+            total = total + loss.detach() / self.num_particles
+            if backward and loss.requires_grad:
+                (loss / self.num_particles).backward(retain_graph=self.retain_graph)
+        warn_if_nan(total, "loss")
+        return torch.as_tensor(total)
 
     def _losses(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
         """The loss of each pass, which sums over vectorized particles; keeps their terms."""
@@ -323,22 +321,18 @@ class RadialELBO(TraceMeanField_ELBO):
             latent, weights = self._kls(run)
             loss = _weighted(_total(observed), weight, _total(latent))
             loss = _weighted(loss, self.weight_space_kl, _total(weights))
-            parts = {name: entropy_parts(site) for name, site in guide_trace.nodes.items() if name in latent}
+            # An entropy needs no value, which is a copy of all weights.
+            parts = {
+                name: {key: site[key] for key in ("fn", "scale", "mask")}
+                for name, site in guide_trace.nodes.items()
+                if name in latent
+            }
             nll, kl, weight_space_kl = (
                 {name: value.detach() for name, value in terms.items()} for terms in (observed, latent, weights)
             )
-            num_data = _num_data(model_trace, observed)
+            of_guide, num_data = partial(entropies, parts), _num_data(model_trace, observed)
             passes.append(
-                LossTerms(
-                    weight,
-                    nll,
-                    kl,
-                    partial(entropies, parts),
-                    num_data,
-                    run.sampled,
-                    self.weight_space_kl,
-                    weight_space_kl,
-                )
+                LossTerms(weight, nll, kl, of_guide, num_data, run.sampled, self.weight_space_kl, weight_space_kl)
             )
             yield loss
 
@@ -353,7 +347,9 @@ class RadialELBO(TraceMeanField_ELBO):
             model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
         except ValueError as error:
             # Validation stops at a value that follows from a broken parameter.
-            self._check_parameters(run.trace, error)
+            for name, site in dict[str, Any](run.trace.nodes).items():
+                if site["type"] == "param" and not bool(torch.isfinite(site["value"]).all()):
+                    raise not_finite_parameter(f"'{name}'") from error
             raise
         self._check_covered(model_trace, guide_trace)
         if is_validation_enabled():
@@ -361,9 +357,11 @@ class RadialELBO(TraceMeanField_ELBO):
         model_trace, guide_trace = prune_subsample_sites(model_trace), prune_subsample_sites(guide_trace)
         model_trace.compute_log_prob(lambda _, site: site["is_observed"])
         if is_validation_enabled():
-            for site in (*model_trace.nodes.values(), *guide_trace.nodes.values()):
-                if site["type"] == "sample":
-                    check_site_shape(_with_density_shape(site), self.max_plate_nesting)
+            nodes: list[Any] = [*model_trace.nodes.values(), *guide_trace.nodes.values()]
+            for site in (node for node in nodes if node["type"] == "sample"):
+                # Pyro checks plates by the shape of the log-density.
+                stand_in: Any = {"log_prob": torch.empty(site["fn"].batch_shape, device="meta")}
+                check_site_shape(stand_in | site, self.max_plate_nesting)
             check_mean_field_requirement(model_trace, guide_trace)
         return model_trace, guide_trace
 
@@ -386,7 +384,7 @@ class RadialELBO(TraceMeanField_ELBO):
 
     def _site_kl(self, name: str, guide_site: Any, run: Run) -> Tensor:
         """The KL of one site, and a record of why it is sampled."""
-        kl = _analytic_kl(name, guide_site, run.model_trace, run.guide_trace)
+        kl = _analytic_kl(name, guide_site, run)
         if isinstance(kl, Tensor):
             return kl
         if self.strict_kl:
@@ -404,7 +402,7 @@ class RadialELBO(TraceMeanField_ELBO):
             return
         advice = ""
         if any(
-            name not in model_trace and not _is_auxiliary(site) for name, site in guide_trace.iter_stochastic_nodes()
+            name not in model_trace and not is_auxiliary(site) for name, site in guide_trace.iter_stochastic_nodes()
         ):
             advice = (
                 "; the guide has sites that the model no longer has, for instance after use_head: make a new guide for "
@@ -413,24 +411,18 @@ class RadialELBO(TraceMeanField_ELBO):
             )
         raise ValueError(f"guide must have latent site '{missing[0]}' of the model, got none{advice}")
 
-    def _check_parameters(self, guide_trace: Trace, error: ValueError) -> None:
-        """Raise a ``ValueError`` that names the first parameter of the guide that is not finite."""
-        for name, site in dict[str, Any](guide_trace.nodes).items():
-            if site["type"] == "param" and not bool(torch.isfinite(site["value"]).all()):
-                raise ValueError(
-                    f"guide must have finite parameters, got NaN or infinity in '{name}': "
-                    "training has diverged. Go back to a checkpoint, or start again with a smaller learning rate"
-                ) from error
+
+def not_finite_parameter(name: str) -> ValueError:
+    """The error for a guide with a parameter that is not finite."""
+    return ValueError(
+        f"guide must have finite parameters, got NaN or infinity in {name}: training has diverged. Go back to a "
+        "checkpoint, or start again with a smaller learning rate"
+    )
 
 
-def _is_auxiliary(site: Any) -> bool:
+def is_auxiliary(site: Any) -> bool:
     """Whether a guide marks a site as one that the model does not have."""
-    return bool(site["infer"].get("is_auxiliary", False))
-
-
-def _with_density_shape(site: Any) -> Any:
-    """The site with a stand-in of its log-density's shape, for Pyro's check of plates."""
-    return site if "log_prob" in site else {**site, "log_prob": torch.empty(site["fn"].batch_shape, device="meta")}
+    return bool((site["infer"] or {}).get("is_auxiliary", False))
 
 
 def check_weight(weight: float, name: str = "kl_weight") -> float:
@@ -466,9 +458,9 @@ class _RecordDistribution(Messenger):
         msg[self.key] = msg["fn"]
 
 
-def _analytic_kl(name: str, guide_site: Any, model_trace: Trace, guide_trace: Trace) -> Tensor | str:
+def _analytic_kl(name: str, guide_site: Any, run: Run) -> Tensor | str:
     """The scaled and masked KL of a latent site in nats, or in words why it must be sampled."""
-    model_site: Any = model_trace.nodes.get(name)
+    model_site: Any = run.model_trace.nodes.get(name)
     if is_validation_enabled() and not guide_site["fn"].has_rsample:
         raise NotImplementedError(
             f"guide must have a reparameterized sampler at site '{name}', got {type(leaf(guide_site['fn'])).__name__}"
@@ -477,7 +469,7 @@ def _analytic_kl(name: str, guide_site: Any, model_trace: Trace, guide_trace: Tr
         return "an auxiliary site of the guide, whose log-density is sampled"
     if isinstance(leaf(guide_site["fn"]), Delta):
         # Exact given its value; Pyro's own rule forgets the log-density of the Delta.
-        return _log_prob_sum(name, guide_trace) - _log_prob_sum(name, model_trace)
+        return _log_prob_sum(name, run.guide_trace) - _log_prob_sum(name, run.model_trace)
     if not _same(guide_site["scale"], model_site["scale"]):
         return "scaled differently in the model and the guide"
     if not _same(guide_site["mask"], model_site["mask"]):

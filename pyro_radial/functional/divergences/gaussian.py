@@ -184,11 +184,7 @@ def check_enough_of_prior(p: Moments) -> None:
 def normal_kl(q: Moments, factor_q: Tensor, p: Moments, factor_p: Tensor, noise: float = 0.0) -> Tensor:
     """The KL divergence of each block, ``[B]``, corrected for sampled moments.
 
-    :param Moments q: the moments of draws, or known ones.
-    :param Tensor factor_q: the Cholesky factors of the covariances of q with the noise added.
-    :param Moments p: the moments of the prior.
-    :param Tensor factor_p: the Cholesky factors of its covariances with the noise added.
-    :param float noise: the variance of independent noise on the values of both.
+    The values of both have independent noise of a variance, which only the Cholesky factors contain.
     """
     inverse = torch.cholesky_inverse(factor_p)
     constant: Tensor | float = 0.0

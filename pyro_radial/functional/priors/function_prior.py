@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial.functional.gaussian import JITTER, gaussian_log_prob, gaussian_sample, gaussian_score
 
-__all__ = ["FunctionPrior", "ImplicitProcess", "check_floating", "check_points", "check_targets", "check_values"]
+__all__ = [
+    "FunctionPrior",
+    "ImplicitProcess",
+    "check_floating",
+    "check_points",
+    "check_targets",
+    "check_values",
+    "joined_points",
+]
 
 
 class FunctionPrior(nn.Module):
@@ -149,6 +157,14 @@ def check_targets(y: Tensor, x: Tensor) -> Tensor:
     if not bool(y.isfinite().all()):
         raise ValueError("y must be finite, got NaN or infinity")
     return y.double().reshape(len(y), -1)
+
+
+def joined_points(x: Tensor, at: Tensor) -> Tensor:
+    """Return the points of observations and those to predict at in one tensor, or raise a ValueError."""
+    check_points(at)
+    if at.shape[1:] != x.shape[1:]:
+        raise ValueError(f"at must be points as wide as x, {list(x.shape[1:])}, got shape {list(at.shape)}")
+    return torch.cat([x, at.to(x)])
 
 
 def _kind(value: Any) -> Any:

@@ -22,7 +22,7 @@ from pyro_radial.functional.gaussian import (
     gaussian_log_prob,
     with_diagonal,
 )
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_targets
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_targets, joined_points
 
 __all__ = ["GaussianProcess"]
 
@@ -137,10 +137,7 @@ class GaussianProcess(FunctionPrior):
             True
         """
         y = check_targets(y, x)
-        check_points(at)
-        if at.shape[1:] != x.shape[1:]:
-            raise ValueError(f"at must be points as wide as x, {list(x.shape[1:])}, got shape {list(at.shape)}")
-        mean, covariance = self._prior_moments(torch.cat([x, at.to(x)]), y.shape[-1])
+        mean, covariance = self._prior_moments(joined_points(x, at), y.shape[-1])
         return gaussian_condition(mean, covariance, y, self.observation_noise.square(), self.jitter)
 
     def fit(

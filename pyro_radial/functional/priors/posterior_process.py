@@ -5,8 +5,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from pyro_radial.distributions.wrappers import leaf, unmasked
 from pyro_radial.functional.gaussian import gaussian_condition
 from pyro_radial.functional.layers import networks_in
 from pyro_radial.functional.linearization import CovarianceBlock, Linearization, Structure
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_targets
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_targets, joined_points
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.poutine.swap_prior import is_guide
 
@@ -108,21 +107,14 @@ class PosteriorProcess(FunctionPrior):
         :param int num_outputs: O, by default the network's own.
         :raises ValueError: naming the argument that does not fit.
         """
-        with self._at(x) as points:
-            mean, variance = self.linearization.marginals(points)
-        self._check_outputs(mean, num_outputs)
-        return mean, variance
+        return self._of_function(Linearization.marginals, x, num_outputs)
 
     def moments(self, x: Tensor, num_outputs: int | None = None) -> tuple[Tensor, Tensor]:
         """Mean ``[N, O]`` and covariances ``[O, N, N]`` in float64, differentiable in ``x``.
 
-        :param int num_outputs: O, by default the network's own.
-        :raises ValueError: naming the argument that does not fit.
+        The arguments are those of :meth:`marginals`.
         """
-        with self._at(x) as points:
-            mean, covariance = self.linearization.moments(points)
-        self._check_outputs(mean, num_outputs)
-        return mean, covariance
+        return self._of_function(Linearization.moments, x, num_outputs)
 
     def posterior(self, x: Tensor, y: Tensor, at: Tensor, observation_noise: float) -> tuple[Tensor, Tensor]:
         r"""Return the distribution of the function at points, given further observations with normal noise.
@@ -137,26 +129,23 @@ class PosteriorProcess(FunctionPrior):
         :raises ValueError: naming the argument that does not fit.
         """
         y = check_targets(y, x)
-        check_points(at)
-        if at.shape[1:] != x.shape[1:]:
-            raise ValueError(f"at must be points as wide as x, {list(x.shape[1:])}, got shape {list(at.shape)}")
-        mean, covariance = self.moments(torch.cat([x, at.to(x)]), y.shape[-1])
+        mean, covariance = self.moments(joined_points(x, at), y.shape[-1])
         return gaussian_condition(mean, covariance, y, y.new_tensor(observation_noise).square())
 
     def extra_repr(self) -> str:
         """The sites, for printing."""
         return f"sites={self._sites}"
 
-    @contextmanager
-    def _at(self, x: Tensor) -> Iterator[Tensor]:
-        """The points in the network's dtype, in a block where no handler and no store sees its parameters."""
+    def _of_function(
+        self, moments: Callable[[Linearization, Tensor], tuple[Tensor, Tensor]], x: Tensor, num_outputs: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Moments of the linearized function, in a block where no handler and no store sees its parameters."""
         check_points(x)
         with one_at_a_time(), poutine.block(), _FixedParameters():
-            yield x.to(next(iter(self.means.buffers())))
-
-    def _check_outputs(self, mean: Tensor, num_outputs: int | None) -> None:
+            mean, spread = moments(self.linearization, x.to(next(iter(self.means.buffers()))))
         if num_outputs not in (None, mean.shape[-1]):
             raise ValueError(f"num_outputs must be {mean.shape[-1]}, the network's, got {num_outputs}")
+        return mean, spread
 
 
 class _FixedParameters(Messenger):
@@ -204,12 +193,7 @@ def moments_of(site: str, distribution: Any) -> tuple[Tensor, CovarianceBlock] |
 
 @torch.no_grad()
 def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size]) -> Moments:
-    """Return the moments of all sites that have them.
-
-    :param posterior: distributions by site name.
-    :param needed: the shapes of the sites that must have moments.
-    :raises ValueError: naming the site without finite moments; for a posterior that is a point.
-    """
+    """Return the moments of all sites that have them; those needed must, of the given shapes, and not all be points."""
     found = {name: moments_of(name, distribution) for name, distribution in posterior.items()}
     known = {name: moments for name, moments in found.items() if moments is not None}
     for name, shape in needed.items():

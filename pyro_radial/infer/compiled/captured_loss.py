@@ -16,13 +16,11 @@ from torch import Tensor
 
 from pyro_radial._pyro.compat import CompilerMissingError, compile_graph, handlers_around, tree_flatten
 from pyro_radial._pyro.random_numbers import one_at_a_time
-from pyro_radial.infer.compiled.graph import Graph, UncapturableError, described
-from pyro_radial.infer.compiled.recording import Call, Evaluation, Recording, evaluate, guide_sites, record_program
+from pyro_radial.infer.compiled.graph import PLAIN, Graph, UncapturableError, described
+from pyro_radial.infer.compiled.recording import Call, Evaluation, Recording, evaluate, guide_entropies, record_program
 from pyro_radial.infer.elbo import RadialELBO
 
-__all__ = ["CapturedLoss", "compiled", "forget", "is_compiled"]
-
-LEAVES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+__all__ = ["CapturedLoss", "compiled", "forget"]
 
 NOTHING: Mapping[str, Tensor] = {}
 
@@ -44,13 +42,6 @@ class CapturedLoss:
 
     For each signature of the arguments the program runs once as usual, so that it raises its usual errors, is recorded,
     and is replayed from then on. A program that cannot be captured runs as usual each time, after one warning.
-
-    :param model: a Pyro model.
-    :param guide: its guide.
-    :param ELBO loss: a loss with ``differentiable_loss``.
-    :param bool compile: whether to compile graphs in frequent use.
-    :param int max_signatures: the largest number of recordings.
-    :param options: settings of inductor.
     """
 
     def __init__(
@@ -83,20 +74,19 @@ class CapturedLoss:
         also: Mapping[str, Tensor] = NOTHING,
         compile_after: int | None = USES_BEFORE_COMPILING,
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """The loss, and each parameter that it depends on with its gradient.
+        """The loss, and each parameter that it depends on with its gradient, also those in ``also`` by name.
 
-        :param bool gradients: whether to compute gradients, or the loss alone.
-        :param also: parameters by name that are trained besides those of ``param`` statements.
-        :param int compile_after: the uses after which a graph is compiled; None for never.
         :raises ValueError: for too many signatures, and whatever the model, the guide and the loss raise.
         """
         call = Call(self.loss, self.model, self.guide, args, kwargs, gradients, also)
-        weight = self._weight()
+        weight = self.loss.weight_now() if isinstance(self.loss, RadialELBO) else 1.0
         leaves, tree = tree_flatten((args, dict(kwargs)))
         if self._runs_as_it_is(leaves):
             return self._eagerly(call)
         # Trees have no hash in older versions of torch.
-        key = (repr(tree), tuple(map(_signature, leaves)), gradients, weight != 0.0, _autocast())
+        signatures = tuple(described(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
+        autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+        key = (repr(tree), signatures, gradients, weight != 0.0, autocast)
         recording = self._recordings.get(key)
         if recording is None or not recording.holds():
             recording = None if key in self._refused else self._record(key, call, weight)
@@ -106,9 +96,11 @@ class CapturedLoss:
         inputs = [self._weight_on(recording.device, weight), *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
         with torch.no_grad():
             tensors = self._code(recording, inputs, compile_after)(*recording.graph.constant_tensors(), *inputs)
-        evaluation = Evaluation.of(tensors, recording.layout)
-        self._keep_terms(evaluation, weight, partial(guide_sites, self.guide, args, kwargs), gradients)
-        return evaluation.loss, recording.with_gradients(evaluation)
+        evaluation = Evaluation.of(tensors, recording.graph.static)
+        if isinstance(self.loss, RadialELBO):
+            entropies = partial(guide_entropies, self.guide, args, kwargs)
+            self.loss.keep(evaluation.loss_terms(weight, entropies), gradients)
+        return evaluation.loss, evaluation.with_gradients(self.parameters.values())
 
     @property
     def recordings(self) -> list[Recording]:
@@ -118,7 +110,7 @@ class CapturedLoss:
     def _runs_as_it_is(self, leaves: Sequence[Any]) -> bool:
         if handlers_around():
             return True
-        unknown = next((leaf for leaf in leaves if not isinstance(leaf, (Tensor, *LEAVES))), None)
+        unknown = next((leaf for leaf in leaves if not isinstance(leaf, (Tensor, *PLAIN))), None)
         if unknown is not None:
             self._say(
                 "its arguments must be tensors, numbers, strings, None, and tuples, lists and dicts of these, got "
@@ -129,8 +121,7 @@ class CapturedLoss:
     def _eagerly(self, call: Call) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         with one_at_a_time():
             evaluation, self.parameters = evaluate(call)
-        used = [p for p, used in zip(self.parameters.values(), evaluation.layout.used, strict=True) if used]
-        return evaluation.loss, list(zip(used, evaluation.gradients, strict=True)) if call.gradients else []
+        return evaluation.loss, evaluation.with_gradients(self.parameters.values())
 
     def _record(self, key: Any, call: Call, weight: float) -> Recording | None:
         """A new recording for a signature, or None where there can be none."""
@@ -161,37 +152,15 @@ class CapturedLoss:
         """The compiled code of a recording, made when it is time, or the graph itself."""
         if recording.code is None and self.compile and compile_after is not None:
             recording.uses += 1
-            if recording.uses > compile_after or is_compiled(recording.graph, inputs, self.options):
+            if recording.uses > compile_after or _key(recording.graph, inputs, self.options) in _kept:
                 with one_at_a_time():
                     recording.code = compiled(recording.graph, inputs, self.options)
         return recording.graph.module if recording.code is None else recording.code
-
-    def _weight(self) -> float:
-        return self.loss.weight_now() if isinstance(self.loss, RadialELBO) else 1.0
 
     def _weight_on(self, device: torch.device, weight: float) -> Tensor:
         if device not in self._weights:
             self._weights[device] = torch.ones((), device=device)
         return self._weights[device].fill_(weight)
-
-    def _keep_terms(self, evaluation: Evaluation, weight: float, sites: Callable[[], Any], gradients: bool) -> None:
-        if isinstance(self.loss, RadialELBO):
-            self.loss.keep(evaluation.loss_terms(weight, sites), gradients)
-
-
-def _autocast() -> tuple[bool, ...]:
-    return tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
-
-
-def _signature(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
-        return described(leaf)
-    return type(leaf), leaf
-
-
-def is_compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> bool:
-    """Whether there is compiled code for an equal graph."""
-    return _key(graph, inputs, options) in _kept
 
 
 def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Code:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyro
@@ -21,6 +20,7 @@ from pyro_radial._pyro.compat import capturing, record_graph, stored_parameters
 from pyro_radial.nn.bayesian_module import submodules
 
 __all__ = [
+    "PLAIN",
     "Graph",
     "Slot",
     "Structure",
@@ -29,7 +29,6 @@ __all__ = [
     "record",
     "slots_of",
     "unchanged",
-    "user_line",
 ]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -55,23 +54,21 @@ class Slot(NamedTuple):
 
 
 def slots_of(*roots: Any) -> list[Slot]:
-    """All places of parameters and buffers in modules and in Pyro's store.
-
-    :param roots: modules and functions that use modules; anything else is ignored.
-    """
+    """All places of parameters and buffers in modules, in modules that functions use, and in Pyro's store."""
     holders = [holder for module in _modules(*roots) for holder in (module._parameters, module._buffers)]
-    slots = [Slot(holder, key) for holder in holders for key, value in holder.items() if value is not None]
-    stored = stored_parameters()
-    # The tensors of a network's skeleton are on the meta device.
-    return [slot for slot in (*slots, *(Slot(stored, name) for name in stored)) if not slot.tensor.is_meta]
+    return _slots(*holders, stored_parameters())
+
+
+def _slots(*holders: dict[str, Any]) -> list[Slot]:
+    """The places of the tensors in these dicts; those of a network's skeleton are on the meta device and left out."""
+    found = [Slot(holder, key) for holder in holders for key, value in holder.items() if value is not None]
+    return [slot for slot in found if not slot.tensor.is_meta]
 
 
 class Structure:
-    """The submodules and plain attributes of modules and other objects at one time.
+    """The submodules and plain attributes at one time of modules, in functions too, and of objects such as a loss.
 
-    :param modules: modules, and functions that use modules.
-    :param objects: objects whose public attributes count, such as a loss.
-    :param ignore: attributes of these objects that may change.
+    Private attributes of the objects, and those to ``ignore``, may change.
     """
 
     def __init__(self, modules: tuple[Any, ...], objects: tuple[Any, ...] = (), ignore: tuple[str, ...] = ()) -> None:
@@ -110,7 +107,7 @@ class Structure:
 def unchanged(*roots: Any, attributes: bool = True) -> Iterator[None]:
     """Restore buffers, random numbers and, if asked, plain attributes of modules at the end of the block."""
     modules = _modules(*roots)
-    buffers = [(slot, slot.tensor, slot.tensor.detach().clone()) for m in modules for slot in _buffers(m)]
+    buffers = [(slot, slot.tensor, slot.tensor.detach().clone()) for m in modules for slot in _slots(m._buffers)]
     plain = [(vars(m), {k: v for k, v in vars(m).items() if _is_plain(v)}) for m in modules if attributes]
     devices = {slot.tensor.device for slot in slots_of(*roots) if slot.tensor.device.type == "cuda"}
     with torch.random.fork_rng(list(devices)):
@@ -123,11 +120,6 @@ def unchanged(*roots: Any, attributes: bool = True) -> Iterator[None]:
                 slot.holder[slot.key] = tensor
             for now, before in plain:
                 now.update(before)
-
-
-def _buffers(module: nn.Module) -> list[Slot]:
-    found = [Slot(module._buffers, key) for key, value in module._buffers.items() if value is not None]
-    return [slot for slot in found if not slot.tensor.is_meta]
 
 
 def _modules(*roots: Any) -> list[nn.Module]:
@@ -166,11 +158,9 @@ class UncapturableError(Exception):
 
 @dataclass
 class Graph:
-    """A recorded function.
+    """A recorded function: operations on ``[*constants, *inputs]``, and what it returned besides tensors.
 
-    :param GraphModule module: the operations on ``[*constants, *inputs]``.
-    :param constants: the tensors that the function read besides its inputs, by slot if they have one.
-    :param Any static: what the function returned besides tensors.
+    The constants are the tensors that the function read besides its inputs, by slot if they have one.
     """
 
     module: GraphModule
@@ -194,11 +184,6 @@ class Graph:
                 self.seen[place] = tensor
         return True
 
-    def holds_as_much_as(self, other: "Graph") -> bool:
-        """Whether both graphs have equal constants."""
-        pairs = zip(self.constant_tensors(), other.constant_tensors(), strict=True)
-        return all(a is b or (described(a) == described(b) and torch.equal(a, b)) for a, b in pairs)
-
 
 def described(tensor: Tensor) -> tuple[Any, ...]:
     """The properties of a tensor that compiled code depends on."""
@@ -208,13 +193,9 @@ def described(tensor: Tensor) -> tuple[Any, ...]:
 def record(
     function: Callable[..., tuple[list[Tensor], Any]], inputs: Sequence[Tensor], slots: Sequence[Slot], live: set[int]
 ) -> Graph:
-    """Record a function's tensor operations by running it.
+    """Record the tensor operations of a function, which must return equal values besides tensors in each run.
 
-    :param function: a function from tensors to tensors and anything else that is equal in each run.
-    :param inputs: its arguments.
-    :param slots: places of tensors that may be replaced.
-    :param live: the ``id`` of each tensor with a value that may change.
-    :raises UncapturableError: if a value is read on the host, or shapes depend on values.
+    ``slots`` are the places of tensors that may be replaced, ``live`` the ids of tensors with values that may change.
     """
     static: list[Any] = []
 
@@ -283,17 +264,3 @@ def _lift_constants(module: GraphModule) -> list[Tensor]:
     for name in [name for name in (*module._parameters, *module._buffers) if "_constant" in name]:
         delattr(module, name)
     return tensors
-
-
-def user_line(error: BaseException | None, libraries: Sequence[str]) -> str | None:
-    """The line outside these libraries' folders where an error or its cause came from."""
-    found = None
-    while error is not None:
-        traceback = error.__traceback__
-        while traceback is not None:
-            filename = traceback.tb_frame.f_code.co_filename
-            if not filename.startswith("<") and not any(filename.startswith(folder) for folder in libraries):
-                found = f"{Path(filename).name}, line {traceback.tb_lineno}"
-            traceback = traceback.tb_next
-        error = error.__cause__ or error.__context__
-    return found

@@ -5,9 +5,11 @@
 
 import gc
 import os
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyro
@@ -24,15 +26,15 @@ from pyro_radial.infer.compiled.graph import (
     Slot,
     Structure,
     UncapturableError,
+    described,
     record,
     slots_of,
     unchanged,
-    user_line,
 )
-from pyro_radial.infer.elbo import LossTerms, RadialELBO, entropies, entropy_parts
+from pyro_radial.infer.elbo import LossTerms, RadialELBO, entropies
 from pyro_radial.infer.training.data import device_of, dtype_of
 
-__all__ = ["Call", "Evaluation", "Layout", "Recording", "evaluate", "guide_sites", "record_program"]
+__all__ = ["Call", "Evaluation", "Layout", "Recording", "evaluate", "guide_entropies", "record_program"]
 
 
 class Call(NamedTuple):
@@ -51,15 +53,13 @@ class Call(NamedTuple):
 class Layout:
     """The names that go with the tensors of an evaluation, in order, and the plain values of its terms.
 
-    ``used`` says for each parameter whether the loss depends on it.
+    ``sites`` names the NLLs, KLs and weight-space KLs; ``used`` says for each parameter whether the loss depends on it.
     """
 
-    nll_sites: tuple[str, ...] = ()
-    kl_sites: tuple[str, ...] = ()
+    used: tuple[bool, ...]
+    sites: tuple[tuple[str, ...], ...] = ()
     num_data: int | None = None
-    sampled_kl: tuple[tuple[str, str], ...] = ()
-    used: tuple[bool, ...] = ()
-    weight_sites: tuple[str, ...] = ()
+    sampled_kl: dict[str, str] = field(default_factory=dict)
     weight_space_kl_weight: float = 0.0
 
 
@@ -80,32 +80,32 @@ class Evaluation:
     @classmethod
     def of(cls, tensors: Sequence[Tensor], layout: Layout) -> "Evaluation":
         """The inverse of :attr:`tensors`."""
-        num_terms = len(layout.nll_sites) + len(layout.kl_sites) + len(layout.weight_sites)
+        num_terms = sum(map(len, layout.sites))
         return cls(tensors[0], tuple(tensors[1 : 1 + num_terms]), tuple(tensors[1 + num_terms :]), layout)
 
-    def loss_terms(self, kl_weight: float, sites: Callable[[], Mapping[str, Mapping[str, Any]]]) -> LossTerms:
-        """The terms as the loss keeps them; ``sites`` makes the parts of the entropies."""
+    def loss_terms(self, kl_weight: float, entropies: Callable[[], dict[str, Tensor]]) -> LossTerms:
+        """The terms as the loss keeps them."""
         layout, terms = self.layout, iter(self.terms)
-        nll, kl, of_weights = (
-            {name: next(terms) for name in names} for names in (layout.nll_sites, layout.kl_sites, layout.weight_sites)
-        )
+        nll, kl, of_weights = ({name: next(terms) for name in names} for names in layout.sites)
         return LossTerms(
             kl_weight,
             nll,
             kl,
-            lambda: entropies(sites()),
+            entropies,
             layout.num_data,
-            dict(layout.sampled_kl),
+            layout.sampled_kl,
             layout.weight_space_kl_weight,
             of_weights,
         )
 
+    def with_gradients(self, parameters: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Each parameter that the loss depends on, with its gradient."""
+        used = [parameter for parameter, used in zip(parameters, self.layout.used, strict=True) if used]
+        return list(zip(used, self.gradients, strict=True))
+
 
 class ScaleInputs(Messenger):
-    """The outermost handler, which turns the scale of each site, such as N / B, into an input of the graph.
-
-    :param tensors: a 0-d tensor for each number; other numbers are noted in :attr:`seen`.
-    """
+    """The outermost handler, which replaces the scales of sites, such as N / B, by 0-d tensors, inputs of the graph."""
 
     def __init__(self, tensors: Mapping[float, Tensor]) -> None:
         super().__init__()
@@ -132,20 +132,13 @@ def evaluate(call: Call) -> tuple[Evaluation, dict[str, Tensor]]:
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     used = tuple(gradient is not None for gradient in found) or (False,) * len(parameters)
     terms: tuple[Tensor, ...] = ()
-    layout = Layout(used=used)
+    layout = Layout(used)
     if isinstance(loss, RadialELBO):
         named = loss.terms
-        layout = Layout(
-            tuple(named.nll_by_site),
-            tuple(named.kl_by_site),
-            named.num_data,
-            tuple(named.sampled_kl.items()),
-            used,
-            tuple(named.weight_space_kl_by_site),
-            named.weight_space_kl_weight,
-        )
         by_site = (named.nll_by_site, named.kl_by_site, named.weight_space_kl_by_site)
-        terms = tuple(value for values in by_site for value in values.values())
+        terms = tuple(term for values in by_site for term in values.values())
+        sites = tuple(map(tuple, by_site))
+        layout = Layout(used, sites, named.num_data, named.sampled_kl, named.weight_space_kl_weight)
     return Evaluation(value.detach(), terms, _apart(g for g in found if g is not None), layout), parameters
 
 
@@ -161,20 +154,11 @@ def _apart(gradients: Iterable[Tensor]) -> tuple[Tensor, ...]:
     return tuple(own)
 
 
-def scales_of(call: Call) -> list[float]:
-    """The scales other than one of a program's sites, from one run."""
-    loss, model, guide, args, kwargs, *_ = call
-    scales = ScaleInputs({})
-    with scales, torch.no_grad():
-        loss.differentiable_loss(model, guide, *args, **kwargs)
-    return list(dict.fromkeys(scales.seen))
-
-
-def guide_sites(guide: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The parts of the entropies of a guide's sites at its current parameters."""
+def guide_entropies(guide: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
+    """The entropies of a guide's sites at its current parameters."""
     with torch.no_grad(), torch.random.fork_rng([]), poutine.block():
         trace = poutine.trace(guide).get_trace(*args, **kwargs)
-    return {name: entropy_parts(site) for name, site in trace.iter_stochastic_nodes()}
+    return entropies(dict(trace.iter_stochastic_nodes()))
 
 
 def _trained(trace: Trace) -> dict[str, Tensor]:
@@ -196,15 +180,9 @@ LIBRARIES = tuple(
 
 @dataclass
 class Recording:
-    """A recorded program.
+    """A recorded program, with the modules and Pyro's store at recording, and the names and places of its parameters.
 
-    :param Graph graph: the graph of its constants, the weight of the KL and the tensors among the arguments.
-    :param Structure structure: the modules at recording.
-    :param torch.device device: where it runs.
-    :param stored: Pyro's store at recording.
-    :param named: names and places of the parameters.
-    :param code: compiled code, if there is any.
-    :param int uses: the number of uses before it was compiled.
+    The graph is one of its constants, the weight of the KL and the tensors among the arguments.
     """
 
     graph: Graph
@@ -214,12 +192,6 @@ class Recording:
     named: list[tuple[str, Slot]]
     code: Callable[..., Sequence[Tensor]] | None = None
     uses: int = 0
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of its outputs."""
-        layout: Layout = self.graph.static
-        return layout
 
     def parameters(self) -> dict[str, Tensor]:
         """The current parameters by name."""
@@ -233,11 +205,6 @@ class Recording:
         # After a load, Pyro's store holds other tensors.
         return all(stored.get(name, slot.tensor) is slot.tensor for name, slot in self.named)
 
-    def with_gradients(self, evaluation: Evaluation) -> list[tuple[Tensor, Tensor]]:
-        """Each parameter that the loss depends on, with its gradient."""
-        used = [slot.tensor for (_, slot), used in zip(self.named, self.layout.used, strict=True) if used]
-        return list(zip(used, evaluation.gradients, strict=True))
-
 
 def record_program(call: Call, weight: float) -> Recording:
     """Run a program once as usual, and record it twice; modules, random numbers and the loss are restored.
@@ -249,12 +216,13 @@ def record_program(call: Call, weight: float) -> Recording:
     roots = (model, guide, *vars(loss).values())
     step = getattr(loss, "step", None)
     try:
-        with unchanged(*roots, attributes=False):
-            scales = scales_of(call)
+        scales = ScaleInputs({})
+        with unchanged(*roots, attributes=False), scales, torch.no_grad():
+            loss.differentiable_loss(model, guide, *call.args, **call.kwargs)
         recordings = []
         for seed in (0, 1):
             with unchanged(*roots), seeded_elsewhere(seed), _garbage_kept():
-                recordings.append(_recorded(call, weight, scales))
+                recordings.append(_recorded(call, weight, scales.seen))
     finally:
         if step is not None:
             loss.step = step
@@ -326,11 +294,13 @@ def _write_into(before: Sequence[tuple[Slot, Tensor]]) -> None:
 
 def _check_alike(first: Graph, second: Graph) -> None:
     """Raise an error if two recordings differ."""
-    for what in ("nll_sites", "kl_sites"):
-        sites = getattr(first.static, what), getattr(second.static, what)
-        if sites[0] != sites[1]:
-            raise UncapturableError(f"its sites differ between two runs: {list(sites[0])} and {list(sites[1])}")
-    if first.module.code != second.module.code or not first.holds_as_much_as(second):
+    for one, other in zip(first.static.sites, second.static.sites, strict=True):
+        if one != other:
+            raise UncapturableError(f"its sites differ between two runs: {list(one)} and {list(other)}")
+    if first.module.code != second.module.code or not all(
+        a is b or (described(a) == described(b) and torch.equal(a, b))
+        for a, b in zip(first.constant_tensors(), second.constant_tensors(), strict=True)
+    ):
         raise UncapturableError(
             "two runs of it with the same torch noise are two different graphs, so it draws random numbers from "
             "Python or NumPy, or depends on something else that changes"
@@ -342,8 +312,20 @@ def _why(error: Exception) -> str:
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    line = user_line(error, LIBRARIES)
+    line = _user_line(error)
     where = "" if line is None else f" ({line})"
     if "tracing tensor" in str(cause) or "data-dependent" in str(cause):
         return f"Python reads the value of a tensor that the model or the guide computes{where}"
     return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}{where}"
+
+
+def _user_line(error: BaseException | None) -> str | None:
+    """The line outside the libraries' folders where an error or its cause came from."""
+    found = None
+    while error is not None:
+        for frame, number in traceback.walk_tb(error.__traceback__):
+            filename = frame.f_code.co_filename
+            if not filename.startswith(("<", *LIBRARIES)):
+                found = f"{Path(filename).name}, line {number}"
+        error = error.__cause__ or error.__context__
+    return found
