@@ -93,8 +93,18 @@ class _Attached(torch.autograd.Function):
 
     generate_vmap_rule = True
 
+    # Torch's compiler counts the parameters to tell whether the first is a context, so all are named.
     @staticmethod
-    def forward(value: Tensor, *_: Any) -> Tensor:
+    def forward(
+        value: Tensor,
+        by_ratio: Tensor,
+        by_shift: Tensor,
+        ratio: Tensor,
+        shift: Tensor,
+        noise: Tensor,
+        name: str,
+        known: bool,
+    ) -> Tensor:
         return value.clone()
 
     @staticmethod
