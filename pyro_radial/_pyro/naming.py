@@ -78,7 +78,7 @@ class UniquelyNamed(PyroModule):
     """
 
     _root_name: str
-    store_is_checked: bool
+    _store_is_checked: bool
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -93,15 +93,15 @@ class UniquelyNamed(PyroModule):
     def check_store(self) -> None:
         """Warn once if the parameter store holds the parameters of another process's module of this class.
 
-        A subclass calls this in its first run, when :attr:`store_is_checked` is false.
+        A subclass calls this when it runs.
         """
-        if not torch.compiler.is_compiling():
-            self.store_is_checked = True
+        if not self._store_is_checked and not torch.compiler.is_compiling():
+            self._store_is_checked = True
             _warn_of_strangers(stored_name(self))
 
     def _take_fresh_name(self) -> None:
         self._root_name = unique_name(type(self))
-        self.store_is_checked = False
+        self._store_is_checked = False
         rename_tree(self, self._root_name)
 
 

@@ -146,8 +146,7 @@ class BayesianModule(UniquelyNamed):
         :returns: the network's output, with the draws as leading dims.
         :raises ValueError: naming the site, for a value of another shape or with other draws than other sites.
         """
-        if not self.store_is_checked:
-            self.check_store()
+        self.check_store()
         with _ParameterSites(self._shapes) as sites:
             values = self.sample_parameters()
         if sites.noises:

@@ -95,8 +95,7 @@ class Likelihood(UniquelyNamed):
         :returns: the value of the site ``"y"``.
         :raises ValueError: naming the argument whose shape, dtype or number does not fit.
         """
-        if not self.store_is_checked:
-            self.check_store()
+        self.check_store()
         f = self.function_values(f)
         size = f.shape[-1 - self.event_dim]
         num_data = size

@@ -169,7 +169,7 @@ class ModelNetwork:
         #: The distribution of the targets, or None.
         self.likelihood: Any = getattr(entry, "likelihood", None)
         for module in (self.bnn, self.likelihood):
-            if module is not None and not module.store_is_checked:
+            if module is not None:
                 module.check_store()
 
     @property

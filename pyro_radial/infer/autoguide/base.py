@@ -189,8 +189,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample every latent site; takes the arguments of the model."""
-        if not self.store_is_checked:
-            self.check_store()
+        self.check_store()
         self.setup(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs)
         result = {}

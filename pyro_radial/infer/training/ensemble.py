@@ -149,7 +149,7 @@ class _Member:
 
 def _described(likelihood: Any) -> str:
     """The settings of a likelihood that all members must share, which excludes the noise of the draws."""
-    skipped = {"training", "store_is_checked", *getattr(likelihood, "noise_sites", {})}
+    skipped = {"training", *getattr(likelihood, "noise_sites", {})}
     found = {name: value for name, value in getattr(likelihood, "__dict__", {}).items() if name not in skipped}
     plain = {n: v for n, v in found.items() if isinstance(v, bool | int | float | str) and not n.startswith("_")}
     return f"{type(likelihood).__name__}({', '.join(f'{name}={value!r}' for name, value in plain.items())})"

@@ -29,7 +29,7 @@ from pyro_radial.nn.likelihoods import Likelihood
 __all__ = ["data_identity", "described", "optimizer_identity", "run_identity"]
 
 # Attributes that a run sets or counts.
-CHANGING = ("training", "num_data", "step", "max_plate_nesting", "optimizer", "store_is_checked")
+CHANGING = ("training", "num_data", "step", "max_plate_nesting", "optimizer")
 LIBRARIES = ("gpytorch", "numpy", "pyro", "pyro_radial", "torch")
 MAX_DEPTH = 12
 # Tensors with at most so many elements are shown, not hashed.
