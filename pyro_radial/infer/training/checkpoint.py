@@ -79,10 +79,12 @@ class Checkpoint:
         # A random name and mode "x", so that no link prepared by others is followed.
         temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.partial")
         try:
-            with temporary.open("xb") as file:
-                torch.save(plain({"format": FORMAT, **state}), content := io.BytesIO())
-                file.write(content.getbuffer())
-                file.write(MARK + hashlib.sha256(content.getbuffer()).digest())
+            with temporary.open("x+b") as file:
+                torch.save(plain({"format": FORMAT, **state}), file)
+                file.seek(0)
+                # Reads to the end of the file, where the digest belongs.
+                digest = hashlib.file_digest(file, "sha256").digest()
+                file.write(MARK + digest)
                 file.flush()
                 os.fsync(file.fileno())
             # Reads only the structure, not the tensors.
