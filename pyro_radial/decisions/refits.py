@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.compat import is_deterministic
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.data import device_of, dtype_of
@@ -176,5 +177,5 @@ class _WeighObserved(Messenger):
         self.weight = weight
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["is_observed"] and not msg["infer"].get("_deterministic", False):
+        if msg["is_observed"] and not is_deterministic(msg):
             msg["scale"] = msg["scale"] * self.weight
