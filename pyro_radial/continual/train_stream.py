@@ -230,7 +230,10 @@ class _StreamRun:
         also: Sequence[int] = (),
     ) -> Any:
         self._use_head(task, also)
-        self.chain.likelihood.train_on(num_rows(data[0]), f"task {task.name!r}")
+        try:
+            self.chain.likelihood.train_on(num_rows(data[0]))
+        except ValueError as error:
+            raise ValueError(f"task {task.name!r}: {error}") from error
         seed = self._set_seed(number, stage, part)
         guide = self.guide(self.chain)
         fit(self.chain, guide, data, seed=seed, progress=False, **options)
@@ -278,7 +281,7 @@ class _StreamRun:
         finally:
             self.chain.load_state_dict(before)
             if num_data is not None:
-                self.chain.likelihood.train_on(num_data, "chain")
+                self.chain.likelihood.train_on(num_data)
 
     def _accuracy(self, guide: Callable[..., Any], learned: int, number: int) -> float:
         task = self.stream[number]

@@ -94,7 +94,7 @@ class Refits:
         """
         if self._trainer is not None:
             return
-        set_num_data(self.model, self.batch_size, "refits")
+        set_num_data(self.model, self.batch_size)
         rows = torch.arange(self.batch_size)
         batch = (self._batch(x, rows % len(x)), self._batch(y, rows % len(y)))
         # No batch has -1 rows, so the graph is never compiled, only replayed.
@@ -115,14 +115,14 @@ class Refits:
             raise ValueError(f"x and y must have the same number of rows, at least one, got {len(x)} and {len(y)}")
         self.begin(x, y)
         # The recorded graph needs the size of a batch, users of the model the number of rows.
-        set_num_data(self.model, self.batch_size, "refits")
+        set_num_data(self.model, self.batch_size)
         self._weighted.weight.fill_(len(x) / self.batch_size)
         try:
             for _ in range(self.steps):
                 rows = self._rows(len(x))
                 self._begun.step((self._batch(x, rows), self._batch(y, rows)))
         finally:
-            set_num_data(self.model, len(x), "refits")
+            set_num_data(self.model, len(x))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later calls depend on, after :meth:`begin`."""
@@ -136,7 +136,7 @@ class Refits:
         self._begun.check_entries(Checkpoint("state"), state)
         self._begun.load_state_dict(state)
         if self.steps_done:
-            set_num_data(self.model, round(float(self._weighted.weight) * self.batch_size), "refits")
+            set_num_data(self.model, round(float(self._weighted.weight) * self.batch_size))
 
     @property
     def _begun(self) -> Trainer:

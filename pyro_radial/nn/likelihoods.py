@@ -77,11 +77,11 @@ class Likelihood(UniquelyNamed):
         self._given = None if num_data is None else positive_count("num_data", num_data)
         self._found: int | None = None
 
-    def train_on(self, num_data: int, who: str) -> None:
+    def train_on(self, num_data: int) -> None:
         """Set N to the number of training points; raise a ValueError if another number was given."""
         if self._given not in (None, num_data):
             raise ValueError(
-                f"{who}: num_data of the likelihood must be the number of training points, got "
+                f"num_data of the likelihood must be the number of training points, got "
                 f"num_data={self._given} for {num_data} rows; make the likelihood without num_data, or, if the rows "
                 f"are only a part of the data, call fit(..., options=FitOptions(num_data={self._given}))"
             )
@@ -476,8 +476,8 @@ def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:
         raise ValueError(f"y must hold {wanted} for site 'y', got {y[place].item()} at {list(place)}")
 
 
-def set_num_data(model: Any, num_data: int, who: str) -> None:
+def set_num_data(model: Any, num_data: int) -> None:
     """Set N of each likelihood in a model; raise a ValueError if another number was given."""
     for likelihood in submodules(model):
         if isinstance(likelihood, Likelihood):
-            likelihood.train_on(num_data, who)
+            likelihood.train_on(num_data)

@@ -88,7 +88,7 @@ def fit_ivon(
         raise ValueError(f"model must be a SupervisedModel, got {type(model).__name__}")
     rows = Rows(data, "data", dtype_of(model))
     batches = Batches(rows, batch_size, seed, device_of(model))
-    model.likelihood.train_on(len(rows), "fit_ivon")
+    model.likelihood.train_on(len(rows))
     guide = AutoMeanField(model)
     guide.setup(*batches.first_rows())
     means = guide.loc_scale_means()

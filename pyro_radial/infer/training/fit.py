@@ -143,7 +143,7 @@ def _read(
     dtype = dtype_of(guide, model)
     rows = Rows(data, "data", dtype)
     held_out = None if validation is None else Rows(validation, "validation", dtype)
-    set_num_data(model, num_data or len(rows), "fit")
+    set_num_data(model, num_data or len(rows))
     if processes.size > len(rows):
         raise ValueError(
             f"data must have at least one row for each process, got {len(rows)} rows for {processes.size} processes"
