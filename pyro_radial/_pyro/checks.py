@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 __all__ = [
+    "check_flag",
     "has_state",
     "load_states",
     "non_negative_integer",
@@ -19,6 +20,13 @@ __all__ = [
 ]
 
 STATE_METHODS = (("state_dict", "load_state_dict"), ("get_extra_state", "set_extra_state"))
+
+
+def check_flag(argument: str, value: Any) -> bool:
+    """The value, or a ValueError that names the argument if it is not True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{argument} must be True or False, got {value!r}")
+    return value
 
 
 def positive_float(argument: str, value: Any) -> float:
