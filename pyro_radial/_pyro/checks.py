@@ -16,6 +16,7 @@ __all__ = [
     "positive_count",
     "positive_float",
     "proper_fraction",
+    "random_seed",
     "states",
 ]
 
@@ -50,6 +51,14 @@ def non_negative_integer(argument: str, value: Any) -> int:
     return _integer(argument, value, 0, "non-negative")
 
 
+def random_seed(argument: str, value: Any) -> int:
+    """The value as an int, or a ValueError that names the argument if NumPy cannot be seeded with it."""
+    number = non_negative_integer(argument, value)
+    if number >= 2**32:
+        raise ValueError(f"{argument} must be less than 2**32, got {value!r}")
+    return number
+
+
 def _integer(argument: str, value: Any, least: int, kind: str) -> int:
     try:
         number = least - 1 if isinstance(value, bool) else operator.index(value)
@@ -82,7 +91,11 @@ def states(things: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_states(things: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Load the states that :func:`states` returned."""
+    """Load the states that :func:`states` returned; raises a ValueError before any if a thing has no state."""
+    for name in saved:
+        if not has_state(things.get(name)):
+            kind = type(things.get(name)).__name__
+            raise ValueError(f"{name} must have load_state_dict, because its state was saved, got {kind}")
     for name, state in saved.items():
         _method(things[name], 1)(state)
 

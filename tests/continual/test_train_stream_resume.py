@@ -251,3 +251,19 @@ def test_a_new_run_starts_anew_where_only_a_task_was_left(monkeypatch, tmp_path)
     (tmp_path / "stream.pt").unlink()
     assert (tmp_path / "task-0.pt").exists()
     assert_same(learn(checkpoint=tmp_path), learn())
+
+
+class Watching(Counting):
+    """A callback that counts its calls and never stops a fit."""
+
+    def __call__(self, record):
+        self.calls += 1
+
+
+def test_a_callback_counts_on_after_a_kill(monkeypatch, tmp_path):
+    options = {"epochs": 3, "checkpoint": tmp_path}
+    # Two epochs into the second task.
+    killed(monkeypatch, None, TrainingRun, "end_epoch", 6, "before", callback=Watching(), **options)
+    watching = Watching()
+    learn(callback=watching, **options)
+    assert watching.calls == 6

@@ -4,6 +4,7 @@
 """The file that a run resumes from."""
 
 import copy
+import glob
 import hashlib
 import io
 import os
@@ -13,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ __all__ = [
 FORMAT = 3
 # A file ends with this mark and a digest of everything before it; torch.load ignores both.
 MARK = b"pyro_radial.sha256="
+TOKEN_SIZE = 8
 DIGEST_SIZE = hashlib.sha256().digest_size
 CPU = torch.device("cpu")
 
@@ -50,6 +52,8 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | Path) -> None:
+        if not isinstance(path, str | os.PathLike) or not str(path):
+            raise ValueError(f"checkpoint must be the path of a file, got {path!r}")
         self.path = Path(path)
         self._lock: int | None = None
 
@@ -57,11 +61,15 @@ class Checkpoint:
         """Become the only writer of the file, or raise a ValueError if another run writes it."""
         if self.path.is_symlink():
             raise ValueError(f"checkpoint must be a regular file, got the symbolic link {self.path}")
+        if self.path.exists() and not self.path.is_file():
+            kind = "folder" if self.path.is_dir() else "pipe or device"
+            raise ValueError(f"checkpoint must be a regular file, got the {kind} '{self.path}'")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if fcntl is not None:
             self._lock = self._acquire()
             # Nobody else writes here, so a killed writer left these.
-            for left in self.path.parent.glob(f".{self.path.name}.*.partial"):
+            own = self._temporary(glob.escape(self.path.name), "[0-9a-f]" * 2 * TOKEN_SIZE)
+            for left in self.path.parent.glob(own):
                 left.unlink(missing_ok=True)
         return self
 
@@ -77,10 +85,10 @@ class Checkpoint:
         """Replace the file in one step; a dry run only checks that the state can be written and read back."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # A random name and mode "x", so that no link prepared by others is followed.
-        temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.partial")
+        temporary = self.path.with_name(self._temporary(self.path.name, secrets.token_hex(TOKEN_SIZE)))
         try:
             with temporary.open("x+b") as file:
-                torch.save(plain({"format": FORMAT, **state}), file)
+                _save(plain({"format": FORMAT, **state}), file)
                 file.seek(0)
                 # Reads to the end of the file, where the digest belongs.
                 digest = hashlib.file_digest(file, "sha256").digest()
@@ -93,9 +101,12 @@ class Checkpoint:
                 os.replace(temporary, self.path)
         except (pickle.PickleError, AttributeError, TypeError) as error:
             raise ValueError(
-                f"checkpoint {self.path} can hold only tensors and plain values; a module's get_extra_state must "
-                f"return such values: {error}"
+                f"checkpoint {self.path} can hold only tensors and plain values; get_extra_state of a module and "
+                f"state_dict of a callback must return such values: {error}"
             ) from error
+        except OSError as error:
+            reason = f"checkpoint cannot be written: {error.strerror or error}"
+            raise OSError(error.errno, reason, str(self.path)) from error
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -137,6 +148,10 @@ class Checkpoint:
             listed = "; ".join(f"{name}: here {here}, there {there}" for name, there, here in found[:3])
             raise ValueError(f"checkpoint {self.path} is from another {role}: {len(found)} entries differ ({listed})")
 
+    @staticmethod
+    def _temporary(name: str, token: str) -> str:
+        return f".{name}.{token}.partial"
+
     @property
     def _lock_path(self) -> Path:
         return self.path.with_name(f".{self.path.name}.lock")
@@ -157,6 +172,16 @@ class Checkpoint:
                 ) from error
             # Its holder removed it between our opening and our locking.
             os.close(descriptor)
+
+
+def _save(state: State, file: IO[bytes]) -> None:
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        # torch hides the error of the file, or Ctrl-C, behind its own.
+        if isinstance(error.__context__, OSError | KeyboardInterrupt):
+            raise error.__context__ from None
+        raise
 
 
 def plain(value: Any) -> Any:

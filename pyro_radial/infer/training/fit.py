@@ -3,6 +3,7 @@
 
 """A training loop with progress, validation, early stopping, and a resume that loses nothing."""
 
+import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pyro_radial._pyro.checks import non_negative_integer, positive_count
+from pyro_radial._pyro.checks import positive_count, random_seed
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.data import Batches, Rows, device_of, dtype_of
@@ -26,6 +27,7 @@ from pyro_radial.infer.training.distributed import Processes, joined
 from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, Optim, check_optim
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.training_run import Record, TrainingRun
+from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import set_num_data
 
 __all__ = ["FitResult", "fit"]
@@ -88,9 +90,11 @@ def fit(
     :param loss: a :class:`~pyro_radial.RadialELBO` (the default) or :class:`~pyro_radial.FunctionalELBO`.
     :param validation: data as above; its negative log predictive density is measured after each epoch, and at the end
         guide and model get the parameters of the best epoch.
-    :param int seed: the seed for Pyro and torch at the start of a new run.
+    :param int seed: the seed for Pyro and torch at the start of a new run, below 2**32.
     :param checkpoint: the file to save to, and to resume from if it exists.
-    :param callback: a function of each epoch's record; if it returns true, training stops.
+    :param callback: a function of each epoch's record; if it returns true, training stops. If the callback, or the
+        object whose method it is, has ``state_dict`` and ``load_state_dict``, a checkpoint holds its state. Any other
+        callback starts anew when you resume: one that counts its own calls stops too late.
     :param bool progress: whether to show a progress bar.
     :param FitOptions options: early stopping, compiled graphs, precision, gradient accumulation and more.
     :returns: a :class:`FitResult`.
@@ -113,25 +117,24 @@ def fit(
         processes = stack.enter_context(joined(device))
         with processes.together():
             epochs = positive_count("epochs", epochs)
-            seed = None if seed is None else non_negative_integer("seed", seed)
-            _check(model, guide, loss, validation, options)
+            seed = None if seed is None else random_seed("seed", seed)
+            batch_size = None if batch_size is None else positive_count("batch_size", batch_size)
+            _check(model, guide, loss, validation, callback, options)
             _check_rates(optim, scheduler, options)
+            kept = None if checkpoint is None else Checkpoint(checkpoint)
+            if kept is not None and processes.is_first:
+                stack.enter_context(kept)
             rows, held_out = _read(model, guide, data, validation, options.num_data, processes)
-            default_size = rows.batch_size or DEFAULT_BATCH_SIZE
-            size = default_size if batch_size is None else positive_count("batch_size", batch_size)
+            size = batch_size or rows.batch_size or DEFAULT_BATCH_SIZE
             if seed is not None:
                 pyro.set_rng_seed(seed)
         shuffle_seed = seed if seed is not None else processes.from_first(lambda: int(torch.randint(2**31, ())))
-        kept = None if checkpoint is None else Checkpoint(checkpoint)
         with processes.together():
             batches = Batches(rows, size, shuffle_seed, device, processes.rank, processes.size)
-            run = TrainingRun(
-                model, guide, loss, batches, optim, scheduler, held_out, seed=seed, options=options, processes=processes
-            )
-            if kept is not None and processes.is_first:
-                stack.enter_context(kept)
+            own: dict[str, Any] = {"seed": seed, "options": options, "processes": processes, "callback": callback}
+            run = TrainingRun(model, guide, loss, batches, optim, scheduler, held_out, **own)
         run.begin(kept, epochs)
-        run.train(epochs, kept, callback, progress and processes.is_first)
+        run.train(epochs, kept, progress and processes.is_first)
         run.end()
     return FitResult(run.history, run.best_epoch, run.stopped)
 
@@ -151,9 +154,16 @@ def _read(
     return rows, held_out
 
 
-def _check(model: Any, guide: Any, loss: Any, validation: Any, options: Any) -> None:
+def _check(model: Any, guide: Any, loss: Any, validation: Any, callback: Any, options: Any) -> None:
     if not isinstance(options, FitOptions):
         raise ValueError(f"options must be a FitOptions, got {type(options).__name__}")
+    if isinstance(model, BayesianModule) or not _takes_two(model):
+        raise ValueError(
+            "model must be a Pyro model of inputs and targets, model(x, y), such as "
+            f"SupervisedModel(BayesianModule(net), likelihood), got {type(model).__name__}"
+        )
+    if callback is not None and not callable(callback):
+        raise ValueError(f"callback must be a function of an epoch's record, got {type(callback).__name__}")
     if not isinstance(guide, nn.Module):
         raise ValueError(f"guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
     if not isinstance(loss, ELBO) or not hasattr(type(loss), "terms"):
@@ -168,6 +178,17 @@ def _check(model: Any, guide: Any, loss: Any, validation: Any, options: Any) -> 
             "model must have an attribute `likelihood` for validation, as SupervisedModel has, got "
             f"{type(model).__name__} without one"
         )
+
+
+def _takes_two(model: Any) -> bool:
+    """Whether a model can be called with inputs and targets, where that can be known."""
+    try:
+        inspect.signature(getattr(model, "forward", model)).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # It has no signature.
+        return True
+    return True
 
 
 def _check_rates(optim: Any, scheduler: Any, options: FitOptions) -> None:

@@ -64,7 +64,9 @@ class TrainingRun:
         seed: int | None,
         options: FitOptions,
         processes: Processes,
+        callback: Callable[[Record], Any] | None = None,
     ) -> None:
+        self.callback = callback
         self.batches, self.validation, self.seed, self.options = batches, validation, seed, options
         self.processes = processes
         self.num_data = options.num_data or len(batches.rows)
@@ -106,9 +108,7 @@ class TrainingRun:
         waited = self.epoch - 1 - (0 if self.best is None else self.best_epoch)
         return self.ended or (self.options.patience is not None and waited >= self.options.patience)
 
-    def train(
-        self, epochs: int, checkpoint: Checkpoint | None, callback: Callable[[Record], Any] | None, progress: bool
-    ) -> None:
+    def train(self, epochs: int, checkpoint: Checkpoint | None, progress: bool) -> None:
         """Train the remaining epochs."""
         every, total = self.options.checkpoint_every, epochs * self.batches.per_epoch
         done = min(self.trainer.steps_done, total)
@@ -121,7 +121,7 @@ class TrainingRun:
                     if checkpoint is not None and every and self.trainer.steps_done % every == 0:
                         self.save(checkpoint)
                 record = self.end_epoch()
-                self.ended = self.processes.from_first(partial(_stops, callback, record))
+                self.ended = self.processes.from_first(partial(_stops, self.callback, record))
                 self._synchronize()
                 if checkpoint is not None and (not every or self.stopped or self.epoch == epochs):
                     self.save(checkpoint)
@@ -188,6 +188,11 @@ class TrainingRun:
             device = self.trainer.device
             set_rng_state(self.processes.from_first(lambda: rng_state(device)), device)
 
+    @property
+    def _callback_parts(self) -> dict[str, Any]:
+        # The state of a method is that of its object.
+        return {"callback": getattr(self.callback, "__self__", self.callback)}
+
     def _on_batches(self, gradients: Gradients) -> Gradients:
         """The gradients of numbered batches, in parts and over processes."""
         in_parts = accumulated(gradients, self.options.accumulate)
@@ -195,6 +200,11 @@ class TrainingRun:
 
     def _check_num_data(self, terms: LossTerms) -> None:
         """Refuse plates of another size than the data, because then the KL has a wrong weight."""
+        if not terms.nll_by_site:
+            raise ValueError(
+                "model must observe the targets in a sample site, as SupervisedModel does, got a model without such a "
+                "site"
+            )
         if terms.num_data not in (None, self.num_data):
             sites = " and ".join(f"'{name}'" for name in terms.nll_by_site)
             raise ValueError(
@@ -288,7 +298,8 @@ class TrainingRun:
                 check_parameters(trainer.parameters.items(), trainer.steps_done)
             state = {name: getattr(self, name) for name in (*RESUMED, "settings", "data")}
             state |= {"shuffle_seed": self.batches.seed, "processes": of_each}
-            state |= {"scheduler": states({"own": self.scheduler}), **trainer.state_dict()}
+            state |= {"scheduler": states({"own": self.scheduler}), "callback": states(self._callback_parts)}
+            state |= trainer.state_dict()
             checkpoint.save(state, dry_run=dry_run)
 
         self.processes.from_first(write)
@@ -299,6 +310,7 @@ class TrainingRun:
         trainer.check_entries(checkpoint, state)
         checkpoint.check(state["settings"], self.settings)
         checkpoint.check(state["data"], self.data)
+        load_states(self._callback_parts, state.get("callback", {}))
         trainer.load_state_dict(state | {"loss": own["loss"]})
         load_states({"own": self.scheduler}, state["scheduler"])
         before, now = state["learning_rates"], trainer.learning_rates

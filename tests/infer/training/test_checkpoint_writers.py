@@ -3,7 +3,9 @@
 
 """One writer of a checkpoint at a time, no name that others can foresee, and what cannot be written is known first."""
 
+import errno
 import os
+import resource
 import secrets
 import signal
 import subprocess
@@ -95,6 +97,67 @@ def test_links_are_not_followed(tmp_path, monkeypatch):
     link.symlink_to(path)
     with pytest.raises(ValueError, match=r"must be a regular file, got the symbolic link .*link\.pt"):
         trained(*problem(), checkpoint=link)
+
+
+def test_a_full_disk_is_an_error_of_the_operating_system_with_the_name_of_the_file(tmp_path):
+    path = tmp_path / "run.pt"
+    Checkpoint(path).save({"epoch": 1})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"checkpoint cannot be written: File too large: '.*run\.pt'") as caught:
+            Checkpoint(path).save({"epoch": 2, "weight": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+    assert Checkpoint(path).load()["epoch"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
+
+
+class Interrupted:
+    """A file during whose third write somebody presses Ctrl-C."""
+
+    def __init__(self, file):
+        self.file, self.writes = file, 0
+
+    def write(self, content):
+        self.writes += 1
+        if self.writes == 3:
+            raise KeyboardInterrupt
+        return self.file.write(content)
+
+
+def test_an_interrupt_during_a_write_stays_an_interrupt(tmp_path, monkeypatch):
+    path, save = tmp_path / "run.pt", torch.save
+    Checkpoint(path).save({"epoch": 1})
+    monkeypatch.setattr(torch, "save", lambda state, file: save(state, Interrupted(file)))
+    with pytest.raises(KeyboardInterrupt):
+        Checkpoint(path).save({"epoch": 2, "weight": torch.zeros(1000)})
+    assert Checkpoint(path).load()["epoch"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
+
+
+@pytest.mark.parametrize(("mine", "other"), [("run[ab].pt", "runa.pt"), ("run*", "run.pt"), ("run", "run.pt")])
+def test_the_temporary_file_of_another_run_stays(mine, other, tmp_path):
+    kept, left = (tmp_path / f".{name}.0123456789abcdef.partial" for name in (other, mine))
+    kept.touch()
+    left.touch()
+    with Checkpoint(tmp_path / mine):
+        assert kept.exists()
+        assert not left.exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "empty", "number"])
+def test_a_path_that_is_no_file_is_refused_before_anything_is_set_up(kind, tmp_path):
+    path = {"empty": "", "number": 3}.get(kind, tmp_path / kind)
+    if kind == "folder":
+        path.mkdir()
+    if kind == "pipe":
+        os.mkfifo(path)
+    model, guide = problem()
+    with pytest.raises(ValueError, match=r"checkpoint must be (a regular file, got the (folder|pipe)|the path of a)"):
+        trained(model, guide, checkpoint=path)
+    assert guide.prototype_trace is None
 
 
 def test_temporary_names_differ(tmp_path, monkeypatch):

@@ -4,13 +4,15 @@
 """Validation, early stopping, callbacks, and every way a fit can end badly."""
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from torch import nn
 from torch.optim import LBFGS, Adam
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from pyro_radial import fit
+from pyro_radial import AutoRadial, BayesianModule, fit
 from pyro_radial.infer.training import training_run
 from pyro_radial.poutine import mean_only
 from tests.helpers.runs import FIT, ROWS, assert_same, data, function_problem, problem, state_of, trained
@@ -115,6 +117,13 @@ class Stream(IterableDataset):
         return iter([])
 
 
+class Table:
+    """What a DataFrame has."""
+
+    def to_numpy(self):
+        return data()[0].numpy()
+
+
 def nan_in(rows):
     x, y = data()
     x[rows] = float("nan")
@@ -147,6 +156,12 @@ def infinity_in(rows):
         ({"data": (torch.zeros(ROWS, 7), data()[1])}, r"x must be what the network of bnn takes.*shape \[2, 7\]"),
         ({"seed": 1.5}, "seed must be a non-negative integer, got 1.5"),
         ({"seed": -1}, "seed must be a non-negative integer, got -1"),
+        ({"seed": 2**32}, r"seed must be less than 2\*\*32, got 4294967296"),
+        ({"seed": 2**70}, r"seed must be less than 2\*\*32, got 11805"),
+        ({"callback": 3}, "callback must be a function of an epoch's record, got int"),
+        ({"data": Table()}, r"data must be a pair .*, got Table, whose to_numpy\(\) is an array"),
+        ({"data": (Table(), data()[1])}, r"data: x must be a tensor of rows .*, got Table, whose to_numpy\(\)"),
+        ({"data": (data()[0], Table())}, r"data: y must be a tensor of rows .*, got Table, whose to_numpy\(\)"),
         ({"clip_norm": 0.0}, "clip_norm must be a positive finite number, got 0.0"),
         ({"autocast": torch.float32}, "autocast must be torch.bfloat16 or torch.float16, got torch.float32"),
         ({"autocast": True}, "autocast must be torch.bfloat16 or torch.float16, got True"),
@@ -191,9 +206,26 @@ def test_data_with_nan_are_named_before_anything_is_trained():
     assert guide.prototype_trace is None
 
 
-def test_a_guide_that_is_no_module_is_refused():
+@pytest.mark.parametrize("guide", [lambda x, y: None, None])
+def test_a_guide_that_is_no_module_is_refused(guide):
     with pytest.raises(ValueError, match=r"guide must be an nn\.Module"):
-        fit(problem()[0], lambda x, y: None, data(), **FIT)
+        fit(problem()[0], guide, data(), **FIT)
+
+
+@pytest.mark.parametrize("model", [None, nn.Linear(3, 2), BayesianModule(nn.Linear(3, 2)), lambda x: None])
+def test_a_model_without_targets_is_refused(model):
+    with pytest.raises(ValueError, match=r"model must be a Pyro model of inputs and targets, model\(x, y\)"):
+        fit(model, problem()[1], data(), **FIT)
+
+
+def test_a_model_that_does_not_observe_its_targets_is_refused_before_the_first_step():
+    def model(x, y):
+        pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+
+    steps = []
+    with pytest.raises(ValueError, match="model must observe the targets in a sample site"):
+        fit(model, AutoRadial(model), data(), callback=steps.append, **FIT)
+    assert not steps
 
 
 def test_validation_without_a_likelihood_is_refused_before_training():

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR,
 from torch.utils.data import Dataset
 
 from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
+from pyro_radial.infer.training.checkpoint import copied
 from tests.helpers.kills import KINDS, kill_and_resume
 from tests.helpers.runs import (
     FIT,
@@ -296,6 +297,43 @@ def test_a_run_stopped_by_its_callback_stays_stopped_when_resumed(tmp_path):
     again_state, again = trained(*problem(), **kept)
     assert again == result
     assert_same(again_state, state)
+
+
+class TenthCall(Counting):
+    """A callback that stops at its tenth call."""
+
+    def __call__(self, record):
+        self.calls += 1
+        return self.calls == 10
+
+    method = __call__
+
+
+@pytest.mark.parametrize("form", ["object", "method"])
+@pytest.mark.parametrize("every", [None, 3])
+def test_a_run_that_stops_at_its_callbacks_tenth_call_does_so_after_a_resume(form, every, tmp_path, monkeypatch):
+    def callback():
+        return TenthCall() if form == "object" else TenthCall().method
+
+    settings = {"epochs": 20, "checkpoint_every": every}
+    state, result = trained(*problem(), callback=callback(), **settings)
+    with killed(monkeypatch, "step", 18, "before"):
+        trained(*problem(), callback=callback(), checkpoint=tmp_path / "run.pt", **settings)
+    resumed_state, resumed = trained(*problem(), callback=callback(), checkpoint=tmp_path / "run.pt", **settings)
+    assert len(resumed.history) == 10
+    assert resumed == result
+    assert_same(resumed_state, state)
+
+
+def test_a_callback_that_cannot_take_up_the_saved_state_is_refused_and_changes_nothing(tmp_path):
+    kept = {"checkpoint": tmp_path / "run.pt"}
+    trained(*problem(), epochs=1, callback=TenthCall(), **kept)
+    model, guide = problem()
+    guide.setup(*data())
+    before = copied(guide.state_dict())
+    with pytest.raises(ValueError, match="callback must have load_state_dict, because its state was saved, got func"):
+        trained(model, guide, callback=lambda record: False, **kept)
+    assert_same(guide.state_dict(), before)
 
 
 def test_a_scheduler_sets_the_rate_of_each_epoch():
