@@ -5,9 +5,9 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial, wraps
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
@@ -58,6 +58,7 @@ from pyro_radial.distributions.wrappers import (
 __all__ = [
     "RULES",
     "kl_by_cross_entropy",
+    "kl_multivariate_normal_to_normal",
     "kl_of_masked",
     "kl_of_transformed",
     "kl_radial_to_multivariate_normal",
@@ -96,8 +97,6 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     """
     if not isinstance(leaf(q), RadialNormal | Normal) or not isinstance(leaf(p), RadialNormal | Normal):
         raise NotImplementedError
-    if q.event_shape != p.event_shape:
-        raise NotImplementedError
     kl = _with_masks(q, p)
     # If q has no batch of its own, p's may have been folded to size one.
     return kl.to(leaf(q).loc.dtype).expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
@@ -123,12 +122,34 @@ def kl_radial_to_multivariate_normal(q: RadialNormal, p: MultivariateNormal) -> 
     return (cross_entropy - q.accumulated_entropy()).to(q.loc.dtype)
 
 
+def kl_multivariate_normal_to_normal(q: MultivariateNormal, p: Distribution) -> Tensor:
+    r"""Return the KL from a normal with full covariance to independent normals, under any nesting of wrappers.
+
+    .. math:: KL = \sum_i KL(q_i \| p_i) + \sum_i \log \sigma_i - \tfrac12 \log\det\Sigma,
+
+    with the marginal q_i and its standard deviation :math:`\sigma_i`; the last two terms, the total correlation of q,
+    are what independent elements cannot express.
+    """
+    if not isinstance(leaf(p), Normal):
+        raise NotImplementedError
+    own = q.scale_tril.diagonal(dim1=-2, dim2=-1)
+    return kl_by_cross_entropy(Independent(Normal(q.loc, q.stddev), 1), p) + (q.stddev / own).log().sum(-1)
+
+
 def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
     """Return the KL of two distributions that are the same bijection of simpler ones: the KL of the simpler ones.
 
     For example, it gives a log-radial or log-normal guide its closed-form KL to ``LogNormal(...).to_event(1)``.
     """
-    return kl_divergence(q.base_dist, pull_back(p, elementary(q.transforms)))
+    transforms = elementary(q.transforms)
+    if not all(transform.bijective for transform in transforms):
+        raise NotImplementedError
+    try:
+        pulled_back = pull_back(p, transforms)
+    except ValueError as error:
+        # The inverse of a transform of whole events does not apply to every distribution.
+        raise NotImplementedError from error
+    return kl_divergence(q.base_dist, pulled_back)
 
 
 class _Parameters(NamedTuple):
@@ -250,6 +271,7 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor |
     *((q, p, kl_by_cross_entropy) for q, p in product(_KINDS, _KINDS) if (q, p) not in _OTHERS),
     (MaskedDistribution, MaskedDistribution, kl_of_masked),
     (RadialNormal, MultivariateNormal, kl_radial_to_multivariate_normal),
+    *((MultivariateNormal, p, kl_multivariate_normal_to_normal) for p in _KINDS[2:]),
     *((TransformedDistribution, p, kl_of_transformed) for p in _BIJECTIONS),
     (Normal, TransformedDistribution, kl_normal_to_log_gamma),
     (RadialDirectional, RadialDirectional, kl_radial_directional),
@@ -261,5 +283,20 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor |
     # Pyro has a rule from a point to anything.
 ]
 
+
+@cache  # Torch compares rules by identity where several apply.
+def _if_shapes_fit(rule: Callable[..., Tensor | float]) -> Callable[..., Tensor | float]:
+    """The rule for distributions of one event shape whose batches broadcast; it leaves others to sampling."""
+
+    @wraps(rule)
+    def kl(q: Any, p: Any) -> Tensor | float:
+        sizes = zip(reversed(q.batch_shape), reversed(p.batch_shape), strict=False)
+        if q.event_shape != p.event_shape or not all(m == n or 1 in (m, n) for m, n in sizes):
+            raise NotImplementedError
+        return rule(q, p)
+
+    return kl
+
+
 for _q, _p, _rule in RULES:
-    register_kl(_q, _p)(_rule)
+    register_kl(_q, _p)(_if_shapes_fit(_rule))

@@ -105,6 +105,33 @@ def test_kl_to_a_full_covariance_normal_is_that_of_samples(q):
     assert_kl_is_that_of_samples(RadialNormal(q.loc, q.scale, 1), p)
 
 
+INDEPENDENT = {
+    "independent": lambda p: p.to_event(1),
+    "repeated": lambda p: dist.Normal(p.loc[0, 0], p.scale[0, 0]).expand([3, 4, 5]).to_event(1),
+    "expanded outside": lambda p: dist.Normal(p.loc[0, 0], p.scale[0, 0]).to_event(1).expand([3, 4]),
+    "one for all": lambda p: dist.Normal(p.loc[0, 0], p.scale[0, 0]).to_event(1),
+    "masked": lambda p: p.to_event(1).mask(torch.tensor(True)),
+}
+
+
+@pytest.mark.parametrize("nesting", INDEPENDENT.values(), ids=INDEPENDENT)
+@pytest.mark.parametrize("last", [1.0, 1e-9], ids=["regular", "almost singular"])
+def test_kl_from_a_full_covariance_normal_to_independent_ones_is_torchs_of_two_full_ones(p, nesting, last):
+    rows = torch.randn(*FULL, FULL[-1], dtype=torch.double).tril(-1)
+    own = 0.5 + torch.rand(FULL, dtype=torch.double)
+    own[..., -1] *= last
+    q = dist.MultivariateNormal(torch.randn(FULL, dtype=torch.double), scale_tril=rows + own.diag_embed())
+    other = nesting(p)
+    full = dist.MultivariateNormal(other.mean, scale_tril=other.stddev.diag_embed())
+    torch.testing.assert_close(kl_divergence(q, other), kl_divergence(q, full), rtol=1e-12, atol=1e-12)
+
+
+def test_a_mask_of_the_prior_leaves_the_entropy_of_a_full_covariance_normal(p):
+    q = dist.MultivariateNormal(torch.zeros(2, dtype=torch.double), torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double())
+    masked = dist.Normal(torch.zeros(2, dtype=torch.double), 1.0).to_event(1).mask(torch.tensor(False))
+    torch.testing.assert_close(kl_divergence(q, masked), -q.entropy())
+
+
 @pytest.mark.parametrize("family", [RadialNormal, dist.Normal])
 def test_kl_to_a_log_normal_is_closed_on_its_support(family, p):
     prior = dist.LogNormal(p.loc, p.scale).to_event(2)
