@@ -42,6 +42,7 @@ __all__ = [
     "compile_graph",
     "constant_in_graphs",
     "deep_setattr",
+    "forget_handlers",
     "forget_stored",
     "handlers_around",
     "has_hooks",
@@ -197,6 +198,12 @@ def stored_parameters() -> dict[str, Tensor]:
 def handlers_around() -> bool:
     """Whether any of Pyro's handlers is active."""
     return bool(runtime._PYRO_STACK)
+
+
+def forget_handlers() -> None:
+    """Leave all of Pyro's handlers and plates, whoever entered them."""
+    runtime._PYRO_STACK.clear()
+    runtime._DIM_ALLOCATOR._stack.clear()
 
 
 def constant_in_graphs(function: F) -> F:

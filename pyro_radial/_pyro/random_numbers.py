@@ -14,9 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_radial._pyro.compat import forget_handlers
+
 __all__ = ["TorchNoise", "noise_of", "one_at_a_time", "rng_state", "seeded", "seeded_elsewhere", "set_rng_state"]
 
 _turn = threading.RLock()
+_forks = threading.local()
+# A turn can last, and its thread can wait for the fork.
+FORK_SECONDS = 30.0
 
 
 @contextmanager
@@ -29,7 +34,8 @@ def one_at_a_time() -> Iterator[None]:
     can also share a model and guide. A turn is one training step, one validation, one draw, or one ``diagnose``.
 
     The order of turns is arbitrary, and threads draw from the same generators, so a run in several threads cannot be
-    repeated exactly, even with a seed. Put other programs, such as Pyro's ``SVI``, into such a block too.
+    repeated exactly, even with a seed. Put other programs, such as Pyro's ``SVI``, into such a block too. A fork of the
+    process waits for the end of another thread's turn, because the child would inherit its handlers.
 
     Example::
 
@@ -41,14 +47,28 @@ def one_at_a_time() -> Iterator[None]:
         yield
 
 
-def _start_anew() -> None:
-    """A forked process has none of the threads that its parent waited for."""
+def _before_fork() -> None:
+    """Wait for the turn of another thread, whose handlers, seeds and modes the child would have forever."""
+    _forks.waited = _turn.acquire(timeout=FORK_SECONDS)
+
+
+def _after_fork_in_parent() -> None:
+    if _forks.waited:
+        _turn.release()
+
+
+def _after_fork_in_child() -> None:
+    """Give back the turn; if it was another thread's, forget that thread's handlers and its lock."""
     global _turn
-    _turn = threading.RLock()
+    if _forks.waited:
+        _turn.release()
+    else:
+        _turn = threading.RLock()
+        forget_handlers()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_anew)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:

@@ -277,6 +277,14 @@ def test_handlers_around_are_seen():
         assert compat.handlers_around()
 
 
+def test_forgotten_handlers_and_plates_are_left():
+    stack, plates = pyro.poutine.runtime._PYRO_STACK, pyro.poutine.runtime._DIM_ALLOCATOR._stack
+    stack.append("handler")
+    plates.append("plate")
+    compat.forget_handlers()
+    assert (stack, plates) == ([], [])
+
+
 def test_the_stores_parameters_are_unconstrained_and_live():
     pyro.param("scale", torch.tensor(2.0), constraint=dist.constraints.positive)
     stored = compat.stored_parameters()

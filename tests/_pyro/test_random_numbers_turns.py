@@ -3,18 +3,21 @@
 
 """Threads that train, predict and diagnose at once get what they would get alone."""
 
-import multiprocessing
+import os
+import pickle
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, diagnose, fit, predict
+from pyro_radial._pyro import random_numbers
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.nn import likelihoods
 
@@ -133,27 +136,77 @@ def test_a_block_that_fails_lets_the_next_one_in():
     assert at_once(_enter, [0]) == [True]
 
 
-def test_a_forked_process_waits_for_no_thread_of_its_parent():
+def in_a_fork(function):
+    """What a function returns in a forked process; None if that fails."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, pickle.dumps(function()))
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        result = file.read()
+    os.waitpid(child, 0)
+    return pickle.loads(result) if result else None
+
+
+def test_processes_forked_while_another_thread_trains_predict_as_without_it():
+    (model, guide, _), (other, other_guide, _) = pinned(2), pinned(3)
+    x = torch.randn(5, 2)
+    done = threading.Event()
+
+    def train():
+        while not done.is_set():
+            fit(other, other_guide, (torch.randn(10, 3), torch.randn(10, 2)), epochs=2, progress=False)
+
+    def run():
+        torch.manual_seed(0)
+        return predict(model, guide, x, num_samples=2).samples.tolist(), pyro.settings.get("validate_poutine")
+
+    expected = run()
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        assert [in_a_fork(run) for _ in range(30)] == [expected] * 30
+    finally:
+        done.set()
+        thread.join()
+    # The forks have given back their turns.
+    assert at_once(_enter, [0]) == [True]
+
+
+def test_a_process_forked_within_a_turn_of_its_own_keeps_its_handlers():
+    def run():
+        with one_at_a_time():
+            pyro.sample("w", dist.Normal(0.0, 1.0))
+        return list(trace.trace.nodes)
+
+    with one_at_a_time(), pyro.poutine.trace() as trace:
+        assert in_a_fork(run) == ["w"]
+    assert at_once(_enter, [0]) == [True]
+
+
+def test_a_forked_process_waits_for_no_thread_of_its_parent(monkeypatch):
     held, done = threading.Event(), threading.Event()
+    monkeypatch.setattr(random_numbers, "FORK_SECONDS", 0.1)
 
     def hold():
-        with one_at_a_time():
+        with one_at_a_time(), pyro.poutine.block(), pyro.plate("rows", 3):
             held.set()
             done.wait(60)
 
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait(60)
-    child = multiprocessing.get_context("fork").Process(target=_enter, args=(0,))
-    child.start()
-    child.join(20)
-    done.set()
-    thread.join()
-    alive = child.is_alive()
-    child.kill()
-    assert not alive
+    try:
+        assert in_a_fork(partial(_enter, 0))
+    finally:
+        done.set()
+        thread.join()
 
 
 def _enter(_):
     with one_at_a_time():
-        return True
+        return not pyro.poutine.runtime._PYRO_STACK
