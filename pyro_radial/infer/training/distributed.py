@@ -11,6 +11,8 @@ import builtins
 import itertools
 import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,8 +29,8 @@ __all__ = ["Processes", "joined", "num_processes"]
 
 T = TypeVar("T")
 
-#: How long a process waits for another, which may be busy with a callback. A process that has died is noticed at once.
-TIMEOUT = timedelta(minutes=30)
+# Seconds until a process says what it waits for.
+NOTICE_AFTER = 10.0
 # The environment variables that torchrun sets.
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -37,17 +39,21 @@ _trainings = itertools.count()
 
 
 @contextmanager
-def joined(device: torch.device) -> Iterator["Processes"]:
-    """The processes of this training, from ``torch.distributed`` if it is initialized, else from ``torchrun``."""
+def joined(device: torch.device, seconds: float = 1800.0) -> Iterator["Processes"]:
+    """The processes of this training, from ``torch.distributed`` if it is initialized, else from ``torchrun``.
+
+    A process waits so many seconds for another, which may be busy with a callback. It notices a dead one at once.
+    """
     if num_processes() == 1:
         yield Processes()
         return
-    ours = not dist.is_initialized()
+    ours, timeout = not dist.is_initialized(), timedelta(seconds=seconds)
     if ours:
-        _initialize(device)
+        with _notice(seconds):
+            _initialize(device, timeout)
     try:
         # A group of our own keeps messages apart from the user's. Gloo notices a dead process at once, NCCL does not.
-        group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        group = dist.new_group(backend="gloo", timeout=timeout)
         try:
             together = Processes(dist.get_rank(), dist.get_world_size(), group)
             _check_devices(together, device)
@@ -141,15 +147,31 @@ def num_processes() -> int:
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in LAUNCHED) else 1
 
 
-def _initialize(device: torch.device) -> None:
+@contextmanager
+def _notice(seconds: float) -> Iterator[None]:
+    """Say on stderr what this process waits for, unless the block ends soon."""
+    rank, size, *address = (os.environ[name] for name in LAUNCHED)
+    text = (
+        f"fit: process {rank} of {size} waits for the others at {':'.join(address)}, at most {seconds:g} seconds; to "
+        "train in this process alone, unset RANK and WORLD_SIZE"
+    )
+    notice = threading.Timer(NOTICE_AFTER, print, (text,), {"file": sys.stderr, "flush": True})
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
+
+
+def _initialize(device: torch.device, timeout: timedelta) -> None:
     """Initialize ``torch.distributed`` from the environment, any number of times."""
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
     if not _stores:
-        _stores.extend(_send(rendezvous, TIMEOUT))
+        _stores.extend(_send(rendezvous, timeout))
     store, rank, size = _stores
     # Keys of an earlier training are still in the store.
     own = dist.PrefixStore(f"pyro_radial/{next(_trainings)}", store)  # type: ignore[attr-defined]
-    _send(dist.init_process_group, backend, store=own, rank=rank, world_size=size, timeout=TIMEOUT)
+    _send(dist.init_process_group, backend, store=own, rank=rank, world_size=size, timeout=timeout)
 
 
 def _check_devices(processes: Processes, device: torch.device) -> None:
@@ -171,8 +193,8 @@ def _send(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return function(*args, **kwargs)
     except RuntimeError as error:
         raise RuntimeError(
-            "another process of this training has ended, or has not answered for "
-            f"{TIMEOUT.total_seconds() / 60:g} minutes; see its output, and start all processes again. "
+            "another process of this training has ended, or has not answered within the timeout of FitOptions; see its "
+            "output, and start all processes again, or unset RANK and WORLD_SIZE to train in this process alone. "
             f"torch says: {str(error).partition(chr(10))[0]}"
         ) from error
 

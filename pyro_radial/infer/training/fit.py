@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pyro_radial._pyro.checks import positive_count, random_seed
+from pyro_radial._pyro.checks import check_flag, positive_count, random_seed
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.data import Batches, Rows, device_of, dtype_of
@@ -112,9 +112,12 @@ def fit(
         >>> len(result.history), sorted(result.history[0])
         (3, ['epoch', 'kl', 'kl_weight', 'loss', 'nll'])
     """
+    if not isinstance(options, FitOptions):
+        raise ValueError(f"options must be a FitOptions, got {type(options).__name__}")
+    check_flag("progress", progress)
     device, loss = device_of(guide, model), RadialELBO() if loss is None else loss
     with ExitStack() as stack:
-        processes = stack.enter_context(joined(device))
+        processes = stack.enter_context(joined(device, options.timeout))
         with processes.together():
             epochs = positive_count("epochs", epochs)
             seed = None if seed is None else random_seed("seed", seed)
@@ -154,9 +157,7 @@ def _read(
     return rows, held_out
 
 
-def _check(model: Any, guide: Any, loss: Any, validation: Any, callback: Any, options: Any) -> None:
-    if not isinstance(options, FitOptions):
-        raise ValueError(f"options must be a FitOptions, got {type(options).__name__}")
+def _check(model: Any, guide: Any, loss: Any, validation: Any, callback: Any, options: FitOptions) -> None:
     if isinstance(model, BayesianModule) or not _takes_two(model):
         raise ValueError(
             "model must be a Pyro model of inputs and targets, model(x, y), such as "

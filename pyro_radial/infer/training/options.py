@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial._pyro.checks import check_flag, positive_count, positive_float
 
 __all__ = ["FitOptions"]
 
@@ -34,6 +34,7 @@ class FitOptions:
     :param str scheduler_interval: "epoch" or "step": when the scheduler takes a step. ``ReduceLROnPlateau`` needs
         "epoch".
     :param int checkpoint_every: the number of optimizer steps between checkpoints; by default one checkpoint per epoch.
+    :param float timeout: the seconds that a process waits for another one that trains with it.
     :raises ValueError: naming the option and its value, if the value is out of range.
 
     Example::
@@ -51,9 +52,12 @@ class FitOptions:
     compile: bool = False
     scheduler_interval: str = "epoch"
     checkpoint_every: int | None = None
+    timeout: float = 1800.0
 
     def __post_init__(self) -> None:
         positive_count("accumulate", self.accumulate)
+        positive_float("timeout", self.timeout)
+        check_flag("compile", self.compile)
         for name in ("num_data", "patience", "mean_only_epochs", "checkpoint_every"):
             value = getattr(self, name)
             if value is not None and (name, value) != ("mean_only_epochs", 0):

@@ -242,7 +242,7 @@ class TrainingRun:
     def _identify(self) -> None:
         """Write down what the run is, before it changes."""
         trainer, own = self.trainer, asdict(self.options)
-        for changeable in ("patience", "checkpoint_every"):
+        for changeable in ("patience", "checkpoint_every", "timeout"):
             del own[changeable]
         self.settings = {
             **run_identity(trainer.model, trainer.guide, trainer.loss, self.scheduler),

@@ -5,12 +5,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from datetime import timedelta
 from functools import partial
 from threading import Event
 
@@ -212,16 +212,40 @@ def test_a_run_of_which_one_process_is_killed_goes_on_bit_for_bit(kind, tmp_path
 
 
 def stuck(rank):
-    distributed.TIMEOUT = timedelta(seconds=2)
     if rank:
         disturbed_at(3, lambda: time.sleep(3))
-    return run_kind(rank, "plain")
+    return run_kind(rank, "plain", timeout=2.0)
 
 
 def test_a_process_that_does_not_answer_is_not_waited_for_without_end():
     for result in on_ranks(stuck):
         assert result.kind == "RuntimeError"
-        assert "has not answered for 0.0333333 minutes" in result.text
+        assert "has not answered within the timeout of FitOptions" in result.text
+
+
+LEFT_OVER = """
+import torch
+from pyro_radial import FitOptions
+from pyro_radial.infer.training import distributed
+from tests.helpers.runs import problem, trained
+
+distributed.NOTICE_AFTER = 0.1
+trained(*problem(), timeout=1.5)
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_waits_for_others_that_nobody_started_says_so_and_ends(rank):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    left = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd(), **left}
+    command = [sys.executable, "-W", "ignore", "-c", LEFT_OVER]
+    process = subprocess.run(command, env=environment, timeout=60, capture_output=True, check=False, text=True)
+    assert f"fit: process {rank} of 2 waits for the others at localhost:{port}, at most 1.5 seconds" in process.stderr
+    assert "unset RANK and WORLD_SIZE to train in this process alone" in process.stderr.splitlines()[-1]
+    assert process.returncode == 1
 
 
 def resumed_by(rank, path, **settings):
