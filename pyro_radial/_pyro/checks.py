@@ -5,13 +5,16 @@
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 __all__ = [
     "check_flag",
+    "check_number",
+    "check_types",
     "has_state",
     "load_states",
+    "non_negative_float",
     "non_negative_integer",
     "positive_count",
     "positive_float",
@@ -30,15 +33,33 @@ def check_flag(argument: str, value: Any) -> bool:
     return value
 
 
+def check_types(kind: Any, /, **arguments: Any) -> None:
+    """Raise a ValueError that names the first argument that is not of this type."""
+    for argument, value in arguments.items():
+        if not isinstance(value, kind):
+            what = "function" if kind is Callable else kind.__name__
+            got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+            raise ValueError(f"{argument} must be {'an' if what[0] in 'AEIOU' else 'a'} {what}, got {got}")
+
+
+def check_number(argument: str, value: Any, fits: Callable[[Any], Any], what: str) -> float:
+    """The value as a float, or a ValueError that names the argument if it is not a number that fits."""
+    try:
+        if not isinstance(value, bool | str) and fits(value):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise ValueError(f"{argument} must be {what}, got {value!r}")
+
+
 def positive_float(argument: str, value: Any) -> float:
     """The value as a float, or a ValueError that names the argument if it is not positive and finite."""
-    try:
-        fits = not isinstance(value, bool) and bool(0.0 < value < math.inf)
-    except (TypeError, ValueError, RuntimeError):
-        fits = False
-    if not fits:
-        raise ValueError(f"{argument} must be a positive finite number, got {value!r}")
-    return float(value)
+    return check_number(argument, value, lambda number: 0.0 < number < math.inf, "a positive finite number")
+
+
+def non_negative_float(argument: str, value: Any) -> float:
+    """The value as a float, or a ValueError that names the argument if it is negative or not finite."""
+    return check_number(argument, value, lambda number: 0.0 <= number < math.inf, "a finite number, at least zero")
 
 
 def positive_count(argument: str, value: Any) -> int:
@@ -71,13 +92,7 @@ def _integer(argument: str, value: Any, least: int, kind: str) -> int:
 
 def proper_fraction(argument: str, value: Any) -> float:
     """The value as a float, or a ValueError that names the argument if it is not strictly between zero and one."""
-    try:
-        fits = bool(0.0 < value < 1.0)
-    except (TypeError, ValueError, RuntimeError):
-        fits = False
-    if not fits:
-        raise ValueError(f"{argument} must be between zero and one, got {value!r}")
-    return float(value)
+    return check_number(argument, value, lambda number: 0.0 < number < 1.0, "between zero and one")
 
 
 def has_state(thing: Any) -> bool:

@@ -2,11 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import math
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
 
-from pyro_radial._pyro.checks import check_flag, positive_count, positive_float
+from pyro_radial._pyro.checks import (
+    check_flag,
+    check_types,
+    non_negative_float,
+    positive_count,
+    positive_float,
+)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan, "0.1", None, [1.0], True])
@@ -36,3 +43,32 @@ def test_what_is_no_flag_is_named(value):
 @pytest.mark.parametrize("value", [True, False])
 def test_a_flag_is_returned_as_it_is(value):
     assert check_flag("strict", value) is value
+
+
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "0", None, [0.0], False])
+def test_what_is_no_finite_number_of_at_least_zero_is_named(value):
+    with pytest.raises(ValueError, match="noise must be a finite number, at least zero"):
+        non_negative_float("noise", value)
+
+
+def test_zero_is_a_number_of_at_least_zero():
+    assert non_negative_float("noise", 0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (Mapping, [1], "options must be a Mapping, got list"),
+        (Callable, None, "options must be a function, got NoneType"),
+        (ArithmeticError, OverflowError, "options must be an ArithmeticError, got the class OverflowError"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(kind, value, message):
+    with pytest.raises(ValueError, match=message):
+        check_types(kind, options=value)
+
+
+def test_the_first_argument_of_another_type_is_named():
+    check_types(str, first="x", second="y")
+    with pytest.raises(ValueError, match="second must be a str, got int"):
+        check_types(str, first="x", second=2, third=3)
