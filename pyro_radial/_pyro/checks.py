@@ -5,14 +5,17 @@
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import torch
 
 __all__ = [
     "check_flag",
     "check_number",
     "check_types",
     "has_state",
+    "held_numbers",
     "load_states",
     "non_negative_float",
     "non_negative_integer",
@@ -21,6 +24,7 @@ __all__ = [
     "proper_fraction",
     "random_seed",
     "states",
+    "text_tuple",
 ]
 
 STATE_METHODS = (("state_dict", "load_state_dict"), ("get_extra_state", "set_extra_state"))
@@ -60,6 +64,21 @@ def positive_float(argument: str, value: Any) -> float:
 def non_negative_float(argument: str, value: Any) -> float:
     """The value as a float, or a ValueError that names the argument if it is negative or not finite."""
     return check_number(argument, value, lambda number: 0.0 <= number < math.inf, "a finite number, at least zero")
+
+
+def held_numbers(argument: str, value: Any) -> torch.Tensor:
+    """A number or several as a tensor in float64, or a ValueError that names the argument if it holds no numbers."""
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{argument} must hold numbers, got {value!r}") from error
+
+
+def text_tuple(argument: str, value: Any) -> tuple[str, ...]:
+    """The strings as a tuple, or a ValueError that names the argument if it is not several strings."""
+    if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(name, str) for name in value):
+        raise ValueError(f"{argument} must be a list of strings, got {value!r}")
+    return tuple(value)
 
 
 def positive_count(argument: str, value: Any) -> int:

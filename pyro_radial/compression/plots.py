@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from pyro_radial._pyro.checks import check_types
 from pyro_radial.compression.scores import Cut, Scores
-from pyro_radial.uncertainty.plots import COLORS, new_axes
+from pyro_radial.uncertainty.plots import COLORS, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,6 +45,8 @@ def plot_scores(scores: Scores, cut: Cut, *, figure: Figure | SubFigure | None =
         >>> plot_scores(scores, Cut({"0": torch.tensor([True, False, True])}))[0].get_title()
         'Layer 0, outputs: 2 of 3 kept'
     """
+    check_types(Scores, scores=scores)
+    check_types(Cut, cut=cut)
     masks = {"outputs": cut.outputs, "inputs": cut.inputs}
     rows = [(side, values, masks[side]) for side, values in scores.sides() if values]
     for side, values, kept in rows:
@@ -51,9 +54,7 @@ def plot_scores(scores: Scores, cut: Cut, *, figure: Figure | SubFigure | None =
             if layer in kept and len(kept[layer]) != len(values[layer]):
                 raise ValueError(f"cut.{side}[{layer!r}] must be of {len(values[layer])} units, got {len(kept[layer])}")
     columns = max(len(values) for _, values, _ in rows)
-    if figure is None:
-        figure = cast("Figure", new_axes((2.7 * columns + 0.3, 2.4 * len(rows) + 0.3)).figure)
-        figure.clear()
+    figure = new_figure((2.7 * columns + 0.3, 2.4 * len(rows) + 0.3), figure)
     axes = []
     for row, (side, values, kept) in enumerate(rows):
         for column, (layer, of_layer) in enumerate(values.items()):

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from pyro_radial._pyro.checks import check_types
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.uncertainty.plots import new_axes, styled
 
@@ -40,9 +41,10 @@ def plot_accuracy_matrix(matrix: AccuracyMatrix, ax: Axes | None = None) -> Axes
         >>> [text.get_text() for text in plot_accuracy_matrix(matrix).texts]
         ['0.900', '0.600', '0.800']
     """
+    check_types(AccuracyMatrix, matrix=matrix)
     size = len(matrix.names)
     side = 1.6 + 0.5 * size
-    ax = new_axes((side, side)) if ax is None else ax
+    ax = new_axes((side, side), ax)
     image = ax.imshow(matrix.values.numpy(), cmap="Blues", vmin=0, vmax=1)
     for i, j in (~matrix.values.isnan()).nonzero().tolist():
         accuracy = float(matrix.values[i, j])
@@ -77,10 +79,10 @@ def plot_average_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
         array([0.9, 0.7])
     """
     matrices = _by_method(runs)
-    ax = new_axes((5.0, 3.2)) if ax is None else ax
+    ax = new_axes((5.0, 3.2), ax)
     from matplotlib.ticker import MaxNLocator  # Here matplotlib is known to be installed.
 
-    for method, seeds, color, marker in styled("runs", matrices):
+    for method, seeds, color, marker in styled("runs", matrices, list):
         averages = torch.stack([matrix.average_by_task for matrix in seeds])
         learned = range(1, averages.shape[1] + 1)
         ax.plot(learned, averages.mean(0), color=color, marker=marker, markersize=4.5, linewidth=1.5, label=method)
@@ -112,8 +114,8 @@ def plot_final_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
         array([0.6, 0.8])
     """
     matrices = _by_method(runs)
-    ax = new_axes((5.0, 3.2)) if ax is None else ax
-    for index, (method, seeds, color, marker) in enumerate(styled("runs", matrices)):
+    ax = new_axes((5.0, 3.2), ax)
+    for index, (method, seeds, color, marker) in enumerate(styled("runs", matrices, list)):
         last = torch.stack([matrix.values[-1] for matrix in seeds])
         if last.isnan().any():
             raise ValueError(f"runs: {method!r} must hold matrices whose last task is learned, got one where it is not")
@@ -141,10 +143,15 @@ def plot_final_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
 
 def _by_method(runs: Runs) -> dict[str, list[AccuracyMatrix]]:
     """The matrices of each method, all of the same tasks, or a ValueError."""
+    check_types(Mapping, runs=runs)
     if not runs:
         raise ValueError("runs must hold at least one method, got none")
-    matrices = {method: [run] if isinstance(run, AccuracyMatrix) else list(run) for method, run in runs.items()}
+    matrices: dict[str, list[Any]] = {
+        method: list(run) if isinstance(run, list | tuple) else [run] for method, run in runs.items()
+    }
     for method, seeds in matrices.items():
+        for seed in seeds:
+            check_types(AccuracyMatrix, **{f"runs[{method!r}]": seed})
         if not seeds:
             raise ValueError(f"runs: {method!r} must hold at least one matrix, got none")
     names = [matrix.names for seeds in matrices.values() for matrix in seeds]

@@ -5,6 +5,8 @@
 
 import torch
 
+from pyro_radial._pyro.checks import check_types
+
 __all__ = ["class_labels", "class_probabilities", "finite_numbers", "real_targets"]
 
 SUM_TOLERANCE = 1e-3
@@ -15,6 +17,7 @@ def class_probabilities(probs: torch.Tensor, labels: torch.Tensor) -> tuple[torc
 
     :raises ValueError: if ``probs`` or ``labels`` do not fit.
     """
+    check_types(torch.Tensor, probs=probs)
     if probs.ndim != 2 or 0 in probs.shape or not probs.is_floating_point():
         raise ValueError(f"probs must be floating-point of shape [N, K], got {probs.dtype} {list(probs.shape)}")
     labels = class_labels("probs", labels, probs.shape)
@@ -35,6 +38,7 @@ def class_labels(argument: str, labels: torch.Tensor, shape: torch.Size) -> torc
     :param shape: shape of that argument, ``[N, K]``.
     :raises ValueError: for another shape or type, or a label outside 0 to K - 1.
     """
+    check_types(torch.Tensor, labels=labels)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}")
     if labels.shape != shape[:1]:
@@ -51,6 +55,7 @@ def finite_numbers(argument: str, values: torch.Tensor) -> torch.Tensor:
 
     :raises ValueError: naming the argument, if it is not a vector, is empty, or is not finite.
     """
+    check_types(torch.Tensor, **{argument: values})
     if values.ndim != 1 or len(values) == 0:
         raise ValueError(f"{argument} must have shape [N] with N > 0, got {list(values.shape)}")
     if not values.isfinite().all():
@@ -69,6 +74,7 @@ def real_targets(
     :param leading: the number of dims in L; by default all that the targets do not have.
     :raises ValueError: if shapes or types do not fit, there are no targets, or a value is not finite.
     """
+    check_types(torch.Tensor, **{argument: predictions}, targets=targets)
     if not predictions.is_floating_point():
         raise ValueError(f"{argument} must be floating-point, got {predictions.dtype}")
     shape = predictions.shape[leading:] if leading is not None else predictions.shape[predictions.ndim - targets.ndim :]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pyro_radial._pyro.checks import check_types, held_numbers
 from pyro_radial.uncertainty._inputs import real_targets
 
 __all__ = ["QuantileCalibration", "crps_from_draws", "interval_coverage", "quantile_calibration"]
@@ -33,6 +34,7 @@ def interval_coverage(lower: torch.Tensor, upper: torch.Tensor, targets: torch.T
         >>> interval_coverage(lower, lower + 1.5, torch.tensor([-0.5, 0.2, 0.7, 1.2]))
         tensor([0.7500, 0.5000])
     """
+    check_types(torch.Tensor, lower=lower, upper=upper)
     if lower.shape != upper.shape:
         raise ValueError(f"upper must have the shape of lower, {list(lower.shape)}, got {list(upper.shape)}")
     targets = real_targets("lower", lower, targets)
@@ -87,14 +89,15 @@ def quantile_calibration(quantiles: torch.Tensor, levels: Any, targets: torch.Te
         >>> quantile_calibration(quantiles, [0.2, 0.5, 0.8], torch.tensor([0.4, 0.6, 0.7, 0.9])).share
         tensor([0.0000, 0.2500, 0.7500])
     """
-    level = torch.as_tensor(levels, dtype=quantiles.dtype, device=quantiles.device)
+    check_types(torch.Tensor, quantiles=quantiles)
+    level = held_numbers("levels", levels)
     if level.ndim != 1 or not ((level > 0) & (level < 1)).all() or not (level.diff() > 0).all():
         raise ValueError(f"levels must be increasing numbers strictly between zero and one, got {level.tolist()}")
     if quantiles.ndim < 2 or len(quantiles) != len(level):
         raise ValueError(f"quantiles must have shape [{len(level)}, N, ...] to fit levels, got {list(quantiles.shape)}")
     targets = real_targets("quantiles", quantiles, targets, leading=1)
     below = (targets <= quantiles).to(quantiles.dtype)
-    return QuantileCalibration(level, below.flatten(1).mean(-1), targets.numel())
+    return QuantileCalibration(level.to(quantiles), below.flatten(1).mean(-1), targets.numel())
 
 
 def crps_from_draws(draws: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -121,6 +124,7 @@ def crps_from_draws(draws: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         >>> crps_from_draws(torch.tensor([[0.0], [2.0], [1.0]]), torch.tensor([1.0]))
         tensor(0.)
     """
+    check_types(torch.Tensor, draws=draws)
     number = len(draws) if draws.ndim > 1 else 0
     if number < 2:
         raise ValueError(f"draws must have shape [S, N, ...] with S > 1, got {list(draws.shape)}")

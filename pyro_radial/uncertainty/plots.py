@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_types, positive_count, text_tuple
 from pyro_radial.uncertainty.calibration import Reliability
 from pyro_radial.uncertainty.intervals import QuantileCalibration
 from pyro_radial.uncertainty.referral import ReferralCurve
@@ -28,6 +28,7 @@ __all__ = [
     "COLORS",
     "MARKERS",
     "new_axes",
+    "new_figure",
     "plot_images",
     "plot_quantile_calibration",
     "plot_referral",
@@ -63,7 +64,7 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
         >>> ax.get_legend().get_texts()[0].get_text()
         'radial (ECE 0.200)'
     """
-    methods = styled("reliabilities", reliabilities)
+    methods = styled("reliabilities", reliabilities, Reliability)
     ax = _diagonal_axes(ax)
     for index, (name, bins, color, marker) in enumerate(methods):
         num_bins = len(bins.count)
@@ -108,7 +109,7 @@ def plot_quantile_calibration(curves: Mapping[str, QuantileCalibration], ax: Axe
         >>> plot_quantile_calibration({"radial": curve}).get_legend().get_texts()[0].get_text()
         'radial (gap 0.167)'
     """
-    methods = styled("curves", curves)
+    methods = styled("curves", curves, QuantileCalibration)
     ax = _diagonal_axes(ax)
     for name, curve, color, marker in methods:
         label = f"{name} (gap {curve.error.item():.3f})"
@@ -144,8 +145,9 @@ def plot_referral(curves: Mapping[str, ReferralCurve], score: str = "Score", ax:
         >>> ax.get_legend().get_texts()[0].get_text()
         'radial'
     """
-    methods = styled("curves", curves)
-    ax = new_axes((5.0, 3.6)) if ax is None else ax
+    methods = styled("curves", curves, ReferralCurve)
+    check_types(str, score=score)
+    ax = new_axes((5.0, 3.6), ax)
     for name, curve, color, marker in methods:
         share, value, error = 100 * curve.share, curve.score, curve.stderr
         ax.plot(share, value, color=color, marker=marker, markersize=4.5, linewidth=1.5, label=name)
@@ -181,22 +183,24 @@ def plot_images(
         >>> len(axes), axes[4].get_title()
         (6, 'entropy 4')
     """
+    check_types(torch.Tensor, images=images)
     if images.ndim != 4 or len(images) == 0 or images.shape[1] not in (1, 3):
         raise ValueError(f"images must have shape [N, 1, H, W] or [N, 3, H, W], got {list(images.shape)}")
     if not ((images >= 0) & (images <= 1)).all():
         raise ValueError(f"images must be in [0, 1], got {images.min().item():.3g} to {images.max().item():.3g}")
+    titles = None if titles is None else text_tuple("titles", titles)
     if titles is not None and len(titles) != len(images):
         raise ValueError(f"titles must be {len(images)}, one per image, got {len(titles)}")
     if num_columns is not None:
         positive_count("num_columns", num_columns)
     num_columns = min(len(images), num_columns or 8)
     num_rows = ceil(len(images) / num_columns)
+    row_labels = None if row_labels is None else text_tuple("row_labels", row_labels)
     if row_labels is not None and len(row_labels) != num_rows:
         raise ValueError(f"row_labels must be {num_rows}, one per row, got {len(row_labels)}")
-    if figure is None:
-        num_lines = max(title.count("\n") + 1 for title in titles) if titles else 0
-        height = num_rows * (1.15 + 0.15 * num_lines)
-        figure = _new_figure((1.15 * num_columns + 0.3 * (row_labels is not None), height))
+    num_lines = max(title.count("\n") + 1 for title in titles) if titles else 0
+    height = num_rows * (1.15 + 0.15 * num_lines)
+    figure = new_figure((1.15 * num_columns + 0.3 * (row_labels is not None), height), figure)
     axes = []
     for index, image in enumerate(images.detach().cpu().permute(0, 2, 3, 1)):
         ax = figure.add_subplot(num_rows, num_columns, index + 1)
@@ -210,11 +214,13 @@ def plot_images(
     return axes
 
 
-def styled(argument: str, results: Mapping[str, T]) -> list[tuple[str, T, str, str]]:
+def styled(argument: str, results: Mapping[str, T], kind: type) -> list[tuple[str, T, str, str]]:
     """The name, result, color and marker of each method.
 
-    :raises ValueError: naming the argument, if there is no method.
+    :raises ValueError: naming the argument, if there is no method, or a result of another type.
     """
+    check_types(Mapping, **{argument: results})
+    check_types(kind, **{f"{argument}[{name!r}]": result for name, result in results.items()})
     if not results:
         raise ValueError(f"{argument} must hold at least one method, got none")
     return [
@@ -223,28 +229,37 @@ def styled(argument: str, results: Mapping[str, T]) -> list[tuple[str, T, str, s
     ]
 
 
-def new_axes(size: tuple[float, float]) -> Axes:
-    """The axes of a new figure.
+def new_axes(size: tuple[float, float], ax: Axes | None = None) -> Axes:
+    """The given axes, or those of a new figure.
 
     :param size: width and height in inches.
+    :param ax: axes to return, or None.
+    :raises ValueError: naming ``ax``, if it is something else.
     :raises ImportError: without matplotlib.
     """
-    ax = _new_figure(size).add_subplot()
-    ax.spines[["top", "right"]].set_visible(False)
+    if ax is None:
+        ax = new_figure(size).add_subplot()
+        ax.spines[["top", "right"]].set_visible(False)
+    from matplotlib.axes import Axes
+
+    check_types(Axes, ax=ax)
     return ax
 
 
-def _new_figure(size: tuple[float, float]) -> Figure:
+def new_figure(size: tuple[float, float], figure: Any = None) -> Any:
+    """The given figure, or a new one; as :func:`new_axes`."""
     try:
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure, FigureBase
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'pyro-radial[plots]'") from error
-    return Figure(figsize=size, layout="constrained", dpi=150)
+    figure = Figure(figsize=size, layout="constrained", dpi=150) if figure is None else figure
+    check_types(FigureBase, figure=figure)
+    return figure
 
 
 def _diagonal_axes(ax: Axes | None) -> Axes:
     """A unit square with the diagonal of perfect calibration."""
-    ax = new_axes((4.2, 4.2)) if ax is None else ax
+    ax = new_axes((4.2, 4.2), ax)
     ax.plot([0, 1], [0, 1], color="0.55", linestyle="--", linewidth=1, label="_perfect calibration", zorder=1)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     return ax

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pyro_radial._pyro.checks import non_negative_integer, positive_count
+from pyro_radial._pyro.checks import check_types, held_numbers, positive_count, random_seed
 from pyro_radial.uncertainty._inputs import finite_numbers
 
 __all__ = ["ReferralCurve", "referral_curve"]
@@ -105,6 +105,8 @@ def referral_curve(
         >>> curve.score.tolist()
         [0.75, 1.0]
     """
+    check_types(Callable, score=score)
+    check_types(torch.Tensor, predictions=predictions, targets=targets)
     ranks = finite_numbers("uncertainty", uncertainty)
     number = len(ranks)
     for name, values in (("predictions", predictions), ("targets", targets)):
@@ -116,7 +118,7 @@ def referral_curve(
         raise ValueError(f"shares must leave at least one of {number} points, got {share[-1]:g}")
     if positive_count("num_resamples", num_resamples) < 2:
         raise ValueError(f"num_resamples must be at least 2, got {num_resamples}")
-    generator = torch.Generator().manual_seed(non_negative_integer("seed", seed))
+    generator = torch.Generator().manual_seed(random_seed("seed", seed))
 
     def curve(points: torch.Tensor) -> torch.Tensor:
         ranked = points[ranks[points].argsort(stable=True)].to(predictions.device)
@@ -142,7 +144,7 @@ def referral_curve(
 
 
 def _checked_shares(shares: Sequence[float]) -> torch.Tensor:
-    share = torch.as_tensor(shares, dtype=torch.float64)
+    share = held_numbers("shares", shares)
     fits = share.ndim == 1 and len(share) > 0 and bool(((share >= 0) & (share < 1)).all())
     if not fits or not (share.diff() > 0).all():
         raise ValueError(f"shares must be increasing numbers in [0, 1), where 0.1 refers 10 %, got {share.tolist()}")
@@ -154,7 +156,7 @@ def _scored(score: Score, predictions: torch.Tensor, targets: torch.Tensor, shar
     where = f"for the {len(targets)} of {number} points left at a referred share of {share:g}"
     try:
         value = float(score(predictions, targets))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"score must be defined {where}: {error}") from error
     if not abs(value) < float("inf"):
         raise ValueError(f"score must be finite {where}, got {value}")
