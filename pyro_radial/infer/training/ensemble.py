@@ -4,6 +4,7 @@
 """Several guides, trained one after another from starts of their own, that predict as one."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pyro
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import non_negative_integer, positive_count
@@ -20,6 +21,7 @@ from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.data import device_of
 from pyro_radial.infer.training.fit import FitResult, fit
+from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 
 __all__ = ["Ensemble"]
 
@@ -78,10 +80,11 @@ class Ensemble:
         :param bool progress: whether to show a progress bar.
         :param settings: other arguments of ``fit``, except ``seed``. Each member gets its own copy of a ``loss``.
         :returns: the result of each member's training.
-        :raises ValueError: if ``make`` does not return a model and a guide, or the members' likelihoods differ, and as
+        :raises ValueError: if ``make`` does not return a new model and guide, or the likelihoods differ, and as
             ``fit`` does; a note on the error names the member, and the members before it are kept.
         """
         members = [_Member(self.make, noise_of(self.seed, index)) for index in range(self.size)]
+        _check_own(members)
         _check_alike("likelihood", [_described(getattr(member.model, "likelihood", None)) for member in members])
         results, self._trained = [], []
         for index, member in enumerate(tqdm(members, unit="member", disable=not progress)):
@@ -145,6 +148,27 @@ class _Member:
     def in_own_store(self) -> Iterator[None]:
         with one_at_a_time(), pyro.get_param_store().scope(self._store):
             yield
+
+
+def _check_own(members: list[_Member]) -> None:
+    """Raise a ValueError if members share a module, and warn if they start alike."""
+    modules = [part for member in members for part in (member.model, member.guide) if isinstance(part, nn.Module)]
+    if len(set(modules)) < len(modules):
+        raise ValueError("make must return a new model and a new guide for each seed, got the same for two members")
+    first, *others = map(_start, members)
+    if first and any(len(other) == len(first) and all(map(torch.equal, first, other)) for other in others):
+        warnings.warn(
+            "make returned networks of equal values for two seeds; their members differ only by batches and noise "
+            "unless make uses its seed",
+            stacklevel=3,
+        )
+
+
+def _start(member: _Member) -> list[Tensor]:
+    modules = [part for part in submodules(member.model, member.guide) if isinstance(part, BayesianModule)]
+    tensors = [*member.guide.state_dict().values(), *getattr(member.model, "state_dict", dict)().values()]
+    tensors += [value for module in modules for value in module.one_value_each({}).values()]
+    return [tensor for tensor in tensors if isinstance(tensor, Tensor)]
 
 
 def _described(likelihood: Any) -> str:

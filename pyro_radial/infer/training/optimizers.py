@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyro
+import torch
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
@@ -23,6 +24,7 @@ __all__ = [
     "JointOptimizer",
     "Optim",
     "change_rates",
+    "check_fused_state",
     "check_optim",
     "fused_optimizer",
     "initial_rates",
@@ -211,6 +213,22 @@ def change_rates(optimizer: Optimizer, scheduler: Any, before: list[Any], now: l
         for name in {"lr", "initial_lr"} & group.keys():
             group[name] = group[name] * (new / old) if old else new
     _start_from(scheduler, [group.get("initial_lr") for group in optimizer.param_groups])
+
+
+def check_fused_state(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> None:
+    """Check a saved state for torch's fused steps, which check no shape, and give it the parameters' strides."""
+    parameters = [(p, group.get("fused")) for group in optimizer.param_groups for p in group["params"]]
+    for number, state in saved["state"].items():
+        parameter, fused = parameters[number]
+        for name, value in state.items():
+            if not fused or name == "step" or not isinstance(value, Tensor):
+                continue
+            if value.shape != parameter.shape:
+                raise ValueError(
+                    f"checkpoint {path} is from another optimizer: {name} of parameter {number} must have shape "
+                    f"{tuple(parameter.shape)}, got {tuple(value.shape)}"
+                )
+            state[name] = torch.empty_like(parameter).copy_(value)
 
 
 def _start_from(scheduler: Any, rates: list[Any]) -> None:

@@ -26,7 +26,7 @@ from pyro_radial.infer.training.distributed import Processes
 from pyro_radial.infer.training.gradients import TERMS, Gradients, accumulated, fetched, summed
 from pyro_radial.infer.training.identity import data_identity, optimizer_identity, run_identity
 from pyro_radial.infer.training.not_finite import check_parameters
-from pyro_radial.infer.training.optimizers import Optim, change_rates
+from pyro_radial.infer.training.optimizers import Optim, change_rates, check_fused_state
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
@@ -310,6 +310,7 @@ class TrainingRun:
         trainer.check_entries(checkpoint, state)
         checkpoint.check(state["settings"], self.settings)
         checkpoint.check(state["data"], self.data)
+        check_fused_state(trainer.optimizer, state["optimizer"], checkpoint.path)
         load_states(self._callback_parts, state.get("callback", {}))
         trainer.load_state_dict(state | {"loss": own["loss"]})
         load_states({"own": self.scheduler}, state["scheduler"])

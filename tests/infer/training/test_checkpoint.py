@@ -349,6 +349,38 @@ def test_what_could_not_be_read_back_is_refused_before_it_replaces_a_checkpoint(
     assert Checkpoint(path).load()["epoch"] == 1
 
 
+@pytest.mark.parametrize("shape", [(3,), (1,), (4, 4)])
+def test_an_optimizer_state_of_another_shape_is_refused_and_changes_nothing(shape, tmp_path):
+    """torch's fused steps would write past its end."""
+    path = tmp_path / "run.pt"
+    train(path)
+    state = Checkpoint(path).load()
+    state["optimizer"]["state"][0]["exp_avg"] = torch.zeros(shape)
+    Checkpoint(path).save(state)
+    model, guide = problem()
+    guide.setup(*data())
+    before = copied(guide.state_dict())
+    with pytest.raises(ValueError, match=r"another optimizer: exp_avg of parameter 0 must have shape \("):
+        train(path, (model, guide), epochs=2)
+    assert all(torch.equal(value, before[name]) for name, value in guide.state_dict().items())
+
+
+def test_an_optimizer_state_of_other_strides_resumes_as_the_same_values(tmp_path):
+    states = []
+    for changed in (False, True):
+        path = tmp_path / f"{changed}.pt"
+        train(path)
+        if changed:
+            state = Checkpoint(path).load()
+            for entries in state["optimizer"]["state"].values():
+                entries["exp_avg"] = entries["exp_avg"].t().contiguous().t()
+            Checkpoint(path).save(state)
+        model, guide = problem()
+        train(path, (model, guide), epochs=2)
+        states.append(guide.state_dict())
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
 def test_a_copy_of_a_state_is_independent_in_tensors_and_in_the_rest():
     state = {"weight": nn.Parameter(torch.ones(2)), "_extra_state": {"names": ["a"]}}
     kept = copied(state)

@@ -137,6 +137,32 @@ def test_make_gets_the_seed_and_random_numbers_from_it_and_those_around_stay():
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]  # noqa: NPY002
 
 
+ONE = radial(0)
+NET = nn.Linear(2, 3)
+
+
+@pytest.mark.parametrize("make", [lambda seed: ONE, lambda seed: (ONE[0], AutoRadial(ONE[0]))], ids=["pair", "model"])
+def test_one_model_or_guide_for_all_seeds_is_refused(make):
+    with pytest.raises(ValueError, match="make must return a new model and a new guide for each seed, got the same"):
+        trained(make)
+
+
+def always_seeded(seed):
+    torch.manual_seed(0)
+    return radial(seed)
+
+
+def around_one_network(seed):
+    model = SupervisedModel(BayesianModule(NET), likelihoods.Categorical())
+    return model, AutoRadial(model)
+
+
+@pytest.mark.parametrize("make", [always_seeded, around_one_network])
+def test_a_start_that_ignores_the_seed_raises_a_warning(make):
+    with pytest.warns(UserWarning, match="make returned networks of equal values for two seeds"):
+        trained(make)
+
+
 def test_a_larger_ensemble_of_the_same_seed_begins_with_the_smaller_one():
     small, large = trained(size=2), trained(size=3)
     assert all(map(torch.equal, values(small), values(large)))
