@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,23 +53,19 @@ def _before_fork() -> None:
     _forks.waited = _turn.acquire(timeout=FORK_SECONDS)
 
 
-def _after_fork_in_parent() -> None:
-    if _forks.waited:
-        _turn.release()
-
-
-def _after_fork_in_child() -> None:
-    """Give back the turn; if it was another thread's, forget that thread's handlers and its lock."""
+def _after_fork(in_child: bool) -> None:
+    """Give back the turn; a child that waited in vain forgets the lock and handlers of the other thread."""
     global _turn
     if _forks.waited:
         _turn.release()
-    else:
+    elif in_child:
         _turn = threading.RLock()
         forget_handlers()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+    after = {"after_in_parent": partial(_after_fork, False), "after_in_child": partial(_after_fork, True)}
+    os.register_at_fork(before=_before_fork, **after)
 
 
 def rng_state(device: torch.device) -> dict[str, Any]:

@@ -37,7 +37,6 @@ __all__ = [
 FORMAT = 3
 # A file ends with this mark and a digest of everything before it; torch.load ignores both.
 MARK = b"pyro_radial.sha256="
-TOKEN_SIZE = 8
 DIGEST_SIZE = hashlib.sha256().digest_size
 CPU = torch.device("cpu")
 
@@ -59,17 +58,13 @@ class Checkpoint:
 
     def __enter__(self) -> "Checkpoint":
         """Become the only writer of the file, or raise a ValueError if another run writes it."""
-        if self.path.is_symlink():
-            raise ValueError(f"checkpoint must be a regular file, got the symbolic link {self.path}")
-        if self.path.exists() and not self.path.is_file():
-            kind = "folder" if self.path.is_dir() else "pipe or device"
-            raise ValueError(f"checkpoint must be a regular file, got the {kind} '{self.path}'")
+        if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
+            raise ValueError(f"checkpoint must be a regular file, got {self.path}, a folder, link or pipe")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if fcntl is not None:
             self._lock = self._acquire()
             # Nobody else writes here, so a killed writer left these.
-            own = self._temporary(glob.escape(self.path.name), "[0-9a-f]" * 2 * TOKEN_SIZE)
-            for left in self.path.parent.glob(own):
+            for left in self.path.parent.glob(f".{glob.escape(self.path.name)}.{'[0-9a-f]' * 16}.partial"):
                 left.unlink(missing_ok=True)
         return self
 
@@ -85,7 +80,7 @@ class Checkpoint:
         """Replace the file in one step; a dry run only checks that the state can be written and read back."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # A random name and mode "x", so that no link prepared by others is followed.
-        temporary = self.path.with_name(self._temporary(self.path.name, secrets.token_hex(TOKEN_SIZE)))
+        temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}.partial")
         try:
             with temporary.open("x+b") as file:
                 _save(plain({"format": FORMAT, **state}), file)
@@ -147,10 +142,6 @@ class Checkpoint:
         if found:
             listed = "; ".join(f"{name}: here {here}, there {there}" for name, there, here in found[:3])
             raise ValueError(f"checkpoint {self.path} is from another {role}: {len(found)} entries differ ({listed})")
-
-    @staticmethod
-    def _temporary(name: str, token: str) -> str:
-        return f".{name}.{token}.partial"
 
     @property
     def _lock_path(self) -> Path:

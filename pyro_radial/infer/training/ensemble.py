@@ -157,17 +157,13 @@ def _check_own(members: list[_Member]) -> None:
         raise ValueError("make must return a new model and a new guide for each seed, got the same for two members")
     first, *others = map(_start, members)
     if first and any(len(other) == len(first) and all(map(torch.equal, first, other)) for other in others):
-        warnings.warn(
-            "make returned networks of equal values for two seeds; their members differ only by batches and noise "
-            "unless make uses its seed",
-            stacklevel=3,
-        )
+        warnings.warn("make returned equal networks for two seeds; let it make new ones from its seed", stacklevel=3)
 
 
 def _start(member: _Member) -> list[Tensor]:
-    modules = [part for part in submodules(member.model, member.guide) if isinstance(part, BayesianModule)]
     tensors = [*member.guide.state_dict().values(), *getattr(member.model, "state_dict", dict)().values()]
-    tensors += [value for module in modules for value in module.one_value_each({}).values()]
+    for part in submodules(member.model, member.guide):
+        tensors += part.one_value_each({}).values() if isinstance(part, BayesianModule) else ()
     return [tensor for tensor in tensors if isinstance(tensor, Tensor)]
 
 

@@ -182,14 +182,11 @@ def _check(model: Any, guide: Any, loss: Any, validation: Any, callback: Any, op
 
 
 def _takes_two(model: Any) -> bool:
-    """Whether a model can be called with inputs and targets, where that can be known."""
+    """Whether a model can be called with inputs and targets."""
     try:
-        inspect.signature(getattr(model, "forward", model)).bind(None, None)
+        return bool(inspect.signature(getattr(model, "forward", model)).bind(None, None))
     except TypeError:
         return False
-    except ValueError:  # It has no signature.
-        return True
-    return True
 
 
 def _check_rates(optim: Any, scheduler: Any, options: FitOptions) -> None:

@@ -67,6 +67,8 @@ class TrainingRun:
         callback: Callable[[Record], Any] | None = None,
     ) -> None:
         self.callback = callback
+        # The state of a method is that of its object.
+        self._callback_parts = {"callback": getattr(callback, "__self__", callback)}
         self.batches, self.validation, self.seed, self.options = batches, validation, seed, options
         self.processes = processes
         self.num_data = options.num_data or len(batches.rows)
@@ -188,11 +190,6 @@ class TrainingRun:
             device = self.trainer.device
             set_rng_state(self.processes.from_first(lambda: rng_state(device)), device)
 
-    @property
-    def _callback_parts(self) -> dict[str, Any]:
-        # The state of a method is that of its object.
-        return {"callback": getattr(self.callback, "__self__", self.callback)}
-
     def _on_batches(self, gradients: Gradients) -> Gradients:
         """The gradients of numbered batches, in parts and over processes."""
         in_parts = accumulated(gradients, self.options.accumulate)
@@ -201,10 +198,7 @@ class TrainingRun:
     def _check_num_data(self, terms: LossTerms) -> None:
         """Refuse plates of another size than the data, because then the KL has a wrong weight."""
         if not terms.nll_by_site:
-            raise ValueError(
-                "model must observe the targets in a sample site, as SupervisedModel does, got a model without such a "
-                "site"
-            )
+            raise ValueError("model must observe the targets in a sample site, as SupervisedModel does, got none")
         if terms.num_data not in (None, self.num_data):
             sites = " and ".join(f"'{name}'" for name in terms.nll_by_site)
             raise ValueError(

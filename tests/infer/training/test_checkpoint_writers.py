@@ -95,7 +95,7 @@ def test_links_are_not_followed(tmp_path, monkeypatch):
     assert Checkpoint(path).load()["epoch"] == 1
     link = tmp_path / "link.pt"
     link.symlink_to(path)
-    with pytest.raises(ValueError, match=r"must be a regular file, got the symbolic link .*link\.pt"):
+    with pytest.raises(ValueError, match=r"must be a regular file, got .*link\.pt, a folder, link or pipe"):
         trained(*problem(), checkpoint=link)
 
 
@@ -155,7 +155,7 @@ def test_a_path_that_is_no_file_is_refused_before_anything_is_set_up(kind, tmp_p
     if kind == "pipe":
         os.mkfifo(path)
     model, guide = problem()
-    with pytest.raises(ValueError, match=r"checkpoint must be (a regular file, got the (folder|pipe)|the path of a)"):
+    with pytest.raises(ValueError, match=r"checkpoint must be (a regular file, got .*, a folder|the path of a)"):
         trained(model, guide, checkpoint=path)
     assert guide.prototype_trace is None
 

@@ -159,7 +159,7 @@ def around_one_network(seed):
 
 @pytest.mark.parametrize("make", [always_seeded, around_one_network])
 def test_a_start_that_ignores_the_seed_raises_a_warning(make):
-    with pytest.warns(UserWarning, match="make returned networks of equal values for two seeds"):
+    with pytest.warns(UserWarning, match="make returned equal networks for two seeds"):
         trained(make)
 
 
