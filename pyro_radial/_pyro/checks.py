@@ -38,9 +38,9 @@ def check_flag(argument: str, value: Any) -> bool:
 
 
 def check_types(kind: Any, /, **arguments: Any) -> None:
-    """Raise a ValueError that names the first argument that is not of this type."""
+    """Raise a ValueError that names the first argument that is not of this type; a class is no ``Callable`` here."""
     for argument, value in arguments.items():
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or (kind is Callable and isinstance(value, type)):
             what = "function" if kind is Callable else kind.__name__
             got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
             raise ValueError(f"{argument} must be {'an' if what[0] in 'AEIOU' else 'a'} {what}, got {got}")

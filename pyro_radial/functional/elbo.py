@@ -11,17 +11,17 @@ import torch
 from pyro.poutine import Trace
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_types, positive_count
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.functional.divergences.estimate import Divergence, DivergenceEstimate, ProcessDivergence
 from pyro_radial.functional.divergences.stein import SteinKL
 from pyro_radial.functional.guide_process import GuideProcess, sites_led_to
 from pyro_radial.functional.linearization import Structure
 from pyro_radial.functional.measurement_points import MeasurementPoints
-from pyro_radial.functional.priors import FunctionPrior
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_finite, check_floating, check_prior
 from pyro_radial.functional.process_comparison import ProcessComparison, compare_with_process
 from pyro_radial.infer.elbo import RadialELBO, Run, check_weight
-from pyro_radial.infer.training.data import move
+from pyro_radial.infer.training.data import Rows, as_inputs, move
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.poutine.local_reparameterization import check_drawn
 
@@ -97,13 +97,18 @@ class FunctionalELBO(RadialELBO):
         super().__init__(
             positive_count("num_functions", num_functions), vectorize_particles=True, kl_weight=kl_weight, **kwargs
         )
+        check_prior(prior)
+        self.divergence: Divergence | ProcessDivergence = SteinKL() if divergence is None else divergence
+        check_types(Callable, divergence=self.divergence)
+        check_types(str, function_site=function_site)
+        if measurement_points is not None:
+            check_types(Callable, measurement_points=measurement_points)
         if compare_at not in PLACES:
             raise ValueError(f"compare_at must be one of {PLACES}, got {compare_at!r}")
         if compare_at == "measurement_points" and measurement_points is None:
             raise ValueError("measurement_points must be given to compare at them alone, got None")
         self.prior = prior
         self.measurement_points = measurement_points
-        self.divergence: Divergence | ProcessDivergence = SteinKL() if divergence is None else divergence
         self.compare_at = compare_at
         self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
         self.function_site = function_site
@@ -125,8 +130,15 @@ class FunctionalELBO(RadialELBO):
         :returns: a comparison with its ``findings``.
         :raises ValueError: for a prior without an exact posterior, too many rows, or a likelihood that is not normal.
         """
-        x, _ = data
-        places = {} if new_inputs is None else {"new inputs": move(new_inputs, x.device)}
+        check_types(Callable, model=model, guide=guide)
+        rows: Any = Rows(data, "data").all()
+        x, y = rows
+        check_types(Tensor, **{"data: x": x, "data: y": y})
+        places: dict[str, Any] = (
+            {} if new_inputs is None else {"new inputs": move(as_inputs(new_inputs, "new_inputs"), x.device)}
+        )
+        if places and places["new inputs"].shape[1:] != x.shape[1:]:
+            raise ValueError(f"new_inputs must be points as wide as data, got {list(places['new inputs'].shape)}")
         if self.measurement_points is not None:
             places["measurement points"] = self.measurement_points(x)
         site = self.function_site
@@ -167,6 +179,8 @@ class FunctionalELBO(RadialELBO):
             raise ValueError(
                 f"measurement_points must give points of the shape of one input, {list(x.shape[1:])}, got {got}"
             )
+        check_floating("measurement_points", further)
+        check_finite("measurement_points", further)
         ascend = getattr(measurement_points, "ascend", None)
         if ascend is not None and torch.is_grad_enabled():
             fixed = run.guide_trace.copy()
@@ -212,12 +226,14 @@ class FunctionalELBO(RadialELBO):
         if self.prior.noise and isinstance(functions, Tensor):
             functions = functions + self.prior.noise * torch.randn_like(functions)
         try:
-            return self.divergence(functions, points, self.prior)
+            estimate = self.divergence(functions, points, self.prior)
         except ValueError as error:
             raise ValueError(
                 f"the divergence refuses site '{self.function_site}', with values at {len(points)} points of "
                 f"num_functions = {self.num_particles} functions: {error}"
             ) from error
+        check_types(DivergenceEstimate, **{"divergence(functions, points, prior)": estimate})
+        return estimate
 
     def _value(self, functions: Any, points: Tensor) -> Tensor:
         """The divergence as a value to differentiate in the points."""

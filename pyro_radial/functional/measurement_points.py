@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial._pyro.checks import check_types, held_numbers, non_negative_float, positive_count, positive_float
 from pyro_radial.functional.priors.function_prior import check_floating
 
 __all__ = ["AdversarialPoints", "BetweenRows", "FromData", "MeasurementPoints", "UniformBox"]
@@ -67,8 +67,7 @@ class UniformBox:
             UniformBox(low=[-0.5, 0.0], high=[1.5, 40.0], num_points=5)
         """
         x_train = _points("x_train", x_train)
-        if not 0.0 <= margin < float("inf"):
-            raise ValueError(f"margin must be finite and not negative, got {margin!r}")
+        margin = non_negative_float("margin", margin)
         low, high = x_train.amin(0), x_train.amax(0)
         return cls(low - margin * (high - low), high + margin * (high - low), num_points)
 
@@ -78,6 +77,7 @@ class UniformBox:
 
     def place(self, unit: Tensor) -> Tensor:
         """Return the points with the given coordinates ``[M, D]`` in the unit cube."""
+        check_floating("unit", unit)
         low, high = (_fitting(name, bound, unit) for name, bound in (("low", self.low), ("high", self.high)))
         # Rounding may move a point beyond the end of a side.
         return (low + (high - low) * unit).clamp(low, high)
@@ -192,8 +192,7 @@ class AdversarialPoints:
     """
 
     def __init__(self, box: UniformBox, lr: float = 0.01) -> None:
-        if not isinstance(box, UniformBox):
-            raise ValueError(f"box must be a UniformBox, got {type(box).__name__}")
+        check_types(UniformBox, box=box)
         self.box = box
         self.lr = positive_float("lr", lr)
         # Not a module: an optimizer of the network would find the points and descend.
@@ -203,13 +202,14 @@ class AdversarialPoints:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the current points ``[M, D]`` without gradient, in the dtype and on the device of the batch."""
+        shape = _shape_of_input(x)
         self._like = x.new_empty(0)
         if self._unit is None:
             self.box(x)  # Raises an error for a batch that does not fit.
-            self._start(torch.rand(self.box.num_points, *x.shape[1:], dtype=torch.double))
+            self._start(torch.rand(self.box.num_points, *shape, dtype=torch.double))
         assert self._unit is not None
-        if self._unit.shape[1:] != x.shape[1:]:
-            raise ValueError(f"x must have inputs of shape {list(self._unit.shape[1:])}, got {list(x.shape[1:])}")
+        if self._unit.shape[1:] != shape:
+            raise ValueError(f"x must have inputs of shape {list(self._unit.shape[1:])}, got {list(shape)}")
         return self._points(self._unit.detach())
 
     def ascend(self, objective: Callable[[Tensor], Tensor]) -> Tensor:
@@ -222,9 +222,10 @@ class AdversarialPoints:
         """
         if self._unit is None or self._optimizer is None:
             raise RuntimeError("call the measurement points on a batch before they ascend")
+        check_types(Callable, objective=objective)
         value = objective(self._points(self._unit))
-        if value.dim() != 0 or not bool(value.isfinite()):
-            raise ValueError(f"objective must return a finite scalar, got {value.detach()}")
+        if not isinstance(value, Tensor) or value.dim() != 0 or not bool(value.isfinite()):
+            raise ValueError(f"objective must return a finite scalar, got {value!r}")
         if not value.requires_grad:
             raise ValueError("objective must be differentiable in the points, got a value without gradient")
         (gradient,) = torch.autograd.grad(value, [self._unit], allow_unused=True)
@@ -244,6 +245,8 @@ class AdversarialPoints:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
+        if not isinstance(state, Mapping) or set(state) not in ({"unit", "optimizer"}, set()):
+            raise ValueError(f"state must be what state_dict() returned, got {state!r}")
         self._unit = self._optimizer = None
         if state:
             self._start(state["unit"].cpu().clone()).load_state_dict(state["optimizer"])
@@ -261,7 +264,7 @@ class AdversarialPoints:
 
 
 def _finite(argument: str, value: Any) -> Tensor:
-    tensor = torch.as_tensor(value, dtype=torch.double).detach()
+    tensor = held_numbers(argument, value).detach()
     if not bool(tensor.isfinite().all()):
         raise ValueError(f"{argument} must be finite, got {_shown(tensor)}")
     return tensor

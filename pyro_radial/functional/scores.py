@@ -10,9 +10,9 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial._pyro.checks import check_number, non_negative_float, positive_count, positive_float
 from pyro_radial.functional.gaussian import JITTER, with_diagonal
-from pyro_radial.functional.priors.function_prior import check_floating
+from pyro_radial.functional.priors.function_prior import check_finite, check_floating
 
 __all__ = ["GaussianScore", "ScoreEstimator", "SpectralSteinScore", "SteinScore"]
 
@@ -156,10 +156,9 @@ class SpectralSteinScore:
     ) -> None:
         if num_eigenfunctions is not None:
             positive_count("num_eigenfunctions", num_eigenfunctions)
-        if not 0.0 < threshold <= 1.0:
-            raise ValueError(f"threshold must be in (0, 1], got {threshold!r}")
-        self.num_eigenfunctions, self.threshold = num_eigenfunctions, threshold
-        self.ridge = 0.0 if ridge == 0 else positive_float("ridge", ridge)
+        self.num_eigenfunctions = num_eigenfunctions
+        self.threshold = check_number("threshold", threshold, lambda share: 0.0 < share <= 1.0, "in (0, 1]")
+        self.ridge = non_negative_float("ridge", ridge)
         self.width = width if width == "median" else positive_float("width", width)
         self.shrinkage = _check_shrinkage(shrinkage)
 
@@ -277,9 +276,8 @@ def _shrink(covariance: Tensor, degrees: int) -> Tensor:
 
 def _check_samples(samples: Tensor, at: Tensor | None) -> None:
     """Raise a ValueError unless the values have shapes ``[S, K]`` and ``[T, K]``."""
-    for name, values in (("samples", samples), ("at", at)):
-        if values is None:
-            continue
+    for name, values in ({"samples": samples} | ({} if at is None else {"at": at})).items():
         check_floating(name, values)
+        check_finite(name, values)
         if values.dim() != 2 or values.shape[1] != samples.shape[-1] or values.shape[1] == 0:
             raise ValueError(f"{name} must be values of shape [S, K], got shape {list(values.shape)}")

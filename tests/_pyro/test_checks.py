@@ -60,6 +60,7 @@ def test_zero_is_a_number_of_at_least_zero():
     [
         (Mapping, [1], "options must be a Mapping, got list"),
         (Callable, None, "options must be a function, got NoneType"),
+        (Callable, dict, "options must be a function, got the class dict"),
         (ArithmeticError, OverflowError, "options must be an ArithmeticError, got the class OverflowError"),
     ],
 )

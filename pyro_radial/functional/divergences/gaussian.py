@@ -10,10 +10,10 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial._pyro.checks import check_flag, positive_count, positive_float
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate
 from pyro_radial.functional.gaussian import cholesky, with_diagonal
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_values
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_prior, check_values
 
 __all__ = [
     "GaussianKL",
@@ -80,12 +80,13 @@ class GaussianKL:
     """
 
     def __init__(self, factorize: bool = False, num_prior_samples: int = 1000) -> None:
-        self.factorize = factorize
+        self.factorize = check_flag("factorize", factorize)
         self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """The divergence, as a surrogate and a value."""
         check_values(f, x)
+        check_prior(prior)
         q = sampled_moments("f", f, self.factorize)
         p = moments_of_prior(prior, x, f.shape[-1], self.factorize, self.num_prior_samples)
         divergence = self._kl(q, p, len(x)).sum().to(f.dtype)

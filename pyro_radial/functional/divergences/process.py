@@ -3,9 +3,11 @@
 
 """The KL divergence between a process with known moments and a prior."""
 
+from typing import Any
+
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial._pyro.checks import non_negative_float, positive_count, positive_float
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate, Process, ProcessDivergence
 from pyro_radial.functional.divergences.gaussian import (
     check_enough_of_prior,
@@ -14,7 +16,7 @@ from pyro_radial.functional.divergences.gaussian import (
     normal_kl,
 )
 from pyro_radial.functional.gaussian import JITTER, cholesky, with_diagonal
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_prior
 
 __all__ = ["LinearizedKL", "MarginalKL", "kl_of_marginals"]
 
@@ -60,12 +62,12 @@ class LinearizedKL(ProcessDivergence):
     """
 
     def __init__(self, gamma: float = 0.0, num_prior_samples: int = 1000) -> None:
-        self.gamma = 0.0 if gamma == 0 else positive_float("gamma", gamma)
+        self.gamma = non_negative_float("gamma", gamma)
         self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """The divergence, as a surrogate and a value in the dtype of the points."""
-        check_points(x)
+        _check(process, "moments", x, prior)
         mean, covariance = process.moments(x)
         noise = self.gamma * len(x)
         q = known_moments(mean, with_diagonal(covariance, noise + prior.noise**2), factorize=True)
@@ -123,12 +125,20 @@ class MarginalKL(ProcessDivergence):
 
     def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """The divergence, as a surrogate and a value in the dtype of the points."""
-        check_points(x)
+        _check(process, "marginals", x, prior)
         mean, variance = process.marginals(x)
         prior_mean, prior_variance = prior.marginals(x, mean.shape[-1])
         variance = variance.double() + prior.noise**2
         divergence = kl_of_marginals((mean, variance), (prior_mean, prior_variance), self.min_variance).to(x.dtype)
         return DivergenceEstimate(divergence, divergence.detach())
+
+
+def _check(process: Any, method: str, x: Tensor, prior: Any) -> None:
+    """Raise a ValueError for points, a prior or a process that is none."""
+    check_points(x)
+    check_prior(prior)
+    if not hasattr(process, method):
+        raise ValueError(f"process must have a method {method}(), as PosteriorProcess has, got {process!r}")
 
 
 def kl_of_marginals(

@@ -3,12 +3,14 @@
 
 """The gradient of the KL divergence, from the scores of both distributions."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_types, positive_count
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_values
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_prior, check_values
 from pyro_radial.functional.scores import ScoreEstimator, SteinScore
 
 __all__ = ["SteinKL"]
@@ -51,16 +53,15 @@ class SteinKL:
         prior_estimator: ScoreEstimator | None = None,
         num_prior_samples: int = 500,
     ) -> None:
-        for name, given in (("estimator", estimator), ("prior_estimator", prior_estimator)):
-            if given is not None and not callable(given):
-                raise ValueError(f"{name} must be a function of samples and values, got {given!r}")
         self.estimator: ScoreEstimator = SteinScore() if estimator is None else estimator
         self.prior_estimator = self.estimator if prior_estimator is None else prior_estimator
+        check_types(Callable, estimator=self.estimator, prior_estimator=self.prior_estimator)
         self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """The surrogate; the value is None."""
         check_values(f, x)
+        check_prior(prior)
         values = f.detach().double()
         with torch.no_grad():
             score = self.estimator(values.flatten(1)).view_as(values) - self._prior_score(values, x, prior)

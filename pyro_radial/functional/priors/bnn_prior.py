@@ -13,6 +13,7 @@ from pyro.infer.autoguide import AutoGuide, AutoGuideList
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
+from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.naming import rename_tree, unique_name
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.functional.priors.function_prior import FunctionPrior
@@ -47,8 +48,7 @@ class BNNPrior(FunctionPrior):
 
     def __init__(self, bnn: BayesianModule, guide: Callable[..., Any] | None = None) -> None:
         super().__init__()
-        if not isinstance(bnn, BayesianModule):
-            raise ValueError(f"bnn must be a BayesianModule, got {type(bnn).__name__}")
+        check_types(BayesianModule, bnn=bnn)
         _check_guide(guide)
         self.bnn = copy.deepcopy(bnn)
         self.guide: Any = guide

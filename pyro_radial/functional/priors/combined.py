@@ -4,13 +4,13 @@
 """Mixtures and sums of priors on functions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import positive_float
+from pyro_radial._pyro.checks import check_types, positive_float
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_values
 
 __all__ = ["Mixture", "Sum"]
@@ -38,6 +38,7 @@ class Mixture(FunctionPrior):
         super().__init__()
         members = _members(priors)
         self.priors: Any = nn.ModuleList(members)
+        check_types(Iterable, weights=[] if weights is None else weights)
         weights = [1.0] * len(members) if weights is None else [positive_float("weights", w) for w in weights]
         if len(weights) != len(members):
             raise ValueError(f"weights must be {len(members)} numbers, one for each prior, got {len(weights)}")
@@ -118,7 +119,7 @@ class Sum(FunctionPrior):
 
 def _members(priors: Sequence[FunctionPrior]) -> list[FunctionPrior]:
     """Return a list of at least one prior, or raise a ValueError."""
-    members = list(priors)
+    members = list(priors) if isinstance(priors, Iterable) else []
     if not members or not all(isinstance(prior, FunctionPrior) for prior in members):
-        raise ValueError(f"priors must be priors on functions, at least one, got {members!r}")
+        raise ValueError(f"priors must be priors on functions, at least one, got {priors!r}")
     return members

@@ -10,14 +10,17 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_types, positive_count
+from pyro_radial._pyro.compat import is_capturing
 from pyro_radial.functional.gaussian import JITTER, gaussian_log_prob, gaussian_sample, gaussian_score
 
 __all__ = [
     "FunctionPrior",
     "ImplicitProcess",
+    "check_finite",
     "check_floating",
     "check_points",
+    "check_prior",
     "check_targets",
     "check_values",
     "joined_points",
@@ -115,8 +118,7 @@ class ImplicitProcess(FunctionPrior):
 
     def __init__(self, sampler: Callable[[Tensor, int], Tensor]) -> None:
         super().__init__()
-        if not callable(sampler):
-            raise ValueError(f"sampler must be a function of points and a number of draws, got {sampler!r}")
+        check_types(Callable, sampler=sampler)
         self.sampler = sampler
 
     def _sample(self, x: Tensor, num_samples: int, num_outputs: int) -> Tensor:
@@ -132,11 +134,12 @@ def check_floating(argument: str, value: Any) -> None:
         raise ValueError(f"{argument} must be a tensor of floating-point numbers, got {_kind(value)}")
 
 
-def check_points(x: Tensor) -> None:
-    """Raise a ValueError unless x holds points ``[N, ...]``."""
-    check_floating("x", x)
+def check_points(x: Tensor, argument: str = "x") -> None:
+    """Raise a ValueError unless x holds points ``[N, ...]``, which are finite (under Pyro's validation)."""
+    check_floating(argument, x)
     if x.dim() < 2 or x.numel() == 0:
-        raise ValueError(f"x must be points of shape [N, D], got shape {list(x.shape)}")
+        raise ValueError(f"{argument} must be points of shape [N, D], got shape {list(x.shape)}")
+    check_finite(argument, x)
 
 
 def check_values(f: Tensor, x: Tensor) -> None:
@@ -145,6 +148,19 @@ def check_values(f: Tensor, x: Tensor) -> None:
     check_floating("f", f)
     if f.dim() != 3 or f.shape[1] != len(x) or f.numel() == 0:
         raise ValueError(f"f must be function values of shape [S, {len(x)}, O], got shape {list(f.shape)}")
+    check_finite("f", f)
+
+
+def check_finite(argument: str, value: Tensor) -> None:
+    """Raise a ValueError for NaN or infinity, under Pyro's validation."""
+    if is_validation_enabled() and not is_capturing() and not bool(value.isfinite().all()):
+        raise ValueError(f"{argument} must be finite, got NaN or infinity")
+
+
+def check_prior(prior: FunctionPrior) -> None:
+    """Raise a ValueError unless this is a prior on functions."""
+    if not isinstance(prior, FunctionPrior):
+        raise ValueError(f"prior must be a prior on functions, such as GaussianProcess, got {type(prior).__name__}")
 
 
 def check_targets(y: Tensor, x: Tensor) -> Tensor:
@@ -161,7 +177,7 @@ def check_targets(y: Tensor, x: Tensor) -> Tensor:
 
 def joined_points(x: Tensor, at: Tensor) -> Tensor:
     """Return the points of observations and those to predict at in one tensor, or raise a ValueError."""
-    check_points(at)
+    check_points(at, "at")
     if at.shape[1:] != x.shape[1:]:
         raise ValueError(f"at must be points as wide as x, {list(x.shape[1:])}, got shape {list(at.shape)}")
     return torch.cat([x, at.to(x)])

@@ -14,7 +14,7 @@ from pyro.contrib.gp.kernels import Kernel as PyroKernel
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial._pyro.checks import check_number, non_negative_float, positive_count, positive_float
 from pyro_radial._pyro.compat import set_context
 from pyro_radial.functional.gaussian import (
     JITTER,
@@ -75,12 +75,12 @@ class GaussianProcess(FunctionPrior):
         kernels: Sequence[Any] = (kernel,) if self._one_for_all else kernel
         if not kernels:
             raise ValueError("kernel must be a kernel or a list of kernels, got an empty list")
-        if mean is not None and not callable(mean) and not (isinstance(mean, int | float) and math.isfinite(mean)):
-            raise ValueError(f"mean must be a finite number or a function of points, got {mean!r}")
         self._kernels = nn.ModuleList([_Covariance(k) for k in kernels])
-        self.mean = _own_copy(mean) if callable(mean) else float(mean or 0.0)
+        number = 0.0 if mean is None else mean
+        what = "a finite number or a function of points"
+        self.mean = _own_copy(mean) if callable(mean) else check_number("mean", number, math.isfinite, what)
         self.jitter = positive_float("jitter", jitter)
-        self.noise = 0.0 if noise == 0 else positive_float("noise", noise)
+        self.noise = non_negative_float("noise", noise)
         #: The standard deviation of observations around the function; zero until :meth:`fit`.
         self.register_buffer("observation_noise", torch.zeros((), dtype=torch.double))
         # Frozen parameters stay frozen in fit.
@@ -215,6 +215,7 @@ class GaussianProcess(FunctionPrior):
     def _prior_moments(self, x: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
         """The moments without noise, with one covariance ``[1, N, N]`` if all outputs share it."""
         check_points(x)
+        positive_count("num_outputs", num_outputs)
         if not self._one_for_all and num_outputs != len(self._kernels):
             raise ValueError(
                 f"num_outputs must be {len(self._kernels)}, one for each kernel of the list, got {num_outputs}"

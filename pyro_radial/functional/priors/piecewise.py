@@ -3,10 +3,12 @@
 
 """Piecewise functions of one input with a Poisson number of random change points."""
 
+from math import isfinite
+
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_float
+from pyro_radial._pyro.checks import check_number, positive_float
 from pyro_radial.functional.priors.function_prior import FunctionPrior
 
 __all__ = ["PiecewiseConstant", "PiecewiseLinear"]
@@ -17,9 +19,9 @@ class _Pieces(FunctionPrior):
 
     def __init__(self, low: float = 0.0, high: float = 1.0, rate: float = 3.0) -> None:
         super().__init__()
-        if not -torch.inf < low < high < torch.inf:
-            raise ValueError(f"low must be below high, both finite, got low = {low!r}, high = {high!r}")
-        self.low, self.high = float(low), float(high)
+        self.low, self.high = (check_number(n, v, isfinite, "finite") for n, v in (("low", low), ("high", high)))
+        if self.low >= self.high:
+            raise ValueError(f"low must be below high, got low = {low!r}, high = {high!r}")
         self.rate = positive_float("rate", rate)
 
     def extra_repr(self) -> str:

@@ -14,6 +14,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
+from pyro_radial._pyro.checks import check_types, non_negative_float
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.distributions.wrappers import leaf, unmasked
 from pyro_radial.functional.gaussian import gaussian_condition
@@ -72,6 +73,7 @@ class PosteriorProcess(FunctionPrior):
         super().__init__()
         if not callable(model) or is_guide(model):
             raise ValueError(f"model must be a Pyro model and no guide, got {type(model).__name__}")
+        check_types(str, function_site=function_site)
         needed = _sites_of_network(model)
         moments = site_moments if isinstance(posterior, Mapping) else _joint_moments
         mean, blocks = moments(posterior, needed)
@@ -128,9 +130,10 @@ class PosteriorProcess(FunctionPrior):
         :returns: mean ``[M, O]`` and covariances ``[O, M, M]`` in float64.
         :raises ValueError: naming the argument that does not fit.
         """
+        noise = non_negative_float("observation_noise", observation_noise)
         y = check_targets(y, x)
         mean, covariance = self.moments(joined_points(x, at), y.shape[-1])
-        return gaussian_condition(mean, covariance, y, y.new_tensor(observation_noise).square())
+        return gaussian_condition(mean, covariance, y, y.new_tensor(noise).square())
 
     def extra_repr(self) -> str:
         """The sites, for printing."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributions import kl_divergence
 
 from pyro_radial import BayesianModule
-from pyro_radial.functional import GaussianProcess, MarginalKL, PiecewiseConstant, PosteriorProcess
+from pyro_radial.functional import FunctionPrior, GaussianProcess, MarginalKL, PiecewiseConstant, PosteriorProcess
 from pyro_radial.functional.linearization import CovarianceBlock, Linearization
 from tests.helpers.linear_models import by_hand, inputs, of_functions, posterior
 
@@ -61,8 +61,9 @@ def test_variances_of_zero_have_a_floor_and_a_finite_gradient():
 
 
 def test_the_floor_stands_for_smaller_variances():
-    class Known:
+    class Known(FunctionPrior):
         def __init__(self, mean, variance):
+            super().__init__()
             self.mean, self.variance, self.noise = torch.tensor([[mean]]), torch.tensor([[variance]]), 0.0
 
         def marginals(self, x, num_outputs=1):
