@@ -5,7 +5,7 @@
 
 import inspect
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,7 +158,7 @@ def _read(
 
 
 def _check(model: Any, guide: Any, loss: Any, validation: Any, callback: Any, options: FitOptions) -> None:
-    if isinstance(model, BayesianModule) or not _takes_two(model):
+    if getattr(type(model), "forward", None) is BayesianModule.forward or not _takes_two(model):
         raise ValueError(
             "model must be a Pyro model of inputs and targets, model(x, y), such as "
             f"SupervisedModel(BayesianModule(net), likelihood), got {type(model).__name__}"
@@ -182,11 +182,13 @@ def _check(model: Any, guide: Any, loss: Any, validation: Any, callback: Any, op
 
 
 def _takes_two(model: Any) -> bool:
-    """Whether a model can be called with inputs and targets."""
-    try:
-        return bool(inspect.signature(getattr(model, "forward", model)).bind(None, None))
-    except TypeError:
-        return False
+    """Whether a model can be called with inputs and targets, as far as its signature shows."""
+    with suppress(ValueError):  # A model within a handler has no signature.
+        try:
+            inspect.signature(getattr(model, "forward", model)).bind(None, None)
+        except TypeError:
+            return False
+    return True
 
 
 def _check_rates(optim: Any, scheduler: Any, options: FitOptions) -> None:

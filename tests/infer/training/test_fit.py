@@ -3,8 +3,11 @@
 
 """Validation, early stopping, callbacks, and every way a fit can end badly."""
 
+from functools import partial
+
 import pyro
 import pyro.distributions as dist
+import pyro.poutine as poutine
 import pytest
 import torch
 from torch import nn
@@ -14,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from pyro_radial import AutoRadial, BayesianModule, fit
 from pyro_radial.infer.training import training_run
-from pyro_radial.poutine import mean_only
+from pyro_radial.poutine import mean_only, swap_prior
 from tests.helpers.runs import FIT, ROWS, assert_same, data, function_problem, problem, state_of, trained
 
 # -------------------------------------------------------------------------------- validation, early stop, callback
@@ -216,6 +219,16 @@ def test_a_guide_that_is_no_module_is_refused(guide):
 def test_a_model_without_targets_is_refused(model):
     with pytest.raises(ValueError, match=r"model must be a Pyro model of inputs and targets, model\(x, y\)"):
         fit(model, problem()[1], data(), **FIT)
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [partial(poutine.scale, scale=1.0), lambda model: swap_prior(model, {}), partial, lambda model: model.forward],
+    ids=["scale", "swap_prior", "partial", "method"],
+)
+def test_a_model_in_any_wrapping_is_taken(wrapped):
+    model, guide = problem()
+    assert len(fit(wrapped(model), guide, data(), **{**FIT, "epochs": 1}).history) == 1
 
 
 def test_a_model_that_does_not_observe_its_targets_is_refused_before_the_first_step():
