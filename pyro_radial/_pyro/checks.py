@@ -11,14 +11,18 @@ from typing import Any
 import torch
 
 __all__ = [
+    "check_each",
     "check_flag",
     "check_number",
+    "check_shape",
     "check_types",
     "has_state",
     "held_numbers",
+    "joint_shape",
     "load_states",
     "non_negative_float",
     "non_negative_integer",
+    "optional",
     "positive_count",
     "positive_float",
     "proper_fraction",
@@ -35,6 +39,39 @@ def check_flag(argument: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{argument} must be True or False, got {value!r}")
     return value
+
+
+def check_each(check: Callable[[str, Any], Any], argument: str, values: Any) -> list[Any]:
+    """All values as a check returns them, or a ValueError that names the argument, or the value by its place."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{argument} must be a sequence, got {values!r}")
+    return [check(f"{argument}[{place}]", value) for place, value in enumerate(values)]
+
+
+def check_shape(argument: str, value: Any, smaller: torch.Size = torch.Size()) -> torch.Size:
+    """The value as a torch.Size, or a ValueError that names the argument if a smaller shape does not expand to it."""
+    try:
+        shape = torch.Size(value)
+        if min(shape, default=0) >= 0 and torch.broadcast_shapes(smaller, shape) == shape:
+            return shape
+    except (TypeError, RuntimeError):
+        pass
+    raise ValueError(f"{argument} must be a shape that {tuple(smaller)} expands to, got {value!r}")
+
+
+def joint_shape(owner: str, /, **shapes: Any) -> torch.Size:
+    """The shape that several broadcast to, or a ValueError that names the owner and the arguments."""
+    sizes = [check_shape(f"{owner}: {argument}", shape) for argument, shape in shapes.items()]
+    try:
+        return torch.broadcast_shapes(*sizes)
+    except RuntimeError:
+        given = " and ".join(str(tuple(size)) for size in sizes)
+        raise ValueError(f"{owner}: {' and '.join(shapes)} must have shapes that broadcast, got {given}") from None
+
+
+def optional(check: Callable[[str, Any], Any], argument: str, value: Any) -> Any:
+    """None, or the value as a check returns it."""
+    return None if value is None else check(argument, value)
 
 
 def check_types(kind: Any, /, **arguments: Any) -> None:

@@ -21,6 +21,7 @@ from torch.distributions import (
     kl_divergence,
 )
 
+from pyro_radial._pyro.checks import check_flag, check_shape, joint_shape, optional
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype
 from pyro_radial.distributions.wrappers import expanded
@@ -59,14 +60,9 @@ class RadialDirectional(TorchDistribution):
     support = constraints.real_vector
 
     def __init__(self, radius: Any, direction: Any, *, validate_args: bool | None = None) -> None:
+        optional(check_flag, "validate_args", validate_args)
         _check(radius, direction)
-        try:
-            batch_shape = torch.broadcast_shapes(radius.batch_shape, direction.batch_shape)
-        except RuntimeError:
-            raise ValueError(
-                "RadialDirectional: radius and direction must have batch shapes that broadcast, got "
-                f"{tuple(radius.batch_shape)} and {tuple(direction.batch_shape)}"
-            ) from None
+        batch_shape = joint_shape("RadialDirectional", radius=radius.batch_shape, direction=direction.batch_shape)
         # Both have the full batch, so that each element has its own draws.
         self.radius, self.direction = expanded(radius, batch_shape), expanded(direction, batch_shape)
         super().__init__(batch_shape, direction.event_shape, validate_args=validate_args)
@@ -79,7 +75,7 @@ class RadialDirectional(TorchDistribution):
     def expand(self, batch_shape: Sequence[int], _instance: "RadialDirectional | None" = None) -> "RadialDirectional":
         """Return the same distribution with a larger batch shape; it shares memory."""
         new = self._get_checked_instance(RadialDirectional, _instance)
-        batch_shape = torch.Size(batch_shape)
+        batch_shape = check_shape("batch_shape", batch_shape, self.batch_shape)
         new.radius, new.direction = expanded(self.radius, batch_shape), expanded(self.direction, batch_shape)
         super(RadialDirectional, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
@@ -100,18 +96,18 @@ class RadialDirectional(TorchDistribution):
 
     def sample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
         """Draw a sample without gradients, ``[*sample_shape, *batch, n]``."""
-        shape = torch.Size(sample_shape)
+        shape = check_shape("sample_shape", sample_shape)
         return self.radius.sample(shape).unsqueeze(-1) * self.direction.sample(shape)
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
         """Draw a sample with gradients to both distributions, ``[*sample_shape, *batch, n]``."""
-        shape = torch.Size(sample_shape)
+        shape = check_shape("sample_shape", sample_shape)
         return self.radius.rsample(shape).unsqueeze(-1) * self.direction.rsample(shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the normalized log-density on :math:`R^n`, ``[*sample, *batch]``."""
         # Torch cannot check the support of a tensor without elements.
-        if self._validate_args and value.numel() > 0:
+        if self._validate_args and not (isinstance(value, Tensor) and value.numel() == 0):
             self._validate_sample(value)
         norm = torch.linalg.vector_norm(value, dim=-1, dtype=accumulation_dtype(value))
         away = norm > 0

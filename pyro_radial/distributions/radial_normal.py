@@ -13,6 +13,15 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions.utils import broadcast_all
 
+from pyro_radial._pyro.checks import (
+    check_each,
+    check_flag,
+    check_shape,
+    joint_shape,
+    non_negative_integer,
+    optional,
+    proper_fraction,
+)
 from pyro_radial.distributions.constraints import finite_positive
 from pyro_radial.distributions.radial_marginal import radial_marginal_quantile
 from pyro_radial.distributions.special import (
@@ -70,17 +79,11 @@ class RadialNormal(TorchDistribution):
     _log_density_at_loc = math.inf
 
     def __init__(self, loc: Any, scale: Any, event_dim: int = 1, *, validate_args: bool | None = None) -> None:
+        optional(check_flag, "validate_args", validate_args)
         self.loc, self.scale = _broadcast(loc, scale)
         # If Pyro tracks the provenance of the tensor, its shape is a plain tuple.
         shape = torch.Size(self.loc.shape)
-        if not isinstance(event_dim, int) or event_dim < 0:
-            raise ValueError(f"RadialNormal: event_dim must be a non-negative integer, got {event_dim!r}")
-        if event_dim > len(shape):
-            raise ValueError(
-                f"RadialNormal: event_dim must be at most {len(shape)}, the rank of loc and scale of shape "
-                f"{tuple(shape)}, got {event_dim}"
-            )
-        split = len(shape) - event_dim
+        split = len(shape) - _checked_event_dim(event_dim, shape)
         if shape[split:].numel() == 0:
             raise ValueError(
                 f"RadialNormal: loc and scale must have elements in their event, got event shape {tuple(shape[split:])}"
@@ -96,14 +99,14 @@ class RadialNormal(TorchDistribution):
         loc: torch.Size = torch.Size(()), scale: torch.Size = torch.Size(()), event_dim: int = 1
     ) -> tuple[torch.Size, torch.Size]:
         """Return batch and event shape from the shapes of the arguments, without making a distribution."""
-        shape = torch.broadcast_shapes(loc, scale)
-        split = len(shape) - event_dim
-        return torch.Size(shape[:split]), torch.Size(shape[split:])
+        shape = joint_shape("RadialNormal", loc=loc, scale=scale)
+        split = len(shape) - _checked_event_dim(event_dim, shape)
+        return shape[:split], shape[split:]
 
     def expand(self, batch_shape: Sequence[int], _instance: "RadialNormal | None" = None) -> "RadialNormal":
         """Return the same distribution with a larger batch shape; it shares memory."""
         new = self._get_checked_instance(RadialNormal, _instance)
-        batch_shape = torch.Size(batch_shape)
+        batch_shape = check_shape("batch_shape", batch_shape, self.batch_shape)
         new.loc = self.loc.expand(batch_shape + self.event_shape)
         new.scale = self.scale.expand(batch_shape + self.event_shape)
         super(RadialNormal, new).__init__(batch_shape, self.event_shape, validate_args=False)
@@ -135,7 +138,7 @@ class RadialNormal(TorchDistribution):
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
         """Draw a sample with gradients to ``loc`` and ``scale``, ``[*sample_shape, *batch, *event]``."""
-        noise = self._unit_noise(self._extended_shape(torch.Size(sample_shape)))
+        noise = self._unit_noise(self._extended_shape(check_shape("sample_shape", sample_shape)))
         return torch.addcmul(self.loc, self.scale, noise)
 
     def _unit_noise(self, shape: torch.Size) -> Tensor:
@@ -150,7 +153,7 @@ class RadialNormal(TorchDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the normalized log-density, ``[*sample, *batch]``; +inf at ``loc`` for D >= 2."""
         # Torch cannot check the support of a tensor without elements.
-        if self._validate_args and value.numel() > 0:
+        if self._validate_args and not (isinstance(value, Tensor) and value.numel() == 0):
             self._validate_sample(value)
         if self.num_elements == 1:
             # As for a normal: the distance has no derivative at loc, its square has two.
@@ -198,7 +201,8 @@ class RadialNormal(TorchDistribution):
         :param probabilities: numbers strictly between 0 and 1.
         :returns: the quantiles, ``[len(probabilities), *batch, *event]``.
         """
-        standard = [radial_marginal_quantile(float(p), self.num_elements) for p in probabilities]
+        fractions = check_each(proper_fraction, "probabilities", probabilities)
+        standard = [radial_marginal_quantile(p, self.num_elements) for p in fractions]
         return torch.stack([self.loc + self.scale * z for z in standard])
 
 
@@ -255,14 +259,19 @@ def _unsqueeze(batch_value: Tensor, event_dim: int) -> Tensor:
     return batch_value.reshape(batch_value.shape + (1,) * event_dim)
 
 
+def _checked_event_dim(event_dim: int, shape: torch.Size) -> int:
+    if non_negative_integer("RadialNormal: event_dim", event_dim) > len(shape):
+        raise ValueError(
+            f"RadialNormal: event_dim must be at most {len(shape)}, the rank of loc and scale of shape "
+            f"{tuple(shape)}, got {event_dim}"
+        )
+    return event_dim
+
+
 def _broadcast(loc: Any, scale: Any) -> tuple[Tensor, Tensor]:
     """Return both arguments as floating-point tensors of one shape, or raise an error that names the argument."""
     for name, argument in (("loc", loc), ("scale", scale)):
         check_float("RadialNormal", name, argument)
-    try:
-        loc, scale = broadcast_all(loc, scale)
-    except RuntimeError:
-        raise ValueError(
-            f"RadialNormal: loc and scale must broadcast, got shapes {tuple(loc.shape)} and {tuple(scale.shape)}"
-        ) from None
+    joint_shape("RadialNormal", loc=getattr(loc, "shape", ()), scale=getattr(scale, "shape", ()))
+    loc, scale = broadcast_all(loc, scale)
     return loc, scale

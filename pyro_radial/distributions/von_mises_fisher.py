@@ -12,6 +12,7 @@ from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
+from pyro_radial._pyro.checks import check_flag, check_shape, joint_shape, optional
 from pyro_radial.distributions.constraints import finite_nonnegative
 from pyro_radial.distributions.special import accumulation_dtype, check_float, log_sphere_area
 from pyro_radial.distributions.vmf import functions
@@ -67,14 +68,9 @@ class VonMisesFisherStable(TorchDistribution):
     has_rsample = True
 
     def __init__(self, loc: Tensor, concentration: Any, validate_args: bool | None = None) -> None:
+        optional(check_flag, "validate_args", validate_args)
         loc, concentration = _checked(type(self).__name__, loc, concentration)
-        try:
-            batch_shape = torch.broadcast_shapes(loc.shape[:-1], concentration.shape)
-        except RuntimeError:
-            raise ValueError(
-                f"{type(self).__name__}: concentration must broadcast with the rows of loc, got shape "
-                f"{tuple(concentration.shape)} and loc of shape {tuple(loc.shape)}"
-            ) from None
+        batch_shape = joint_shape(type(self).__name__, loc=loc.shape[:-1], concentration=concentration.shape)
         self.loc, self.concentration = loc.expand(batch_shape + loc.shape[-1:]), concentration.expand(batch_shape)
         super().__init__(batch_shape, torch.Size(loc.shape[-1:]), validate_args=validate_args)
 
@@ -83,14 +79,15 @@ class VonMisesFisherStable(TorchDistribution):
         loc: torch.Size, concentration: torch.Size = torch.Size(())
     ) -> tuple[torch.Size, torch.Size]:
         """Return batch and event shape from the shapes of the arguments, without making a distribution."""
-        return torch.broadcast_shapes(loc[:-1], concentration), torch.Size(loc[-1:])
+        rows = check_shape("loc", loc, torch.Size([1]))
+        return joint_shape("VonMisesFisherStable", loc=rows[:-1], concentration=concentration), rows[-1:]
 
     def expand(
         self, batch_shape: Sequence[int], _instance: "VonMisesFisherStable | None" = None
     ) -> "VonMisesFisherStable":
         """Return the same distribution with a larger batch shape; it shares memory."""
         new = self._get_checked_instance(VonMisesFisherStable, _instance)
-        batch_shape = torch.Size(batch_shape)
+        batch_shape = check_shape("batch_shape", batch_shape, self.batch_shape)
         new.loc = self.loc.expand(batch_shape + self.event_shape)
         new.concentration = self.concentration.expand(batch_shape)
         super(VonMisesFisherStable, new).__init__(batch_shape, self.event_shape, validate_args=False)
@@ -126,7 +123,7 @@ class VonMisesFisherStable(TorchDistribution):
 
         The gradient in ``loc`` is right along the sphere, as for a result of ``torch.nn.functional.normalize``.
         """
-        shape = self._extended_shape(torch.Size(sample_shape))
+        shape = self._extended_shape(check_shape("sample_shape", sample_shape))
         gap = sample_one_minus_cosine(self.concentration.expand(shape[:-1]), self.dim)
         return sample_direction(self.loc.expand(shape), gap)
 
@@ -188,11 +185,11 @@ class HypersphericalUniform(TorchDistribution):
         if like is not None and not (isinstance(like, Tensor) and like.is_floating_point()):
             got = like.dtype if isinstance(like, Tensor) else repr(like)
             raise ValueError(f"HypersphericalUniform: like must be a floating-point tensor, got {got}")
-        if not isinstance(batch_shape, Sequence) or not all(isinstance(n, int) and n >= 0 for n in batch_shape):
-            raise ValueError(f"HypersphericalUniform: batch_shape must be a sequence of sizes, got {batch_shape!r}")
+        optional(check_flag, "validate_args", validate_args)
+        batch_shape = check_shape("HypersphericalUniform: batch_shape", batch_shape)
         # A tensor of the distribution's own, which moves with it to another dtype or device.
         self.like = torch.zeros(()) if like is None else torch.zeros((), dtype=like.dtype, device=like.device)
-        super().__init__(torch.Size(batch_shape), torch.Size((dim,)), validate_args=validate_args)
+        super().__init__(batch_shape, torch.Size((dim,)), validate_args=validate_args)
 
     def expand(
         self, batch_shape: Sequence[int], _instance: "HypersphericalUniform | None" = None
@@ -200,7 +197,8 @@ class HypersphericalUniform(TorchDistribution):
         """Return the same distribution with a larger batch shape."""
         new = self._get_checked_instance(HypersphericalUniform, _instance)
         new.like = self.like
-        super(HypersphericalUniform, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
+        batch_shape = check_shape("batch_shape", batch_shape, self.batch_shape)
+        super(HypersphericalUniform, new).__init__(batch_shape, self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
 
@@ -221,7 +219,7 @@ class HypersphericalUniform(TorchDistribution):
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
         """Draw a sample, ``[*sample_shape, *batch, m]``; the distribution has no parameters for a gradient."""
-        return sample_uniform_direction(self._extended_shape(torch.Size(sample_shape)), self.like)
+        return sample_uniform_direction(self._extended_shape(check_shape("sample_shape", sample_shape)), self.like)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return minus the log-area of the sphere, ``[*sample, *batch]``."""
