@@ -15,7 +15,7 @@ from pyro.nn import PyroParam
 from pyro.nn.module import pyro_method
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial._pyro.checks import check_flag, positive_count, positive_float
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.priors.normal import check_positive_scalar_distribution
@@ -311,6 +311,7 @@ class Gaussian(Likelihood):
         precision_prior: TorchDistributionMixin | None = None,
     ) -> None:
         super().__init__(num_data, event_dim)
+        check_flag("learn_scale", learn_scale)
         self.precision_prior: Following | None = None
         if precision_prior is not None:
             if scale is not None or learn_scale:

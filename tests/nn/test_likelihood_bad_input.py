@@ -130,6 +130,11 @@ class TestBadInput:
         with pytest.raises(ValueError, match="floor must be a positive finite number"):
             HeteroscedasticGaussian(N, floor=scale)
 
+    @pytest.mark.parametrize("value", [3, "x", None])
+    def test_a_learn_scale_that_is_not_a_bool_is_named(self, value):
+        with pytest.raises(ValueError, match=f"learn_scale must be True or False, got {value!r}"):
+            Gaussian(N, learn_scale=value)
+
     @pytest.mark.parametrize("beside", [{"scale": 1.0}, {"learn_scale": True}])
     def test_two_kinds_of_noise_are_refused(self, beside):
         with pytest.raises(ValueError, match="precision_prior"):

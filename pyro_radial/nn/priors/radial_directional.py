@@ -3,7 +3,7 @@
 
 """A prior that gives each row or column of a weight tensor a direction on the sphere and a sparse radius."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -171,8 +171,9 @@ class RadialDirectionalPrior:
     :param direction: "uniform", or a function of (site, ``[groups, n]`` directions of the network's own weights) that
         returns a distribution of shape ``[groups, n]`` or ``[n]`` on the sphere, such as a ``VonMisesFisherStable``.
     :param float bias_scale: the standard deviation of parameters of one dim.
-    :raises ValueError: for another grouping or direction, or a scale that is not positive and finite; when it samples,
-        naming the parameter or site, for a parameter without dims or a direction of another shape.
+    :raises ValueError: for another grouping or direction, or a scale that is not positive and finite; in a network, for
+        the grouping of an unknown parameter; when it samples, naming the parameter or site, for a parameter without
+        dims or a direction of another shape.
 
     Example::
 
@@ -202,6 +203,13 @@ class RadialDirectionalPrior:
         self.bias_scale = bias_scale
         self._normal = FanIn(bias_scale=bias_scale)
         self._tensors: dict[str, _Tensor] = {}
+
+    def setup(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Raise a ValueError for a grouping of a parameter that is not among these."""
+        names = [name for name, _ in named_parameters]
+        unknown = [] if isinstance(self.grouping, str) else [name for name in self.grouping if name not in names]
+        if unknown:
+            raise ValueError(f"grouping must name random parameters, which are {names}, got {unknown}")
 
     def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
         """Sample the sites of one parameter; each starts a guide at the network's own weights."""

@@ -172,6 +172,12 @@ class TestBadInput:
         with pytest.raises(ValueError, match="grouping must be one of"):
             RadialDirectionalPrior({"0.weight": "rows"})
 
+    @pytest.mark.parametrize("unknown", ["zzz", "bias.", "0.weight"])
+    def test_a_grouping_of_an_unknown_parameter_is_named(self, unknown):
+        words = rf"grouping must name random parameters, which are \['weight', 'bias'\], got \['{unknown}'\]"
+        with pytest.raises(ValueError, match=words):
+            BayesianModule(nn.Linear(3, 4), RadialDirectionalPrior({"weight": "row", unknown: "row"}))
+
     def test_a_direction_that_is_no_distribution_of_directions_is_refused(self):
         with pytest.raises(ValueError, match="direction must be"):
             RadialDirectionalPrior(direction="vmf")
