@@ -23,7 +23,7 @@ from pyro.util import warn_if_nan
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_flag, positive_count
 from pyro_radial._pyro.compat import (
     check_mean_field_requirement,
     check_model_guide_match,
@@ -215,9 +215,9 @@ class RadialELBO(TraceMeanField_ELBO):
     :param bool strict_kl: whether to raise an error at a site without a closed-form KL instead of sampling its KL.
         ``terms.sampled_kl`` lists sampled sites.
     :param kwargs: ``vectorize_particles``, ``max_plate_nesting`` and the other arguments of Pyro's losses.
-    :raises ValueError: for a negative or infinite weight, or no particles; naming the site, for a latent site that the
-        guide lacks, and under ``strict_kl``; naming the parameter, for a guide with NaN or infinity if validation
-        stops there.
+    :raises ValueError: for a negative or infinite weight, no particles, or a ``strict_kl`` that is not a bool; naming
+        the site, for a latent site that the guide lacks, and under ``strict_kl``; naming the parameter, for a guide
+        with NaN or infinity if validation stops there.
 
     Example::
 
@@ -250,7 +250,7 @@ class RadialELBO(TraceMeanField_ELBO):
         if not callable(kl_weight):
             check_weight(kl_weight)
         self.kl_weight = kl_weight
-        self.strict_kl = strict_kl
+        self.strict_kl = check_flag("strict_kl", strict_kl)
         #: Losses evaluated with gradients so far, the argument of a ``kl_weight`` schedule.
         self.step = 0
         self._given_weight: float | Tensor | None = None
@@ -285,9 +285,9 @@ class RadialELBO(TraceMeanField_ELBO):
         self._evaluated = [terms], 1
         self.step += gradients
 
-    def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the loss without gradients."""
-        return self._total_of_passes(self._losses(model, guide, args, kwargs), backward=False)
+    def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+        """Return the loss without gradients, as a number like Pyro's losses; this reads it on the host."""
+        return float(self._total_of_passes(self._losses(model, guide, args, kwargs), backward=False))
 
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss as a tensor to differentiate, without a host-device synchronization."""
