@@ -14,17 +14,17 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import TorchDistributionMixin
-from pyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoGuideList, AutoNormal
+from pyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoGuideList, AutoMultivariateNormal, AutoNormal
 from pyro.nn import PyroModule
-from torch import Tensor
 from torch.distributions import biject_to
 
+from pyro_radial._pyro.checks import check_flag
 from pyro_radial._pyro.compat import initial_scale, loc_and_scale
 from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.moments import moment_matched, moments
 from pyro_radial.distributions.storage import StoredDistribution, StoredDistributions
-from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.distributions.wrappers import Transformed, leaf
 from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.diagnose import UNMOVED
 from pyro_radial.poutine.swap_prior import SwapPriorMessenger, UnderPriors, check_prior, is_guide
@@ -32,6 +32,9 @@ from pyro_radial.poutine.swap_prior import SwapPriorMessenger, UnderPriors, chec
 __all__ = ["PriorChain", "posterior_of"]
 
 FORMS = ("normal", "exact")
+
+# Pyro's guides that are normal in unconstrained space.
+NORMAL_GUIDES = (AutoNormal, AutoDiagonalNormal, AutoMultivariateNormal)
 
 # A smaller change of the scales is rounding in the map that keeps them positive.
 ROUNDING = 1e-5
@@ -114,6 +117,7 @@ class PriorChain(UnderPriors):
         :param kwargs: other arguments of the guide.
         :returns: ``guide_type(chain, **kwargs)``.
         """
+        check_flag("reset_scales", reset_scales)
         start = self.prior
         takes_init = isinstance(guide_type, type) and "init_loc_fn" in inspect.signature(guide_type).parameters
         if start and takes_init and not hasattr(guide_type, "start_at"):
@@ -133,8 +137,11 @@ class PriorChain(UnderPriors):
         prior; a point estimate raises a warning, and so do scales that hardly moved from their start. Nothing changes
         if any site is refused.
 
-        :param guide: a trained guide with ``posterior()``, Pyro's ``AutoNormal`` or ``AutoDiagonalNormal``, an
-            ``AutoGuideList`` of such guides, or distributions by site name.
+        With Pyro's ``AutoMultivariateNormal`` and ``form="exact"`` each site keeps the covariance of its own event.
+        Correlations between sites are lost, with a warning.
+
+        :param guide: a trained guide with ``posterior()``, Pyro's ``AutoNormal``, ``AutoDiagonalNormal`` or
+            ``AutoMultivariateNormal``, an ``AutoGuideList`` of such guides, or distributions by site name.
         :param exclude: sites that keep their prior: a regular expression searched in the name, names, or a function of
             the name.
         :raises ValueError: for another guide; naming the site, for a guide that was never trained, a posterior that is
@@ -153,6 +160,13 @@ class PriorChain(UnderPriors):
             raise ValueError("guide must have a site that is neither excluded nor a point estimate, got none")
         self.chained.update({name: self._stored(name, q, _site(guide, name)) for name, q in posterior.items()})
         self._compared.clear()
+        joint = [part for part in _parts(guide) if _is_normal(part) and isinstance(part, AutoMultivariateNormal)]
+        if self.form == "exact" and any(len(list(_normals(part))) > 1 for part in joint):
+            warnings.warn(
+                "the guide has correlations between sites, which the prior of each site cannot keep; put these sites "
+                "into one site, or use distributions of single sites",
+                stacklevel=2,
+            )
         if points:
             warnings.warn(
                 f"the guide has point estimates of {points}; these sites keep their prior, because a point as a prior "
@@ -225,13 +239,13 @@ def posterior_of(guide: Any) -> dict[str, Any]:
     for part in _parts(guide):
         if hasattr(part, "posterior"):
             posterior |= part.posterior()
-        elif _is_factorized_normal(part):
-            posterior |= {name: _pushforward(site, *normal) for name, site, *normal in _normals(part)}
+        elif _is_normal(part):
+            posterior |= {name: _on_support(site, normal) for name, site, normal in _normals(part)}
         else:
             raise ValueError(
-                "guide must have a method posterior(), as AutoRadial and AutoMeanField have, or be Pyro's AutoNormal "
-                f"or AutoDiagonalNormal, got {type(part).__name__}; use one of these, or give its distributions by "
-                "site name, {site: distribution}"
+                "guide must have a method posterior(), as AutoRadial and AutoMeanField have, or be Pyro's AutoNormal, "
+                f"AutoDiagonalNormal or AutoMultivariateNormal, got {type(part).__name__}; use one of these, or give "
+                "its distributions by site name, {site: distribution}"
             )
     return posterior
 
@@ -242,41 +256,59 @@ def _scale_change(part: Any) -> dict[str, float]:
     if hasattr(part, "scale_change"):
         change: dict[str, float] = part.scale_change()
         return change
-    if not _is_factorized_normal(part):
+    if not _is_normal(part):
         return {}
-    ratios = {name: scale.double() / initial_scale(part) for name, _, _, scale in _normals(part)}
+    stddevs = {name: moments(normal).stddev for name, _, normal in _normals(part)}
+    ratios = {name: stddev.double() / initial_scale(part) for name, stddev in stddevs.items() if stddev is not None}
     return {name: float(ratio.log().square().mean().sqrt()) for name, ratio in ratios.items()}
 
 
-def _is_factorized_normal(part: Any) -> bool:
-    """Whether this is one of Pyro's two guides of independent normals, or a subclass that samples in the same way."""
-    return any(isinstance(part, cls) and type(part).forward is cls.forward for cls in (AutoNormal, AutoDiagonalNormal))
+def _is_normal(part: Any) -> bool:
+    """Whether this is one of three of Pyro's guides, or a subclass that samples in the same way."""
+    return any(isinstance(part, cls) and type(part).forward is cls.forward for cls in NORMAL_GUIDES)
 
 
-def _normals(part: Any) -> Iterator[tuple[str, Any, Tensor, Tensor]]:
-    """Each site's name, the site, and the mean and standard deviation of its normal in unconstrained space."""
+def _normals(part: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Each site's name, the site, and its normal in unconstrained space."""
     if part.prototype_trace is None:
         raise RuntimeError(f"{type(part).__name__} has no parameters yet; train it first")
+    joint = None if isinstance(part, AutoNormal) else part.get_posterior()
     position = 0
     for name, site in part.prototype_trace.iter_stochastic_nodes():
-        if isinstance(part, AutoNormal):
-            loc, scale = loc_and_scale(part, name)
+        if joint is None:
+            loc, scale = (tensor.detach().clone() for tensor in loc_and_scale(part, name))
+            yield name, site, dist.Normal(loc, scale).to_event(_event_dim(site, loc.dim()))
         else:
             # One vector for all sites, in the model's order.
             shape = biject_to(site["fn"].support).inverse_shape(site["value"].shape)
             own = slice(position, position + shape.numel())
-            loc, scale = part.loc[own].view(shape), part.scale[own].view(shape)
+            yield name, site, _marginal(joint, own, shape, _event_dim(site, len(shape)))
             position = own.stop
-        yield name, site, loc.detach().clone(), scale.detach().clone()
 
 
-def _pushforward(site: Any, loc: Tensor, scale: Tensor) -> Any:
+def _event_dim(site: Any, unconstrained_dim: int) -> int:
     # A transform may change the number of event dimensions, as the one of a covariance does.
-    normal = dist.Normal(loc, scale).to_event(site["fn"].event_dim + loc.dim() - site["value"].dim())
+    return site["fn"].event_dim + unconstrained_dim - site["value"].dim()
+
+
+def _marginal(joint: Any, own: slice, shape: torch.Size, event_dim: int) -> Any:
+    """The marginal of some elements of a normal on a vector, with a covariance for each event."""
+    batch, event = shape[: len(shape) - event_dim], shape[len(shape) - event_dim :]
+    loc = joint.mean[own].clone()
+    if not isinstance(joint, dist.MultivariateNormal) or event_dim == 0:
+        return dist.Normal(loc.view(shape), joint.stddev[own].clone().view(shape)).to_event(event_dim)
+    rows = joint.scale_tril[own].view(*batch, event.numel(), -1)
+    # The covariance is rows @ rows.T; its factor by orthogonal transformations loses no digits.
+    factor = torch.linalg.qr(rows.mT, mode="r").R.mT
+    factor = factor * factor.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    normal = dist.MultivariateNormal(loc.view(*batch, -1), scale_tril=factor)
+    reshape = dist.transforms.ReshapeTransform(torch.Size([event.numel()]), event)
+    return normal if event_dim == 1 else dist.TransformedDistribution(normal, [reshape])
+
+
+def _on_support(site: Any, normal: Any) -> Any:
     support = site["fn"].support
-    if is_real(support):
-        return normal
-    return dist.TransformedDistribution(normal, [biject_to(support).with_cache()], validate_args=False)
+    return normal if is_real(support) else Transformed(normal, [biject_to(support).with_cache()], validate_args=False)
 
 
 def _site(guide: Any, name: str) -> Any:

@@ -9,10 +9,10 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 from torch.distributions import LogNormal, Normal, TransformedDistribution
-from torch.distributions.transforms import AffineTransform, Transform
+from torch.distributions.transforms import AffineTransform, ReshapeTransform, Transform
 
 from pyro_radial.distributions.constraints import is_real
-from pyro_radial.distributions.wrappers import Pushforward, elementary, leaf, map_leaf, pull_back, unmasked
+from pyro_radial.distributions.wrappers import TRANSFORMED, elementary, leaf, map_leaf, pull_back, unmasked, with_base
 
 __all__ = ["Moments", "center", "moment_matched", "moments"]
 
@@ -64,15 +64,10 @@ def _own_moments(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
     return None if mean is None else mean.expand(shape), None if stddev is None else stddev.expand(shape)
 
 
-def _is_pushforward(distribution: Any) -> bool:
-    """Return whether this is a plain transformed distribution, without formulas of its own."""
-    return type(distribution) in (dist.TransformedDistribution, Pushforward, TransformedDistribution)
-
-
 def _is_affine(distribution: Any) -> bool:
-    """Return whether this is an affine function of another distribution, element by element."""
-    return _is_pushforward(distribution) and all(
-        isinstance(transform, AffineTransform) for transform in elementary(distribution.transforms)
+    """Return whether this is an affine function of another distribution, element by element, in any shape."""
+    return type(distribution) in TRANSFORMED and all(
+        isinstance(transform, AffineTransform | ReshapeTransform) for transform in elementary(distribution.transforms)
     )
 
 
@@ -80,7 +75,7 @@ def _is_affine_on_the_line(distribution: Any) -> bool:
     """Whether values everywhere on the line are possible, which torch says of every affine function."""
     base = leaf(distribution.base_dist)
     return _is_affine(distribution) and (
-        _is_affine_on_the_line(base) if _is_pushforward(base) else is_real(base.support)
+        _is_affine_on_the_line(base) if type(base) in TRANSFORMED else is_real(base.support)
     )
 
 
@@ -88,7 +83,8 @@ def _pushed_forward(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
     mean, stddev = _own_moments(distribution.base_dist)
     for transform in elementary(distribution.transforms):
         mean = None if mean is None else transform(mean)
-        stddev = None if stddev is None else stddev * abs(transform.scale)  # type: ignore[attr-defined]
+        if stddev is not None:
+            stddev = transform(stddev) if isinstance(transform, ReshapeTransform) else stddev * abs(transform.scale)  # type: ignore[attr-defined]
     return mean, stddev
 
 
@@ -122,11 +118,8 @@ def moment_matched(distribution: Any) -> Any:
 def _matched(distribution: Any) -> Any:
     if isinstance(distribution, Normal | LogNormal):
         return distribution
-    if _is_pushforward(distribution) and not _is_affine_on_the_line(distribution):
-        base = moment_matched(distribution.base_dist)
-        if isinstance(distribution, Pushforward):
-            return Pushforward(base, distribution.transforms, distribution.support)
-        return dist.TransformedDistribution(base, distribution.transforms)
+    if type(distribution) in TRANSFORMED and not _is_affine_on_the_line(distribution):
+        return with_base(distribution, moment_matched(distribution.base_dist))
     if not is_real(distribution.support):
         raise ValueError(
             f"{type(distribution).__name__} cannot be matched by a normal distribution: its support is "

@@ -20,7 +20,9 @@ from pyro_radial._pyro.compat import own_mask
 from pyro_radial.distributions.special import accumulation_dtype
 
 __all__ = [
+    "TRANSFORMED",
     "Pushforward",
+    "Transformed",
     "carry_to_batch",
     "elementary",
     "expanded",
@@ -32,6 +34,7 @@ __all__ = [
     "to_like",
     "unexpanded",
     "unmasked",
+    "with_base",
 ]
 
 WRAPPERS = (Independent, MaskedDistribution, ExpandedDistribution)
@@ -103,10 +106,13 @@ def unmasked(distribution: Any) -> Any:
     if not isinstance(distribution, (*WRAPPERS, TransformedDistribution)):
         return distribution
     inner = unmasked(distribution.base_dist)
-    if inner is distribution.base_dist:
-        return distribution
+    return distribution if inner is distribution.base_dist else with_base(distribution, inner)
+
+
+def with_base(distribution: Any, base: Any) -> Any:
+    """Return the same wrapper around another distribution of the same shape."""
     new = copy.copy(distribution)
-    new.base_dist = inner
+    new.base_dist = base
     return new
 
 
@@ -164,9 +170,7 @@ def _own_copy(distribution: Any) -> Any:
     """Copy the wrappers down to the leaf, so that they may be changed; tensors are shared."""
     if not isinstance(distribution, (*WRAPPERS, TransformedDistribution)):
         return distribution
-    clone = copy.copy(distribution)
-    clone.base_dist = _own_copy(distribution.base_dist)
-    return clone
+    return with_base(distribution, _own_copy(distribution.base_dist))
 
 
 def unexpanded(tensor: Tensor, keep: int = 0) -> Tensor:
@@ -199,6 +203,19 @@ def _moved(value: Any, like: Tensor, done: dict[int, Any]) -> Any:
     return done[id(value)]
 
 
+class Transformed(dist.TransformedDistribution):
+    """A distribution on a constrained support that says how to get the moments it does not know."""
+
+    @property
+    def mean(self) -> Any:  # noqa: D102
+        raise NotImplementedError(
+            "mean and variance of a transformed distribution have no closed form: average draws, such as "
+            "distribution.sample((10_000,)).mean(0), or take guide.median()"
+        )
+
+    variance = mean
+
+
 class Pushforward(dist.TransformedDistribution):
     """Transform a distribution, with a given support: torch takes the whole line for the support of an affine map."""
 
@@ -218,9 +235,13 @@ class Pushforward(dist.TransformedDistribution):
         return Pushforward(repeated.base_dist, repeated.transforms, self._support)
 
 
+# Plain transformed distributions, without formulas of their own.
+TRANSFORMED = (TransformedDistribution, dist.TransformedDistribution, Transformed, Pushforward)
+
+
 def on_support(distribution: Any, support: Any) -> Any:
     """Return the distribution; if it is a plain transformed one, with this support."""
-    if type(distribution) in (dist.TransformedDistribution, Pushforward):
+    if type(distribution) in TRANSFORMED:
         return Pushforward(distribution.base_dist, distribution.transforms, support)
     if isinstance(distribution, Independent) and isinstance(support, constraints.independent):
         own = distribution.reinterpreted_batch_ndims

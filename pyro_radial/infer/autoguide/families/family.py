@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
 from pyro.nn.module import PyroParam
@@ -19,7 +18,7 @@ from pyro_radial._pyro.checks import positive_float
 from pyro_radial._pyro.compat import helpful_support_errors, periodic_repeat
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.distributions.moments import moments
-from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.distributions.wrappers import Transformed, leaf
 from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
 
 __all__ = ["Families", "Family", "LocScale", "Site", "choose_families", "expanded_mean"]
@@ -74,7 +73,7 @@ class Site:
         if transform.domain.event_dim or transform.codomain.event_dim:
             raise ValueError(
                 f"site '{self.name}' is transformed by {type(transform).__name__}, which mixes its elements: "
-                "they have no closed-form marginal quantiles; draw samples instead"
+                "they have no closed-form marginal quantiles; name other sites with sites=[...], or draw samples"
             )
         return bool(transform.sign < 0)
 
@@ -87,7 +86,7 @@ class Family:
 
     Example::
 
-        >>> import pyro
+        >>> import pyro, pyro.distributions as dist
         >>> from pyro_radial import AutoRadial
         >>> from pyro_radial.infer.autoguide import families
         >>> class Laplace(families.LocScale):
@@ -147,7 +146,7 @@ class Family:
         """The distribution on the support of a site with a transform."""
         assert site.transform is not None
         # The cache makes the inverse of a sample exact, where rounding would move it.
-        return dist.TransformedDistribution(distribution, [site.transform.with_cache()], validate_args=False)
+        return Transformed(distribution, [site.transform.with_cache()], validate_args=False)
 
     def local_noise(self, name: str, distribution: Any) -> UnitNoise | None:
         """The noise of a network's weights for :func:`~pyro_radial.poutine.local_reparameterization`.
