@@ -21,7 +21,7 @@ from pyro.nn.module import PyroParam
 from torch import Tensor
 from torch.distributions import Distribution, transform_to
 
-from pyro_radial._pyro.checks import positive_float
+from pyro_radial._pyro.checks import check_flag, positive_float
 from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.random_numbers import one_at_a_time
@@ -63,9 +63,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         to a :class:`~pyro_radial.infer.autoguide.families.Family`, or a function of the name and the site that returns
         a family or None.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
-    :raises ValueError: for an ``init_stddev`` that is not positive and finite; once the model has run, for a model
-        without latent sites, a discrete latent site, a family that does not fit its site, a key of ``families`` without
-        a site, or two patterns for one site.
+    :raises ValueError: for an ``init_stddev`` that is not positive and finite; once the model has run, for a discrete
+        latent site, a family that does not fit its site, a key of ``families`` without a site, or two patterns for one
+        site.
     """
 
     def __init__(
@@ -124,11 +124,6 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         with keeping_buffers(poutine.unwrap(self.model)):
             super()._setup_prototype(*args, **kwargs)
         sites = dict(self._latent_sites())
-        if not sites:
-            raise ValueError(
-                f"{type(self).__name__}: model must have at least one latent site, got none; a model whose parameters "
-                "are all pyro.param needs a guide without sites, such as lambda *args: None"
-            )
         self._places = places(sites)
         chosen = choose_families(self._wanted_families, sites)
         for name, site in sites.items():
@@ -230,17 +225,25 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         }
 
     @torch.no_grad()
-    def quantiles(self, quantiles: Sequence[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def quantiles(
+        self, quantiles: Sequence[float], *args: Any, sites: Collection[str] | None = None, **kwargs: Any
+    ) -> dict[str, Tensor]:
         """Quantiles of each element's marginal, ``{site: [len(quantiles), *shape]}``.
 
         :param quantiles: numbers strictly between 0 and 1.
-        :raises ValueError: for a site with a transform that mixes elements, such as a simplex or a covariance.
+        :param sites: the names of the sites; all by default.
+        :raises ValueError: for an unknown site, or one with a transform that mixes elements, such as a simplex or a
+            covariance.
         """
         self._require_setup("quantiles", *args, **kwargs)
         levels = [float(q) for q in quantiles]
         if not all(0.0 < q < 1.0 for q in levels):
             raise ValueError(f"quantiles must lie strictly between 0 and 1, got {levels}")
-        return {name: self._site_quantiles(name, levels) for name in self._families}
+        names = list(self._families)
+        wanted = names if sites is None else [sites] if isinstance(sites, str) else list(sites)
+        if not set(wanted) <= set(names):
+            raise ValueError(f"sites must be among {names}, got {wanted}")
+        return {name: self._site_quantiles(name, levels) for name in wanted}
 
     def _site_quantiles(self, name: str, levels: list[float]) -> Tensor:
         site = self._site[name]
@@ -271,6 +274,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         :raises RuntimeError: if the guide already has parameters.
         :raises ValueError: at setup, naming the site, for a distribution of another shape.
         """
+        check_flag("scales", scales)
         if self.prototype_trace is not None:
             raise RuntimeError(f"{type(self).__name__}.start_at: the guide already has parameters")
         self._start, self._start_spread = dict(distributions), scales
@@ -306,24 +310,34 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         :param state_dict: values by site name, such as ``net.state_dict()``; other names are ignored.
         :param bool strict: whether a site without a value is an error.
         :returns: the sites without a value.
-        :raises ValueError: naming the site, for a missing value (if strict) or a wrong shape.
+        :raises ValueError: naming the site, for a missing value (if strict), a wrong shape, or a value that is NaN or
+            outside the interior of the site's support.
         """
+        check_flag("strict", strict)
         self._require_setup("load_means")
         missing = [name for name in self._site if name not in state_dict]
         if strict and missing:
             raise ValueError(f"load_means: no value for the sites {missing}; strict=False skips them")
-        for name, site in self._site.items():
-            if name not in missing:
-                value = state_dict[name]
-                target = self._trained("loc", name)
-                value = value if site.transform is None else site.transform.inv(value)
-                if value.shape != target.shape:
-                    raise ValueError(
-                        f"load_means: site '{name}' has shape {tuple(target.shape)}, "
-                        f"its value in state_dict {tuple(value.shape)}"
-                    )
-                target.copy_(value)
+        # All are checked before the first one changes.
+        means = {name: self._checked_mean(name, state_dict[name]) for name in self._site if name not in missing}
+        for name, mean in means.items():
+            self._trained("loc", name).copy_(mean)
         return MissingMeans(missing)
+
+    def _checked_mean(self, name: str, value: Tensor) -> Tensor:
+        """The unconstrained value of a site, or an error that names the site."""
+        transform, shape = self._site[name].transform, self._trained("loc", name).shape
+        value = value if transform is None else transform.inv(value)
+        if value.shape != shape:
+            raise ValueError(
+                f"load_means: site '{name}' has shape {tuple(shape)}, its value in state_dict {tuple(value.shape)}"
+            )
+        if others := int((~value.isfinite()).sum()):
+            raise ValueError(
+                f"state_dict must have finite values inside the support of site '{name}', got {others} of "
+                f"{value.numel()} elements that are not"
+            )
+        return value
 
     def loc_scale_means(self) -> dict[str, Tensor]:
         """Copies of the means of real-valued sites with a location and a scale, which :meth:`set_stddevs` can set."""

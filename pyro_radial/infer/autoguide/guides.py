@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.autoguide.families.directional import VonMisesFisher
@@ -71,13 +72,12 @@ class AutoRadial(AutoPerSite):
         families: Families | None = None,
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
-        if init_scale is not None and init_stddev is not None:
-            raise ValueError("give init_scale or init_stddev, not both")
+        radial = Radial(init_stddev, init_scale=init_scale)
         super().__init__(
             model, init_loc_fn=init_loc_fn, init_stddev=init_stddev, families=families, create_plates=create_plates
         )
         self._event_dim = event_dim if event_dim is None or isinstance(event_dim, int) else dict(event_dim)
-        self._radial = Radial(init_scale=init_scale)
+        self._radial = radial
 
     def default_family(self, name: str, site: Any) -> Family:
         """A radial normal with the ``event_dim`` of this site."""
@@ -112,10 +112,11 @@ class AutoMeanField(AutoPerSite):
         :class:`~pyro_radial.infer.autoguide.AutoRadial`.
     :param float init_stddev: the initial standard deviation of every element in unconstrained space; by default 0.01 at
         sites of a network, which carry their initial value, and 0.1 at others.
+    :param float init_scale: Pyro's name for the same.
     :param families: other families for some sites, as in :class:`~pyro_radial.infer.autoguide.AutoRadial`.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
-    :raises ValueError: for an ``init_stddev`` that is not positive and finite, and, naming the site, for a discrete
-        latent site or a family that does not fit.
+    :raises ValueError: for an init that is not positive and finite, for both inits, and, naming the site, for a
+        discrete latent site or a family that does not fit.
 
     Example::
 
@@ -125,6 +126,24 @@ class AutoMeanField(AutoPerSite):
         >>> guide.posterior()["rate"].sample().shape
         torch.Size([2])
     """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        init_loc_fn: Callable[..., Any] = init_to_network,
+        init_stddev: float | None = None,
+        init_scale: float | None = None,
+        families: Families | None = None,
+        create_plates: Callable[..., Any] | None = None,
+    ) -> None:
+        if init_scale is not None:
+            if init_stddev is not None:
+                raise ValueError("give init_scale or init_stddev, not both")
+            init_stddev = positive_float("init_scale", init_scale)
+        super().__init__(
+            model, init_loc_fn=init_loc_fn, init_stddev=init_stddev, families=families, create_plates=create_plates
+        )
 
     def default_family(self, name: str, site: Any) -> Family:
         """A factorized normal."""
@@ -198,16 +217,14 @@ class AutoRadialDirectional(AutoPerSite):
 
 
 def _check_event_dim(event_dim: int | dict[str, int] | None, site_event_dims: dict[str, int]) -> None:
-    if event_dim is None or not site_event_dims:
-        return
     if isinstance(event_dim, int):
-        largest = max(site_event_dims.values())
+        largest = max(site_event_dims.values(), default=event_dim)
         if not 0 <= event_dim <= largest:
             raise ValueError(
                 f"event_dim must be at most {largest}, the most event dimensions of a site, got {event_dim}"
             )
         return
-    for name, dims in event_dim.items():
+    for name, dims in (event_dim or {}).items():
         if name not in site_event_dims:
             raise ValueError(f"event_dim names '{name}', but the sites are {sorted(site_event_dims)}")
         if not 0 <= dims <= site_event_dims[name]:

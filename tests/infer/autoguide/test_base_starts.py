@@ -39,6 +39,38 @@ def test_load_means_takes_a_trained_network_and_leaves_the_scales():
         AutoRadial(model).load_means(net.state_dict())
 
 
+@pytest.mark.parametrize(
+    ("name", "bad", "words"),
+    [
+        ("weight", math.nan, "'weight', got 1 of 8 elements"),
+        ("weight", math.inf, "'weight', got 1 of 8 elements"),
+        ("weight_prior_scale", -1.0, "'weight_prior_scale', got 1 of 1 elements"),
+    ],
+)
+def test_load_means_names_a_site_with_a_value_that_no_mean_can_have(name, bad, words):
+    model = SupervisedModel(BayesianModule(nn.Linear(4, 2), priors.HyperScale()), likelihoods.Gaussian(10))
+    guide = AutoRadial(model)
+    guide.setup(X, torch.randn(6, 2))
+    before = guide.median()
+    values = {site: value + 1.0 for site, value in before.items()}
+    values[name].view(-1)[0] = bad
+    with pytest.raises(ValueError, match=f"state_dict must have finite values inside the support of site {words}"):
+        guide.load_means(values)
+    # Nothing was loaded by half.
+    for site, value in guide.median().items():
+        assert torch.equal(value, before[site])
+
+
+@pytest.mark.parametrize("value", ["yes", 0, None])
+def test_flags_of_a_guide_are_bools(value):
+    guide = AutoRadial(matrix_model)
+    with pytest.raises(ValueError, match=f"scales must be True or False, got {value!r}"):
+        guide.start_at({}, scales=value)
+    guide.setup()
+    with pytest.raises(ValueError, match=f"strict must be True or False, got {value!r}"):
+        guide.load_means({}, strict=value)
+
+
 def test_scale_change_is_the_log_ratio_to_the_start():
     guide = AutoRadial(matrix_model)
     guide.setup()

@@ -8,11 +8,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
 from pyro.infer.autoguide.initialization import init_to_feasible, init_to_mean, init_to_median, init_to_sample
 from pyro.infer.reparam import ProjectedNormalReparam
 from pyro.optim import Adam
 
-from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, PriorChain, RadialELBO
 
 
 @pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField, AutoRadialDirectional])
@@ -59,3 +60,83 @@ def test_a_direction_is_refused_with_the_way_out(guide_type, init_loc_fn):
     guide = guide_type(reparametrized, init_loc_fn=init_loc_fn)
     guide()
     assert TraceMeanField_ELBO().loss(reparametrized, guide) < float("inf")
+
+
+@pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField, AutoRadialDirectional])
+def test_a_part_of_a_model_without_latent_sites_has_an_empty_guide(guide_type):
+    def model(x, y):
+        bias = pyro.param("bias", torch.tensor(0.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x + bias, 1.0), obs=y)
+
+    x, y = torch.zeros(5), torch.ones(5)
+    guide = guide_type(model)
+    assert guide(x, y) == guide.median() == guide.posterior() == guide.quantiles([0.5]) == {}
+    assert guide.scale_change() == {}
+    for loss in (Trace_ELBO(), TraceMeanField_ELBO(), RadialELBO(strict_kl=True)):
+        # It maximizes the likelihood.
+        expected = -dist.Normal(pyro.param("bias").detach(), 1.0).log_prob(y).sum()
+        assert SVI(model, guide, Adam({"lr": 0.1}), loss).step(x, y) == pytest.approx(float(expected))
+    assert float(pyro.param("bias").detach()) > 0.2
+    with pytest.raises(ValueError, match=r"event_dim names 'w', but the sites are \[\]"):
+        AutoRadial(model, event_dim={"w": 1})(x, y)
+
+
+def test_pyros_name_for_the_initial_standard_deviation_is_taken():
+    def model():
+        pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+    guide = AutoMeanField(model, init_scale=0.3)
+    guide()
+    torch.testing.assert_close(guide.posterior()["w"].stddev, torch.full((3,), 0.3))
+    with pytest.raises(ValueError, match="give init_scale or init_stddev, not both"):
+        AutoMeanField(model, init_scale=0.3, init_stddev=0.3)
+    with pytest.raises(ValueError, match="init_scale must be a positive finite number, got 0"):
+        AutoMeanField(model, init_scale=0)
+
+
+def test_a_loss_is_a_number_as_pyros_losses_are():
+    def model():
+        pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+    guide = AutoMeanField(model)
+    ours, theirs = RadialELBO().loss(model, guide), TraceMeanField_ELBO().loss(model, guide)
+    assert type(ours) is type(theirs) is float
+    assert ours == pytest.approx(theirs)
+
+
+def with_a_simplex():
+    pyro.sample("shares", dist.Dirichlet(torch.ones(3)))
+    pyro.sample("tau", dist.HalfNormal(1.0))
+    pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+
+
+@pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField])
+def test_quantiles_of_named_sites_need_no_quantiles_of_the_others(guide_type):
+    guide = guide_type(with_a_simplex)
+    guide()
+    with pytest.raises(ValueError, match=r"'shares' .* mixes its elements.*name other sites with sites=\[...\]"):
+        guide.quantiles([0.1, 0.9])
+    quantiles = guide.quantiles([0.1, 0.9], sites=["w", "tau"])
+    assert {name: value.shape for name, value in quantiles.items()} == {"w": (2, 3), "tau": (2,)}
+    assert torch.equal(guide.quantiles([0.1, 0.9], sites="tau")["tau"], quantiles["tau"])
+    with pytest.raises(ValueError, match=r"sites must be among \['shares', 'tau', 'w'\], got \['sigma'\]"):
+        guide.quantiles([0.5], sites=["sigma"])
+
+
+@pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField, AutoNormal])
+@pytest.mark.parametrize("moment", ["mean", "variance", "stddev"])
+def test_a_moment_without_a_closed_form_says_how_to_get_it(guide_type, moment):
+    chain = PriorChain(with_a_simplex)
+    guide = guide_type(chain)
+    svi = SVI(chain, guide, Adam({"lr": 0.05}), Trace_ELBO())
+    for _ in range(10):
+        svi.step()
+    chain.advance(guide)
+    posterior = guide.posterior() if guide_type is not AutoNormal else {}
+    for distributions in (chain.prior, posterior):
+        for name in {"tau", "shares"} & distributions.keys():
+            with pytest.raises(NotImplementedError, match=r"mean and variance .* average draws.*guide.median"):
+                getattr(distributions[name], moment)
+            # What the error says to do.
+            assert distributions[name].sample((100,)).mean(0).isfinite().all()

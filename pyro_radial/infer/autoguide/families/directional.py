@@ -12,7 +12,7 @@ from pyro.nn.module import PyroParam
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from pyro_radial._pyro.checks import proper_fraction
+from pyro_radial._pyro.checks import check_flag, proper_fraction
 from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.distributions.von_mises_fisher import VonMisesFisherStable
 from pyro_radial.distributions.wrappers import leaf
@@ -36,9 +36,7 @@ class Directional(Family):
 
     def __init__(self, init_mean_cosine: float = 0.9, shared_concentration: bool = True) -> None:
         self.init_mean_cosine = proper_fraction("init_mean_cosine", init_mean_cosine)
-        if not isinstance(shared_concentration, bool):
-            raise ValueError(f"shared_concentration must be True or False, got {shared_concentration!r}")
-        self.shared_concentration = shared_concentration
+        self.shared_concentration = check_flag("shared_concentration", shared_concentration)
 
     def concentration_at(self, mean_cosine: Any, size: int) -> Any:
         """The concentration with this mean cosine, a number or a tensor, in ``size`` dimensions."""
