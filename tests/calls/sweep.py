@@ -12,7 +12,7 @@ import inspect
 import math
 import pkgutil
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,12 +178,18 @@ def arguments_of(target: Any) -> list[str]:
     return [name for name in names if not name.startswith("_") and name != "self"]
 
 
-def tables() -> list[Call]:
-    """The rows of all tables."""
+def _tables() -> Iterator[Any]:
     folder = __name__.rpartition(".")[0]
-    modules = (
-        importlib.import_module(f"{folder}.{module.name}")
-        for module in pkgutil.iter_modules(importlib.import_module(folder).__path__)
-        if not module.name.startswith("test_")
-    )
-    return [row for module in modules for row in getattr(module, "CALLS", ())]
+    for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
+        if not module.name.startswith("test_"):
+            yield importlib.import_module(f"{folder}.{module.name}")
+
+
+def rows() -> dict[str, Call]:
+    """The rows of all tables by name."""
+    return {row.name: row for table in _tables() for row in getattr(table, "CALLS", ())}
+
+
+def not_called() -> dict[str, str]:
+    """What users define or override and only the library calls, with what it gives them: ``NOT_CALLED`` of a table."""
+    return {name: reason for table in _tables() for name, reason in getattr(table, "NOT_CALLED", {}).items()}
