@@ -75,6 +75,13 @@ class FunctionalNet:
 
         What the network does to its buffers is done to ``tensors``. ``within`` makes a context for the call.
         """
+        # torch's fast path of transformers reads the weights of layers, and never calls what stands in their place.
+        with WITHOUT_FASTPATH:
+            return self._single(tensors, args, kwargs, within)
+
+    def _single(
+        self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], within: Within
+    ) -> Any:
         given = dict(tensors)
         before = {name: tensors[name].clone() for name, _ in self.skeleton.named_buffers() if name in tensors}
         context = nullcontext if within is None else within
@@ -322,7 +329,6 @@ WITHOUT_ADVICE_ON_LOOPS = _Together(_without_advice_on_loops)
 def _vmap_settings(skeleton: nn.Module, drawn: Mapping[str, Tensor]) -> Iterator[None]:
     """Turn off what vmap has no batching rule for."""
     with ExitStack() as stack:
-        stack.enter_context(WITHOUT_FASTPATH)
         if any(value.device.type == "cpu" for value in drawn.values()):
             # The fused attention of the CPU has no batching rule.
             stack.enter_context(WITHOUT_FUSED_ATTENTION)

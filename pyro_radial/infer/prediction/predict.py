@@ -3,8 +3,8 @@
 
 """Draws of functions from a trained guide, or from samples of a posterior."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pyro.poutine as poutine
@@ -98,9 +98,15 @@ def predict(
     on = _dropout_layers(model) if dropout else []
     samples: Tensor | None = None
     noise: dict[str, list[Tensor]] = {}
-    with tqdm(total=count * len(chunks), desc="predict", unit="pass", disable=not progress) as bar:
+    bar = tqdm(total=count * len(chunks), desc="predict", unit="pass", disable=not progress)
+    # torch's fast path of transformers reads the weights of layers, and never calls what stands in their place. It also
+    # asks for the mode of its outermost layer alone, not for that of dropout layers.
+    with bar, WITHOUT_FASTPATH:
         for draw in range(count):
-            with one_at_a_time(), nullcontext() if run.is_copy else evaluating(model, guide), _training(on):
+            with one_at_a_time(), nullcontext() if run.is_copy else evaluating(model, guide):
+                # Their modes come back with all others.
+                for layer in on:
+                    layer.training = True
                 drawn = draws.draw(move(take(x, chunks[0]), device))
                 if len(chunks) > 1:
                     check_global(drawn, "chunk_size must be all rows", f"{len(chunks)} chunks")
@@ -232,15 +238,3 @@ def _dropout_layers(model: Any) -> list[nn.Module]:
             f"{getattr(model, '__name__', type(model).__name__)} without any"
         )
     return found
-
-
-@contextmanager
-def _training(layers: list[nn.Module]) -> Iterator[None]:
-    """Some layers in train mode, within :func:`evaluating`, which puts their modes back."""
-    with ExitStack() as stack:
-        if layers:
-            # The fast path of a transformer asks for the mode of its outermost layer alone.
-            stack.enter_context(WITHOUT_FASTPATH)
-        for layer in layers:
-            layer.training = True
-        yield

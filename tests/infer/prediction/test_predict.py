@@ -8,11 +8,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer import Predictive
 from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.nn import likelihoods
+from tests.helpers.networks import adapted_encoder, is_added
 from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
 
 # --------------------------------------------------------------------------------------------- the draws themselves
@@ -70,6 +72,35 @@ def test_draws_leave_the_random_numbers_of_the_targets_out():
         draws(model, guide, X[:rows])
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
+
+
+class Whole(nn.Module):
+    """A model around another one, which runs whole."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args):
+        return self.model(*args)
+
+
+@pytest.mark.parametrize("kind", ["network", "model", "Predictive"])
+def test_adapters_inside_the_fast_path_of_a_transformer_are_called(kind):
+    x = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(1))
+    model = SupervisedModel(BayesianModule(adapted_encoder(), select=is_added), likelihoods.Gaussian())
+    guide = AutoRadial(model, init_stddev=0.3)
+    guide.setup(x, torch.zeros(5, 2))
+    if kind == "Predictive":
+        with torch.no_grad():
+            samples = Predictive(model.eval(), guide=guide, num_samples=4, return_sites=["f"])(x)["f"]
+    else:
+        samples = draws(Whole(model) if kind == "model" else model, guide, x, num_samples=4).samples
+        # With gradients torch takes no fast path.
+        pyro.set_rng_seed(7)
+        torch.testing.assert_close(samples[0], model.bnn.eval().at(guide(x), x).detach())
+    assert float(samples.std(0).min()) > 0
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 def function_model(function_site="f"):
