@@ -79,9 +79,7 @@ class FunctionalNet:
         with WITHOUT_FASTPATH:
             return self._single(tensors, args, kwargs, within)
 
-    def _single(
-        self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], within: Within
-    ) -> Any:
+    def _single(self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], within: Within) -> Any:
         given = dict(tensors)
         before = {name: tensors[name].clone() for name, _ in self.skeleton.named_buffers() if name in tensors}
         context = nullcontext if within is None else within

@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pyro_radial._pyro.checks import positive_count
-from pyro_radial._pyro.compat import tree_map
+from pyro_radial._pyro.compat import tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global, check_sites
 from pyro_radial.infer.prediction.prediction import Prediction
@@ -26,15 +26,19 @@ from pyro_radial.nn.supervised import ModelNetwork, inputs_of, network_of
 
 __all__ = ["SampledNetwork"]
 
+# Many rows of these take up to seven times as long under vmap as in a loop on a CPU, few rows half as long.
+SLOW_UNDER_VMAP = (nn.Conv1d, nn.Conv2d)
+
 
 class SampledNetwork(nn.Module):
     """Keep S draws of a network's parameters as one plain module, to serve a trained posterior.
 
-    A call evaluates all draws by :func:`torch.vmap` and returns what the network returns with a first dim of S. The
-    draws are those of :func:`~pyro_radial.predict` with the same random seed, but no Pyro runs in a call. Any number of
-    threads may call the module at once, and it goes through :func:`torch.compile` and :func:`torch.export.export`; the
-    exported program needs neither this library nor Pyro. To export a network of convolutions with an open number of
-    rows, set ``batching = "loop"``. ``nn.LSTM`` and the like can be exported, but not compiled.
+    A call returns what the network returns with a first dim of S; see :attr:`batching` for how draws run. The draws are
+    those of :func:`~pyro_radial.predict` with the same random seed, but no Pyro runs in a call. Any number of threads
+    may call the module at once, and it goes through :func:`torch.compile` and :func:`torch.export.export`; the exported
+    program needs neither this library nor Pyro. With an open number of rows it runs draws one after another, since most
+    layers fix that number under vmap; for ``export(strict=True)``, set ``batching = "loop"`` yourself. ``nn.LSTM`` and
+    the like can be exported, but not compiled.
 
     All tensors are buffers: the random parameters in ``draws``, ``[S, *shape]``; the rest of the network in ``shared``;
     the noise of the likelihood in ``noise``, ``[S, 1]``. They are copies, so that training the model further does not
@@ -92,6 +96,12 @@ class SampledNetwork(nn.Module):
         # Not a submodule, since calls use the buffers. Each thread takes its own copy, since a call changes it.
         self._functional = network.bnn.computation()
         self._unused: list[FunctionalNet] = []
+        for layer in self._functional.skeleton.modules():
+            if isinstance(layer, SLOW_UNDER_VMAP) and network.bnn.device.type == "cpu":
+                self.batching = "loop"
+            if isinstance(layer, nn.TransformerEncoderLayer):
+                # A compiler does not see that the fast path is off, but it sees that a layer with a hook has none.
+                layer.register_forward_pre_hook(_no_change)
         saved = {*draws, *noise, *idle, *network.bnn.net.state_dict()}
         self.draws, self._draw_names = _as_buffers(draws, saved)
         self.shared, self._shared_names = _as_buffers({**network.bnn.fixed_tensors(), **idle}, saved)
@@ -104,7 +114,11 @@ class SampledNetwork(nn.Module):
 
     @property
     def batching(self) -> str:
-        """How draws run: ``"vmap"``, or ``"loop"`` if vmap cannot batch the network; you may set it."""
+        """How draws run: together by ``"vmap"``, or one after another in a ``"loop"``.
+
+        It starts as ``"loop"`` where vmap cannot batch the network, and on a CPU for ``nn.Conv1d`` and ``nn.Conv2d``,
+        which are slower under vmap with many rows. You may set it, for example after a move to another device.
+        """
         return self._functional.batching
 
     @batching.setter
@@ -183,7 +197,9 @@ class SampledNetwork(nn.Module):
 
         # Fused attention has no batching rule, and a compiler cannot follow the switch of its fast path.
         attends = any(isinstance(module, nn.MultiheadAttention) for module in skeleton.modules())
-        if self.batching == "vmap" and not attends:
+        # Most batching rules turn an open number of rows into the number of the example.
+        is_open = any(isinstance(size, torch.SymInt) for leaf in tree_leaves((args, kwargs)) for size in _shape(leaf))
+        if self.batching == "vmap" and not attends and not is_open:
             with sdpa_kernel(SDPBackend.MATH):
                 return vmap(one, randomness="different")(drawn)
         number = len(next(iter(drawn.values())))
@@ -231,6 +247,14 @@ def _as_buffers(tensors: Mapping[str, Tensor], saved: set[str]) -> tuple[nn.Modu
 
 def _tensors(root: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
     return {name: attrgetter(name)(root) for name in names}
+
+
+def _shape(leaf: Any) -> tuple[Any, ...]:
+    return tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
+
+
+def _no_change(layer: nn.Module, args: Any) -> None:
+    """A hook that does nothing."""
 
 
 def _joined(*leaves: Any) -> Any:

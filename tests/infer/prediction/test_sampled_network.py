@@ -27,6 +27,7 @@ from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior
 from pyro_radial.poutine import swap_prior
 from tests.helpers.compilers import recent_compiler
+from tests.helpers.networks import Encoder, adapted_encoder, is_added
 
 ROWS, DRAWS = 6, 5
 GENERATOR = torch.Generator().manual_seed(1)
@@ -44,16 +45,6 @@ class Attention(nn.Module):
     def forward(self, x):
         queries = self.queries(x)[:, None]
         return self.output(scaled_dot_product_attention(queries, queries, queries)[:, 0].mean(1))
-
-
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
-        self.output = nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.output(self.layer(x).mean(1))
 
 
 class Recurrent(nn.Module):
@@ -101,6 +92,8 @@ NETWORKS = {
     "encoder": (Encoder, SEQUENCES),
     "recurrent": (Recurrent, SEQUENCES),
 }
+# The others run under vmap.
+BATCHING = {"recurrent": "loop", "batch norm and dropout": "loop"}
 
 
 def problem(net=mlp, x=X, prior=None, likelihood=None, guide=None, wrap=lambda model: model):
@@ -144,7 +137,7 @@ def test_predictions_are_those_of_predict_with_the_same_seed(kind):
     pyro.set_rng_seed(3)
     expected = predict(model, guide, x, DRAWS)
     assert_same_prediction(served.predict(x, chunk_size=4), expected)
-    assert served.batching == ("loop" if kind == "recurrent" else "vmap")
+    assert served.batching == BATCHING.get(kind, "vmap")
     assert call(served, x).shape == (DRAWS, ROWS, 2)
     assert float(expected.samples.std(0).min()) > 0
 
@@ -371,7 +364,7 @@ def test_eight_threads_get_the_answers_of_one(kind):
         assert all(same(found, values) for found in calls)
         assert same(prediction.samples, values)
     assert torch.backends.mha.get_fastpath_enabled() == fastpath
-    assert served.batching == ("loop" if kind == "recurrent" else "vmap")
+    assert served.batching == BATCHING.get(kind, "vmap")
 
 
 def shifted(x, by):
@@ -397,6 +390,27 @@ def test_a_compiler_takes_it_as_one_graph(kind):
     served = sampled(*problem(net, x), chunk_size=3)
     with torch.no_grad():
         torch.testing.assert_close(call(compiled(served, "aot_eager"), x), call(served, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["vmap", "loop", "compiled", "exported"])
+@recent_compiler
+def test_adapters_inside_the_fast_path_of_a_transformer_are_called(how):
+    bnn = BayesianModule(adapted_encoder(), select=is_added)
+    guide = AutoRadial(bnn, init_stddev=0.3)
+    guide.setup(SEQUENCES)
+    served = sampled(bnn.eval(), guide)
+    served.batching = "loop" if how == "loop" else "vmap"
+    added = served.draws.get_buffer("layer.linear1.added")
+    # With gradients torch takes no fast path.
+    expected = torch.stack([bnn.at({"layer.linear1.added": draw}, SEQUENCES) for draw in added]).detach()
+    with torch.no_grad():
+        run = served
+        if how == "compiled":
+            run = compiled(served, "aot_eager")
+        elif how == "exported":
+            run = torch.export.export(served, (SEQUENCES,)).module()
+        torch.testing.assert_close(run(SEQUENCES), expected, rtol=1e-4, atol=1e-5)
+    assert float(expected.std(0).min()) > 0
 
 
 @pytest.mark.slow
@@ -437,12 +451,25 @@ def test_an_exported_file_needs_neither_us_nor_pyro(tmp_path):
     assert output.strip() == "[]"
 
 
-@pytest.mark.parametrize(("kind", "batching"), [("mlp", "vmap"), ("batch norm and dropout", "loop")])
+OPEN = {
+    "mlp": (mlp, X),
+    "convolutions": (convolutions, IMAGES),
+    "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(1, 2, 2), nn.BatchNorm2d(2), nn.Flatten()), IMAGES),
+    "sequences": (lambda: nn.Sequential(nn.Linear(4, 2), nn.Flatten()), SEQUENCES),
+    "layer norm": (lambda: nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2)), X),
+    "pooling": (lambda: nn.Sequential(nn.Linear(6, 4), nn.MaxPool2d(2), nn.Flatten()), IMAGES),
+    "encoder": (Encoder, SEQUENCES),
+}
+
+
+@pytest.mark.parametrize("kind", OPEN)
 @recent_compiler
-def test_the_number_of_rows_of_an_exported_program_may_be_left_open(kind, batching):
-    net, x = NETWORKS[kind]
-    served = sampled(*problem(net, x))
-    served.batching = batching
+def test_the_number_of_rows_of_an_exported_program_may_be_left_open(kind):
+    net, x = OPEN[kind]
+    bnn = BayesianModule(net())
+    guide = AutoRadial(bnn, init_stddev=0.3)
+    guide.setup(x)
+    served = sampled(bnn.eval(), guide)
     rows = torch.export.Dim("rows", min=1, max=1000)
     program = torch.export.export(served, (x,), dynamic_shapes={"args": ({0: rows},)}).module()
     for number in (1, 3, 6):
