@@ -20,7 +20,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from pyro_radial._pyro.compat import tree_map_only
+from pyro_radial._pyro.compat import tree_map, tree_map_only
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 
 __all__ = [
@@ -164,18 +164,12 @@ def num_rows(x: Inputs) -> int:
 
 def take(x: Inputs, index: Tensor | slice) -> Any:
     """The rows of a tensor, or of a tuple or dict of tensors."""
-    return _each(lambda tensor: tensor[index], x)
+    return tree_map(lambda tensor: tensor[index], x)
 
 
 def move(x: Inputs, device: torch.device) -> Any:
     """The rows on a device."""
-    return _each(lambda tensor: tensor.to(device), x)
-
-
-def _each(function: Callable[[Tensor], Tensor], x: Any) -> Any:
-    if isinstance(x, dict):
-        return {name: function(tensor) for name, tensor in x.items()}
-    return tuple(function(tensor) for tensor in x) if isinstance(x, tuple) else function(x)
+    return tree_map(lambda tensor: tensor.to(device), x)
 
 
 def _named(x: Any, name: str) -> list[tuple[str, Any]]:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -206,8 +206,6 @@ def _report(failure: Exception) -> tuple[str, str]:
 
 
 def _error(name: str, text: str) -> Exception:
-    try:
-        error: Exception = getattr(builtins, name)(text)
-    except TypeError:  # This class takes more than a text.
-        return RuntimeError(text)
-    return error
+    with suppress(TypeError):  # Some classes take more than a text.
+        return cast("Exception", getattr(builtins, name)(text))
+    return RuntimeError(text)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from pyro_radial._pyro.checks import check_flag, positive_count, random_seed
+from pyro_radial._pyro.checks import check_flag, check_types, optional, positive_count, random_seed
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.data import Batches, Rows, device_of, dtype_of
@@ -112,16 +112,15 @@ def fit(
         >>> len(result.history), sorted(result.history[0])
         (3, ['epoch', 'kl', 'kl_weight', 'loss', 'nll'])
     """
-    if not isinstance(options, FitOptions):
-        raise ValueError(f"options must be a FitOptions, got {type(options).__name__}")
+    check_types(FitOptions, options=options)
     check_flag("progress", progress)
     device, loss = device_of(guide, model), RadialELBO() if loss is None else loss
     with ExitStack() as stack:
         processes = stack.enter_context(joined(device, options.timeout))
         with processes.together():
             epochs = positive_count("epochs", epochs)
-            seed = None if seed is None else random_seed("seed", seed)
-            batch_size = None if batch_size is None else positive_count("batch_size", batch_size)
+            seed = optional(random_seed, "seed", seed)
+            batch_size = optional(positive_count, "batch_size", batch_size)
             _check(model, guide, loss, validation, callback, options)
             _check_rates(optim, scheduler, options)
             kept = None if checkpoint is None else Checkpoint(checkpoint)
@@ -163,8 +162,8 @@ def _check(model: Any, guide: Any, loss: Any, validation: Any, callback: Any, op
             "model must be a Pyro model of inputs and targets, model(x, y), such as "
             f"SupervisedModel(BayesianModule(net), likelihood), got {type(model).__name__}"
         )
-    if callback is not None and not callable(callback):
-        raise ValueError(f"callback must be a function of an epoch's record, got {type(callback).__name__}")
+    if callback is not None:
+        check_types(Callable, callback=callback)
     if not isinstance(guide, nn.Module):
         raise ValueError(f"guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
     if not isinstance(loss, ELBO) or not hasattr(type(loss), "terms"):

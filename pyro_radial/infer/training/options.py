@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pyro_radial._pyro.checks import check_flag, positive_count, positive_float
+from pyro_radial._pyro.checks import check_flag, optional, positive_count, positive_float
 
 __all__ = ["FitOptions"]
 
@@ -62,8 +62,7 @@ class FitOptions:
             value = getattr(self, name)
             if value is not None and (name, value) != ("mean_only_epochs", 0):
                 positive_count(name, value)
-        if self.clip_norm is not None:
-            positive_float("clip_norm", self.clip_norm)
+        optional(positive_float, "clip_norm", self.clip_norm)
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast must be torch.bfloat16 or torch.float16, got {self.autocast!r}")
         if self.compile and self.autocast is torch.float16:

@@ -161,7 +161,7 @@ def infinity_in(rows):
         ({"seed": -1}, "seed must be a non-negative integer, got -1"),
         ({"seed": 2**32}, r"seed must be less than 2\*\*32, got 4294967296"),
         ({"seed": 2**70}, r"seed must be less than 2\*\*32, got 11805"),
-        ({"callback": 3}, "callback must be a function of an epoch's record, got int"),
+        ({"callback": 3}, "callback must be a function, got int"),
         ({"data": Table()}, r"data must be a pair .*, got Table, whose to_numpy\(\) is an array"),
         ({"data": (Table(), data()[1])}, r"data: x must be a tensor of rows .*, got Table, whose to_numpy\(\)"),
         ({"data": (data()[0], Table())}, r"data: y must be a tensor of rows .*, got Table, whose to_numpy\(\)"),
