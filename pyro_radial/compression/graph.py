@@ -209,7 +209,7 @@ def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             where = f" at {name!r}" if name else ""
             raise ValueError(
                 "net must be a plain nn.Sequential of linear layers, convolutions, batch norms, pools, flattens, "
-                f"dropouts and elementwise activations, got a {type(module).__name__}{where}. For networks with "
+                f"dropouts and elementwise activations, got {type(module).__name__}{where}. For networks with "
                 "branches or skip connections, use the library Torch-Pruning"
             )
         _check_options(name, module)

@@ -19,7 +19,7 @@ from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood
 from pyro_radial.nn.local.local_layers import AskForLocalReparameterization
 from pyro_radial.poutine.swap_prior import UnderPriors
 
-__all__ = ["ModelNetwork", "NetworkDraw", "SupervisedModel", "find_network", "inputs_of", "network_of"]
+__all__ = ["ModelNetwork", "NetworkDraw", "SupervisedModel", "find_network", "inputs_of", "network_of", "own_names"]
 
 
 class SupervisedModel(nn.Module):
@@ -56,7 +56,7 @@ class SupervisedModel(nn.Module):
             )
         if not isinstance(likelihood, Likelihood):
             raise ValueError(f"likelihood must be a Likelihood, got {type(likelihood).__name__}")
-        taken = set(getattr(bnn, "sites", ())) & _own_names(likelihood)
+        taken = set(getattr(bnn, "sites", ())) & own_names(likelihood)
         if taken:
             raise ValueError(
                 f"bnn must not have sites with names of the likelihood's sites, got {sorted(taken)}: rename these "
@@ -128,7 +128,7 @@ def _has_targets(x: Any, y: Tensor | None = None) -> bool:
     return y is not None
 
 
-def _own_names(likelihood: Likelihood) -> set[str]:
+def own_names(likelihood: Any) -> set[str]:
     """The names that a likelihood gives to sites and its plate."""
     precision = {"precision"} if getattr(likelihood, "precision_prior", None) is not None else set()
     return {FUNCTION_SITE, "y", "data", *getattr(likelihood, "noise_sites", {}).values()} | precision

@@ -201,7 +201,7 @@ def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size])
     known = {name: moments for name, moments in found.items() if moments is not None}
     for name, shape in needed.items():
         if name not in known:
-            got = "none" if name not in posterior else f"a {type(leaf(posterior[name])).__name__}"
+            got = "none" if name not in posterior else type(leaf(posterior[name])).__name__
             raise ValueError(f"posterior must have a mean and a variance at site '{name}', got {got}")
         if known[name][0].shape != shape:
             raise ValueError(

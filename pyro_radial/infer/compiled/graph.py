@@ -253,7 +253,7 @@ def _lift_constants(module: GraphModule) -> list[Tensor]:
             continue
         value = getattr(module, node.target)
         if not isinstance(value, Tensor):
-            raise UncapturableError(f"the graph holds a {type(value).__name__}")
+            raise UncapturableError(f"the graph holds {type(value).__name__}")
         if id(value) not in lifted:
             with graph.inserting_before(first):
                 lifted[id(value)] = graph.placeholder(f"constant_{len(tensors)}")

@@ -3,6 +3,7 @@
 
 """Draws of a posterior's sites, from a guide or from samples, and checks that they fit the model."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,13 +18,14 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.random_numbers import seeded
+from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.training.data import device_of, evaluating
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.poutine.local_reparameterization import check_drawn
 from pyro_radial.poutine.swap_prior import SWAPPED
 
-__all__ = ["GuideDraws", "PosteriorSamples", "check_global", "check_sites"]
+__all__ = ["GuideDraws", "PosteriorSamples", "are_identical", "check_global", "check_sites", "warn_if_identical"]
 
 
 class GuideDraws:
@@ -35,11 +37,14 @@ class GuideDraws:
     plates, or with a handler around it or around this call.
 
     :param guide: a guide with its parameters.
-    :raises ValueError: for an autoguide without parameters, and from a draw for one under
+    :raises ValueError: for what is not a guide, for an autoguide without parameters, and from a draw for one under
         :func:`~pyro_radial.poutine.local_reparameterization`.
     """
 
     def __init__(self, guide: Callable[..., Any]) -> None:
+        if not callable(guide):
+            of_mcmc = "; predict takes mcmc.get_samples()" if hasattr(guide, "get_samples") else ""
+            raise ValueError(f"guide must be a trained guide, got {type(guide).__name__}{of_mcmc}")
         _check_has_parameters(guide)
         self._guide = guide
         self._first: Trace | None = None
@@ -66,10 +71,23 @@ class GuideDraws:
             self._first = _with_values(trace, lambda site: None)
         return trace
 
+    def is_point(self, drawn: Trace, ignored: set[str]) -> bool:
+        """Whether all draws are the same at all sites but those ignored.
+
+        :param Trace drawn: any of the draws.
+        """
+        if isinstance(self._guide, PosteriorSamples):
+            return all(name in ignored or are_identical(values) for name, values in self._guide.samples.items())
+        return all(
+            name in ignored or site_is_subsample(site) or isinstance(leaf(site["fn"]), dist.Delta)
+            for name, site in drawn.iter_stochastic_nodes()
+        )
+
 
 class PosteriorSamples:
     """A guide that returns the samples of all sites one after another, a sample in each run.
 
+    :ivar dict samples: the samples.
     :param samples: values ``[S, *shape]`` on the support of each site, as Pyro's ``MCMC.get_samples()`` gives them.
     :raises ValueError: naming the site, for values that are not such tensors, or for different numbers of samples.
 
@@ -88,7 +106,7 @@ class PosteriorSamples:
         numbers = {name: len(values) for name, values in samples.items()}
         if len({*numbers.values()}) != 1:
             raise ValueError(f"samples must have one number of draws for all sites, got {numbers}")
-        self._samples = dict(samples)
+        self.samples = dict(samples)
         self._number, self._done = next(iter(numbers.values())), 0
 
     def __len__(self) -> int:
@@ -96,7 +114,7 @@ class PosteriorSamples:
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The next sample of every site; the arguments of the model are not used."""
-        values = {name: values[self._done] for name, values in self._samples.items()}
+        values = {name: values[self._done] for name, values in self.samples.items()}
         self._done += 1
         return {name: pyro.sample(name, dist.Delta(value, event_dim=value.dim())) for name, value in values.items()}
 
@@ -110,7 +128,7 @@ class PosteriorSamples:
             for name, site in sites.items()
             if not (site_is_subsample(site) or is_target(site))
         }
-        for name, values in self._samples.items():
+        for name, values in self.samples.items():
             if name not in shapes:
                 raise ValueError(
                     f"samples must be of latent sites of the model, {sorted(shapes)}, got some of '{name}'"
@@ -120,6 +138,23 @@ class PosteriorSamples:
                     f"samples of site '{name}' must have shape {('S', *shapes[name])}, got {tuple(values.shape)}; "
                     "MCMC.get_samples() joins the chains, unless group_by_chain=True"
                 )
+
+
+def are_identical(draws: Tensor) -> bool:
+    """Whether all slices of a tensor ``[S, ...]`` are the same."""
+    # Mostly two tell, and a comparison of all would take memory.
+    return torch.equal(draws[0], draws[-1]) and torch.equal(draws, draws[:1].expand_as(draws))
+
+
+def warn_if_identical(samples: Tensor, is_point: Callable[[], bool]) -> None:
+    """Warn of functions ``[S, ...]`` that are all the same, unless the posterior is a point."""
+    if len(samples) > 1 and are_identical(samples) and not is_point():
+        warnings.warn(
+            f"all {len(samples)} draws are identical, so predictions have no uncertainty: the network may not use the "
+            "parameters that the guide draws (nn.MultiheadAttention, for one, reads out_proj.weight and never calls an "
+            "adapter in its place), its units may be dead, or the posterior's scales too small to change a value",
+            stacklevel=4,
+        )
 
 
 def check_global(drawn: Trace, wanted: str, got: str) -> None:
@@ -181,8 +216,8 @@ def _check_has_parameters(guide: Any) -> None:
     for part in guide.modules() if isinstance(guide, nn.Module) else ():
         if isinstance(part, AutoGuide) and not isinstance(part, AutoGuideList) and part.prototype_trace is None:
             raise ValueError(
-                f"guide must have its parameters, got a {type(part).__name__} without any yet; train it, or "
-                "run it once on inputs and targets: guide(x, y)"
+                f"guide must have its parameters, got {type(part).__name__} without any yet; train it, or run it once "
+                "on inputs and targets: guide(x, y)"
             )
 
 

@@ -14,16 +14,22 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_types, positive_count
 from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
-from pyro_radial.infer.prediction.guide_draws import GuideDraws, PosteriorSamples, check_global, check_sites
+from pyro_radial.infer.prediction.guide_draws import (
+    GuideDraws,
+    PosteriorSamples,
+    check_global,
+    check_sites,
+    warn_if_identical,
+)
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.functional_net import WITHOUT_FASTPATH
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
-from pyro_radial.nn.supervised import ModelNetwork, find_network
+from pyro_radial.nn.supervised import ModelNetwork, find_network, own_names
 
 __all__ = ["predict"]
 
@@ -85,6 +91,7 @@ def predict(
         >>> draws.samples.shape, draws.mean.shape, draws.mutual_information.shape
         (torch.Size([8, 5, 3]), torch.Size([5, 3]), torch.Size([5]))
     """
+    check_types(Callable, model=model)
     x = as_inputs(x, "x", dtype_of(guide, model))
     positive_count("chunk_size", chunk_size)
     device = device_of(guide, model)
@@ -123,6 +130,7 @@ def predict(
                     noise.setdefault(argument, []).append(value)
     assert samples is not None
     likelihood = getattr(model, "likelihood", None)
+    warn_if_identical(samples, lambda: draws.is_point(drawn, own_names(likelihood)))
     return Prediction(samples, likelihood, {name: torch.stack(values) for name, values in noise.items()})
 
 

@@ -16,7 +16,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
-from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global, check_sites
+from pyro_radial.infer.prediction.guide_draws import (
+    GuideDraws,
+    are_identical,
+    check_global,
+    check_sites,
+    warn_if_identical,
+)
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.bayesian_module import place_below
@@ -170,6 +176,8 @@ class SampledNetwork(nn.Module):
                 samples = values.new_empty(self.num_samples, number, *values.shape[2:])
             samples[:, rows] = values
         assert samples is not None
+        drawn = dict(_tensors(self.draws, self._draw_names))
+        warn_if_identical(samples, lambda: all(are_identical(values) for values in drawn.values()))
         return Prediction(samples, self.likelihood, dict(_tensors(self.noise, self._noise_names)))
 
     def extra_repr(self) -> str:

@@ -183,7 +183,7 @@ class TestBadInput:
                 "variances, got a point",
             ),
             ({"bias": dist.Cauchy(torch.zeros(1), 1.0)}, "finite mean and variance at site 'bias', got NaN"),
-            ({"bias": dist.TransformedDistribution(dist.Normal(torch.zeros(1), 1.0), [])}, "'bias', got a Transformed"),
+            ({"bias": dist.TransformedDistribution(dist.Normal(torch.zeros(1), 1.0), [])}, "'bias', got Transformed"),
             ({"bias": dist.Normal(torch.zeros(3), 1.0)}, r"shape \(1,\) at site 'bias', got \(3,\)"),
             ({"bias": None}, "a mean and a variance at site 'bias', got none"),
         ],

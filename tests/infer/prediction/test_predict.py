@@ -8,12 +8,14 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import Predictive
-from pyro.infer.autoguide import AutoDelta, AutoNormal
+from pyro.infer import HMC, MCMC, Predictive
+from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
+from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import likelihoods
+from pyro_radial.poutine import mean_only
 from tests.helpers.networks import adapted_encoder, is_added
 from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
 
@@ -235,12 +237,20 @@ def with_nan():
     return x
 
 
+class Table:
+    """As a ``DataFrame``."""
+
+    def to_numpy(self):
+        return X.numpy()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"x": with_nan()}, "x must not hold NaN, got NaN in 1 of 23 rows, first in row 4"),
         ({"x": X[:0]}, "x must have at least one row"),
         ({"x": X.tolist()}, "x must be a tensor of rows or a tuple of such, got list"),
+        ({"x": Table()}, r"x must be a tensor of rows or a tuple of such, got Table, .*to_numpy\(\)"),
         ({"num_samples": 0}, "num_samples must be a positive integer"),
         ({"num_samples": True}, "num_samples must be a positive integer"),
         ({"chunk_size": 2.0}, "chunk_size must be a positive integer"),
@@ -252,10 +262,66 @@ def test_bad_input_is_named(settings, message):
         draws(model, guide, **settings)
 
 
+def test_what_is_neither_model_nor_guide_is_named():
+    model, guide = problem()
+    with pytest.raises(ValueError, match="model must be a function, got NoneType"):
+        predict(None, guide, X)
+    with pytest.raises(ValueError, match=r"guide must be a trained guide, got NoneType$"):
+        predict(model, None, X)
+    mcmc = MCMC(HMC(model), num_samples=1)
+    for use in (lambda: predict(model, mcmc, X), lambda: SampledNetwork(model, mcmc)):
+        with pytest.raises(ValueError, match=r"guide must be a trained guide, got MCMC; .*mcmc\.get_samples\(\)"):
+            use()
+
+
+class Unused(nn.Module):
+    """A network with a parameter that it does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(2, CLASSES), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+IDENTICAL = pytest.warns(UserWarning, match="all 6 draws are identical, so predictions have no uncertainty")
+
+
+@pytest.mark.parametrize("chunk_size", [5, 500])
+def test_identical_draws_of_a_guide_that_is_not_a_point_warn(chunk_size):
+    bnn = BayesianModule(Unused(), select=lambda name, parameter: name.startswith("unused"))
+    model = SupervisedModel(bnn, likelihoods.Categorical())
+    guide = AutoRadial(model)
+    guide.setup(X, torch.zeros(POINTS).long())
+    with IDENTICAL:
+        draws(model, guide, chunk_size=chunk_size)
+    with IDENTICAL:
+        predict(model, {"unused.weight": torch.randn(6, 2, 2), "unused.bias": torch.zeros(6, 2)}, X)
+    with IDENTICAL:
+        SampledNetwork(model, guide, 6).predict(X)
+
+
+def test_identical_draws_of_a_point_do_not_warn():
+    likelihood = likelihoods.Gaussian(precision_prior=GAMMA)
+    model, guide = problem(likelihood, y=torch.zeros(POINTS, CLASSES))
+    points = AutoGuideList(model)
+    points.append(AutoDelta(poutine.block(model, hide=["precision"])))
+    points.append(AutoMeanField(poutine.block(model, expose=["precision"])))
+    points(X, torch.zeros(POINTS, CLASSES))
+    samples = {name: value.expand(6, *value.shape) for name, value in guide.median().items()}
+    for posterior in (mean_only(guide), points, samples):
+        prediction = draws(model, posterior, num_samples=None if posterior is samples else 6)
+        assert torch.equal(prediction.samples[0], prediction.samples[5])
+    assert float(prediction.samples.std()) > 0
+    SampledNetwork(model, points, 6).predict(X)
+    draws(model, guide, num_samples=1)
+
+
 @pytest.mark.parametrize("guide", [AutoRadial, AutoMeanField, AutoNormal])
 def test_an_autoguide_without_parameters_is_named_since_it_would_take_targets_for_latent(guide):
     model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=POINTS))
-    with pytest.raises(ValueError, match=rf"guide must have its parameters, got a {guide.__name__} without any yet"):
+    with pytest.raises(ValueError, match=rf"guide must have its parameters, got {guide.__name__} without any yet"):
         predict(model, guide(model), X)
 
 

@@ -508,7 +508,7 @@ def test_bad_numbers_and_guides_are_named():
     for name in ("num_samples", "chunk_size"):
         with pytest.raises(ValueError, match=f"{name} must be a positive integer"):
             SampledNetwork(model, guide, **{name: 0})
-    with pytest.raises(ValueError, match="guide must have its parameters, got a AutoRadial"):
+    with pytest.raises(ValueError, match="guide must have its parameters, got AutoRadial"):
         SampledNetwork(model, AutoRadial(model))
 
     def local(*args):
