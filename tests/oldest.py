@@ -11,7 +11,7 @@ PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 
 
 def oldest() -> list[str]:
-    """``["torch==2.6", ...]``: each dependency at its lower bound."""
+    """``["torch==2.7", ...]``: each dependency at its lower bound."""
     dependencies = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
     pinned = []
     for dependency in dependencies:

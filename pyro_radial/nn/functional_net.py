@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import copy_context
 from typing import Any
 
 import torch
@@ -291,14 +292,16 @@ class _Together:
     def __enter__(self) -> None:
         with self._lock:
             if self._inside == 0:
-                self._stack.enter_context(self._make())
+                # Torch resets a context variable, which works only in the context where it was set.
+                self._context = copy_context()
+                self._context.run(self._stack.enter_context, self._make())
             self._inside += 1
 
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
-                self._stack.close()
+                self._context.run(self._stack.close)
 
 
 @contextmanager

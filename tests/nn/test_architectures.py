@@ -6,6 +6,9 @@
 import logging
 import warnings
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import pyro
@@ -400,6 +403,22 @@ def test_the_attention_fast_path_is_off_while_any_thread_needs_it_off():
     second.__exit__(None, None, None)
     states.append(torch.backends.mha.get_fastpath_enabled())
     assert states == [True, False, True]
+
+
+def test_a_setting_with_a_context_variable_may_be_left_by_another_thread():
+    variable = ContextVar("variable", default=0)
+
+    @contextmanager
+    def changed():
+        token = variable.set(1)
+        yield
+        variable.reset(token)  # As sdpa_kernel does from torch 2.15 on.
+
+    together = type(WITHOUT_FASTPATH)(changed)
+    together.__enter__()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(together.__exit__, None, None, None).result()
+    assert variable.get() == 0
 
 
 def test_the_attention_fast_path_is_restored():
