@@ -83,8 +83,7 @@ def test_dev_brings_what_every_test_needs_of_the_extras():
     (joined,) = (
         re.fullmatch(r"pyro-radial\[(.*)\]", line)[1] for line in extras["dev"] if line.startswith("pyro-radial[")
     )
-    # ivon-opt has another license; its tests skip.
-    assert {*joined.split(",")} == extras.keys() - {"dev", "ivon"}
+    assert {*joined.split(",")} == extras.keys() - {"dev"}
 
 
 def test_every_dependency_has_a_lower_bound():

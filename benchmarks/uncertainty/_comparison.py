@@ -42,7 +42,6 @@ from benchmarks.uncertainty._methods import (
     MakeNet,
     Setting,
     Trained,
-    missing,
     train,
 )
 from pyro_radial import datasets
@@ -123,12 +122,10 @@ class Study:
         Methods take turns, since those that share a training must not begin it at the same time.
         """
         for method, candidates in self.candidates.items():
-            if missing(method) is None:
-                jobs = [Job(choice_keys(method, options), _chosen, (self, method, options)) for options in candidates]
-                compute_all(results, jobs, workers, threads)
+            jobs = [Job(choice_keys(method, options), _chosen, (self, method, options)) for options in candidates]
+            compute_all(results, jobs, workers, threads)
         for method in self.methods:
-            if missing(method) is None:
-                compute_all(results, list(self._tests(results, method, seeds)), workers, threads)
+            compute_all(results, list(self._tests(results, method, seeds)), workers, threads)
 
     def _tests(self, results: Results, method: str, seeds: int) -> Iterator[Job]:
         setting = replace(self.setting, **options_of(results, method))

@@ -3,7 +3,6 @@
 
 """Train methods for classification experiments with ``fit``, and score them with a ``Prediction``."""
 
-import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,14 +20,18 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from benchmarks.common import Pair, Row
 from benchmarks.guides._truncated_normal import TruncatedNormalFamily
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, SupervisedModel, predict
-from pyro_radial.infer import (
-    Ensemble,
+from pyro_radial import (
+    AutoMeanField,
+    AutoRadial,
+    BayesianModule,
+    FitOptions,
+    NaturalGradient,
     RadialELBO,
-    calibrate_scales,
-    fit_ivon,
-    last_layer_laplace,
+    SupervisedModel,
+    fit,
+    predict,
 )
+from pyro_radial.infer import Ensemble, calibrate_scales, last_layer_laplace
 from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn import likelihoods
@@ -143,14 +146,8 @@ def train(
         methods that share it share trainings: an ensemble has the single network as its first member.
     :param augment: what changes the inputs of each batch.
     :returns: what predicts.
-    :raises ImportError: for IVON without ``ivon-opt``, see :func:`missing`.
     """
     return (METHODS | OTHERS)[name](Task(make_net, train, validation, setting, seed, checkpoint, augment))
-
-
-def missing(name: str) -> str | None:
-    """What a method needs that is not installed."""
-    return "ivon-opt" if name == IVON and importlib.util.find_spec("ivon") is None else None
 
 
 def measures(prediction: Prediction, labels: Tensor) -> Row:
@@ -349,21 +346,18 @@ def laplace(task: Task) -> Trained:
 
 
 def ivon(task: Task) -> Trained:
-    """Its Hessian starts where standard deviations do in mean field; it has no checkpoints."""
+    """Natural gradients for a normal posterior; the Hessian starts where standard deviations do in mean field."""
     setting, num_data = task.setting, len(task.train[1])
     torch.manual_seed(task.seed)
     start = time.process_time()
     model = _model(task.make_net(0.0), replace(setting, noise="weights"), select=lambda name, parameter: True)
     least = setting.prior_stddev**-2 / num_data
-    guide = fit_ivon(
-        model,
-        task.data,
-        epochs=setting.epochs,
-        batch_size=setting.batch_size,
-        lr=setting.ivon_rate,
-        hess_init=max(setting.init_stddev**-2 / num_data - least, 0.01 * least),
-        seed=task.seed,
-    )
+    guide = AutoMeanField(model)
+    hess_init = max(setting.init_stddev**-2 / num_data - least, 0.01 * least)
+    # The authors' units, in which the Hessian multiplies the rate.
+    optim = NaturalGradient(setting.ivon_rate * (hess_init + least), hess_init=hess_init)
+    schedule = {"epochs": setting.epochs, "batch_size": setting.batch_size, "progress": False}
+    fit(model, guide, task.data, optim=optim, seed=task.seed, **schedule)
     seconds = time.process_time() - start
     draws = partial(predict, model, guide, num_samples=setting.num_samples)
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": setting.epochs})

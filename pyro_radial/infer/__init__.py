@@ -7,13 +7,13 @@ from pyro_radial.infer.compiled.compiled_svi import CompiledSVI
 from pyro_radial.infer.diagnose import diagnose
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.posthoc.calibrate_scales import calibrate_scales
-from pyro_radial.infer.posthoc.ivon import fit_ivon
 from pyro_radial.infer.posthoc.laplace import last_layer_laplace
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
 from pyro_radial.infer.reparam import HalfCauchyReparam
 from pyro_radial.infer.training.ensemble import Ensemble
 from pyro_radial.infer.training.fit import fit
+from pyro_radial.infer.training.natural_gradient import NaturalGradient
 from pyro_radial.infer.training.options import FitOptions
 
 __all__ = [
@@ -21,12 +21,12 @@ __all__ = [
     "Ensemble",
     "FitOptions",
     "HalfCauchyReparam",
+    "NaturalGradient",
     "RadialELBO",
     "SampledNetwork",
     "calibrate_scales",
     "diagnose",
     "fit",
-    "fit_ivon",
     "last_layer_laplace",
     "predict",
 ]

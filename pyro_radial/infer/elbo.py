@@ -42,6 +42,7 @@ __all__ = [
     "entropies",
     "is_auxiliary",
     "not_finite_parameter",
+    "num_data_of",
     "own_distribution",
 ]
 
@@ -313,11 +314,7 @@ class RadialELBO(TraceMeanField_ELBO):
         self._evaluated = passes, _ = [], self.num_particles
         for model_trace, guide_trace in self._get_traces(model, guide, args, kwargs):
             run = Run(model, guide, args, kwargs, model_trace, guide_trace, {})
-            observed = {
-                name: -site["log_prob_sum"]
-                for name, site in model_trace.nodes.items()
-                if site["type"] == "sample" and site["is_observed"] and not is_deterministic(site)
-            }
+            observed = {name: -site["log_prob_sum"] for name, site in _observed(model_trace).items()}
             latent, weights = self._kls(run)
             loss = _weighted(_total(observed), weight, _total(latent))
             loss = _weighted(loss, self.weight_space_kl, _total(weights))
@@ -330,7 +327,7 @@ class RadialELBO(TraceMeanField_ELBO):
             nll, kl, weight_space_kl = (
                 {name: value.detach() for name, value in terms.items()} for terms in (observed, latent, weights)
             )
-            of_guide, num_data = partial(entropies, parts), _num_data(model_trace, observed)
+            of_guide, num_data = partial(entropies, parts), num_data_of(model_trace)
             passes.append(
                 LossTerms(weight, nll, kl, of_guide, num_data, run.sampled, self.weight_space_kl, weight_space_kl)
             )
@@ -433,11 +430,17 @@ def check_weight(weight: float, name: str = "kl_weight") -> float:
     return float(weight)
 
 
-def _num_data(model_trace: Trace, observed: dict[str, Tensor]) -> int | None:
-    """The full size of the plates around the observations; sites that share their plates count once."""
+def _observed(model_trace: Trace) -> dict[str, Any]:
+    """The sites of observations."""
+    sites = dict[str, Any](model_trace.nodes).items()
+    return {n: s for n, s in sites if s["type"] == "sample" and s["is_observed"] and not is_deterministic(s)}
+
+
+def num_data_of(model_trace: Trace) -> int | None:
+    """Return the full size of the plates around the observations; sites that share their plates count once."""
     sizes = {}
-    for name in observed:
-        frames = [f for f in model_trace.nodes[name]["cond_indep_stack"] if f.name != PARTICLE_PLATE]
+    for site in _observed(model_trace).values():
+        frames = [f for f in site["cond_indep_stack"] if f.name != PARTICLE_PLATE]
         if frames:
             sizes[frozenset(f.name for f in frames)] = math.prod(f.full_size or f.size for f in frames)
     return sum(sizes.values()) if sizes else None

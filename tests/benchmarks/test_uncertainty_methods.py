@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from benchmarks.uncertainty import _methods as methods
-from benchmarks.uncertainty._methods import METHODS, OTHERS, Setting, measures, missing, optimizer, train
+from benchmarks.uncertainty._methods import METHODS, OTHERS, Setting, measures, optimizer, train
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn import likelihoods
 
@@ -37,8 +37,6 @@ def run(name, folder=None, setting=SETTING, **options):
 
 @pytest.mark.parametrize("name", [*METHODS, *OTHERS])
 def test_every_method_learns_and_predicts_the_same_twice(name):
-    if missing(name):
-        pytest.skip(missing(name))
     learned = run(name)
     prediction = learned.predict(TEST[0])
     assert isinstance(prediction, Prediction)
@@ -108,9 +106,3 @@ def test_scales_start_where_the_setting_says(kind):
     guide.setup(TRAIN[0], TRAIN[1])
     expected = 0.05 / math.sqrt(32) if kind in ("radial", "mean field, narrow") else 0.05
     assert torch.allclose(guide.posterior()["0.weight"].stddev, torch.tensor(expected))
-
-
-def test_ivon_without_its_package_is_said_to_be_missing(monkeypatch):
-    monkeypatch.setattr(methods.importlib.util, "find_spec", lambda name: None)
-    assert missing("IVON") == "ivon-opt"
-    assert missing("radial") is None

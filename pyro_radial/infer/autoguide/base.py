@@ -31,7 +31,7 @@ from pyro_radial.nn.bayesian_module import keeping_buffers
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.poutine.local_reparameterization import ASKS, OFFER, PARAMETER, LocalReparameterizationMessenger
 
-__all__ = ["AutoPerSite", "MissingMeans"]
+__all__ = ["AutoPerSite", "LocScaleSite", "MissingMeans"]
 
 # From benchmarks/guides/init_scale.py: with 0.003 the best on average, and better on two of three data sets.
 NETWORK_INIT_STDDEV = 0.01
@@ -43,6 +43,15 @@ class MissingMeans(NamedTuple):
     """The sites for which :meth:`AutoPerSite.load_means` found no value."""
 
     missing_sites: list[str]
+
+
+class LocScaleSite(NamedTuple):
+    """A site with a location and a scale, and both parameters in unconstrained space, as they are trained."""
+
+    family: LocScale
+    site: Site
+    loc: Tensor
+    scale: Tensor
 
 
 class AutoPerSite(UniquelyNamed, AutoGuide):
@@ -341,16 +350,21 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def loc_scale_means(self) -> dict[str, Tensor]:
         """Copies of the means of real-valued sites with a location and a scale, which :meth:`set_stddevs` can set."""
-        self._require_setup("loc_scale_means")
+        sites = self.loc_scale_sites()
+        return {name: found.loc.detach().clone() for name, found in sites.items() if found.site.transform is None}
+
+    def loc_scale_sites(self) -> dict[str, LocScaleSite]:
+        """The sites with a location and a scale, and their parameters."""
+        self._require_setup("loc_scale_sites")
         return {
-            name: self._trained("loc", name).detach().clone()
+            name: LocScaleSite(family, self._site[name], self._trained("loc", name), self._trained("scale", name))
             for name, family in self._families.items()
-            if isinstance(family, LocScale) and self._site[name].transform is None
+            if isinstance(family, LocScale)
         }
 
     @torch.no_grad()
     def set_stddevs(self, stddevs: Mapping[str, Tensor]) -> None:
-        """Set the marginal standard deviations of some of the sites in :meth:`loc_scale_means`.
+        """Set the marginal standard deviations of some of the sites in :meth:`loc_scale_sites`.
 
         :param stddevs: tensors by site that broadcast to the site's shape.
         :raises ValueError: naming the site, for a number that is not positive and finite, or for another shape.

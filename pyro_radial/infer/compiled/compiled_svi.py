@@ -47,8 +47,9 @@ class CompiledSVI:
 
     :param model: a Pyro model, a module or a function.
     :param guide: its guide.
-    :param optim: a Pyro optimizer or scheduler, a torch optimizer, or a function from parameters to one. One torch
-        optimizer stands in for Pyro's; save its state through ``svi.optimizer``.
+    :param optim: a Pyro optimizer or scheduler, a torch optimizer, a function from parameters to one, or
+        :class:`~pyro_radial.infer.NaturalGradient`. One torch optimizer stands in for Pyro's; save its state through
+        ``svi.optimizer``.
     :param ELBO loss: a loss with ``differentiable_loss``, such as ``TraceMeanField_ELBO`` or
         :class:`~pyro_radial.RadialELBO`.
     :param bool compile: whether to compile graphs or replay them as recorded, as without a C++ compiler.
@@ -115,6 +116,7 @@ class CompiledSVI:
         :param args: arguments of the model and the guide.
         :returns: the loss before the step, a 0-d tensor.
         """
+        self._joint.start(self.model, self.guide, args, kwargs, self.captured.compile)
         self._joint.forget_gradients()
         noise = TorchNoise.now()
         loss, gradients = self.captured(args, kwargs)

@@ -6,7 +6,8 @@
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.data import Batches, Rows, device_of, dtype_of
 from pyro_radial.infer.training.distributed import Processes, joined
-from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, Optim, check_optim
+from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, GuideOptim, Optim, check_optim
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.training_run import Record, TrainingRun
 from pyro_radial.nn.bayesian_module import BayesianModule
@@ -84,8 +85,8 @@ def fit(
         ``Dataset`` of such items; or a ``DataLoader`` of one. NumPy arrays are converted.
     :param int epochs: the passes over the data.
     :param int batch_size: the rows of one optimizer step in each process; a ``DataLoader``'s own by default, else 128.
-    :param optim: a function from parameters to a torch optimizer, or a Pyro optimizer, whose settings may be a function
-        of a parameter's name, as with ``SVI``; by default Adam at 1e-3.
+    :param optim: a function from parameters to a torch optimizer; a Pyro optimizer, whose settings may be a function of
+        a parameter's name, as with ``SVI``; or :class:`~pyro_radial.infer.NaturalGradient`. By default Adam at 1e-3.
     :param scheduler: a function from the optimizer to a torch scheduler, or a Pyro scheduler, which replaces ``optim``.
     :param loss: a :class:`~pyro_radial.RadialELBO` (the default) or :class:`~pyro_radial.FunctionalELBO`.
     :param validation: data as above; its negative log predictive density is measured after each epoch, and at the end
@@ -133,6 +134,9 @@ def fit(
         shuffle_seed = seed if seed is not None else processes.from_first(lambda: int(torch.randint(2**31, ())))
         with processes.together():
             batches = Batches(rows, size, shuffle_seed, device, processes.rank, processes.size)
+            if scheduler is None and isinstance(optim, GuideOptim):
+                scheduler = partial(optim.scheduler, steps=epochs * batches.per_epoch)
+                options = replace(options, scheduler_interval="step")
             own: dict[str, Any] = {"seed": seed, "options": options, "processes": processes, "callback": callback}
             run = TrainingRun(model, guide, loss, batches, optim, scheduler, held_out, **own)
         run.begin(kept, epochs)

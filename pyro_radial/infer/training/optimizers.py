@@ -5,6 +5,7 @@
 
 import inspect
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from pyro_radial._pyro.compat import optimizer_state_waiting, pyro_settings
 
 __all__ = [
     "DEFAULT_OPTIM",
+    "GuideOptim",
     "JointOptimizer",
     "Optim",
     "change_rates",
@@ -32,7 +34,20 @@ __all__ = [
     "stored_names",
 ]
 
-Optim = PyroOptim | Callable[[list[Tensor]], Optimizer]
+
+class GuideOptim(ABC):
+    """The settings of an optimizer that is made for a model and its guide, not for a list of parameters."""
+
+    @abstractmethod
+    def optimizer(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Optimizer:
+        """Make the optimizer; ``args`` are those of the model and the guide."""
+
+    @abstractmethod
+    def scheduler(self, optimizer: Optimizer, steps: int) -> Any:
+        """Make the schedule of its learning rates for a run of so many steps."""
+
+
+Optim = PyroOptim | GuideOptim | Callable[[list[Tensor]], Optimizer]
 
 # The devices on which torch has fused steps.
 FUSED_ON = ("cpu", "cuda")
@@ -59,7 +74,7 @@ class JointOptimizer:
 
     def adopt(self, parameters: Mapping[str, Tensor]) -> None:
         """Add the parameters that are new."""
-        if isinstance(self._optim, Optimizer):
+        if isinstance(self._optim, Optimizer | GuideOptim):
             return
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         known = {parameter for group in groups for parameter in group["params"]}
@@ -83,6 +98,12 @@ class JointOptimizer:
                     self._scheduler.base_lrs.append(group["lr"])
             _join(self.optimizer, other)
 
+    def start(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], compile: bool) -> None:
+        """Make an optimizer that depends on the model and the guide before the first loss."""
+        if isinstance(self._optim, GuideOptim) and self.optimizer is None:
+            self.optimizer = self._optim.optimizer(model, guide, *args, **kwargs)
+            self.optimizer.compile = compile  # type: ignore[attr-defined]
+
     def step(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Take a step; parameters without a gradient do not change."""
         if self.optimizer is None:
@@ -101,6 +122,8 @@ class JointOptimizer:
 def make_optimizer(optim: Optim, parameters: Mapping[str, Tensor]) -> Optimizer:
     """Make one torch optimizer for all parameters, where each setting of a Pyro optimizer becomes a group of them."""
     check_optim(optim)
+    if isinstance(optim, GuideOptim):
+        raise ValueError(f"{type(optim).__name__} is an optimizer of a guide, not of other parameters")
     if isinstance(optim, PyroOptim):
         return _of_pyro(optim, stored_names(parameters))
     optimizer = optim(list(parameters.values()))
@@ -175,11 +198,11 @@ def _fused(
 DEFAULT_OPTIM: Optim = partial(fused_optimizer, Adam, {"lr": 1e-3})
 
 
-def check_optim(optim: Any) -> None:
-    """Raise a ``ValueError`` unless :func:`make_optimizer` can make an optimizer of this."""
-    if isinstance(optim, Optimizer) or not callable(optim):
+def check_optim(optim: Any, argument: str = "optim") -> None:
+    """Raise a ``ValueError`` that names the argument unless :func:`make_optimizer` can make an optimizer of this."""
+    if isinstance(optim, Optimizer) or not (callable(optim) or isinstance(optim, GuideOptim)):
         raise ValueError(
-            "optim must be a function from parameters to a torch optimizer, such as partial(torch.optim.Adam, "
+            f"{argument} must be a function from parameters to a torch optimizer, such as partial(torch.optim.Adam, "
             f"lr=1e-3), or a Pyro optimizer, got {type(optim).__name__}"
         )
 

@@ -20,8 +20,15 @@ from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, copied
 from pyro_radial.infer.training.data import device_of, evaluating
 from pyro_radial.infer.training.gradients import CompiledGradients, EagerGradients, Gradients, LossGradients, of_means
+from pyro_radial.infer.training.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.training.not_finite import check_parameters
-from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, Optim, initial_rates, make_optimizer
+from pyro_radial.infer.training.optimizers import (
+    DEFAULT_OPTIM,
+    GuideOptim,
+    Optim,
+    initial_rates,
+    make_optimizer,
+)
 
 __all__ = ["OptimizerStep", "Trainer"]
 
@@ -78,7 +85,13 @@ class Trainer:
         self._evaluate_once(batch)
         #: Everything that an optimizer can change, by name.
         self.parameters: dict[str, Tensor] = {**self.module_parameters(), **self._loose}
-        self.optimizer = make_optimizer(optim, {n: p for n, p in self.parameters.items() if p.requires_grad})
+        self.optimizer = (
+            optim.optimizer(model, guide, *batch)
+            if isinstance(optim, GuideOptim)
+            else make_optimizer(optim, {n: p for n, p in self.parameters.items() if p.requires_grad})
+        )
+        if isinstance(self.optimizer, NaturalGradientOptimizer):
+            self.optimizer.compile = compile_rows is not None
         #: The learning rate of each group of parameters before any schedule.
         self.learning_rates = initial_rates(self.optimizer)
         # The gradients of float16 underflow unless the loss is scaled.

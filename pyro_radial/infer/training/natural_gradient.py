@@ -1,0 +1,280 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Natural gradients for normal and radial posteriors."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyro.poutine as poutine
+import torch
+from torch import Tensor, nn
+from torch.distributions import SoftplusTransform, Transform, transform_to
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from pyro_radial._pyro.checks import positive_float
+from pyro_radial._pyro.random_numbers import seeded
+from pyro_radial.distributions.moments import moments
+from pyro_radial.infer.autoguide import AutoPerSite
+from pyro_radial.infer.autoguide.base import LocScaleSite
+from pyro_radial.infer.compiled.captured_loss import compiled
+from pyro_radial.infer.compiled.graph import record
+from pyro_radial.infer.elbo import RadialELBO, num_data_of
+from pyro_radial.infer.training.data import device_of, evaluating
+from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, GuideOptim, Optim, check_optim, make_optimizer
+from pyro_radial.nn.bayesian_module import submodules
+from pyro_radial.nn.likelihoods import Likelihood
+
+__all__ = ["NaturalGradient", "NaturalGradientOptimizer"]
+
+# The share of the steps in which the learning rate rises.
+WARM_UP = 0.05
+# Widths that changed by less, in the logarithm, were not trained: their parameter is rounded.
+ROUNDING = 1e-5
+
+
+class NaturalGradient(GuideOptim):
+    r"""Train the normal and radial sites of a guide along the natural gradient of the ELBO.
+
+    Let L be the loss in nats for the whole data set, m a site's mean, :math:`\sigma` its scale and v its marginal
+    variance: :math:`\sigma^2`, or :math:`\sigma^2 / D` with D elements to a radius. A step is
+
+    .. math::
+        v^{-1} &\leftarrow v^{-1} \big(1 + a + \tfrac12 a^2\big), \qquad
+            a = (1 - \beta_2)\, \frac{\partial L}{\partial \log \sigma} \\
+        m &\leftarrow m - \mathrm{lr} \cdot v \cdot \overline{\nabla_m L}
+
+    where the bar is a running average with decay :math:`\beta_1`. The term :math:`a^2 / 2` keeps the variance positive.
+    At rest, for both families and any prior p, with g the gradient of the negative log-likelihood at the drawn weights,
+
+    .. math:: v^{-1} = E[g\,(w - m) / v] - E[(\partial \log p / \partial w)\,(w - m) / v].
+
+    Source: Shen, Daheim, Cong, Nickl, Marconi, Bazan, Yokota, Gurevych, Cremers, Khan and Möllenhoff (2024),
+    "Variational Learning is Effective for Large Deep Networks", algorithm 1, for normal posteriors and priors. Its
+    :math:`h + \delta` is :math:`1 / N v`. Here the prior's gradient is averaged too.
+
+    Other sites and parameters, such as those of norm layers, take a step of an ordinary optimizer. Without a scheduler,
+    :func:`~pyro_radial.fit` lets all rates rise in the first 5 % of the steps and fall to zero along a cosine.
+
+    :param float lr: the learning rate of the means.
+    :param float hess_init: the curvature h of the loss per datum that widths start from: :math:`v = 1 / (N h + 1/s^2)`
+        with s the prior's standard deviation. A guide that was trained keeps its widths.
+    :param float beta1: the decay of the average of gradients.
+    :param float beta2: the decay of the average of curvatures.
+    :param others: the optimizer of other parameters, as for :func:`~pyro_radial.fit`; Adam at 1e-3 by default.
+    :raises ValueError: for a number out of range; for a guide without normal or radial sites, which it names, or for
+        targets without a known number of data.
+
+    Example::
+
+        >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, fit
+        >>> from pyro_radial.nn import likelihoods
+        >>> x = torch.randn(64, 2)
+        >>> model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian())
+        >>> data = x, x.sum(-1, keepdim=True)
+        >>> result = fit(model, AutoRadial(model), data, epochs=3, optim=NaturalGradient(lr=0.1), progress=False)
+        >>> len(result.history)
+        3
+    """
+
+    def __init__(
+        self,
+        lr: float = 0.2,
+        *,
+        hess_init: float = 0.5,
+        beta1: float = 0.9,
+        beta2: float = 0.99999,
+        others: Optim = DEFAULT_OPTIM,
+    ) -> None:
+        self.lr, self.hess_init = positive_float("lr", lr), positive_float("hess_init", hess_init)
+        for name, beta in (("beta1", beta1), ("beta2", beta2)):
+            if isinstance(beta, bool) or not isinstance(beta, int | float) or not 0.0 <= beta < 1.0:
+                raise ValueError(f"{name} must be at least zero and less than one, got {beta!r}")
+        check_optim(others, "others")
+        if isinstance(others, GuideOptim):
+            raise ValueError(f"others must be an optimizer of any parameters, got {type(others).__name__}")
+        self.beta1, self.beta2, self.others = float(beta1), float(beta2), others
+
+    def optimizer(self, model: Any, guide: nn.Module, *args: Any, **kwargs: Any) -> "NaturalGradientOptimizer":
+        """Make the torch optimizer for a loop of your own, and set the guide's first widths.
+
+        :param args: arguments of the model and the guide, such as the first batch.
+        :returns: an optimizer; call ``step`` after ``loss.backward()``, with the loss of the whole data set.
+        """
+        if not isinstance(guide, nn.Module):
+            raise ValueError(f"guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
+        with evaluating(model, guide), torch.no_grad(), poutine.block(), seeded(0, device_of(guide, model)):
+            getattr(guide, "setup", guide)(*args, **kwargs)
+            drawn = poutine.trace(guide).get_trace(*args, **kwargs)
+            trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
+        pairs = []
+        for part in (part for part in submodules(guide) if isinstance(part, AutoPerSite)):
+            sites = {name: site for name, site in part.loc_scale_sites().items() if not _is_local(trace.nodes[name])}
+            pairs += [Pair.of(site) for site in sites.values()]
+            self._set_widths(part, sites, trace, _known_num_data(model, trace))
+        if not pairs:
+            families = {n: type(f).__name__ for part in submodules(guide) for n, f in _families(part).items()}
+            raise ValueError(
+                f"guide must have a site with a normal or radial family, got {families or type(guide).__name__}; use "
+                "another optimizer"
+            )
+        own = {id(parameter) for pair in pairs for parameter in (pair.loc, pair.scale)}
+        every = {**dict(RadialELBO()(model, guide).named_parameters()), **_parameters(drawn, trace)}
+        rest = {name: p for name, p in every.items() if p.requires_grad and id(p) not in own}
+        others = make_optimizer(self.others, _once(rest)) if rest else None
+        return NaturalGradientOptimizer(pairs, others, lr=self.lr, beta1=self.beta1, beta2=self.beta2)
+
+    def scheduler(self, optimizer: Optimizer, steps: int) -> LambdaLR:
+        """Let rates rise for 5 % of the steps, then fall to zero along a cosine; ``step`` it after each step."""
+        return LambdaLR(optimizer, partial(_rise_and_fall, steps=steps, rising=max(1, round(WARM_UP * steps))))
+
+    def _set_widths(self, guide: AutoPerSite, sites: Mapping[str, Any], trace: Any, num_data: int) -> None:
+        """Start the widths that were never trained at the prior's precision and the curvature of all data."""
+        changes, stddevs = guide.scale_change(), {}
+        for name in (name for name in sites if changes[name] < ROUNDING):
+            stddev = moments(trace.nodes[name]["fn"], sites[name].site.transform).stddev
+            precision = sites[name].loc.new_zeros(()) if stddev is None else stddev.square().reciprocal()
+            stddevs[name] = (precision + num_data * self.hess_init).rsqrt()
+        guide.set_stddevs(stddevs)
+
+
+class Pair(NamedTuple):
+    """The unconstrained parameters of a site, the map from the second one to scales, and scales per deviation."""
+
+    loc: Tensor
+    scale: Tensor
+    to_scale: Transform
+    per_stddev: float
+
+    @classmethod
+    def of(cls, found: LocScaleSite) -> "Pair":
+        """The parameters of a site."""
+        family = found.family
+        return cls(found.loc, found.scale, transform_to(family.scale_constraint), family.scale_of(found.site, 1.0))
+
+
+class NaturalGradientOptimizer(Optimizer):
+    """The optimizer that :meth:`NaturalGradient.optimizer` makes; set ``compile`` to compile its steps."""
+
+    def __init__(self, pairs: list[Pair], others: Optimizer | None, **settings: float) -> None:
+        super().__init__([parameter for pair in pairs for parameter in (pair.loc, pair.scale)], settings)
+        self._pairs, self._others = pairs, others
+        #: Whether to compile the step.
+        self.compile = False
+        self._compiled: Callable[..., Any] | None = None
+        if others is not None:
+            self.defaults["others"] = f"{type(others).__name__}({ {**others.defaults, 'lr': None} })"
+            self.param_groups += others.param_groups
+            self.state.update(others.state)
+            self._share()
+
+    def _share(self) -> None:
+        """Let the ordinary optimizer use the groups and the state of this one."""
+        if self._others is not None:
+            self._others.param_groups, self._others.state = self.param_groups[1:], self.state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state as in torch."""
+        super().load_state_dict(dict(state_dict))
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take a step on the gradients."""
+        group = self.param_groups[0]
+        lr, beta1, rate = group["lr"], group["beta1"], 1.0 - group["beta2"]
+        moved = [pair for pair in self._pairs if pair.loc.grad is not None]
+        rates = []
+        for pair in moved:
+            state = self.state[pair.loc]
+            if not state:
+                state.update(steps=0, average=torch.zeros_like(pair.loc))
+            state["steps"] += 1
+            rates.append(lr / (1.0 - beta1 ** state["steps"]))
+        tensors: list[tuple[Any, ...]] = [
+            (p.loc, p.scale, self.state[p.loc]["average"], p.loc.grad, p.scale.grad) for p in moved
+        ]
+        if self.compile and len(moved) == len(self._pairs) and all(p.scale.grad is not None for p in moved):
+            self._step_compiled(tensors, (rates[0], 1.0 - beta1, rate))
+        else:
+            for pair, own, own_lr in zip(moved, tensors, rates, strict=True):
+                _update(pair, own, own_lr, 1.0 - beta1, rate)
+        if self._others is not None:
+            self._others.step()
+
+    def _step_compiled(self, tensors: Sequence[tuple[Any, ...]], numbers: tuple[float, ...]) -> None:
+        inputs = [tensor.detach() for own in tensors for tensor in own]
+        inputs += [torch.tensor(number, dtype=torch.float64) for number in numbers]
+        if self._compiled is None:
+
+            def update(*flat: Tensor) -> tuple[list[Tensor], None]:
+                for place, pair in enumerate(self._pairs):
+                    _update(pair, flat[5 * place : 5 * place + 5], *flat[-3:])
+                return [], None
+
+            copies = [tensor.clone() for tensor in inputs]
+            self._compiled = compiled(record(update, copies, [], set()), copies, {})
+        self._compiled(*inputs)
+
+
+def _update(pair: Pair, tensors: Sequence[Any], lr: Any, share: Any, rate: Any) -> None:
+    """Move a site's parameters and its average gradient; ``rate`` is that of the precision."""
+    loc, scale, average, by_loc, by_scale = tensors
+    deviation = pair.to_scale(scale)
+    variance = (deviation / pair.per_stddev).square()
+    if by_scale is not None:
+        per_log = deviation * _inverse_slope(pair.to_scale, scale, deviation)
+        # rate * dL / d log(scale)
+        a = by_scale * per_log * rate
+        growth = a + 0.5 * a.square()
+        # Half of log(1 + growth), to the third order; its logarithm takes as long as the rest of this step.
+        scale.sub_(growth / (2.0 + growth) * per_log)
+        variance = variance / (1.0 + growth)
+    average.add_((by_loc - average) * share)
+    loc.sub_(variance * average * lr)
+
+
+def _inverse_slope(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:
+    """One over the derivative of scales by unconstrained parameters."""
+    if isinstance(to_scale, SoftplusTransform):
+        return 1.0 + unconstrained.exp().reciprocal()
+    return torch.exp(-to_scale.log_abs_det_jacobian(unconstrained, scale))
+
+
+def _rise_and_fall(step: int, steps: int, rising: int) -> float:
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - rising) / max(1, steps - rising))))
+
+
+def _is_local(site: Any) -> bool:
+    """Whether a site is inside a subsampled plate."""
+    return any((frame.full_size or frame.size) != frame.size for frame in site["cond_indep_stack"])
+
+
+def _known_num_data(model: Any, trace: Any) -> int:
+    likelihoods = [part for part in submodules(model) if isinstance(part, Likelihood)]
+    number = num_data_of(trace)
+    if number is None or any(likelihood.num_data is None for likelihood in likelihoods):
+        raise ValueError(
+            "num_data of the likelihood must be given, or a hand-written model's targets be in a plate of that size"
+        )
+    return number
+
+
+def _families(part: nn.Module) -> Mapping[str, Any]:
+    return part.chosen_families() if isinstance(part, AutoPerSite) else {}
+
+
+def _parameters(*traces: Any) -> dict[str, Tensor]:
+    """The unconstrained parameters in traces by name."""
+    values = {n: s["value"] for trace in traces for n, s in trace.nodes.items() if s["type"] == "param"}
+    return {name: v.unconstrained() if hasattr(v, "unconstrained") else v for name, v in values.items()}
+
+
+def _once(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each parameter under one name."""
+    return dict({id(parameter): (name, parameter) for name, parameter in parameters.items()}.values())

@@ -1,0 +1,416 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Natural gradients: the point at rest, the authors' trajectories, and everything that a training can be asked for."""
+
+import copy
+import math
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import TraceMeanField_ELBO
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
+
+from pyro_radial import (
+    AutoMeanField,
+    AutoRadial,
+    BayesianModule,
+    CompiledSVI,
+    PriorChain,
+    RadialELBO,
+    SupervisedModel,
+    predict,
+)
+from pyro_radial.infer.autoguide import families
+from pyro_radial.infer.training import training_run
+from pyro_radial.infer.training.natural_gradient import NaturalGradient
+from pyro_radial.nn import likelihoods
+from tests.helpers.ranks import on_ranks, values
+from tests.helpers.runs import ROWS, assert_same, data, function_problem, problem, trained
+
+DOUBLE = torch.float64
+GUIDES = {
+    "normal": AutoMeanField,
+    "radial": AutoRadial,
+    "a radius for each row": partial(AutoRadial, event_dim=1),
+}
+
+
+@pytest.fixture
+def double():
+    torch.set_default_dtype(DOUBLE)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def regression(rows=40, inputs=(2, 3), noise=0.5):
+    """Linear regression with known noise, its data, the exact mean and the diagonal of the exact precision."""
+    size = math.prod(inputs)
+    x = torch.randn(rows, size)
+    y = x @ torch.randn(size) + noise * torch.randn(rows)
+
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.3, 0.8).expand(inputs).to_event(2))
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Normal((w.flatten(-2) * x).sum(-1), noise), obs=y)
+
+    precision = x.T @ x / noise**2 + torch.eye(size) / 0.8**2
+    mean = torch.linalg.solve(precision, x.T @ y / noise**2 + 0.3 / 0.8**2)
+    return model, (x, y), mean.reshape(inputs), precision.diagonal().reshape(inputs)
+
+
+def train(model, guide, data, optim, steps=800, particles=800):
+    """The averages of mean and precision over the second half of a training."""
+    elbo = RadialELBO(particles, vectorize_particles=True, max_plate_nesting=1)(model, guide)
+    optimizer = optim.optimizer(model, guide, *data)
+    found = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        elbo(*data).backward()
+        optimizer.step()
+        if step >= steps // 2:
+            now = guide.posterior()["w"]
+            found.append(torch.stack([now.mean, now.variance.reciprocal()]))
+    return torch.stack(found).mean(0)
+
+
+@pytest.mark.parametrize("kind", GUIDES)
+def test_linear_regression_rests_at_the_exact_mean_and_the_diagonal_of_the_precision(double, kind):
+    """The loss is quadratic in the weights, so the radial posterior has the same best variances."""
+    model, data, mean, precision = regression()
+    means, precisions = train(model, GUIDES[kind](model), data, NaturalGradient(lr=0.1, beta2=0.98))
+    assert bool(((means - mean).abs() < 0.01 * precision.rsqrt()).all())
+    torch.testing.assert_close(precisions, precision, rtol=0.01, atol=0.0)
+
+
+def logistic(x, y):
+    """Logistic regression with two weights and a Student-t prior, which is no normal."""
+
+    def model(x, y=None):
+        w = pyro.sample("w", dist.StudentT(3.0, 0.2, 0.5).expand([2]).to_event(1))
+        with pyro.plate("data", len(x)):
+            return pyro.sample("y", dist.Bernoulli(logits=(w * x).sum(-1)), obs=y)
+
+    return model
+
+
+def nodes(kind):
+    """Noise of unit variance in the plane and its weights: a product of Gauss-Hermite rules, or angles and radii."""
+    import numpy as np
+
+    points, weights = (torch.from_numpy(part) for part in np.polynomial.hermite_e.hermegauss(40))
+    weights = weights / weights.sum()
+    if kind == "normal":
+        return torch.cartesian_prod(points, points), torch.outer(weights, weights).flatten()
+    # The rule is even, so a signed radius and half a turn are a half-normal radius and a whole one.
+    angles = torch.arange(64) * (math.pi / 64)
+    units = torch.stack([angles.cos(), angles.sin()], -1)
+    noise = math.sqrt(2.0) * points[:, None, None] * units
+    return noise.reshape(-1, 2), weights.repeat_interleave(64) / 64
+
+
+@pytest.mark.parametrize("kind", ["normal", "radial"])
+def test_a_prior_of_another_family_leads_to_the_best_posterior_by_quadrature(double, kind):
+    x = torch.randn(12, 2)
+    y = (x @ torch.tensor([1.0, -0.5]) + torch.randn(12) > 0).double()
+    noise, weights = nodes(kind)
+    best = torch.tensor([0.0, 0.0, -1.0, -1.0], requires_grad=True)
+
+    def loss():
+        w = best[:2] + best[2:].exp() * noise
+        logits = w @ x.T
+        nll = nn.functional.binary_cross_entropy_with_logits(logits, y.expand_as(logits), reduction="none").sum(-1)
+        value = weights @ (nll - dist.StudentT(3.0, 0.2, 0.5).log_prob(w).sum(-1)) - best[2:].sum()
+        value.backward()
+        return value
+
+    optimizer = torch.optim.LBFGS([best], max_iter=200, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        return loss()
+
+    optimizer.step(closure)
+    mean, precision = best.detach()[:2], (-2 * best.detach()[2:]).exp()
+    model = logistic(x, y)
+    means, precisions = train(model, GUIDES[kind](model), (x, y), NaturalGradient(lr=0.1, beta2=0.98))
+    assert bool(((means - mean).abs() < 0.01 * precision.rsqrt()).all())
+    torch.testing.assert_close(precisions, precision, rtol=0.01, atol=0.0)
+
+
+@pytest.mark.parametrize(("beta1", "prior"), [(0.0, 0.5), (0.9, 1e4)])
+def test_a_normal_posterior_takes_the_steps_of_ivon(double, monkeypatch, beta1, prior):
+    """The authors leave the prior out of the average of gradients: with no average or a flat prior there is no gap."""
+    ivon = pytest.importorskip("ivon", reason="needs ivon-opt")
+    x, y = torch.randn(30, 4), torch.randint(3, (30,))
+    net = nn.Linear(4, 3, bias=False)
+    model = SupervisedModel(BayesianModule(net, dist.Normal(0.0, prior)), likelihoods.Categorical(num_data=30))
+    guide = AutoMeanField(model)
+    decay = 1 / (30 * prior**2)
+    optimizer = NaturalGradient(lr=0.1, hess_init=0.7, beta1=beta1, beta2=0.9999).optimizer(model, guide, x, y)
+    settings = {"lr": 0.1 / (0.7 + decay), "hess_init": 0.7, "beta1": beta1, "beta2": 0.9999, "weight_decay": decay}
+    theirs = ivon.IVON([net.weight], ess=30, **settings)
+    elbo = RadialELBO()(model, guide)
+    for _ in range(50):
+        optimizer.zero_grad()
+        before, state = guide.posterior()["weight"].base_dist, torch.get_rng_state()
+        drawn = guide(x, y)["weight"].detach()
+        torch.set_rng_state(state)
+        elbo(x, y).backward()
+        noise = ((drawn - before.loc) / before.scale).flatten()
+        monkeypatch.setattr(torch, "randn", lambda *args, noise=noise, **kwargs: noise)
+        with theirs.sampled_params(train=True):
+            theirs.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+        monkeypatch.undo()
+        optimizer.step()
+        theirs.step()
+        now = guide.posterior()["weight"].base_dist
+        assert not torch.equal(before.loc, now.loc)
+        torch.testing.assert_close(now.loc, net.weight, rtol=0.0, atol=1e-7)
+        hessian = theirs.param_groups[0]["hess"].reshape(3, 4)
+        torch.testing.assert_close(now.scale, (30 * (hessian + decay)).rsqrt(), rtol=1e-7, atol=0.0)
+
+
+def test_widths_start_at_the_curvature_of_the_data_and_the_precision_of_the_prior():
+    model, guide = problem()
+    NaturalGradient(hess_init=0.3).optimizer(model, guide, *data())
+    for posterior in guide.posterior().values():
+        expected = torch.tensor((1 / (ROWS * 0.3 + 1.0)) ** 0.5)
+        torch.testing.assert_close(posterior.stddev, expected.expand_as(posterior.stddev))
+
+
+def test_a_trained_guide_keeps_its_widths():
+    model, guide = problem()
+    trained(model, guide, optim=NaturalGradient(beta2=0.9))
+    before = copy.deepcopy(guide.state_dict())
+    NaturalGradient().optimizer(model, guide, *data())
+    assert_same(guide.state_dict(), before)
+
+
+def test_gradients_that_would_make_a_variance_negative_leave_it_positive():
+    model, guide = problem()
+    optimizer = NaturalGradient(lr=1e-6, beta2=0.0).optimizer(model, guide, *data())
+    for size in (-1e6, -1.0, 1.0, 1e6):
+        for site in guide.loc_scale_sites().values():
+            site.loc.grad, site.scale.grad = torch.ones_like(site.loc), torch.full_like(site.scale, size)
+        optimizer.step()
+        for posterior in guide.posterior().values():
+            assert bool((posterior.stddev > 0).all() & posterior.stddev.isfinite().all())
+
+
+def test_other_parameters_take_ordinary_steps():
+    """Norm layers, a learned noise, a point and a direction, each as the other optimizer alone would move it."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=ROWS))
+    guide = AutoRadial(model, families={"2.bias": families.Delta()})
+    x, _ = data()
+    optimizer = NaturalGradient(others=partial(SGD, lr=1e-3)).optimizer(model, guide, x, x[:, :1])
+    RadialELBO()(model, guide)(x, x[:, :1]).backward()
+    every = dict(RadialELBO()(model, guide).named_parameters())
+    before = {name: parameter.detach().clone() for name, parameter in every.items()}
+    optimizer.step()
+    own = {id(p) for site in guide.loc_scale_sites().values() for p in (site.loc, site.scale)}
+    ordinary = [name for name, parameter in every.items() if id(parameter) not in own]
+    assert len(own) == 6
+    assert len(ordinary) == 3
+    for name in ordinary:
+        torch.testing.assert_close(every[name], before[name] - 1e-3 * every[name].grad)
+
+
+def test_parameters_outside_modules_are_trained():
+    model, guide = function_problem()
+    trained(model, guide, optim=NaturalGradient(), data=(data()[0], torch.randn(ROWS)))
+    assert float(pyro.param("noise").detach()) != pytest.approx(0.7)
+
+
+SETTINGS = {
+    "accumulated": {"accumulate": 3},
+    "several draws": {"loss": RadialELBO(4)},
+    "clipped": {"clip_norm": 1.0},
+    "in bfloat16": {"autocast": torch.bfloat16},
+    "in float16": {"autocast": torch.float16},
+    "means first": {"mean_only_epochs": 1},
+    "local reparameterization": {},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_it_learns_with_each_option_of_fit(setting):
+    model, guide = problem()
+    if setting.startswith("local"):
+        model.local_reparameterization = True
+    _, result = trained(model, guide, optim=NaturalGradient(), **{"epochs": 40, **SETTINGS[setting]})
+    first, last = (
+        sum(record["nll"] + record["kl"] for record in part) for part in (result.history[:10], result.history[-10:])
+    )
+    assert last < first
+    assert all(bool((site.scale != site.scale.flatten()[0]).any()) for site in guide.loc_scale_sites().values())
+
+
+def test_the_parts_of_a_batch_give_the_step_of_the_whole(double):
+    steps = []
+    for accumulate in (1, 4):
+        model, guide = problem()
+        x, y = data()
+        steps.append(
+            trained(
+                model.double(),
+                guide,
+                data=(x.double(), y),
+                optim=NaturalGradient(),
+                accumulate=accumulate,
+                batch_size=ROWS,
+            )[0]
+        )
+    for name, value in steps[0].items():
+        torch.testing.assert_close(value, steps[1][name], rtol=0.0, atol=1e-10)
+
+
+def test_compiled_steps_are_the_steps_as_they_are():
+    ends = []
+    for compiled in (False, True):
+        model, guide = problem()
+        ends.append(trained(model, guide, optim=NaturalGradient(), compile=compiled)[0])
+    for name, value in ends[0].items():
+        # Rounding in twelve steps.
+        torch.testing.assert_close(value, ends[1][name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [RadialELBO, TraceMeanField_ELBO])
+def test_steps_of_compiled_svi_are_those_of_a_loop_of_ones_own(loss):
+    x, y = data()
+    ends = []
+    for own in (False, True):
+        model, guide = problem()
+        pyro.set_rng_seed(0)
+        if own:
+            optimizer, elbo = NaturalGradient().optimizer(model, guide, x, y), RadialELBO()(model, guide)
+            for _ in range(5):
+                optimizer.zero_grad()
+                elbo(x, y).backward()
+                optimizer.step()
+        else:
+            svi = CompiledSVI(model, guide, NaturalGradient(), loss(), compile=False)
+            for _ in range(5):
+                svi.step(x, y)
+        ends.append(guide.state_dict())
+    for name, value in ends[0].items():
+        torch.testing.assert_close(value, ends[1][name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_state_goes_on_where_it_was_saved():
+    x, y = data()
+    model, guide = problem("batch norm")
+    optimizer, elbo = NaturalGradient().optimizer(model, guide, x, y), RadialELBO()(model, guide)
+
+    def steps(number):
+        torch.manual_seed(number)
+        for _ in range(number):
+            optimizer.zero_grad()
+            elbo(x, y).backward()
+            optimizer.step()
+        return copy.deepcopy({**guide.state_dict(), **model.state_dict()})
+
+    steps(3)
+    guide_state, model_state, state = copy.deepcopy((guide.state_dict(), model.state_dict(), optimizer.state_dict()))
+    expected = steps(4)
+    guide.load_state_dict(guide_state)
+    model.load_state_dict(model_state)
+    optimizer = NaturalGradient().optimizer(model, guide, x, y)
+    optimizer.load_state_dict(state)
+    assert_same(steps(4), expected)
+
+
+def test_rates_rise_and_then_fall_to_zero_along_a_cosine():
+    model, guide = problem()
+    settings = NaturalGradient(lr=0.5)
+    optimizer = settings.optimizer(model, guide, *data())
+    scheduler = settings.scheduler(optimizer, 200)
+    rates = []
+    for _ in range(200):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates[:10] == pytest.approx([0.05 * (step + 1) for step in range(10)])
+    assert rates[10:] == pytest.approx([0.25 * (1 + math.cos(math.pi * step / 190)) for step in range(190)])
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
+
+
+def test_a_chained_posterior_is_a_prior_like_any_other():
+    model, _ = problem()
+    chain = PriorChain(model)
+    for seed in (3, 4):
+        guide = chain.guide(AutoRadial)
+        trained(chain, guide, data=data(seed=seed), optim=NaturalGradient(lr=0.1, hess_init=0.2))
+        chain.advance(guide)
+    assert bool(torch.isfinite(predict(chain, guide, data()[0]).mean).all())
+
+
+def in_two(rank, shared):
+    """The parameters after twenty steps, in one of two processes or alone."""
+    torch.set_default_dtype(DOUBLE)
+    if shared:
+        training_run.noise_of = lambda seed, index: seed
+    model, guide = problem()
+    x, y = data(40)
+    model.likelihood.num_data = 40
+    state, _ = trained(
+        model.double(), guide, data=(x.double(), y), optim=NaturalGradient(), epochs=20, batch_size=20 if shared else 40
+    )
+    return state
+
+
+def test_two_processes_with_one_draw_take_the_steps_of_one_at_twice_the_batch(double):
+    whole = in_two(0, shared=False)
+    one, other = values(on_ranks(partial(in_two, shared=True)))
+    assert_same(one, other)
+    for name, value in whole.items():
+        torch.testing.assert_close(one[name], value, rtol=0.0, atol=1e-5)
+
+
+BAD = {
+    "lr": (0.0, -1.0, math.inf, math.nan, "0.1", None, True),
+    "hess_init": (0.0, -1.0, math.inf, None),
+    "beta1": (-0.1, 1.0, "0.9", None, True),
+    "beta2": (-0.1, 1.0, 2, None, math.nan),
+    "others": (3, None, SGD([torch.zeros(1)], lr=0.1)),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in BAD for value in BAD[name]])
+def test_a_setting_out_of_range_is_named(name, value):
+    with pytest.raises(ValueError, match=f"^{name} must "):
+        NaturalGradient(**{name: value})
+
+
+def test_a_guide_without_a_marginal_variance_is_refused_by_name():
+    model, _ = problem()
+    guide = AutoRadial(model, families={".": families.Delta()})
+    with pytest.raises(ValueError, match=r"guide must have a site with a normal or radial family.*'0.weight': 'Delta'"):
+        trained(model, guide, optim=NaturalGradient())
+    with pytest.raises(ValueError, match="guide must be"):
+        NaturalGradient().optimizer(model, None, *data())
+
+
+def test_an_unknown_number_of_data_is_refused():
+    model, guide = problem(likelihood=likelihoods.Categorical())
+    with pytest.raises(ValueError, match="num_data"):
+        NaturalGradient().optimizer(model, guide, *data())
+
+
+def test_a_run_that_diverges_is_named_and_keeps_its_checkpoint(tmp_path):
+    model, guide = problem()
+    path = tmp_path / "a.pt"
+    # The second epoch has a rate that no network survives.
+    scheduler = partial(LambdaLR, lr_lambda=lambda epoch: 1e-30 if epoch == 0 else 1.0)
+    with pytest.raises(FloatingPointError, match=r"not finite in step \d+: .*'\d\.(weight|bias)'"):
+        trained(model, guide, optim=NaturalGradient(lr=1e30), scheduler=scheduler, checkpoint=path)
+    assert torch.load(path, weights_only=False)["epoch"] == 1
