@@ -259,11 +259,15 @@ class Watching(Counting):
     def __call__(self, record):
         self.calls += 1
 
+    method = __call__
 
-def test_a_callback_counts_on_after_a_kill(monkeypatch, tmp_path):
+
+@pytest.mark.parametrize("own", [lambda watching: watching, lambda watching: watching.method], ids=["object", "method"])
+@pytest.mark.parametrize("at", [4, 6])
+def test_a_callback_counts_on_after_a_kill(at, own, monkeypatch, tmp_path):
     options = {"epochs": 3, "checkpoint": tmp_path}
-    # Two epochs into the second task.
-    killed(monkeypatch, None, TrainingRun, "end_epoch", 6, "before", callback=Watching(), **options)
+    # In the first epoch of the second task, or in its last.
+    killed(monkeypatch, None, TrainingRun, "end_epoch", at, "before", callback=own(Watching()), **options)
     watching = Watching()
-    learn(callback=watching, **options)
+    learn(callback=own(watching), **options)
     assert watching.calls == 6

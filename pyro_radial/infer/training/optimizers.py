@@ -240,7 +240,8 @@ def change_rates(optimizer: Optimizer, scheduler: Any, before: list[Any], now: l
 
 def check_fused_state(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> None:
     """Check a saved state for torch's fused steps, which check no shape, and give it the parameters' strides."""
-    parameters = [(p, group.get("fused")) for group in optimizer.param_groups for p in group["params"]]
+    groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
+    parameters = [(p, there.get("fused")) for group, there in groups for p in group["params"]]
     for number, state in saved["state"].items():
         parameter, fused = parameters[number]
         for name, value in state.items():

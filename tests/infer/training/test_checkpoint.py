@@ -349,19 +349,21 @@ def test_what_could_not_be_read_back_is_refused_before_it_replaces_a_checkpoint(
     assert Checkpoint(path).load()["epoch"] == 1
 
 
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("shape", [(3,), (1,), (4, 4)])
-def test_an_optimizer_state_of_another_shape_is_refused_and_changes_nothing(shape, tmp_path):
-    """torch's fused steps would write past its end."""
-    path = tmp_path / "run.pt"
-    train(path)
+def test_an_optimizer_state_of_another_shape_is_refused_and_changes_nothing(shape, fused, tmp_path):
+    """torch's fused steps would write past its end, also where only the file says that the step is fused."""
+    path, optim = tmp_path / "run.pt", {"optim": partial(Adam, lr=0.01, fused=fused)}
+    train(path, **optim)
     state = Checkpoint(path).load()
     state["optimizer"]["state"][0]["exp_avg"] = torch.zeros(shape)
+    state["optimizer"]["param_groups"][0]["fused"] = True
     Checkpoint(path).save(state)
     model, guide = problem()
     guide.setup(*data())
     before = copied(guide.state_dict())
     with pytest.raises(ValueError, match=r"another optimizer: exp_avg of parameter 0 must have shape \("):
-        train(path, (model, guide), epochs=2)
+        train(path, (model, guide), epochs=2, **optim)
     assert all(torch.equal(value, before[name]) for name, value in guide.state_dict().items())
 
 
