@@ -16,7 +16,7 @@ import torch
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
-from pyro_radial import RadialELBO
+from pyro_radial import NaturalGradient, RadialELBO
 from tests.helpers.runs import adversarial_loss, problem, regression, targets, trained
 from tests.helpers.streams import CORESET, learn
 
@@ -42,6 +42,7 @@ KINDS = {
     "vectorized": fitted(problem, loss=lambda: RadialELBO(num_particles=3, vectorize_particles=True)),
     "functional with adversarial points": fitted(regression, loss=adversarial_loss, data=targets()),
     "scheduled": fitted(problem, optim=partial(Adam, lr=0.1), scheduler=partial(StepLR, step_size=1, gamma=0.5)),
+    "natural gradient": fitted(problem, optim=NaturalGradient(beta2=0.99)),
     "stream": streamed,
 }
 

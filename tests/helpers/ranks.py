@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import TensorDataset
 
-from pyro_radial import AutoMeanField, RadialELBO
+from pyro_radial import AutoMeanField, NaturalGradient, RadialELBO
 from tests.helpers.runs import (
     Counting,
     adversarial_loss,
@@ -100,6 +100,7 @@ KINDS = {
         },
     ),
     "dataset": (problem, {"data": TensorDataset(*data())}),
+    "natural gradient": (problem, {"optim": NaturalGradient(beta2=0.9)}),
     "autocast": (problem, {"autocast": torch.bfloat16}),
     "float16": (problem, {"autocast": torch.float16, "clip_norm": 5.0}),
     "schedule with a state": (problem, {"loss": lambda: RadialELBO(kl_weight=Counting())}),

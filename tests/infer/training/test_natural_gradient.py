@@ -376,6 +376,43 @@ def test_two_processes_with_one_draw_take_the_steps_of_one_at_twice_the_batch(do
         torch.testing.assert_close(one[name], value, rtol=0.0, atol=1e-5)
 
 
+def rest_in_two(rank):
+    """Precisions after each step of two processes with draws of their own, and the exact ones."""
+    torch.manual_seed(2)
+    net, x = nn.Linear(3, 1, bias=False), torch.randn(40, 3)
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=0.5))
+    guide, found = AutoRadial(model), []
+
+    def callback(record):
+        found.append(guide.posterior()["weight"].variance.reciprocal())
+
+    optim, loss = NaturalGradient(lr=0.1, beta2=0.95), RadialELBO(16, vectorize_particles=True)
+    constant = partial(LambdaLR, lr_lambda=lambda epoch: 1.0)
+    data = x, x @ net.weight.T.detach() + 0.5 * torch.randn(40, 1)
+    trained(
+        model,
+        guide,
+        data=data,
+        optim=optim,
+        scheduler=constant,
+        epochs=500,
+        batch_size=20,
+        callback=callback,
+        loss=loss,
+    )
+    # Only the first process calls it.
+    return found and torch.cat(found), x.square().sum(0) / 0.25 + 1.0
+
+
+def test_two_processes_with_draws_of_their_own_rest_at_the_exact_variances():
+    (found, exact), _ = values(on_ranks(rest_in_two))
+    # Means of 40 steps, twice the memory of the average of curvatures, are nearly independent.
+    means = found[100:].reshape(10, 40, 3).mean(1)
+    error = means.std(0) / math.sqrt(10)
+    assert bool((error < 0.03 * exact).all())
+    assert bool(((means.mean(0) - exact).abs() < 3 * error).all())
+
+
 BAD = {
     "lr": (0.0, -1.0, math.inf, math.nan, "0.1", None, True),
     "hess_init": (0.0, -1.0, math.inf, None),
