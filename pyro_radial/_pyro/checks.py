@@ -13,6 +13,7 @@ import torch
 __all__ = [
     "check_each",
     "check_flag",
+    "check_list",
     "check_number",
     "check_shape",
     "check_types",
@@ -41,11 +42,16 @@ def check_flag(argument: str, value: Any) -> bool:
     return value
 
 
-def check_each(check: Callable[[str, Any], Any], argument: str, values: Any) -> list[Any]:
-    """All values as a check returns them, or a ValueError that names the argument, or the value by its place."""
+def check_list(argument: str, values: Any) -> list[Any]:
+    """The values as a list, or a ValueError that names the argument if it is not a collection, or a string."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{argument} must be a sequence, got {values!r}")
-    return [check(f"{argument}[{place}]", value) for place, value in enumerate(values)]
+    return list(values)
+
+
+def check_each(check: Callable[[str, Any], Any], argument: str, values: Any) -> list[Any]:
+    """All values as a check returns them, or a ValueError that names the argument, or the value by its place."""
+    return [check(f"{argument}[{place}]", value) for place, value in enumerate(check_list(argument, values))]
 
 
 def check_shape(argument: str, value: Any, smaller: torch.Size = torch.Size()) -> torch.Size:

@@ -19,6 +19,7 @@ from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.compat import stored_name
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.distributions.wrappers import to_like
@@ -166,6 +167,7 @@ class BayesianModule(UniquelyNamed):
         :returns: the network's output, with the draws as leading dims.
         :raises ValueError: naming the site, for a value of another shape.
         """
+        check_types(Mapping, parameters=parameters)
         return self._output(*split_draws({**self._initial, **parameters}, self._shapes), args, kwargs)
 
     def one_value_each(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -174,6 +176,7 @@ class BayesianModule(UniquelyNamed):
         :param Mapping parameters: values ``[*ones, *parameter.shape]`` by site.
         :raises ValueError: naming the site, for a value of another shape or with several draws.
         """
+        check_types(Mapping, parameters=parameters)
         draws, shared, _ = split_draws(parameters, self._shapes)
         if draws:
             raise ValueError(f"parameters must have one value for each site, got draws of shape {draws}")
@@ -217,6 +220,7 @@ class BayesianModule(UniquelyNamed):
             >>> type(plain).__name__, plain.weight.requires_grad
             ('Linear', True)
         """
+        check_types(Mapping, draw=draw)
         with torch.no_grad(), poutine.block():
             random = {name: self._value_in(name, draw) for name in self._shapes}
             trained = {**random, **self._own.trained()}
@@ -277,6 +281,7 @@ class BayesianModule(UniquelyNamed):
     def _value_in(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
         if name in draw:
             value = draw[name]
+            check_types(Tensor, **{f"draw[{name!r}]": value})
         elif not self._in_use(name):
             value = self._initial[name]
         else:

@@ -19,6 +19,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.compat import tree_flatten, tree_map_only, tree_unflatten
 
 __all__ = ["STATISTICS_LAYERS", "FunctionalNet", "split_draws", "unflatten"]
@@ -175,6 +176,9 @@ def split_draws(
     shared: dict[str, Tensor] = {}
     drawn: dict[str, Tensor] = {}
     for name, value in values.items():
+        if name not in shapes:
+            raise ValueError(f"parameters must have values of the sites {list(shapes)} only, got {name!r}")
+        check_types(Tensor, **{f"parameters[{name!r}]": value})
         shape = shapes[name]
         cut = value.dim() - len(shape)
         if cut < 0 or value.shape[cut:] != shape:

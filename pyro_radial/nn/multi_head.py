@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from pyro_radial._pyro.checks import check_list
 from pyro_radial.nn.bayesian_module import submodules
 
 __all__ = ["MultiHead", "under_head", "use_head"]
@@ -58,13 +59,13 @@ class MultiHead(nn.Module):
 
     @head.setter
     def head(self, head: int) -> None:
-        self._check_head(head)
+        self._check_head("head", head)
         self._head, self._also = head, frozenset()
 
-    def _check_head(self, head: int) -> None:
-        """Raise a ValueError unless this is the index of a head."""
+    def _check_head(self, argument: str, head: int) -> None:
+        """Raise a ValueError that names the argument unless this is the index of a head."""
         if isinstance(head, bool) or not isinstance(head, int) or not 0 <= head < len(self.heads):
-            raise ValueError(f"head must be an index of one of {len(self.heads)} heads, got {head!r}")
+            raise ValueError(f"{argument} must be an index of one of {len(self.heads)} heads, got {head!r}")
 
     def uses_parameter(self, name: str) -> bool:
         """Whether a parameter belongs to the trunk, the head in use, or a head that stays random beside it."""
@@ -89,13 +90,14 @@ def use_head(model: nn.Module, head: int, *, also: Iterable[int] = ()) -> None:
         earlier tasks whose functions are compared while the trunk changes.
     :raises ValueError: if there is no MultiHead, or one of them has no such head; nothing is changed then.
     """
-    also = frozenset(also)
+    also = frozenset(check_list("also", also))
     found = _multi_heads(model)
     if not found:
         raise ValueError(f"model must hold a MultiHead, got {type(model).__name__}")
     for module in found:
-        for index in (head, *also):
-            module._check_head(index)
+        module._check_head("head", head)
+        for index in also:
+            module._check_head("also", index)
     for module in found:
         module.head = head
         module._also = also

@@ -79,7 +79,7 @@ def _prior_of(prior: Any, name: str, parameter: Tensor) -> TorchDistributionMixi
         found: Any = prior
     elif isinstance(prior, Mapping):
         found = prior[name]
-    elif callable(prior):
+    elif callable(prior) and not isinstance(prior, type):
         found = prior(name, parameter)
     else:
         raise ValueError(

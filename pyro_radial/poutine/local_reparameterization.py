@@ -11,6 +11,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 
+from pyro_radial._pyro.checks import check_list, check_types
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
 
@@ -166,8 +167,11 @@ def local_reparameterization(guide: Callable[..., Any] | None = None, *, sites: 
         >>> svi = pyro.infer.SVI(model, local_reparameterization(guide), pyro.optim.Adam({"lr": 0.01}), RadialELBO())
         >>> loss = svi.step(torch.randn(8, 3), torch.randn(8, 1))
     """
-    messenger = _Wrapped(sites)
-    return messenger if guide is None else messenger(guide)
+    messenger = _Wrapped(check_list("sites", sites))
+    if guide is None:
+        return messenger
+    check_types(Callable, guide=guide)
+    return messenger(guide)
 
 
 def draw_after_all(msg: Any) -> None:

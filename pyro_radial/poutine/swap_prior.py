@@ -16,6 +16,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import nn
 from torch.distributions import Distribution
 
+from pyro_radial._pyro.checks import check_types
 from pyro_radial.distributions.wrappers import expanded, leaf, mask_of, on_support
 
 __all__ = ["SWAPPED", "SwapPriorMessenger", "UnderPriors", "check_prior", "is_guide", "replaced", "swap_prior"]
@@ -126,6 +127,7 @@ def swap_prior(model: Callable[..., Any], priors: Mapping[str, Any]) -> nn.Modul
             "model must not be a guide, whose distributions are the posterior; wrap the model and make the guide "
             "from the result"
         )
+    check_types(Mapping, priors=priors)
     for name, prior in priors.items():
         if not isinstance(prior, TorchDistributionMixin):
             raise ValueError(f"the prior of site '{name}' must be a Pyro distribution, got {type(prior).__name__}")

@@ -34,6 +34,14 @@ class Lazy:
     make: Callable[[], Any]
 
 
+@dataclass(frozen=True)
+class Part:
+    """A value with a wrong part, such as the value of a site, which the error names instead of the argument."""
+
+    name: str
+    value: Any
+
+
 class Stranger:
     """A value of a type that no argument takes."""
 
@@ -79,6 +87,7 @@ class Call:
     :param also: other valid calls, as changed arguments and a check.
     :param on: for a method, makes the object.
     :param errors: the documented errors.
+    :param then: what is done with the result in every call, where an argument is read only then.
     :param unchecked: arguments that the callable passes on as they are, with the reason.
     """
 
@@ -89,6 +98,7 @@ class Call:
     also: tuple[tuple[dict[str, Any], Callable[[Any], Any]], ...] = ()
     on: Callable[[], Any] | None = None
     errors: tuple[type[Exception], ...] = (TypeError, ValueError)
+    then: Callable[[Any], Any] = lambda result: result
     unchecked: Mapping[str, str] = field(default_factory=dict)
 
     def target(self) -> Any:
@@ -97,10 +107,11 @@ class Call:
 
     def run(self, **changed: Any) -> Any:
         """Call it with its valid arguments, some of them changed."""
-        return call(self.target(), self.valid() | {name: _made(value) for name, value in changed.items()})
+        return self.then(call(self.target(), self.valid() | {name: _made(value) for name, value in changed.items()}))
 
 
 def _made(value: Any) -> Any:
+    value = value.value if isinstance(value, Part) else value
     return value.make() if isinstance(value, Lazy) else value
 
 

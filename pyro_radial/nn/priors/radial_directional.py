@@ -13,7 +13,7 @@ import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_float
+from pyro_radial._pyro.checks import check_types, positive_float
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform
 from pyro_radial.distributions.wrappers import to_like
@@ -252,6 +252,7 @@ class RadialDirectionalPrior:
             given: Any = dist.Normal(0.0, 1.0).expand(first.shape).to_event(1)
         elif callable(self.direction):
             given = self.direction(site, first)
+            check_types(TorchDistributionMixin, **{"the result of direction": given})
         else:
             given = HypersphericalUniform(size)
         distribution: Any = to_like(given, first)
