@@ -13,6 +13,7 @@ import torch
 __all__ = [
     "check_each",
     "check_flag",
+    "check_function",
     "check_list",
     "check_number",
     "check_shape",
@@ -39,6 +40,14 @@ def check_flag(argument: str, value: Any) -> bool:
     """The value, or a ValueError that names the argument if it is not True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{argument} must be True or False, got {value!r}")
+    return value
+
+
+def check_function(argument: str, value: Any) -> Any:
+    """The value, or a ValueError that names the argument if it cannot be called, or is a class."""
+    if isinstance(value, type):
+        raise ValueError(f"{argument} must be a function, got the class {value.__name__}")
+    check_types(Callable, **{argument: value})
     return value
 
 

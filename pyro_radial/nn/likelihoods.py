@@ -15,7 +15,7 @@ from pyro.nn import PyroParam
 from pyro.nn.module import pyro_method
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_flag, positive_count, positive_float
+from pyro_radial._pyro.checks import check_flag, check_types, positive_count, positive_float
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.priors.normal import check_positive_scalar_distribution
@@ -100,6 +100,7 @@ class Likelihood(UniquelyNamed):
         size = f.shape[-1 - self.event_dim]
         num_data = size
         if y is not None:
+            check_types(Tensor, y=y)
             y = self.check_target(f, y)
             num_data = self.num_data or size
             if size > num_data:

@@ -41,7 +41,7 @@ class MultiHead(nn.Module):
 
     def __init__(self, trunk: nn.Module, heads: Iterable[nn.Module]) -> None:
         super().__init__()
-        heads = list(heads)
+        heads = check_list("heads", heads)
         if not heads:
             raise ValueError("heads must hold at least one module, got none")
         for name, module in [("trunk", trunk), *((f"heads[{i}]", head) for i, head in enumerate(heads))]:

@@ -11,7 +11,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 
-from pyro_radial._pyro.checks import check_list, check_types
+from pyro_radial._pyro.checks import check_function, check_list
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
 
@@ -168,10 +168,7 @@ def local_reparameterization(guide: Callable[..., Any] | None = None, *, sites: 
         >>> loss = svi.step(torch.randn(8, 3), torch.randn(8, 1))
     """
     messenger = _Wrapped(check_list("sites", sites))
-    if guide is None:
-        return messenger
-    check_types(Callable, guide=guide)
-    return messenger(guide)
+    return messenger if guide is None else messenger(check_function("guide", guide))
 
 
 def draw_after_all(msg: Any) -> None:

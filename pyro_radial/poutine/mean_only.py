@@ -10,7 +10,7 @@ import pyro.distributions as dist
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 
-from pyro_radial._pyro.checks import check_types
+from pyro_radial._pyro.checks import check_function
 from pyro_radial.distributions.moments import center
 from pyro_radial.poutine.local_reparameterization import draw_after_all
 
@@ -53,7 +53,4 @@ def mean_only(guide: Callable[..., Any] | None = None) -> Any:
         True
     """
     messenger = MeanOnlyMessenger()
-    if guide is None:
-        return messenger
-    check_types(Callable, guide=guide)
-    return messenger(guide)
+    return messenger if guide is None else messenger(check_function("guide", guide))

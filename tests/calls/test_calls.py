@@ -20,8 +20,6 @@ WITHOUT_TABLE = {
     "decisions.botorch_models",
     "functional",
     "infer",
-    "infer.autoguide",
-    "infer.autoguide.families",
     "nn.likelihoods",
     "testing",
     "uncertainty",

@@ -21,7 +21,16 @@ from pyro.nn.module import PyroParam
 from torch import Tensor
 from torch.distributions import Distribution, transform_to
 
-from pyro_radial._pyro.checks import check_flag, positive_float
+from pyro_radial._pyro.checks import (
+    check_each,
+    check_flag,
+    check_function,
+    check_list,
+    check_types,
+    optional,
+    positive_float,
+    proper_fraction,
+)
 from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.random_numbers import one_at_a_time
@@ -86,9 +95,14 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         families: Families | None = None,
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
+        for name, function in (("model", model), ("init_loc_fn", init_loc_fn)):
+            check_function(name, function)
+        optional(check_function, "create_plates", create_plates)
+        if not (families is None or callable(families) or isinstance(families, Mapping)):
+            raise ValueError(f"families must be a mapping or a function, got {type(families).__name__}")
         self.init_loc_fn = init_loc_fn
         super().__init__(InitMessenger(partial(_init_latent, init_loc_fn))(model), create_plates=create_plates)
-        self._init_stddev = None if init_stddev is None else positive_float("init_stddev", init_stddev)
+        self._init_stddev = optional(positive_float, "init_stddev", init_stddev)
         self._wanted_families = families
         self._families: dict[str, Family] = {}
         self._site: dict[str, Site] = {}
@@ -245,11 +259,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             covariance.
         """
         self._require_setup("quantiles", *args, **kwargs)
-        levels = [float(q) for q in quantiles]
-        if not all(0.0 < q < 1.0 for q in levels):
-            raise ValueError(f"quantiles must lie strictly between 0 and 1, got {levels}")
+        levels = check_each(proper_fraction, "quantiles", quantiles)
         names = list(self._families)
-        wanted = names if sites is None else [sites] if isinstance(sites, str) else list(sites)
+        wanted = names if sites is None else [sites] if isinstance(sites, str) else check_list("sites", sites)
         if not set(wanted) <= set(names):
             raise ValueError(f"sites must be among {names}, got {wanted}")
         return {name: self._site_quantiles(name, levels) for name in wanted}
@@ -284,6 +296,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         :raises ValueError: at setup, naming the site, for a distribution of another shape.
         """
         check_flag("scales", scales)
+        check_types(Mapping, distributions=distributions)
+        check_types(Distribution, **{f"distributions[{name!r}]": value for name, value in distributions.items()})
         if self.prototype_trace is not None:
             raise RuntimeError(f"{type(self).__name__}.start_at: the guide already has parameters")
         self._start, self._start_spread = dict(distributions), scales
@@ -323,6 +337,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             outside the interior of the site's support.
         """
         check_flag("strict", strict)
+        check_types(Mapping, state_dict=state_dict)
         self._require_setup("load_means")
         missing = [name for name in self._site if name not in state_dict]
         if strict and missing:
@@ -335,6 +350,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def _checked_mean(self, name: str, value: Tensor) -> Tensor:
         """The unconstrained value of a site, or an error that names the site."""
+        check_types(Tensor, **{f"state_dict[{name!r}]": value})
         transform, shape = self._site[name].transform, self._trained("loc", name).shape
         value = value if transform is None else transform.inv(value)
         if value.shape != shape:
@@ -369,16 +385,20 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         :param stddevs: tensors by site that broadcast to the site's shape.
         :raises ValueError: naming the site, for a number that is not positive and finite, or for another shape.
         """
+        check_types(Mapping, stddevs=stddevs)
         for name, stddev in stddevs.items():
-            family, target = self._families[name], self._trained("scale", name)
-            assert isinstance(family, LocScale)
+            check_types(Tensor, **{f"stddevs[{name!r}]": stddev})
+            family = self._families.get(name)
+            if not isinstance(family, LocScale):
+                raise ValueError(f"stddevs must name sites with a location and a scale, got {name!r}")
+            target = self._trained("scale", name)
             if not bool(((stddev > 0) & stddev.isfinite()).all()):
-                raise ValueError(f"scales must be positive and finite, got others at site '{name}'")
+                raise ValueError(f"stddevs and scales must be positive and finite, got others at site '{name}'")
             try:
                 scale = family.scale_of(self._site[name], stddev).to(target).expand(target.shape)
             except RuntimeError as error:
                 raise ValueError(
-                    f"scales must broadcast to site '{name}' of shape {tuple(target.shape)}, got shape "
+                    f"stddevs and scales must broadcast to site '{name}' of shape {tuple(target.shape)}, got shape "
                     f"{tuple(stddev.shape)}"
                 ) from error
             target.copy_(transform_to(family.scale_constraint).inv(scale))
@@ -390,6 +410,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state as in torch; the guide must have its parameters from :meth:`setup` or a first run."""
+        for name, flag in (("strict", strict), ("assign", assign)):
+            check_flag(name, flag)
         self._require_setup("load_state_dict")
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from pyro_radial._pyro.checks import positive_float
+from pyro_radial._pyro.checks import non_negative_integer, optional, positive_float
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.autoguide.families.directional import VonMisesFisher
@@ -76,7 +76,10 @@ class AutoRadial(AutoPerSite):
         super().__init__(
             model, init_loc_fn=init_loc_fn, init_stddev=init_stddev, families=families, create_plates=create_plates
         )
-        self._event_dim = event_dim if event_dim is None or isinstance(event_dim, int) else dict(event_dim)
+        by_site = isinstance(event_dim, Mapping)
+        for name, dim in (event_dim if by_site else {"event_dim": event_dim}).items():
+            optional(non_negative_integer, f"event_dim of site {name!r}" if by_site else name, dim)
+        self._event_dim = dict(event_dim) if by_site else event_dim
         self._radial = radial
 
     def default_family(self, name: str, site: Any) -> Family:

@@ -12,6 +12,7 @@ import torch
 from pyro.infer.autoguide.initialization import init_to_feasible, init_to_sample
 from torch import Tensor, nn
 
+from pyro_radial._pyro.checks import check_function, check_shape, check_types, positive_float
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 
 __all__ = ["carries_initial_value", "init_to_fan_in", "init_to_network", "init_to_prototype"]
@@ -55,8 +56,11 @@ def init_to_fan_in(
         >>> bool(0.2 < guide.median()["weight"].std() < 0.3)
         True
     """
+    positive_float("gain", gain)
+    check_function("fallback", fallback)
     if site is None:
         return functools.partial(init_to_fan_in, gain=gain, fallback=fallback)
+    check_types(Mapping, site=site)
     fn = site["fn"]
     if fn.event_dim < 2 or not is_real(fn.support):
         return fallback(site)
@@ -84,13 +88,19 @@ def init_to_network(
         >>> torch.equal(guide.median()["weight"], pretrained.weight)
         True
     """
+    check_function("fallback", fallback)
+    if net is not None:
+        check_types(nn.Module, net=net)
     if site is None:
         return functools.partial(init_to_network, net=net, fallback=fallback)
+    check_types(Mapping, site=site)
     value = _own_value(site, net)
     if value is None:
         return fallback(site)
     # Inside a plate every row starts at the same weights.
-    return value.detach().expand(site["fn"].shape()).clone()
+    shape = site["fn"].shape()
+    check_shape(f"net: the shape of site {site['name']!r}", shape, value.shape)
+    return value.detach().expand(shape).clone()
 
 
 def _own_value(site: Mapping[str, Any], net: nn.Module | None) -> Tensor | None:

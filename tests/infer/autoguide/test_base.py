@@ -84,7 +84,7 @@ def test_the_density_of_a_constrained_draw_does_not_suffer_from_inverting_its_tr
 def test_quantiles_outside_the_unit_interval_are_refused():
     guide = AutoRadial(matrix_model)
     guide()
-    with pytest.raises(ValueError, match="between 0 and 1"):
+    with pytest.raises(ValueError, match="between zero and one"):
         guide.quantiles([0.0])
 
 

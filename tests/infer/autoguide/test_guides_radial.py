@@ -73,7 +73,6 @@ def test_bad_initial_scales_are_refused_by_name(arguments, words):
     ("event_dim", "words"),
     [
         (3, "event_dim must be at most 2, .*got 3"),
-        (-1, "event_dim must be a non-negative integer, got -1"),
         ({"weight": 3}, "weight"),
         ({"wait": 1}, "wait"),
     ],

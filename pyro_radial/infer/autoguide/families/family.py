@@ -255,10 +255,8 @@ def choose_families(wanted: Families | None, sites: Mapping[str, Any]) -> dict[s
     if callable(wanted):
         chosen: dict[str, Any] = {name: wanted(name, site) for name, site in sites.items()}
         chosen = {name: family for name, family in chosen.items() if family is not None}
-    elif isinstance(wanted, Mapping):
-        chosen = _by_key(wanted, sites)
     else:
-        raise ValueError(f"families must be a mapping or a function, got {type(wanted).__name__}")
+        chosen = _by_key(wanted, sites)
     for name, family in chosen.items():
         if not isinstance(family, Family):
             raise ValueError(f"families: the value for site '{name}' must be a Family, got {type(family).__name__}")
