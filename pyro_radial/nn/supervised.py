@@ -101,7 +101,7 @@ class SupervisedModel(nn.Module):
             f = self.bnn(*args, **kwargs) if parameters is None else self.bnn.at(parameters, *args, **kwargs)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             raise ValueError(
                 f"x must be what the network of bnn takes{self._dtype()}, got {_described(x)}: {error}"
             ) from error
