@@ -76,10 +76,11 @@ class AutoRadial(AutoPerSite):
         super().__init__(
             model, init_loc_fn=init_loc_fn, init_stddev=init_stddev, families=families, create_plates=create_plates
         )
-        by_site = isinstance(event_dim, Mapping)
-        for name, dim in (event_dim if by_site else {"event_dim": event_dim}).items():
-            optional(non_negative_integer, f"event_dim of site {name!r}" if by_site else name, dim)
-        self._event_dim = dict(event_dim) if by_site else event_dim
+        if isinstance(event_dim, Mapping):
+            event_dim = {n: non_negative_integer(f"event_dim of site {n!r}", dims) for n, dims in event_dim.items()}
+        else:
+            optional(non_negative_integer, "event_dim", event_dim)
+        self._event_dim = event_dim
         self._radial = radial
 
     def default_family(self, name: str, site: Any) -> Family:
