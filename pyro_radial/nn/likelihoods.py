@@ -153,6 +153,7 @@ class Likelihood(UniquelyNamed):
 
     def function_values(self, f: Tensor) -> Tensor:
         """Check an output and return what the site ``"f"`` records: the output, in float32 under autocast."""
+        check_types(Tensor, f=f)
         self.check_output(f)
         return full_precision(f)
 

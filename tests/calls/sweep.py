@@ -89,6 +89,7 @@ class Call:
     :param errors: the documented errors.
     :param then: what is done with the result in every call, where an argument is read only then.
     :param unchecked: arguments that the callable passes on as they are, with the reason.
+    :param case: tells apart the rows of one name.
     """
 
     name: str
@@ -100,6 +101,12 @@ class Call:
     errors: tuple[type[Exception], ...] = (TypeError, ValueError)
     then: Callable[[Any], Any] = lambda result: result
     unchecked: Mapping[str, str] = field(default_factory=dict)
+    case: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name, with the case where there are several."""
+        return f"{self.name}-{self.case}" if self.case else self.name
 
     def target(self) -> Any:
         """What is called."""
@@ -197,8 +204,8 @@ def _tables() -> Iterator[Any]:
 
 
 def rows() -> dict[str, Call]:
-    """The rows of all tables by name."""
-    return {row.name: row for table in _tables() for row in getattr(table, "CALLS", ())}
+    """The rows of all tables by key."""
+    return {row.key: row for table in _tables() for row in getattr(table, "CALLS", ())}
 
 
 def not_called() -> dict[str, str]:
