@@ -5,7 +5,9 @@
 
 import math
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ __all__ = [
     "check_each",
     "check_flag",
     "check_function",
+    "check_items",
     "check_list",
     "check_number",
     "check_shape",
@@ -25,12 +28,12 @@ __all__ = [
     "non_negative_float",
     "non_negative_integer",
     "optional",
+    "path_of",
     "positive_count",
     "positive_float",
     "proper_fraction",
     "random_seed",
     "states",
-    "text_tuple",
 ]
 
 STATE_METHODS = (("state_dict", "load_state_dict"), ("get_extra_state", "set_extra_state"))
@@ -126,11 +129,21 @@ def held_numbers(argument: str, value: Any) -> torch.Tensor:
         raise ValueError(f"{argument} must hold numbers, got {value!r}") from error
 
 
-def text_tuple(argument: str, value: Any) -> tuple[str, ...]:
-    """The strings as a tuple, or a ValueError that names the argument if it is not several strings."""
-    if isinstance(value, str) or not isinstance(value, Iterable) or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"{argument} must be a list of strings, got {value!r}")
-    return tuple(value)
+def check_items(kind: Any, argument: str, values: Any) -> list[Any]:
+    """The values as a list, or a ValueError that names the argument, or the value that is not of this type."""
+
+    def check(name: str, value: Any) -> Any:
+        check_types(kind, **{name: value})
+        return value
+
+    return check_each(check, argument, values)
+
+
+def path_of(argument: str, value: Any) -> Path:
+    """The value as a path, or a ValueError that names the argument if it is none."""
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError(f"{argument} must be a path, got {value!r}")
+    return Path(value)
 
 
 def positive_count(argument: str, value: Any) -> int:
@@ -143,11 +156,11 @@ def non_negative_integer(argument: str, value: Any) -> int:
     return _integer(argument, value, 0, "non-negative")
 
 
-def random_seed(argument: str, value: Any) -> int:
-    """The value as an int, or a ValueError that names the argument if NumPy cannot be seeded with it."""
+def random_seed(argument: str, value: Any, bits: int = 32) -> int:
+    """The value as an int, or a ValueError that names the argument if it is no seed: NumPy's have 32 bits, torch's 64."""
     number = non_negative_integer(argument, value)
-    if number >= 2**32:
-        raise ValueError(f"{argument} must be less than 2**32, got {value!r}")
+    if number >= 2**bits:
+        raise ValueError(f"{argument} must be less than 2**{bits}, got {value!r}")
     return number
 
 

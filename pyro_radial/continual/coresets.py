@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial._pyro.checks import check_types, positive_count, positive_float, random_seed
 from pyro_radial.continual.streams import Pair, Task, TaskStream
 from pyro_radial.infer.training.data import Rows, check_inputs, num_rows, take
 
@@ -35,7 +35,7 @@ def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
         >>> random_coreset(torch.rand(10, 2), 3)
         tensor([1, 4, 7])
     """
-    _check(x, size)
+    _check(x, size, seed)
     return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:size].sort().values
 
 
@@ -62,7 +62,7 @@ def k_center_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
         >>> k_center_coreset(torch.tensor([[0.0], [0.1], [5.0], [5.1], [9.0]]), 3)
         tensor([0, 2, 4])
     """
-    _check(x, size)
+    _check(x, size, seed)
     rows = x.detach().reshape(len(x), -1).to(torch.promote_types(x.dtype, torch.float32))
     latest = int(torch.randint(len(x), (), generator=torch.Generator().manual_seed(seed)))
     chosen = [latest]
@@ -109,11 +109,11 @@ def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
     return (take(x, index), take(y, index)), (take(x, rest), take(y, rest))
 
 
-def _check(x: Tensor, size: int) -> None:
+def _check(x: Tensor, size: int, seed: int) -> None:
     """Refuse inputs that are not one tensor, or that have too few rows."""
-    if not isinstance(x, Tensor):
-        raise ValueError(f"x must be a tensor, got {type(x).__name__}")
+    check_types(Tensor, x=x)
     check_inputs(x, "x")
+    random_seed("seed", seed, bits=64)
     if positive_count("size", size) >= len(x):
         raise ValueError(f"size must be less than the {len(x)} rows of x, got {size}")
 
@@ -158,6 +158,8 @@ class Coreset:
 
     def __post_init__(self) -> None:
         positive_count("size", self.size)
+        check_types(Callable, choose=self.choose)
+        check_types(Mapping, fit_options=self.fit_options)
         if self.use not in USES:
             raise ValueError(f"use must be one of {USES}, got {self.use!r}")
         of_functions = {"weight": self.weight, "max_points": self.max_points}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_items, positive_count
 from pyro_radial._pyro.compat import is_capturing
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.functional.divergences.process import kl_of_marginals
@@ -94,7 +94,7 @@ class FunctionChainELBO(RadialELBO):
         **kwargs: Any,
     ) -> None:
         super().__init__(num_particles, kl_weight=kl_weight, **kwargs)
-        self.kept = tuple(kept)
+        self.kept = tuple(check_items(FunctionMemory, "kept", kept))
         if not self.kept:
             raise ValueError("kept must hold the functions of at least one head, got none")
         self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_radial._pyro.checks import check_items, check_types, held_numbers, non_negative_integer
+
 __all__ = ["AccuracyMatrix"]
 
 
@@ -44,10 +46,10 @@ class AccuracyMatrix:
     baseline: Tensor | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(check_items(str, "names", self.names)))
         size = len(self.names)
         if size == 0:
             raise ValueError("names must hold at least one task, got none")
-        object.__setattr__(self, "names", tuple(self.names))
         object.__setattr__(self, "values", _check(self.values, "values", [size, size]))
         if self.baseline is not None:
             object.__setattr__(self, "baseline", _check(self.baseline, "baseline", [size]))
@@ -70,6 +72,7 @@ class AccuracyMatrix:
             >>> matrix.learned
             tensor([0.9000, 0.8000], dtype=torch.float64)
         """
+        names = check_items(str, "names", names)
         values = torch.full((len(names), len(names)), math.nan, dtype=torch.float64)
         return cls(values, tuple(names), baseline)
 
@@ -82,11 +85,12 @@ class AccuracyMatrix:
         :raises ValueError: naming the argument that does not fit.
         """
         size = len(self.names)
-        if not 0 <= i < size:
+        if non_negative_integer("i", i) >= size:
             raise ValueError(f"i must be from 0 to {size - 1}, got {i}")
-        row = torch.as_tensor(accuracies, dtype=torch.float64)
+        row = held_numbers("accuracies", accuracies)
         if row.ndim != 1 or not i < len(row) <= size:
             raise ValueError(f"accuracies must be from {i + 1} to {size} numbers, got shape {list(row.shape)}")
+        row = _check(row, "accuracies", [len(row)])
         values = self.values.clone()
         values[i] = math.nan
         values[i, : len(row)] = row
@@ -186,6 +190,7 @@ class AccuracyMatrix:
 
 def _check(values: Tensor, name: str, shape: list[int]) -> Tensor:
     """A float64 copy of accuracies on the CPU, or a ValueError."""
+    check_types(Tensor, **{name: values})
     if list(values.shape) != shape:
         raise ValueError(f"{name} must have shape {shape} to fit names, got {list(values.shape)}")
     values = values.detach().to("cpu", torch.float64, copy=True)

@@ -16,9 +16,10 @@ from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.autoguide import AutoDiagonalNormal, AutoGuide, AutoGuideList, AutoMultivariateNormal, AutoNormal
 from pyro.nn import PyroModule
+from torch import nn
 from torch.distributions import biject_to
 
-from pyro_radial._pyro.checks import check_flag
+from pyro_radial._pyro.checks import check_flag, check_items, check_types
 from pyro_radial._pyro.compat import initial_scale, loc_and_scale
 from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
 from pyro_radial.distributions.constraints import is_real
@@ -118,11 +119,14 @@ class PriorChain(UnderPriors):
         :returns: ``guide_type(chain, **kwargs)``.
         """
         check_flag("reset_scales", reset_scales)
+        if not callable(guide_type) or isinstance(guide_type, nn.Module):
+            raise ValueError(f"guide_type must be a guide class or a function of a model, got {guide_type!r}")
         start = self.prior
         takes_init = isinstance(guide_type, type) and "init_loc_fn" in inspect.signature(guide_type).parameters
         if start and takes_init and not hasattr(guide_type, "start_at"):
             kwargs.setdefault("init_loc_fn", partial(_init_to_distributions, start, init_to_network))
         guide = guide_type(self, **kwargs)
+        check_types(Callable, **{"guide_type(chain)": guide})
         if isinstance(guide, PyroModule) and not isinstance(guide, UniquelyNamed):
             # Under its own name it would reuse the parameters of an earlier task's guide in Pyro's store.
             rename_tree(guide, f"{unique_name(type(self))}.{type(guide).__name__}")
@@ -148,6 +152,8 @@ class PriorChain(UnderPriors):
             a point, is not finite, cannot be stored or does not fit the site.
         :raises RuntimeError: for a guide without parameters.
         """
+        if isinstance(guide, type):
+            raise ValueError(f"guide must be a trained guide, got the class {guide.__name__}")
         _check_trained(guide)
         is_excluded = _matcher(exclude)
         points = [name for part in _own_parts(guide) for name in part.point_sites()]
@@ -351,5 +357,5 @@ def _matcher(exclude: Exclude) -> Callable[[str], bool]:
         except re.error as error:
             raise ValueError(f"exclude must be a valid regular expression, got {exclude!r} ({error})") from error
         return lambda name: pattern.search(name) is not None
-    names = frozenset(exclude)
+    names = frozenset(check_items(str, "exclude", exclude))
     return lambda name: name in names

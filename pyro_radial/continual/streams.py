@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import overload
@@ -13,7 +13,15 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import (
+    check_flag,
+    check_items,
+    check_number,
+    check_types,
+    non_negative_integer,
+    positive_count,
+    random_seed,
+)
 from pyro_radial.infer.training.data import Rows
 
 __all__ = ["Pair", "Task", "TaskStream", "class_split_stream", "permuted_stream"]
@@ -41,11 +49,11 @@ class Task:
     head: int = 0
 
     def __post_init__(self) -> None:
+        check_types(str, name=self.name)
         for part, data in (("train", self.train), ("test", self.test), ("validation", self.validation)):
-            if data is not None:
+            if data is not None or part != "validation":
                 Rows(data, f"task {self.name!r}: {part}")
-        if self.head < 0:
-            raise ValueError(f"task {self.name!r}: head must be non-negative, got {self.head}")
+        non_negative_integer(f"task {self.name!r}: head", self.head)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +86,8 @@ class TaskStream(Sequence[Task]):
     _latest: dict[int, Task] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(check_items(str, "names", self.names)))
+        object.__setattr__(self, "builders", tuple(check_items(Callable, "builders", self.builders)))
         if not self.names:
             raise ValueError("names must hold at least one task, got none")
         if len(self.names) != len(self.builders):
@@ -94,6 +104,8 @@ class TaskStream(Sequence[Task]):
         :param num_heads: number of output heads.
         :returns: the stream.
         """
+        if not check_items(Task, "tasks", tasks):
+            raise ValueError("tasks must hold at least one task, got none")
         builders = tuple(partial(_returned, task) for task in tasks)
         return cls(tuple(task.name for task in tasks), builders, num_heads=num_heads, num_outputs=num_outputs)
 
@@ -115,6 +127,7 @@ class TaskStream(Sequence[Task]):
 
     def _build(self, index: int) -> Task:
         task = self.builders[index]()
+        check_types(Task, **{f"builders[{index}]()": task})
         if task.name != self.names[index]:
             raise ValueError(f"task {index} must be built with its name {self.names[index]!r}, got {task.name!r}")
         if task.head >= self.num_heads:
@@ -163,6 +176,7 @@ def class_split_stream(
     """
     labels = [_check_labels(train, "train"), _check_labels(test, "test")]
     positive_count("classes_per_task", classes_per_task)
+    check_flag("multi_head", multi_head)
     if classes is None:
         present = torch.cat([part.unique().cpu() for part in labels]).unique()
         classes = [group.tolist() for group in present.split(classes_per_task)]
@@ -219,6 +233,7 @@ def permuted_stream(
     """
     labels = [_check_labels(train, "train"), _check_labels(test, "test")]
     positive_count("num_tasks", num_tasks)
+    check_flag("identity_first", identity_first)
     if train[0].shape[1:] != test[0].shape[1:]:
         shapes = list(train[0].shape[1:]), list(test[0].shape[1:])
         raise ValueError(f"test: inputs must have the same shape as in train, {shapes[0]}, got {shapes[1]}")
@@ -260,8 +275,8 @@ def _only(data: Pair, group: Sequence[int], renumber: bool) -> Pair:
 
 def _hold_out(data: Pair, fraction: float, seed: int) -> tuple[Pair, Pair | None]:
     """The rows to learn from, and a random part of them that is held out, both in their order."""
-    if not 0 <= fraction < 1:
-        raise ValueError(f"validation_fraction must be in [0, 1), got {fraction}")
+    check_number("validation_fraction", fraction, lambda share: 0 <= share < 1, "in [0, 1)")
+    random_seed("seed", seed, bits=64)
     x, y = data
     if fraction == 0:
         return data, None
@@ -295,7 +310,7 @@ def _check_labels(data: Pair, name: str) -> Tensor:
 
 def _check_groups(classes: Sequence[Sequence[int]], labels: Sequence[Tensor], same_size: bool) -> None:
     """Refuse groups of classes that overlap or have no rows."""
-    if not classes or not all(len(group) for group in classes):
+    if not check_items(Iterable, "classes", classes) or not all(len(group) for group in classes):
         raise ValueError(f"classes must be groups of at least one class, got {classes!r}")
     wanted = [label for group in classes for label in group]
     if len(set(wanted)) != len(wanted):

@@ -16,7 +16,16 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import load_states, non_negative_integer, positive_count, states
+from pyro_radial._pyro.checks import (
+    check_flag,
+    check_types,
+    load_states,
+    optional,
+    path_of,
+    positive_count,
+    random_seed,
+    states,
+)
 from pyro_radial.continual.coresets import Coreset, KeptRows
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.continual.measures import AccuracyMatrix
@@ -98,14 +107,18 @@ def train_stream(
         >>> matrix.values.shape
         torch.Size([2, 2])
     """
-    first_task = {} if first_task is None else dict(first_task)
+    first_task = {} if first_task is None else first_task
     _check_options(chain, measure_on, coreset, fit_options, first_task)
     positive_count("num_samples", num_samples)
-    non_negative_integer("seed", seed)
-    folder = None if checkpoint is None else Path(checkpoint)
+    random_seed("seed", seed, bits=64)
+    check_flag("measure_all", measure_all)
+    check_flag("progress", progress)
+    folder = optional(path_of, "checkpoint", checkpoint)
     if folder is not None and num_processes() > 1:
         raise ValueError(f"checkpoint must be None with several processes, which would all write it, got {folder}")
-    guide = guide or _radial
+    guide = _radial if guide is None else guide
+    check_types(TaskStream, stream=stream)
+    check_types(Callable, guide=guide)
     run = _StreamRun(
         chain, stream, guide, coreset, measure_on, measure_all, num_samples, seed, fit_options, first_task, folder
     )
@@ -131,6 +144,8 @@ def _check_options(
         raise ValueError(f"measure_on must be one of {PARTS}, got {measure_on!r}")
     if not isinstance(chain, PriorChain) or getattr(chain, "likelihood", None) is None:
         raise ValueError(f"chain must be a PriorChain around a SupervisedModel, got {type(chain).__name__}")
+    check_types(Mapping, first_task=first_task)
+    check_types(Coreset, **({} if coreset is None else {"coreset": coreset}))
     of_coreset = {} if coreset is None else coreset.fit_options
     given = {"fit_options": fit_options, "fit_options of the coreset": of_coreset, "first_task": first_task}
     for argument, options in given.items():

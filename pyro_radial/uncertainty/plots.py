@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from pyro_radial._pyro.checks import check_types, positive_count, text_tuple
+from pyro_radial._pyro.checks import check_items, check_types, positive_count
 from pyro_radial.uncertainty.calibration import Reliability
 from pyro_radial.uncertainty.intervals import QuantileCalibration
 from pyro_radial.uncertainty.referral import ReferralCurve
@@ -188,14 +188,14 @@ def plot_images(
         raise ValueError(f"images must have shape [N, 1, H, W] or [N, 3, H, W], got {list(images.shape)}")
     if not ((images >= 0) & (images <= 1)).all():
         raise ValueError(f"images must be in [0, 1], got {images.min().item():.3g} to {images.max().item():.3g}")
-    titles = None if titles is None else text_tuple("titles", titles)
+    titles = None if titles is None else check_items(str, "titles", titles)
     if titles is not None and len(titles) != len(images):
         raise ValueError(f"titles must be {len(images)}, one per image, got {len(titles)}")
     if num_columns is not None:
         positive_count("num_columns", num_columns)
     num_columns = min(len(images), num_columns or 8)
     num_rows = ceil(len(images) / num_columns)
-    row_labels = None if row_labels is None else text_tuple("row_labels", row_labels)
+    row_labels = None if row_labels is None else check_items(str, "row_labels", row_labels)
     if row_labels is not None and len(row_labels) != num_rows:
         raise ValueError(f"row_labels must be {num_rows}, one per row, got {len(row_labels)}")
     num_lines = max(title.count("\n") + 1 for title in titles) if titles else 0

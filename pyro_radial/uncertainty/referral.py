@@ -118,7 +118,7 @@ def referral_curve(
         raise ValueError(f"shares must leave at least one of {number} points, got {share[-1]:g}")
     if positive_count("num_resamples", num_resamples) < 2:
         raise ValueError(f"num_resamples must be at least 2, got {num_resamples}")
-    generator = torch.Generator().manual_seed(random_seed("seed", seed))
+    generator = torch.Generator().manual_seed(random_seed("seed", seed, bits=64))
 
     def curve(points: torch.Tensor) -> torch.Tensor:
         ranked = points[ranks[points].argsort(stable=True)].to(predictions.device)

@@ -160,11 +160,11 @@ def test_bad_matrices_are_named(values, names, baseline, message):
     ("i", "accuracies", "message"),
     [
         (3, [0.5] * 3, "i must be from 0 to 2, got 3"),
-        (-1, [0.5] * 3, "i must be from 0 to 2"),
+        (-1, [0.5] * 3, "i must be a non-negative integer, got -1"),
         (1, [0.5], "accuracies must be from 2 to 3 numbers"),
         (1, [0.5] * 4, "accuracies must be from 2 to 3 numbers"),
         (0, torch.zeros(1, 3), "accuracies must be from 1 to 3 numbers"),
-        (0, [1.5], r"values must be in \[0, 1\]"),
+        (0, [1.5], r"accuracies must be in \[0, 1\]"),
         (1, [0.5, NAN], "row 1 must have the accuracy on task 1, 'b'"),
     ],
 )

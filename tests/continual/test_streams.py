@@ -57,7 +57,7 @@ def test_a_stream_of_own_tasks():
 
 
 def test_streams_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match="names must hold at least one task"):
+    with pytest.raises(ValueError, match="tasks must hold at least one task"):
         TaskStream.of([], num_outputs=2)
     with pytest.raises(ValueError, match="num_heads"):
         TaskStream.of([task()], num_heads=0, num_outputs=2)
@@ -87,7 +87,7 @@ def test_bad_parts_of_a_task_are_named(part, data, message):
 
 
 def test_a_negative_head_is_named():
-    with pytest.raises(ValueError, match="task 'one': head must be non-negative, got -1"):
+    with pytest.raises(ValueError, match="task 'one': head must be a non-negative integer, got -1"):
         task(head=-1)
 
 
