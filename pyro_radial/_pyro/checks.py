@@ -157,7 +157,7 @@ def non_negative_integer(argument: str, value: Any) -> int:
 
 
 def random_seed(argument: str, value: Any, bits: int = 32) -> int:
-    """The value as an int, or a ValueError that names the argument if it is no seed: NumPy's have 32 bits, torch's 64."""
+    """The value as an int, or a ValueError that names the argument if it is no seed (NumPy's have 32 bits)."""
     number = non_negative_integer(argument, value)
     if number >= 2**bits:
         raise ValueError(f"{argument} must be less than 2**{bits}, got {value!r}")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from pyro_radial._pyro.checks import check_flag, check_items, check_number, check_types, positive_count
 from pyro_radial.compression.graph import count_flops, count_weights
 from pyro_radial.compression.scores import Cut, Scores
 from pyro_radial.compression.surgery import complete_cut, cut_network
@@ -49,7 +50,9 @@ def cut_path(scores: Scores, *, num_cuts: int = 50, per_layer: bool = False) -> 
         [Cut(outputs={'0': 3 of 3, '2': 2 of 2}, inputs={}), Cut(outputs={'0': 2 of 3, '2': 1 of 2}, inputs={}),
          Cut(outputs={'0': 1 of 3, '2': 1 of 2}, inputs={})]
     """
-    if num_cuts < 2:
+    check_types(Scores, scores=scores)
+    check_flag("per_layer", per_layer)
+    if positive_count("num_cuts", num_cuts) < 2:
         raise ValueError(f"num_cuts must be at least 2, got {num_cuts}")
     everything = torch.cat([_plain(values) for _, side in scores.sides() for values in side.values()]).sort().values
     outputs, inputs = (
@@ -94,14 +97,15 @@ def evaluate_path(
         >>> [(record.weights, record.flops, record.loss) for record in records]
         [(9, 13, 0.2), (6, 9, 0.2), (3, 5, 0.2)]
     """
+    check_types(Callable, loss=loss)
     records = []
-    with tqdm(list(path), desc="cuts", disable=not progress) as bar:
+    with tqdm(check_items(Cut, "path", path), desc="cuts", disable=not check_flag("progress", progress)) as bar:
         for cut in bar:
             whole = complete_cut(net, cut, scores)
             small = cut_network(net, whole)
-            record = CutRecord(
-                whole, float(loss(small)), count_weights(small).total, count_flops(small, input_shape).total
-            )
+            weights, flops = count_weights(small).total, count_flops(small, input_shape).total
+            value = check_number("loss(net)", loss(small), lambda number: True, "a number")
+            record = CutRecord(whole, value, weights, flops)
             bar.set_postfix(weights=record.weights, loss=f"{record.loss:.4g}")
             records.append(record)
     return records

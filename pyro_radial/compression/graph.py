@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pyro_radial._pyro.checks import check_each, check_types, positive_count
+
 __all__ = [
     "Counts",
     "IndexSelect",
@@ -111,6 +113,7 @@ class Layer:
 
 def read_chain(net: nn.Module) -> list[Layer]:
     """Read the layers of a network in the order they run."""
+    check_types(nn.Module, net=net)
     layers: list[Layer] = []
     between: list[tuple[str, nn.Module]] = []  # since the last layer
     owners: dict[int, str] = {}
@@ -178,6 +181,7 @@ def count_flops(net: nn.Sequential, input_shape: Sequence[int]) -> Counts:
         Counts(by_layer={'0': 80, '2': 45}, total=125)
     """
     read_chain(net)
+    check_each(positive_count, "input_shape", input_shape)
     shapes_only = copy.deepcopy(net).to("meta").eval()
     x = torch.empty(1, *input_shape, dtype=next(net.parameters()).dtype, device="meta")
     by_layer = {}

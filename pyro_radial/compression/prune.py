@@ -3,7 +3,6 @@
 
 """A trained Bayesian network, pruned to a smaller plain network in one call."""
 
-import math
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -12,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyro_radial._pyro.checks import check_types, non_negative_float
 from pyro_radial.compression.cuts import CutRecord, cut_path, evaluate_path
 from pyro_radial.compression.graph import read_chain
-from pyro_radial.compression.scores import unit_scores
+from pyro_radial.compression.scores import check_guide, unit_scores
 from pyro_radial.compression.surgery import cut_network
 from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.infer.autoguide.base import AutoPerSite
@@ -81,8 +81,7 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
         >>> result.record.weights, result.path[0].weights
         (3, 48)
     """
-    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
-        raise ValueError(f"tolerance must be a finite number of percentage points, at least 0, got {tolerance!r}")
+    non_negative_float("tolerance", tolerance)
     bnn = _network_of(model)
     rows = Rows(data, "data")
     example, _ = rows.take(torch.tensor([0]))
@@ -128,6 +127,8 @@ def mean_network(bnn: BayesianModule, guide: AutoPerSite) -> nn.Module:
         >>> bool(((ratio > 0.998) & (ratio < 1.0)).all())
         True
     """
+    check_types(BayesianModule, bnn=bnn)
+    check_guide(guide)
     draw, posterior = guide.median(), dict[str, Any](guide.posterior())
     means = {site: distribution.mean for site, distribution in posterior.items() if is_on_sphere(distribution.support)}
     return bnn.to_module({**draw, **means})
@@ -151,9 +152,9 @@ def _percent_wrong(net: nn.Sequential, rows: Rows, likelihood: Likelihood) -> fl
     device, wrong = device_of(net), 0
     for index in torch.arange(len(rows)).split(ROWS):
         x, y = (move(part, device) for part in rows.take(index))
-        logits = net(x)
         try:
+            logits = net(x)
             wrong += int((logits.argmax(-1) != likelihood.check_target(logits, y)).sum())
-        except ValueError as error:
+        except (RuntimeError, ValueError) as error:
             raise ValueError(f"data: {error}") from error
     return 100.0 * wrong / len(rows)

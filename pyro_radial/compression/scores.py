@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from torch.distributions import ExpTransform
 
+from pyro_radial._pyro.checks import check_types
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.half_cauchy import log_mode, sqrt_product
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.nn.priors.radial_directional import Side, TensorSites
 
-__all__ = ["Cut", "Scores", "unit_scores"]
+__all__ = ["Cut", "Scores", "check_guide", "unit_scores"]
 
 _SIDES: dict[str, Side] = {"outputs": "row", "inputs": "column"}
 
@@ -49,7 +50,9 @@ class Cut:
 
     def __post_init__(self) -> None:
         for side, masks in (("outputs", self.outputs), ("inputs", self.inputs)):
+            check_types(Mapping, **{side: masks})
             for layer, mask in masks.items():
+                check_types(Tensor, **{f"{side}[{layer!r}]": mask})
                 if mask.dtype != torch.bool or mask.ndim != 1:
                     raise ValueError(f"{side}[{layer!r}] must be a boolean vector, got {mask.dtype}, {[*mask.shape]}")
 
@@ -82,7 +85,9 @@ class Scores:
 
     def __post_init__(self) -> None:
         for side, scores in self.sides():
+            check_types(Mapping, **{side: scores})
             for layer, values in scores.items():
+                check_types(Tensor, **{f"{side}[{layer!r}]": values})
                 if not values.is_floating_point() or values.ndim != 1 or values.numel() == 0:
                     raise ValueError(
                         f"{side}[{layer!r}] must be a vector of one floating point number per unit, "
@@ -98,6 +103,12 @@ class Scores:
     def sides(self) -> tuple[tuple[str, Mapping[str, Tensor]], tuple[str, Mapping[str, Tensor]]]:
         """Return ``("outputs", scores of outputs)`` and ``("inputs", scores of inputs)``."""
         return ("outputs", self.outputs), ("inputs", self.inputs)
+
+
+def check_guide(guide: Any) -> None:
+    """Raise a ValueError unless this is a guide of the library."""
+    if not isinstance(guide, AutoPerSite):
+        raise ValueError(f"guide must be a guide of this library, such as AutoRadial, got {type(guide).__name__}")
 
 
 @torch.no_grad()
@@ -124,7 +135,7 @@ def unit_scores(guide: AutoPerSite) -> Scores:
     :param guide: a trained guide of the library whose sites are named as the parameters of a network.
     :returns: scores of outputs (rows) and inputs (columns) by layer. The rows of the last tensor have none: they are
         the network's own outputs.
-    :raises ValueError: if the guide has no method ``posterior()``, or no site is a weight tensor.
+    :raises ValueError: if the guide is of another library, or no site is a weight tensor.
 
     Example::
 
@@ -135,10 +146,7 @@ def unit_scores(guide: AutoPerSite) -> Scores:
         >>> unit_scores(guide).outputs.keys(), unit_scores(guide).inputs.keys()
         (dict_keys(['0']), dict_keys(['0', '2']))
     """
-    if not hasattr(guide, "posterior"):
-        raise ValueError(
-            f"guide must be a guide of this library, which has a method posterior(), got {type(guide).__name__}"
-        )
+    check_guide(guide)
     posterior = guide.posterior()
     scores: dict[str, dict[str, Tensor]] = {units: {} for units in _SIDES}
     names = list(_weight_tensors(posterior))

@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from pyro_radial._pyro.checks import check_types
 from pyro_radial.compression.graph import IndexSelect, Layer, WeightLayer, is_sequential, read_chain
 from pyro_radial.compression.scores import Cut, Scores
 
@@ -130,9 +131,11 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
 
 def _check_fit(layers: Sequence[Layer], cut: Cut, scores: Scores | None) -> None:
     """Refuse masks and scores of unknown layers or of another number of units."""
+    check_types(Cut, cut=cut)
     sizes = {layer.name: layer.module.weight.shape[:2] for layer in layers}
     named = {"cut.outputs": (cut.outputs, 0), "cut.inputs": (cut.inputs, 1)}
     if scores is not None:
+        check_types(Scores, scores=scores)
         named |= {"scores.outputs": (scores.outputs, 0), "scores.inputs": (scores.inputs, 1)}
     for argument, (values, side) in named.items():
         for name, value in values.items():

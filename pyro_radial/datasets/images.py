@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import torch
 
+from pyro_radial._pyro.checks import check_types, optional, path_of
 from pyro_radial.datasets.download import MAX_BYTES, cache_folder, download_file, search_folders, write_atomically
 
 __all__ = ["SOURCES", "ImageDataset", "Source", "idx_digest", "load"]
@@ -122,6 +123,8 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
         >>> digits.train_images.shape, digits.test_images.shape
         (torch.Size([1437, 1, 8, 8]), torch.Size([360, 1, 8, 8]))
     """
+    check_types(str, name=name)
+    data_dir = optional(path_of, "data_dir", data_dir)
     if name == "digits":
         return _digits()
     if name not in SOURCES:

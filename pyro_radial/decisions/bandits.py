@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import non_negative_integer, positive_count
+from pyro_radial._pyro.checks import check_flag, non_negative_integer, positive_count
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.decisions.policies import Policy
 from pyro_radial.infer.training.checkpoint import Checkpoint
@@ -112,6 +112,7 @@ def run_bandit(
     """
     expected = rewards if expected is None else expected
     _check_tensors(contexts, rewards, expected)
+    check_flag("progress", progress)
     if not isinstance(policy, Policy):
         raise ValueError(f"policy must be a Policy, got {type(policy).__name__}")
     num_arms = rewards.shape[1]
@@ -163,8 +164,8 @@ class _Run:
             arm = number % num_arms
         else:
             with seeded(self._seed(DECISION), CPU):
-                arm = int(self.policy.choose(self.contexts[number]))
-        if not 0 <= arm < num_arms:
+                arm = non_negative_integer("policy.choose(context)", self.policy.choose(self.contexts[number]))
+        if arm >= num_arms:
             raise ValueError(f"policy must choose one of {num_arms} arms, got {arm}")
         self.arms[number], self.rewards[number] = arm, self.all_rewards[number, arm]
         self.done += 1

@@ -18,7 +18,7 @@ try:
 except ImportError as error:
     raise ImportError("Bayesian optimization needs BoTorch: pip install 'pyro-radial[bo]'") from error
 
-from pyro_radial._pyro.checks import non_negative_integer, positive_count
+from pyro_radial._pyro.checks import check_flag, check_types, non_negative_float, non_negative_integer, positive_count
 
 __all__ = ["FunctionDraws", "ProcessModel"]
 
@@ -82,6 +82,8 @@ class FunctionDraws(EnsembleModel):
 
     def __init__(self, functions: Functions, num_outputs: int = 1) -> None:
         super().__init__()
+        if not callable(functions) or not hasattr(functions, "num_samples"):
+            raise ValueError(f"functions must be drawn functions, such as a SampledNetwork, got {functions!r}")
         # The tuple keeps a module from becoming a submodule, which would be saved too.
         self._functions = (functions,)
         self._num_outputs = positive_count("num_outputs", num_outputs)
@@ -98,6 +100,7 @@ class FunctionDraws(EnsembleModel):
 
     def forward(self, X: Tensor) -> Tensor:
         """Return the values ``[*B, S, N, M]`` of all draws at points ``[*B, N, D]``."""
+        _check_points(X)
         values = _evaluate(self._functions[0], X)
         if values.shape[-1] != self._num_outputs:
             raise ValueError(
@@ -144,9 +147,9 @@ class ProcessModel(Model):
 
     def __init__(self, process: Process, noise: float = 0.0) -> None:
         super().__init__()
-        if not 0.0 <= noise < float("inf"):
-            raise ValueError(f"noise must be finite and at least zero, got {noise!r}")
-        self._process, self.noise = (process,), float(noise)
+        if not hasattr(process, "marginals") or not hasattr(process, "moments"):
+            raise ValueError(f"process must have marginals and moments, as PosteriorProcess has, got {process!r}")
+        self._process, self.noise = (process,), non_negative_float("noise", noise)
 
     @property
     def num_outputs(self) -> int:
@@ -174,11 +177,18 @@ class ProcessModel(Model):
         :returns: a ``GPyTorchPosterior`` with batch shape ``[*B]``.
         """
         self.eval()
+        _check_points(X)
+        if posterior_transform is not None:
+            check_types(Callable, posterior_transform=posterior_transform)
         X = self.transform_inputs(X)
         mean, covariance = self._moments(X)
         if isinstance(observation_noise, Tensor):
-            variance = observation_noise.squeeze(-1).expand_as(mean)
+            variance = observation_noise.squeeze(-1)
+            if variance.shape[-1:] not in (mean.shape[-1:], (1,)) or not bool((variance >= 0).all()):
+                raise ValueError(f"observation_noise must be a variance for each point, got {observation_noise}")
+            variance = variance.expand_as(mean)
         else:
+            check_flag("observation_noise", observation_noise)
             variance = torch.full_like(mean, self.noise**2 if observation_noise else 0.0)
         # Jitter, because the covariance of equal or close points can be singular.
         least = JITTER * covariance.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True).clamp_min(JITTER)
@@ -206,6 +216,12 @@ class ProcessModel(Model):
         if mean.shape[-1] != 1:
             raise ValueError(f"process must have one output, got {mean.shape[-1]}")
         return mean.double()
+
+
+def _check_points(X: Any) -> None:
+    check_types(Tensor, X=X)
+    if X.dim() < 2:
+        raise ValueError(f"X must be points of shape [*B, N, D], got {list(X.shape)}")
 
 
 def _evaluate(function: Callable[[Tensor], Any], x: Tensor) -> Any:

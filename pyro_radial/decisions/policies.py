@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import positive_count, positive_float
+from pyro_radial._pyro.checks import check_types, positive_count, positive_float
 from pyro_radial.decisions.refits import Refits
 from pyro_radial.infer.prediction.predict import predict
 
@@ -90,8 +90,9 @@ class Policy:
         """Raise a ``ValueError`` if the policy has not begun or if the context has another width."""
         if not self.num_arms:
             raise ValueError("policy must begin before it decides; call begin(num_features, num_arms)")
-        if context.shape != (self.num_features,):
-            raise ValueError(f"context must have shape [{self.num_features}], got {list(context.shape)}")
+        check_types(Tensor, context=context)
+        if context.shape != (self.num_features,) or not context.is_floating_point() or not context.isfinite().all():
+            raise ValueError(f"context must be {self.num_features} finite numbers, got {context}")
 
 
 class ThompsonSampling(Policy):
@@ -160,13 +161,21 @@ class ThompsonSampling(Policy):
     def expected_rewards(self, context: Tensor, num_samples: int = 1) -> Tensor:
         """Return the expected rewards ``[S, K]`` under S draws of the posterior, in units of ``reward_scale``."""
         self.check_context(context)
+        positive_count("num_samples", num_samples)
         f = predict(self.model, self.guide, context.unsqueeze(0), num_samples=num_samples).samples.squeeze(1)
         likelihood: Any = getattr(self.model, "likelihood", None)
         return f if likelihood is None else likelihood.inverse_link(f)
 
     def refit(self, contexts: Tensor, arms: Tensor, rewards: Tensor) -> None:
         """Train the guide further, from where the last refit ended."""
-        self.check_context(contexts[0])
+        check_types(Tensor, contexts=contexts, arms=arms, rewards=rewards)
+        if contexts.shape[1:] != (self.num_features,) or not len(contexts) or not contexts.isfinite().all():
+            raise ValueError(f"contexts must be rows of {self.num_features} finite numbers, got {contexts}")
+        known = {*range(self.num_arms)}
+        if arms.shape != contexts.shape[:1] or arms.dtype != torch.long or not known >= {*arms.tolist()}:
+            raise ValueError(f"arms must be an integer from 0 to {self.num_arms - 1} for each context, got {arms}")
+        if rewards.shape != arms.shape or not rewards.is_floating_point() or not rewards.isfinite().all():
+            raise ValueError(f"rewards must be a finite number for each context, got {rewards}")
         targets = rewards.new_full((len(arms), self.num_arms), math.nan)
         targets.scatter_(1, arms.unsqueeze(1), rewards.unsqueeze(1))
         self.refits.refit(contexts, targets / self.reward_scale)
@@ -177,4 +186,6 @@ class ThompsonSampling(Policy):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what :meth:`state_dict` returned."""
+        if not isinstance(state, Mapping) or "refits" not in state:
+            raise ValueError(f"state must be what state_dict() returned, got {state!r}")
         self.refits.load_state_dict(state["refits"])

@@ -12,7 +12,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_flag, positive_count
 from pyro_radial._pyro.compat import is_deterministic
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint
@@ -76,7 +76,7 @@ class Refits:
         if not hasattr(type(self.loss), "terms"):
             raise ValueError(f"loss must keep its terms, as RadialELBO does, got {type(loss).__name__}")
         check_optim(optim)
-        self.optim, self.compile = optim, compile
+        self.optim, self.compile = optim, check_flag("compile", compile)
         self.steps = positive_count("steps", steps)
         self.batch_size = positive_count("batch_size", batch_size)
         self._weighted = _Weighted(model)

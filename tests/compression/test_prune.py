@@ -155,7 +155,7 @@ class Branches(nn.Module):
 
 @pytest.mark.parametrize("tolerance", [-0.1, math.nan, math.inf, "1", None, True])
 def test_a_tolerance_out_of_range_is_named(tolerance):
-    with pytest.raises(ValueError, match="tolerance must be a finite number of percentage points, at least 0, got"):
+    with pytest.raises(ValueError, match="tolerance must be a finite number, at least zero, got"):
         prune(*untrained(), points(20, 1), tolerance)
 
 

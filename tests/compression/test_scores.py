@@ -83,7 +83,7 @@ def test_a_guide_without_weight_tensors_is_refused():
 
 
 def test_a_guide_without_a_posterior_is_refused():
-    with pytest.raises(ValueError, match=r"guide must be a guide of this library, .*posterior\(\), got AutoNormal"):
+    with pytest.raises(ValueError, match=r"guide must be a guide of this library, .* got AutoNormal"):
         unit_scores(AutoNormal(lambda: None))
 
 

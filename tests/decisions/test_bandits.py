@@ -256,7 +256,7 @@ def test_contexts_of_another_width_are_refused(make):
     policy.begin(2, 3)
     with pytest.raises(ValueError, match="policy has begun with 2 features and 3 arms, got 4 features and 3 arms"):
         run(policy, (torch.zeros(9, 4), torch.ones(9, 3), None))
-    with pytest.raises(ValueError, match=r"context must have shape \[2\], got \[4\]"):
+    with pytest.raises(ValueError, match=r"context must be 2 finite numbers"):
         policy.choose(torch.zeros(4))
 
 

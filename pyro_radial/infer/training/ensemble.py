@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import non_negative_integer, positive_count
+from pyro_radial._pyro.checks import check_flag, non_negative_integer, optional, path_of, positive_count
 from pyro_radial._pyro.random_numbers import noise_of, one_at_a_time, seeded, seeded_elsewhere
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
@@ -83,13 +83,17 @@ class Ensemble:
         :raises ValueError: if ``make`` does not return a new model and guide, or the likelihoods differ, and as
             ``fit`` does; a note on the error names the member, and the members before it are kept.
         """
+        if "seed" in settings:
+            raise ValueError(f"settings must not have a seed, which the ensemble gives, got {settings['seed']!r}")
+        check_flag("progress", progress)
+        folder = optional(path_of, "checkpoint", checkpoint)
         members = [_Member(self.make, noise_of(self.seed, index)) for index in range(self.size)]
         _check_own(members)
         _check_alike("likelihood", [_described(getattr(member.model, "likelihood", None)) for member in members])
         results, self._trained = [], []
         for index, member in enumerate(tqdm(members, unit="member", disable=not progress)):
             own = {"loss": copy.deepcopy(settings["loss"])} if "loss" in settings else {}
-            path = None if checkpoint is None else Path(checkpoint) / f"member_{index}.pt"
+            path = None if folder is None else folder / f"member_{index}.pt"
             own |= {"seed": member.seed, "checkpoint": path, "progress": False}
             try:
                 with member.apart():
@@ -113,6 +117,7 @@ class Ensemble:
         """
         if not self._trained:
             raise RuntimeError("the members must be trained before they predict; call fit first")
+        positive_count("num_samples", num_samples)
         draws = []
         for member in self._trained:
             with member.in_own_store():
