@@ -48,8 +48,6 @@ def check_flag(argument: str, value: Any) -> bool:
 
 def check_function(argument: str, value: Any) -> Any:
     """The value, or a ValueError that names the argument if it cannot be called, or is a class."""
-    if isinstance(value, type):
-        raise ValueError(f"{argument} must be a function, got the class {value.__name__}")
     check_types(Callable, **{argument: value})
     return value
 
