@@ -177,10 +177,17 @@ class Likelihood(UniquelyNamed):
         if y.shape != wanted:
             raise ValueError(
                 f"y must have shape {tuple(wanted)} for site 'y', since the network's output has shape "
-                f"{tuple(f.shape)}, got {tuple(y.shape)}"
+                f"{tuple(f.shape)}, got {tuple(y.shape)}{self._of_sequences(f, y)}"
             )
         self.check_target_values(f, y)
         return y.to(f.dtype)
+
+    def _of_sequences(self, f: Tensor, y: Tensor) -> str:
+        """What to do if the first dim of an output may be that of the data, and all others one data point's."""
+        wanted = f.dim() - 1
+        if self.event_dim >= wanted or y.shape[:1] != f.shape[:1]:
+            return ""
+        return f"; if each row of the output belongs to one data point, set event_dim={wanted} in the likelihood"
 
     def check_target_dtype(self, y: Tensor) -> None:
         """Raise a ValueError naming ``y`` if it is complex or boolean."""
@@ -232,7 +239,7 @@ class Categorical(Likelihood):
         if y.shape != self.target_shape(f):
             raise ValueError(
                 f"y must have shape {tuple(self.target_shape(f))} for site 'y', since the network's output has "
-                f"shape {tuple(f.shape)} with the classes last, got {tuple(y.shape)}"
+                f"shape {tuple(f.shape)} with the classes last, got {tuple(y.shape)}{self._of_sequences(f, y)}"
             )
         self.check_target_values(f, y)
         return y

@@ -3,6 +3,7 @@
 
 """A network and a likelihood as one Pyro model, and how to find and call the network of such a model."""
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -78,7 +79,7 @@ class SupervisedModel(nn.Module):
         :param x: the network's input, or a tuple or a dict of its inputs.
         :param torch.Tensor y: the targets, or None to sample them.
         :returns: the targets, given or sampled.
-        :raises ValueError: if the network cannot take x, or its output is not one tensor.
+        :raises ValueError: naming the layer, if the network fails, or if its output is not one tensor.
         """
         if self.local_reparameterization:
             with AskForLocalReparameterization(_has_targets, _has_targets(x, y)) as asked:
@@ -94,7 +95,7 @@ class SupervisedModel(nn.Module):
         :param x: as of :meth:`forward`.
         :param Mapping parameters: values of the random parameters by name; None to sample them.
         :returns: a tensor ``[*draws, B, *outputs]``.
-        :raises ValueError: if the network cannot take x, or its output is not one tensor.
+        :raises ValueError: naming the layer, if the network fails, or if its output is not one tensor.
         """
         args, kwargs = inputs_of(x)
         try:
@@ -103,7 +104,7 @@ class SupervisedModel(nn.Module):
             raise
         except (RuntimeError, TypeError) as error:
             raise ValueError(
-                f"x must be what the network of bnn takes{self._dtype()}, got {_described(x)}: {error}"
+                f"the network of bnn{self._dtype()} failed{_where(error)}, given {_described(x)}: {error}"
             ) from error
         if not isinstance(f, Tensor):
             raise ValueError(
@@ -113,7 +114,7 @@ class SupervisedModel(nn.Module):
         return f
 
     def _dtype(self) -> str:
-        return f", in {self.bnn.dtype} on {self.bnn.device}" if isinstance(self.bnn, BayesianModule) else ""
+        return f", in {self.bnn.dtype} on {self.bnn.device}," if isinstance(self.bnn, BayesianModule) else ""
 
 
 def inputs_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -143,6 +144,21 @@ def _described(x: Any) -> str:
         else f"{name} of type {type(part).__name__}"
         for name, part in named
     )
+
+
+def _where(error: RuntimeError) -> str:
+    """The innermost layer of the network that an error comes from, by its name in the network."""
+    callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    inside = [module for module in callers if isinstance(module, nn.Module) and not isinstance(module, OUTER)]
+    names = {module: name for name, module in inside[0].named_modules()} if inside else {}
+    layer = next((module for module in reversed(inside) if names.get(module)), None)
+    if layer is None:
+        return ""
+    return f" in '{names[layer]}', {type(layer).__name__}({layer.extra_repr()})"
+
+
+# The modules around a network.
+OUTER = (SupervisedModel, BayesianModule)
 
 
 class NetworkDraw(NamedTuple):

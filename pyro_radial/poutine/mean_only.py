@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pyro.distributions as dist
+from pyro.poutine.guide import GuideMessenger
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 
 from pyro_radial._pyro.checks import check_function
+from pyro_radial._pyro.compat import is_deterministic
 from pyro_radial.distributions.moments import center
 from pyro_radial.poutine.local_reparameterization import draw_after_all
 
@@ -20,8 +22,18 @@ __all__ = ["MeanOnlyMessenger", "mean_only"]
 class MeanOnlyMessenger(Messenger):
     """Replaces each latent site by a ``Delta`` at its distribution's center; see :func:`mean_only`."""
 
+    def __init__(self, no_targets: bool = False) -> None:
+        super().__init__()
+        self._no_targets = no_targets
+
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["done"] or msg["is_observed"] or site_is_subsample(msg):
+        if site_is_subsample(msg):
+            return
+        if self._no_targets and _has_target(msg):
+            raise ValueError(
+                f"mean_only: guide must be a guide, got a model, with targets at site '{msg['name']}'; pass its guide"
+            )
+        if msg["done"] or msg["is_observed"]:
             return
         try:
             value = center(msg["fn"])
@@ -42,7 +54,7 @@ def mean_only(guide: Callable[..., Any] | None = None) -> Any:
     appendix D).
 
     :param guide: a guide to wrap; without one, a context manager for the guides that run inside it.
-    :raises ValueError: naming the site, for a discrete distribution.
+    :raises ValueError: naming the site, for a discrete distribution, or for targets of a model in the guide's place.
 
     Example::
 
@@ -52,5 +64,14 @@ def mean_only(guide: Callable[..., Any] | None = None) -> Any:
         >>> bool((mean_only(guide)()["w"] == guide.median()["w"]).all())
         True
     """
-    messenger = MeanOnlyMessenger()
-    return messenger if guide is None else messenger(check_function("guide", guide))
+    if guide is None:
+        return MeanOnlyMessenger()
+    # Such a guide runs the model.
+    return MeanOnlyMessenger(no_targets=not isinstance(guide, GuideMessenger))(check_function("guide", guide))
+
+
+def _has_target(msg: Any) -> bool:
+    """Whether a site holds the targets of a likelihood or other data, and no ``deterministic`` or ``factor``."""
+    infer = msg["infer"]
+    is_data = msg["is_observed"] and not (is_deterministic(msg) or infer.get("is_auxiliary", False))
+    return is_data or bool(infer.get("is_target", False))

@@ -261,7 +261,7 @@ def test_contexts_of_another_width_are_refused(make):
 
 
 def test_a_network_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match=r"x must be what the network of bnn takes.*got x of shape \[\d+, 4\]"):
+    with pytest.raises(ValueError, match=r"the network of bnn.* given x of shape \[\d+, 4\]"):
         run(network(AutoRadial), (torch.zeros(5, 4), torch.ones(5, 2), None))
     with pytest.raises(ValueError, match=r"y must have shape \(16, 3\) for site 'y'"):
         run(network(AutoRadial), (torch.zeros(5, 2), torch.ones(5, 2), None))

@@ -103,6 +103,18 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"y must have shape .* site 'y'"):
             likelihood(torch.zeros(f_shape), torch.zeros(y_shape))
 
+    @pytest.mark.parametrize(
+        ("likelihood", "y"),
+        [
+            (Gaussian(num_data=N), torch.zeros(B, 5, 3)),
+            (Poisson(num_data=N), torch.zeros(B, 5)),
+            (Categorical(num_data=N), torch.zeros(B, 5).long()),
+        ],
+    )
+    def test_targets_of_sequences_say_which_event_dim_takes_them(self, likelihood, y):
+        with pytest.raises(ValueError, match=r"y must have shape .*; if .* set event_dim=2 in the likelihood"):
+            likelihood(torch.zeros(B, 5, 3), y)
+
     @pytest.mark.parametrize("y_shape", [(B, 1), (B, 3), (B + 1,), ()])
     def test_labels_of_a_wrong_shape_are_named(self, y_shape):
         with pytest.raises(ValueError, match=r"y must have shape \(8,\) for site 'y'"):

@@ -17,7 +17,7 @@ from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
-from tests.helpers.networks import classifier, data, mlp, normed_mlp
+from tests.helpers.networks import classifier, data, draws_of, mlp, normed_mlp
 
 
 def test_the_sites_keep_their_names():
@@ -55,13 +55,41 @@ def test_a_tuple_is_several_inputs():
     ("x", "message"),
     [
         (torch.zeros(5, 4), r"x of shape \[5, 4\], torch.float32 on cpu: .*mat1 and mat2 shapes"),
-        (torch.zeros(5, 3, dtype=torch.float64), r"takes, in torch.float32 on cpu, got x of shape .* torch.float64"),
-        (torch.zeros(5, 3, dtype=torch.long), r"takes, in torch.float32 on cpu, got x of shape .* torch.int64"),
+        (
+            torch.zeros(5, 3, dtype=torch.float64),
+            r"in torch.float32 on cpu, failed in .*given x of shape .* torch.float64",
+        ),
+        (torch.zeros(5, 3, dtype=torch.long), r"in torch.float32 on cpu, failed in .*given x of shape .* torch.int64"),
     ],
 )
 def test_inputs_that_the_network_cannot_take_are_named(x, message):
-    with pytest.raises(ValueError, match=rf"x must be what the network of bnn .*{message}"):
+    with pytest.raises(ValueError, match=rf"the network of bnn, .*{message}"):
         classifier()(x, torch.zeros(5, dtype=torch.long))
+
+
+class Block(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.first, self.rest = nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(size, 2))
+
+    def forward(self, x):
+        return self.rest(self.first(x) + torch.ones(size if (size := len(x)) > 5 else 1))
+
+
+@pytest.mark.parametrize("draws", [(), (2,)])
+@pytest.mark.parametrize(
+    ("net", "rows", "message"),
+    [
+        (lambda: Block(5), 5, r" failed in 'rest\.1', Linear\(in_features=5, .*\), given x of shape \[5, 3\].*: .*mat1"),
+        (lambda: nn.Sequential(Block(4)), 6, r" failed in '0', Block\(\), given x of shape \[6, 3\].*: .*The size of"),
+        (lambda: Block(4), 6, r"the network of bnn, in torch.float32 on cpu, failed, given x .*: .*The size of"),
+    ],
+)
+def test_an_error_inside_the_network_is_shown_with_its_layer(net, rows, message, draws):
+    model = classifier(net=net())
+    values = draws_of(model.bnn, *draws)
+    with pytest.raises(ValueError, match=message), poutine.condition(data=values):
+        model(torch.zeros(rows, 3))
 
 
 def test_a_dict_is_inputs_by_name():
@@ -75,7 +103,7 @@ def test_a_dict_is_inputs_by_name():
 
     model = SupervisedModel(BayesianModule(Sum()), likelihoods.Gaussian())
     assert model({"b": torch.randn(5, 2), "a": torch.randn(5, 3)}, torch.randn(5, 1)).shape == (5, 1)
-    with pytest.raises(ValueError, match=r"got b of shape \[5, 9\], torch.float32 on cpu, a of shape \[5, 3\]"):
+    with pytest.raises(ValueError, match=r"given b of shape \[5, 9\], torch.float32 on cpu, a of shape \[5, 3\]"):
         model({"b": torch.randn(5, 9), "a": torch.randn(5, 3)})
 
 

@@ -8,9 +8,12 @@ import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide.effect import AutoNormalMessenger
+from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, predict
 from pyro_radial.distributions import RadialNormal
+from pyro_radial.nn import likelihoods
 from pyro_radial.poutine import mean_only
 
 
@@ -70,6 +73,30 @@ def test_observed_sites_and_mini_batches_are_left_alone():
     trace = poutine.trace(mean_only(guide)).get_trace()
     assert trace.nodes["z"]["value"].shape == (2, 2)
     assert "obs" not in trace.nodes
+
+
+def test_a_model_in_the_place_of_its_guide_is_named():
+    x, y = torch.randn(5, 2), torch.zeros(5, 1)
+    supervised = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian())
+    guide = AutoRadial(supervised)
+    guide.setup(x, y)
+    for use in (
+        lambda: mean_only(model)(),
+        lambda: predict(mean_only(supervised), guide, x),
+        lambda: RadialELBO().loss(mean_only(supervised), guide, x, y),
+    ):
+        with pytest.raises(ValueError, match="mean_only: guide must be a guide, got a model, with targets at site 'y'"):
+            use()
+
+
+def test_a_guide_with_factors_computed_sites_or_the_model_inside_is_none():
+    def guide():
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([4]).to_event(1))
+        pyro.deterministic("twice", 2 * w)
+        pyro.factor("jacobian", w.sum(), has_rsample=True)
+
+    assert float(poutine.trace(mean_only(guide)).get_trace().nodes["twice"]["value"].abs().max()) == 0
+    assert torch.equal(mean_only(AutoNormalMessenger(model))()["y"], torch.ones(3))
 
 
 def test_wrapped_distributions_are_seen_through():

@@ -156,7 +156,7 @@ def infinity_in(rows):
         ({"data": infinity_in([4, 7])}, "data: x must not hold infinity, got infinity in 2 of 20 rows, first in row 4"),
         ({"validation": infinity_in([19])}, "validation: x must not hold infinity, .* first in row 19"),
         ({"data": (data()[0], data()[1] + 1)}, r"y must hold labels from 0 to 1, of 2 classes, .*got 2 at"),
-        ({"data": (torch.zeros(ROWS, 7), data()[1])}, r"x must be what the network of bnn takes.*shape \[2, 7\]"),
+        ({"data": (torch.zeros(ROWS, 7), data()[1])}, r"the network of bnn.* given x of shape \[2, 7\]"),
         ({"seed": 1.5}, "seed must be a non-negative integer, got 1.5"),
         ({"seed": -1}, "seed must be a non-negative integer, got -1"),
         ({"seed": 2**32}, r"seed must be less than 2\*\*32, got 4294967296"),
