@@ -146,7 +146,7 @@ def _described(x: Any) -> str:
     )
 
 
-def _where(error: RuntimeError) -> str:
+def _where(error: Exception) -> str:
     """The innermost layer of the network that an error comes from, by its name in the network."""
     callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     inside = [module for module in callers if isinstance(module, nn.Module) and not isinstance(module, OUTER)]

@@ -34,7 +34,7 @@ def test_a_training_that_diverges_has_learned_nothing():
 
 
 def test_a_mistake_is_no_divergence():
-    with pytest.raises(ValueError, match="the network of bnn.* failed"):
+    with pytest.raises(ValueError, match=r"the network of bnn.* failed"):
         scored("radial", lambda dropout: nn.Linear(3, 2), (X, Y), (X, Y), SETTING, 0)
 
 

@@ -80,8 +80,12 @@ class Block(nn.Module):
 @pytest.mark.parametrize(
     ("net", "rows", "message"),
     [
-        (lambda: Block(5), 5, r" failed in 'rest\.1', Linear\(in_features=5, .*\), given x of shape \[5, 3\].*: .*mat1"),
-        (lambda: nn.Sequential(Block(4)), 6, r" failed in '0', Block\(\), given x of shape \[6, 3\].*: .*The size of"),
+        (
+            lambda: Block(5),
+            5,
+            r" failed in 'rest\.1', Linear\(in_features=5, .*\), given x of shape \[5, 3\].*: .*mat1",
+        ),
+        (lambda: nn.Sequential(Block(4)), 6, r" failed in '0', Block\(\), given x of shape .*: .*The size of"),
         (lambda: Block(4), 6, r"the network of bnn, in torch.float32 on cpu, failed, given x .*: .*The size of"),
     ],
 )

@@ -16,6 +16,7 @@ from pyro.poutine import Trace
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
+from pyro_radial._pyro.checks import check_function
 from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.distributions.wrappers import leaf
@@ -42,9 +43,9 @@ class GuideDraws:
     """
 
     def __init__(self, guide: Callable[..., Any]) -> None:
-        if not callable(guide):
-            of_mcmc = "; predict takes mcmc.get_samples()" if hasattr(guide, "get_samples") else ""
-            raise ValueError(f"guide must be a trained guide, got {type(guide).__name__}{of_mcmc}")
+        if hasattr(guide, "get_samples"):
+            raise ValueError(f"guide must be a function, got {type(guide).__name__}; predict takes mcmc.get_samples()")
+        check_function("guide", guide)
         _check_has_parameters(guide)
         self._guide = guide
         self._first: Trace | None = None

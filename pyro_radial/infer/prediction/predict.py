@@ -14,7 +14,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import check_types, positive_count
+from pyro_radial._pyro.checks import check_function, positive_count
 from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.prediction.guide_draws import (
@@ -91,7 +91,7 @@ def predict(
         >>> draws.samples.shape, draws.mean.shape, draws.mutual_information.shape
         (torch.Size([8, 5, 3]), torch.Size([5, 3]), torch.Size([5]))
     """
-    check_types(Callable, model=model)
+    check_function("model", model)
     x = as_inputs(x, "x", dtype_of(guide, model))
     positive_count("chunk_size", chunk_size)
     device = device_of(guide, model)

@@ -266,11 +266,13 @@ def test_what_is_neither_model_nor_guide_is_named():
     model, guide = problem()
     with pytest.raises(ValueError, match="model must be a function, got NoneType"):
         predict(None, guide, X)
-    with pytest.raises(ValueError, match=r"guide must be a trained guide, got NoneType$"):
+    with pytest.raises(ValueError, match=r"guide must be a function, got NoneType$"):
         predict(model, None, X)
+    with pytest.raises(ValueError, match="guide must be a function, got the class AutoRadial"):
+        predict(model, AutoRadial, X)
     mcmc = MCMC(HMC(model), num_samples=1)
     for use in (lambda: predict(model, mcmc, X), lambda: SampledNetwork(model, mcmc)):
-        with pytest.raises(ValueError, match=r"guide must be a trained guide, got MCMC; .*mcmc\.get_samples\(\)"):
+        with pytest.raises(ValueError, match=r"guide must be a function, got MCMC; .*mcmc\.get_samples\(\)"):
             use()
 
 
