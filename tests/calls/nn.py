@@ -253,6 +253,8 @@ CALLS = [
 
 NOT_CALLED = {
     "nn.MultiHead.uses_parameter": "a name of a parameter of the network",
+    "nn.priors.FanIn.__call__": "a name and a parameter of the network",
+    "nn.priors.ScaleMixture.__call__": "a name and a parameter of the network",
     **{
         f"nn.priors.{prior}.setup": "the names and parameters of the network"
         for prior in ("LearnedScale", "RadialDirectionalPrior")

@@ -70,6 +70,11 @@ mapping = {**NONE, "number": 3, "text": "a", "stranger": STRANGER}
 path = {**NONE, "number": 3.5, "stranger": STRANGER}
 
 
+def some(*values: Any) -> Values:
+    """Values by their place and type."""
+    return {"None" if value is None else f"{place} {type(value).__name__}": value for place, value in enumerate(values)}
+
+
 def optional(kind: Values) -> Values:
     """The kind of an argument that may be None; a row has then a valid call with None."""
     return {name: value for name, value in kind.items() if name != "None"}
@@ -187,7 +192,9 @@ def _methods(module: str, name: str, cls: Any) -> dict[str, list[str]]:
     return {
         f"{module}.{name}.{method}": arguments_of(getattr(cls, method))
         for method, member in (vars(cls).items() if inspect.isclass(cls) else ())
-        if not method.startswith("_") and inspect.isroutine(member) and inspect.getdoc(getattr(cls, method))
+        if (not method.startswith("_") or method == "__call__")
+        and inspect.isroutine(member)
+        and inspect.getdoc(getattr(cls, method))
     }
 
 

@@ -11,18 +11,11 @@ ROWS = rows()
 EXPECTED = callables()
 #: Packages whose table is still to be written.
 WITHOUT_TABLE = {
-    "compression",
-    "compression.plots",
-    "continual",
-    "continual.plots",
     "datasets",
     "decisions",
     "decisions.botorch_models",
-    "functional",
     "infer",
     "testing",
-    "uncertainty",
-    "uncertainty.plots",
 }
 
 

@@ -1,0 +1,566 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Calls of ``pyro_radial.functional``."""
+
+import math
+from functools import cache
+
+import pyro.distributions as dist
+import torch
+from pyro.contrib.gp.kernels import RBF
+from torch import nn
+
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel
+from pyro_radial.functional import (
+    AdversarialPoints,
+    BetweenRows,
+    BNNPrior,
+    FromData,
+    FunctionPrior,
+    GaussianKL,
+    GaussianProcess,
+    GaussianScore,
+    ImplicitProcess,
+    LinearizedKL,
+    MarginalKL,
+    Mixture,
+    PiecewiseConstant,
+    PiecewiseLinear,
+    PosteriorProcess,
+    RegularizedKL,
+    SpectralSteinScore,
+    SteinKL,
+    SteinScore,
+    Sum,
+    UniformBox,
+)
+from pyro_radial.nn import likelihoods
+from tests.calls.sweep import (
+    Call,
+    Lazy,
+    flag,
+    function,
+    non_negative_float,
+    optional,
+    positive_float,
+    positive_int,
+    some,
+    tensor,
+    text,
+)
+
+NAN, INF = math.nan, math.inf
+X = torch.linspace(0, 1, 5).unsqueeze(-1)
+Y = torch.tensor([0.1, 0.4, 0.2, 0.3, 0.5])
+F = torch.linspace(-1, 1, 15).reshape(3, 5, 1).sin()
+
+positive = positive_float | {"flag": True}
+non_negative = non_negative_float | {"flag": True}
+points = tensor | some(1.0, [[0.1]], X.numpy(), X.long(), X[:, 0], X[:0], X * NAN)
+batch = tensor | some(1.0, X.numpy(), X.long(), X[:, 0])
+observations = tensor | some(1.0, [0.1] * 5, Y.numpy(), Y[:4], Y[:, None, None], Y * NAN, Y.bool())
+further = tensor | some(1.0, X.numpy(), X[:, 0], X.expand(5, 2), X[:0], X * NAN)
+values = tensor | some(1.0, F.numpy(), F[:, :4], F[0], F.long(), F * NAN)
+shrinkage = some("x", 3, True, 0.5)
+site = text | some(["f"])
+
+
+def kernel():
+    return RBF(1)
+
+
+def process():
+    return GaussianProcess(RBF(1), noise=0.1)
+
+
+def noisy():
+    found = process()
+    found.observation_noise.fill_(0.1)
+    return found
+
+
+def box():
+    return UniformBox(-1.0, 1.0, num_points=4)
+
+
+def adversarial():
+    found = AdversarialPoints(box())
+    found(torch.zeros(2, 1))
+    return found
+
+
+def network():
+    return BayesianModule(nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)))
+
+
+@cache
+def network_and_guide():
+    bnn = network()
+    guide = AutoRadial(bnn)
+    guide.setup(torch.zeros(2, 1))
+    return bnn, guide
+
+
+@cache
+def model_and_guide():
+    model = SupervisedModel(network(), likelihoods.Gaussian(num_data=5, scale=0.1))
+    guide = AutoMeanField(model)
+    guide.setup(X, X)
+    return model, guide
+
+
+def posterior_process():
+    bnn, guide = network_and_guide()
+    return PosteriorProcess(bnn, guide.posterior())
+
+
+def points_of_posterior():
+    return {name: dist.Delta(q.mean).to_event(q.mean.dim()) for name, q in network_and_guide()[1].posterior().items()}
+
+
+class OfMoments(FunctionPrior):
+    """A prior of one's own."""
+
+    def moments(self, x, num_outputs=1):
+        return torch.zeros(len(x), num_outputs).double(), torch.eye(len(x)).double().expand(num_outputs, -1, -1)
+
+
+priors = some(None, "x", 3, kernel(), GaussianProcess)
+processes = some(None, "x", 3, kernel())
+no_priors = some(None, "x", 3, [], [None], Lazy(process))
+
+
+def finite(*shape):
+    return lambda found: tuple(found.shape) == shape and bool(found.isfinite().all())
+
+
+def moments_of_five(found):
+    return found[0].shape == (5, 1) and found[1].shape == (1, 5, 5)
+
+
+def marginals_of_five(found):
+    return found[0].shape == (5, 1) and found[1].shape == (5, 1)
+
+
+def estimated(found):
+    return bool(found.surrogate.isfinite()) and (found.value is None or bool(found.value.isfinite()))
+
+
+def loss_of(elbo):
+    """The loss of a small network, for arguments that are read only then."""
+    model, guide = model_and_guide()
+    return elbo(model, guide)(X, X)
+
+
+PRIORS = [
+    Call(
+        "functional.GaussianProcess",
+        lambda: dict(kernel=kernel(), mean=0.0, jitter=1e-8, noise=0.1),
+        lambda found: found.noise == 0.1,
+        invalid=dict(
+            kernel=some(None, "x", 3, [], [None]),
+            mean=some("x", NAN, INF, [0.0], True),
+            jitter=positive,
+            noise=non_negative,
+        ),
+        also=(({"mean": None}, lambda found: found.mean == 0.0), ({"noise": 0}, lambda found: found.noise == 0.0)),
+    ),
+    Call(
+        "functional.GaussianProcess.log_marginal_likelihood",
+        lambda: dict(x=X, y=Y),
+        finite(),
+        invalid=dict(x=points, y=observations),
+        on=noisy,
+    ),
+    Call(
+        "functional.GaussianProcess.posterior",
+        lambda: dict(x=X, y=Y, at=X + 0.1),
+        moments_of_five,
+        invalid=dict(x=points, y=observations, at=further),
+        on=noisy,
+    ),
+    Call(
+        "functional.GaussianProcess.fit",
+        lambda: dict(x=X, y=Y, num_points=4, steps=2, observation_noise=0.1),
+        lambda history: bool(history[-1] >= history[0]),
+        invalid=dict(
+            x=points, y=observations, num_points=positive_int, steps=positive_int, observation_noise=optional(positive)
+        ),
+        also=(({"observation_noise": None}, lambda history: bool(history[-1] > history[0])),),
+        on=process,
+    ),
+    Call(
+        "functional.ImplicitProcess",
+        lambda: dict(sampler=lambda x, number: torch.randn(number, len(x))),
+        lambda found: found.sample(X, 3).shape == (3, 5, 1),
+        invalid=dict(sampler=function | some(lambda x, n: None, lambda x, n: 3.0, lambda x, n: [1.0])),
+        then=lambda found: (found.sample(X, 3), found)[1],
+    ),
+    *(
+        Call(
+            f"functional.{prior.__name__}",
+            lambda: dict(low=0.0, high=1.0, rate=3.0),
+            lambda found: found.sample(X, 3).shape == (3, 5, 1),
+            invalid=dict(
+                low=some(None, "x", NAN, INF, 2.0, True), high=some(None, "x", NAN, INF, -1.0, False), rate=positive
+            ),
+        )
+        for prior in (PiecewiseConstant, PiecewiseLinear)
+    ),
+    Call(
+        "functional.Mixture",
+        lambda: dict(priors=[process(), process()], weights=[1.0, 3.0]),
+        lambda found: found.weights == (0.25, 0.75),
+        invalid=dict(priors=no_priors, weights=some("x", 3.0, [1.0], [1.0, -1.0], [1.0, NAN], [1.0, "x"])),
+        also=(({"weights": None}, lambda found: found.weights == (0.5, 0.5)),),
+    ),
+    Call(
+        "functional.Sum",
+        lambda: dict(priors=[process(), process()]),
+        lambda found: abs(found.noise - 0.1 * 2**0.5) < 1e-12,
+        invalid=dict(priors=no_priors),
+    ),
+    Call(
+        "functional.BNNPrior",
+        lambda: dict(zip(("bnn", "guide"), network_and_guide(), strict=True)),
+        lambda found: found.sample(X, 3).shape == (3, 5, 1),
+        invalid=dict(
+            bnn=some(None, "x", 3, nn.Linear(1, 1), BayesianModule),
+            guide=some("x", 3, nn.Linear(1, 1), Lazy(lambda: AutoRadial(network()))),
+        ),
+        also=(({"guide": None}, lambda found: found.sample(X, 3).shape == (3, 5, 1)),),
+    ),
+    Call(
+        "functional.PosteriorProcess",
+        lambda: dict(model=model_and_guide()[0], posterior=model_and_guide()[1].posterior(), function_site="f"),
+        lambda found: marginals_of_five(found.marginals(X)),
+        invalid=dict(
+            model=some(None, "x", 3, Lazy(lambda: model_and_guide()[1])),
+            posterior=some(None, "x", 3, {}, Lazy(lambda: model_and_guide()[1]), Lazy(points_of_posterior)),
+            function_site=site,
+        ),
+    ),
+    Call(
+        "functional.PosteriorProcess.posterior",
+        lambda: dict(x=X, y=Y, at=X + 0.1, observation_noise=0.1),
+        moments_of_five,
+        invalid=dict(x=points, y=observations, at=further, observation_noise=non_negative),
+        on=posterior_process,
+    ),
+    *(
+        Call(
+            f"functional.{prior}.train",
+            lambda: dict(mode=True),
+            lambda found: not found.training,
+            on=make,
+            unchecked={"mode": "it stays in evaluation mode"},
+        )
+        for prior, make in (
+            ("PosteriorProcess", posterior_process),
+            ("BNNPrior", lambda: BNNPrior(*network_and_guide())),
+        )
+    ),
+    Call(
+        "functional.FunctionPrior",
+        dict,
+        lambda found: found.noise == 0.0,
+        unchecked={"args": "torch's Module takes none", "kwargs": "torch's Module takes none"},
+    ),
+    *(
+        Call(
+            "functional.FunctionPrior.sample",
+            lambda: dict(x=X, num_samples=3, num_outputs=1),
+            finite(3, 5, 1),
+            invalid=dict(x=points, num_samples=positive_int, num_outputs=positive_int),
+            on=make,
+            case=case,
+        )
+        for case, make in {
+            "own": OfMoments,
+            "process": process,
+            "implicit": lambda: ImplicitProcess(lambda x, number: torch.randn(number, len(x))),
+            "constant": PiecewiseConstant,
+            "linear": PiecewiseLinear,
+            "mixture": lambda: Mixture([process(), process()]),
+            "sum": lambda: Sum([process(), process()]),
+            "network": lambda: BNNPrior(*network_and_guide()),
+            "posterior": posterior_process,
+        }.items()
+    ),
+    *(
+        Call(
+            name,
+            lambda: dict(f=F, x=X),
+            finite(3, 5, 1) if name.endswith("score") else finite(3),
+            invalid=dict(f=values, x=points),
+            on=make,
+        )
+        for prior, make in {"FunctionPrior": process, "Mixture": lambda: Mixture([process(), process()])}.items()
+        for name in (f"functional.{prior}.score", f"functional.{prior}.log_prob")
+    ),
+    *(
+        Call(
+            f"functional.{method}",
+            lambda: dict(x=X, num_outputs=1),
+            moments_of_five if method.endswith("moments") else marginals_of_five,
+            invalid=dict(x=points, num_outputs=positive_int),
+            on=make,
+        )
+        for method, make in (
+            ("FunctionPrior.marginals", process),
+            ("GaussianProcess.moments", process),
+            ("Sum.moments", lambda: Sum([process(), process()])),
+        )
+    ),
+    *(
+        Call(
+            f"functional.PosteriorProcess.{method}",
+            lambda: dict(x=X, num_outputs=1),
+            check,
+            invalid=dict(x=points, num_outputs=some("x", 0, -1, 1.5, 2)),
+            also=(({"num_outputs": None}, check),),
+            on=posterior_process,
+        )
+        for method, check in (("moments", moments_of_five), ("marginals", marginals_of_five))
+    ),
+]
+
+DIVERGENCES = [
+    Call(
+        "functional.GaussianKL",
+        lambda: dict(factorize=False, num_prior_samples=100),
+        lambda found: found.num_prior_samples == 100,
+        invalid=dict(factorize=flag, num_prior_samples=positive_int),
+    ),
+    Call(
+        "functional.RegularizedKL",
+        lambda: dict(gamma=0.1, factorize=False, num_prior_samples=100),
+        lambda found: found.gamma == 0.1,
+        invalid=dict(gamma=positive, factorize=flag, num_prior_samples=positive_int),
+    ),
+    Call(
+        "functional.SteinKL",
+        lambda: dict(estimator=GaussianScore(), prior_estimator=SteinScore(), num_prior_samples=100),
+        lambda found: isinstance(found.estimator, GaussianScore),
+        invalid=dict(
+            estimator=optional(function) | some([1], SteinScore),
+            prior_estimator=optional(function) | some([1], SteinScore),
+            num_prior_samples=positive_int,
+        ),
+        also=(
+            ({"estimator": None}, lambda found: isinstance(found.estimator, SteinScore)),
+            ({"prior_estimator": None}, lambda found: found.prior_estimator is found.estimator),
+        ),
+    ),
+    Call(
+        "functional.LinearizedKL",
+        lambda: dict(gamma=0.1, num_prior_samples=100),
+        lambda found: found.gamma == 0.1,
+        invalid=dict(gamma=non_negative, num_prior_samples=positive_int),
+    ),
+    Call(
+        "functional.MarginalKL",
+        lambda: dict(min_variance=1e-6),
+        lambda found: found.min_variance == 1e-6,
+        invalid=dict(min_variance=positive),
+    ),
+    *(
+        Call(
+            "functional.GaussianKL.__call__" if name == "RegularizedKL" else f"functional.{name}.__call__",
+            lambda: dict(f=torch.randn(30, 5, 1), x=X, prior=process()),
+            estimated,
+            invalid=dict(f=values, x=points, prior=priors),
+            on=make,
+            case="regularized" if name == "RegularizedKL" else "",
+        )
+        for name, make in {
+            "GaussianKL": GaussianKL,
+            "RegularizedKL": lambda: RegularizedKL(0.1),
+            "SteinKL": SteinKL,
+        }.items()
+    ),
+    *(
+        Call(
+            f"functional.{divergence.__name__}.__call__",
+            lambda: dict(process=process(), x=X, prior=process()),
+            estimated,
+            invalid=dict(process=processes, x=points, prior=priors),
+            on=divergence,
+        )
+        for divergence in (LinearizedKL, MarginalKL)
+    ),
+]
+
+SAMPLES = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+draws = tensor | some(
+    *(1.0, [[1.0]], SAMPLES.numpy(), SAMPLES[:, 0], SAMPLES.long(), SAMPLES[:1], SAMPLES * NAN, 0 * SAMPLES)
+)
+elsewhere = optional(tensor) | some(
+    1.0, [[1.0]], SAMPLES.numpy(), SAMPLES[:, 0], SAMPLES[:, :2], SAMPLES.long(), SAMPLES * NAN
+)
+
+SCORES = [
+    Call(
+        "functional.GaussianScore",
+        lambda: dict(shrinkage="oas"),
+        lambda found: found.shrinkage == "oas",
+        invalid=dict(shrinkage=shrinkage),
+        also=(({"shrinkage": None}, lambda found: found.shrinkage is None),),
+    ),
+    Call(
+        "functional.SteinScore",
+        lambda: dict(ridge=0.01, shrinkage=None),
+        lambda found: found.ridge == 0.01,
+        invalid=dict(ridge=positive, shrinkage=shrinkage),
+    ),
+    Call(
+        "functional.SpectralSteinScore",
+        lambda: dict(num_eigenfunctions=2, threshold=0.9, ridge=0.0, width=1.0, shrinkage=None),
+        lambda found: found(SAMPLES).shape == SAMPLES.shape,
+        invalid=dict(
+            num_eigenfunctions=optional(positive_int),
+            threshold=some(None, "x", 0.0, 1.1, NAN, True),
+            ridge=non_negative,
+            width=positive,
+            shrinkage=shrinkage,
+        ),
+        also=(({"num_eigenfunctions": None}, lambda found: found(SAMPLES).shape == SAMPLES.shape),),
+    ),
+    *(
+        Call(
+            f"functional.{estimator.__name__}.__call__",
+            lambda: dict(samples=SAMPLES, at=SAMPLES[:2]),
+            finite(2, 3),
+            invalid=dict(samples=draws, at=elsewhere),
+            also=(({"at": None}, finite(20, 3)),),
+            on=estimator,
+        )
+        for estimator in (GaussianScore, SteinScore, SpectralSteinScore)
+    ),
+]
+
+POINTS = [
+    Call(
+        "functional.UniformBox",
+        lambda: dict(low=-1.0, high=[1.0, 2.0], num_points=3),
+        lambda found: found(torch.zeros(2, 2)).shape == (3, 2),
+        invalid=dict(
+            low=some(None, "x", NAN, 3.0, [0.0, 0.0, 0.0], {}),
+            high=some(None, "x", NAN, -3.0, {}),
+            num_points=positive_int,
+        ),
+    ),
+    Call(
+        "functional.UniformBox.around",
+        lambda: dict(x_train=torch.tensor([[0.0, 10.0], [1.0, 30.0]]), num_points=5, margin=0.5),
+        lambda found: found.low.tolist() == [-0.5, 0.0] and found.high.tolist() == [1.5, 40.0],
+        invalid=dict(x_train=points, num_points=positive_int, margin=non_negative),
+    ),
+    Call("functional.UniformBox.__call__", lambda: dict(x=X), finite(4, 1), invalid=dict(x=batch), on=box),
+    Call(
+        "functional.UniformBox.place",
+        lambda: dict(unit=torch.tensor([[0.0], [0.5]])),
+        lambda found: found.tolist() == [[-1.0], [0.0]],
+        invalid=dict(unit=tensor | some(3.0)),
+        on=box,
+    ),
+    *(
+        Call(
+            f"functional.{points_of.__name__}",
+            lambda: dict(points=X, num_points=3),
+            lambda found: found(X).shape == (3, 1),
+            invalid=dict(points=points, num_points=positive_int),
+        )
+        for points_of in (FromData, BetweenRows)
+    ),
+    Call(
+        "functional.AdversarialPoints",
+        lambda: dict(box=box(), lr=0.01),
+        lambda found: found(X).shape == (4, 1),
+        invalid=dict(box=some(None, "x", 3, Lazy(lambda: FromData(X, 2)), UniformBox), lr=positive),
+    ),
+    Call(
+        "functional.AdversarialPoints.__call__",
+        lambda: dict(x=X),
+        finite(4, 1),
+        invalid=dict(x=batch | {"wider": X.expand(5, 2)}),
+        on=adversarial,
+    ),
+    Call(
+        "functional.AdversarialPoints.ascend",
+        lambda: dict(objective=lambda points: points.sum()),
+        finite(),
+        invalid=dict(
+            objective=function
+            | some(lambda p: p, lambda p: None, lambda p: 3.0, lambda p: p.sum() * NAN, lambda p: torch.tensor(1.0))
+        ),
+        on=adversarial,
+    ),
+    Call(
+        "functional.AdversarialPoints.load_state_dict",
+        lambda: dict(state=adversarial().state_dict()),
+        lambda found: found is None,
+        invalid=dict(state=some(None, "x", 3, {"x": 1})),
+        on=adversarial,
+    ),
+]
+
+ELBO = [
+    Call(
+        "functional.FunctionalELBO",
+        lambda: dict(
+            prior=process(),
+            measurement_points=box(),
+            divergence=RegularizedKL(0.1),
+            compare_at="both",
+            weight_space_kl=0.0,
+            function_site="f",
+            num_functions=30,
+            kl_weight=1.0,
+        ),
+        lambda found: found.num_particles == 30,
+        invalid=dict(
+            prior=priors,
+            measurement_points=optional(function)
+            | some(
+                X,
+                UniformBox,
+                lambda x: None,
+                lambda x: x[:, 0],
+                lambda x: x.expand(5, 2),
+                lambda x: x.long(),
+                lambda x: x * NAN,
+            ),
+            divergence=optional(function)
+            | some(GaussianKL, [1], lambda f, x, prior: None, lambda f, x, prior: torch.tensor(1.0)),
+            compare_at=some(None, "x", 3),
+            weight_space_kl=non_negative_float,
+            function_site=site,
+            num_functions=positive_int,
+            kl_weight=non_negative_float,
+        ),
+        also=(
+            ({"measurement_points": None}, lambda found: found.measurement_points is None),
+            ({"divergence": None}, lambda found: isinstance(found.divergence, SteinKL)),
+        ),
+        then=lambda found: (loss_of(found), found)[1],
+        unchecked={"kwargs": "other arguments of RadialELBO"},
+    ),
+    Call(
+        "functional.FunctionalELBO.compared_with_process",
+        lambda: dict(model=model_and_guide()[0], guide=model_and_guide()[1], data=(X, X), new_inputs=X + 0.1),
+        lambda found: len(found.places) == 3,
+        invalid=dict(
+            model=function,
+            guide=function,
+            data=some(None, "x", 3, (X,), (X, None), (X, X[:3])),
+            new_inputs=some("x", 3, X[:, 0], X.expand(5, 2), X * NAN),
+        ),
+        also=(({"new_inputs": None}, lambda found: len(found.places) == 2),),
+        on=lambda: FunctionalELBO(noisy(), box(), num_functions=8),
+    ),
+]
+
+CALLS = [*PRIORS, *DIVERGENCES, *SCORES, *POINTS, *ELBO]
+NOT_CALLED = {"functional.FunctionPrior.moments": "users define it; marginals, score and log_prob call it"}

@@ -1,0 +1,204 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Calls of ``pyro_radial.uncertainty`` and its plots."""
+
+import math
+
+import numpy as np
+import torch
+
+from pyro_radial.uncertainty import (
+    TemperatureScaling,
+    accuracy,
+    quantile_calibration,
+    referral_curve,
+    reliability,
+)
+from tests.calls.sweep import Call, mapping, optional, positive_float, positive_int, some, tensor, text
+
+NAN, INF = math.nan, math.inf
+PROBS = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6], [0.7, 0.3]])
+LABELS = torch.tensor([0, 1, 0, 1])
+LOGITS = torch.tensor([[4.0, 0.0], [4.0, 0.0], [0.0, 4.0], [0.0, 4.0]])
+SEEDS = some(None, "x", -1, 1.5, True, 2**70)
+
+probabilities = tensor | some(
+    *(0.5, PROBS.tolist(), PROBS.numpy(), PROBS.long(), PROBS[:, 0], PROBS[:0], PROBS[:3]),
+    *(PROBS * NAN, 2 * PROBS, torch.tensor([[-0.5, 1.5]] * 4)),
+)
+classes = tensor | some(
+    *(1, LABELS.tolist(), LABELS.numpy(), LABELS.double(), LABELS[:2], LABELS + 1, LABELS - 1, LABELS.bool()),
+    torch.eye(2)[LABELS].long(),
+)
+scores = tensor | some(
+    0.5, [0.1, 0.2], np.ones(2), torch.rand(2, 2), torch.ones(0), torch.tensor([NAN]), torch.tensor(1.0)
+)
+targets = tensor | some(
+    1.0, [0.1, 0.2], np.ones(4), torch.full((4,), NAN), torch.rand(3), torch.rand(0), torch.rand(2, 2, 2)
+)
+logits = tensor | some(1.0, LOGITS.tolist(), LOGITS.numpy(), LOGITS[:, 0], LOGITS.long(), LOGITS * NAN, LOGITS + INF)
+axes = some("x", 3, torch.ones(1))
+results = mapping | some({}, [1], {"a": 3})
+
+
+def quantiles():
+    return torch.tensor([0.2, 0.8])[:, None].expand(2, 4)
+
+
+def near(expected):
+    return lambda found: bool(
+        torch.isclose(torch.as_tensor(found).double(), torch.tensor(expected).double(), atol=1e-4)
+    )
+
+
+def with_legend(label):
+    return lambda ax: ax.get_legend().get_texts()[0].get_text().startswith(label)
+
+
+def curve():
+    return referral_curve(accuracy, PROBS, LABELS, torch.tensor([0.1, 0.2, 0.4, 0.3]), [0.0, 0.25])
+
+
+CALLS = [
+    *(
+        Call(
+            f"uncertainty.{name}",
+            lambda: dict(probs=PROBS, labels=LABELS),
+            near(value),
+            invalid=dict(probs=probabilities, labels=classes),
+        )
+        for name, value in (("accuracy", 0.5), ("negative_log_likelihood", 0.6122), ("class_auroc", 0.75))
+    ),
+    Call(
+        "uncertainty.reliability",
+        lambda: dict(probs=PROBS, labels=LABELS, num_bins=4),
+        lambda found: found.count.tolist() == [0, 0, 2, 2],
+        invalid=dict(probs=probabilities, labels=classes, num_bins=positive_int),
+    ),
+    Call(
+        "uncertainty.expected_calibration_error",
+        lambda: dict(probs=PROBS, labels=LABELS, num_bins=4),
+        near(0.4),
+        invalid=dict(probs=probabilities, labels=classes, num_bins=positive_int),
+    ),
+    Call(
+        "uncertainty.auroc",
+        lambda: dict(scores_negative=torch.tensor([0.1, 0.2]), scores_positive=torch.tensor([0.3])),
+        lambda found: found == 1.0,
+        invalid=dict(scores_negative=scores, scores_positive=scores),
+    ),
+    Call(
+        "uncertainty.crps_from_draws",
+        lambda: dict(draws=torch.tensor([[0.0], [2.0], [1.0]]).expand(3, 4), targets=torch.ones(4)),
+        near(0.0),
+        invalid=dict(
+            draws=tensor
+            | some(1.0, [[1.0]], np.ones((3, 4)), torch.rand(4), torch.rand(1, 4), torch.full((3, 4), NAN))
+            | {"integers": torch.ones(3, 4, dtype=torch.long)},
+            targets=targets,
+        ),
+    ),
+    Call(
+        "uncertainty.interval_coverage",
+        lambda: dict(lower=torch.zeros(4), upper=torch.ones(4), targets=torch.tensor([-0.5, 0.2, 0.7, 0.9])),
+        near(0.75),
+        invalid=dict(
+            lower=tensor | some(0.0, [0.0] * 4, torch.full((4,), 2.0), torch.full((4,), NAN), torch.zeros(4).long()),
+            upper=tensor | some(1.0, [1.0] * 4, torch.ones(3), torch.full((4,), NAN)),
+            targets=targets,
+        ),
+    ),
+    Call(
+        "uncertainty.quantile_calibration",
+        lambda: dict(quantiles=quantiles(), levels=[0.2, 0.8], targets=torch.tensor([0.1, 0.5, 0.7, 0.9])),
+        lambda found: found.share.tolist() == [0.25, 0.75],
+        invalid=dict(
+            quantiles=tensor
+            | some(1.0, [[0.2]], torch.rand(3, 4), torch.rand(2), quantiles() * NAN, quantiles().long()),
+            levels=some(None, "x", 0.5, [0.8, 0.2], [0.0, 1.0], [NAN, 0.5], []),
+            targets=targets,
+        ),
+    ),
+    Call(
+        "uncertainty.referral_curve",
+        lambda: dict(
+            score=accuracy,
+            predictions=PROBS,
+            targets=LABELS,
+            uncertainty=torch.tensor([0.1, 0.2, 0.4, 0.3]),
+            shares=[0.0, 0.25],
+            num_resamples=3,
+            seed=1,
+        ),
+        lambda found: torch.allclose(found.score, torch.tensor([0.5, 2 / 3], dtype=torch.double)),
+        invalid=dict(
+            score=some(None, "x", 3, lambda p, t: NAN, lambda p, t: "x", lambda p, t: None),
+            predictions=tensor | some(1.0, PROBS.tolist(), PROBS.numpy(), PROBS[:3]),
+            targets=tensor | some(1.0, LABELS.tolist(), LABELS.numpy(), LABELS[:3]),
+            uncertainty=scores,
+            shares=some(None, "x", 0.1, [0.2, 0.1], [1.0], [-0.1], [NAN], []),
+            num_resamples=positive_int | {"one": 1},
+            seed=SEEDS,
+        ),
+    ),
+    Call(
+        "uncertainty.TemperatureScaling",
+        lambda: dict(temperature=2.0),
+        lambda found: found.temperature == 2.0,
+        invalid=dict(temperature=positive_float | {"flag": True}),
+    ),
+    Call(
+        "uncertainty.TemperatureScaling.__call__",
+        lambda: dict(logits=LOGITS),
+        lambda found: torch.allclose(found, (LOGITS / 2).softmax(-1)),
+        invalid=dict(logits=logits),
+        on=lambda: TemperatureScaling(2.0),
+    ),
+    Call(
+        "uncertainty.TemperatureScaling.fit",
+        lambda: dict(logits=LOGITS, labels=torch.tensor([0, 0, 1, 0])),
+        lambda found: abs(found.temperature - 4 / math.log(3)) < 1e-6,
+        invalid=dict(logits=logits, labels=classes),
+    ),
+    Call(
+        "uncertainty.plots.plot_reliability",
+        lambda: dict(reliabilities={"a": reliability(PROBS, LABELS)}, ax=None),
+        with_legend("a (ECE"),
+        invalid=dict(reliabilities=results | {"result": reliability(PROBS, LABELS)}, ax=axes),
+    ),
+    Call(
+        "uncertainty.plots.plot_quantile_calibration",
+        lambda: dict(curves={"a": quantile_calibration(quantiles(), [0.2, 0.8], torch.rand(4))}, ax=None),
+        with_legend("a (gap"),
+        invalid=dict(curves=results, ax=axes),
+    ),
+    Call(
+        "uncertainty.plots.plot_referral",
+        lambda: dict(curves={"a": curve()}, score="Accuracy", ax=None),
+        lambda ax: ax.get_ylabel().startswith("Accuracy"),
+        invalid=dict(curves=results, score=text, ax=axes),
+    ),
+    Call(
+        "uncertainty.plots.plot_images",
+        lambda: dict(
+            images=torch.rand(3, 1, 4, 4), titles=["a", "b", "c"], num_columns=3, row_labels=["row"], figure=None
+        ),
+        lambda found: [ax.get_title() for ax in found] == ["a", "b", "c"],
+        invalid=dict(
+            images=tensor
+            | some(
+                3,
+                torch.rand(4, 4),
+                torch.full((3, 1, 4, 4), 2.0),
+                torch.rand(3, 2, 4, 4),
+                torch.full((3, 1, 4, 4), NAN),
+            ),
+            titles=some("x", 3, ["a"], [1, 2, 3]),
+            num_columns=optional(positive_int),
+            row_labels=some("xy", 3, ["a", "b"], [1]),
+            figure=axes,
+        ),
+        also=((dict(titles=None, num_columns=None, row_labels=None), lambda found: len(found) == 3),),
+    ),
+]
