@@ -11,11 +11,7 @@ ROWS = rows()
 EXPECTED = callables()
 #: Packages whose table is still to be written.
 WITHOUT_TABLE = {
-    "datasets",
-    "decisions",
-    "decisions.botorch_models",
     "infer",
-    "testing",
 }
 
 
