@@ -103,14 +103,13 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
 
 
 def kl_of_masked(q: MaskedDistribution, p: MaskedDistribution) -> Tensor | float:
-    """Return the KL of two masked distributions: by the rule above if it applies, else where both masks are set."""
-    try:
+    """Return the KL of two masked distributions: by the rule above if one is radial, else Pyro's, of both masks."""
+    if isinstance(leaf(q), RadialNormal) or isinstance(leaf(p), RadialNormal):
         return kl_by_cross_entropy(q, p)
-    except NotImplementedError:
-        masks = own_mask(q), own_mask(p)
-        if any(mask is False for mask in masks):
-            return 0.0
-        return scale_and_mask(kl_divergence(q.base_dist, p.base_dist), mask=masks[0] & masks[1])
+    masks = own_mask(q), own_mask(p)
+    if any(mask is False for mask in masks):
+        return 0.0
+    return scale_and_mask(kl_divergence(q.base_dist, p.base_dist), mask=masks[0] & masks[1])
 
 
 def kl_radial_to_multivariate_normal(q: RadialNormal, p: MultivariateNormal) -> Tensor:
@@ -261,7 +260,7 @@ def _against_radial(q: _Parameters, p: RadialNormal) -> tuple[Tensor, Tensor, Te
 # torch's ``Independent``, so it would silently miss a rule on Pyro's subclass. A rule that does not apply raises
 # ``NotImplementedError``, which tells :class:`~pyro.infer.TraceMeanField_ELBO` to sample the KL. Pairs that torch or
 # Pyro register themselves (Independent to Independent) stay theirs and end in one of the rows below. The exception is
-# masked to masked: Pyro's rule uses one mask for both sides, which is right only if both have the same mask.
+# masked to masked, if one is radial: Pyro's rule uses one mask for both sides, which is right only if they are equal.
 _KINDS = (RadialNormal, Normal, Independent, MaskedDistribution, ExpandedDistribution)
 _OTHERS = {(Normal, Normal), (Independent, Independent), (MaskedDistribution, MaskedDistribution)}
 # Torch takes two equal bijections for different ones, if they are made of several.

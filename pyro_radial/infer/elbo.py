@@ -21,7 +21,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import prune_subsample_sites, site_is_subsample
 from pyro.util import warn_if_nan
 from torch import Tensor
-from torch.distributions import kl_divergence
+from torch.distributions import Normal, kl_divergence
 
 from pyro_radial._pyro.checks import check_flag, check_types, positive_count
 from pyro_radial._pyro.compat import (
@@ -30,7 +30,8 @@ from pyro_radial._pyro.compat import (
     check_site_shape,
     is_deterministic,
 )
-from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.distributions.kl import kl_by_cross_entropy
+from pyro_radial.distributions.wrappers import leaf, unmasked
 from pyro_radial.poutine.local_reparameterization import check_drawn
 
 __all__ = [
@@ -478,11 +479,13 @@ def _analytic_kl(name: str, guide_site: Any, run: Run) -> Tensor | str:
         return "scaled differently in the model and the guide"
     if not _same(guide_site["mask"], model_site["mask"]):
         return "masked differently in the model and the guide"
+    q, p = own_distribution(guide_site), own_distribution(model_site)
+    # Torch's registry has Pyro's rule for two masked normals, which is wrong for different masks.
+    masked = all(isinstance(leaf(d), Normal) and unmasked(d) is not d for d in (q, p))
     try:
-        kl = kl_divergence(own_distribution(guide_site), own_distribution(model_site))
+        kl = kl_by_cross_entropy(q, p) if masked else kl_divergence(q, p)
     except NotImplementedError:
-        q, p = (type(leaf(site["fn"])).__name__ for site in (guide_site, model_site))
-        return f"without a closed-form KL from {q} to {p}"
+        return f"without a closed-form KL from {type(leaf(q)).__name__} to {type(leaf(p)).__name__}"
     kl = scale_and_mask(kl, scale=guide_site["scale"], mask=guide_site["mask"])
     return kl.expand(guide_site["fn"].batch_shape).sum()
 

@@ -239,3 +239,15 @@ def test_no_pair_of_classes_becomes_ambiguous():
     with without_rules():
         torchs = ambiguous()
     assert mine <= torchs
+
+
+@pytest.mark.parametrize("q_mask", [False, True, torch.tensor(False), torch.tensor(True)])
+@pytest.mark.parametrize("p_mask", [False, True, torch.tensor(False), torch.tensor(True)])
+def test_two_masked_normals_have_pyros_kl(q_mask, p_mask):
+    q, p = (dist.Normal(loc, 1.0).expand([2]).mask(mask) for loc, mask in ((0.0, q_mask), (1.0, p_mask)))
+    mine = kl_divergence(q, p)
+    if q_mask is False or p_mask is False:
+        assert mine == 0.0
+        assert isinstance(mine, float)
+    else:
+        torch.testing.assert_close(mine, torch.full((2,), 0.5 * float(q_mask & p_mask)))
