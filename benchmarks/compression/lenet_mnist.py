@@ -147,7 +147,7 @@ def train_posterior(
     """A posterior around this network; in the first stage the weight of its KL rises from zero."""
     x, y = data["train"]
     prior = RadialDirectionalPrior(GROUPING, setting.global_scale)
-    model = SupervisedModel(BayesianModule(net, prior), likelihoods.Categorical(len(x)))
+    model = SupervisedModel(BayesianModule(net, prior), likelihoods.Categorical(num_data=len(x)))
     guide = AutoRadialDirectional(model, init_mean_cosine=setting.init_mean_cosine, shared_concentration=False)
     guide.setup(x[:2], y[:2])
     steps = epochs * math.ceil(len(x) / setting.batch_size)

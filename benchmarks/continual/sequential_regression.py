@@ -86,7 +86,7 @@ def chained(method: str, x: Tensor, y: Tensor, *, phases: Phases) -> list[Row]:
     net = nn.Linear(NUM_WEIGHTS, 1, bias=False)
     family, noise = method.removesuffix(LOCAL), "local" if method.endswith(LOCAL) else "weights"
     model = SupervisedModel(
-        BayesianModule(net), likelihoods.Gaussian(ROWS, scale=NOISE), local_reparameterization=noise == "local"
+        BayesianModule(net), likelihoods.Gaussian(num_data=ROWS, scale=NOISE), local_reparameterization=noise == "local"
     )
     chain = make_chain(family, model)
     rows = []

@@ -163,7 +163,7 @@ def trained(
             return loss(kl_weight=kl_weight)
 
     else:
-        likelihood = likelihoods.Gaussian(len(x), scale=setting["init_noise"], learn_scale=True)
+        likelihood = likelihoods.Gaussian(num_data=len(x), scale=setting["init_noise"], learn_scale=True)
         model = SupervisedModel(BayesianModule(net, FanIn()), likelihood)
         make_loss = weight_space
 
@@ -199,7 +199,7 @@ def functional_loss(noisy: GaussianProcess, x: Tensor, batch_size: int, setting:
 
 def noise_above(floor: Tensor, times: float, num_data: int) -> likelihoods.Gaussian:
     """A likelihood whose noise is learned from so many times a number, and stays above it."""
-    likelihood = likelihoods.Gaussian(num_data, learn_scale=True)
+    likelihood = likelihoods.Gaussian(num_data=num_data, learn_scale=True)
     constraint = torch.distributions.constraints.greater_than(float(floor))
     likelihood.scale = PyroParam(torch.tensor(times * float(floor)), constraint)
     return likelihood

@@ -173,7 +173,7 @@ def make_recommended_step(case: Case) -> Callable[[], None]:
         loss: RadialELBO = FunctionalELBO(process, between, divergence=LinearizedKL(), num_functions=case.draws)
     else:
         loss = RadialELBO(case.draws, vectorize_particles=True, strict_kl=True)
-    model = SupervisedModel(BayesianModule(network(13, (50, 50), nn.SiLU)), likelihoods.Gaussian(SOME_DATA))
+    model = SupervisedModel(BayesianModule(network(13, (50, 50), nn.SiLU)), likelihoods.Gaussian(num_data=SOME_DATA))
     return step_of(loss(model, AutoMeanField(model)), x, y)
 
 

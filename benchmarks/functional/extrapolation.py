@@ -304,7 +304,7 @@ def posterior_draws(
     """Draws ``[S, N]`` at points from the posterior of a network trained by a method."""
     net = network_of(problem, hidden, yearly=method == YEARLY)
     num_data = len(problem.train[0])
-    likelihood = likelihoods.Gaussian(num_data, scale=float(prior.observation_noise))
+    likelihood = likelihoods.Gaussian(num_data=num_data, scale=float(prior.observation_noise))
     model = SupervisedModel(BayesianModule(net), likelihood)
     batch_size = min(BATCH_SIZE, num_data)
     box = UniformBox(*([end] for end in problem.domain), num_points=NUM_POINTS)

@@ -173,7 +173,7 @@ def make_model(method: str, hidden: list[int]) -> SupervisedModel:
     else:
         weight.mul_(STEEPNESS)
         spread_kinks(net, 0.0, 1.0)
-    return SupervisedModel(BayesianModule(net), likelihoods.Gaussian(40, scale=NOISE))
+    return SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=40, scale=NOISE))
 
 
 def scores(draws: Tensor, truth: Tensor) -> Row:

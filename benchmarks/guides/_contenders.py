@@ -197,9 +197,9 @@ def eager(problem: Problem, guide: Any) -> Step:
 
 def _model(problem: Problem, noise: Any = "weights") -> SupervisedModel:
     bnn = BayesianModule(problem.network())
-    return SupervisedModel(bnn, likelihoods.Categorical(NUM_DATA), local_reparameterization=noise == "local").to(
-        problem.device
-    )
+    return SupervisedModel(
+        bnn, likelihoods.Categorical(num_data=NUM_DATA), local_reparameterization=noise == "local"
+    ).to(problem.device)
 
 
 def _with_adam(parameters: Any, loss: Callable[[], Tensor], fused: bool) -> Step:

@@ -49,7 +49,7 @@ class StackedGaussian(Likelihood):
     """Targets ``[N, K]`` with a noise level for each of K networks, all trained."""
 
     def __init__(self, num_data: int, number: int, scale: float) -> None:
-        super().__init__(num_data)
+        super().__init__(num_data=num_data)
         self.scale = PyroParam(torch.full((number,), scale), constraints.softplus_positive)
 
     def observation(self, f: Tensor, **noise: Tensor) -> Any:

@@ -121,7 +121,7 @@ def make_network(name: str) -> nn.Sequential:
 def make_model(name: str, seed: int) -> SupervisedModel:
     torch.manual_seed(seed)
     bnn = BayesianModule(make_network(name), FanIn(GAIN))
-    return SupervisedModel(bnn, likelihoods.Gaussian(24, scale=NETS[name].noise))
+    return SupervisedModel(bnn, likelihoods.Gaussian(num_data=24, scale=NETS[name].noise))
 
 
 def energy(name: str, data: Pair) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor], int]:

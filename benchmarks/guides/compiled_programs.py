@@ -243,7 +243,7 @@ def to_first_fast_step(kind: str, hidden: tuple[int, ...]) -> Row:
     pyro.clear_param_store()
     sizes = [784, *hidden, 10]
     layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.ReLU())]
-    model: Any = SupervisedModel(BayesianModule(nn.Sequential(*layers[:-1])), likelihoods.Categorical(60_000))
+    model: Any = SupervisedModel(BayesianModule(nn.Sequential(*layers[:-1])), likelihoods.Categorical(num_data=60_000))
     args = torch.randn(32, 784), torch.randint(10, (32,))
     guide = AutoRadial(model)
     if kind == "exact chain":

@@ -133,7 +133,9 @@ def check(device: str, size: Size) -> Row:
 def radial_problem(problem: Problem) -> tuple[Any, Any, Tensor, Tensor]:
     """A model and its guide on the device of its data."""
     x, y = problem.data()
-    model = SupervisedModel(BayesianModule(problem.network()), likelihoods.Categorical(60_000)).to(problem.device)
+    model = SupervisedModel(BayesianModule(problem.network()), likelihoods.Categorical(num_data=60_000)).to(
+        problem.device
+    )
     return model, AutoRadial(model), x, y
 
 
@@ -178,7 +180,7 @@ def vgg_step(name: str, x: Tensor, y: Tensor, size: Size) -> Callable[[], Any]:
 
         return plain_step
     net = vgg16(max(1, RADIAL_CHANNELS // size.divide), size.convolutions)
-    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(10_000)).to(x.device)
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=10_000)).to(x.device)
     guide = AutoRadial(model)
     adam = pyro.optim.Adam({"lr": 1e-4})
     if name.endswith("eager"):

@@ -85,7 +85,7 @@ def batch_of(data: Pair, seed: int, rows: int) -> Pair:
 def variance(batch: Pair, channels: int, scale: float, name: str, seed: int, number: int) -> Row:
     """The summed variance, and the squared norm of the mean gradient."""
     torch.manual_seed(seed)
-    model = SupervisedModel(BayesianModule(network(channels)), likelihoods.Categorical(len(batch[0])))
+    model = SupervisedModel(BayesianModule(network(channels)), likelihoods.Categorical(num_data=len(batch[0])))
     make, start = GUIDES[name]
     guide = make(model, **{start: scale})
     guide.setup(*batch)

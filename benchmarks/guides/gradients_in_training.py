@@ -108,7 +108,7 @@ def curves(train: Pair, name: str, seed: int, size: Size) -> Row:
     torch.manual_seed(seed)
     hidden = size.hidden
     net = nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 10))
-    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(len(train[0])))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=len(train[0])))
     make, start = GUIDES[name]
     guide = make(model, **{start: INIT})
     batch = train[0][: size.batch_size], train[1][: size.batch_size]

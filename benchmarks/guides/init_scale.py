@@ -124,9 +124,9 @@ def make_model(data: str, split: Split) -> SupervisedModel:
     x = split[0]
     if data == "mnist":
         layers = [nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10)]
-        return SupervisedModel(BayesianModule(nn.Sequential(*layers)), likelihoods.Categorical(len(x)))
+        return SupervisedModel(BayesianModule(nn.Sequential(*layers)), likelihoods.Categorical(num_data=len(x)))
     net = nn.Sequential(nn.Linear(x.shape[1], 50), nn.ReLU(), nn.Linear(50, 1))
-    likelihood = likelihoods.Gaussian(len(x), scale=0.5, learn_scale=True)
+    likelihood = likelihoods.Gaussian(num_data=len(x), scale=0.5, learn_scale=True)
     return SupervisedModel(BayesianModule(net, priors.FanIn()), likelihood)
 
 

@@ -65,7 +65,7 @@ def variances(train: Pair, name: str, seed: int, size: Size) -> list[Row]:
     """A row for each number of epochs, noise, kind of parameter and layer."""
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
-    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(len(train[0])))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=len(train[0])))
     guide = GUIDES[name](model)
     batches = [tuple(part[i] for part in train) for i in torch.randperm(len(train[0])).split(size.batch_size)]
     rows: list[Row] = []

@@ -92,7 +92,7 @@ def point_estimate(train: Pair, x_test: Tensor, method: str, seed: int, size: Si
 
 def posterior_mean(train: Pair, x_test: Tensor, method: str, seed: int, size: Size) -> Tensor:
     """Test probabilities averaged over draws of the guide."""
-    model = SupervisedModel(BayesianModule(make_net()), likelihoods.Categorical(len(train[0])))
+    model = SupervisedModel(BayesianModule(make_net()), likelihoods.Categorical(num_data=len(train[0])))
     guide = GUIDES[method](model)
     fit(model, guide, train, epochs=size.epochs, batch_size=size.batch_size, seed=seed, progress=False)
     return predict(model, guide, x_test, num_samples=size.num_samples).mean

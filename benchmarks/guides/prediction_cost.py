@@ -66,7 +66,7 @@ def measure(rows: int, size: Size) -> list[Row]:
     pyro.set_rng_seed(0)
     sizes = [784, *size.hidden, 10]
     net = nn.Sequential(*[layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), nn.ReLU())][:-1]).eval()
-    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(60_000)).eval()
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=60_000)).eval()
     x, y = torch.randn(rows, 784), torch.randint(10, (rows,))
     guides = {}
     for name, make in GUIDES.items():

@@ -102,7 +102,7 @@ def score(data: tuple[Pair, Pair], method: str, same: str, particles: int, seed:
     torch.manual_seed(seed)
     hidden = size.hidden
     net = nn.Sequential(nn.Linear(784, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 10))
-    model = SupervisedModel(BayesianModule(net, FanIn()), likelihoods.Categorical(len(train[0])))
+    model = SupervisedModel(BayesianModule(net, FanIn()), likelihoods.Categorical(num_data=len(train[0])))
     guide = make(model, method, same)
     fit(
         model,

@@ -151,7 +151,7 @@ def make(method: str, x: Tensor, setting: Row) -> tuple[SupervisedModel, nn.Modu
     hidden = setting["hidden"]
     net = nn.Sequential(nn.Linear(x.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
     prior = RadialDirectionalPrior({"0.weight": setting["grouping"]}) if method == DIRECTIONAL else FanIn()
-    likelihood = likelihoods.Gaussian(len(x), scale=0.5, learn_scale=True)
+    likelihood = likelihoods.Gaussian(num_data=len(x), scale=0.5, learn_scale=True)
     model = SupervisedModel(BayesianModule(net, prior), likelihood)
     if method == DIRECTIONAL:
         chosen = {key: setting[key] for key in ("shared_concentration", "init_mean_cosine")}

@@ -103,7 +103,7 @@ def score(train: Pair, test: Pair, seed: int, size: Size) -> list[Row]:
     net = trained(fitted, seed, size)
     with torch.no_grad():
         rows = [scores(net(test[0][: size.test]).softmax(-1), test, size) | {"seconds": time.process_time() - start}]
-    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(size.train))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=size.train))
     rows += [posthoc(model, net, guide, fitted, held_out, test, size) for guide in METHODS.values()]
     start = time.process_time()
     laplace = last_layer_laplace(model, net, fitted)
@@ -116,7 +116,7 @@ def score_with_many(train: Pair, test: Pair, seed: int, size: Size) -> list[Row]
     torch.manual_seed(seed)
     fitted, held_out = part(train, 0, size.train), part(train, size.train, size.train + size.validation)
     net = trained(fitted, seed, size)
-    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(size.train))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=size.train))
     many = size._replace(num_samples=MANY)
     return [posthoc(model, net, guide, fitted, held_out, test, many) for guide in WITH_MANY.values()]
 

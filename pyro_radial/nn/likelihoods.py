@@ -60,7 +60,7 @@ class Likelihood(UniquelyNamed):
     #: The least number of dims of one output.
     min_event_dim: int = 0
 
-    def __init__(self, num_data: int | None = None, event_dim: int = 1) -> None:
+    def __init__(self, *, num_data: int | None = None, event_dim: int = 1) -> None:
         super().__init__()
         self.num_data = num_data
         if isinstance(event_dim, bool) or not isinstance(event_dim, int) or event_dim < self.min_event_dim:
@@ -312,14 +312,14 @@ class Gaussian(Likelihood):
 
     def __init__(
         self,
+        *,
         num_data: int | None = None,
         event_dim: int = 1,
-        *,
         scale: float | None = None,
         learn_scale: bool = False,
         precision_prior: TorchDistributionMixin | None = None,
     ) -> None:
-        super().__init__(num_data, event_dim)
+        super().__init__(num_data=num_data, event_dim=event_dim)
         check_flag("learn_scale", learn_scale)
         self.precision_prior: Following | None = None
         if precision_prior is not None:
@@ -410,8 +410,8 @@ class HeteroscedasticGaussian(Likelihood):
 
     min_event_dim = 1
 
-    def __init__(self, num_data: int | None = None, event_dim: int = 1, *, floor: float = 1e-3) -> None:
-        super().__init__(num_data, event_dim)
+    def __init__(self, *, num_data: int | None = None, event_dim: int = 1, floor: float = 1e-3) -> None:
+        super().__init__(num_data=num_data, event_dim=event_dim)
         self.floor = positive_float("floor", floor)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:

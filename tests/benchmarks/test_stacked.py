@@ -42,7 +42,7 @@ def model():
 def alone(guide, place):
     """The model and guide of one network, with the parameters of the stack."""
     net = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
-    likelihood = likelihoods.Gaussian(ROWS, scale=0.5)
+    likelihood = likelihoods.Gaussian(num_data=ROWS, scale=0.5)
     own = SupervisedModel(BayesianModule(net, FanIn(3.0, 3.0)), likelihood)
     radial = AutoRadial(own)
     radial.setup(torch.zeros(1, INPUTS), torch.zeros(1, 1))

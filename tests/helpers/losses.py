@@ -15,7 +15,7 @@ X, Y = torch.randn(8, 3, generator=GENERATOR), torch.randn(8, 1, generator=GENER
 
 def network(prior=None, num_data=40):
     bnn = BayesianModule(nn.Linear(3, 1), *([] if prior is None else [prior]))
-    return SupervisedModel(bnn, likelihoods.Gaussian(num_data))
+    return SupervisedModel(bnn, likelihoods.Gaussian(num_data=num_data))
 
 
 def mean_and_error(loss, model, guide, *args, count=400):

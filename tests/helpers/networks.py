@@ -35,7 +35,7 @@ def normed_mlp(inputs: int = 3, outputs: int = 2) -> nn.Module:
 
 
 def classifier(num_data: int = 40, net: nn.Module | None = None, **kwargs) -> SupervisedModel:
-    return SupervisedModel(BayesianModule(net or normed_mlp(), **kwargs), likelihoods.Categorical(num_data))
+    return SupervisedModel(BayesianModule(net or normed_mlp(), **kwargs), likelihoods.Categorical(num_data=num_data))
 
 
 def data(size: int = 10) -> tuple[Tensor, Tensor]:

@@ -28,75 +28,80 @@ class TestBadInput:
     @pytest.mark.parametrize("num_data", [0, -3, 2.5, True, "many"])
     def test_num_data_is_named(self, make, num_data):
         with pytest.raises(ValueError, match="num_data must be"):
-            make(num_data)
+            make(num_data=num_data)
+
+    @pytest.mark.parametrize("make", LIKELIHOODS)
+    def test_a_number_of_classes_is_not_taken_for_num_data(self, make):
+        with pytest.raises(TypeError, match="positional argument"):
+            make(10)
 
     @pytest.mark.parametrize("label", [-1, 3, 7])
     def test_a_label_that_is_no_class_is_named(self, label):
         y = torch.tensor([0, 1, 2, 0, label, 1, 2, -5])
         message = rf"y must hold labels from 0 to 2, of 3 classes, for site 'y', got {label} at \[4\]"
         with pytest.raises(ValueError, match=message):
-            Categorical(N)(torch.zeros(B, 3), y)
+            Categorical(num_data=N)(torch.zeros(B, 3), y)
 
     @pytest.mark.parametrize("count", [-1.0, 1.5, math.nan])
     def test_what_is_no_count_is_named(self, count):
         y = torch.zeros(B, 2)
         y[4, 1] = count
         with pytest.raises(ValueError, match=rf"y must hold counts, .* for site 'y', got {count} at \[4, 1\]"):
-            Poisson(N)(torch.zeros(B, 2), y)
+            Poisson(num_data=N)(torch.zeros(B, 2), y)
 
     def test_what_is_neither_zero_nor_one_is_named(self):
         with pytest.raises(ValueError, match=r"y must hold zeros and ones for site 'y', got 0.5 at \[0, 0\]"):
-            Bernoulli(N)(torch.zeros(B, 1), torch.full((B, 1), 0.5))
+            Bernoulli(num_data=N)(torch.zeros(B, 1), torch.full((B, 1), 0.5))
 
     @pytest.mark.parametrize("make", LIKELIHOODS)
     def test_an_empty_batch_is_named(self, make):
         y = torch.zeros(0, dtype=torch.long) if make is Categorical else torch.zeros(0, 2)
         for targets in (y, None):
             with pytest.raises(ValueError, match="f must have at least one row at site 'f'"):
-                make(N)(torch.zeros(0, 2), targets)
+                make(num_data=N)(torch.zeros(0, 2), targets)
 
     def test_numpy_integers_count(self):
-        assert Categorical(np.int64(7)).num_data == 7
+        assert Categorical(num_data=np.int64(7)).num_data == 7
 
     @pytest.mark.parametrize("make", LIKELIHOODS)
     def test_more_targets_than_num_data_is_named(self, make):
         f, y = torch.zeros(B, 2), torch.zeros(B, dtype=torch.long)
         y = y if make is Categorical else y[:, None].expand(B, 1 if make is HeteroscedasticGaussian else 2)
         with pytest.raises(ValueError, match=f"num_data must be at least {B}, the number of targets in y, got {B - 1}"):
-            make(B - 1)(f, y)
-        make(B - 1)(f)
+            make(num_data=B - 1)(f, y)
+        make(num_data=B - 1)(f)
 
     @pytest.mark.parametrize("make", LIKELIHOODS)
     @pytest.mark.parametrize("event_dim", [-1, 1.0, True])
     def test_event_dim_is_named(self, make, event_dim):
         with pytest.raises(ValueError, match="event_dim must be"):
-            make(N, event_dim)
+            make(num_data=N, event_dim=event_dim)
 
     @pytest.mark.parametrize("make", [Categorical, HeteroscedasticGaussian])
     def test_distributions_that_need_an_output_dim_say_so(self, make):
         with pytest.raises(ValueError, match="event_dim must be an integer >= 1"):
-            make(N, 0)
+            make(num_data=N, event_dim=0)
 
     @pytest.mark.parametrize("make", LIKELIHOODS)
     def test_an_output_of_too_few_dims_is_named(self, make):
         with pytest.raises(ValueError, match=r"f must have .*event_dim.* site 'f', got shape"):
-            make(N)(torch.zeros(4))
+            make(num_data=N)(torch.zeros(4))
 
     def test_an_odd_heteroscedastic_output_is_named(self):
         with pytest.raises(ValueError, match=r"even size.* site 'f'"):
-            HeteroscedasticGaussian(N)(torch.zeros(B, 3))
+            HeteroscedasticGaussian(num_data=N)(torch.zeros(B, 3))
 
     @pytest.mark.parametrize(
         ("likelihood", "f_shape", "y_shape"),
         [
-            (Gaussian(N), (B, 2), (B,)),
-            (Gaussian(N), (B, 1), (1, B)),
-            (Gaussian(N), (B, 1), (B, 2)),
-            (Gaussian(N, 0), (B,), (B, 1)),
-            (Gaussian(N), (B, 1), (B + 1, 1)),
-            (Bernoulli(N), (B, 2), (B, 3)),
-            (Poisson(N), (3, B, 1), (3, B, 1)),
-            (HeteroscedasticGaussian(N), (B, 2), (B, 2)),
+            (Gaussian(num_data=N), (B, 2), (B,)),
+            (Gaussian(num_data=N), (B, 1), (1, B)),
+            (Gaussian(num_data=N), (B, 1), (B, 2)),
+            (Gaussian(num_data=N, event_dim=0), (B,), (B, 1)),
+            (Gaussian(num_data=N), (B, 1), (B + 1, 1)),
+            (Bernoulli(num_data=N), (B, 2), (B, 3)),
+            (Poisson(num_data=N), (3, B, 1), (3, B, 1)),
+            (HeteroscedasticGaussian(num_data=N), (B, 2), (B, 2)),
         ],
     )
     def test_targets_of_a_wrong_shape_are_named(self, likelihood, f_shape, y_shape):
@@ -118,41 +123,41 @@ class TestBadInput:
     @pytest.mark.parametrize("y_shape", [(B, 1), (B, 3), (B + 1,), ()])
     def test_labels_of_a_wrong_shape_are_named(self, y_shape):
         with pytest.raises(ValueError, match=r"y must have shape \(8,\) for site 'y'"):
-            Categorical(N)(torch.zeros(B, 3), torch.zeros(y_shape, dtype=torch.long))
+            Categorical(num_data=N)(torch.zeros(B, 3), torch.zeros(y_shape, dtype=torch.long))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
     def test_labels_that_are_no_integers_are_named(self, dtype):
         with pytest.raises(ValueError, match="y must hold integer labels"):
-            Categorical(N)(torch.zeros(B, 3), torch.zeros(B, dtype=dtype))
+            Categorical(num_data=N)(torch.zeros(B, 3), torch.zeros(B, dtype=dtype))
 
     @pytest.mark.parametrize("make", [Gaussian, Poisson])
     @pytest.mark.parametrize("dtype", [torch.bool, torch.complex64])
     def test_targets_that_are_no_real_numbers_are_named(self, make, dtype):
         with pytest.raises(ValueError, match="y must hold real numbers"):
-            make(N)(torch.zeros(B, 1), torch.zeros(B, 1, dtype=dtype))
+            make(num_data=N)(torch.zeros(B, 1), torch.zeros(B, 1, dtype=dtype))
 
     def test_complex_targets_are_named(self):
         with pytest.raises(ValueError, match="y must hold zeros and ones"):
-            Bernoulli(N)(torch.zeros(B, 1), torch.zeros(B, 1, dtype=torch.complex64))
+            Bernoulli(num_data=N)(torch.zeros(B, 1), torch.zeros(B, 1, dtype=torch.complex64))
 
     @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
     def test_noise_out_of_range_is_named(self, scale):
         with pytest.raises(ValueError, match="scale must be a positive finite number"):
-            Gaussian(N, scale=scale)
+            Gaussian(num_data=N, scale=scale)
         with pytest.raises(ValueError, match="floor must be a positive finite number"):
-            HeteroscedasticGaussian(N, floor=scale)
+            HeteroscedasticGaussian(num_data=N, floor=scale)
 
     @pytest.mark.parametrize("value", [3, "x", None])
     def test_a_learn_scale_that_is_not_a_bool_is_named(self, value):
         with pytest.raises(ValueError, match=f"learn_scale must be True or False, got {value!r}"):
-            Gaussian(N, learn_scale=value)
+            Gaussian(num_data=N, learn_scale=value)
 
     @pytest.mark.parametrize("beside", [{"scale": 1.0}, {"learn_scale": True}])
     def test_two_kinds_of_noise_are_refused(self, beside):
         with pytest.raises(ValueError, match="precision_prior"):
-            Gaussian(N, precision_prior=dist.Gamma(6.0, 6.0), **beside)
+            Gaussian(num_data=N, precision_prior=dist.Gamma(6.0, 6.0), **beside)
 
     @pytest.mark.parametrize("distribution", [6.0, dist.Normal(0.0, 1.0), dist.Gamma(torch.ones(2), 1.0)])
     def test_a_precision_prior_that_is_no_distribution_of_one_positive_number_is_named(self, distribution):
         with pytest.raises(ValueError, match="precision_prior must"):
-            Gaussian(N, precision_prior=distribution)
+            Gaussian(num_data=N, precision_prior=distribution)

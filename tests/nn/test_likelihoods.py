@@ -46,49 +46,49 @@ def softplus(x):
 # Each case: the likelihood, f, y, and the log density of each data point by SciPy or by hand.
 def categorical():
     f, y = torch.randn(B, 3), torch.randint(0, 3, (B,))
-    return Categorical(N), f, y, f.log_softmax(-1)[torch.arange(B), y]
+    return Categorical(num_data=N), f, y, f.log_softmax(-1)[torch.arange(B), y]
 
 
 def categorical_images():
     f, y = torch.randn(B, 4, 5, 3), torch.randint(0, 3, (B, 4, 5))
     logs = f - torch.logsumexp(f, -1, keepdim=True)
-    return Categorical(N, event_dim=3), f, y, logs.gather(-1, y.unsqueeze(-1)).sum((1, 2, 3))
+    return Categorical(num_data=N, event_dim=3), f, y, logs.gather(-1, y.unsqueeze(-1)).sum((1, 2, 3))
 
 
 def bernoulli():
     f, y = torch.randn(B, 2), torch.randint(0, 2, (B, 2))
-    return Bernoulli(N), f, y, stats.bernoulli.logpmf(y, sigmoid(f)).sum(-1)
+    return Bernoulli(num_data=N), f, y, stats.bernoulli.logpmf(y, sigmoid(f)).sum(-1)
 
 
 def bernoulli_flat():
     f, y = torch.randn(B), torch.randint(0, 2, (B,)).bool()
-    return Bernoulli(N, event_dim=0), f, y, stats.bernoulli.logpmf(y.long(), sigmoid(f))
+    return Bernoulli(num_data=N, event_dim=0), f, y, stats.bernoulli.logpmf(y.long(), sigmoid(f))
 
 
 def gaussian():
     f, y = torch.randn(B, 2), torch.randn(B, 2)
-    return Gaussian(N, scale=0.3), f, y, stats.norm.logpdf(y, f, 0.3).sum(-1)
+    return Gaussian(num_data=N, scale=0.3), f, y, stats.norm.logpdf(y, f, 0.3).sum(-1)
 
 
 def gaussian_flat():
     f, y = torch.randn(B), torch.randn(B)
-    return Gaussian(N, event_dim=0, scale=0.3), f, y, stats.norm.logpdf(y, f, 0.3)
+    return Gaussian(num_data=N, event_dim=0, scale=0.3), f, y, stats.norm.logpdf(y, f, 0.3)
 
 
 def gaussian_learned():
     f, y = torch.randn(B, 1), torch.randn(B, 1)
-    return Gaussian(N, scale=0.5, learn_scale=True), f, y, stats.norm.logpdf(y, f, 0.5).sum(-1)
+    return Gaussian(num_data=N, scale=0.5, learn_scale=True), f, y, stats.norm.logpdf(y, f, 0.5).sum(-1)
 
 
 def heteroscedastic():
     f, y = torch.randn(B, 4), torch.randn(B, 2)
     scale = softplus(f[:, 2:].numpy()) + 1e-3
-    return HeteroscedasticGaussian(N), f, y, stats.norm.logpdf(y, f[:, :2], scale).sum(-1)
+    return HeteroscedasticGaussian(num_data=N), f, y, stats.norm.logpdf(y, f[:, :2], scale).sum(-1)
 
 
 def poisson():
     f, y = torch.randn(B, 2), torch.randint(0, 5, (B, 2))
-    return Poisson(N), f, y, stats.poisson.logpmf(y, f.exp().numpy()).sum(-1)
+    return Poisson(num_data=N), f, y, stats.poisson.logpmf(y, f.exp().numpy()).sum(-1)
 
 
 CASES = [
@@ -165,42 +165,43 @@ def test_the_inverse_link_is_the_mean_of_the_observation(case):
 
 def test_the_whole_data_set_has_scale_one():
     f, y = torch.randn(N, 3), torch.randint(0, 3, (N,))
-    assert trace_of(Categorical(N), f, y).nodes["y"]["scale"] == 1.0
+    assert trace_of(Categorical(num_data=N), f, y).nodes["y"]["scale"] == 1.0
 
 
 @pytest.mark.parametrize("make", [Gaussian, Bernoulli, Poisson])
 def test_targets_without_the_last_dim_stand_for_one_output(make):
     f, y = torch.randn(B, 1), torch.randint(0, 2, (B,)).float()
-    flat, column = (trace_of(make(N), f, target).log_prob_sum() for target in (y, y.unsqueeze(-1)))
+    flat, column = (trace_of(make(num_data=N), f, target).log_prob_sum() for target in (y, y.unsqueeze(-1)))
     assert torch.equal(flat, column)
 
 
 def test_targets_without_the_last_dim_stand_for_one_heteroscedastic_output():
     f, y = torch.randn(B, 2), torch.randn(B)
-    flat, column = (trace_of(HeteroscedasticGaussian(N), f, target).log_prob_sum() for target in (y, y.unsqueeze(-1)))
+    likelihood = HeteroscedasticGaussian(num_data=N)
+    flat, column = (trace_of(likelihood, f, target).log_prob_sum() for target in (y, y.unsqueeze(-1)))
     assert torch.equal(flat, column)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_the_distribution_is_in_the_outputs_dtype(dtype):
     f, y = torch.randn(B, 1, dtype=dtype), torch.randn(B, 1)
-    for likelihood in (Gaussian(N, scale=0.5), Gaussian(N, learn_scale=True), HeteroscedasticGaussian(N)):
+    for likelihood in (Gaussian(scale=0.5), Gaussian(learn_scale=True), HeteroscedasticGaussian()):
         output = f.expand(B, 2) if isinstance(likelihood, HeteroscedasticGaussian) else f
         assert trace_of(likelihood, output, y).nodes["y"]["log_prob"].dtype == dtype
 
 
 class TestNoise:
     def test_fixed_noise_is_recorded(self):
-        trace = trace_of(Gaussian(N, scale=0.3), torch.randn(B, 1), torch.randn(B, 1))
+        trace = trace_of(Gaussian(num_data=N, scale=0.3), torch.randn(B, 1), torch.randn(B, 1))
         assert trace.nodes["noise_scale"]["value"].item() == pytest.approx(0.3)
         assert trace.stochastic_nodes == ["data"]
         assert not trace.param_nodes
 
     def test_the_default_scale_is_one(self):
-        assert Gaussian(N).noise(torch.zeros(B, 1))["scale"].item() == 1.0
+        assert Gaussian(num_data=N).noise(torch.zeros(B, 1))["scale"].item() == 1.0
 
     def test_learned_noise_finds_the_residuals_size(self):
-        likelihood, residual = Gaussian(N, scale=1.0, learn_scale=True), 0.2 * torch.randn(N, 1)
+        likelihood, residual = Gaussian(num_data=N, scale=1.0, learn_scale=True), 0.2 * torch.randn(N, 1)
         svi = SVI(likelihood, lambda f, y: None, pyro.optim.Adam({"lr": 0.02}), Trace_ELBO())
         for _ in range(300):
             svi.step(torch.zeros(N, 1), residual)
@@ -209,7 +210,7 @@ class TestNoise:
         assert list(likelihood.state_dict()) == ["scale_unconstrained"]
 
     def test_learned_noise_is_seen_by_the_module_form(self):
-        model = SupervisedModel(BayesianModule(mlp(outputs=1)), Gaussian(N, learn_scale=True))
+        model = SupervisedModel(BayesianModule(mlp(outputs=1)), Gaussian(num_data=N, learn_scale=True))
         elbo = TraceMeanField_ELBO()(model, AutoNormal(model))
         elbo(torch.randn(B, 3), torch.randn(B, 1)).backward()
         gradient = dict(elbo.named_parameters())["model.likelihood.scale_unconstrained"].grad
@@ -217,7 +218,7 @@ class TestNoise:
         assert gradient != 0.0
 
     def test_a_precision_is_sampled_outside_the_plate(self):
-        likelihood = Gaussian(N, precision_prior=dist.Gamma(6.0, 6.0))
+        likelihood = Gaussian(num_data=N, precision_prior=dist.Gamma(6.0, 6.0))
         f, y = torch.randn(B, 1), torch.randn(B, 1)
         trace = trace_of(likelihood, f, y)
         precision = trace.nodes["precision"]
@@ -231,7 +232,7 @@ class TestNoise:
 
     @pytest.mark.parametrize("event_dim", [0, 1, 2])
     def test_each_particle_has_its_own_precision(self, event_dim):
-        likelihood = Gaussian(N, event_dim, precision_prior=dist.Gamma(6.0, 6.0))
+        likelihood = Gaussian(num_data=N, event_dim=event_dim, precision_prior=dist.Gamma(6.0, 6.0))
         shape = (B, 2, 3)[: 1 + event_dim]
         f, y = torch.randn(4, *shape), torch.randn(*shape)
         with pyro.plate("particles", 4, dim=-2):
@@ -245,13 +246,13 @@ class TestNoise:
             torch.testing.assert_close(log_prob[index], expected)
 
     def test_the_precision_follows_the_outputs_dtype(self):
-        likelihood = Gaussian(N, precision_prior=dist.Gamma(6.0, 6.0))
+        likelihood = Gaussian(num_data=N, precision_prior=dist.Gamma(6.0, 6.0))
         assert likelihood.noise(torch.zeros(B, 1).double())["scale"].dtype == torch.float64
 
     @pytest.mark.parametrize("vectorized", [False, True])
     def test_a_model_with_random_noise_trains_and_predicts(self, vectorized):
         x = torch.randn(B, 3)
-        likelihood = Gaussian(N, precision_prior=dist.Gamma(6.0, 6.0))
+        likelihood = Gaussian(num_data=N, precision_prior=dist.Gamma(6.0, 6.0))
         model = SupervisedModel(BayesianModule(mlp(outputs=1)), likelihood)
         guide = AutoNormal(model)
         elbo = Trace_ELBO(num_particles=3, vectorize_particles=vectorized)
@@ -264,7 +265,7 @@ class TestNoise:
         torch.testing.assert_close(draws["noise_scale"].flatten(), expected)
 
     def test_the_floor_bounds_the_heteroscedastic_scale(self):
-        distribution = HeteroscedasticGaussian(N, floor=0.1).observation(torch.tensor([[0.0, -100.0]]))
+        distribution = HeteroscedasticGaussian(num_data=N, floor=0.1).observation(torch.tensor([[0.0, -100.0]]))
         assert distribution.stddev.item() == pytest.approx(0.1)
 
 
@@ -272,30 +273,30 @@ class TestEntropy:
     def test_categorical(self):
         mean = torch.tensor([[0.2, 0.3, 0.5], [0.0, 0.0, 1.0]])
         expected = torch.tensor([stats.entropy([0.2, 0.3, 0.5]), 0.0], dtype=torch.float32)
-        torch.testing.assert_close(Categorical(N).predictive_entropy(mean), expected)
+        torch.testing.assert_close(Categorical(num_data=N).predictive_entropy(mean), expected)
 
     def test_categorical_images_sum_over_pixels(self):
         mean = torch.full((2, 7, 4, 5, 3), 1 / 3)
-        entropy = Categorical(N, event_dim=3).predictive_entropy(mean)
+        entropy = Categorical(num_data=N, event_dim=3).predictive_entropy(mean)
         torch.testing.assert_close(entropy, torch.full((2, 7), 20 * math.log(3)))
 
     def test_bernoulli_sums_over_outputs(self):
-        entropy = Bernoulli(N).predictive_entropy(torch.tensor([[0.5, 0.5, 1.0], [0.0, 1.0, 0.1]]))
+        entropy = Bernoulli(num_data=N).predictive_entropy(torch.tensor([[0.5, 0.5, 1.0], [0.0, 1.0, 0.1]]))
         expected = [2 * math.log(2), stats.entropy([0.1, 0.9])]
         torch.testing.assert_close(entropy, torch.tensor(expected, dtype=torch.float32))
 
     def test_bernoulli_without_output_dims(self):
-        assert Bernoulli(N, event_dim=0).predictive_entropy(torch.rand(3, 7)).shape == (3, 7)
+        assert Bernoulli(num_data=N, event_dim=0).predictive_entropy(torch.rand(3, 7)).shape == (3, 7)
 
     @pytest.mark.parametrize("make", [Gaussian, HeteroscedasticGaussian, Poisson])
     def test_others_say_why_they_have_none(self, make):
-        assert not make(N).is_discrete
+        assert not make(num_data=N).is_discrete
         with pytest.raises(NotImplementedError, match="no closed-form predictive entropy"):
-            make(N).predictive_entropy(torch.zeros(B, 1))
+            make(num_data=N).predictive_entropy(torch.zeros(B, 1))
 
     def test_those_that_have_one_say_so(self):
-        assert Categorical(N).is_discrete
-        assert Bernoulli(N).is_discrete
+        assert Categorical(num_data=N).is_discrete
+        assert Bernoulli(num_data=N).is_discrete
 
 
 def test_a_likelihood_of_ones_own_needs_two_methods():
@@ -308,4 +309,4 @@ def test_a_likelihood_of_ones_own_needs_two_methods():
 
     f, y = torch.randn(B, 1), torch.randn(B, 1)
     expected = N / B * stats.laplace.logpdf(y, f).sum()
-    assert trace_of(Laplace(N), f, y).log_prob_sum().item() == pytest.approx(expected, rel=1e-5)
+    assert trace_of(Laplace(num_data=N), f, y).log_prob_sum().item() == pytest.approx(expected, rel=1e-5)

@@ -275,7 +275,7 @@ class TestToModule:
 class TestUseHead:
     def test_every_network_in_a_model_is_set(self):
         first, second = BayesianModule(network()), network()
-        use_head(nn.ModuleList([SupervisedModel(first, likelihoods.Gaussian(9)), second]), 2)
+        use_head(nn.ModuleList([SupervisedModel(first, likelihoods.Gaussian(num_data=9)), second]), 2)
         assert first.skeleton.head == second.head == 2
 
     def test_the_network_given_and_copies_keep_their_own(self):

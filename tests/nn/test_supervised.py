@@ -46,7 +46,7 @@ def test_a_tuple_is_several_inputs():
         def forward(self, a, b):
             return self.left(a) + self.right(b)
 
-    model = SupervisedModel(BayesianModule(Sum()), likelihoods.Gaussian(20))
+    model = SupervisedModel(BayesianModule(Sum()), likelihoods.Gaussian(num_data=20))
     assert model((torch.randn(5, 3), torch.randn(5, 2)), torch.randn(5, 1)).shape == (5, 1)
     assert model((torch.randn(5, 3), torch.randn(5, 2))).shape == (5, 1)
 
@@ -116,7 +116,7 @@ def test_a_pyro_module_of_ones_own_serves_as_network():
         def forward(self, x):
             return x * pyro.sample("slope", dist.Normal(0.0, 1.0))
 
-    model = SupervisedModel(Line(), likelihoods.Gaussian(20))
+    model = SupervisedModel(Line(), likelihoods.Gaussian(num_data=20))
     assert model(torch.randn(5, 1), torch.randn(5, 1)).shape == (5, 1)
 
 
@@ -143,11 +143,11 @@ def test_a_deepcopy_trains_alone():
 
 def test_the_state_dict_round_trip_reads_weights_only():
     net = normed_mlp(outputs=1)
-    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(40, scale=0.5, learn_scale=True))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=40, scale=0.5, learn_scale=True))
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)
-    other = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(40, learn_scale=True))
+    other = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=40, learn_scale=True))
     other.load_state_dict(torch.load(file, weights_only=True))
     assert other.likelihood.noise(torch.zeros(1, 1))["scale"].item() == pytest.approx(0.5)
 
@@ -170,8 +170,8 @@ def test_training_leaves_the_users_network_untouched():
 @pytest.mark.parametrize(
     ("bnn", "likelihood", "message"),
     [
-        (mlp(), likelihoods.Categorical(40), r"bnn must be a BayesianModule.*BayesianModule\(net\)"),
-        (None, likelihoods.Categorical(40), "bnn must be"),
+        (mlp(), likelihoods.Categorical(num_data=40), r"bnn must be a BayesianModule.*BayesianModule\(net\)"),
+        (None, likelihoods.Categorical(num_data=40), "bnn must be"),
         (BayesianModule(mlp()), nn.CrossEntropyLoss(), "likelihood must be a Likelihood"),
         (BayesianModule(mlp()), likelihoods.Categorical, "likelihood must be a Likelihood"),
     ],
@@ -182,6 +182,6 @@ def test_what_does_not_fit_is_named(bnn, likelihood, message):
 
 
 def test_a_network_with_several_outputs_is_named():
-    model = SupervisedModel(BayesianModule(nn.LSTM(3, 2)), likelihoods.Gaussian(40))
+    model = SupervisedModel(BayesianModule(nn.LSTM(3, 2)), likelihoods.Gaussian(num_data=40))
     with pytest.raises(ValueError, match="must return one tensor, got tuple"):
         model(torch.randn(5, 2, 3))

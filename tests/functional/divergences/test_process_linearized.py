@@ -82,7 +82,7 @@ def test_its_gradient_runs_through_the_jacobian():
 
 def test_of_a_linear_network_it_is_the_kl_of_the_weights():
     """At as many points as there are weights both know the same."""
-    model = SupervisedModel(BayesianModule(nn.Linear(3, 1, bias=False)), likelihoods.Gaussian(20))
+    model = SupervisedModel(BayesianModule(nn.Linear(3, 1, bias=False)), likelihoods.Gaussian(num_data=20))
     guide = AutoMeanField(model, init_stddev=0.2)
     loss = FunctionalELBO(
         GaussianProcess(Linear(3)), lambda _: torch.eye(3), divergence=LinearizedKL(), compare_at="measurement_points"
@@ -143,7 +143,7 @@ def test_gamma_is_checked(gamma):
 
 def test_the_loss_takes_it_with_a_context():
     model = SupervisedModel(
-        BayesianModule(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))), likelihoods.Gaussian(20)
+        BayesianModule(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))), likelihoods.Gaussian(num_data=20)
     )
     loss = FunctionalELBO(
         GaussianProcess(RBF(2), noise=0.1),

@@ -31,7 +31,7 @@ class NegativeExponential(dist.Exponential):
 def test_setup_keeps_the_running_statistics_of_a_trained_network():
     """A second guide made for a trained model, as post-hoc scales are, must not see two rows as its statistics."""
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(6))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=6))
     AutoRadial(model)(X, torch.zeros(6, 1))
     model(10 + X, torch.zeros(6, 1))
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -52,7 +52,7 @@ def test_an_init_that_is_not_finite_names_the_site():
         guide.setup()
 
 
-@pytest.mark.parametrize("likelihood", [likelihoods.Gaussian(10), likelihoods.Bernoulli(10)])
+@pytest.mark.parametrize("likelihood", [likelihoods.Gaussian(num_data=10), likelihoods.Bernoulli(num_data=10)])
 def test_targets_that_are_not_given_are_no_latent_site(likelihood):
     model = SupervisedModel(BayesianModule(nn.Linear(4, 2)), likelihood)
     for guide in (AutoRadial(model), AutoMeanField(model)):

@@ -149,7 +149,7 @@ def test_in_many_dimensions_it_reaches_the_optimum_known_in_closed_form():
 @pytest.mark.parametrize("parallel", [False, True])
 def test_predictive_of_a_network_has_a_draw_per_sample_both_ways(parallel, event_dim):
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(10))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=10))
     guide = AutoRadial(model, init_stddev=0.3, event_dim=event_dim)
     guide.setup(X)
     draws = Predictive(model, guide=guide, num_samples=300, parallel=parallel, return_sites=("f", "y"))(X)
@@ -163,7 +163,7 @@ def test_predictive_of_a_network_has_a_draw_per_sample_both_ways(parallel, event
 
 @pytest.mark.cuda
 def test_a_network_trains_on_cuda():
-    model = SupervisedModel(BayesianModule(nn.Linear(4, 1)), likelihoods.Gaussian(6)).cuda()
+    model = SupervisedModel(BayesianModule(nn.Linear(4, 1)), likelihoods.Gaussian(num_data=6)).cuda()
     guide = AutoRadial(model)
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), RadialELBO())
     x, y = X.cuda(), torch.randn(6, 1).cuda()

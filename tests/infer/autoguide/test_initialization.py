@@ -16,7 +16,7 @@ X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 def test_the_default_start_of_a_network_is_its_own_weights():
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
-    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(10))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=10))
     for guide in (AutoRadial(model), AutoMeanField(model)):
         guide.setup(X, torch.randn(6, 1))
         for name, parameter in net.named_parameters():

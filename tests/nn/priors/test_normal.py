@@ -21,7 +21,7 @@ from tests.helpers.networks import mlp, normed_mlp
 
 
 def regression(prior, num_data=20):
-    return SupervisedModel(BayesianModule(mlp(outputs=1), prior), likelihoods.Gaussian(num_data))
+    return SupervisedModel(BayesianModule(mlp(outputs=1), prior), likelihoods.Gaussian(num_data=num_data))
 
 
 def points(size=20):
