@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pyro_radial._pyro.checks import check_types
 from pyro_radial._pyro.compat import tree_flatten, tree_map_only, tree_unflatten
 
-__all__ = ["STATISTICS_LAYERS", "FunctionalNet", "split_draws", "unflatten"]
+__all__ = ["STATISTICS_LAYERS", "FunctionalNet", "loop", "split_draws", "unflatten"]
 
 logger = logging.getLogger("pyro_radial")
 
@@ -75,20 +75,16 @@ class FunctionalNet:
     ) -> Any:
         """Call the network with one set of tensors, by name; tied tensors by their first name.
 
-        What the network does to its buffers is done to ``tensors``. ``within`` makes a context for the call.
+        What the network does to its buffers is done to ``tensors``. ``within`` makes a context for the call. torch's
+        fast path of transformers is off: it reads the weights of layers, and calls no module in a layer's place.
         """
-        # torch's fast path of transformers reads the weights of layers, and never calls what stands in their place.
-        with WITHOUT_FASTPATH:
-            return self._single(tensors, args, kwargs, within)
-
-    def _single(self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], within: Within) -> Any:
-        given = dict(tensors)
-        before = {name: tensors[name].clone() for name, _ in self.skeleton.named_buffers() if name in tensors}
+        given, skeleton = dict(tensors), self.skeleton
+        before = {name: tensors[name].clone() for name, _ in skeleton.named_buffers() if name in tensors}
         context = nullcontext if within is None else within
         if not self._recomputes:
             try:
-                with context(tensors), disable_saved_tensors_hooks(RECOMPUTES), _restored(self.skeleton):
-                    return functional_call(self.skeleton, tensors, args, kwargs)
+                with WITHOUT_FASTPATH, context(tensors), disable_saved_tensors_hooks(RECOMPUTES), _restored(skeleton):
+                    return functional_call(skeleton, tensors, args, kwargs)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:
@@ -98,7 +94,7 @@ class FunctionalNet:
                 with torch.no_grad():
                     for name, buffer in before.items():
                         tensors[name].copy_(buffer)
-        with context(tensors):
+        with WITHOUT_FASTPATH, context(tensors):
             net = self.module(tensors)
             output = net(*args, **kwargs)
             tensors.update(net.named_buffers())
@@ -136,7 +132,7 @@ class FunctionalNet:
                 return self.single({**own, **draw}, args, kwargs, within)
 
             if self.batching == "loop":
-                return _loop(run, drawn)
+                return loop(run, drawn)
             try:
                 with _vmap_settings(self.skeleton, drawn):
                     return _vmap(run, drawn)
@@ -144,7 +140,7 @@ class FunctionalNet:
                 raise
             except RuntimeError as error:
                 # A mistake in the call itself raises here again, and then nothing is remembered.
-                outputs = _loop(run, drawn)
+                outputs = loop(run, drawn)
                 if self._recomputes:
                     return outputs
                 self.batching = "loop"
@@ -215,7 +211,8 @@ def _vmap(run: Run, drawn: Mapping[str, Tensor]) -> Any:
     return _joined(leaves, structure, tensors)
 
 
-def _loop(run: Run, drawn: Mapping[str, Tensor]) -> Any:
+def loop(run: Run, drawn: Mapping[str, Tensor]) -> Any:
+    """Call ``run`` for each of the draws, and stack the outputs along a new first dim."""
     leaves: list[Any] = []
     structure: Any = None
     columns: list[tuple[Tensor, ...]] = []

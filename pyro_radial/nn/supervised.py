@@ -149,16 +149,13 @@ def _described(x: Any) -> str:
 def _where(error: Exception) -> str:
     """The innermost layer of the network that an error comes from, by its name in the network."""
     callers = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
-    inside = [module for module in callers if isinstance(module, nn.Module) and not isinstance(module, OUTER)]
+    outer = (SupervisedModel, BayesianModule)
+    inside = [module for module in callers if isinstance(module, nn.Module) and not isinstance(module, outer)]
     names = {module: name for name, module in inside[0].named_modules()} if inside else {}
     layer = next((module for module in reversed(inside) if names.get(module)), None)
     if layer is None:
         return ""
     return f" in '{names[layer]}', {type(layer).__name__}({layer.extra_repr()})"
-
-
-# The modules around a network.
-OUTER = (SupervisedModel, BayesianModule)
 
 
 class NetworkDraw(NamedTuple):

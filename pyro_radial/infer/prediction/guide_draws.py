@@ -3,7 +3,6 @@
 
 """Draws of a posterior's sites, from a guide or from samples, and checks that they fit the model."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,12 +20,13 @@ from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.base import AutoPerSite
+from pyro_radial.infer.prediction.prediction import are_identical
 from pyro_radial.infer.training.data import device_of, evaluating
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.poutine.local_reparameterization import check_drawn
 from pyro_radial.poutine.swap_prior import SWAPPED
 
-__all__ = ["GuideDraws", "PosteriorSamples", "are_identical", "check_global", "check_sites", "warn_if_identical"]
+__all__ = ["GuideDraws", "PosteriorSamples", "check_global", "check_sites"]
 
 
 class GuideDraws:
@@ -139,23 +139,6 @@ class PosteriorSamples:
                     f"samples of site '{name}' must have shape {('S', *shapes[name])}, got {tuple(values.shape)}; "
                     "MCMC.get_samples() joins the chains, unless group_by_chain=True"
                 )
-
-
-def are_identical(draws: Tensor) -> bool:
-    """Whether all slices of a tensor ``[S, ...]`` are the same."""
-    # Mostly two tell, and a comparison of all would take memory.
-    return torch.equal(draws[0], draws[-1]) and torch.equal(draws, draws[:1].expand_as(draws))
-
-
-def warn_if_identical(samples: Tensor, is_point: Callable[[], bool]) -> None:
-    """Warn of functions ``[S, ...]`` that are all the same, unless the posterior is a point."""
-    if len(samples) > 1 and are_identical(samples) and not is_point():
-        warnings.warn(
-            f"all {len(samples)} draws are identical, so predictions have no uncertainty: the network may not use the "
-            "parameters that the guide draws (nn.MultiheadAttention, for one, reads out_proj.weight and never calls an "
-            "adapter in its place), its units may be dead, or the posterior's scales too small to change a value",
-            stacklevel=4,
-        )
 
 
 def check_global(drawn: Trace, wanted: str, got: str) -> None:

@@ -17,14 +17,8 @@ from tqdm.auto import tqdm
 from pyro_radial._pyro.checks import check_function, positive_count
 from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
-from pyro_radial.infer.prediction.guide_draws import (
-    GuideDraws,
-    PosteriorSamples,
-    check_global,
-    check_sites,
-    warn_if_identical,
-)
-from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.infer.prediction.guide_draws import GuideDraws, PosteriorSamples, check_global, check_sites
+from pyro_radial.infer.prediction.prediction import Prediction, warn_if_identical
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.functional_net import WITHOUT_FASTPATH

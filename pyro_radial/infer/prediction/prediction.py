@@ -4,6 +4,7 @@
 """Draws of functions and their predictions."""
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from torch.distributions import Categorical
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial.distributions.wrappers import leaf
 
-__all__ = ["Prediction"]
+__all__ = ["Prediction", "are_identical", "warn_if_identical"]
 
 # Samples are split into this many parts, since densities make copies; fewer than SMALL numbers are not split.
 PARTS, SMALL = 64, 2**14
@@ -222,3 +223,20 @@ def _of_numbers(what: str, lacking: str, observation: Any) -> Any:
             f"{lacking}"
         )
     return observation
+
+
+def are_identical(draws: Tensor) -> bool:
+    """Whether all slices of a tensor ``[S, ...]`` are the same."""
+    # Mostly two tell, and a comparison of all would take memory.
+    return draws[0].equal(draws[-1]) and draws.equal(draws[:1].expand_as(draws))
+
+
+def warn_if_identical(samples: Tensor, is_point: Callable[[], bool]) -> None:
+    """Warn of functions ``[S, ...]`` that are all the same, unless the posterior is a point."""
+    if len(samples) > 1 and are_identical(samples) and not is_point():
+        warnings.warn(
+            f"all {len(samples)} draws are identical, so predictions have no uncertainty: the network may not use the "
+            "parameters that the guide draws (nn.MultiheadAttention, for one, reads out_proj.weight and never calls an "
+            "adapter in its place), its units may be dead, or the posterior's scales too small to change a value",
+            stacklevel=4,
+        )

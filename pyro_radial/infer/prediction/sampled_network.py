@@ -16,17 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
-from pyro_radial.infer.prediction.guide_draws import (
-    GuideDraws,
-    are_identical,
-    check_global,
-    check_sites,
-    warn_if_identical,
-)
-from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global, check_sites
+from pyro_radial.infer.prediction.prediction import Prediction, are_identical, warn_if_identical
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.bayesian_module import place_below
-from pyro_radial.nn.functional_net import FunctionalNet
+from pyro_radial.nn.functional_net import FunctionalNet, loop
 from pyro_radial.nn.likelihoods import full_precision
 from pyro_radial.nn.supervised import ModelNetwork, inputs_of, network_of
 
@@ -176,8 +170,7 @@ class SampledNetwork(nn.Module):
                 samples = values.new_empty(self.num_samples, number, *values.shape[2:])
             samples[:, rows] = values
         assert samples is not None
-        drawn = dict(_tensors(self.draws, self._draw_names))
-        warn_if_identical(samples, lambda: all(are_identical(values) for values in drawn.values()))
+        warn_if_identical(samples, lambda: all(are_identical(values) for values in self.draws.buffers()))
         return Prediction(samples, self.likelihood, dict(_tensors(self.noise, self._noise_names)))
 
     def extra_repr(self) -> str:
@@ -206,13 +199,12 @@ class SampledNetwork(nn.Module):
         # Fused attention has no batching rule, and a compiler cannot follow the switch of its fast path.
         attends = any(isinstance(module, nn.MultiheadAttention) for module in skeleton.modules())
         # Most batching rules turn an open number of rows into the number of the example.
-        is_open = any(isinstance(size, torch.SymInt) for leaf in tree_leaves((args, kwargs)) for size in _shape(leaf))
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_open = any(isinstance(size, torch.SymInt) for tensor in given for size in tensor.shape)
         if self.batching == "vmap" and not attends and not is_open:
             with sdpa_kernel(SDPBackend.MATH):
                 return vmap(one, randomness="different")(drawn)
-        number = len(next(iter(drawn.values())))
-        outputs = [one({name: tensor[index] for name, tensor in drawn.items()}) for index in range(number)]
-        return tree_map(_stacked, *outputs)
+        return loop(one, drawn)
 
 
 def _draw(
@@ -257,17 +249,9 @@ def _tensors(root: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
     return {name: attrgetter(name)(root) for name in names}
 
 
-def _shape(leaf: Any) -> tuple[Any, ...]:
-    return tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
-
-
 def _no_change(layer: nn.Module, args: Any) -> None:
     """A hook that does nothing."""
 
 
 def _joined(*leaves: Any) -> Any:
     return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
-
-
-def _stacked(*leaves: Any) -> Any:
-    return torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
