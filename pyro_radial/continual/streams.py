@@ -299,8 +299,7 @@ def _check_labels(data: Pair, name: str) -> Tensor:
     """The labels of a pair of one tensor of inputs and labels, or a ValueError that names the argument."""
     Rows(data, name)
     x, y = data
-    if not isinstance(x, Tensor):
-        raise ValueError(f"{name}: x must be one tensor, got {type(x).__name__}")
+    check_types(Tensor, **{f"{name}: x": x})
     if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"{name}: y must be integer labels of shape [{len(x)}], got {y.dtype} {list(y.shape)}")
     if int(y.min()) < 0:

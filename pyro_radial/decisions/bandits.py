@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import check_flag, non_negative_integer, positive_count
+from pyro_radial._pyro.checks import check_flag, check_types, non_negative_integer, positive_count
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.decisions.policies import Policy
 from pyro_radial.infer.training.checkpoint import Checkpoint
@@ -113,8 +113,7 @@ def run_bandit(
     expected = rewards if expected is None else expected
     _check_tensors(contexts, rewards, expected)
     check_flag("progress", progress)
-    if not isinstance(policy, Policy):
-        raise ValueError(f"policy must be a Policy, got {type(policy).__name__}")
+    check_types(Policy, policy=policy)
     num_arms = rewards.shape[1]
     first = num_arms * non_negative_integer("initial_pulls", initial_pulls)
     if first > len(contexts):

@@ -12,7 +12,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from pyro_radial._pyro.checks import check_flag, positive_count
+from pyro_radial._pyro.checks import check_flag, check_types, positive_count
 from pyro_radial._pyro.compat import is_deterministic
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint
@@ -68,9 +68,7 @@ class Refits:
         batch_size: int = 64,
         compile: bool = True,
     ) -> None:
-        for name, module in (("model", model), ("guide", guide)):
-            if not isinstance(module, nn.Module):
-                raise ValueError(f"{name} must be an nn.Module, got {type(module).__name__}")
+        check_types(nn.Module, model=model, guide=guide)
         self.model, self.guide = model, guide
         self.loss = RadialELBO() if loss is None else loss
         if not hasattr(type(self.loss), "terms"):

@@ -262,7 +262,7 @@ def test_a_class_in_one_part_only_is_named():
         ((torch.rand(3, 2), torch.zeros(3, 1, dtype=torch.int64)), "y must be integer labels"),
         ((torch.rand(3, 2), torch.tensor([0, -1, 1])), "y must be non-negative, got -1"),
         ((torch.rand(3, 2), torch.tensor([0, 1])), "y must have as many rows as x, got 2 for 3"),
-        (((torch.rand(3, 2),), torch.tensor([0, 1, 0])), "x must be one tensor"),
+        (((torch.rand(3, 2),), torch.tensor([0, 1, 0])), "x must be a Tensor, got tuple"),
         ((torch.full((3, 2), NAN), torch.tensor([0, 1, 0])), "x must not hold NaN"),
     ],
 )

@@ -231,7 +231,7 @@ def test_bad_arguments_are_named():
         (name,) = options
         with pytest.raises(ValueError, match=rf"{name} must be a (positive|non-negative) integer, got"):
             run(Chance(), **options)
-    with pytest.raises(ValueError, match="policy must be a Policy, got type"):
+    with pytest.raises(ValueError, match="policy must be a Policy, got the class"):
         run(Chance)
     with pytest.raises(ValueError, match="initial_pulls of 3 arms must be at most 60 decisions, got 63"):
         run(Chance(), initial_pulls=21)

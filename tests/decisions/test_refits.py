@@ -142,7 +142,7 @@ def test_bad_arguments_are_named():
     model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=100))
     with pytest.raises(ValueError, match="num_data of the likelihood must be the number of training points"):
         Refits(model, AutoRadial(model)).begin(X, Y)
-    with pytest.raises(ValueError, match=r"guide must be an nn.Module, got function"):
+    with pytest.raises(ValueError, match=r"guide must be a Module, got function"):
         Refits(model, lambda x, y: None)
     with pytest.raises(ValueError, match="loss must keep its terms, as RadialELBO does, got str"):
         Refits(model, AutoRadial(model), loss="elbo")

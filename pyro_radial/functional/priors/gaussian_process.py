@@ -14,7 +14,7 @@ from pyro.contrib.gp.kernels import Kernel as PyroKernel
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_number, non_negative_float, positive_count, positive_float
+from pyro_radial._pyro.checks import check_number, check_types, non_negative_float, positive_count, positive_float
 from pyro_radial._pyro.compat import set_context
 from pyro_radial.functional.gaussian import (
     JITTER,
@@ -229,8 +229,7 @@ class _Covariance(nn.Module):
 
     def __init__(self, function: Any) -> None:
         super().__init__()
-        if not callable(function):
-            raise ValueError(f"kernel must be a function of two sets of points, got {function!r}")
+        check_types(Callable, kernel=function)
         self.function = _own_copy(function)
 
     def forward(self, points: Tensor) -> Tensor:
