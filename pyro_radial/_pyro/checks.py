@@ -119,10 +119,10 @@ def non_negative_float(argument: str, value: Any) -> float:
     return check_number(argument, value, lambda number: 0.0 <= number < math.inf, "a finite number, at least zero")
 
 
-def held_numbers(argument: str, value: Any) -> torch.Tensor:
-    """A number or several as a tensor in float64, or a ValueError that names the argument if it holds no numbers."""
+def held_numbers(argument: str, value: Any, **like: Any) -> torch.Tensor:
+    """Numbers as a tensor, by default in float64, or a ValueError that names the argument if it holds none."""
     try:
-        return torch.as_tensor(value, dtype=torch.float64)
+        return torch.as_tensor(value, **(like or {"dtype": torch.float64}))
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{argument} must hold numbers, got {value!r}") from error
 

@@ -13,7 +13,7 @@ import torch
 from pyro.poutine.util import site_is_subsample
 from torch import nn
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_types, positive_count
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
@@ -118,6 +118,8 @@ def diagnose(
         ['weight', 'bias']
     """
     positive_count("num_particles", num_particles)
+    check_types(Callable, model=model)
+    check_types(nn.Module, guide=guide)
     device = device_of(guide, model)
     x, y = (move(part, device) for part in Rows(data, "data", dtype_of(guide, model)).all())
     broken = first_not_finite(guide.named_parameters())
@@ -176,7 +178,13 @@ def _spreads(model: Any, guide: Any, x: Any, num_draws: int, function_site: str)
     def function(noisy: bool) -> torch.Tensor | None:
         guide_trace = poutine.trace(guide if noisy else mean_only(guide)).get_trace(x)
         trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(x)
-        return trace.nodes[function_site]["value"] if function_site in trace.nodes else None
+        if function_site in trace.nodes:
+            return trace.nodes[function_site]["value"]
+        if function_site != FUNCTION_SITE:
+            raise ValueError(
+                f"function_site must be a site of the model, got {function_site!r}, which it does not have"
+            )
+        return None
 
     center = function(noisy=False)
     if center is None or len(center) < 2:

@@ -23,7 +23,7 @@ from pyro.util import warn_if_nan
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from pyro_radial._pyro.checks import check_flag, positive_count
+from pyro_radial._pyro.checks import check_flag, check_types, positive_count
 from pyro_radial._pyro.compat import (
     check_mean_field_requirement,
     check_model_guide_match,
@@ -310,6 +310,7 @@ class RadialELBO(TraceMeanField_ELBO):
 
     def _losses(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
         """The loss of each pass, which sums over vectorized particles; keeps their terms."""
+        check_types(Callable, model=model, guide=guide)
         weight = self.weight_now() if self._given_weight is None else self._given_weight
         self.step += torch.is_grad_enabled()
         self._evaluated = passes, _ = [], self.num_particles

@@ -9,10 +9,6 @@ from tests.calls.sweep import Part, callables, names_argument, not_called, rows
 
 ROWS = rows()
 EXPECTED = callables()
-#: Packages whose table is still to be written.
-WITHOUT_TABLE = {
-    "infer",
-}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -48,7 +44,7 @@ def test_an_invalid_value_raises_an_error_that_names_the_argument(name, argument
     assert names_argument(caught.value, value.name if isinstance(value, Part) else argument), str(caught.value)
 
 
-@pytest.mark.parametrize("package", sorted(set(EXPECTED) - WITHOUT_TABLE))
+@pytest.mark.parametrize("package", EXPECTED)
 def test_each_argument_of_each_public_name_has_a_row(package):
     expected = EXPECTED[package]
     assert set(expected) <= {row.name for row in ROWS.values()} | set(not_called())

@@ -12,7 +12,7 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import check_flag, check_types, optional, positive_count
 from pyro_radial._pyro.compat import stop_where
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
@@ -88,14 +88,18 @@ class CompiledSVI:
         check_every: int | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        if not hasattr(loss, "differentiable_loss"):
+        check_types(Callable, model=model, guide=guide)
+        check_flag("compile", compile)
+        if options is not None:
+            check_types(Mapping, options=options)
+        if isinstance(loss, type) or not hasattr(loss, "differentiable_loss"):
             raise ValueError(
                 "loss must be an ELBO with differentiable_loss, such as TraceMeanField_ELBO() or "
                 f"RadialELBO(), got {type(loss).__name__}"
             )
         max_signatures = positive_count("max_signatures", max_signatures)
         self.model, self.guide, self.optim, self.loss = model, guide, optim, loss
-        self.check_every = None if check_every is None else positive_count("check_every", check_every)
+        self.check_every = optional(positive_count, "check_every", check_every)
         #: The graphs, and the reasons for steps without one in ``eager_because``.
         self.captured = CapturedLoss(
             model, guide, loss, compile=compile, max_signatures=max_signatures, options=options

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import non_negative_integer, positive_count, positive_float
+from pyro_radial._pyro.checks import held_numbers, non_negative_integer, positive_count, positive_float, random_seed
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.prediction.predict import predict
@@ -101,6 +101,8 @@ def calibrate_scales(
         >>> len(search.tried), search.nll == min(search.tried.values())
         (22, True)
     """
+    positive_count("num_samples", num_samples)
+    random_seed("seed", seed)
     _check_search(low, high, num_grid, num_refinements)
     if scales is not None and not callable(scales):
         raise ValueError(f"scales must be a function of a site's name and its mean, or None, got {scales!r}")
@@ -137,7 +139,10 @@ def _relative_scales(guide: Any, scales: Callable[[str, Tensor], Any] | None) ->
     if not means:
         found = {name: type(family).__name__ for name, family in guide.chosen_families().items()}
         raise ValueError(f"guide must have a site with a location and a scale, got {found}")
-    return {n: torch.as_tensor(1.0 if scales is None else scales(n, mean)).to(mean) for n, mean in means.items()}
+    return {
+        n: held_numbers("scales", 1.0 if scales is None else scales(n, mean), dtype=mean.dtype, device=mean.device)
+        for n, mean in means.items()
+    }
 
 
 def _check_search(low: float, high: float, num_grid: int, num_refinements: int) -> None:

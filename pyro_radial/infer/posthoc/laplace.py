@@ -328,7 +328,7 @@ class TrainedNetwork:
 
 
 def _trained_values(trained: Any) -> dict[str, Tensor]:
-    if hasattr(trained, "median"):
+    if hasattr(trained, "median") and not isinstance(trained, type):
         with torch.no_grad(), poutine.block():
             return {name: value.detach().clone() for name, value in trained.median().items()}
     if isinstance(trained, nn.Module):

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from pyro_radial._pyro.checks import positive_count
+from pyro_radial._pyro.checks import held_numbers, positive_count
 from pyro_radial.distributions.wrappers import leaf
 
 __all__ = ["Prediction", "are_identical", "warn_if_identical"]
@@ -119,7 +118,7 @@ class Prediction:
         :returns: a tensor ``[N]``, in nats.
         """
         likelihood = self._require("log_prob")
-        y = likelihood.check_target(self.samples, torch.as_tensor(y, device=self.samples.device))
+        y = likelihood.check_target(self.samples, held_numbers("y", y, device=self.samples.device))
 
         def log_prob(samples: Tensor, rows: slice) -> Tensor:
             per_draw = likelihood.observation(samples, **self.noise).log_prob(y[rows])
@@ -165,7 +164,7 @@ class Prediction:
             >>> lower.shape, upper.mean() - lower.mean() > 3.2
             (torch.Size([5, 1]), tensor(True))
         """
-        levels = torch.as_tensor(levels, dtype=torch.float64)
+        levels = held_numbers("levels", levels)
         if levels.numel() == 0 or not ((levels > 0) & (levels < 1)).all():
             raise ValueError(f"levels must be strictly between zero and one, got {levels.tolist()}")
         positive_count("num_targets", num_targets)

@@ -15,7 +15,7 @@ from torch.distributions import SoftplusTransform, Transform, transform_to
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from pyro_radial._pyro.checks import positive_float
+from pyro_radial._pyro.checks import check_types, positive_float
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
@@ -104,6 +104,7 @@ class NaturalGradient(GuideOptim):
         :param args: arguments of the model and the guide, such as the first batch.
         :returns: an optimizer; call ``step`` after ``loss.backward()``, with the loss of the whole data set.
         """
+        check_types(Callable, model=model)
         if not isinstance(guide, nn.Module):
             raise ValueError(f"guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
         with evaluating(model, guide), torch.no_grad(), poutine.block(), seeded(0, device_of(guide, model)):

@@ -200,7 +200,8 @@ DEFAULT_OPTIM: Optim = partial(fused_optimizer, Adam, {"lr": 1e-3})
 
 def check_optim(optim: Any, argument: str = "optim") -> None:
     """Raise a ``ValueError`` that names the argument unless :func:`make_optimizer` can make an optimizer of this."""
-    if isinstance(optim, Optimizer) or not (callable(optim) or isinstance(optim, GuideOptim)):
+    is_other_class = isinstance(optim, type) and not issubclass(optim, Optimizer)
+    if isinstance(optim, Optimizer) or is_other_class or not (callable(optim) or isinstance(optim, GuideOptim)):
         raise ValueError(
             f"{argument} must be a function from parameters to a torch optimizer, such as partial(torch.optim.Adam, "
             f"lr=1e-3), or a Pyro optimizer, got {type(optim).__name__}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pyro_radial._pyro.checks import check_flag, optional, positive_count, positive_float
+from pyro_radial._pyro.checks import check_flag, non_negative_integer, optional, positive_count, positive_float
 
 __all__ = ["FitOptions"]
 
@@ -58,10 +58,9 @@ class FitOptions:
         positive_count("accumulate", self.accumulate)
         positive_float("timeout", self.timeout)
         check_flag("compile", self.compile)
-        for name in ("num_data", "patience", "mean_only_epochs", "checkpoint_every"):
-            value = getattr(self, name)
-            if value is not None and (name, value) != ("mean_only_epochs", 0):
-                positive_count(name, value)
+        non_negative_integer("mean_only_epochs", self.mean_only_epochs)
+        for name in ("num_data", "patience", "checkpoint_every"):
+            optional(positive_count, name, getattr(self, name))
         optional(positive_float, "clip_norm", self.clip_norm)
         if self.autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast must be torch.bfloat16 or torch.float16, got {self.autocast!r}")
