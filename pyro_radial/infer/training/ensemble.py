@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyro
 import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import check_flag, non_negative_integer, optional, path_of, positive_count
+from pyro_radial._pyro.naming import stored_in
 from pyro_radial._pyro.random_numbers import noise_of, one_at_a_time, seeded, seeded_elsewhere
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
@@ -151,7 +151,7 @@ class _Member:
 
     @contextmanager
     def in_own_store(self) -> Iterator[None]:
-        with one_at_a_time(), pyro.get_param_store().scope(self._store):
+        with one_at_a_time(), stored_in(self._store):
             yield
 
 
