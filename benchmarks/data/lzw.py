@@ -3,6 +3,8 @@
 
 """Read files of the Unix program ``compress``, which Python's standard library does not read."""
 
+from pyro_radial.datasets.download import MAX_BYTES
+
 MAGIC = b"\x1f\x9d"
 CLEAR = 256
 
@@ -24,7 +26,7 @@ def decompress(content: bytes) -> bytes:
     strings = [bytes([byte]) for byte in range(256)] + [b""] * (first - 256)
     pieces: list[bytes] = []
     previous = b""
-    width, start, place = 9, 24, 24
+    width, start, place, size = 9, 24, 24, 0
     while place + width <= 8 * len(content):
         window = int.from_bytes(content[place // 8 : place // 8 + 4], "little")
         code = (window >> place % 8) & ((1 << width) - 1)
@@ -38,6 +40,9 @@ def decompress(content: bytes) -> bytes:
             raise ValueError(f"content must have only codes of earlier strings, got {code} of {len(strings)}")
         string = strings[code] if code < len(strings) else previous + previous[:1]
         pieces.append(string)
+        size += len(string)
+        if size > MAX_BYTES:
+            raise ValueError(f"content must unpack to at most {MAX_BYTES} bytes, got more")
         if previous and len(strings) < 1 << most:
             strings.append(previous + string[:1])
         previous = string

@@ -5,6 +5,7 @@
 
 import gzip
 import hashlib
+import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.data.lzw import decompress
-from pyro_radial.datasets.download import cache_folder, download_file, search_folders, write_atomically
+from pyro_radial.datasets.download import MAX_BYTES, cache_folder, download_file, search_folders, write_atomically
 
 Rows = list[list[str]]
 
@@ -111,7 +112,7 @@ def load_table(name: str, data_dir: str | os.PathLike[str] | None = None) -> Tab
         raise ValueError(f"name must be one of {', '.join(sorted(TABLES))}, got {name!r}")
     source = TABLES[name]
     folders = search_folders(data_dir)
-    paths = []
+    paths, fetched = [], list[Path]()
     for url in source.urls:
         file = url.rsplit("/", 1)[-1]
         path = _found(file, folders)
@@ -119,13 +120,24 @@ def load_table(name: str, data_dir: str | os.PathLike[str] | None = None) -> Tab
             if data_dir is not None:
                 raise FileNotFoundError(f"no {file} in {', '.join(map(str, folders))}")
             path = write_atomically(cache_folder() / file, partial(download_file, url))
+            fetched.append(path)
         paths.append(path)
+    try:
+        return _table(source, _checked(source, paths))
+    except ValueError:
+        for path in fetched:  # The next call fetches them again.
+            path.unlink()
+        raise
+
+
+def _checked(source: TableSource, paths: Sequence[Path]) -> Rows:
+    """The rows of all files, or a ValueError that names the files."""
     rows = [row for path in paths for row in _read(path, source.separator)]
     if (digest := rows_digest(rows)) != source.digest:
         raise ValueError(
             f"{' and '.join(map(str, paths))} damaged: {len(rows)} rows have MD5 {digest}, expected {source.digest}"
         )
-    return _table(source, rows)
+    return rows
 
 
 def rows_digest(rows: Rows) -> str:
@@ -147,7 +159,7 @@ def _found(name: str, folders: Sequence[Path]) -> Path | None:
 
 def _read(path: Path, separator: str | None) -> Rows:
     """The rows of a file, without comments and empty lines."""
-    unpack: Callable[[bytes], bytes] = {".gz": gzip.decompress, ".Z": decompress}.get(path.suffix, bytes)
+    unpack: Callable[[bytes], bytes] = {".gz": _gunzip, ".Z": decompress}.get(path.suffix, bytes)
     try:
         text = unpack(path.read_bytes()).decode("ascii")
     except (OSError, EOFError, ValueError) as error:
@@ -159,6 +171,13 @@ def _read(path: Path, separator: str | None) -> Rows:
         for line in lines
         if line and not line.startswith("|")
     ]
+
+
+def _gunzip(content: bytes) -> bytes:
+    unpacked = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MAX_BYTES + 1)
+    if len(unpacked) > MAX_BYTES:
+        raise ValueError(f"content must unpack to at most {MAX_BYTES} bytes, got more")
+    return unpacked
 
 
 def _table(source: TableSource, rows: Rows) -> Table:

@@ -7,9 +7,11 @@ import os
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from http.client import HTTPException, IncompleteRead
 from pathlib import Path
-from typing import BinaryIO
+from threading import Thread
+from typing import Any, BinaryIO
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -48,11 +50,28 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> Path:
     return path
 
 
+def _open(url: str) -> Any:
+    """The server's answer. Its status line and headers have the same deadline, even if each byte comes in time."""
+    answer: Future[Any] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(urlopen(url, timeout=TIMEOUT))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    Thread(target=ask, daemon=True).start()  # Nothing interrupts a read of headers.
+    if not wait([answer], TOTAL_TIME).done:
+        answer.add_done_callback(lambda late: None if late.exception() else late.result().close())
+        raise TimeoutError(f"it took more than {TOTAL_TIME:g} seconds, before any content")
+    return answer.result()
+
+
 def download_file(url: str, file: BinaryIO) -> None:
     """Download to an open file, with a progress bar, at most 64 MiB in at most half an hour."""
     deadline, size = time.monotonic() + TOTAL_TIME, 0
     try:
-        with urlopen(url, timeout=TIMEOUT) as response:
+        with _open(url) as response:
             length = response.headers.get("Content-Length")
             total = None if length is None else int(length)
             with tqdm(total=total, unit="B", unit_scale=True, desc=url.rsplit("/", 1)[-1]) as progress:

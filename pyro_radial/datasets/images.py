@@ -165,6 +165,8 @@ def _read(file: BinaryIO, where: str, digests: Mapping[str, str]) -> dict[str, n
         try:
             if where.endswith(".npz"):
                 with zipfile.ZipFile(file) as archive, archive.open(f"{name}.npy") as content:
+                    if (size := archive.getinfo(f"{name}.npy").file_size) > MAX_BYTES:
+                        raise ValueError(f"it unpacks to {size} bytes, expected at most {MAX_BYTES}")
                     array = np.lib.format.read_array(content, allow_pickle=False)
             else:
                 array = _idx_array(file)

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import hashlib
 import io
+import socket
 import struct
 import sys
 import threading
@@ -248,6 +249,47 @@ def test_a_server_that_takes_forever(tiny, site, monkeypatch, tmp_path):
     with pytest.raises(ConnectionError, match=r"test_labels\.gz: it took more than 0\.5 seconds, after \d+ bytes"):
         fetch(tiny, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("begun", [b"HTTP/1.0 200 O", b"HTTP/1.0 200 OK\r\nX-Filler: "])
+def test_headers_that_take_forever(monkeypatch, begun):
+    """Each byte comes in time, but the line never ends."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(download, "TOTAL_TIME", 0.3)
+    done = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip():
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(1 << 16)
+                connection.sendall(begun)
+                for _ in range(60):  # At most three seconds.
+                    if done.wait(0.05):
+                        break
+                    connection.sendall(b"x")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        try:
+            with pytest.raises(ConnectionError, match=r"it took more than 0\.3 seconds, before any content"):
+                download.download_file(f"http://127.0.0.1:{server.getsockname()[1]}/file", io.BytesIO())
+        finally:
+            done.set()
+            thread.join()
+
+
+def test_an_archive_that_unpacks_to_too_many_bytes(tmp_path, monkeypatch):
+    monkeypatch.setitem(SOURCES, "tiny", make_source())
+    monkeypatch.setattr(images, "MAX_BYTES", 1 << 16)
+    zeros = np.zeros((1, 1 << 10, 1 << 10), np.uint8)
+    (tmp_path / "tiny.npz").write_bytes(npz_bytes(**ARRAYS | {"train_images": zeros}))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"tiny\.npz is damaged: .*'train_images': it unpacks to 1048704 bytes"):
+        load("tiny", tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < zeros.nbytes / 2
 
 
 def test_a_file_with_too_many_bytes(tiny, site, monkeypatch, tmp_path):

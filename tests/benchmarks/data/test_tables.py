@@ -67,6 +67,36 @@ def test_damage_and_absence_are_named(tmp_path, small):
         load_table("jester")
 
 
+def test_a_table_that_turns_out_wrong_is_fetched_again(tmp_path, small, monkeypatch):
+    monkeypatch.delenv("PYRO_RADIAL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    sent = [SMALL.replace("1.5", "1.6"), SMALL]
+    monkeypatch.setattr(tables, "download_file", lambda url, file: file.write(sent.pop(0).encode()))
+    with pytest.raises(ValueError, match=r"small\.data damaged: 3 rows have MD5"):
+        load_table("small")
+    assert len(load_table("small").labels) == 2
+    assert sent == []
+
+
+def test_a_file_of_the_user_that_is_wrong_stays(tmp_path, small):
+    (tmp_path / "small.data").write_text("a,b\n")
+    with pytest.raises(ValueError, match="damaged"):
+        load_table("small", tmp_path)
+    assert (tmp_path / "small.data").exists()
+
+
+def test_decompression_has_a_limit(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(tables, "MAX_BYTES", 1000)
+    monkeypatch.setattr(lzw, "MAX_BYTES", 1000)
+    (tmp_path / "small.data.gz").write_bytes(gzip.compress(bytes(1001)))
+    with pytest.raises(ValueError, match=r"small\.data\.gz is damaged: .*must unpack to at most 1000 bytes"):
+        load_table("small", tmp_path)
+    assert lzw.decompress(compress(bytes(1000))) == bytes(1000)
+    with pytest.raises(ValueError, match="must unpack to at most 1000 bytes"):
+        lzw.decompress(compress(bytes(1001)))
+
+
 def test_a_server_that_is_not_there_is_named(tmp_path, small, monkeypatch):
     monkeypatch.delenv("PYRO_RADIAL_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
