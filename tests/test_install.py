@@ -46,14 +46,27 @@ def test_the_checks_to_inherit_say_what_they_need():
     assert "pip install 'pyro-radial[testing]'" in run(sys.executable, hide + expect, ROOT)
 
 
+def copy_of_source(folder):
+    """What git has of the package and beside it, and the tests, so that the archive is of no build before."""
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in (name for name in files if name.startswith(("pyro_radial/", "tests/")) or "/" not in name):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+
+
+def test_the_source_archive_holds_no_tests_without_their_helpers(tmp_path):
+    pytest.importorskip("setuptools")
+    copy_of_source(tmp_path)
+    run(sys.executable, "import setuptools; setuptools.setup(script_args=['-q', 'egg_info'])", tmp_path)
+    files = (tmp_path / "pyro_radial.egg-info" / "SOURCES.txt").read_text().split()
+    assert {"CHANGELOG.md", "constraints.txt", "pyro_radial/py.typed", "pyro_radial/infer/diagnose.py"} <= {*files}
+    assert [name for name in files if name.startswith("tests/")] == []
+
+
 @pytest.mark.slow
 def test_the_wheel_runs_the_first_example(tmp_path):
     source, environment = tmp_path / "source", tmp_path / "environment"
-    # What git has, so that the archive is of no build before.
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    for name in (name for name in files if name.startswith("pyro_radial/") or "/" not in name):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, source / name)
+    copy_of_source(source)
     build = [sys.executable, "-m", "build", "--outdir", str(tmp_path / "dist"), str(source)]
     subprocess.run(build, check=True, env=ENVIRONMENT, capture_output=True)
     (archive,), (wheel,) = ((tmp_path / "dist").glob(form) for form in ("*.tar.gz", "*.whl"))
