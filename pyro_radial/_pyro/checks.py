@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "has_state",
     "held_numbers",
     "joint_shape",
+    "kind_of",
     "load_states",
     "non_negative_float",
     "non_negative_integer",
@@ -95,8 +97,15 @@ def check_types(kind: Any, /, **arguments: Any) -> None:
     for argument, value in arguments.items():
         if not isinstance(value, kind) or (kind is Callable and isinstance(value, type)):
             what = "function" if kind is Callable else kind.__name__
-            got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+            got = kind_of(value) if kind is torch.Tensor else type(value).__name__
+            got = f"the class {value.__name__}" if isinstance(value, type) else got
             raise ValueError(f"{argument} must be {'an' if what[0] in 'AEIOU' else 'a'} {what}, got {got}")
+
+
+def kind_of(value: Any) -> str:
+    """The class of a value; of a NumPy array, or a table of pandas or polars, also how to make it a tensor."""
+    table = ", whose to_numpy() is an array" if hasattr(value, "to_numpy") else ""
+    return type(value).__name__ + (", which torch.as_tensor converts" if isinstance(value, np.ndarray) else table)
 
 
 def check_number(argument: str, value: Any, fits: Callable[[Any], Any], what: str) -> float:

@@ -94,6 +94,11 @@ class FunctionalELBO(RadialELBO):
         kl_weight: float | Callable[[int], float] = 1.0,
         **kwargs: Any,
     ) -> None:
+        for name in ("num_particles", "vectorize_particles"):
+            if name in kwargs:
+                raise ValueError(
+                    f"{name} must be left out, because num_functions is the number of draws, got {kwargs[name]!r}"
+                )
         super().__init__(
             positive_count("num_functions", num_functions), vectorize_particles=True, kl_weight=kl_weight, **kwargs
         )
@@ -141,8 +146,9 @@ class FunctionalELBO(RadialELBO):
             raise ValueError(f"new_inputs must be points as wide as data, got {list(places['new inputs'].shape)}")
         if self.measurement_points is not None:
             places["measurement points"] = self.measurement_points(x)
-        site = self.function_site
-        return compare_with_process(model, guide, self.prior, data, places, num_samples=NUM_DRAWS, function_site=site)
+        measured = {"measurement points"} | ({"training inputs"} if self.compare_at == "both" else set())
+        own: dict[str, Any] = {"num_samples": NUM_DRAWS, "function_site": self.function_site, "measured": measured}
+        return compare_with_process(model, guide, self.prior, data, places, **own)
 
     def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The divergence of the functions with the KLs of the other sites, and the KLs of the weights."""

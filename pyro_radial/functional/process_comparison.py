@@ -3,7 +3,7 @@
 
 """A network under a functional prior, compared with the exact posterior of that prior."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ DISTANCE = 0.5
 class PlaceComparison:
     """Means and standard deviations ``[N, O]`` of the network's function and of the exact posterior at some points.
 
-    Both are without observation noise.
+    Both are without observation noise. ``measured`` says whether the loss compares functions at these points too.
     """
 
     place: str
@@ -36,6 +36,7 @@ class PlaceComparison:
     stddev: Tensor
     process_mean: Tensor
     process_stddev: Tensor
+    measured: bool
 
     @property
     def distance(self) -> float:
@@ -89,8 +90,11 @@ class ProcessComparison:
                 f"{worst.place}. Train longer, use larger batches, or a network that can be as rough as the prior."
             )
         narrow, wide = (choose(self.places, key=lambda place: place.width) for choose in (min, max))
+        # Points elsewhere help only if the width is right at the points that the loss has.
+        trained = all(place.width >= 1 / RATIO for place in self.places if place.measured)
+        points = "Put measurement points where predictions are made."
         for worst, word, advice in (
-            (narrow, "narrow", "Put measurement points where predictions are made."),
+            (narrow, "narrow", points if trained else "Train longer, or use a wider network."),
             (wide, "wide", "Train longer, or use larger batches."),
         ):
             if worst.width < 1 / RATIO if word == "narrow" else worst.width > RATIO:
@@ -108,10 +112,13 @@ def compare_with_process(
     data: tuple[Tensor, Tensor],
     places: dict[str, Tensor],
     *,
+    measured: Collection[str],
     num_samples: int,
     function_site: str,
 ) -> ProcessComparison:
     """Compare the network with the exact posterior at the training inputs and at further places, by name.
+
+    Those of ``measured`` are the ones where the loss compares functions.
 
     The relative error of a width is 1 / sqrt(2 S) at each point, with S samples.
     """
@@ -126,7 +133,7 @@ def compare_with_process(
         moments = [process.posterior(x, y, part) for part in points.split(CHUNK)]
         mean = torch.cat([part for part, _ in moments])
         variance = torch.cat([covariance.diagonal(dim1=-2, dim2=-1).mT for _, covariance in moments])
-        found.append(PlaceComparison(place, values.mean(0), values.std(0), mean, variance.sqrt()))
+        found.append(PlaceComparison(place, values.mean(0), values.std(0), mean, variance.sqrt(), place in measured))
     return ProcessComparison(tuple(found), float(noises[0].mean().sqrt()), float(process.observation_noise))
 
 

@@ -304,3 +304,21 @@ class TestBadInput:
             elbo(model, AutoMeanField(model))(torch.randn(8, 1), torch.randn(8, 1))
         if "measurement_points" not in options:
             assert "site 'f'" in str(caught.value)
+
+
+@pytest.mark.parametrize("option", [{"num_particles": 8}, {"vectorize_particles": False}])
+def test_the_number_of_draws_has_one_name(option):
+    with pytest.raises(ValueError, match=f"{next(iter(option))} must be left out, because num_functions is the number"):
+        FunctionalELBO(GaussianProcess(lambda a, b: torch.exp(-(a - b.T).square())), **option)
+
+
+@pytest.mark.parametrize("wrong", [None, lambda a, b: a @ b.T])
+def test_what_is_no_prior_on_functions_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"prior must be a prior on functions, such as GaussianProcess\(kernel\), got"):
+        FunctionalELBO(wrong)
+
+
+def test_arrays_are_named_and_the_way_to_a_tensor():
+    process = GaussianProcess(lambda a, b: torch.exp(-(a - b.T).square()))
+    with pytest.raises(ValueError, match=r"x must be a tensor .* got ndarray, which torch\.as_tensor converts"):
+        process.sample(torch.rand(3, 1).numpy(), 2)

@@ -3,6 +3,8 @@
 
 """A diagnosis under a functional prior says what is off beside the exact posterior, and nothing else is."""
 
+from dataclasses import replace
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -80,6 +82,20 @@ def test_what_is_off_is_named_and_nothing_else(off, word):
     findings = compared(**off).findings
     assert len(findings) == 1
     assert word in findings[0].lower().split(".")[0].split(":")[0]
+
+
+@pytest.mark.parametrize("compare_at", ["both", "measurement_points"])
+def test_points_elsewhere_are_advised_only_if_the_width_is_right_at_the_points_of_the_loss(compare_at):
+    model, guide, loss = problem(stretched=0.5)
+    loss.compare_at = compare_at
+    (finding,) = diagnose(model, guide, (X, Y), loss=loss, new_inputs=NEW).findings
+    assert finding.endswith("Train longer, or use a wider network.")
+    comparison = compared().comparison
+    assert [place.measured for place in comparison.places] == [True, False, True]
+    inputs, new, points = comparison.places
+    narrow = replace(new, stddev=new.stddev / 2)
+    (finding,) = replace(comparison, places=(inputs, narrow, points)).findings
+    assert finding.endswith("at the new inputs. Put measurement points where predictions are made.")
 
 
 def test_a_width_is_that_of_the_guide_in_units_of_the_process():

@@ -223,3 +223,19 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     for metric in (auroc, fpr_at_tpr):
         with pytest.raises(ImportError, match=r"scikit-learn: .*pyro-radial\[data\]"):
             metric(torch.zeros(2), torch.ones(2))
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_arrays_and_tables_are_named_and_the_way_to_a_tensor(metric):
+    probs, labels = simulate(20, 2)
+    with pytest.raises(ValueError, match=r"probs must be a Tensor, got ndarray, which torch\.as_tensor converts"):
+        metric(probs.numpy(), labels)
+    with pytest.raises(ValueError, match=r"labels must be a Tensor, got ndarray, which torch\.as_tensor converts"):
+        metric(probs, labels.numpy())
+
+    class DataFrame:
+        def to_numpy(self):
+            return probs.numpy()
+
+    with pytest.raises(ValueError, match=r"probs must be a Tensor, got DataFrame, whose to_numpy\(\) is an array"):
+        metric(DataFrame(), labels)

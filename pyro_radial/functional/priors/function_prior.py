@@ -10,7 +10,7 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_types, positive_count
+from pyro_radial._pyro.checks import check_types, kind_of, positive_count
 from pyro_radial._pyro.compat import is_capturing
 from pyro_radial.functional.gaussian import JITTER, gaussian_log_prob, gaussian_sample, gaussian_score
 
@@ -160,7 +160,9 @@ def check_finite(argument: str, value: Tensor) -> None:
 def check_prior(prior: FunctionPrior) -> None:
     """Raise a ValueError unless this is a prior on functions."""
     if not isinstance(prior, FunctionPrior):
-        raise ValueError(f"prior must be a prior on functions, such as GaussianProcess, got {type(prior).__name__}")
+        raise ValueError(
+            f"prior must be a prior on functions, such as GaussianProcess(kernel), got {type(prior).__name__}"
+        )
 
 
 def check_targets(y: Tensor, x: Tensor) -> Tensor:
@@ -184,4 +186,4 @@ def joined_points(x: Tensor, at: Tensor) -> Tensor:
 
 
 def _kind(value: Any) -> Any:
-    return getattr(value, "dtype", type(value).__name__)
+    return value.dtype if isinstance(value, Tensor) else kind_of(value)

@@ -20,6 +20,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from pyro_radial._pyro.checks import kind_of
 from pyro_radial._pyro.compat import tree_map, tree_map_only
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 
@@ -62,7 +63,7 @@ class Rows:
         self.dataset = data if isinstance(data, Dataset) else None
         if self.dataset is None:
             if not isinstance(data, tuple | list) or len(data) < 2:
-                raise ValueError(f"{name} must be a pair (x, y) of tensors or a torch Dataset, got {_kind(data)}")
+                raise ValueError(f"{name} must be a pair (x, y) of tensors or a torch Dataset, got {kind_of(data)}")
             self._inputs, self._targets = (_tensors(part, dtype) for part in _split(data))
             check_inputs(self._inputs, f"{name}: x")
             check_inputs(self._targets, f"{name}: y")
@@ -133,7 +134,7 @@ def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
         raise ValueError(f"{name} must hold at least one tensor, got an empty {type(x).__name__}")
     for part, tensor in named:
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
-            raise ValueError(f"{part} must be a tensor of rows or a tuple of such, got {_kind(tensor)}")
+            raise ValueError(f"{part} must be a tensor of rows or a tuple of such, got {kind_of(tensor)}")
         if tensor.is_floating_point() and not _is_finite(tensor):
             what, broken = ("NaN", tensor.isnan()) if bool(tensor.isnan().any()) else ("infinity", tensor.isinf())
             rows = broken.flatten(1).any(1) if tensor.dim() > 1 else broken
@@ -145,11 +146,6 @@ def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
             )
     if len(numbers := {len(tensor) for _, tensor in named}) != 1:
         raise ValueError(f"{name} must hold tensors of one number of rows, got {sorted(numbers)}")
-
-
-def _kind(value: Any) -> str:
-    """The class of a value; of a table of pandas or polars also what to do."""
-    return type(value).__name__ + (", whose to_numpy() is an array" if hasattr(value, "to_numpy") else "")
 
 
 def _is_finite(tensor: Tensor) -> bool:
