@@ -185,6 +185,8 @@ class _Kept(NamedTuple):
     head: int
     x: Tensor
     y: Tensor | None
+    #: The classes of the whole task, without targets that are not classes.
+    classes: frozenset[int]
 
 
 class KeptRows:
@@ -203,7 +205,8 @@ class KeptRows:
                 f"got {size}"
             )
         (x, y), rest = split_coreset(task.train, self.coreset.choose(task.train[0], size, seed=self._seed))
-        self._kept[number] = _Kept(task.head, x, y if self.coreset.use == "labels" else None)
+        classes = frozenset(() if task.train[1].is_floating_point() else task.train[1].unique().tolist())
+        self._kept[number] = _Kept(task.head, x, y if self.coreset.use == "labels" else None, classes)
         return rest
 
     def labeled(self, numbers: range) -> Pair:
@@ -223,6 +226,11 @@ class KeptRows:
                     f"{task.head}, {list(kept.x.shape[1:])}, got {list(task.train[0].shape[1:])}"
                 )
         return {head: torch.cat(parts) for head, parts in inputs.items()}
+
+    def new_classes(self, number: int) -> list[int]:
+        """Return the classes of a task that no earlier task under its head had, if there was one."""
+        before = [kept.classes for kept in map(self._of, range(number)) if kept.head == self._stream[number].head]
+        return sorted(self._of(number).classes.difference(*before)) if before else []
 
     def _of(self, number: int) -> _Kept:
         if number not in self._kept:

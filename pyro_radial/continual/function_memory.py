@@ -97,6 +97,10 @@ class FunctionChainELBO(RadialELBO):
         self.kept = tuple(check_items(FunctionMemory, "kept", kept))
         if not self.kept:
             raise ValueError("kept must hold the functions of at least one head, got none")
+        for place, memory in enumerate(self.kept):
+            if not bool((memory.variance >= 0).all()):
+                least = float(memory.variance.min())
+                raise ValueError(f"kept[{place}] must have variances of at least zero, got {least:.3g}")
         self.weight_space_kl = check_weight(weight_space_kl, "weight_space_kl")
         self.max_points = positive_count("max_points", max_points)
         # The number of inputs of each, as tensors that a graph can read.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class Task:
         check_types(str, name=self.name)
         for part, data in (("train", self.train), ("test", self.test), ("validation", self.validation)):
             if data is not None or part != "validation":
-                Rows(data, f"task {self.name!r}: {part}")
+                object.__setattr__(self, part, _tensors(data, f"task {self.name!r}: {part}"))
         non_negative_integer(f"task {self.name!r}: head", self.head)
 
 
@@ -152,7 +152,7 @@ def class_split_stream(
 
     Source: Zenke, Poole and Ganguli (2017), *Continual Learning Through Synaptic Intelligence*, on split MNIST.
 
-    :param train: inputs ``[N, ...]`` and integer labels ``[N]``.
+    :param train: inputs ``[N, ...]`` and integer labels ``[N]``; NumPy arrays are converted, as in :class:`Task`.
     :param test: inputs and labels to measure on.
     :param classes: the classes of each task; rows of other classes are left out. The default is consecutive classes in
         ascending order, ``classes_per_task`` in each task.
@@ -174,7 +174,8 @@ def class_split_stream(
         >>> class_split_stream((x, y), (x, y), multi_head=False)[1].train[1]
         tensor([3, 2, 3])
     """
-    labels = [_check_labels(train, "train"), _check_labels(test, "test")]
+    train, test = _labeled(train, "train"), _labeled(test, "test")
+    labels = [train[1], test[1]]
     positive_count("classes_per_task", classes_per_task)
     check_flag("multi_head", multi_head)
     if classes is None:
@@ -212,7 +213,7 @@ def permuted_stream(
     Source: Goodfellow et al. (2013), *An Empirical Investigation of Catastrophic Forgetting in Gradient-Based Neural
     Networks*; Kirkpatrick et al. (2017), *Overcoming catastrophic forgetting in neural networks*.
 
-    :param train: inputs ``[N, ...]`` and integer labels ``[N]``.
+    :param train: inputs ``[N, ...]`` and integer labels ``[N]``; NumPy arrays are converted, as in :class:`Task`.
     :param test: inputs of the same shape and labels to measure on.
     :param num_tasks: number of tasks; the tasks of a shorter stream are the first of a longer one.
     :param validation_fraction: share of the training rows to hold out, the same rows in every task. The others keep
@@ -231,7 +232,8 @@ def permuted_stream(
         >>> stream[1].train[0].sort(1).values.equal(x)
         True
     """
-    labels = [_check_labels(train, "train"), _check_labels(test, "test")]
+    train, test = _labeled(train, "train"), _labeled(test, "test")
+    labels = [train[1], test[1]]
     positive_count("num_tasks", num_tasks)
     check_flag("identity_first", identity_first)
     if train[0].shape[1:] != test[0].shape[1:]:
@@ -248,6 +250,14 @@ def permuted_stream(
         partial(_permuted_task, name, order, learned, test, held_out) for name, order in zip(names, orders, strict=True)
     )
     return TaskStream(names, builders, num_heads=1, num_outputs=_num_classes(labels))
+
+
+def _tensors(data: Any, name: str) -> Pair:
+    """The inputs and targets as tensors, or a ValueError that names the argument."""
+    rows = Rows(data, name)
+    if rows.dataset is not None:
+        raise ValueError(f"{name} must be a pair (x, y) of tensors, got {type(rows.dataset).__name__}")
+    return rows.tensors  # type: ignore[return-value]
 
 
 def _returned(task: Task) -> Task:
@@ -295,16 +305,15 @@ def _num_classes(labels: Sequence[Tensor]) -> int:
     return max(int(part.max()) for part in labels) + 1
 
 
-def _check_labels(data: Pair, name: str) -> Tensor:
-    """The labels of a pair of one tensor of inputs and labels, or a ValueError that names the argument."""
-    Rows(data, name)
-    x, y = data
+def _labeled(data: Any, name: str) -> Pair:
+    """One tensor of inputs and one of labels, or a ValueError that names the argument."""
+    x, y = _tensors(data, name)
     check_types(Tensor, **{f"{name}: x": x})
     if y.ndim != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise ValueError(f"{name}: y must be integer labels of shape [{len(x)}], got {y.dtype} {list(y.shape)}")
     if int(y.min()) < 0:
         raise ValueError(f"{name}: y must be non-negative, got {int(y.min())}")
-    return y
+    return x, y
 
 
 def _check_groups(classes: Sequence[Sequence[int]], labels: Sequence[Tensor], same_size: bool) -> None:

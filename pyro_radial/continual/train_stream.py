@@ -3,6 +3,7 @@
 
 """Training on a stream of tasks, each with the last posterior as its prior."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -117,7 +118,9 @@ def train_stream(
     if folder is not None and num_processes() > 1:
         raise ValueError(f"checkpoint must be None with several processes, which would all write it, got {folder}")
     guide = _radial if guide is None else guide
-    check_types(TaskStream, stream=stream)
+    if not isinstance(stream, TaskStream):
+        got = type(stream).__name__
+        raise ValueError(f"stream must be a TaskStream, got {got}; TaskStream.of(tasks, num_outputs=...) makes one")
     check_types(Callable, guide=guide)
     run = _StreamRun(
         chain, stream, guide, coreset, measure_on, measure_all, num_samples, seed, fit_options, first_task, folder
@@ -223,6 +226,13 @@ class _StreamRun:
             raise ValueError(
                 f"coreset must have functions to keep before task {self.stream.names[number]!r}, but {error}"
             ) from error
+        if new := kept.new_classes(number):
+            warnings.warn(
+                f"task {self.stream.names[number]!r} has classes {new}, which no earlier task under its head had. The "
+                "functions that the coreset holds keep their probability near zero, so they may not be learned. Give "
+                'each task its own head, or keep labels: Coreset(..., use="labels").',
+                stacklevel=4,
+            )
         held = FunctionChainELBO(
             memories,
             loss.num_particles,

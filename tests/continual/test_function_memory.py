@@ -460,3 +460,28 @@ class TestCoreset:
     def test_bad_arguments_are_named(self, options, message):
         with pytest.raises(ValueError, match=message):
             Coreset(6, **options)
+
+
+def test_a_negative_variance_is_refused():
+    memory = FunctionMemory(0, X, torch.zeros(8, 1), torch.ones(8, 1), 8)
+    FunctionChainELBO([memory])
+    for wrong in (-1.0, math.nan):
+        broken = memory._replace(variance=memory.variance.index_fill(0, torch.tensor([3]), wrong))
+        with pytest.raises(ValueError, match=rf"kept\[1\] must have variances of at least zero, got {wrong:.3g}"):
+            FunctionChainELBO([memory, broken])
+
+
+def test_classes_that_held_functions_forbid_are_said():
+    one = NORMAL(multi_head=False)
+    with pytest.warns(UserWarning, match=r"task 'classes 2, 3' has classes \[2, 3\], which no earlier task under"):
+        learn(one, stream(multi_head=False), coreset=FUNCTIONS)
+
+
+@pytest.mark.parametrize("tasks", [stream(), permuted_stream(clusters(2 * ROWS, 0), clusters(16, 1), 2)])
+def test_classes_of_another_head_and_known_ones_are_not_said(tasks):
+    learn(NORMAL(multi_head=tasks.num_heads > 1), tasks, coreset=FUNCTIONS)
+
+
+def test_a_list_of_tasks_is_told_how_to_become_a_stream():
+    with pytest.raises(ValueError, match=r"stream must be a TaskStream, got list; TaskStream\.of\(tasks"):
+        learn(NORMAL(), [stream()[0]])

@@ -280,3 +280,29 @@ def test_bad_permutations_are_named():
         permuted_stream(TRAIN, TEST, 2, validation_fraction=1.5)
     with pytest.raises(ValueError, match=r"test: inputs must have the same shape as in train, \[2\], got \[3\]"):
         permuted_stream(TRAIN, (torch.rand(12, 3), TEST[1]), 2)
+
+
+@pytest.mark.parametrize("make", [class_split_stream, lambda train, test: permuted_stream(train, test, 2)])
+def test_arrays_are_converted(make):
+    x, y = TRAIN[0].double(), TRAIN[1]  # Arrays come in double precision.
+    arrays = make((x.numpy(), y.numpy()), (x.numpy(), y.numpy()))
+    for one, other in zip(make(TRAIN, TRAIN), arrays, strict=True):
+        for part, same in zip(one.train + one.test, other.train + other.test, strict=True):
+            torch.testing.assert_close(part, same, rtol=0, atol=0)
+
+
+def test_the_arrays_of_a_task_are_converted_and_a_dataset_is_refused():
+    mine = Task("mine", (TRAIN[0].numpy(), TRAIN[1].numpy()), TEST)
+    torch.testing.assert_close(mine.train, TRAIN, rtol=0, atol=0)
+    assert mine.test[0] is TEST[0]
+    with pytest.raises(ValueError, match=r"task 'mine': test must be a pair \(x, y\) of tensors, got TensorDataset"):
+        Task("mine", TRAIN, torch.utils.data.TensorDataset(*TEST))
+
+
+def test_a_table_is_told_how_to_become_an_array():
+    class DataFrame:
+        def to_numpy(self):
+            return TRAIN[0].numpy()
+
+    with pytest.raises(ValueError, match=r"train: x must be .* got DataFrame, whose to_numpy\(\) is an array"):
+        class_split_stream((DataFrame(), TRAIN[1]), TEST)
