@@ -19,6 +19,10 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 # while it holds it itself, keeps it for good, and each process that makes a bar from then on waits without end.
 os.register_at_fork(after_in_child=lambda: tqdm.set_lock(RLock()))
 
+# A compiler's stand-in for a CUDA device, where torch is built for CUDA and there is none, gives autograd threads, and
+# then no forked process may differentiate. The first derivative of a process decides which threads there are.
+torch.zeros((), requires_grad=True).backward()
+
 
 @pytest.fixture(autouse=True)
 def clean_start():
