@@ -102,6 +102,11 @@ class BayesianModule(UniquelyNamed):
             prior.setup(self._initial.items())
         self.training = net.training
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "prior" and "_site_priors" in vars(self):
+            raise AttributeError("prior cannot be set; make a new BayesianModule(net, prior=...), or use swap_prior")
+        super().__setattr__(name, value)
+
     @property
     def sites(self) -> tuple[str, ...]:
         """The names of the random parameters, in the network's order."""

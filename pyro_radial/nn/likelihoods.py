@@ -235,14 +235,18 @@ class Categorical(Likelihood):
     def check_target(self, f: Tensor, y: Tensor) -> Tensor:
         """The labels, or a ValueError that names ``y``."""
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-            raise ValueError(f"y must hold integer labels for site 'y', got {y.dtype}")
+            raise ValueError(f"y must hold integer labels for site 'y', got {y.dtype}{self._of_one_hot(f, y)}")
         if y.shape != self.target_shape(f):
             raise ValueError(
                 f"y must have shape {tuple(self.target_shape(f))} for site 'y', since the network's output has "
-                f"shape {tuple(f.shape)} with the classes last, got {tuple(y.shape)}{self._of_sequences(f, y)}"
+                f"shape {tuple(f.shape)} with the classes last, got {tuple(y.shape)}"
+                f"{self._of_one_hot(f, y) or self._of_sequences(f, y)}"
             )
         self.check_target_values(f, y)
         return y
+
+    def _of_one_hot(self, f: Tensor, y: Tensor) -> str:
+        return "; if the labels are one-hot, pass y.argmax(-1)" if y.shape == super().target_shape(f) else ""
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
         """Raise a ValueError naming ``y`` for a label out of range."""

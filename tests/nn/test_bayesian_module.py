@@ -314,3 +314,9 @@ class TestBadInput:
         assert BayesianModule(net).sites == ("weight", "bias")
         with pytest.raises(ValueError, match=r"floating point parameters, got 'index' of torch\.int64"):
             BayesianModule(net, select=lambda name, parameter: True)
+
+
+def test_a_prior_cannot_be_set_later():
+    bnn = BayesianModule(nn.Linear(2, 1))
+    with pytest.raises(AttributeError, match="prior cannot be set"):
+        bnn.prior = dist.Normal(0.0, 9.0)

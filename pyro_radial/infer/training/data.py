@@ -50,6 +50,7 @@ class Rows:
         #: The size of a ``DataLoader``'s batches.
         self.batch_size: int | None = None
         self._collate: Callable[[list[Any]], Any] | None = None
+        self._check: Callable[[Any], None] | None = None
         if isinstance(data, DataLoader):
             _check_loader(data, name)
             self.batch_size = data.batch_size
@@ -93,7 +94,21 @@ class Rows:
         x, y = _split(batch)
         check_inputs(x, f"{self.name}: x", index)
         check_inputs(y, f"{self.name}: y", index)
+        self._check_targets(y)
         return x, y
+
+    def check_targets(self, check: Callable[[Any], None]) -> None:
+        """Check all targets in memory now, or those of a ``Dataset`` as they are taken."""
+        self._check = check
+        if self.dataset is None:
+            self._check_targets(self._targets)
+
+    def _check_targets(self, y: Any) -> None:
+        if self._check is not None:
+            try:
+                self._check(y)
+            except ValueError as error:
+                raise ValueError(f"{self.name}: {error}{'' if self.dataset is None else ' of a batch'}") from error
 
     def all(self) -> tuple[Inputs, Inputs]:
         """Every row, in order."""
@@ -113,7 +128,14 @@ class Rows:
         if self._collate is not None:
             return _tensors(self._collate(items), self._dtype)
         # Otherwise Python's numbers would have double precision.
-        return _tensors(default_collate([_tensors(item, self._dtype) for item in items]), self._dtype)
+        items = [_tensors(item, self._dtype) for item in items]
+        try:
+            return _tensors(default_collate(items), self._dtype)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{self.name}: the items of the Dataset must have one shape in all rows, or pass a DataLoader with a "
+                f"collate_fn that pads them, got: {error}"
+            ) from error
 
 
 def as_inputs(x: Any, name: str, dtype: torch.dtype | None = None) -> Inputs:

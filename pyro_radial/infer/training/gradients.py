@@ -6,6 +6,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -80,7 +81,10 @@ class LossGradients(ABC):
     def _not_finite(self, batch: tuple[Any, Any], noise: TorchNoise) -> list[str]:
         noise.restore()
         step = self.loss.step
-        found = not_finite_parts(self.loss, self.model, self.guide, batch, {}, self.parameters)
+        found: list[str] = []
+        # The search evaluates without validation: its own error must not hide the first one.
+        with suppress(Exception):
+            found = not_finite_parts(self.loss, self.model, self.guide, batch, {}, self.parameters)
         self.loss.step = step
         return found
 

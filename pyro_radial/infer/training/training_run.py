@@ -10,18 +10,20 @@ from functools import partial
 from typing import Any
 
 import pyro
+import torch
+from pyro import poutine
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import has_state, load_states, states
+from pyro_radial._pyro.checks import check_types, has_state, load_states, states
 from pyro_radial._pyro.compat import mark_stepped, tree_map_only
-from pyro_radial._pyro.random_numbers import noise_of, rng_state, seeded, set_rng_state
+from pyro_radial._pyro.random_numbers import noise_of, one_at_a_time, rng_state, seeded, set_rng_state
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, differences, entry_kinds
-from pyro_radial.infer.training.data import Batches, Rows
+from pyro_radial.infer.training.data import Batches, Rows, evaluating
 from pyro_radial.infer.training.distributed import Processes
 from pyro_radial.infer.training.gradients import TERMS, Gradients, accumulated, fetched, summed
 from pyro_radial.infer.training.identity import data_identity, optimizer_identity, run_identity
@@ -29,7 +31,8 @@ from pyro_radial.infer.training.not_finite import check_parameters
 from pyro_radial.infer.training.optimizers import Optim, change_rates, check_fused_state
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.trainer import Trainer
-from pyro_radial.nn.likelihoods import FUNCTION_SITE
+from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood
+from pyro_radial.nn.supervised import find_network
 
 __all__ = ["Record", "TrainingRun"]
 
@@ -73,6 +76,11 @@ class TrainingRun:
         self.processes = processes
         self.num_data = options.num_data or len(batches.rows)
         usual_rows = -(-min(batches.size, len(batches.rows)) // options.accumulate)
+        with seeded(SET_UP + batches.seed, batches.device):
+            check = target_check(model, batches.first_rows()[0])
+        for rows in (batches.rows, validation):
+            if check is not None and rows is not None:
+                rows.check_targets(check)
         # These draws must not depend on whether a run starts or resumes, nor move its random numbers.
         with seeded(SET_UP + batches.seed, batches.device):
             self.trainer = Trainer(
@@ -314,6 +322,22 @@ class TrainingRun:
             setattr(self, name, state[name])
         self.batches.seed = state["shuffle_seed"]
         set_rng_state(own["rng"], trainer.device)
+
+
+def target_check(model: Callable[..., Any], x: Any) -> Callable[[Any], None] | None:
+    """A check of any number of targets of a :class:`~pyro_radial.SupervisedModel`, or None for another model."""
+    network = find_network(model)
+    if network is None or not isinstance(likelihood := network.likelihood, Likelihood):
+        return None
+    with one_at_a_time(), evaluating(model), torch.no_grad(), poutine.block():
+        f: Any = poutine.trace(model).get_trace(x).nodes[FUNCTION_SITE]["value"]
+
+    def check(y: Any) -> None:
+        check_types(Tensor, y=y)
+        # All outputs have the shape of the first.
+        likelihood.check_target(f[:1].expand(len(y), *f.shape[1:]), y)
+
+    return check
 
 
 def _stops(callback: Callable[[Record], Any] | None, record: Record) -> bool:

@@ -3,6 +3,7 @@
 
 """Local reparameterization in a network: which layers compute with noise, and a call in which they do."""
 
+import copy
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -14,7 +15,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from pyro_radial._pyro.compat import tree_leaves
+from pyro_radial._pyro.compat import tree_leaves, tree_map_only
 from pyro_radial.nn.functional_net import split_draws
 from pyro_radial.nn.local.unit_noise import LAYERS, Parameter, UnitNoise, noisy_output
 from pyro_radial.poutine.local_reparameterization import ASKS, NOISE, PARAMETER
@@ -43,18 +44,20 @@ class LocalLayers:
         # The reasons that calls have found, by layer, and the sites that a warning has named.
         self._found: dict[str, str] = {}
         self._said: set[str] = set()
+        self._has_looked = False
         self._look_at_skeleton()
 
     def _look_at_skeleton(self) -> None:
         # Tied parameters have one site, with the first name.
-        self._sites = {id(parameter): name for name, parameter in self._skeleton.named_parameters()}
+        named = (*self._skeleton.named_parameters(), *self._skeleton.named_buffers())
+        self._names = {id(tensor): name for name, tensor in named}
         self._reasons = _reasons(self._skeleton)
         self._norms = {name: m for name, m in self._skeleton.named_modules() if isinstance(m, BATCH_NORMS)}
         self._elsewhere = {name: _Elsewhere.of(name, p) for name, p in self._skeleton.named_parameters()}
 
     def __getstate__(self) -> dict[str, Any]:
         # An _Elsewhere cannot be copied.
-        return {**self.__dict__, "_sites": {}, "_elsewhere": {}}
+        return {**self.__dict__, "_names": {}, "_elsewhere": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -86,11 +89,31 @@ class LocalLayers:
                     output = run(*split, args, kwargs, partial(self._within, noises, rows))
                     if noises:
                         _check_rows(output, len(split[0]), rows)
+                        self._check_first_dim(rows, args, kwargs)
             except _NotLocalError as error:
                 self._found[error.layer] = error.why
             else:
                 self._say(reasons)
                 return output
+
+    def _check_first_dim(self, rows: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise a _NotLocalError if the output of one row more does not have one row more; looks once."""
+        if self._has_looked:
+            return
+        self._has_looked = True
+
+        def longer(tensor: Tensor) -> Tensor:
+            size = (rows + 1, *tensor.shape[1:]) if tensor.shape[:1] == (rows,) else tensor.shape
+            return torch.empty(size, dtype=tensor.dtype, device="meta")
+
+        try:
+            # On the meta device: computes shapes only, without random numbers.
+            inputs, named = tree_map_only(Tensor, longer, (args, kwargs))
+            output = copy.deepcopy(self._skeleton).eval()(*inputs, **named)
+        except Exception:
+            # A network that reads values or has a fixed number of rows cannot tell.
+            return
+        _check_rows(output, 0, rows + 1)
 
     def _reasons_of(self, sites: Mapping[str, Any]) -> dict[str, str]:
         """The sites whose parameters must be drawn, and why."""
@@ -127,7 +150,7 @@ class LocalLayers:
         calls = []
         for name in dict.fromkeys(site.rpartition(".")[0] for site in noises):
             layer: Any = self._skeleton.get_submodule(name)
-            own = [parameters.get(self._sites.get(id(getattr(layer, parameter)), "")) for parameter in PARAMETERS]
+            own = [parameters.get(self._names.get(id(getattr(layer, parameter)), "")) for parameter in PARAMETERS]
             calls.append(_Call(name, layer, rows, own))
             layer.forward = _as_function(calls[-1])
         try:
@@ -196,6 +219,8 @@ def _reasons(skeleton: nn.Module) -> dict[str, str]:
         module = skeleton.get_submodule(layer)
         if type(module) not in LAYERS or leaf not in PARAMETERS or "forward" in vars(module):
             reasons[site] = f"{type(module).__name__} has no local reparameterization"
+        elif any(own in vars(module) for own in PARAMETERS):
+            reasons[site] = "its layer has a weight or bias that is neither a parameter nor a buffer"
         elif others:
             reasons[site] = f"it is the same as {others[0]}"
     return reasons

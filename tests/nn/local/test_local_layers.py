@@ -302,3 +302,61 @@ def test_one_example_without_a_batch_has_drawn_weights():
     bnn, guide = guided(nn.Linear(4, 2))
     with pytest.warns(UserWarning, match="no row for each"):
         assert outputs(bnn, guide, X[0]).shape == (2,)
+
+
+def fixed(layer, name, value):
+    """A layer with a tensor that is no parameter."""
+    delattr(layer, name)
+    layer.register_buffer(name, value)
+    return layer
+
+
+def plain(layer, name, value):
+    delattr(layer, name)
+    setattr(layer, name, value)
+    return layer
+
+
+@pytest.mark.parametrize("make", [fixed, plain])
+@pytest.mark.parametrize("name", ["bias", "weight"])
+@pytest.mark.filterwarnings("ignore:local reparameterization. these parameters are drawn")
+def test_a_tensor_that_is_no_parameter_counts(make, name):
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 2)
+    net = make(layer, name, torch.full_like(getattr(layer, name).detach(), 100.0))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(), local_reparameterization=True)
+    guide = AutoMeanField(model)
+    y = net(X).detach()
+    torch.testing.assert_close(pyro.poutine.trace(model).get_trace(X).nodes["f"]["value"].shape, y.shape)
+    trace = pyro.poutine.trace(guide).get_trace(X, y)
+    f = pyro.poutine.trace(pyro.poutine.replay(model, trace=trace)).get_trace(X, y).nodes["f"]["value"]
+    torch.testing.assert_close(f, y, atol=5.0, rtol=0.0)
+
+
+@pytest.mark.filterwarnings("ignore:local reparameterization. these parameters are drawn")
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
+def test_spectral_norm_of_the_old_style_is_drawn():
+    net = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 3)), nn.Linear(3, 2))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(), local_reparameterization=True)
+    guide = AutoRadial(model)
+    assert torch.isfinite(torch.tensor(RadialELBO().loss(model, guide, X, torch.zeros(6, 2))))
+
+
+class TimeMajor(nn.Module):
+    """Takes ``[T, B, F]`` and returns ``[B, K]``."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.embed(x).tanh().mean(0))
+
+
+@pytest.mark.parametrize("batch", [5, 6])
+def test_time_steps_are_not_taken_for_rows(batch):
+    x = torch.randn(6, batch, 4)
+    model = SupervisedModel(BayesianModule(TimeMajor()), likelihoods.Gaussian(), local_reparameterization=True)
+    guide = AutoRadial(model)
+    with pytest.warns(UserWarning, match="the network's output has no row for each row of its input"):
+        RadialELBO().loss(model, guide, x, torch.zeros(batch, 2))
