@@ -8,7 +8,8 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -93,10 +94,14 @@ def optional(check: Callable[[str, Any], Any], argument: str, value: Any) -> Any
 
 
 def check_types(kind: Any, /, **arguments: Any) -> None:
-    """Raise a ValueError that names the first argument that is not of this type; a class is no ``Callable`` here."""
+    """Raise a ValueError that names the first argument that is not of this type; a class is no ``Callable`` here.
+
+    :param kind: a type, or a union, as ``Callable | None``.
+    """
     for argument, value in arguments.items():
-        if not isinstance(value, kind) or (kind is Callable and isinstance(value, type)):
-            what = "function" if kind is Callable else kind.__name__
+        kinds = [one for one in get_args(kind) or (kind,) if one is not NoneType]
+        if not isinstance(value, kind) or (Callable in kinds and isinstance(value, type)):
+            what = " or ".join("function" if one is Callable else one.__name__ for one in kinds)
             got = kind_of(value) if kind is torch.Tensor else type(value).__name__
             got = f"the class {value.__name__}" if isinstance(value, type) else got
             raise ValueError(f"{argument} must be {'an' if what[0] in 'AEIOU' else 'a'} {what}, got {got}")

@@ -178,8 +178,7 @@ class ProcessModel(Model):
         """
         self.eval()
         _check_points(X)
-        if posterior_transform is not None:
-            check_types(Callable, posterior_transform=posterior_transform)
+        check_types(Callable | None, posterior_transform=posterior_transform)
         X = self.transform_inputs(X)
         mean, covariance = self._moments(X)
         if isinstance(observation_noise, Tensor):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Gamma, InverseGamma, LogNormal, Normal, TransformedDistribution
 from torch.distributions.transforms import ExpTransform
 
+from pyro_radial._pyro.checks import check_types
 from pyro_radial.distributions.special import check_float
 
 __all__ = ["half_cauchy_factors", "log_mode", "sqrt_product"]
@@ -58,8 +59,7 @@ def sqrt_product(first: LogNormal, second: LogNormal) -> dist.LogNormal:
 
     It turns a posterior on the two factors of a half-Cauchy variable into a posterior on the variable.
     """
-    for name, distribution in (("first", first), ("second", second)):
-        _check_log_normal("sqrt_product", name, distribution)
+    check_types(LogNormal, first=first, second=second)
     return dist.LogNormal(0.5 * (first.loc + second.loc), 0.5 * torch.hypot(first.scale, second.scale))
 
 
@@ -69,13 +69,8 @@ def log_mode(distribution: LogNormal) -> Tensor:
     For ``sqrt_product(a, b)`` it is :math:`\tfrac12 (\mu_a + \mu_b) - \tfrac14 (\sigma_a^2 + \sigma_b^2)`, the score
     for pruning. Oh et al. (2019), section 3.3, use the mode of the product, without the root.
     """
-    _check_log_normal("log_mode", "distribution", distribution)
+    check_types(LogNormal, distribution=distribution)
     return distribution.loc - distribution.scale.square()
-
-
-def _check_log_normal(function: str, name: str, distribution: Any) -> None:
-    if not isinstance(distribution, LogNormal):
-        raise ValueError(f"{function}: {name} must be a LogNormal, got {type(distribution).__name__}")
 
 
 def kl_normal_to_log_gamma(q: Normal, p: TransformedDistribution) -> Tensor:

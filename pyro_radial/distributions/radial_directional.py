@@ -21,7 +21,7 @@ from torch.distributions import (
     kl_divergence,
 )
 
-from pyro_radial._pyro.checks import check_flag, check_shape, joint_shape, optional
+from pyro_radial._pyro.checks import check_flag, check_shape, check_types, joint_shape, optional
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype
 from pyro_radial.distributions.wrappers import expanded
@@ -159,9 +159,7 @@ def kl_radial_directional(q: RadialDirectional, p: RadialDirectional) -> Tensor:
 
 def _check(radius: Any, direction: Any) -> None:
     """Raise an error that names the argument, if its shape or support does not fit."""
-    for name, argument in (("radius", radius), ("direction", direction)):
-        if not isinstance(argument, Distribution):
-            raise TypeError(f"RadialDirectional: {name} must be a distribution, got {argument!r}")
+    check_types(Distribution, radius=radius, direction=direction)
     if len(radius.event_shape) != 0 or radius.support.is_discrete or is_real(radius.support):
         raise ValueError(
             f"RadialDirectional: radius must be a positive univariate distribution, got {type(radius).__name__} of "

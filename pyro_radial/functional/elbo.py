@@ -106,8 +106,7 @@ class FunctionalELBO(RadialELBO):
         self.divergence: Divergence | ProcessDivergence = SteinKL() if divergence is None else divergence
         check_types(Callable, divergence=self.divergence)
         check_types(str, function_site=function_site)
-        if measurement_points is not None:
-            check_types(Callable, measurement_points=measurement_points)
+        check_types(Callable | None, measurement_points=measurement_points)
         if compare_at not in PLACES:
             raise ValueError(f"compare_at must be one of {PLACES}, got {compare_at!r}")
         if compare_at == "measurement_points" and measurement_points is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from pyro_radial._pyro.checks import check_list
+from pyro_radial._pyro.checks import check_items, check_list, check_types
 from pyro_radial.nn.bayesian_module import submodules
 
 __all__ = ["MultiHead", "under_head", "use_head"]
@@ -41,12 +41,10 @@ class MultiHead(nn.Module):
 
     def __init__(self, trunk: nn.Module, heads: Iterable[nn.Module]) -> None:
         super().__init__()
-        heads = check_list("heads", heads)
+        heads = check_items(nn.Module, "heads", heads)
         if not heads:
             raise ValueError("heads must hold at least one module, got none")
-        for name, module in [("trunk", trunk), *((f"heads[{i}]", head) for i, head in enumerate(heads))]:
-            if not isinstance(module, nn.Module):
-                raise ValueError(f"{name} must be a torch.nn.Module, got {type(module).__name__}")
+        check_types(nn.Module, trunk=trunk)
         self.trunk = trunk
         self.heads = nn.ModuleList(heads)
         self._head = 0

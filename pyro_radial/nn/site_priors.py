@@ -13,6 +13,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from pyro_radial._pyro.checks import check_types
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.functional_net import STATISTICS_LAYERS
 
@@ -121,8 +122,7 @@ class Following:
 
 def check_net(net: nn.Module) -> None:
     """Raise a ValueError naming ``net`` unless it is a plain network without uninitialized parameters."""
-    if not isinstance(net, nn.Module):
-        raise ValueError(f"net must be a torch.nn.Module, got {type(net).__name__}")
+    check_types(nn.Module, net=net)
     if any(isinstance(module, PyroModule) for module in net.modules()):
         raise ValueError("net must be a plain network, got one with a PyroModule, which is already a Pyro model")
     for name, parameter in net.named_parameters():

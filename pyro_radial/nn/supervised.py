@@ -14,6 +14,7 @@ from pyro.nn import PyroModule
 from pyro.poutine import Trace
 from torch import Tensor, nn
 
+from pyro_radial._pyro.checks import check_flag, check_types
 from pyro_radial._pyro.compat import has_hooks
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood
@@ -55,16 +56,14 @@ class SupervisedModel(nn.Module):
             raise ValueError(
                 f"bnn must be a BayesianModule, got {type(bnn).__name__}: wrap a plain network as BayesianModule(net)"
             )
-        if not isinstance(likelihood, Likelihood):
-            raise ValueError(f"likelihood must be a Likelihood, got {type(likelihood).__name__}")
+        check_types(Likelihood, likelihood=likelihood)
         taken = set(getattr(bnn, "sites", ())) & own_names(likelihood)
         if taken:
             raise ValueError(
                 f"bnn must not have sites with names of the likelihood's sites, got {sorted(taken)}: rename these "
                 "parameters, or wrap the network as torch.nn.Sequential(net), which prefixes all names"
             )
-        if not isinstance(local_reparameterization, bool):
-            raise ValueError(f"local_reparameterization must be True or False, got {local_reparameterization!r}")
+        check_flag("local_reparameterization", local_reparameterization)
         if local_reparameterization and not isinstance(bnn, BayesianModule):
             raise ValueError(
                 f"bnn must be a BayesianModule for local_reparameterization=True, got {type(bnn).__name__}"

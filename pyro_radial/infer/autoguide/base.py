@@ -24,7 +24,6 @@ from torch.distributions import Distribution, transform_to
 from pyro_radial._pyro.checks import (
     check_each,
     check_flag,
-    check_function,
     check_list,
     check_types,
     optional,
@@ -95,11 +94,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         families: Families | None = None,
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
-        for name, function in (("model", model), ("init_loc_fn", init_loc_fn)):
-            check_function(name, function)
-        optional(check_function, "create_plates", create_plates)
-        if not (families is None or callable(families) or isinstance(families, Mapping)):
-            raise ValueError(f"families must be a mapping or a function, got {type(families).__name__}")
+        check_types(Callable, model=model, init_loc_fn=init_loc_fn)
+        check_types(Callable | None, create_plates=create_plates)
+        check_types(Mapping | Callable | None, families=families)
         self.init_loc_fn = init_loc_fn
         super().__init__(InitMessenger(partial(_init_latent, init_loc_fn))(model), create_plates=create_plates)
         self._init_stddev = optional(positive_float, "init_stddev", init_stddev)
@@ -410,8 +407,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state as in torch; the guide must have its parameters from :meth:`setup` or a first run."""
-        for name, flag in (("strict", strict), ("assign", assign)):
-            check_flag(name, flag)
+        check_types(bool, strict=strict, assign=assign)
         self._require_setup("load_state_dict")
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 

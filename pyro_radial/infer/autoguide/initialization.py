@@ -89,8 +89,7 @@ def init_to_network(
         True
     """
     check_function("fallback", fallback)
-    if net is not None:
-        check_types(nn.Module, net=net)
+    check_types(nn.Module | None, net=net)
     if site is None:
         return functools.partial(init_to_network, net=net, fallback=fallback)
     check_types(Mapping, site=site)

@@ -90,8 +90,7 @@ class CompiledSVI:
     ) -> None:
         check_types(Callable, model=model, guide=guide)
         check_flag("compile", compile)
-        if options is not None:
-            check_types(Mapping, options=options)
+        check_types(Mapping | None, options=options)
         if isinstance(loss, type) or not hasattr(loss, "differentiable_loss"):
             raise ValueError(
                 "loss must be an ELBO with differentiable_loss, such as TraceMeanField_ELBO() or "

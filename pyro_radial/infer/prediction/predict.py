@@ -14,7 +14,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import check_flag, check_function, positive_count
+from pyro_radial._pyro.checks import check_function, check_types, positive_count
 from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, PosteriorSamples, check_global, check_sites
@@ -86,8 +86,7 @@ def predict(
         (torch.Size([8, 5, 3]), torch.Size([5, 3]), torch.Size([5]))
     """
     check_function("model", model)
-    for name, flag in (("dropout", dropout), ("progress", progress)):
-        check_flag(name, flag)
+    check_types(bool, dropout=dropout, progress=progress)
     x = as_inputs(x, "x", dtype_of(guide, model))
     positive_count("chunk_size", chunk_size)
     device = device_of(guide, model)

@@ -166,10 +166,8 @@ def _check(model: Any, guide: Any, loss: Any, validation: Any, callback: Any, op
             "model must be a Pyro model of inputs and targets, model(x, y), such as "
             f"SupervisedModel(BayesianModule(net), likelihood), got {type(model).__name__}"
         )
-    if callback is not None:
-        check_types(Callable, callback=callback)
-    if not isinstance(guide, nn.Module):
-        raise ValueError(f"guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
+    check_types(Callable | None, callback=callback)
+    check_types(nn.Module, guide=guide)
     if not isinstance(loss, ELBO) or not hasattr(type(loss), "terms"):
         raise ValueError(f"loss must keep its terms, as RadialELBO does, got {type(loss).__name__}")
     if validation is None:

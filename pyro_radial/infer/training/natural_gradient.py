@@ -105,8 +105,7 @@ class NaturalGradient(GuideOptim):
         :returns: an optimizer; call ``step`` after ``loss.backward()``, with the loss of the whole data set.
         """
         check_types(Callable, model=model)
-        if not isinstance(guide, nn.Module):
-            raise ValueError(f"guide must be an nn.Module such as AutoRadial, got {type(guide).__name__}")
+        check_types(nn.Module, guide=guide)
         with evaluating(model, guide), torch.no_grad(), poutine.block(), seeded(0, device_of(guide, model)):
             getattr(guide, "setup", guide)(*args, **kwargs)
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_float
+from pyro_radial._pyro.checks import non_negative_integer, optional, positive_float
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, log_sphere_area
 from pyro_radial.infer.autoguide.families.family import LocScale, Site
@@ -61,10 +61,8 @@ class Radial(LocScale):
         super().__init__(init_stddev)
         if init_scale is not None and init_stddev is not None:
             raise ValueError("give init_scale or init_stddev, not both")
-        if event_dim is not None and (isinstance(event_dim, bool) or not isinstance(event_dim, int) or event_dim < 0):
-            raise ValueError(f"event_dim must be a non-negative integer, got {event_dim!r}")
-        self.init_scale = None if init_scale is None else positive_float("init_scale", init_scale)
-        self.event_dim = event_dim
+        self.init_scale = optional(positive_float, "init_scale", init_scale)
+        self.event_dim = optional(non_negative_integer, "event_dim", event_dim)
 
     def radius_dim(self, site: Site) -> int:
         """The number of a site's last dimensions that share one radius."""
