@@ -94,10 +94,7 @@ def optional(check: Callable[[str, Any], Any], argument: str, value: Any) -> Any
 
 
 def check_types(kind: Any, /, **arguments: Any) -> None:
-    """Raise a ValueError that names the first argument that is not of this type; a class is no ``Callable`` here.
-
-    :param kind: a type, or a union, as ``Callable | None``.
-    """
+    """Raise a ValueError that names the first argument not of this type or union; a class is no ``Callable`` here."""
     for argument, value in arguments.items():
         kinds = [one for one in get_args(kind) or (kind,) if one is not NoneType]
         if not isinstance(value, kind) or (Callable in kinds and isinstance(value, type)):

@@ -21,7 +21,7 @@ from torch.distributions import (
     kl_divergence,
 )
 
-from pyro_radial._pyro.checks import check_flag, check_shape, check_types, joint_shape, optional
+from pyro_radial._pyro.checks import check_shape, check_types, joint_shape
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
 from pyro_radial.distributions.special import MEAN_LOG_HALF_NORMAL, accumulation_dtype
 from pyro_radial.distributions.wrappers import expanded
@@ -60,7 +60,7 @@ class RadialDirectional(TorchDistribution):
     support = constraints.real_vector
 
     def __init__(self, radius: Any, direction: Any, *, validate_args: bool | None = None) -> None:
-        optional(check_flag, "validate_args", validate_args)
+        check_types(bool | None, validate_args=validate_args)
         _check(radius, direction)
         batch_shape = joint_shape("RadialDirectional", radius=radius.batch_shape, direction=direction.batch_shape)
         # Both have the full batch, so that each element has its own draws.

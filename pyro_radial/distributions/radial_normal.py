@@ -13,15 +13,7 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions.utils import broadcast_all
 
-from pyro_radial._pyro.checks import (
-    check_each,
-    check_flag,
-    check_shape,
-    joint_shape,
-    non_negative_integer,
-    optional,
-    proper_fraction,
-)
+from pyro_radial._pyro.checks import check_shape, check_types, held_numbers, joint_shape, non_negative_integer
 from pyro_radial.distributions.constraints import finite_positive
 from pyro_radial.distributions.radial_marginal import radial_marginal_quantile
 from pyro_radial.distributions.special import (
@@ -79,7 +71,7 @@ class RadialNormal(TorchDistribution):
     _log_density_at_loc = math.inf
 
     def __init__(self, loc: Any, scale: Any, event_dim: int = 1, *, validate_args: bool | None = None) -> None:
-        optional(check_flag, "validate_args", validate_args)
+        check_types(bool | None, validate_args=validate_args)
         self.loc, self.scale = _broadcast(loc, scale)
         # If Pyro tracks the provenance of the tensor, its shape is a plain tuple.
         shape = torch.Size(self.loc.shape)
@@ -201,8 +193,8 @@ class RadialNormal(TorchDistribution):
         :param probabilities: numbers strictly between 0 and 1.
         :returns: the quantiles, ``[len(probabilities), *batch, *event]``.
         """
-        fractions = check_each(proper_fraction, "probabilities", probabilities)
-        standard = [radial_marginal_quantile(p, self.num_elements) for p in fractions]
+        numbers = held_numbers("probabilities", probabilities).flatten().tolist()
+        standard = [radial_marginal_quantile(p, self.num_elements) for p in numbers]
         return torch.stack([self.loc + self.scale * z for z in standard])
 
 

@@ -12,7 +12,7 @@ from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_flag, check_shape, joint_shape, optional
+from pyro_radial._pyro.checks import check_shape, check_types, joint_shape
 from pyro_radial.distributions.constraints import finite_nonnegative
 from pyro_radial.distributions.special import accumulation_dtype, check_float, log_sphere_area
 from pyro_radial.distributions.vmf import functions
@@ -68,7 +68,7 @@ class VonMisesFisherStable(TorchDistribution):
     has_rsample = True
 
     def __init__(self, loc: Tensor, concentration: Any, validate_args: bool | None = None) -> None:
-        optional(check_flag, "validate_args", validate_args)
+        check_types(bool | None, validate_args=validate_args)
         loc, concentration = _checked(type(self).__name__, loc, concentration)
         batch_shape = joint_shape(type(self).__name__, loc=loc.shape[:-1], concentration=concentration.shape)
         self.loc, self.concentration = loc.expand(batch_shape + loc.shape[-1:]), concentration.expand(batch_shape)
@@ -185,7 +185,7 @@ class HypersphericalUniform(TorchDistribution):
         if like is not None and not (isinstance(like, Tensor) and like.is_floating_point()):
             got = like.dtype if isinstance(like, Tensor) else repr(like)
             raise ValueError(f"HypersphericalUniform: like must be a floating-point tensor, got {got}")
-        optional(check_flag, "validate_args", validate_args)
+        check_types(bool | None, validate_args=validate_args)
         batch_shape = check_shape("HypersphericalUniform: batch_shape", batch_shape)
         # A tensor of the distribution's own, which moves with it to another dtype or device.
         self.like = torch.zeros(()) if like is None else torch.zeros((), dtype=like.dtype, device=like.device)

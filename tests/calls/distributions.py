@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import torch
 
 from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
-from tests.calls.sweep import NONE, Call, distribution, flag, non_negative_int, optional, shape, tensor
+from tests.calls.sweep import NONE, STRANGER, Call, distribution, flag, non_negative_int, optional, shape, tensor
 
 real = tensor | {"integers": torch.zeros(2, 3, dtype=torch.long)}
 validated = optional(flag)
@@ -133,7 +133,7 @@ CALLS += [
         "distributions.RadialNormal.marginal_quantiles",
         lambda: dict(probabilities=[0.25, 0.5]),
         lambda found: found.shape == (2, 2, 3) and bool((found[0] < 0).all()) and bool((found[1] == 0).all()),
-        invalid=dict(probabilities={**NONE, "text": "two", "number": 0.5, "zero": [0.0], "one": [0.5, 1.0]}),
+        invalid=dict(probabilities={**NONE, "text": "two", "stranger": STRANGER, "zero": 0.0, "one": [0.5, 1.0]}),
         on=radial,
     ),
     Call(

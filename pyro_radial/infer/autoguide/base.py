@@ -21,15 +21,7 @@ from pyro.nn.module import PyroParam
 from torch import Tensor
 from torch.distributions import Distribution, transform_to
 
-from pyro_radial._pyro.checks import (
-    check_each,
-    check_flag,
-    check_list,
-    check_types,
-    optional,
-    positive_float,
-    proper_fraction,
-)
+from pyro_radial._pyro.checks import check_each, check_flag, check_types, optional, positive_float, proper_fraction
 from pyro_radial._pyro.compat import deep_setattr, prototype_hide_fn
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.random_numbers import one_at_a_time
@@ -258,7 +250,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._require_setup("quantiles", *args, **kwargs)
         levels = check_each(proper_fraction, "quantiles", quantiles)
         names = list(self._families)
-        wanted = names if sites is None else [sites] if isinstance(sites, str) else check_list("sites", sites)
+        check_types(Collection | None, sites=sites)
+        wanted = names if sites is None else [sites] if isinstance(sites, str) else list(sites)
         if not set(wanted) <= set(names):
             raise ValueError(f"sites must be among {names}, got {wanted}")
         return {name: self._site_quantiles(name, levels) for name in wanted}
