@@ -20,6 +20,7 @@ from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.elbo import LossTerms, RadialELBO, not_finite_parameter
 from pyro_radial.infer.training.data import Rows, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.infer.training.not_finite import first_not_finite
+from pyro_radial.infer.training.units import not_standardized
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.poutine import mean_only
 
@@ -147,7 +148,9 @@ def diagnose(
     changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
     unmoved = [name for name, change in changes.items() if change < UNMOVED]
     follows_inputs = signal is not None and noise is not None and signal > noise
+    advice = not_standardized(model, x, y)
     findings = [
+        *([] if advice is None else [advice]),
         # The advice on the KL of weights does not apply to a divergence of functions.
         *(_on_terms(terms, follows_inputs) if comparison is None else comparison.findings),
         *_on_scales(unmoved, changes, wide),

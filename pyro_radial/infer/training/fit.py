@@ -4,6 +4,7 @@
 """A training loop with progress, validation, early stopping, and a resume that loses nothing."""
 
 import inspect
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from pyro_radial.infer.training.distributed import Processes, joined
 from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, GuideOptim, Optim, check_optim
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.training_run import Record, TrainingRun
+from pyro_radial.infer.training.units import not_standardized
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import set_num_data
 
@@ -138,6 +140,8 @@ def fit(
                 scheduler = partial(optim.scheduler, steps=epochs * batches.per_epoch)
                 options = replace(options, scheduler_interval="step")
             own: dict[str, Any] = {"seed": seed, "options": options, "processes": processes, "callback": callback}
+            if rows.dataset is None and processes.is_first and (advice := not_standardized(model, *rows.tensors)):
+                warnings.warn(advice, stacklevel=2)
             run = TrainingRun(model, guide, loss, batches, optim, scheduler, held_out, **own)
         run.begin(kept, epochs)
         run.train(epochs, kept, progress and processes.is_first)

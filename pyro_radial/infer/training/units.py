@@ -1,0 +1,61 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Whether data have about the size that priors on weights and the noise start with; training and diagnosis ask it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_radial.infer.training.data import Inputs, num_rows
+from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.nn.likelihoods import Gaussian, HeteroscedasticGaussian
+
+__all__ = ["not_standardized"]
+
+# Measured with unit-normal priors and default settings. In regression, inputs of 30 are predicted no better than by the
+# mean, inputs of 100 three times worse; a mean target of 10 misses by 3.6 standard deviations with a noise of a quarter
+# of the error; a spread of a tenth of the first noise leaves a noise of 16 times the error. Classes are still learned
+# from pixels up to 255; at 4000 the log-likelihood is seven times worse. All are root mean squares over rows.
+MOST_OF_INPUT = 30.0
+MOST_OF_INPUT_FOR_CLASSES = 300.0
+MOST_OF_TARGET = 10.0
+LEAST_SPREAD_OF_TARGET = 0.1
+
+
+@torch.no_grad()
+def not_standardized(model: Any, x: Inputs, y: Inputs) -> str | None:
+    """Say which inputs or real targets have another size, with the numbers; None if all fit or nothing is known."""
+    likelihood = getattr(model, "likelihood", None)
+    if likelihood is None or num_rows(x) < 2:
+        return None
+    is_real, found = isinstance(likelihood, Gaussian | HeteroscedasticGaussian), []
+    parts = x.values() if isinstance(x, dict) else x if isinstance(x, tuple) else (x,)
+    sizes = [] if _scales_inputs(model) else [_largest(part) for part in parts if part.is_floating_point()]
+    if max(sizes, default=0.0) > (MOST_OF_INPUT if is_real else MOST_OF_INPUT_FOR_CLASSES):
+        found.append(f"inputs with a root mean square of up to {max(sizes):.3g}")
+    if is_real and isinstance(y, Tensor) and y.is_floating_point():
+        mean, spread = float(y.mean()), float(y.std(0, correction=0).max())
+        noise = getattr(likelihood, "scale", 1.0)
+        if _largest(y) > MOST_OF_TARGET or 0.0 < spread < LEAST_SPREAD_OF_TARGET * float(noise):
+            found.append(f"targets with mean {mean:.3g} and standard deviation {spread:.3g}")
+    if not found:
+        return None
+    return (
+        f"The data have {' and '.join(found)}, but the priors and the noise expect about unit size. Standardize inputs "
+        "and real targets by the training rows, and convert predictions back."
+    )
+
+
+def _largest(values: Tensor) -> float:
+    """The root mean square over rows of the largest element of a row."""
+    return float(torch.linalg.vector_norm(values, dim=0).max()) / len(values) ** 0.5
+
+
+def _scales_inputs(model: Any) -> bool:
+    """Whether the first layer with parameters of a Bayesian network normalizes its inputs."""
+    networks = (part for part in submodules(model) if isinstance(part, BayesianModule))
+    layers: list[nn.Module] = [layer for network in networks for layer in network.skeleton.modules()]
+    first = next((layer for layer in layers if any(True for _ in layer.parameters(recurse=False))), None)
+    return "Norm" in type(first).__name__
