@@ -28,6 +28,7 @@ from pyro_radial.distributions.storage import StoredDistribution, StoredDistribu
 from pyro_radial.distributions.wrappers import Transformed, leaf
 from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.diagnose import UNMOVED
+from pyro_radial.infer.training.data import device_of
 from pyro_radial.poutine.swap_prior import SwapPriorMessenger, UnderPriors, check_prior, is_guide
 
 __all__ = ["PriorChain", "posterior_of"]
@@ -98,7 +99,10 @@ class PriorChain(UnderPriors):
 
     @property
     def prior(self) -> dict[str, Any]:
-        """The last posteriors, which replace the model's own priors: ``{site: distribution}``."""
+        """The last posteriors, which replace the model's own priors: ``{site: distribution}``, where the model is."""
+        device = device_of(self.model, self.chained)
+        if self.chained.device != device:
+            self.chained.to(device)
         return self.chained.as_dict()
 
     def priors(self) -> SwapPriorMessenger:

@@ -130,6 +130,11 @@ class StoredDistributions(nn.Module):
         # Follows .to(), so that loaded sites are created on the right device.
         self.register_buffer("_place", torch.empty(0), persistent=False)
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the distributions."""
+        return self._place.device
+
     def __getitem__(self, name: str) -> Any:
         stored = self._modules[_site_key(name)]
         assert isinstance(stored, StoredDistribution)
@@ -148,6 +153,8 @@ class StoredDistributions(nn.Module):
         """Set the distributions of these sites."""
         for name, distribution in distributions.items():
             self._modules[_site_key(name)] = distribution
+            for tensor in distribution.buffers():
+                self._place = tensor.new_empty(0)
 
     def as_dict(self) -> dict[str, Any]:
         """Return ``{site: distribution}``."""

@@ -25,7 +25,9 @@ from torch import nn
 from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit, predict
 from pyro_radial.continual import PriorChain
 from pyro_radial.distributions import RadialNormal
+from pyro_radial.distributions.storage import StoredDistribution
 from pyro_radial.infer.autoguide import AutoMeanField
+from pyro_radial.infer.training.data import device_of
 from pyro_radial.nn import likelihoods
 from tests.helpers.models import train_to_convergence
 from tests.helpers.runs import FIT, data, problem
@@ -865,3 +867,22 @@ def test_a_full_covariance_normal_that_was_never_trained_is_refused():
 def test_reset_scales_is_a_bool(value):
     with pytest.raises(ValueError, match=f"reset_scales must be True or False, got {value!r}"):
         PriorChain(summed(W)).guide(AutoRadial, reset_scales=value)
+
+
+def test_the_device_of_a_chain_is_that_of_its_model():
+    model = SupervisedModel(BayesianModule(nn.Linear(3, 2, device="meta")), likelihoods.Categorical(num_data=5))
+    assert device_of(PriorChain(model)) == torch.device("meta")
+
+
+def test_chained_priors_follow_the_model():
+    model = SupervisedModel(BayesianModule(nn.Linear(3, 2)), likelihoods.Categorical(num_data=5))
+    chain = PriorChain(model)
+    chain.advance({"weight": dist.Normal(torch.zeros(2, 3), 1.0).to_event(2)})
+    model.to("meta")
+    assert chain.prior["weight"].mean.device == torch.device("meta")
+
+
+def test_chained_priors_of_a_function_are_where_the_posterior_is():
+    chain = PriorChain(lambda: pyro.sample("w", dist.Normal(0.0, 1.0)))
+    chain.chained.update({"w": StoredDistribution(None, {"loc": torch.zeros((), device="meta")})})
+    assert device_of(chain) == torch.device("meta")

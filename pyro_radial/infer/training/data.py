@@ -295,12 +295,12 @@ def parts(batch: tuple[Any, Any], number: int) -> Iterator[tuple[tuple[Any, Any]
 
 
 def device_of(*modules: Any) -> torch.device:
-    """The device of the first module that has any parameters or buffers."""
+    """The device of the first network in the modules, else of the first that has any parameters or buffers."""
+    network = next(_networks(modules), None)
+    if network is not None:
+        return network.device
     tensor = next(_tensors_of(modules), None)
-    if tensor is not None:
-        return tensor.device
-    # A network whose parameters are all random holds none, but knows where they started.
-    return next((part.device for part in _networks(modules)), torch.device("cpu"))
+    return torch.device("cpu") if tensor is None else tensor.device
 
 
 def dtype_of(*modules: Any) -> torch.dtype:

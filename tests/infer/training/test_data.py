@@ -260,6 +260,12 @@ def test_the_device_is_that_of_the_first_module_that_holds_a_tensor():
     assert device_of(nn.BatchNorm1d(2, affine=False, device="meta"), nn.Linear(1, 1)) == torch.device("meta")
 
 
+def test_the_device_is_that_of_the_network_before_that_of_any_buffer():
+    model = SupervisedModel(BayesianModule(nn.Linear(3, 2, device="meta")), likelihoods.Categorical(num_data=5))
+    model.register_buffer("elsewhere", torch.zeros(1))
+    assert device_of(model) == torch.device("meta")
+
+
 @pytest.mark.cuda
 def test_a_network_whose_parameters_are_all_random_is_where_it_was_moved():
     model = SupervisedModel(BayesianModule(nn.Linear(3, 2)), likelihoods.Categorical(num_data=5)).cuda()
