@@ -227,12 +227,9 @@ class _StreamRun:
                 f"coreset must have functions to keep before task {self.stream.names[number]!r}, but {error}"
             ) from error
         if new := kept.new_classes(number):
-            warnings.warn(
-                f"task {self.stream.names[number]!r} has classes {new}, which no earlier task under its head had. The "
-                "functions that the coreset holds keep their probability near zero, so they may not be learned. Give "
-                'each task its own head, or keep labels: Coreset(..., use="labels").',
-                stacklevel=4,
-            )
+            text = f"task {self.stream.names[number]!r} has classes {new}, which no earlier task under its head had; "
+            text += "the functions that the coreset holds may keep it from learning them. Give each task its own head."
+            warnings.warn(text, stacklevel=4)
         held = FunctionChainELBO(
             memories,
             loss.num_particles,

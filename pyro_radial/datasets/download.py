@@ -57,7 +57,7 @@ def _open(url: str) -> Any:
     def ask() -> None:
         try:
             answer.set_result(urlopen(url, timeout=TIMEOUT))
-        except BaseException as error:
+        except Exception as error:
             answer.set_exception(error)
 
     Thread(target=ask, daemon=True).start()  # Nothing interrupts a read of headers.

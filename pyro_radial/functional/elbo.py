@@ -94,11 +94,8 @@ class FunctionalELBO(RadialELBO):
         kl_weight: float | Callable[[int], float] = 1.0,
         **kwargs: Any,
     ) -> None:
-        for name in ("num_particles", "vectorize_particles"):
-            if name in kwargs:
-                raise ValueError(
-                    f"{name} must be left out, because num_functions is the number of draws, got {kwargs[name]!r}"
-                )
+        if held := kwargs.keys() & {"num_particles", "vectorize_particles"}:
+            raise ValueError(f"{min(held)} must be left out, because num_functions is the number of draws")
         super().__init__(
             positive_count("num_functions", num_functions), vectorize_particles=True, kl_weight=kl_weight, **kwargs
         )
