@@ -77,7 +77,8 @@ class TrainingRun:
         self.num_data = options.num_data or len(batches.rows)
         usual_rows = -(-min(batches.size, len(batches.rows)) // options.accumulate)
         with seeded(SET_UP + batches.seed, batches.device):
-            check = target_check(model, batches.first_rows()[0])
+            first = batches.first_rows()
+            check = target_check(model, first[0])
         for rows in (batches.rows, validation):
             if check is not None and rows is not None:
                 rows.check_targets(check)
@@ -86,7 +87,7 @@ class TrainingRun:
             self.trainer = Trainer(
                 model,
                 guide,
-                batches.first_rows(),
+                first,
                 loss=loss,
                 optim=scheduler if isinstance(scheduler, PyroLRScheduler) else optim,
                 clip_norm=options.clip_norm,
