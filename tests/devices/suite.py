@@ -1,0 +1,642 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Everything on a pretend accelerator gives what it gives on the CPU; ``test_devices.py`` runs this file.
+
+See :mod:`tests.helpers.device` for what the device cannot see.
+"""
+
+import copy
+import warnings
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pyro.infer
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from torch import Tensor, nn
+from torch.distributions import kl_divergence
+
+from pyro_radial import (
+    AutoMeanField,
+    AutoRadial,
+    AutoRadialDirectional,
+    BayesianModule,
+    FitOptions,
+    FunctionalELBO,
+    PriorChain,
+    RadialELBO,
+    SupervisedModel,
+    diagnose,
+    fit,
+    functional,
+    predict,
+    uncertainty,
+)
+from pyro_radial.compression import mean_network, prune
+from pyro_radial.continual import Coreset, FunctionChainELBO, class_split_stream, train_stream
+from pyro_radial.continual.function_memory import FunctionMemory
+from pyro_radial.distributions.wrappers import to_like
+from pyro_radial.infer import Ensemble, NaturalGradient, SampledNetwork, calibrate_scales, last_layer_laplace
+from pyro_radial.infer.training.trainer import Trainer
+from pyro_radial.nn import MultiHead, likelihoods, priors
+from pyro_radial.poutine import local_reparameterization, mean_only, swap_prior
+from pyro_radial.testing.guides import constrained_model, weights_model
+from tests.helpers import device as pretend
+from tests.tables import DISTRIBUTIONS, GUIDES
+
+pretend.start()
+CPU, DEVICE = torch.device("cpu"), torch.device(pretend.NAME, 0)
+ROWS = 12
+ADAM = partial(torch.optim.Adam, lr=0.01)
+FIT = {"epochs": 2, "batch_size": 6, "optim": ADAM, "seed": 3, "progress": False}
+
+
+def tensors_in(value):
+    """All tensors and numbers of a nested value, as tensors."""
+    if isinstance(value, dict):
+        value = [part for name, part in value.items() if not name.endswith("extra_state")]
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in tensors_in(part)]
+    return [value if isinstance(value, Tensor) else torch.as_tensor(value)]
+
+
+def assert_same(case, rtol=1e-4, atol=1e-5):
+    """A function of a device gives the same numbers on both devices, and tensors of that device."""
+    outcomes = []
+    for device in (CPU, DEVICE):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        found = tensors_in(case(device))
+        assert {tensor.device for tensor in found if tensor.dim()} <= {device}
+        outcomes.append([tensor.detach().cpu().double() for tensor in found])
+    assert outcomes[0]
+    for expected, got in zip(*outcomes, strict=True):
+        # Tensors of equal values may have other strides, and so sums of another order.
+        torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+
+
+def regression_data(device, outputs=2):
+    x = torch.randn(ROWS, 3)
+    return x.to(device), torch.randn(ROWS, outputs).to(device)
+
+
+def data(device):
+    x = torch.randn(ROWS, 3)
+    return x.to(device), (x[:, 0] > 0).long().to(device)
+
+
+def mlp(outputs=2):
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, outputs))
+
+
+def classifier(device, net=None, **kwargs):
+    net = mlp() if net is None else net
+    return SupervisedModel(BayesianModule(net, **kwargs), likelihoods.Categorical(num_data=ROWS)).to(device)
+
+
+def values(*modules):
+    return [module.state_dict() for module in modules]
+
+
+def trained(device, **kwargs):
+    model = classifier(device)
+    guide = AutoRadial(model)
+    fit(model, guide, data(CPU), **{**FIT, **kwargs})
+    return model, guide
+
+
+def steps(model, guide, loss, *args, number=2):
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), loss)
+    return [svi.step(*args) for _ in range(number)]
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions(name):
+    row = DISTRIBUTIONS[name]
+
+    def moved(distribution, device):
+        return to_like(distribution, torch.zeros((), device=device))
+
+    def case(device):
+        q, p = (make and moved(make(torch.float32), device) for make in (row.make, row.kl_to))
+        found = [q.sample(), q.log_prob(q.sample((3,))), q.mean, q.variance, q.expand((2, *q.batch_shape)).sample()]
+        found += [kl_divergence(q, p)] if p is not None else []
+        return found + ([q.rsample()] if q.has_rsample else [])
+
+    assert_same(case)
+
+
+LOSSES = {
+    "Trace_ELBO": Trace_ELBO,
+    "TraceMeanField_ELBO": TraceMeanField_ELBO,
+    "RadialELBO": RadialELBO,
+    "RadialELBO, strict": partial(RadialELBO, strict_kl=True, kl_weight=lambda step: 0.5 + step / 10),
+    "RadialELBO, vectorized": partial(RadialELBO, 3, vectorize_particles=True),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("guide", GUIDES)
+def test_guides_and_losses(guide, loss):
+    def case(device):
+        model, batch = classifier(device), data(device)
+        made = GUIDES[guide](model)
+        if loss == "RadialELBO, strict" and "Directional" in guide:
+            made = AutoMeanField(model)
+        return steps(model, made, LOSSES[loss](), *batch), values(made)
+
+    assert_same(case)
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_what_guides_tell(guide):
+    def case(device):
+        model, batch = classifier(device), data(device)
+        made = GUIDES[guide](model)
+        made.setup(*batch)
+        posterior = {name: (q.mean, q.sample()) for name, q in made.posterior().items()}
+        twin = copy.deepcopy(made)
+        twin.load_state_dict(made.state_dict())
+        found = [made(*batch), made.median(*batch), posterior, twin(*batch), made.scale_change()]
+        found.append(Predictive(model, guide=made, num_samples=2)(batch[0])["f"])
+        return found
+
+    assert_same(case)
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+@pytest.mark.parametrize("model", [weights_model, constrained_model])
+def test_guides_of_functions(guide, model):
+    def case(device):
+        # The priors of these models have numbers, which torch puts on its default device.
+        with torch.device(device):
+            batch = regression_data(device) if model is weights_model else ()
+            made = GUIDES[guide](model)
+            return steps(model, made, RadialELBO(), *batch), values(made)
+
+    assert_same(case)
+
+
+LIKELIHOODS = {
+    "Bernoulli": (likelihoods.Bernoulli, 1, lambda y: (y[:, :1] > 0).float()),
+    "Categorical": (likelihoods.Categorical, 2, lambda y: (y[:, 0] > 0).long()),
+    "Gaussian": (likelihoods.Gaussian, 2, lambda y: y),
+    "HeteroscedasticGaussian": (likelihoods.HeteroscedasticGaussian, 4, lambda y: y),
+    "MaskedGaussian": (likelihoods.MaskedGaussian, 2, lambda y: y),
+    "Poisson": (likelihoods.Poisson, 1, lambda y: y[:, :1].abs().round()),
+}
+
+
+def test_all_likelihoods_are_here():
+    assert {*LIKELIHOODS, "Likelihood"} == set(likelihoods.__all__)
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_likelihoods(name):
+    kind, outputs, target = LIKELIHOODS[name]
+
+    def case(device):
+        x, y = regression_data(CPU)
+        y = target(y)
+        model = SupervisedModel(BayesianModule(mlp(outputs)), kind()).to(device)
+        guide = AutoRadial(model)
+        result = fit(model, guide, (x, y), validation=(x, y), **FIT)
+        drawn = predict(model, guide, x, num_samples=3)
+        found = [values(guide, model), result.history[-1]["loss"], result.history[-1]["validation_nll"]]
+        return [*found, drawn.samples, drawn.mean, drawn.log_prob(y)]
+
+    assert_same(case)
+
+
+PRIORS = {
+    "normal": lambda: dist.Normal(0.0, 1.0),
+    "tensors": lambda: {
+        name: dist.Normal(torch.zeros(shape), 1.0).to_event(len(shape))
+        for name, shape in {"0.weight": (5, 3), "0.bias": (5,), "2.weight": (2, 5), "2.bias": (2,)}.items()
+    },
+    "FanIn": priors.FanIn,
+    "HyperScale": priors.HyperScale,
+    "LearnedScale": priors.LearnedScale,
+    "RadialDirectionalPrior": priors.RadialDirectionalPrior,
+    "ScaleMixture": priors.ScaleMixture,
+}
+
+
+def test_all_priors_are_here():
+    assert set(priors.__all__) <= PRIORS.keys()
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_priors(name):
+    def case(device):
+        model, batch = classifier(device, prior=PRIORS[name]()), data(device)
+        guide = (AutoRadialDirectional if name == "RadialDirectionalPrior" else AutoMeanField)(model)
+        return steps(model, guide, RadialELBO(), *batch), values(guide, model), predict(model, guide, batch[0]).samples
+
+    assert_same(case)
+
+
+NETS = {
+    "convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 3, padding=1), nn.Flatten(), nn.ReLU(), nn.Linear(6, 2)
+    ),
+    "batch norm": lambda: nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 2)),
+    "dropout": lambda: nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 2)),
+    "layer norm": lambda: nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 2)),
+}
+
+
+@pytest.mark.parametrize("handler", ["none", "local_reparameterization", "mean_only", "swap_prior"])
+@pytest.mark.parametrize("net", NETS)
+def test_handlers_and_networks(net, handler):
+    def case(device):
+        model, batch = classifier(device, net=NETS[net]()), data(device)
+        guide = AutoRadial(model)
+        guide.setup(*batch)
+        used = {
+            "none": (model, guide),
+            "local_reparameterization": (model, local_reparameterization(guide)),
+            "mean_only": (model, mean_only(guide)),
+            "swap_prior": (
+                swap_prior(model, {"0.bias": dist.Normal(torch.zeros(5, device=device), 2.0).to_event(1)}),
+                guide,
+            ),
+        }
+        if handler == "swap_prior" and net == "convolution":
+            used[handler] = model, guide
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Batch norm mixes rows, so some weights have no local noise.
+            return steps(*used[handler], RadialELBO(), *batch), values(guide, model)
+
+    assert_same(case)
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_local_reparameterization(guide):
+    def case(device):
+        model, batch = classifier(device), data(device)
+        made = GUIDES[guide](model)
+        made.setup(*batch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Some families fall back to weights.
+            return steps(model, local_reparameterization(made), RadialELBO(), *batch), values(made)
+
+    assert_same(case)
+
+
+FITS = {
+    "plain": {},
+    "schedule": {"scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
+    "plateau": {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau},
+    "Pyro's optimizer": {"optim": pyro.optim.ClippedAdam({"lr": 0.01})},
+    "NaturalGradient": {"optim": NaturalGradient()},
+    "fused": {"optim": partial(torch.optim.SGD, lr=1e-4, momentum=0.9)},
+    "validation": {"validation": "data", "options": FitOptions(patience=1)},
+    "mean_only_epochs": {"options": FitOptions(mean_only_epochs=1)},
+    "accumulate": {"options": FitOptions(accumulate=3)},
+    "clip_norm": {"options": FitOptions(clip_norm=1.0)},
+    "bfloat16": {"options": FitOptions(autocast=torch.bfloat16)},
+    "num_data": {"options": FitOptions(num_data=50)},
+    "loss": {"loss": RadialELBO(2, vectorize_particles=True, max_plate_nesting=1)},
+    "callback": {"callback": lambda record: True},
+    "DataLoader": {"data": lambda rows: torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows), 6)},
+    "arrays": {"data": lambda rows: tuple(part.numpy() for part in rows)},
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_fit(name):
+    def case(device):
+        given = dict(FITS[name])
+        rows = data(CPU)
+        read = given.pop("data", lambda rows: rows)(rows)
+        if "validation" in given:
+            given["validation"] = rows
+        model = SupervisedModel(BayesianModule(mlp()), likelihoods.Categorical()).to(device)
+        guide = AutoMeanField(model) if name == "NaturalGradient" else AutoRadial(model)
+        result = fit(model, guide, read, **{**FIT, **given})
+        return values(model, guide), [record["loss"] for record in result.history]
+
+    # The device ignores autocast.
+    assert_same(case, **({"rtol": 1e-2, "atol": 1e-3} if name == "bfloat16" else {}))
+
+
+def test_fit_resumes_from_a_checkpoint(tmp_path):
+    def case(device):
+        kept, ends = tmp_path / device.type, []
+        for epochs in (1, 2):
+            pyro.set_rng_seed(0)
+            model = classifier(device)
+            guide = AutoRadial(model)
+            fit(model, guide, data(CPU), **{**FIT, "epochs": epochs}, checkpoint=kept)
+            ends = values(model, guide)
+        return ends
+
+    assert_same(case)
+    assert_same(lambda device: values(*trained(device)))
+
+
+@pytest.mark.parametrize("form", ["normal", "exact"])
+@pytest.mark.parametrize("guide", GUIDES)
+def test_chains(guide, form):
+    exact_only = "Directional" in guide
+    if exact_only and form == "normal":
+        form = "exact"
+
+    def case(device):
+        chain, found = PriorChain(classifier(device), form), []
+        for _ in range(2):
+            made = chain.guide(GUIDES[guide])
+            fit(chain, made, data(CPU), **FIT)
+            chain.advance(made, exclude="nothing")
+            found.append((values(made), predict(chain, made, data(CPU)[0], num_samples=2).samples))
+        twin = PriorChain(classifier(device), form)
+        twin.load_state_dict(chain.state_dict())
+        return found, {name: (q.mean, twin.prior[name].mean) for name, q in chain.prior.items()}
+
+    assert_same(case)
+
+
+def test_streams():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(24) % 4
+    rows = 3.0 * torch.eye(4)[y] + 0.3 * torch.randn(24, 4, generator=generator), y
+    stream = class_split_stream(rows, rows, multi_head=True)
+    coreset = Coreset(6, fit_options={"epochs": 1})
+
+    def case(device):
+        net = MultiHead(nn.Sequential(nn.Linear(4, 5), nn.Tanh()), [nn.Linear(5, 2) for _ in range(2)])
+        chain = PriorChain(SupervisedModel(BayesianModule(net), likelihoods.Categorical()).to(device))
+        matrix = train_stream(chain, stream, coreset=coreset, **{**FIT, "num_samples": 3})
+        return matrix.values.nan_to_num(-1.0).tolist(), chain.state_dict()
+
+    assert_same(case)
+
+
+PROCESSES = {
+    "GaussianProcess": lambda: functional.GaussianProcess(rbf),
+    "Mixture": lambda: functional.Mixture([functional.GaussianProcess(rbf, noise=0.1) for _ in range(2)]),
+    "Sum": lambda: functional.Sum([functional.GaussianProcess(rbf) for _ in range(2)]),
+    "BNNPrior": lambda: functional.BNNPrior(BayesianModule(mlp())),
+    "ImplicitProcess": lambda: functional.ImplicitProcess(random_lines),
+    "PosteriorProcess": lambda: posterior_process(),
+}
+ONE_INPUT = {"PiecewiseConstant": functional.PiecewiseConstant, "PiecewiseLinear": functional.PiecewiseLinear}
+
+
+class Kernel(nn.Module):
+    """A kernel with a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x, z):
+        return self.log_scale.exp() * rbf(x, z)
+
+
+def rbf(x, z):
+    return (-0.5 * torch.cdist(x, z).square()).exp()
+
+
+def random_lines(x, num_samples):
+    return torch.einsum("nd,sdo->sno", x, torch.randn(num_samples, x.shape[1], 2, device=x.device, dtype=x.dtype))
+
+
+def posterior_process():
+    bnn = BayesianModule(mlp())
+    guide = AutoMeanField(bnn)
+    guide.setup(torch.zeros(2, 3))
+    return functional.PosteriorProcess(bnn, guide.posterior())
+
+
+def test_all_processes_are_here():
+    known = {name for name in functional.__all__ if issubclass(getattr(functional, name), functional.FunctionPrior)}
+    assert known == {*PROCESSES, *ONE_INPUT, "FunctionPrior"}
+
+
+@pytest.mark.parametrize("name", [*PROCESSES, *ONE_INPUT])
+def test_draws_of_functions(name):
+    def case(device):
+        prior = {**PROCESSES, **ONE_INPUT}[name]().to(device)
+        x = torch.rand(7, 1 if name in ONE_INPUT else 3).to(device)
+        found = [prior.sample(x, 4, 2)]
+        if name in ("GaussianProcess", "Sum", "PosteriorProcess"):
+            found += [prior.moments(x, 2), prior.marginals(x, 2)]
+        if name in ("GaussianProcess", "Mixture", "Sum"):
+            found += [prior.score(found[0], x), prior.log_prob(found[0], x)]
+        return found
+
+    assert_same(case)
+
+
+DIVERGENCES = {
+    "GaussianKL": functional.GaussianKL,
+    "RegularizedKL": partial(functional.RegularizedKL, 0.1),
+    "LinearizedKL": partial(functional.LinearizedKL, 0.1),
+    "MarginalKL": functional.MarginalKL,
+    "SteinKL, SteinScore": lambda: functional.SteinKL(functional.SteinScore()),
+    "SteinKL, SpectralSteinScore": lambda: functional.SteinKL(functional.SpectralSteinScore()),
+    "SteinKL, GaussianScore": lambda: functional.SteinKL(functional.GaussianScore()),
+}
+POINTS = {
+    "UniformBox": lambda x: functional.UniformBox(-1.0, 1.0, 5),
+    "FromData": lambda x: functional.FromData(x, 5),
+    "BetweenRows": lambda x: functional.BetweenRows(x, 5),
+    "AdversarialPoints": lambda x: functional.AdversarialPoints(functional.UniformBox(-1.0, 1.0, 5)),
+}
+
+
+def test_all_divergences_and_points_are_here():
+    kinds = {part for name in DIVERGENCES for part in name.split(", ")} | POINTS.keys()
+    others = {*PROCESSES, *ONE_INPUT, "FunctionPrior", "FunctionalELBO"}
+    assert kinds | others == set(functional.__all__)
+
+
+def functional_case(device, divergence, points):
+    x, y = regression_data(CPU)
+    model = SupervisedModel(BayesianModule(mlp()), likelihoods.Gaussian()).to(device)
+    guide, prior = AutoMeanField(model), functional.GaussianProcess(rbf).to(device)
+    loss = FunctionalELBO(
+        prior, POINTS[points](x.to(device)), divergence=DIVERGENCES[divergence](), num_functions=40, weight_space_kl=0.1
+    )
+    result = fit(model, guide, (x, y), loss=loss, **{**FIT, "epochs": 1})
+    return values(guide, model), result.history[-1]["loss"]
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_functional_losses(divergence):
+    assert_same(partial(functional_case, divergence=divergence, points="UniformBox"))
+
+
+@pytest.mark.parametrize("points", POINTS)
+def test_measurement_points(points):
+    assert_same(partial(functional_case, divergence="RegularizedKL", points=points))
+
+
+def test_a_process_is_fitted_and_compared():
+    def case(device):
+        x, y = regression_data(device)
+        prior = functional.GaussianProcess(Kernel()).to(device)
+        noise = prior.fit(x, y, num_points=6, steps=1)
+        found = [noise, prior.log_marginal_likelihood(x, y), prior.posterior(x, y, x + 0.1)]
+        model = SupervisedModel(BayesianModule(mlp()), likelihoods.Gaussian(scale=0.5)).to(device)
+        guide = AutoRadial(model)
+        loss = FunctionalELBO(prior, functional.UniformBox(-1.0, 1.0, 5), divergence=functional.GaussianKL())
+        fit(model, guide, (x.cpu(), y.cpu()), loss=loss, **{**FIT, "epochs": 1})
+        return [*found, float(diagnose(model, guide, (x, y), loss=loss).terms.loss)]
+
+    assert_same(case)
+
+
+def test_functions_are_held_at_kept_inputs():
+    def case(device):
+        model, batch = classifier(device), data(device)
+        guide = AutoMeanField(model)
+        guide.setup(*batch)
+        zeros = torch.zeros(ROWS, 2, device=device)
+        loss = FunctionChainELBO([FunctionMemory(None, batch[0], zeros, zeros + 1.0, ROWS)], max_points=5)
+        return steps(model, guide, loss, *batch), values(guide)
+
+    assert_same(case)
+
+
+AFTER = {
+    "predict": lambda model, guide, rows: predict(model, guide, rows[0], num_samples=4, chunk_size=5).samples,
+    "predict with dropout": lambda model, guide, rows: predict(model, guide, rows[0], dropout=True).samples,
+    "predict from samples": lambda model, guide, rows: (
+        predict(model, {name: q.sample((3,)) for name, q in guide.posterior().items()}, rows[0]).samples
+    ),
+    "quantities": lambda model, guide, rows: quantities(predict(model, guide, rows[0], num_samples=4), rows[1]),
+    "SampledNetwork": lambda model, guide, rows: served(SampledNetwork(model, guide, 4), rows[0]),
+    "calibrate_scales": lambda model, guide, rows: (
+        calibrate_scales(model, guide, rows, num_grid=3, num_refinements=1, num_samples=2).number,
+        values(guide),
+    ),
+    "last_layer_laplace": lambda model, guide, rows: laplace(model, guide, rows, "full"),
+    "last_layer_laplace, kronecker": lambda model, guide, rows: laplace(model, guide, rows, "kronecker"),
+    "mean_network": lambda model, guide, rows: values(mean_network(model.bnn, guide)),
+    "prune": lambda model, guide, rows: pruned(prune(model, guide, rows, 50.0, num_cuts=3)),
+    "diagnose": lambda model, guide, rows: [float(diagnose(model, guide, rows).terms.loss)],
+    "to_module": lambda model, guide, rows: values(model.bnn.to_module(guide.median())),
+}
+
+
+def quantities(drawn, y):
+    return [drawn.mean, drawn.log_prob(y), drawn.entropy, drawn.mutual_information]
+
+
+def served(network, x):
+    return network(x.to(next(network.buffers()).device)), network.predict(x).mean, network.state_dict()
+
+
+def laplace(model, guide, rows, structure):
+    found = last_layer_laplace(model, guide, rows, structure=structure)
+    return found.mean, predict(model, found, rows[0], num_samples=3).samples
+
+
+def pruned(found):
+    return values(found.network), found.record.loss
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_after_training(name):
+    def case(device):
+        net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 2))
+        model = classifier(device, net=net)
+        guide = AutoRadial(model)
+        fit(model, guide, data(CPU), **FIT)
+        return [AFTER[name](model, guide, data(place)) for place in (CPU, device)]
+
+    assert_same(case)
+
+
+def test_ensembles():
+    def case(device):
+        def make(seed):
+            torch.manual_seed(seed)
+            model = classifier(device)
+            return model, AutoRadial(model)
+
+        ensemble = Ensemble(make, 2)
+        ensemble.fit(data(CPU), **{name: value for name, value in FIT.items() if name != "seed"})
+        return ensemble.predict(data(CPU)[0], num_samples=2).samples
+
+    assert_same(case)
+
+
+METRICS = {
+    "accuracy": lambda probs, y: uncertainty.accuracy(probs, y),
+    "auroc": lambda probs, y: uncertainty.auroc(probs[:, 0], y.bool()),
+    "class_auroc": uncertainty.class_auroc,
+    "expected_calibration_error": uncertainty.expected_calibration_error,
+    "negative_log_likelihood": uncertainty.negative_log_likelihood,
+    "referral_curve": lambda probs, y: uncertainty.referral_curve(
+        uncertainty.accuracy, probs, y, probs[:, 0]
+    ).score.tolist(),
+    "crps_from_draws": lambda probs, y: uncertainty.crps_from_draws(probs.T, y.float()),
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics(name):
+    def case(device):
+        probs = torch.rand(ROWS, 2).softmax(-1).to(device)
+        y = (torch.arange(ROWS) % 2).to(device)
+        found = METRICS[name](probs, y)
+        return [float(part) for part in tensors_in(found) if part.dim() == 0] or found
+
+    assert_same(case)
+
+
+def step_counts(step, number=5):
+    """What one further step reads and copies."""
+    step()
+    step()
+    with pretend.counted() as found:
+        for _ in range(number):
+            step()
+    return {name: count / number for name, count in found.items() if count}
+
+
+@pytest.mark.parametrize("validation", [True, False])
+def test_a_step_of_fit_copies_its_terms_to_the_host_and_reads_nothing_but_what_validation_does(validation):
+    model, batch = classifier(DEVICE), data(DEVICE)
+    with pyro.validation_enabled(validation):
+        trainer = Trainer(model, AutoRadial(model), batch)
+        counts = step_counts(lambda: trainer.step(batch))
+    # Validation reads whether labels, the output of the network and the parameters of the likelihood are in range.
+    assert counts == {"to the host": 1.0} | ({"reads": 4.0} if validation else {})
+
+
+@pytest.mark.parametrize(("validation", "reads"), [(True, 31.0), (False, 5.0)])
+def test_a_step_of_svi_reads_as_often_as_the_page_on_scale_says(validation, reads):
+    model, batch = classifier(DEVICE), data(DEVICE)
+    with pyro.validation_enabled(validation):
+        svi = SVI(model, AutoRadial(model), pyro.optim.Adam({"lr": 0.01}), TraceMeanField_ELBO())
+        assert step_counts(lambda: svi.step(*batch)) == {"reads": reads}
+
+
+def test_tensors_of_two_devices_do_not_mix():
+    model, (x, _) = classifier(DEVICE), data(CPU)
+    with pytest.raises(RuntimeError, match="on the CPU"), poutine.block():
+        model.bnn(x)
+
+
+def test_constants_in_a_backward_pass_are_on_the_device():
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(context, gradient):
+            return gradient * torch.tensor([2.0, 2.0], device=gradient.device) + torch.zeros(2, device=gradient.device)
+
+    x = torch.ones(2, device=DEVICE, requires_grad=True)
+    Scaled.apply(x).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
