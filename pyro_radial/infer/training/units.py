@@ -17,7 +17,7 @@ __all__ = ["not_standardized"]
 # Measured root mean squares. In regression, inputs of 30 are predicted no better than by the mean, and a mean target of
 # 10 is missed by several standard deviations. Classes are still learned from pixels up to 255, but not well from 4000.
 MOST_OF_INPUT, MOST_OF_INPUT_FOR_CLASSES, MOST_OF_TARGET = 30.0, 300.0, 10.0
-# In units of the first noise: with a smaller spread the noise stays at 16 times the error.
+# In units of the first noise, but at most of one: below it the noise stays at 16 times the error.
 LEAST_SPREAD = 0.1
 
 
@@ -34,7 +34,7 @@ def not_standardized(model: Any, x: Inputs, y: Inputs) -> str | None:
         found.append(f"inputs with a root mean square of up to {size:.3g}")
     if is_real and isinstance(y, Tensor) and y.is_floating_point():
         mean, spread, noise = float(y.mean()), float(y.std(0, correction=0).max()), getattr(likelihood, "scale", 1.0)
-        if _largest(y) > MOST_OF_TARGET or 0.0 < spread < LEAST_SPREAD * float(noise):
+        if _largest(y) > MOST_OF_TARGET or 0.0 < spread < LEAST_SPREAD * min(1.0, float(noise)):
             found.append(f"targets with mean {mean:.3g} and standard deviation {spread:.3g}")
     if not found:
         return None

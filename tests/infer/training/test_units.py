@@ -67,11 +67,12 @@ def test_pixels_of_classes_are_not_said(size):
         (3 * X + 1, 2 * Y + 3, {}),
         (X, torch.zeros(ROWS, 1), {}),
         (X, 0.01 * Y, {"likelihood": likelihoods.Gaussian(scale=0.001)}),
+        (X, Y, {"likelihood": likelihoods.Gaussian(scale=1000.0)}),
         (X, (50 * Y.sigmoid()).round(), {"likelihood": likelihoods.Poisson()}),
         (100 * X, Y, {"net": nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))}),
         ((100 * X).long(), Y, {"net": nn.Sequential(nn.Embedding(1000, 3), nn.Flatten(), nn.Linear(6, 1))}),
     ],
-    ids=["unit", "almost", "constant", "a small noise", "counts", "normalized", "indices"],
+    ids=["unit", "almost", "constant", "a small noise", "a large noise", "counts", "normalized", "indices"],
 )
 def test_data_of_about_unit_size_are_not_said(x, y, of_problem):
     if not x.is_floating_point():
