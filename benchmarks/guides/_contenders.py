@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, CompiledSVI, RadialELBO, SupervisedModel
-from pyro_radial.infer.training.natural_gradient import NaturalGradient
 from pyro_radial.nn import likelihoods
 
 __all__ = ["CONTENDERS", "OURS", "PEERS", "PLAIN", "Problem", "available", "num_weights"]
@@ -173,14 +172,13 @@ def svi(
     kind: Any = SVI,
     loss: Any = TraceMeanField_ELBO,
     noise: Any = "weights",
-    optim: Any = None,
 ) -> Step:
-    """Pyro's SVI, or ours, with Pyro's Adam or another optimizer."""
+    """Pyro's SVI, or ours, with Pyro's Adam."""
     x, y = problem.data()
     pyro.clear_param_store()
     model = _model(problem, noise)
     elbo = loss(num_particles=problem.particles, vectorize_particles=problem.particles > 1)
-    made = kind(model, guide(model), optim or pyro.optim.Adam({"lr": 1e-3}), elbo)
+    made = kind(model, guide(model), pyro.optim.Adam({"lr": 1e-3}), elbo)
     return lambda: made.step(x, y)
 
 
@@ -254,18 +252,9 @@ CONTENDERS: dict[str, Callable[[Problem], Step]] = {
     "AutoRadial, local noise, compiled": partial(
         svi, guide=AutoRadial, kind=CompiledSVI, loss=RadialELBO, noise="local"
     ),
-    "AutoRadial, natural gradient, recorded": partial(
-        svi, guide=AutoRadial, kind=RECORDED, loss=RadialELBO, optim=NaturalGradient()
-    ),
-    "AutoRadial, natural gradient, compiled": partial(
-        svi, guide=AutoRadial, kind=CompiledSVI, loss=RadialELBO, optim=NaturalGradient()
-    ),
     "AutoMeanField, SVI": partial(svi, guide=AutoMeanField),
     "AutoMeanField, eager": partial(eager, guide=AutoMeanField),
     "AutoMeanField, compiled": partial(svi, guide=AutoMeanField, kind=CompiledSVI, loss=RadialELBO),
-    "AutoMeanField, natural gradient, compiled": partial(
-        svi, guide=AutoMeanField, kind=CompiledSVI, loss=RadialELBO, optim=NaturalGradient()
-    ),
     "AutoMeanField, local noise, compiled": partial(
         svi, guide=AutoMeanField, kind=CompiledSVI, loss=RadialELBO, noise="local"
     ),

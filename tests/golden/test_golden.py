@@ -9,6 +9,8 @@ from tests.golden.programs import all_programs, run
 from tests.golden.stored import FOLDER, mismatches, read
 
 
+# The stream's functions forbid the classes of its second task, as they did when the values were stored.
+@pytest.mark.filterwarnings("ignore:task 'classes 2, 3' has classes")
 @pytest.mark.parametrize("name", all_programs())
 def test_a_program_returns_what_it_did(name):
     assert mismatches(run(all_programs()[name]), read(name)) == {}

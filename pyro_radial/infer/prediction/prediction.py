@@ -137,6 +137,7 @@ class Prediction:
 
         Example::
 
+            >>> import torch
             >>> from pyro_radial.nn import likelihoods
             >>> Prediction(torch.zeros(64, 5, 3), likelihoods.Categorical()).sample_targets().shape
             torch.Size([64, 5])
@@ -158,6 +159,7 @@ class Prediction:
 
         Example::
 
+            >>> import torch
             >>> from pyro_radial.nn import likelihoods
             >>> prediction = Prediction(torch.zeros(2000, 5, 1), likelihoods.Gaussian(), {"scale": torch.ones(2000, 1)})
             >>> lower, upper = prediction.quantiles([0.05, 0.95])
