@@ -76,12 +76,7 @@ class TrainingRun:
         self.processes = processes
         self.num_data = options.num_data or len(batches.rows)
         usual_rows = -(-min(batches.size, len(batches.rows)) // options.accumulate)
-        with seeded(SET_UP + batches.seed, batches.device):
-            first = batches.first_rows()
-            check = target_check(model, first[0])
-        for rows in (batches.rows, validation):
-            if check is not None and rows is not None:
-                rows.check_targets(check)
+        first = self._checked_rows(model)
         # These draws must not depend on whether a run starts or resumes, nor move its random numbers.
         with seeded(SET_UP + batches.seed, batches.device):
             self.trainer = Trainer(
@@ -97,12 +92,7 @@ class TrainingRun:
             )
         self._gradients = self._on_batches(self.trainer.gradients)
         self._gradients_of_means = self._on_batches(self.trainer.gradients_of_means())
-        self.scheduler = _made(scheduler, self.trainer.optimizer)
-        if options.scheduler_interval == "step" and isinstance(self.scheduler, ReduceLROnPlateau):
-            raise ValueError(
-                "scheduler_interval must be 'epoch' with ReduceLROnPlateau, which needs the loss of an epoch, got "
-                "'step'"
-            )
+        self.scheduler = _made(scheduler, self.trainer.optimizer, options.scheduler_interval)
         self.settings: dict[str, Any] = {}
         self.data: dict[str, dict[str, Any]] = {}
         self.epoch = self.step_in_epoch = self.best_epoch = 0
@@ -198,6 +188,16 @@ class TrainingRun:
         if self.processes.size > 1:
             device = self.trainer.device
             set_rng_state(self.processes.from_first(lambda: rng_state(device)), device)
+
+    def _checked_rows(self, model: Callable[..., Any]) -> Any:
+        """The first rows, once the targets of all rows are known to fit."""
+        with seeded(SET_UP + self.batches.seed, self.batches.device):
+            first = self.batches.first_rows()
+            check = target_check(model, first[0])
+        for rows in (self.batches.rows, self.validation):
+            if check is not None and rows is not None:
+                rows.check_targets(check)
+        return first
 
     def _on_batches(self, gradients: Gradients) -> Gradients:
         """The gradients of numbered batches, in parts and over processes."""
@@ -345,7 +345,7 @@ def _stops(callback: Callable[[Record], Any] | None, record: Record) -> bool:
     return callback is not None and bool(callback(dict(record)))
 
 
-def _made(scheduler: Any, optimizer: Any) -> Any:
+def _made(scheduler: Any, optimizer: Any, interval: str) -> Any:
     """A scheduler of an optimizer's learning rates, or None."""
     if scheduler is None:
         return None
@@ -357,5 +357,9 @@ def _made(scheduler: Any, optimizer: Any) -> Any:
         raise ValueError(
             "scheduler must be a function from an optimizer to a scheduler with step, state_dict and load_state_dict, "
             f"got one that returns {type(made).__name__}"
+        )
+    if interval == "step" and isinstance(made, ReduceLROnPlateau):
+        raise ValueError(
+            "scheduler_interval must be 'epoch' with ReduceLROnPlateau, which needs the loss of an epoch, got 'step'"
         )
     return made
