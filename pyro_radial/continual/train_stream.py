@@ -148,7 +148,7 @@ def _check_options(
     if not isinstance(chain, PriorChain) or getattr(chain, "likelihood", None) is None:
         raise ValueError(f"chain must be a PriorChain around a SupervisedModel, got {type(chain).__name__}")
     check_types(Mapping, first_task=first_task)
-    check_types(Coreset, **({} if coreset is None else {"coreset": coreset}))
+    check_types(Coreset | None, coreset=coreset)
     of_coreset = {} if coreset is None else coreset.fit_options
     given = {"fit_options": fit_options, "fit_options of the coreset": of_coreset, "first_task": first_task}
     for argument, options in given.items():

@@ -66,7 +66,7 @@ def mean_only(guide: Callable[..., Any] | None = None) -> Any:
     """
     if guide is None:
         return MeanOnlyMessenger()
-    # Such a guide runs the model.
+    # A guide within this handler runs the model itself.
     return MeanOnlyMessenger(no_targets=not isinstance(guide, GuideMessenger))(check_function("guide", guide))
 
 

@@ -134,7 +134,7 @@ class MarginalKL(ProcessDivergence):
 
 
 def _check(process: Any, method: str, x: Tensor, prior: Any) -> None:
-    """Raise a ValueError for points, a prior or a process that is none."""
+    """Raise a ValueError unless these are points, a process with the method, and a prior on functions."""
     check_points(x)
     check_prior(prior)
     if not hasattr(process, method):

@@ -38,7 +38,7 @@ class Mixture(FunctionPrior):
         super().__init__()
         members = _members(priors)
         self.priors: Any = nn.ModuleList(members)
-        check_types(Iterable, weights=[] if weights is None else weights)
+        check_types(Iterable | None, weights=weights)
         weights = [1.0] * len(members) if weights is None else [positive_float("weights", w) for w in weights]
         if len(weights) != len(members):
             raise ValueError(f"weights must be {len(members)} numbers, one for each prior, got {len(weights)}")

@@ -15,7 +15,7 @@ from torch.distributions import SoftplusTransform, Transform, transform_to
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from pyro_radial._pyro.checks import check_types, positive_float
+from pyro_radial._pyro.checks import check_number, check_types, positive_float
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
@@ -90,13 +90,14 @@ class NaturalGradient(GuideOptim):
         others: Optim = DEFAULT_OPTIM,
     ) -> None:
         self.lr, self.hess_init = positive_float("lr", lr), positive_float("hess_init", hess_init)
-        for name, beta in (("beta1", beta1), ("beta2", beta2)):
-            if isinstance(beta, bool) or not isinstance(beta, int | float) or not 0.0 <= beta < 1.0:
-                raise ValueError(f"{name} must be at least zero and less than one, got {beta!r}")
+        self.beta1, self.beta2 = (
+            check_number(name, beta, _is_decay, "at least zero and less than one")
+            for name, beta in (("beta1", beta1), ("beta2", beta2))
+        )
         check_optim(others, "others")
         if isinstance(others, GuideOptim):
             raise ValueError(f"others must be an optimizer of any parameters, got {type(others).__name__}")
-        self.beta1, self.beta2, self.others = float(beta1), float(beta2), others
+        self.others = others
 
     def optimizer(self, model: Any, guide: nn.Module, *args: Any, **kwargs: Any) -> "NaturalGradientOptimizer":
         """Make the torch optimizer for a loop of your own, and set the guide's first widths.
@@ -110,13 +111,13 @@ class NaturalGradient(GuideOptim):
             getattr(guide, "setup", guide)(*args, **kwargs)
             drawn = poutine.trace(guide).get_trace(*args, **kwargs)
             trace = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(*args, **kwargs)
-        pairs = []
-        for part in (part for part in submodules(guide) if isinstance(part, AutoPerSite)):
+        pairs, parts = [], [part for part in submodules(guide) if isinstance(part, AutoPerSite)]
+        for part in parts:
             sites = {name: site for name, site in part.loc_scale_sites().items() if not _is_local(trace.nodes[name])}
             pairs += [Pair.of(site) for site in sites.values()]
             self._set_widths(part, sites, trace, _known_num_data(model, trace))
         if not pairs:
-            families = {n: type(f).__name__ for part in submodules(guide) for n, f in _families(part).items()}
+            families = {n: type(f).__name__ for part in parts for n, f in part.chosen_families().items()}
             raise ValueError(
                 f"guide must have a site with a normal or radial family, got {families or type(guide).__name__}; use "
                 "another optimizer"
@@ -244,6 +245,10 @@ def _inverse_slope(to_scale: Transform, unconstrained: Tensor, scale: Tensor) ->
     return torch.exp(-to_scale.log_abs_det_jacobian(unconstrained, scale))
 
 
+def _is_decay(number: Any) -> bool:
+    return isinstance(number, int | float) and 0.0 <= number < 1.0
+
+
 def _rise_and_fall(step: int, steps: int, rising: int) -> float:
     if step < rising:
         return (step + 1) / rising
@@ -263,10 +268,6 @@ def _known_num_data(model: Any, trace: Any) -> int:
             "num_data of the likelihood must be given, or a hand-written model's targets be in a plate of that size"
         )
     return number
-
-
-def _families(part: nn.Module) -> Mapping[str, Any]:
-    return part.chosen_families() if isinstance(part, AutoPerSite) else {}
 
 
 def _parameters(*traces: Any) -> dict[str, Tensor]:
