@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
 import torch
+from pyro.distributions.transforms import SoftplusTransform
 from torch import Tensor, nn
-from torch.distributions import SoftplusTransform, Transform, transform_to
+from torch.distributions import Transform, transform_to
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 

@@ -11,8 +11,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.distributions import constraints
 from pyro.infer import TraceMeanField_ELBO
 from torch import nn
+from torch.distributions import transform_to
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -28,7 +30,7 @@ from pyro_radial import (
 )
 from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.training import training_run
-from pyro_radial.infer.training.natural_gradient import NaturalGradient
+from pyro_radial.infer.training.natural_gradient import NaturalGradient, _inverse_slope
 from pyro_radial.nn import likelihoods
 from tests.helpers.ranks import on_ranks, values
 from tests.helpers.runs import ROWS, assert_same, data, function_problem, problem, trained
@@ -203,6 +205,17 @@ def test_gradients_that_would_make_a_variance_negative_leave_it_positive():
         optimizer.step()
         for posterior in guide.posterior().values():
             assert bool((posterior.stddev > 0).all() & posterior.stddev.isfinite().all())
+
+
+@pytest.mark.parametrize("constraint", [constraints.softplus_positive, constraints.positive])
+def test_the_inverse_slope_of_scales_is_that_of_automatic_differentiation(double, constraint, monkeypatch):
+    to_scale, x = transform_to(constraint), torch.linspace(-30.0, 30.0, 13, requires_grad=True)
+    scale = to_scale(x)
+    slope = torch.autograd.grad(scale.sum(), x)[0]
+    if constraint is constraints.softplus_positive:
+        # By way of the density it takes two functions more, in each step for each weight.
+        monkeypatch.delattr(type(to_scale), "log_abs_det_jacobian")
+    torch.testing.assert_close(_inverse_slope(to_scale, x, scale), 1 / slope)
 
 
 def test_other_parameters_take_ordinary_steps():
