@@ -3,7 +3,7 @@
 
 """Training that continues whenever new data arrive."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -131,6 +131,9 @@ class Refits:
 
         :raises ValueError: naming the entries that differ, if the state is from another model or guide.
         """
+        lacking = sorted(self._begun.state_dict().keys() - (state.keys() if isinstance(state, Mapping) else ()))
+        if lacking:
+            raise ValueError(f"state must be what state_dict() returned, got one without {', '.join(lacking)}")
         self._begun.check_entries(Checkpoint("state"), state)
         self._begun.load_state_dict(state)
         if self.steps_done:

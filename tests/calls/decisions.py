@@ -201,7 +201,7 @@ CALLS = [
         "decisions.ThompsonSampling.load_state_dict",
         lambda: dict(state=begun(thompson()).state_dict()),
         lambda found: found is None,
-        invalid=dict(state=some(None, "x", 3, {})),
+        invalid=dict(state=some(None, "x", 3, {}, {"refits": {}}, {"refits": 3})),
         on=lambda: begun(thompson()),
     ),
     Call(
