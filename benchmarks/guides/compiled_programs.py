@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch._inductor import config as inductor
 
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table
+from benchmarks.guides._examples.program import Program, compared
 from pyro_radial import (
     AutoMeanField,
     AutoRadial,
@@ -44,15 +45,6 @@ __all__ = ["PROGRAMS", "Program", "claims", "compared", "draw", "report", "run"]
 
 TARGET = 1e-5
 ROWS, NUM_DATA = 16, 100
-
-
-class Program(NamedTuple):
-    """A model, its guide, a loss, and what they are called with."""
-
-    model: Any
-    guide: Any
-    loss: ELBO
-    args: tuple[Tensor, ...]
 
 
 class ResidualNet(nn.Module):
@@ -259,26 +251,6 @@ def to_first_fast_step(kind: str, hidden: tuple[int, ...]) -> Row:
 def log10(error: float) -> float:
     """The exponent of ten, of at least 1e-20."""
     return math.log10(max(error, 1e-20))
-
-
-def compared(program: Program, captured: CapturedLoss, seed: int = 3) -> tuple[float, float, float]:
-    """The loss, and the errors of its gradients relative to the eager ones on the same noise: the worst, and of all."""
-    model, guide, loss, args = program
-    buffers = {name: b.clone() for name, b in model.named_buffers()} if isinstance(model, nn.Module) else {}
-    step = getattr(loss, "step", None)
-    pyro.set_rng_seed(seed)
-    value, pairs = captured(args, {})
-    if step is not None:
-        loss.step = step  # type: ignore[attr-defined]
-    for name, buffer in buffers.items():
-        dict(model.named_buffers())[name].copy_(buffer)
-    pyro.set_rng_seed(seed)
-    truth = loss.differentiable_loss(model, guide, *args)  # type: ignore[attr-defined]
-    gradients = torch.autograd.grad(truth, [parameter for parameter, _ in pairs])
-    errors = [float((found - true).norm()) for (_, found), true in zip(pairs, gradients, strict=True)]
-    norms = [float(true.norm()) for true in gradients]
-    worst = max(error / norm for error, norm in zip(errors, norms, strict=True))
-    return float(value), worst, math.hypot(*errors) / math.hypot(*norms)
 
 
 def claims(results: Results) -> list[Claim]:
