@@ -4,12 +4,15 @@
 """Scores of predictive uncertainty; :mod:`pyro_radial.uncertainty.plots` draws them."""
 
 from pyro_radial.uncertainty.calibration import expected_calibration_error, reliability
+from pyro_radial.uncertainty.conformal import ConformalIntervals, ConformalSets
 from pyro_radial.uncertainty.intervals import crps_from_draws, interval_coverage, quantile_calibration
 from pyro_radial.uncertainty.metrics import accuracy, auroc, class_auroc, negative_log_likelihood
 from pyro_radial.uncertainty.referral import referral_curve
 from pyro_radial.uncertainty.temperature import TemperatureScaling
 
 __all__ = [
+    "ConformalIntervals",
+    "ConformalSets",
     "TemperatureScaling",
     "accuracy",
     "auroc",

@@ -8,7 +8,11 @@ import math
 import numpy as np
 import torch
 
+from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import (
+    ConformalIntervals,
+    ConformalSets,
     TemperatureScaling,
     accuracy,
     quantile_calibration,
@@ -39,11 +43,17 @@ targets = tensor | some(
 )
 logits = tensor | some(1.0, LOGITS.tolist(), LOGITS.numpy(), LOGITS[:, 0], LOGITS.long(), LOGITS * NAN, LOGITS + INF)
 axes = some("x", 3, torch.ones(1))
+levels = some("x", None, 0.0, 1.0, -0.5, NAN, INF, [0.5], True)
+kinds = some(None, 3, "x", ["aps"])
 results = mapping | some({}, [1], {"a": 3})
 
 
 def quantiles():
     return torch.tensor([0.2, 0.8])[:, None].expand(2, 4)
+
+
+def numbers(number=4):
+    return Prediction(torch.zeros(8, number, 1), likelihoods.Gaussian(), {"scale": torch.ones(8, 1)})
 
 
 def near(expected):
@@ -160,6 +170,56 @@ CALLS = [
         lambda: dict(logits=LOGITS, labels=torch.tensor([0, 0, 1, 0])),
         lambda found: abs(found.temperature - 4 / math.log(3)) < 1e-6,
         invalid=dict(logits=logits, labels=classes),
+    ),
+    Call(
+        "uncertainty.ConformalSets",
+        lambda: dict(level=0.9, threshold=0.8, score="lac"),
+        lambda found: found.threshold == 0.8,
+        invalid=dict(level=levels, threshold=some("x", None, NAN, INF, [0.5]), score=kinds),
+    ),
+    Call(
+        "uncertainty.ConformalSets.fit",
+        lambda: dict(probs=PROBS, labels=LABELS, level=0.7, score="lac"),
+        lambda found: abs(found.threshold - 0.7) < 1e-6,
+        invalid=dict(probs=probabilities, labels=classes, level=levels | {"few": 0.9}, score=kinds),
+        also=((dict(score="aps"), lambda found: found.score == "aps"),),
+    ),
+    Call(
+        "uncertainty.ConformalSets.__call__",
+        lambda: dict(probs=PROBS),
+        lambda found: found.tolist() == [[True, False], [False, True], [False, True], [True, False]],
+        invalid=dict(probs=tensor | some(0.5, PROBS.tolist(), PROBS.long(), PROBS[:, 0], PROBS * NAN, 2 * PROBS)),
+        on=lambda: ConformalSets(0.9, 0.5, "lac"),
+    ),
+    Call(
+        "uncertainty.ConformalIntervals",
+        lambda: dict(level=0.9, threshold=torch.ones(1), score="normalized"),
+        lambda found: found.level == 0.9,
+        invalid=dict(level=levels, threshold=tensor | some(1.0, torch.tensor([NAN]), torch.tensor([1])), score=kinds),
+    ),
+    Call(
+        "uncertainty.ConformalIntervals.fit",
+        lambda: dict(prediction=numbers(), targets=torch.arange(4.0), level=0.7, score="normalized"),
+        lambda found: found.threshold.tolist() == [3.0],
+        invalid=dict(
+            prediction=some(None, "x", 3, torch.ones(4)), targets=targets, level=levels | {"few": 0.9}, score=kinds
+        ),
+        also=((dict(score="quantile"), lambda found: found.score == "quantile"),),
+    ),
+    Call(
+        "uncertainty.ConformalIntervals.__call__",
+        lambda: dict(prediction=numbers(2)),
+        lambda found: [end.flatten().tolist() for end in found] == [[-2.0, -2.0], [2.0, 2.0]],
+        invalid=dict(prediction=some(None, "x", 3, torch.ones(4))),
+        on=lambda: ConformalIntervals(0.9, torch.tensor([2.0]), "normalized"),
+    ),
+    Call(
+        "uncertainty.plots.plot_coverage",
+        lambda: dict(results={"a": (torch.tensor([1, 2, 2]), torch.tensor([True, True, False]))}, ax=None),
+        with_legend("a (covers 66.7 %, mean size 1.67)"),
+        invalid=dict(
+            results=results | {"one": {"a": (torch.ones(3),)}, "rows": {"a": (torch.ones(3), torch.ones(2))}}, ax=axes
+        ),
     ),
     Call(
         "uncertainty.plots.plot_reliability",

@@ -1,0 +1,205 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Conformal prediction: sets of classes and intervals that hold the truth as often as asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from pyro_radial._pyro.checks import check_number, check_types
+from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.uncertainty._inputs import class_labels, class_probabilities, real_targets
+
+__all__ = ["ConformalIntervals", "ConformalSets"]
+
+
+@dataclass(frozen=True)
+class ConformalSets:
+    r"""Sets of classes that hold the true class with a given probability, whatever the model.
+
+    The set of a point holds the classes whose score is at most the threshold q, the k-th smallest score of n
+    calibration points, :math:`k = \lceil (n + 1)\,\mathrm{level} \rceil`. If calibration points and new ones are
+    exchangeable, and no scores are equal, the set holds the true class with probability k / (n + 1). That is at least
+    ``level``, on average over points and calibration sets; it need not hold for each kind of point.
+
+    The score of class c is, with p the predicted probabilities,
+
+    - ``"aps"``: the sum of all :math:`p_k \ge p_c`. Sets are larger where the model is less sure.
+    - ``"lac"``: :math:`1 - p_c`. Sets are the smallest on average, and may be empty.
+
+    Source: Sadinle, Lei and Wasserman (2019), *Least ambiguous set-valued classifiers with bounded error levels*, for
+    ``"lac"``; Romano, Sesia and Candès (2020), *Classification with valid and adaptive coverage*, equation 5 without
+    its random number, for ``"aps"``.
+
+    :param level: the least probability that a set holds the true class.
+    :param threshold: q.
+    :param score: "aps" or "lac".
+
+    Example::
+
+        >>> probs = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4], [0.6, 0.3, 0.1]])
+        >>> sets = ConformalSets.fit(probs, torch.tensor([0, 1, 1, 0]), level=0.75, score="lac")
+        >>> sets(torch.tensor([[0.5, 0.35, 0.15]]))  # 1 - p is at most 0.7
+        tensor([[ True,  True, False]])
+    """
+
+    level: float
+    threshold: float
+    score: str = "aps"
+
+    def __post_init__(self) -> None:
+        _checked_level(self.level)
+        check_number("threshold", self.threshold, math.isfinite, "a finite number")
+        _check_score(self.score, CLASS_SCORES)
+
+    @classmethod
+    def fit(
+        cls, probs: torch.Tensor | Prediction, labels: torch.Tensor, level: float = 0.9, score: str = "aps"
+    ) -> ConformalSets:
+        """Find the threshold from calibration points, which training and choices of settings never saw.
+
+        :param probs: class probabilities of calibration points, ``[n, K]``, or their ``Prediction``.
+        :param labels: their classes from 0 to K - 1, integers ``[n]``.
+        :param level: the probability asked for, between zero and one.
+        :param score: "aps" or "lac".
+        :returns: the sets, to be called with probabilities of any points.
+        :raises ValueError: naming the argument that does not fit, or for fewer than level / (1 - level) points.
+        """
+        _check_score(score, CLASS_SCORES)
+        scores = CLASS_SCORES[score](_probabilities(probs))
+        labels = class_labels("probs", labels, scores.shape).to(scores.device)
+        rank = _rank("labels", len(labels), level)
+        return cls(level, float(scores.gather(-1, labels[:, None]).squeeze(-1).kthvalue(rank).values), score)
+
+    def __call__(self, probs: torch.Tensor | Prediction) -> torch.Tensor:
+        """Return the sets: whether each class belongs to the set of each point.
+
+        :param probs: class probabilities ``[N, K]``, or a ``Prediction``.
+        :returns: a boolean tensor ``[N, K]``.
+        """
+        found: torch.Tensor = CLASS_SCORES[self.score](_probabilities(probs)) <= self.threshold
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class ConformalIntervals:
+    r"""Intervals that hold a real target with a given probability, whatever the model.
+
+    As :class:`ConformalSets`, with a threshold q for each element of a target, and the score of a target y
+
+    - ``"quantile"``: :math:`\max(l - y, y - u)` with l and u the predictive quantiles at (1 - level) / 2 and
+      (1 + level) / 2. The interval is [l - q, u + q], or its center if that ends before it begins.
+    - ``"normalized"``: :math:`|y - \mu| / \sigma` with the predictive mean and standard deviation. The interval is
+      :math:`\mu \pm q \sigma`.
+
+    Source: Romano, Patterson and Candès (2019), *Conformalized quantile regression*, equation 6, for ``"quantile"``;
+    Lei, G'Sell, Rinaldo, Tibshirani and Wasserman (2018), *Distribution-free predictive inference for regression*,
+    section 5.2, for ``"normalized"``.
+
+    :param level: the least probability that an interval holds the target.
+    :param threshold: q, ``[*target]``.
+    :param score: "quantile" or "normalized".
+
+    Example::
+
+        >>> from pyro_radial.nn import likelihoods
+        >>> draws = Prediction(torch.zeros(64, 19, 1), likelihoods.Gaussian(), {"scale": torch.ones(64, 1)})
+        >>> intervals = ConformalIntervals.fit(draws, torch.linspace(-1, 1, 19)[:, None], score="normalized")
+        >>> intervals.threshold, intervals(draws)[1][0]  # the 18th of 19 distances
+        (tensor([1.]), tensor([1.]))
+    """
+
+    level: float
+    threshold: torch.Tensor
+    score: str = "quantile"
+
+    def __post_init__(self) -> None:
+        _checked_level(self.level)
+        check_types(torch.Tensor, threshold=self.threshold)
+        if not self.threshold.is_floating_point() or not self.threshold.isfinite().all():
+            raise ValueError(f"threshold must hold finite real numbers, got {self.threshold}")
+        _check_score(self.score, TARGET_SCORES)
+
+    @classmethod
+    def fit(
+        cls, prediction: Prediction, targets: torch.Tensor, level: float = 0.9, score: str = "quantile"
+    ) -> ConformalIntervals:
+        """Find the thresholds from calibration points, which training and choices of settings never saw.
+
+        :param prediction: the prediction of calibration points, of real targets.
+        :param targets: ``[n, *target]``; ``[n]`` stands for ``[n, 1]``.
+        :param level: the probability asked for, between zero and one.
+        :param score: "quantile" or "normalized".
+        :returns: the intervals, to be called with predictions of any points.
+        :raises ValueError: as :meth:`ConformalSets.fit`.
+        """
+        _check_score(score, TARGET_SCORES)
+        check_types(Prediction, prediction=prediction)
+        lower, upper, unit = _ends(prediction, _checked_level(level), score)
+        targets = real_targets("prediction", lower, targets)
+        rank = _rank("targets", len(targets), level)
+        return cls(level, (torch.maximum(lower - targets, targets - upper) / unit).kthvalue(rank, 0).values, score)
+
+    def __call__(self, prediction: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the lower and the upper ends, ``[N, *target]`` each, in the units of the targets."""
+        check_types(Prediction, prediction=prediction)
+        lower, upper, unit = _ends(prediction, self.level, self.score)
+        if lower.shape[1:] != self.threshold.shape:
+            raise ValueError(
+                f"prediction must have targets of shape {list(self.threshold.shape)}, got {list(lower.shape[1:])}"
+            )
+        lower, upper = lower - self.threshold * unit, upper + self.threshold * unit
+        center = 0.5 * (lower + upper)
+        return torch.minimum(lower, center), torch.maximum(upper, center)
+
+
+def _ends(prediction: Prediction, level: float, score: str) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """The interval before its correction, and the unit of the correction."""
+    if score == "quantile":
+        lower, upper = prediction.quantiles([(1 - level) / 2, (1 + level) / 2])
+        return lower, upper, 1.0
+    mean = prediction.mean
+    return mean, mean, prediction.variance.sqrt()
+
+
+def _sums_of_larger(probs: torch.Tensor) -> torch.Tensor:
+    """For each class the sum of its probability and those that are larger."""
+    ordered, places = probs.sort(dim=-1, descending=True, stable=True)
+    return torch.empty_like(probs).scatter_(-1, places, ordered.cumsum(-1))
+
+
+TARGET_SCORES = ("quantile", "normalized")
+CLASS_SCORES: Mapping[str, Any] = MappingProxyType({"aps": _sums_of_larger, "lac": lambda probs: 1.0 - probs})
+
+
+def _probabilities(probs: torch.Tensor | Prediction) -> torch.Tensor:
+    """Class probabilities in float64."""
+    values = probs.mean if isinstance(probs, Prediction) else probs
+    check_types(torch.Tensor, probs=values)
+    return class_probabilities(values, torch.zeros(len(values), dtype=torch.long))[0].detach().double()
+
+
+def _checked_level(level: Any) -> float:
+    return check_number("level", level, lambda number: 0.0 < number < 1.0, "strictly between zero and one")
+
+
+def _rank(argument: str, number: int, level: float) -> int:
+    """The rank of the threshold among so many scores."""
+    # Rounding must not ask for one more.
+    rank = max(1, math.ceil((number + 1) * _checked_level(level) - 1e-9))
+    if rank > number:
+        least = math.ceil(level / (1 - level) - 1e-9)
+        raise ValueError(f"{argument} must be of at least {least} calibration points for level={level:g}, got {number}")
+    return rank
+
+
+def _check_score(score: Any, known: Any) -> None:
+    if not isinstance(score, str) or score not in known:
+        raise ValueError(f"score must be one of {', '.join(map(repr, known))}, got {score!r}")

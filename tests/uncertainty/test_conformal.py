@@ -1,0 +1,176 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+
+from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.nn import likelihoods
+from pyro_radial.uncertainty import ConformalIntervals, ConformalSets
+
+SCORES = ("aps", "lac")
+
+
+def classes(number, seed=0, num_classes=5):
+    """Probabilities of a model that is wrong about its own certainty, and labels drawn from others."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = 2.0 * torch.randn(number, num_classes, generator=draw, dtype=torch.float64)
+    labels = torch.multinomial((0.5 * logits).softmax(-1), 1, generator=draw).squeeze(-1)
+    return logits.softmax(-1), labels
+
+
+def normal(mean, scale):
+    """A prediction of normal targets, each draw with the same mean and scale."""
+    return Prediction(
+        mean.expand(64, *mean.shape), likelihoods.Gaussian(scale=scale), {"scale": torch.full((64, 1), scale)}
+    )
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_sets_hold_the_class_as_often_as_the_rank_says(score, level):
+    """The coverage over calibration sets and points is k / (n + 1) exactly."""
+    number, repeats, tested = 37, 2000, 20
+    probs, labels = classes(repeats * (number + tested))
+    held = []
+    for part, truth in zip(probs.split(number + tested), labels.split(number + tested), strict=True):
+        sets = ConformalSets.fit(part[:number], truth[:number], level, score)(part[number:])
+        held.append(sets.gather(-1, truth[number:, None]).double().mean())
+    held = torch.stack(held)
+    expected = math.ceil((number + 1) * level) / (number + 1)
+    assert abs(held.mean() - expected) < 4 * held.std() / repeats**0.5
+
+
+@pytest.mark.parametrize("score", ["quantile", "normalized"])
+def test_intervals_hold_the_target_as_often_as_the_rank_says(score):
+    number, repeats, tested, level = 19, 1000, 10, 0.8
+    torch.manual_seed(1)
+    mean = torch.randn(repeats, number + tested, 1)
+    y = mean + 3.0 * torch.randn_like(mean)  # the model's noise is 1
+    held = []
+    for part, truth in zip(mean, y, strict=True):
+        intervals = ConformalIntervals.fit(normal(part[:number], 1.0), truth[:number], level, score)
+        lower, upper = intervals(normal(part[number:], 1.0))
+        held.append(((lower <= truth[number:]) & (truth[number:] <= upper)).double().mean())
+    held = torch.stack(held)
+    assert abs(held.mean() - 16 / 20) < 4 * held.std() / repeats**0.5
+
+
+class Given(BaseEstimator):
+    """An estimator whose inputs are its predictions."""
+
+    classes_ = np.arange(5)
+
+    def fit(self, X, y):
+        return self
+
+    def predict(self, X):
+        return X.argmax(-1) if X.shape[1] > 1 else X[:, 0]
+
+    def predict_proba(self, X):
+        return X
+
+    def __sklearn_is_fitted__(self):
+        return True
+
+
+class GivenClasses(ClassifierMixin, Given):
+    """The same of classes."""
+
+
+class GivenNumbers(RegressorMixin, Given):
+    """The same of numbers."""
+
+
+def test_sets_of_least_ambiguity_equal_those_of_mapie():
+    mapie = pytest.importorskip("mapie.classification", reason="MAPIE is not installed")
+    probs, labels = classes(600)
+    theirs = mapie.SplitConformalClassifier(GivenClasses(), confidence_level=0.9, conformity_score="lac", prefit=True)
+    theirs.conformalize(probs[:300].numpy(), labels[:300].numpy())
+    _, found = theirs.predict_set(probs[300:].numpy())
+    ours = ConformalSets.fit(probs[:300], labels[:300], 0.9, "lac")(probs[300:])
+    assert torch.equal(ours, torch.as_tensor(found[:, :, 0]))
+
+
+def test_intervals_equal_those_of_mapie():
+    mapie = pytest.importorskip("mapie.regression", reason="MAPIE is not installed")
+    torch.manual_seed(0)
+    mean = torch.randn(600, 1, dtype=torch.float64)
+    y = mean + torch.randn_like(mean)
+    theirs = mapie.SplitConformalRegressor(GivenNumbers(), confidence_level=0.9, prefit=True)
+    theirs.conformalize(mean[:300].numpy(), y[:300, 0].numpy())
+    _, found = theirs.predict_interval(mean[300:].numpy())
+    intervals = ConformalIntervals.fit(normal(mean[:300], 1.0), y[:300], score="normalized")
+    ours = torch.stack(intervals(normal(mean[300:], 1.0)), 1).squeeze(-1)
+    # A mean over 64 equal draws in double precision.
+    torch.testing.assert_close(ours, torch.as_tensor(found[:, :, 0]), rtol=1e-6, atol=1e-6)
+
+
+def test_adaptive_sets_hold_the_classes_whose_sums_are_at_most_the_threshold():
+    """Written out class by class; MAPIE adds random numbers to these scores."""
+    probs, labels = classes(120)
+
+    def sum_of_larger(row, label):
+        return sum(p for p in row.tolist() if p >= row[label])
+
+    scores = sorted(sum_of_larger(row, label) for row, label in zip(probs[:99], labels[:99], strict=True))
+    expected = [[sum_of_larger(row, label) <= scores[89] + 1e-12 for label in range(5)] for row in probs[99:]]
+    assert ConformalSets.fit(probs[:99], labels[:99], 0.9, "aps")(probs[99:]).tolist() == expected
+
+
+def test_normalized_intervals_end_at_the_order_statistic_of_the_distances():
+    torch.manual_seed(0)
+    mean, level = torch.zeros(99, 1), 0.9
+    y = 2.0 * torch.randn(99, 1)
+    intervals = ConformalIntervals.fit(normal(mean, 1.0), y, level, "normalized")
+    # The 90th of 99 distances.
+    assert intervals.threshold.item() == pytest.approx(y.abs().sort(0).values[89].item(), rel=1e-6)
+    lower, upper = intervals(normal(torch.tensor([[1.0]]), 1.0))
+    assert (lower + upper).item() == pytest.approx(2.0, rel=1e-6)
+
+
+def test_each_element_of_a_target_has_its_own_threshold():
+    torch.manual_seed(0)
+    y = torch.randn(200, 2) * torch.tensor([1.0, 10.0])
+    prediction = normal(torch.zeros(200, 2), 1.0)
+    thresholds = ConformalIntervals.fit(prediction, y, score="normalized").threshold
+    assert thresholds.shape == (2,)
+    assert 5 < thresholds[1] / thresholds[0] < 20
+
+
+def test_an_interval_that_would_end_before_it_begins_is_its_center():
+    """Quantiles that are far too wide, and targets that are all zero: the correction is below minus half the width."""
+    torch.manual_seed(0)
+    intervals = ConformalIntervals.fit(normal(torch.zeros(50, 1), 10.0), torch.zeros(50, 1))
+    assert intervals.threshold < 0
+    lower, upper = intervals(normal(torch.zeros(3, 1), 1.0))
+    assert torch.equal(lower, upper)
+
+
+def test_a_prediction_stands_for_its_mean_probabilities():
+    torch.manual_seed(0)
+    prediction = Prediction(torch.randn(8, 40, 3), likelihoods.Categorical())
+    labels = torch.randint(3, (40,))
+    by_prediction, by_mean = (ConformalSets.fit(given, labels) for given in (prediction, prediction.mean))
+    assert by_prediction == by_mean
+    assert torch.equal(by_prediction(prediction), by_mean(prediction.mean))
+
+
+def test_too_few_calibration_points_for_the_level_are_refused():
+    probs, labels = classes(18)
+    ConformalSets.fit(*classes(19), level=0.95)
+    with pytest.raises(ValueError, match=r"labels must be of at least 19 calibration points for level=0\.95, got 18"):
+        ConformalSets.fit(probs, labels, level=0.95)
+    with pytest.raises(ValueError, match="targets must be of at least 9 calibration points"):
+        ConformalIntervals.fit(normal(torch.zeros(8, 1), 1.0), torch.zeros(8, 1))
+
+
+def test_other_targets_than_those_of_the_calibration_are_refused():
+    torch.manual_seed(0)
+    intervals = ConformalIntervals.fit(normal(torch.zeros(20, 2), 1.0), torch.randn(20, 2))
+    with pytest.raises(ValueError, match=r"prediction must have targets of shape \[2\], got \[1\]"):
+        intervals(normal(torch.zeros(3, 1), 1.0))
