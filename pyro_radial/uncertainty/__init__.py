@@ -5,6 +5,7 @@
 
 from pyro_radial.uncertainty.calibration import expected_calibration_error, reliability
 from pyro_radial.uncertainty.conformal import ConformalIntervals, ConformalSets
+from pyro_radial.uncertainty.evaluate import evaluate
 from pyro_radial.uncertainty.intervals import crps_from_draws, interval_coverage, quantile_calibration
 from pyro_radial.uncertainty.metrics import accuracy, auroc, class_auroc, negative_log_likelihood
 from pyro_radial.uncertainty.referral import referral_curve
@@ -18,6 +19,7 @@ __all__ = [
     "auroc",
     "class_auroc",
     "crps_from_draws",
+    "evaluate",
     "expected_calibration_error",
     "interval_coverage",
     "negative_log_likelihood",

@@ -7,7 +7,9 @@ import math
 
 import numpy as np
 import torch
+from torch import nn
 
+from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import (
@@ -22,6 +24,7 @@ from pyro_radial.uncertainty import (
 from tests.calls.sweep import Call, mapping, optional, positive_float, positive_int, some, tensor, text
 
 NAN, INF = math.nan, math.inf
+X, Y = torch.tensor([[0.1, 0.2], [0.3, -0.4], [-0.5, 0.6]]), torch.tensor([[0.1], [0.2], [-0.3]])
 PROBS = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6], [0.7, 0.3]])
 LABELS = torch.tensor([0, 1, 0, 1])
 LOGITS = torch.tensor([[4.0, 0.0], [4.0, 0.0], [0.0, 4.0], [0.0, 4.0]])
@@ -50,6 +53,13 @@ results = mapping | some({}, [1], {"a": 3})
 
 def quantiles():
     return torch.tensor([0.2, 0.8])[:, None].expand(2, 4)
+
+
+def regression():
+    model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(scale=0.5))
+    guide = AutoRadial(model)
+    guide.setup(X, Y)
+    return {"model": model, "guide": guide}
 
 
 def numbers(number=4):
@@ -170,6 +180,20 @@ CALLS = [
         lambda: dict(logits=LOGITS, labels=torch.tensor([0, 0, 1, 0])),
         lambda found: abs(found.temperature - 4 / math.log(3)) < 1e-6,
         invalid=dict(logits=logits, labels=classes),
+    ),
+    Call(
+        "uncertainty.evaluate",
+        lambda: dict(regression(), test=(X, Y), ood=10 * X, num_samples=4, level=0.8),
+        lambda found: found.scores["RMSE"] > 0,
+        invalid=dict(
+            model=some(None, "x", 3) | {"without likelihood": nn.Linear(2, 1)},
+            guide=some(None, "x", 3),
+            test=some(None, "x", 3, X, (X,), (X, Y[:2]), (X * NAN, Y), (X, Y * NAN)),
+            ood=some("x", 3, X * NAN, X[:0]),
+            num_samples=positive_int,
+            level=levels,
+        ),
+        also=((dict(ood=None), lambda found: "AUROC, epistemic variance" not in found.scores),),
     ),
     Call(
         "uncertainty.ConformalSets",
