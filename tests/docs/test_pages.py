@@ -12,6 +12,7 @@ import pytest
 from torch.distributions import kl_divergence
 
 from pyro_radial.distributions import HypersphericalUniform
+from pyro_radial.uncertainty import interval_coverage
 from tests.helpers.pages import DOCS, examples
 
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if examples(page)]
@@ -48,6 +49,11 @@ PROMISES = {
     ),
     "radial": lambda scope: abs(float(scope["least"]) - 60.4) < 0.05,
     "directions": lambda scope: (kl_to_uniform(scope["direction"]).diff() > 0).all(),
+    # The number of held truths among 500 has a standard error of 0.013, and calibration one more.
+    "judging": lambda scope: (
+        abs(scope["held"].float().mean() - 0.9) < 0.08
+        and abs(interval_coverage(scope["lower"], scope["upper"], scope["target"][1500:]) - 0.9) < 0.08
+    ),
     "new_family": lambda scope: (scope["direction"].sample().norm(dim=-1) - 1).abs().max() < 1e-5,
 }
 
