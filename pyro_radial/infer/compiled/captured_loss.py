@@ -17,7 +17,15 @@ from torch import Tensor
 from pyro_radial._pyro.compat import CompilerMissingError, compile_graph, handlers_around, tree_flatten
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.compiled.graph import PLAIN, Graph, UncapturableError, described
-from pyro_radial.infer.compiled.recording import Call, Evaluation, Recording, evaluate, guide_entropies, record_program
+from pyro_radial.infer.compiled.recording import (
+    Call,
+    Evaluation,
+    Recording,
+    Update,
+    evaluate,
+    guide_entropies,
+    record_program,
+)
 from pyro_radial.infer.elbo import RadialELBO
 
 __all__ = ["CapturedLoss", "compiled", "forget"]
@@ -72,13 +80,17 @@ class CapturedLoss:
         *,
         gradients: bool = True,
         also: Mapping[str, Tensor] = NOTHING,
+        update: Update | None = None,
         compile_after: int | None = USES_BEFORE_COMPILING,
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """The loss, and each parameter that it depends on with its gradient, also those in ``also`` by name.
 
+        A graph takes the step ``update`` itself. Its parameters are then left out, and keep their values if the loss is
+        not finite.
+
         :raises ValueError: for too many signatures, and whatever the model, the guide and the loss raise.
         """
-        call = Call(self.loss, self.model, self.guide, args, kwargs, gradients, also)
+        call = Call(self.loss, self.model, self.guide, args, kwargs, gradients, also, update)
         weight = self.loss.weight_now() if isinstance(self.loss, RadialELBO) else 1.0
         leaves, tree = tree_flatten((args, dict(kwargs)))
         if self._runs_as_it_is(leaves):
@@ -86,7 +98,7 @@ class CapturedLoss:
         # Trees have no hash in older versions of torch.
         signatures = tuple(described(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
         autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
-        key = (repr(tree), signatures, gradients, weight != 0.0, autocast)
+        key = (repr(tree), signatures, gradients, update is None, weight != 0.0, autocast)
         recording = self._recordings.get(key)
         if recording is None or not recording.holds():
             recording = None if key in self._refused else self._record(key, call, weight)
@@ -120,7 +132,7 @@ class CapturedLoss:
 
     def _eagerly(self, call: Call) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         with one_at_a_time():
-            evaluation, self.parameters = evaluate(call)
+            evaluation, self.parameters = evaluate(call._replace(update=None))
         return evaluation.loss, evaluation.with_gradients(self.parameters.values())
 
     def _record(self, key: Any, call: Call, weight: float) -> Recording | None:

@@ -16,6 +16,7 @@ from pyro_radial._pyro.checks import check_flag, check_types, optional, positive
 from pyro_radial._pyro.compat import stop_where
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
+from pyro_radial.infer.training.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.training.not_finite import not_finite_parts
 from pyro_radial.infer.training.optimizers import JointOptimizer
 
@@ -122,7 +123,9 @@ class CompiledSVI:
         self._joint.start(self.model, self.guide, args, kwargs, self.captured.compile)
         self._joint.forget_gradients()
         noise = TorchNoise.now()
-        loss, gradients = self.captured(args, kwargs)
+        optimizer = self._joint.optimizer
+        update = optimizer.in_graph() if isinstance(optimizer, NaturalGradientOptimizer) else None
+        loss, gradients = self.captured(args, kwargs, update=update)
         self._joint.adopt(self.captured.parameters)
         self._unchecked.append(_Step(self._steps, args, kwargs, noise))
         self._check(loss)

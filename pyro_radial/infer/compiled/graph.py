@@ -104,20 +104,23 @@ class Structure:
 
 
 @contextmanager
-def unchanged(*roots: Any, attributes: bool = True) -> Iterator[None]:
-    """Restore buffers, random numbers and, if asked, plain attributes of modules at the end of the block."""
+def unchanged(*roots: Any, attributes: bool = True, tensors: Sequence[Tensor] = ()) -> Iterator[None]:
+    """Restore buffers, random numbers, these tensors and, if asked, plain attributes of modules after the block."""
     modules = _modules(*roots)
     buffers = [(slot, slot.tensor, slot.tensor.detach().clone()) for m in modules for slot in _slots(m._buffers)]
     plain = [(vars(m), {k: v for k, v in vars(m).items() if _is_plain(v)}) for m in modules if attributes]
     devices = {slot.tensor.device for slot in slots_of(*roots) if slot.tensor.device.type == "cuda"}
+    values = [tensor.detach().clone() for tensor in tensors]
     with torch.random.fork_rng(list(devices)):
         try:
             yield
         finally:
-            for slot, tensor, value in buffers:
-                with torch.no_grad():
+            with torch.no_grad():
+                for tensor, value in zip(tensors, values, strict=True):
                     tensor.copy_(value)
-                slot.holder[slot.key] = tensor
+                for slot, tensor, value in buffers:
+                    tensor.copy_(value)
+                    slot.holder[slot.key] = tensor
             for now, before in plain:
                 now.update(before)
 

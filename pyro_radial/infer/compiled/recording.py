@@ -34,7 +34,19 @@ from pyro_radial.infer.compiled.graph import (
 from pyro_radial.infer.elbo import LossTerms, RadialELBO, entropies
 from pyro_radial.infer.training.data import device_of, dtype_of
 
-__all__ = ["Call", "Evaluation", "Layout", "Recording", "evaluate", "guide_entropies", "record_program"]
+__all__ = ["Call", "Evaluation", "Layout", "Recording", "Update", "evaluate", "guide_entropies", "record_program"]
+
+
+class Update(NamedTuple):
+    """The step of an optimizer inside a graph, and the tensors that it changes.
+
+    ``move`` takes the loss, and gradients and constrained values by the ids of parameters. It returns the ids of the
+    parameters that it has moved. ``check`` raises an error if the loss's terms are wrong.
+    """
+
+    move: Callable[[Tensor, Mapping[int, Tensor | None], Mapping[int, Tensor]], set[int]]
+    changed: Sequence[Tensor]
+    check: Callable[[], None] | None = None
 
 
 class Call(NamedTuple):
@@ -47,6 +59,7 @@ class Call(NamedTuple):
     kwargs: Mapping[str, Any]
     gradients: bool
     also: Mapping[str, Tensor]
+    update: Update | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +134,7 @@ class ScaleInputs(Messenger):
 
 def evaluate(call: Call) -> tuple[Evaluation, dict[str, Tensor]]:
     """Run the program, and return its evaluation and its unconstrained parameters by name, found as ``SVI`` does."""
-    loss, model, guide, args, kwargs, gradients, also = call
+    loss, model, guide, args, kwargs, gradients, also, update = call
     with poutine.trace(param_only=True) as capture, torch.set_grad_enabled(gradients):
         value = torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs))
     parameters = _trained(capture.trace)
@@ -130,6 +143,10 @@ def evaluate(call: Call) -> tuple[Evaluation, dict[str, Tensor]]:
     found: Sequence[Tensor | None] = ()
     if parameters and value.requires_grad:
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+    if update is not None:
+        by_id = dict(zip(map(id, parameters.values()), found, strict=False))
+        moved = update.move(value.detach(), by_id, _constrained(capture.trace))
+        found = [None if key in moved else gradient for key, gradient in by_id.items()]
     used = tuple(gradient is not None for gradient in found) or (False,) * len(parameters)
     terms: tuple[Tensor, ...] = ()
     layout = Layout(used)
@@ -166,6 +183,12 @@ def _trained(trace: Trace) -> dict[str, Tensor]:
     values = {name: site["value"] for name, site in dict[str, Any](trace.nodes).items()}
     own = {n: value.unconstrained() if hasattr(value, "unconstrained") else value for n, value in values.items()}
     return {name: value for name, value in own.items() if value.requires_grad}
+
+
+def _constrained(trace: Trace) -> dict[int, Tensor]:
+    """The values of constrained parameters, by the id of the unconstrained one."""
+    values = [site["value"] for site in dict[str, Any](trace.nodes).values()]
+    return {id(value.unconstrained()): value.detach() for value in values if hasattr(value, "unconstrained")}
 
 
 # Attributes of a loss that change from step to step and are not part of the graph.
@@ -219,9 +242,12 @@ def record_program(call: Call, weight: float) -> Recording:
         scales = ScaleInputs({})
         with unchanged(*roots, attributes=False), scales, torch.no_grad():
             loss.differentiable_loss(model, guide, *call.args, **call.kwargs)
+        if call.update is not None and call.update.check is not None:
+            call.update.check()
+        changed = () if call.update is None else call.update.changed
         recordings = []
         for seed in (0, 1):
-            with unchanged(*roots), seeded_elsewhere(seed), _garbage_kept():
+            with unchanged(*roots, tensors=changed), seeded_elsewhere(seed), _garbage_kept():
                 recordings.append(_recorded(call, weight, scales.seen))
     finally:
         if step is not None:

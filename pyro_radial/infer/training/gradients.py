@@ -17,6 +17,7 @@ from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.training.data import Batches, num_rows, parts
 from pyro_radial.infer.training.distributed import Processes
+from pyro_radial.infer.training.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.training.not_finite import not_finite_error, not_finite_parts
 from pyro_radial.poutine import mean_only
 
@@ -63,8 +64,7 @@ class LossGradients(ABC):
             if not found:
                 raise
             raise not_finite_error(found, step) from error
-        if self.check is not None:
-            self.check(self.loss.terms)
+        self._check_terms()
         each = self.loss.terms.per_datum()
         tensors = (each.loss, each.negative_log_likelihood, each.kl)
         terms: list[float] = torch.stack([torch.as_tensor(term) for term in tensors]).tolist()
@@ -77,6 +77,10 @@ class LossGradients(ABC):
     @abstractmethod
     def evaluate(self, batch: tuple[Any, Any]) -> Callable[[float], None]:
         """Evaluate the loss; returns a function that adds its gradients, times a share."""
+
+    def _check_terms(self) -> None:
+        if self.check is not None:
+            self.check(self.loss.terms)
 
     def _not_finite(self, batch: tuple[Any, Any], noise: TorchNoise) -> list[str]:
         noise.restore()
@@ -105,18 +109,20 @@ class EagerGradients(LossGradients):
 class CompiledGradients(LossGradients):
     """Replay graphs of the loss, compiled for batches of ``compile_rows`` rows and otherwise as recorded.
 
-    A graph is compiled at its first use or never, so that a resumed run replays what an undisturbed run does.
+    A graph is compiled at its first use or never, so that a resumed run replays what an undisturbed run does. If an
+    ``optimizer`` is given, its step is part of the graph.
     """
 
-    def __init__(self, *arguments: Any, compile_rows: int) -> None:
+    def __init__(self, *arguments: Any, compile_rows: int, optimizer: NaturalGradientOptimizer | None = None) -> None:
         super().__init__(*arguments)
-        self.compile_rows = compile_rows
+        self.compile_rows, self.optimizer = compile_rows, optimizer
         self.captured = CapturedLoss(self.model, self.guide, self.loss)
 
     def evaluate(self, batch: tuple[Any, Any]) -> Callable[[float], None]:
         """Evaluate the loss."""
         compile_after = 0 if num_rows(batch[0]) == self.compile_rows else None
-        _, gradients = self.captured(batch, {}, also=self.parameters, compile_after=compile_after)
+        update = None if self.optimizer is None else self.optimizer.in_graph(self._check_terms)
+        _, gradients = self.captured(batch, {}, also=self.parameters, update=update, compile_after=compile_after)
 
         def add(share: float) -> None:
             for parameter, gradient in gradients:

@@ -19,10 +19,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from pyro_radial._pyro.checks import check_number, check_types, positive_float
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.distributions.moments import moments
+from pyro_radial.distributions.special import accumulation_dtype
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.autoguide.base import LocScaleSite
 from pyro_radial.infer.compiled.captured_loss import compiled
-from pyro_radial.infer.compiled.graph import record
+from pyro_radial.infer.compiled.graph import record, unchanged
+from pyro_radial.infer.compiled.recording import Update
 from pyro_radial.infer.elbo import RadialELBO, num_data_of
 from pyro_radial.infer.training.data import device_of, evaluating
 from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, GuideOptim, Optim, check_optim, make_optimizer
@@ -144,18 +146,20 @@ class NaturalGradient(GuideOptim):
 
 
 class Pair(NamedTuple):
-    """The unconstrained parameters of a site, the map from the second one to scales, and scales per deviation."""
+    """The unconstrained parameters of a site, the average gradient, and how scales come from the second parameter."""
 
     loc: Tensor
     scale: Tensor
+    average: Tensor
     to_scale: Transform
     per_stddev: float
 
     @classmethod
     def of(cls, found: LocScaleSite) -> "Pair":
         """The parameters of a site."""
-        family = found.family
-        return cls(found.loc, found.scale, transform_to(family.scale_constraint), family.scale_of(found.site, 1.0))
+        family, average = found.family, torch.zeros_like(found.loc)
+        to_scale = transform_to(family.scale_constraint)
+        return cls(found.loc, found.scale, average, to_scale, family.scale_of(found.site, 1.0))
 
 
 class NaturalGradientOptimizer(Optimizer):
@@ -164,9 +168,13 @@ class NaturalGradientOptimizer(Optimizer):
     def __init__(self, pairs: list[Pair], others: Optimizer | None, **settings: float) -> None:
         super().__init__([parameter for pair in pairs for parameter in (pair.loc, pair.scale)], settings)
         self._pairs, self._others = pairs, others
+        self.state.update({pair.loc: {"steps": 0, "average": pair.average} for pair in pairs})
         #: Whether to compile the step.
         self.compile = False
         self._compiled: Callable[..., Any] | None = None
+        # Whether the graph of the latest loss was to take the step.
+        self._in_graph = False
+        self._numbers = pairs[0].loc.new_zeros(2 + len(pairs), dtype=accumulation_dtype(pairs[0].loc))
         if others is not None:
             self.defaults["others"] = f"{type(others).__name__}({ {**others.defaults, 'lr': None} })"
             self.param_groups += others.param_groups
@@ -178,65 +186,104 @@ class NaturalGradientOptimizer(Optimizer):
         if self._others is not None:
             self._others.param_groups, self._others.state = self.param_groups[1:], self.state
 
+    @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state as in torch."""
         super().load_state_dict(dict(state_dict))
+        for pair in self._pairs:
+            # Graphs hold the tensor.
+            self.state[pair.loc]["average"] = pair.average.copy_(self.state[pair.loc]["average"])
         self._share()
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take a step on the gradients."""
-        group = self.param_groups[0]
-        lr, beta1, rate = group["lr"], group["beta1"], 1.0 - group["beta2"]
-        moved = [pair for pair in self._pairs if pair.loc.grad is not None]
-        rates = []
-        for pair in moved:
-            state = self.state[pair.loc]
-            if not state:
-                state.update(steps=0, average=torch.zeros_like(pair.loc))
-            state["steps"] += 1
-            rates.append(lr / (1.0 - beta1 ** state["steps"]))
-        tensors: list[tuple[Any, ...]] = [
-            (p.loc, p.scale, self.state[p.loc]["average"], p.loc.grad, p.scale.grad) for p in moved
-        ]
-        if self.compile and len(moved) == len(self._pairs) and all(p.scale.grad is not None for p in moved):
-            self._step_compiled(tensors, (rates[0], 1.0 - beta1, rate))
-        else:
-            for pair, own, own_lr in zip(moved, tensors, rates, strict=True):
-                _update(pair, own, own_lr, 1.0 - beta1, rate)
+        gradients = [tensor.grad for pair in self._pairs for tensor in (pair.loc, pair.scale)]
+        taken = self._in_graph and all(gradient is None for gradient in gradients)
+        self._in_graph = False
+        if self.compile and all(gradient is not None for gradient in gradients):
+            self._step_compiled(gradients)
+        elif not taken:
+            self._update(gradients, self._next_numbers())
+        for pair in self._pairs:
+            self.state[pair.loc]["steps"] += taken or pair.loc.grad is not None
         if self._others is not None:
             self._others.step()
 
-    def _step_compiled(self, tensors: Sequence[tuple[Any, ...]], numbers: tuple[float, ...]) -> None:
-        inputs = [tensor.detach() for own in tensors for tensor in own]
-        inputs += [torch.tensor(number, dtype=torch.float64) for number in numbers]
+    def in_graph(self, check: Callable[[], None] | None = None) -> Update:
+        """Return the next step, for the graph of a loss; call :meth:`step` afterwards too.
+
+        :param check: a function that raises an error if terms of the loss are wrong.
+        """
+        self._write_numbers()
+        self._in_graph = True
+        return Update(self._move, self._changed, check)
+
+    @property
+    def _changed(self) -> list[Tensor]:
+        return [tensor for pair in self._pairs for tensor in (pair.loc, pair.scale, pair.average)]
+
+    @torch.no_grad()
+    def _move(self, loss: Tensor, gradients: Mapping[int, Any], scales: Mapping[int, Tensor]) -> set[int]:
+        """Record a step, unless a site has no gradient; see :class:`Update`."""
+        own = [id(tensor) for pair in self._pairs for tensor in (pair.loc, pair.scale)]
+        found = [gradients.get(key) for key in own]
+        if any(gradient is None for gradient in found):
+            return set()
+        self._update(found, self._numbers.unbind(), scales, torch.isfinite(loss))
+        return {*own}
+
+    def _step_compiled(self, gradients: Sequence[Any]) -> None:
+        self._write_numbers()
         if self._compiled is None:
+            with unchanged(tensors=self._changed):
+                graph = record(lambda *own: (self._update(own, self._numbers.unbind()), None), gradients, [], set())
+            code = compiled(graph, gradients, {})
+            self._compiled = lambda *own: code(*graph.constant_tensors(), *own)
+        self._compiled(*gradients)
 
-            def update(*flat: Tensor) -> tuple[list[Tensor], None]:
-                for place, pair in enumerate(self._pairs):
-                    _update(pair, flat[5 * place : 5 * place + 5], *flat[-3:])
-                return [], None
+    def _next_numbers(self) -> list[float]:
+        """The shares of a new gradient and a new curvature, and each site's learning rate in the next step."""
+        group = self.param_groups[0]
+        steps = (self.state[pair.loc]["steps"] + 1 for pair in self._pairs)
+        rates = [group["lr"] / (1.0 - group["beta1"] ** step) for step in steps]
+        return [1.0 - group["beta1"], 1.0 - group["beta2"], *rates]
 
-            copies = [tensor.clone() for tensor in inputs]
-            self._compiled = compiled(record(update, copies, [], set()), copies, {})
-        self._compiled(*inputs)
+    def _write_numbers(self) -> None:
+        self._numbers.copy_(torch.tensor(self._next_numbers(), dtype=torch.float64))
+
+    def _update(
+        self, gradients: Sequence[Any], numbers: Sequence[Any], scales: Mapping[int, Tensor] = {}, finite: Any = True
+    ) -> list[Tensor]:
+        """Move all sites with a gradient, from gradients of each ``loc`` and ``scale``; returns no outputs."""
+        share, rate, *rates = numbers
+        for pair, by_loc, by_scale, lr in zip(self._pairs, gradients[::2], gradients[1::2], rates, strict=True):
+            if by_loc is not None:
+                _update(pair, by_loc, by_scale, (lr, share, rate), scales.get(id(pair.scale)), finite)
+        return []
 
 
-def _update(pair: Pair, tensors: Sequence[Any], lr: Any, share: Any, rate: Any) -> None:
-    """Move a site's parameters and its average gradient; ``rate`` is that of the precision."""
-    loc, scale, average, by_loc, by_scale = tensors
-    deviation = pair.to_scale(scale)
+def _update(
+    pair: Pair, by_loc: Tensor, by_scale: Any, numbers: Sequence[Any], deviation: Tensor | None, finite: Any
+) -> None:
+    """Move a site's parameters and its average gradient by rates of means, averages and precisions, if ``finite``."""
+    lr, share, rate = numbers
+    deviation = pair.to_scale(pair.scale) if deviation is None else deviation
     variance = (deviation / pair.per_stddev).square()
     if by_scale is not None:
-        per_log = deviation * _inverse_slope(pair.to_scale, scale, deviation)
+        per_log = deviation * _inverse_slope(pair.to_scale, pair.scale, deviation)
         # rate * dL / d log(scale)
         a = by_scale * per_log * rate
         growth = a + 0.5 * a.square()
         # Half of log(1 + growth), to the third order; its logarithm takes as long as the rest of this step.
-        scale.sub_(growth / (2.0 + growth) * per_log)
+        pair.scale.sub_(_if(finite, growth / (2.0 + growth) * per_log))
         variance = variance / (1.0 + growth)
-    average.add_((by_loc - average) * share)
-    loc.sub_(variance * average * lr)
+    pair.average.add_(_if(finite, (by_loc - pair.average) * share))
+    pair.loc.sub_(_if(finite, variance * pair.average * lr))
+
+
+def _if(finite: Any, change: Tensor) -> Tensor:
+    return change if finite is True else torch.where(finite, change, 0.0)
 
 
 def _inverse_slope(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:

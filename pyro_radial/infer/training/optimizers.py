@@ -42,6 +42,12 @@ class GuideOptim(ABC):
     def optimizer(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Optimizer:
         """Make the optimizer; ``args`` are those of the model and the guide."""
 
+    def start(self, model: Any, guide: Any, args: Any, kwargs: Mapping[str, Any], compile: bool) -> Optimizer:
+        """Make the optimizer, and say whether to compile its steps."""
+        optimizer = self.optimizer(model, guide, *args, **kwargs)
+        optimizer.compile = compile  # type: ignore[attr-defined]
+        return optimizer
+
     @abstractmethod
     def scheduler(self, optimizer: Optimizer, steps: int) -> Any:
         """Make the schedule of its learning rates for a run of so many steps."""
@@ -101,14 +107,12 @@ class JointOptimizer:
     def start(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], compile: bool) -> None:
         """Make an optimizer that depends on the model and the guide before the first loss."""
         if isinstance(self._optim, GuideOptim) and self.optimizer is None:
-            self.optimizer = self._optim.optimizer(model, guide, *args, **kwargs)
-            self.optimizer.compile = compile  # type: ignore[attr-defined]
+            self.optimizer = self._optim.start(model, guide, args, kwargs, compile)
 
     def step(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Take a step; parameters without a gradient do not change."""
+        """Take a step after :meth:`forget_gradients`; parameters without a gradient do not change."""
         if self.optimizer is None:
             return
-        self.forget_gradients()
         for parameter, gradient in gradients:
             parameter.grad = gradient
         self.optimizer.step()

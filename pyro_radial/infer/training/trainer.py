@@ -48,6 +48,8 @@ class Trainer:
     :param torch.dtype autocast: the dtype of the model's matrix products; None for its own dtype.
     :param int compile_rows: the number of rows of the batches whose graph is compiled; other batches replay a recorded
         graph. None runs the program as it is.
+    :param bool step_in_graph: whether graphs may also take the optimizer's step, where it can be recorded, instead of
+        ``take_step``. Nothing may then change the gradients that ``gradients`` adds.
     :param check: a function of the loss's terms that raises an error if they are wrong.
     :raises FloatingPointError: naming the first parameter that is NaN or infinite.
 
@@ -74,6 +76,7 @@ class Trainer:
         clip_norm: float | None = None,
         autocast: torch.dtype | None = None,
         compile_rows: int | None = None,
+        step_in_graph: bool = False,
         check: Callable[[LossTerms], None] | None = None,
     ) -> None:
         self.loss = RadialELBO() if loss is None else loss
@@ -86,17 +89,17 @@ class Trainer:
         #: Everything that an optimizer can change, by name.
         self.parameters: dict[str, Tensor] = {**self.module_parameters(), **self._loose}
         self.optimizer = (
-            optim.optimizer(model, guide, *batch)
+            optim.start(model, guide, batch, {}, compile_rows is not None)
             if isinstance(optim, GuideOptim)
             else make_optimizer(optim, {n: p for n, p in self.parameters.items() if p.requires_grad})
         )
-        if isinstance(self.optimizer, NaturalGradientOptimizer):
-            self.optimizer.compile = compile_rows is not None
         #: The learning rate of each group of parameters before any schedule.
         self.learning_rates = initial_rates(self.optimizer)
         # The gradients of float16 underflow unless the loss is scaled.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=autocast is torch.float16)
-        self.gradients: Gradients = self.gradients_of(self.loss, compile_rows)
+        alone = step_in_graph and clip_norm is None and not self.scaler.is_enabled()
+        recorded = self.optimizer if alone and isinstance(self.optimizer, NaturalGradientOptimizer) else None
+        self.gradients: Gradients = self.gradients_of(self.loss, compile_rows, recorded)
         self.take_step: Callable[[], None] = OptimizerStep(self.optimizer, self.scaler, clip_norm)
         #: Optimizer steps taken so far, across resumes.
         self.steps_done = 0
@@ -115,12 +118,14 @@ class Trainer:
         self.steps_done += 1
         return terms
 
-    def gradients_of(self, loss: RadialELBO, compile_rows: int | None = None) -> LossGradients:
-        """Make the gradients of a loss of this model and guide."""
+    def gradients_of(
+        self, loss: RadialELBO, compile_rows: int | None = None, optimizer: NaturalGradientOptimizer | None = None
+    ) -> LossGradients:
+        """Make the gradients of a loss of this model and guide; graphs of it take the steps of ``optimizer``."""
         arguments = (self._run, self.guide, loss, self.parameters, self._check)
         if compile_rows is None:
             return EagerGradients(*arguments, scaler=self.scaler)
-        return CompiledGradients(*arguments, compile_rows=compile_rows)
+        return CompiledGradients(*arguments, compile_rows=compile_rows, optimizer=optimizer)
 
     def gradients_of_means(self) -> Gradients:
         """Make the gradients of the log-likelihood of the mean network."""

@@ -88,6 +88,7 @@ class TrainingRun:
                 clip_norm=options.clip_norm,
                 autocast=options.autocast,
                 compile_rows=usual_rows if options.compile else None,
+                step_in_graph=options.accumulate == 1 and processes.size == 1,
                 check=self._check_num_data,
             )
         self._gradients = self._on_batches(self.trainer.gradients)

@@ -29,11 +29,13 @@ from pyro_radial import (
     predict,
 )
 from pyro_radial.infer.autoguide import families
+from pyro_radial.infer.compiled import captured_loss
 from pyro_radial.infer.training import training_run
 from pyro_radial.infer.training.natural_gradient import NaturalGradient, _inverse_slope
+from pyro_radial.infer.training.trainer import OptimizerStep, Trainer
 from pyro_radial.nn import likelihoods
 from tests.helpers.ranks import on_ranks, values
-from tests.helpers.runs import ROWS, assert_same, data, function_problem, problem, trained
+from tests.helpers.runs import ROWS, assert_same, data, function_problem, killed, problem, trained
 
 DOUBLE = torch.float64
 GUIDES = {
@@ -287,14 +289,127 @@ def test_the_parts_of_a_batch_give_the_step_of_the_whole(double):
         torch.testing.assert_close(value, steps[1][name], rtol=0.0, atol=1e-10)
 
 
-def test_compiled_steps_are_the_steps_as_they_are():
+@pytest.fixture
+def recorded_only(monkeypatch):
+    """Graphs that would be compiled run as recorded."""
+    captured_loss.forget()
+    monkeypatch.setattr(captured_loss, "compile_graph", lambda module, *_: module)
+    yield
+    captured_loss.forget()
+
+
+def gradients_left(monkeypatch):
+    """The ids of all parameters that have a gradient when an optimizer takes its step."""
+    found, take_step = set(), OptimizerStep.__call__
+
+    def watched(self):
+        found.update(id(p) for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None)
+        take_step(self)
+
+    monkeypatch.setattr(OptimizerStep, "__call__", watched)
+    return found
+
+
+COMPILED = {
+    "in the graph": ({}, "plain", 0),
+    "in the graph, beside other parameters": ({}, "batch norm", 2),
+    "clipped": ({"clip_norm": 5.0}, "plain", 8),
+    "accumulated": ({"accumulate": 2}, "plain", 8),
+    "means first": ({"mean_only_epochs": 1}, "plain", 4),
+}
+
+
+@pytest.mark.parametrize("setting", COMPILED)
+def test_recorded_steps_are_the_steps_as_they_are(setting, recorded_only, monkeypatch):
+    options, net, left = COMPILED[setting]
     ends = []
     for compiled in (False, True):
-        model, guide = problem()
-        ends.append(trained(model, guide, optim=NaturalGradient(), compile=compiled)[0])
+        model, guide = problem(net)
+        found = gradients_left(monkeypatch) if compiled else set()
+        ends.append(trained(model, guide, optim=NaturalGradient(beta2=0.99), compile=compiled, **options)[0])
+    assert len(found) == left
     for name, value in ends[0].items():
         # Rounding in twelve steps.
         torch.testing.assert_close(value, ends[1][name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_step_in_the_graph_is_the_step_as_it_is():
+    ends = []
+    for compiled in (False, True):
+        model, guide = problem()
+        ends.append(trained(model, guide, optim=NaturalGradient(), batch_size=ROWS, compile=compiled)[0])
+    for name, value in ends[0].items():
+        torch.testing.assert_close(value, ends[1][name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_resumed_run_with_steps_in_graphs_ends_where_an_undisturbed_one_does(tmp_path, recorded_only, monkeypatch):
+    def run(**settings):
+        model, guide = problem("batch norm")
+        return trained(model, guide, optim=NaturalGradient(lr=0.05, beta2=0.99), compile=True, **settings)[0]
+
+    path = tmp_path / "a.pt"
+    with killed(monkeypatch, "save", 7, "after"):
+        run(checkpoint=path, checkpoint_every=1)
+    assert_same(run(checkpoint=path, checkpoint_every=1), run())
+
+
+def test_recorded_steps_go_on_from_a_loaded_state():
+    x, y = data()
+    model, guide = problem()
+    svi = CompiledSVI(model, guide, NaturalGradient(lr=0.05, beta2=0.99), RadialELBO(), compile=False)
+    svi.step(x, y)
+    parameters, state = copy.deepcopy((guide.state_dict(), svi.optimizer.state_dict()))
+    ends = []
+    for _ in range(2):
+        guide.load_state_dict(parameters)
+        svi.optimizer.load_state_dict(copy.deepcopy(state))
+        torch.manual_seed(0)
+        for _ in range(3):
+            svi.step(x, y)
+        ends.append(copy.deepcopy({**guide.state_dict(), **svi.optimizer.state_dict()["state"][0]}))
+    assert len(svi.captured.recordings) == 1
+    assert ends[0].pop("steps") == ends[1].pop("steps") == 4
+    assert_same(*ends)
+
+
+@pytest.mark.parametrize("kind", ["fit", "CompiledSVI"])
+def test_a_step_in_a_graph_on_a_loss_that_is_not_finite_changes_nothing(kind, recorded_only):
+    x, y = data()
+    model, guide = problem()
+
+    def now():
+        optimizer = svi.optimizer if kind == "CompiledSVI" else trainer.optimizer
+        return copy.deepcopy({**guide.state_dict(), "optimizer": repr(optimizer.state_dict()["state"])})
+
+    if kind == "CompiledSVI":
+        svi = CompiledSVI(model, guide, NaturalGradient(), RadialELBO())
+        step = svi.step
+    else:
+        trainer = Trainer(model, guide, (x, y), optim=NaturalGradient(), compile_rows=ROWS, step_in_graph=True)
+        step = lambda *batch: trainer.step(batch)  # noqa: E731
+    for _ in range(2):
+        step(x, y)
+    before = now()
+    with pytest.raises(FloatingPointError, match=r"not finite in step 2"):
+        step(x.clone().fill_(math.inf), y)
+    after = now()
+    assert after.pop("optimizer") == before.pop("optimizer")
+    assert_same(after, before)
+    step(x, y)
+
+
+def test_a_step_in_a_graph_on_refused_terms_changes_nothing(recorded_only):
+    def refuse(terms):
+        assert terms.num_data == ROWS
+        raise ValueError("a plate of another size")
+
+    model, guide = problem()
+    settings = {"optim": NaturalGradient(), "compile_rows": ROWS, "step_in_graph": True, "check": refuse}
+    trainer = Trainer(model, guide, data(), **settings)
+    before = copy.deepcopy(guide.state_dict())
+    with pytest.raises(ValueError, match="a plate of another size"):
+        trainer.step(data())
+    assert_same(guide.state_dict(), before)
 
 
 @pytest.mark.parametrize("loss", [RadialELBO, TraceMeanField_ELBO])
