@@ -14,10 +14,10 @@ from pyro_radial._pyro.compat import is_capturing
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.functional.divergences.process import kl_of_marginals
 from pyro_radial.functional.guide_process import GuideProcess
-from pyro_radial.functional.linearization import Structure
 from pyro_radial.functional.priors import PosteriorProcess
 from pyro_radial.infer.elbo import RadialELBO, Run, check_weight
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
+from pyro_radial.nn.linearized.linearization import Structure
 from pyro_radial.nn.multi_head import under_head
 
 __all__ = ["FunctionChainELBO", "FunctionMemory"]

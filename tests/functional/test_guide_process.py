@@ -168,6 +168,6 @@ def test_what_is_known_of_a_function_is_found_once_for_each_head(monkeypatch):
     (key,) = structures
     assert key == (2, model.bnn.sites)
     again = process_of(model, guide, X, Y, structures=structures)
-    monkeypatch.setattr("pyro_radial.functional.linearization.linear_layers", None)
+    monkeypatch.setattr("pyro_radial.nn.linearized.linearization.linear_layers", None)
     assert again.sites(X) == set(model.bnn.sites)
     torch.testing.assert_close(again.marginals(X), process.marginals(X))

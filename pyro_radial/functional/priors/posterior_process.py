@@ -9,24 +9,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from pyro import poutine
-from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
 from pyro_radial._pyro.checks import check_types, non_negative_float
-from pyro_radial._pyro.random_numbers import one_at_a_time
-from pyro_radial.distributions.wrappers import leaf, unmasked
 from pyro_radial.functional.gaussian import gaussian_condition
-from pyro_radial.functional.layers import networks_in
-from pyro_radial.functional.linearization import CovarianceBlock, Linearization, Structure
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_targets, joined_points
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
+from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization, Structure, undisturbed
+from pyro_radial.nn.linearized.site_moments import Moments, site_moments, sites_of_network
 from pyro_radial.poutine.swap_prior import is_guide
 
-__all__ = ["PosteriorProcess", "moments_of", "site_moments"]
-
-Moments = tuple[dict[str, Tensor], list[CovarianceBlock]]
+__all__ = ["PosteriorProcess"]
 
 
 class PosteriorProcess(FunctionPrior):
@@ -74,7 +68,7 @@ class PosteriorProcess(FunctionPrior):
         if not callable(model) or is_guide(model):
             raise ValueError(f"model must be a Pyro model and no guide, got {type(model).__name__}")
         check_types(str, function_site=function_site)
-        needed = _sites_of_network(model)
+        needed = sites_of_network(model)
         moments = site_moments if isinstance(posterior, Mapping) else _joint_moments
         mean, blocks = moments(posterior, needed)
         self.model: Any = copy.deepcopy(model) if isinstance(model, nn.Module) else model
@@ -144,33 +138,11 @@ class PosteriorProcess(FunctionPrior):
     ) -> tuple[Tensor, Tensor]:
         """Moments of the linearized function, in a block where no handler and no store sees its parameters."""
         check_points(x)
-        with one_at_a_time(), poutine.block(), _FixedParameters():
+        with undisturbed():
             mean, spread = moments(self.linearization, x.to(next(iter(self.means.buffers()))))
         if num_outputs not in (None, mean.shape[-1]):
             raise ValueError(f"num_outputs must be {mean.shape[-1]}, the network's, got {num_outputs}")
         return mean, spread
-
-
-class _FixedParameters(Messenger):
-    """Gives parameters their values without gradient, and keeps those of modules out of Pyro's store."""
-
-    def _pyro_param(self, msg: Any) -> None:
-        initial = msg["args"][1] if len(msg["args"]) > 1 else None
-        if isinstance(initial, nn.Parameter):
-            msg["value"], msg["done"] = initial, True
-
-    def _pyro_post_param(self, msg: Any) -> None:
-        msg["value"] = msg["value"].detach()
-
-
-def _sites_of_network(model: Any) -> dict[str, torch.Size]:
-    """The shapes of the sites that the networks of a model sample themselves, by name."""
-    return {
-        name: parameter.shape
-        for network in networks_in(model)
-        for name, parameter in network.skeleton.named_parameters()
-        if name in network.sites_in_use
-    }
 
 
 def _buffers(tensors: list[Tensor]) -> nn.Module:
@@ -179,44 +151,6 @@ def _buffers(tensors: list[Tensor]) -> nn.Module:
     for place, tensor in enumerate(tensors):
         module.register_buffer(str(place), tensor.detach().clone(memory_format=torch.contiguous_format))
     return module
-
-
-def moments_of(site: str, distribution: Any) -> tuple[Tensor, CovarianceBlock] | None:
-    """Return the mean and the covariance of a site without reading their values, or None if one is unknown."""
-    distribution = unmasked(distribution)
-    try:
-        mean: Tensor = distribution.mean
-        full = getattr(leaf(distribution), "covariance_matrix", None)
-        if full is None:
-            return mean, CovarianceBlock((site,), distribution.variance.expand(mean.shape))
-    except (NotImplementedError, AttributeError):
-        return None
-    return mean, CovarianceBlock((site,), full.expand(*mean.shape, mean.shape[-1]), is_full=True)
-
-
-@torch.no_grad()
-def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size]) -> Moments:
-    """Return the moments of all sites that have them; those needed must, of the given shapes, and not all be points."""
-    found = {name: moments_of(name, distribution) for name, distribution in posterior.items()}
-    known = {name: moments for name, moments in found.items() if moments is not None}
-    for name, shape in needed.items():
-        if name not in known:
-            got = "none" if name not in posterior else type(leaf(posterior[name])).__name__
-            raise ValueError(f"posterior must have a mean and a variance at site '{name}', got {got}")
-        if known[name][0].shape != shape:
-            raise ValueError(
-                f"posterior must have shape {tuple(shape)} at site '{name}', got {tuple(known[name][0].shape)}"
-            )
-    for name, (mean, block) in known.items():
-        if not bool(mean.isfinite().all() & block.covariance.isfinite().all()):
-            raise ValueError(f"posterior must have a finite mean and variance at site '{name}', got NaN or infinity")
-    blocks = [block for _, block in known.values()]
-    if not any(bool((block.covariance != 0).any()) for block in blocks):
-        raise ValueError(
-            f"posterior must have variances, got {'a point' if known else 'none'} at {sorted(posterior)}: its "
-            "functions are one function; use a guide such as AutoRadial or AutoMeanField"
-        )
-    return {name: mean for name, (mean, _) in known.items()}, blocks
 
 
 @torch.no_grad()

@@ -20,8 +20,8 @@ from pyro_radial.functional import (
     PosteriorProcess,
     UniformBox,
 )
-from pyro_radial.functional.linearization import CovarianceBlock, Linearization
 from pyro_radial.nn import likelihoods
+from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization
 from tests.helpers.linear_models import by_hand, inputs, of_functions, posterior
 
 GAMMA, NOISE = 0.03, 0.4

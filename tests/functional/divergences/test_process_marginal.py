@@ -12,7 +12,7 @@ from torch.distributions import kl_divergence
 
 from pyro_radial import BayesianModule
 from pyro_radial.functional import FunctionPrior, GaussianProcess, MarginalKL, PiecewiseConstant, PosteriorProcess
-from pyro_radial.functional.linearization import CovarianceBlock, Linearization
+from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization
 from tests.helpers.linear_models import by_hand, inputs, of_functions, posterior
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.func import vmap
 
 from pyro_radial import BayesianModule, PriorChain, SupervisedModel
-from pyro_radial.functional.site_function import SiteFunction
 from pyro_radial.nn import likelihoods
+from pyro_radial.nn.linearized.site_function import SiteFunction
 from pyro_radial.poutine import swap_prior
 from tests.helpers.linear_models import by_hand, features, inputs
 

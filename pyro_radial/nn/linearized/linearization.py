@@ -4,18 +4,22 @@
 """A model's function linearized in its weights: a Gaussian process, from their means and covariances."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from pyro import poutine
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from pyro_radial.functional.layers import LinearLayer, layerwise_marginals, linear_layers, networks_in
-from pyro_radial.functional.site_function import SiteFunction
+from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.nn.functional_net import WITHOUT_ADVICE_ON_LOOPS
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
+from pyro_radial.nn.linearized.layers import LinearLayer, layerwise_marginals, linear_layers, networks_in
+from pyro_radial.nn.linearized.site_function import SiteFunction
 
-__all__ = ["CovarianceBlock", "Linearization", "Structure"]
+__all__ = ["CovarianceBlock", "Linearization", "Structure", "undisturbed"]
 
 # Numbers in the Jacobian of a chunk of rows: a tenth of a gigabyte in float32.
 MAX_JACOBIAN = 2**25
@@ -202,6 +206,25 @@ class Linearization:
                     f"it cannot: {str(error).strip().splitlines()[0]}"
                 ) from error
             yield chunk.pop(VALUES), chunk
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Run functions in a block where no handler and no store sees their parameters, one thread at a time."""
+    with one_at_a_time(), poutine.block(), _FixedParameters():
+        yield
+
+
+class _FixedParameters(Messenger):
+    """Gives parameters their values without gradient, and keeps those of modules out of Pyro's store."""
+
+    def _pyro_param(self, msg: Any) -> None:
+        initial = msg["args"][1] if len(msg["args"]) > 1 else None
+        if isinstance(initial, nn.Parameter):
+            msg["value"], msg["done"] = initial, True
+
+    def _pyro_post_param(self, msg: Any) -> None:
+        msg["value"] = msg["value"].detach()
 
 
 def _merged(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.functional.priors.posterior_process import moments_of, site_moments
+from pyro_radial.nn.linearized.site_moments import moments_of, site_moments
 
 LOC, SCALE = torch.randn(2, 3), 0.5 + torch.rand(2, 3)
 

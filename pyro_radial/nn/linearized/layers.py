@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from pyro_radial.functional.site_function import SiteFunction, gradients
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.nn.linearized.site_function import SiteFunction, gradients
 from pyro_radial.nn.site_priors import ParameterPrior
 
 __all__ = ["LinearLayer", "layerwise_marginals", "linear_layers", "networks_in"]

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from pyro_radial import BayesianModule
-from pyro_radial.functional import linearization
-from pyro_radial.functional.linearization import CovarianceBlock, Linearization
 from pyro_radial.nn import MultiHead
+from pyro_radial.nn.linearized import linearization
+from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization
 from pyro_radial.nn.priors import LearnedScale
 
 

@@ -1,0 +1,66 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Means and covariances of the distributions that sites have."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_radial.distributions.wrappers import leaf, unmasked
+from pyro_radial.nn.linearized.layers import networks_in
+from pyro_radial.nn.linearized.linearization import CovarianceBlock
+
+__all__ = ["Moments", "moments_of", "site_moments", "sites_of_network"]
+
+Moments = tuple[dict[str, Tensor], list[CovarianceBlock]]
+
+
+def sites_of_network(model: Any) -> dict[str, torch.Size]:
+    """The shapes of the sites that the networks of a model sample themselves, by name."""
+    return {
+        name: parameter.shape
+        for network in networks_in(model)
+        for name, parameter in network.skeleton.named_parameters()
+        if name in network.sites_in_use
+    }
+
+
+def moments_of(site: str, distribution: Any) -> tuple[Tensor, CovarianceBlock] | None:
+    """Return the mean and the covariance of a site without reading their values, or None if one is unknown."""
+    distribution = unmasked(distribution)
+    try:
+        mean: Tensor = distribution.mean
+        full = getattr(leaf(distribution), "covariance_matrix", None)
+        if full is None:
+            return mean, CovarianceBlock((site,), distribution.variance.expand(mean.shape))
+    except (NotImplementedError, AttributeError):
+        return None
+    return mean, CovarianceBlock((site,), full.expand(*mean.shape, mean.shape[-1]), is_full=True)
+
+
+@torch.no_grad()
+def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size]) -> Moments:
+    """Return the moments of all sites that have them; those needed must, of the given shapes, and not all be points."""
+    found = {name: moments_of(name, distribution) for name, distribution in posterior.items()}
+    known = {name: moments for name, moments in found.items() if moments is not None}
+    for name, shape in needed.items():
+        if name not in known:
+            got = "none" if name not in posterior else type(leaf(posterior[name])).__name__
+            raise ValueError(f"posterior must have a mean and a variance at site '{name}', got {got}")
+        if known[name][0].shape != shape:
+            raise ValueError(
+                f"posterior must have shape {tuple(shape)} at site '{name}', got {tuple(known[name][0].shape)}"
+            )
+    for name, (mean, block) in known.items():
+        if not bool(mean.isfinite().all() & block.covariance.isfinite().all()):
+            raise ValueError(f"posterior must have a finite mean and variance at site '{name}', got NaN or infinity")
+    blocks = [block for _, block in known.values()]
+    if not any(bool((block.covariance != 0).any()) for block in blocks):
+        raise ValueError(
+            f"posterior must have variances, got {'a point' if known else 'none'} at {sorted(posterior)}: its "
+            "functions are one function; use a guide such as AutoRadial or AutoMeanField"
+        )
+    return {name: mean for name, (mean, _) in known.items()}, blocks
