@@ -30,6 +30,7 @@ from benchmarks.common import (
     paired,
     with_error,
 )
+from benchmarks.uncertainty._overfitted import dense, part, trained
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer import calibrate_scales, last_layer_laplace
 from pyro_radial.nn import likelihoods
@@ -100,7 +101,7 @@ def score(train: Pair, test: Pair, seed: int, size: Size) -> list[Row]:
     torch.manual_seed(seed)
     fitted, held_out = part(train, 0, size.train), part(train, size.train, size.train + size.validation)
     start = time.process_time()
-    net = trained(fitted, seed, size)
+    net = trained(dense(size.hidden), fitted, size.epochs, seed)
     with torch.no_grad():
         rows = [scores(net(test[0][: size.test]).softmax(-1), test, size) | {"seconds": time.process_time() - start}]
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=size.train))
@@ -115,29 +116,10 @@ def score_with_many(train: Pair, test: Pair, seed: int, size: Size) -> list[Row]
     """The methods that are tested with many draws, with the same network."""
     torch.manual_seed(seed)
     fitted, held_out = part(train, 0, size.train), part(train, size.train, size.train + size.validation)
-    net = trained(fitted, seed, size)
+    net = trained(dense(size.hidden), fitted, size.epochs, seed)
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=size.train))
     many = size._replace(num_samples=MANY)
     return [posthoc(model, net, guide, fitted, held_out, test, many) for guide in WITH_MANY.values()]
-
-
-def part(data: Pair, start: int, stop: int) -> Pair:
-    return data[0][start:stop], data[1][start:stop]
-
-
-def trained(data: Pair, seed: int, size: Size) -> nn.Module:
-    """A plain network, trained until it is too sure of itself."""
-    x, y = data
-    width = size.hidden
-    net = nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(size.epochs):
-        for index in torch.randperm(len(x), generator=generator).split(128):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x[index]), y[index]).backward()
-            optimizer.step()
-    return net
 
 
 def posthoc(

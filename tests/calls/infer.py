@@ -257,7 +257,10 @@ CALLS = [
     ),
     Call(
         "infer.predict",
-        lambda: guided() | dict(x=X, num_samples=5, chunk_size=4, dropout=False, function_site="f", progress=False),
+        lambda: (
+            guided()
+            | dict(x=X, num_samples=5, chunk_size=4, method="draws", dropout=False, function_site="f", progress=False)
+        ),
         lambda found: tuple(found.samples.shape) == (5, 8, 1),
         invalid=dict(
             model=models,
@@ -265,11 +268,34 @@ CALLS = [
             x=inputs,
             num_samples=optional(positive_int),
             chunk_size=positive_int,
+            method=name_of_one | {"class": AutoRadial},
             dropout=flag | {"without layers": True},
             function_site=name_of_one,
             progress=flag,
         ),
         also=(({"num_samples": None}, lambda found: tuple(found.samples.shape) == (64, 8, 1)),),
+    ),
+    Call(
+        "infer.predict",
+        lambda: (
+            guided()
+            | dict(x=X, num_samples=5, chunk_size=4, method="linearized", dropout=False)
+            | dict(function_site="f", progress=False)
+        ),
+        lambda found: tuple(found.samples.shape) == (5, 8, 1),
+        invalid=dict(
+            model=models,
+            guide=guides | {"samples": {"weight": torch.zeros(5, 1, 3)}, "function": lambda *args: None},
+            x=inputs | {"two": (X, X)},
+            num_samples=optional(positive_int),
+            chunk_size=positive_int,
+            dropout=flag | {"on": True},
+            function_site=name_of_one,
+            progress=flag,
+        ),
+        unchecked=dict(method="it is what this row is about"),
+        also=(({"num_samples": None}, lambda found: tuple(found.samples.shape) == (64, 8, 1)),),
+        case="linearized",
     ),
     Call(
         "infer.SampledNetwork",

@@ -166,7 +166,7 @@ def test_what_is_known_of_a_function_is_found_once_for_each_head(monkeypatch):
     process = process_of(model, guide, X, Y, structures=structures)
     assert process.sites(X) == set(model.bnn.sites)
     (key,) = structures
-    assert key == (2, model.bnn.sites)
+    assert key == ((3,), model.bnn.sites)
     again = process_of(model, guide, X, Y, structures=structures)
     monkeypatch.setattr("pyro_radial.nn.linearized.linearization.linear_layers", None)
     assert again.sites(X) == set(model.bnn.sites)

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import pyro.poutine as poutine
 import torch
@@ -18,6 +18,7 @@ from pyro_radial._pyro.checks import check_function, check_types, positive_count
 from pyro_radial._pyro.compat import handlers_around
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, PosteriorSamples, check_global, check_sites
+from pyro_radial.infer.prediction.linearized import linearized_samples, posterior_with_moments
 from pyro_radial.infer.prediction.prediction import Prediction, warn_if_identical
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.bayesian_module import submodules
@@ -28,6 +29,7 @@ from pyro_radial.nn.supervised import ModelNetwork, find_network, own_names
 __all__ = ["predict"]
 
 DEFAULT_NUM_SAMPLES = 64
+METHODS = ("draws", "linearized")
 DROPOUT_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 # In these layers the mode changes the dropout and nothing else.
 LAYERS_WITH_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
@@ -41,22 +43,30 @@ def predict(
     num_samples: int | None = None,
     chunk_size: int = 1024,
     *,
+    method: Literal["draws", "linearized"] = "draws",
     dropout: bool = False,
     function_site: str = FUNCTION_SITE,
     progress: bool = False,
 ) -> Prediction:
-    """Draw functions from the guide and evaluate them at any number of inputs.
+    r"""Draw functions from the guide and evaluate them at any number of inputs.
 
     The draws do not depend on ``chunk_size``: a draw's weights, also those that the guide leaves to the prior, are
     kept while it passes over the inputs. Modules run in evaluation mode and are left in the mode they were in. Several
     threads may predict at once. To keep draws and serve them, use :class:`~pyro_radial.infer.SampledNetwork`.
 
-    If the model is a :class:`~pyro_radial.SupervisedModel` of a :class:`~pyro_radial.nn.BayesianModule`, the network
-    alone runs for each draw. Any other model runs whole.
+    ``method="linearized"`` needs one pass in place of S. It linearizes the function in the weights around their means
+    m, with variances :math:`v_i`, and draws the outputs of each input from their joint normal distribution
 
-    ``dropout=True`` is Monte Carlo dropout (Gal and Ghahramani 2016, "Dropout as a Bayesian Approximation", eq. 6).
-    Each row of each draw then has its own masks, so quantities of one input hold (mean, variance, entropy, log
-    density), but a draw is not a single function, and the masks depend on ``chunk_size``.
+    .. math:: f(x) \sim \mathcal N\Big(f_m(x), \sum_i v_i J_i(x) J_i(x)^T\Big), \qquad
+        J_i = \partial f(x) / \partial w_i.
+
+    It takes guides of this library, and every site of the function needs a mean and a variance in closed form; positive
+    sites have none. ``dropout=True`` is Monte Carlo dropout: each row of each draw has its own masks, which depend on
+    ``chunk_size``. With either, a draw is not a single function; quantities of one input hold (mean, variance, entropy,
+    log density).
+
+    Source: Immer, Korzepa and Bauer (2021), "Improving Predictions of Bayesian Neural Nets via Local Linearization";
+    Gal and Ghahramani (2016), "Dropout as a Bayesian Approximation", eq. 6.
 
     :param model: a Pyro model ``model(x)`` that records the function's values at a deterministic site.
     :param guide: its trained guide, or a mapping from latent sites to S samples of each, ``[S, *shape]``, such as
@@ -65,6 +75,7 @@ def predict(
         ``DataLoader`` of inputs, with or without targets, taken in the dataset's order.
     :param int num_samples: S, the number of functions; 64 by default, and with samples all of them.
     :param int chunk_size: the number of inputs in one pass, which bounds the memory of a pass.
+    :param str method: "draws" of the weights, or "linearized", for a guide and inputs in one tensor.
     :param bool dropout: whether dropout layers stay on, among them those of ``nn.LSTM``, ``nn.GRU``, ``nn.RNN`` and
         ``nn.MultiheadAttention``; calls of ``torch.nn.functional.dropout`` stay as they are.
     :param str function_site: the name of that site.
@@ -72,7 +83,8 @@ def predict(
     :returns: a prediction with ``samples`` of shape ``[S, N, ...]``.
     :raises ValueError: for NaN or infinity in x, a number below one, an autoguide without parameters, a model without
         the function site or, with ``dropout``, without dropout layers, a guide with sites of another model, or with
-        sites inside a plate if x needs several chunks; naming the site, for samples that do not fit the model.
+        sites inside a plate if x needs several chunks; naming the site, for samples that do not fit the model, and
+        with ``method="linearized"`` for a site without moments, and a function that cannot be differentiated.
 
     Example::
 
@@ -87,8 +99,12 @@ def predict(
     """
     check_function("model", model)
     check_types(bool, dropout=dropout, progress=progress)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {METHODS}, got {method!r}")
     x = as_inputs(x, "x", dtype_of(guide, model))
     positive_count("chunk_size", chunk_size)
+    if method == "linearized":
+        return _linearized(model, guide, x, num_samples, chunk_size, dropout, function_site, progress)
     device = device_of(guide, model)
     chunks = [slice(start, start + chunk_size) for start in range(0, num_rows(x), chunk_size)]
     if isinstance(guide, Mapping):
@@ -127,6 +143,32 @@ def predict(
     likelihood = getattr(model, "likelihood", None)
     warn_if_identical(samples, lambda: draws.is_point(drawn, own_names(likelihood)))
     return Prediction(samples, likelihood, {name: torch.stack(values) for name, values in noise.items()})
+
+
+def _linearized(
+    model: Callable[..., Any],
+    guide: Any,
+    x: Any,
+    num_samples: int | None,
+    chunk_size: int,
+    dropout: bool,
+    function_site: str,
+    progress: bool,
+) -> Prediction:
+    """The same from the linearized network; a row goes through draws, for checks and the noise of the likelihood."""
+    if dropout:
+        raise ValueError("dropout must be False for method='linearized', got True")
+    if isinstance(guide, Mapping):
+        raise ValueError("guide must be a guide for method='linearized', got samples")
+    if not isinstance(x, Tensor):
+        raise ValueError(f"x must be one tensor for method='linearized', got a {type(x).__name__} of tensors")
+    count = positive_count("num_samples", DEFAULT_NUM_SAMPLES if num_samples is None else num_samples)
+    likelihood = getattr(model, "likelihood", None)
+    posterior = posterior_with_moments(guide, x[:1].to(device_of(guide, model)))
+    num_draws = count if getattr(likelihood, "noise_sites", {}) else 1
+    noise = predict(model, guide, x[:1], num_draws, function_site=function_site).noise
+    samples = linearized_samples(model, posterior, x, count, chunk_size, function_site, progress)
+    return Prediction(samples, likelihood, noise)
 
 
 class _NetworkRun:

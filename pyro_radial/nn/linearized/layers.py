@@ -1,8 +1,9 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Variances of a linearized network, carried to the output layer by layer."""
+"""Covariances of a linearized network's outputs, carried to the output layer by layer."""
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -15,15 +16,26 @@ from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 from pyro_radial.nn.linearized.site_function import SiteFunction, gradients
 from pyro_radial.nn.site_priors import ParameterPrior
 
-__all__ = ["LinearLayer", "layerwise_marginals", "linear_layers", "networks_in"]
+__all__ = ["LinearLayer", "layerwise_terms", "linear_layers", "networks_in", "num_chunks"]
+
+
+# Numbers in the gradients of a chunk of rows; more would leave the cache of a processor.
+MAX_GRADIENTS = 2**22
 
 
 class LinearLayer(NamedTuple):
-    """A layer by its place in the network, and the sites of its random parameters."""
+    """A linear or convolutional layer by its place in the network, and the sites of its random parameters."""
 
     place: str
     weight: str | None
     bias: str | None
+    #: The shape of its output for one input.
+    shape: tuple[int, ...] = ()
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether its output is a vector."""
+        return len(self.shape) == 1
 
 
 def networks_in(model: Any) -> list[BayesianModule]:
@@ -34,46 +46,48 @@ def networks_in(model: Any) -> list[BayesianModule]:
 def linear_layers(
     function: SiteFunction, names: Collection[str], values: Mapping[str, Tensor], x: Tensor
 ) -> tuple[LinearLayer, ...] | None:
-    """Return the linear layers that contain all random parameters of a function, tried at values and inputs, or None.
+    """Return the layers that contain all random parameters of a function, tried at values and inputs, or None.
 
-    Each layer must be called once, with a vector for each input.
+    Each layer must be called once, with a vector or an image for each input.
     """
     layers = _owners(function.model, names)
     if layers is None:
         return None
     leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
-    called: list[str] = []
+    called: dict[str, list[tuple[int, ...]]] = {layer.place: [] for layer in layers}
 
     def cut(layer: LinearLayer, a: Tensor, output: Tensor) -> Tensor:
-        if a.dim() == 2 and len(a) == len(x):
-            called.append(layer.place)
+        fits = a.dim() == (2 if isinstance(_layer(function, layer), nn.Linear) else 4) and len(a) == len(x)
+        called[layer.place].append(tuple(output.shape[1:]) if fits else ())
         return output.detach()
 
     with torch.enable_grad(), _hooked(function, layers, cut):
         output = function(leaves, x)
     # A weight that is also used outside of its layer still has a gradient.
     beside = any(gradient is not None for gradient in gradients(output, list(leaves.values())))
-    once = sorted(called) == sorted(layer.place for layer in layers)
-    return layers if once and not beside else None
+    once = all(len(shapes) == 1 and shapes[0] for shapes in called.values())
+    return tuple(layer._replace(shape=called[layer.place][0]) for layer in layers) if once and not beside else None
 
 
-def layerwise_marginals(
+def layerwise_terms(
     function: SiteFunction,
     layers: Sequence[LinearLayer],
     mean: Mapping[str, Tensor],
     variance: Mapping[str, Tensor],
     x: Tensor,
-) -> tuple[Tensor, Tensor]:
-    r"""Return mean and variance of each output of the linearized function, two tensors ``[N, O]``.
+) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
+    r"""Return values ``[N, O]`` of the function, and terms J ``[N, O, R]`` and v ``[N or 1, R]`` of their covariances.
 
-    .. math:: \sum_l \delta_l^2 (V_l a_l^2 + v_l),
+    For each input the covariance of the outputs is :math:`\sum J\,diag(v) J^T`. With the inputs :math:`a_l` of layer
+    l, the gradients :math:`\delta_l` of all outputs in the outputs of the layer, and the variances :math:`V_l, v_l` of
+    its weight and bias, a layer of vectors has the term
 
-    with the inputs :math:`a_l` of layer l, the gradients :math:`\delta_l` of an output in the outputs of the layer, and
-    the variances :math:`V_l, v_l` of its weight and bias.
+    .. math:: J = \delta_l, \qquad v = V_l a_l^2 + v_l,
+
+    which needs no Jacobian in the weights. A convolution has the Jacobian in its weights, summed over places.
     """
-    skeleton = networks_in(function.model)[0].skeleton
     like = next(iter(mean.values()))
-    shifts = {layer.place: like.new_zeros(len(x), _linear(skeleton, layer.place).out_features) for layer in layers}
+    shifts = {layer.place: like.new_zeros(len(x), *layer.shape) for layer in layers}
 
     def shifted(shifts: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         inputs: dict[str, Tensor] = {}
@@ -89,29 +103,48 @@ def layerwise_marginals(
     # Rows are independent, so one pass gives the gradients of an output in all of them.
     eye = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
     (deltas,) = vmap(pull, out_dims=1)(eye.unsqueeze(1).expand(-1, len(x), -1))
-    spread = torch.zeros_like(values)
-    for layer in layers:
-        own = _output_variance(layer, variance, inputs[layer.place])
-        delta = deltas[layer.place]
-        # A product with itself has a cheaper gradient than a square.
-        spread = spread + ((delta * delta) @ own.unsqueeze(-1)).squeeze(-1)
-    return values, spread
+
+    def terms() -> Iterator[tuple[Tensor, Tensor]]:
+        for layer in layers:
+            a, delta = inputs[layer.place], deltas[layer.place]
+            weight, bias = (None if site is None else variance[site] for site in (layer.weight, layer.bias))
+            if layer.is_dense:
+                yield delta, _output_variance(weight, bias, a)
+                continue
+            if weight is not None:
+                patches = _patches(_layer(function, layer), a)
+                by_weight = delta.flatten(3).flatten(1, 2) @ patches.mT
+                yield by_weight.unflatten(1, delta.shape[1:3]).flatten(2), weight.reshape(1, -1)
+            if bias is not None:
+                yield delta.flatten(3).sum(-1), bias.unsqueeze(0)
+
+    return values, terms()
 
 
-def _output_variance(layer: LinearLayer, variance: Mapping[str, Tensor], a: Tensor) -> Tensor:
+def num_chunks(layers: Sequence[LinearLayer], variance: Mapping[str, Tensor], num_outputs: int, num_rows: int) -> int:
+    """The number of chunks of rows, which bounds the memory that gradients take."""
+    weights = [variance[layer.weight].numel() for layer in layers if layer.weight is not None and not layer.is_dense]
+    size = sum(math.prod(layer.shape) for layer in layers) + max(weights, default=0)
+    return min(num_rows, -(-num_rows * num_outputs * size // MAX_GRADIENTS))
+
+
+def _output_variance(weight: Tensor | None, bias: Tensor | None, a: Tensor) -> Tensor:
     """The variance of a layer's outputs for fixed inputs, ``[N, out]``; at least one of its parameters has one."""
-    weight = None if layer.weight is None else variance[layer.weight]
-    bias = None if layer.bias is None else variance[layer.bias]
     if weight is None:
         assert bias is not None
         return bias.expand(len(a), -1)
     return nn.functional.linear(a.square(), weight, bias)
 
 
+def _patches(layer: Any, a: Tensor) -> Tensor:
+    """What each output of a convolution sees of its input, ``[N, K, places]``."""
+    return nn.functional.unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+
+
 def _owners(model: Any, names: Collection[str]) -> tuple[LinearLayer, ...] | None:
-    """The linear layers that own these sites, or None if other modules own some of them."""
+    """The layers that own these sites, or None if other modules own some of them."""
     networks = networks_in(model)
-    if len(networks) != 1 or isinstance(networks[0].prior, ParameterPrior):
+    if len(networks) != 1 or networks[0].batching != "vmap" or isinstance(networks[0].prior, ParameterPrior):
         return None
     skeleton = networks[0].skeleton
     site_of = {id(parameter): name for name, parameter in skeleton.named_parameters() if name in names}
@@ -122,7 +155,7 @@ def _owners(model: Any, names: Collection[str]) -> tuple[LinearLayer, ...] | Non
     for place, module in skeleton.named_modules():
         own = {leaf: id(p) for leaf, p in module.named_parameters(recurse=False, remove_duplicate=False)}
         random = {leaf: identity for leaf, identity in own.items() if identity in site_of}
-        if random and type(module) is not nn.Linear:
+        if random and not _is_known(module):
             return None
         if random:
             weight, bias = (site_of.get(own.get(leaf, 0)) for leaf in ("weight", "bias"))
@@ -132,10 +165,15 @@ def _owners(model: Any, names: Collection[str]) -> tuple[LinearLayer, ...] | Non
     return tuple(layers) if len(owned) == len(set(owned)) else None
 
 
-def _linear(skeleton: nn.Module, place: str) -> nn.Linear:
-    layer = skeleton.get_submodule(place)
-    assert isinstance(layer, nn.Linear)
-    return layer
+def _is_known(module: nn.Module) -> bool:
+    """Whether this is a linear layer, or a convolution with the patches that ``unfold`` gives."""
+    if type(module) is nn.Conv2d:
+        return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return type(module) is nn.Linear
+
+
+def _layer(function: SiteFunction, layer: LinearLayer) -> nn.Module:
+    return networks_in(function.model)[0].skeleton.get_submodule(layer.place)
 
 
 @contextmanager
@@ -147,8 +185,7 @@ def _hooked(
     def hook(layer: LinearLayer) -> Callable[..., Tensor]:
         return lambda module, args, output: change(layer, args[0], output)
 
-    skeleton = networks_in(function.model)[0].skeleton
-    handles = [_linear(skeleton, layer.place).register_forward_hook(hook(layer)) for layer in layers]
+    handles = [_layer(function, layer).register_forward_hook(hook(layer)) for layer in layers]
     try:
         yield
     finally:

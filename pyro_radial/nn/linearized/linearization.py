@@ -3,6 +3,7 @@
 
 """A model's function linearized in its weights: a Gaussian process, from their means and covariances."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from torch.func import vjp, vmap
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.nn.functional_net import WITHOUT_ADVICE_ON_LOOPS
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
-from pyro_radial.nn.linearized.layers import LinearLayer, layerwise_marginals, linear_layers, networks_in
+from pyro_radial.nn.linearized.layers import LinearLayer, layerwise_terms, linear_layers, networks_in, num_chunks
 from pyro_radial.nn.linearized.site_function import SiteFunction
 
 __all__ = ["CovarianceBlock", "Linearization", "Structure", "undisturbed"]
@@ -89,10 +90,15 @@ class Structure(NamedTuple):
 
     #: The names of the sites.
     sites: tuple[str, ...]
-    #: The linear layers that contain all of them, or None if the function is not that simple.
+    #: The linear layers and convolutions that contain all of them, or None if the function is not that simple.
     layers: tuple[LinearLayer, ...] | None
-    #: O, the number of its values for each input.
-    num_outputs: int
+    #: The shape of its values for each input.
+    shape: tuple[int, ...]
+
+    @property
+    def num_outputs(self) -> int:
+        """O, the number of its values for each input."""
+        return math.prod(self.shape)
 
 
 class Linearization:
@@ -103,9 +109,10 @@ class Linearization:
     so the function values have mean :math:`f_\mu(x)` and covariances :math:`J(x) \Sigma J(x')^T`. This is exact for a
     model that is linear in its weights, and differentiable in means, covariances and points, through the Jacobian too.
 
-    Marginal variances go layer by layer, without a Jacobian, if all weights are those of linear layers that are called
-    once with a vector for each input. Other functions take vector-Jacobian products of chunks of rows. A row of the
-    function must depend only on its own input, so modules must be in evaluation mode.
+    Marginal moments go layer by layer if all weights are those of linear layers and convolutions that are called once
+    with a vector or an image for each input; linear layers then need no Jacobian. Other functions take vector-Jacobian
+    products of chunks of rows. A row of the function must depend only on its own input, so modules must be in
+    evaluation mode.
 
     Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
     Variational Inference".
@@ -130,17 +137,23 @@ class Linearization:
 
         :raises ValueError: for a function that cannot be differentiated, or that depends on a site without moments.
         """
-        structure = self.structure(x)
-        if structure.layers is not None:
-            variance = {block.sites[0]: block.covariance for block in self.blocks}
-            return layerwise_marginals(self.function, structure.layers, self.mean, variance, x)
-        blocks = self._blocks_of(structure.sites)
-        means, variances = [], []
-        for mean, jacobian in self._jacobians(x, structure.num_outputs):
-            parts = zip(blocks, _by_block(blocks, jacobian), strict=True)
-            means.append(mean)
-            variances.append(torch.stack([(block.times(j) * j).sum(-1) for block, j in parts]).sum(0))
-        return torch.cat(means), torch.cat(variances)
+        # A product with itself has a cheaper gradient than a square.
+        return self._by_chunk(
+            x,
+            lambda jacobian, variance: ((jacobian * jacobian) @ variance.unsqueeze(-1)).squeeze(-1),
+            lambda jacobian, block: (block.times(jacobian) * jacobian).sum(-1),
+        )
+
+    def joint_marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``[N, O]`` and covariance ``[N, O, O]`` of the outputs for each input, in the network's dtype.
+
+        :raises ValueError: as :meth:`marginals`.
+        """
+        return self._by_chunk(
+            x,
+            lambda jacobian, variance: (jacobian * variance.unsqueeze(1)) @ jacobian.mT,
+            lambda jacobian, block: block.times(jacobian) @ jacobian.mT,
+        )
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean ``[N, O]`` and covariances over points of each output, ``[O, N, N]``, in float64.
@@ -163,7 +176,7 @@ class Linearization:
 
         :raises ValueError: as :meth:`marginals`.
         """
-        key = (x.dim(), *(network.sites_in_use for network in networks_in(self.function.model)))
+        key = (x.shape[1:], *(network.sites_in_use for network in networks_in(self.function.model)))
         if key not in self._structures:
             dependence = self.function.dependence(self.mean, x[:1])
             if dependence.others:
@@ -175,9 +188,33 @@ class Linearization:
             if all(block.is_diagonal for block in self._blocks_of(dependence.given)):
                 layers = linear_layers(self.function, dependence.given, self.mean, x[:1])
             with torch.no_grad():
-                num_outputs = self.function(self.mean, x[:1]).shape[-1]
-            self._structures[key] = Structure(dependence.given, layers, num_outputs)
+                shape = tuple(self.function.values(self.mean, x[:1]).shape[1:])
+            self._structures[key] = Structure(dependence.given, layers, shape)
         return self._structures[key]
+
+    def _by_chunk(
+        self,
+        x: Tensor,
+        of_term: Callable[[Tensor, Tensor], Tensor],
+        of_block: Callable[[Tensor, CovarianceBlock], Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """The mean, and the sum of what functions make of Jacobians and variances or covariances, by chunks of rows."""
+        structure = self.structure(x)
+        means: list[Tensor] = []
+        sums: list[Any] = []
+        if structure.layers is not None:
+            variance = {block.sites[0]: block.covariance for block in self.blocks}
+            for rows in x.tensor_split(num_chunks(structure.layers, variance, structure.num_outputs, len(x))):
+                with _differentiable():
+                    mean, terms = layerwise_terms(self.function, structure.layers, self.mean, variance, rows)
+                means.append(mean)
+                sums.append(sum(of_term(*term) for term in terms))
+        else:
+            blocks = self._blocks_of(structure.sites)
+            for mean, jacobian in self._jacobians(x, structure.num_outputs):
+                means.append(mean)
+                sums.append(sum(of_block(*pair) for pair in zip(_by_block(blocks, jacobian), blocks, strict=True)))
+        return torch.cat(means), torch.cat(sums)
 
     def _blocks_of(self, sites: Sequence[str]) -> list[CovarianceBlock]:
         return [block for block in self.blocks if set(sites) & set(block.sites)]
@@ -196,15 +233,8 @@ class Linearization:
             return {VALUES: output} | {name: jacobian.reshape(num_outputs, -1) for name, jacobian in found.items()}
 
         for rows in x.split(max(1, MAX_JACOBIAN // size)):
-            try:
+            with _differentiable():
                 chunk = each(of_row, rows)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                raise ValueError(
-                    "model must have a network that torch.func can differentiate for each row by itself, got one that "
-                    f"it cannot: {str(error).strip().splitlines()[0]}"
-                ) from error
             yield chunk.pop(VALUES), chunk
 
 
@@ -227,6 +257,21 @@ class _FixedParameters(Messenger):
         msg["value"] = msg["value"].detach()
 
 
+@contextmanager
+def _differentiable() -> Iterator[None]:
+    """Name the model if torch cannot differentiate its network."""
+    try:
+        with WITHOUT_ADVICE_ON_LOOPS:
+            yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ValueError(
+            "model must have a network that torch.func can differentiate for each row by itself, got one that it "
+            f"cannot: {str(error).strip().splitlines()[0]}"
+        ) from error
+
+
 def _merged(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
     """The same blocks, with one block instead of all diagonal ones: one product instead of many."""
     diagonal = [block for block in blocks if block.is_diagonal]
@@ -238,8 +283,7 @@ def _merged(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
 
 
 def _mapped(function: Callable[[Tensor], dict[str, Tensor]], rows: Tensor) -> dict[str, Tensor]:
-    with WITHOUT_ADVICE_ON_LOOPS:
-        found: dict[str, Tensor] = vmap(function, randomness="different")(rows)
+    found: dict[str, Tensor] = vmap(function, randomness="different")(rows)
     return found
 
 

@@ -48,6 +48,10 @@ class SiteFunction:
 
         :raises ValueError: for a model that records no such values.
         """
+        return self.values(values, x).reshape(len(x), -1)
+
+    def values(self, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """The same as the model records them, ``[N, *outputs]``."""
         return self._run(_GivenValues(values, self.function_site), x)
 
     def dependence(self, values: Mapping[str, Tensor], x: Tensor) -> Dependence:
@@ -87,7 +91,7 @@ class SiteFunction:
                 f"{_described(output)}; record the function's values with "
                 f'pyro.deterministic("{self.function_site}", values)'
             )
-        return output.reshape(len(x), -1)
+        return output
 
 
 def gradients(output: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:

@@ -19,10 +19,11 @@ Moments = tuple[dict[str, Tensor], list[CovarianceBlock]]
 
 
 def sites_of_network(model: Any) -> dict[str, torch.Size]:
-    """The shapes of the sites that the networks of a model sample themselves, by name."""
+    """The shapes of the sites of a model that are parameters of its networks, by name."""
     return {
         name: parameter.shape
         for network in networks_in(model)
+        if network.has_plain_sites
         for name, parameter in network.skeleton.named_parameters()
         if name in network.sites_in_use
     }

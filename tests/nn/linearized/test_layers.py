@@ -27,12 +27,12 @@ def net():
 
 def test_layers_are_known_by_their_places_and_sites():
     model = SupervisedModel(BayesianModule(net()), likelihoods.Categorical(num_data=9))
-    assert layers_of(model) == (("0", "0.weight", "0.bias"), ("2", "2.weight", None))
+    assert layers_of(model) == (("0", "0.weight", "0.bias", (4,)), ("2", "2.weight", None, (2,)))
 
 
 def test_what_is_not_random_has_no_site():
     model = BayesianModule(net(), select=r"weight")
-    assert layers_of(model) == (("0", "0.weight", None), ("2", "2.weight", None))
+    assert layers_of(model) == (("0", "0.weight", None, (4,)), ("2", "2.weight", None, (2,)))
 
 
 def test_a_prior_that_makes_its_own_sites_may_make_anything_of_them():

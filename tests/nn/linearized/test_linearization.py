@@ -10,7 +10,7 @@ from torch import nn
 
 from pyro_radial import BayesianModule
 from pyro_radial.nn import MultiHead
-from pyro_radial.nn.linearized import linearization
+from pyro_radial.nn.linearized import layers, linearization
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization
 from pyro_radial.nn.priors import LearnedScale
 
@@ -73,6 +73,21 @@ NETWORKS = {
     "convolutions": (
         lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.Flatten(), nn.Linear(18, 2)),
         IMAGES,
+        True,
+    ),
+    "convolutions with gaps": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 3, (3, 2), padding=(1, 2), stride=(2, 1), bias=False),
+            nn.ReLU(),
+            nn.Conv2d(3, 2, 2, dilation=(1, 3)),
+            nn.Flatten(),
+        ),
+        IMAGES,
+        True,
+    ),
+    "convolutions in groups": (
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3, groups=2, padding="same"), nn.Flatten()),
+        IMAGES,
         False,
     ),
     "sequences": (lambda: nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Flatten()), (4, 3), False),
@@ -117,6 +132,9 @@ def test_moments_are_those_of_the_jacobian(name):
     mean, spread = linear.marginals(x)
     torch.testing.assert_close(mean.detach(), values)
     torch.testing.assert_close(spread.detach(), (jacobian.square() * variance).sum(-1))
+    mean, joint = linear.joint_marginals(x)
+    torch.testing.assert_close(mean.detach(), values)
+    torch.testing.assert_close(joint.detach(), (jacobian * variance) @ jacobian.mT)
     _, covariance = linear.moments(x)
     torch.testing.assert_close(covariance.detach(), torch.einsum("nop,mop->onm", jacobian * variance, jacobian))
 
@@ -127,7 +145,7 @@ def test_noise_goes_layer_by_layer_where_that_is_exact(name):
     assert (linear.structure(x).layers is not None) == NETWORKS[name][2]
 
 
-@pytest.mark.parametrize("name", ["linear layers", "batch norm", "convolutions", "tied"])
+@pytest.mark.parametrize("name", ["linear layers", "batch norm", "convolutions", "convolutions in groups", "tied"])
 def test_gradients_run_through_the_jacobian_in_means_variances_and_points(name):
     linear, x = linearized(name)
     x = x[:2].requires_grad_()
@@ -142,11 +160,17 @@ def test_gradients_run_through_the_jacobian_in_means_variances_and_points(name):
     assert torch.autograd.gradcheck(marginals, tensors, fast_mode=True)
 
 
-def test_chunks_of_rows_make_no_difference(monkeypatch):
-    linear, x = linearized("convolutions")
-    before = (*linear.marginals(x), *linear.moments(x))
+@pytest.mark.parametrize("name", ["linear layers", "convolutions", "tied"])
+def test_chunks_of_rows_make_no_difference(name, monkeypatch):
+    linear, x = linearized(name)
+
+    def moments():
+        return *linear.marginals(x), *linear.joint_marginals(x), *linear.moments(x)
+
+    before = moments()
     monkeypatch.setattr(linearization, "MAX_JACOBIAN", 200)
-    for found, expected in zip((*linear.marginals(x), *linear.moments(x)), before, strict=True):
+    monkeypatch.setattr(layers, "MAX_GRADIENTS", 200)
+    for found, expected in zip(moments(), before, strict=True):
         torch.testing.assert_close(found, expected)
 
 

@@ -1,0 +1,42 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Plain networks that trained too long on a part of the images."""
+
+import torch
+from torch import nn
+
+from benchmarks.common import Pair
+
+__all__ = ["dense", "lenet", "part", "trained"]
+
+
+def part(data: Pair, start: int, stop: int) -> Pair:
+    return data[0][start:stop], data[1][start:stop]
+
+
+def dense(width: int) -> nn.Module:
+    """Two hidden layers, for images as vectors."""
+    return nn.Sequential(nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def lenet() -> nn.Module:
+    """LeNet with 44,426 weights, for images as vectors."""
+    return nn.Sequential(
+        nn.Unflatten(-1, (1, 28, 28)),
+        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
+
+
+def trained(net: nn.Module, data: Pair, epochs: int, seed: int) -> nn.Module:
+    """The network, trained by Adam until it is too sure of itself."""
+    x, y = data
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        for index in torch.randperm(len(x), generator=generator).split(128):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x[index]), y[index]).backward()
+            optimizer.step()
+    return net

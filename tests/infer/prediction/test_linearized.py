@@ -1,0 +1,309 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Predictions of the linearized network: draws with the outputs' joint moments, and clear errors."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoGuideList, AutoNormal
+from torch import nn
+from torch.autograd.functional import jacobian
+
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, SupervisedModel, predict
+from pyro_radial.distributions import HypersphericalUniform
+from pyro_radial.infer import Ensemble
+from pyro_radial.infer.autoguide import families
+from pyro_radial.nn import MultiHead, likelihoods, use_head
+from pyro_radial.nn.linearized.site_function import SiteFunction
+from pyro_radial.poutine import mean_only
+from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, problem
+
+DRAWS = 4000
+IMAGES = torch.randn(5, 1, 6, 6, generator=torch.Generator().manual_seed(2))
+
+
+def linearized(model, guide, x=X, seed=7, **kwargs):
+    pyro.set_rng_seed(seed)
+    return predict(model, guide, x, **{"num_samples": DRAWS, "method": "linearized", **kwargs})
+
+
+def check_moments(samples, mean, covariance):
+    """Draws ``[S, N, O]`` have these moments, to 4.5 standard errors of each."""
+    assert samples.shape[1:] == mean.shape
+    centered = samples - mean
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    number = len(samples)
+    rounding = 1e-4 * variance.max()
+    assert bool((centered.mean(0).abs() < 4.5 * (variance / number).sqrt() + rounding).all())
+    found = torch.einsum("sno,snp->nop", centered, centered) / number
+    error = ((variance.unsqueeze(-1) * variance.unsqueeze(-2) + covariance.square()) / number).sqrt()
+    assert bool(((found - covariance).abs() < 4.5 * error + rounding).all())
+
+
+def dense(model, guide, x):
+    """The moments from the Jacobian of the whole function in all sites."""
+    posterior = guide.posterior()
+    means = tuple(distribution.mean for distribution in posterior.values())
+    model.eval()
+
+    def function(*values):
+        return SiteFunction(model)(dict(zip(posterior, values, strict=True)), x)
+
+    covariance = 0.0
+    for distribution, by_site in zip(posterior.values(), jacobian(function, means), strict=True):
+        rows = by_site.flatten(2)
+        covariance = covariance + (rows * distribution.variance.flatten()) @ rows.mT
+    return function(*means).detach(), covariance
+
+
+# -------------------------------------------------------------------------------------------------------- the moments
+
+
+@pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField])
+def test_a_model_linear_in_its_weights_has_the_moments_of_its_closed_form(guide_type):
+    net = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, CLASSES))
+    model = SupervisedModel(BayesianModule(net, select=r"^0\."), likelihoods.Categorical(num_data=POINTS))
+    guide = guide_type(model, init_stddev=0.5)
+    guide.setup(X, torch.zeros(POINTS, dtype=torch.long))
+    weight, bias = (guide.posterior()[site] for site in ("0.weight", "0.bias"))
+    hidden = X @ weight.mean.mT + bias.mean
+    spread = X.square() @ weight.variance.mT + bias.variance
+    last = net[1].weight.detach()
+    covariance = (last * spread.unsqueeze(1)) @ last.mT
+    check_moments(linearized(model, guide).samples, hidden @ last.mT + net[1].bias.detach(), covariance)
+    # What they approximate: for this model the same moments, with draws of the weights.
+    check_moments(linearized(model, guide, method="draws").samples, net[1](hidden).detach(), covariance)
+
+
+def images(**kwargs):
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, CLASSES)
+    )
+
+
+NETWORKS = {
+    "mean field": (None, X, AutoMeanField, {}),
+    "radial": (None, X, AutoRadial, {}),
+    "radial by row": (None, X, AutoRadial, {"event_dim": 1}),
+    "images": (images, IMAGES, AutoRadial, {}),
+    "images, point biases": (images, IMAGES, AutoMeanField, {"families": {"bias": families.Delta()}}),
+}
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_draws_have_the_joint_moments_of_the_jacobian(kind):
+    make, x, guide_type, options = NETWORKS[kind]
+    pyro.set_rng_seed(3)
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, CLASSES)) if make is None else make()
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=POINTS))
+    guide = guide_type(model, init_stddev=0.3, **options)
+    guide.setup(x, torch.zeros(len(x), dtype=torch.long))
+    check_moments(linearized(model, guide, x).samples, *dense(model, guide, x))
+
+
+def test_directions_are_linearized_at_their_means_inside_the_sphere():
+    prior = {
+        "0.weight": HypersphericalUniform(2).expand([8]).to_event(1),
+        "2.weight": dist.Normal(0.0, 1.0),
+    }
+    net = nn.Sequential(nn.Linear(2, 8, bias=False), nn.Tanh(), nn.Linear(8, CLASSES, bias=False))
+    model = SupervisedModel(BayesianModule(net, prior), likelihoods.Categorical(num_data=POINTS))
+    guide = AutoMeanField(model, init_stddev=0.3, families={"0.weight": families.VonMisesFisher()})
+    guide.setup(X, torch.zeros(POINTS, dtype=torch.long))
+    assert float(guide.posterior()["0.weight"].mean.norm(dim=-1).max()) < 0.95
+    check_moments(linearized(model, guide).samples, *dense(model, guide, X))
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 1024])
+def test_moments_do_not_depend_on_the_chunk_size(chunk_size):
+    model, guide = problem()
+    check_moments(linearized(model, guide, chunk_size=chunk_size).samples, *dense(model, guide, X))
+
+
+def test_outputs_may_depend_on_each_other_exactly():
+    """One random number moves three outputs: the covariance has rank one."""
+    net = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, CLASSES))
+    model = SupervisedModel(BayesianModule(net, select=r"^0\."), likelihoods.Categorical(num_data=POINTS))
+    guide = AutoMeanField(model, init_stddev=0.5)
+    guide.setup(X, torch.zeros(POINTS, dtype=torch.long))
+    x = torch.cat([X, torch.zeros(1, 2)])
+    samples = linearized(model, guide, x).samples
+    check_moments(samples, *dense(model, guide, x))
+    # At zero no weight matters.
+    assert float(samples[:, -1].var(0).max()) < 1e-12
+
+
+# ---------------------------------------------------------------------------------------- models, guides and outputs
+
+
+def test_any_model_that_records_its_function_will_do():
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        f = pyro.deterministic("f", x @ w)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(f, 1.0), obs=y)
+
+    guide = AutoMeanField(model, init_stddev=0.5)
+    guide.setup(X, X[:, 0])
+    prediction = linearized(model, guide)
+    assert prediction.samples.shape == (DRAWS, POINTS)
+    (w,) = guide.posterior().values()
+    mean, variance = X @ w.mean, X.square() @ w.variance
+    check_moments(prediction.samples.unsqueeze(-1), mean.unsqueeze(-1), variance.reshape(-1, 1, 1))
+
+
+def test_a_chain_predicts_as_its_model():
+    model, guide = problem()
+    chain = PriorChain(model)
+    chain.advance(guide.posterior())
+    assert torch.equal(linearized(chain, guide).samples, linearized(model, guide).samples)
+
+
+def test_the_head_in_use_predicts():
+    net = MultiHead(nn.Linear(2, 4), [nn.Linear(4, 2), nn.Linear(4, CLASSES)])
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=POINTS))
+    use_head(model, 1)
+    guide = AutoRadial(model, init_stddev=0.5)
+    guide.setup(X, torch.zeros(POINTS, dtype=torch.long))
+    check_moments(linearized(model, guide).samples, *dense(model, guide, X))
+    use_head(model, 0)
+    with pytest.raises(ValueError, match=r"guide must have the latent sites.*got none for \['heads\.0\.weight'"):
+        linearized(model, guide)
+
+
+def test_a_list_of_guides_has_the_sites_of_all():
+    pyro.set_rng_seed(0)
+    model, _ = problem()
+    parts = AutoGuideList(model)
+    parts.append(AutoRadial(pyro.poutine.block(model, hide_fn=lambda site: site["name"].startswith("2."))))
+    parts.append(AutoMeanField(pyro.poutine.block(model, hide_fn=lambda site: not site["name"].startswith("2."))))
+    parts(X, torch.zeros(POINTS, dtype=torch.long))
+    merged = {name: distribution for part in parts for name, distribution in part.posterior().items()}
+    parts.posterior = lambda: merged
+    expected = dense(model, parts, X)
+    del parts.posterior
+    check_moments(linearized(model, parts).samples, *expected)
+
+
+def test_noise_comes_from_draws_of_the_guide():
+    model, guide = problem(likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA), y=torch.zeros(POINTS, CLASSES))
+    found, drawn = linearized(model, guide, num_samples=400), linearized(model, guide, num_samples=400, method="draws")
+    assert found.noise["scale"].shape == drawn.noise["scale"].shape == (400, 1)
+    assert float(found.noise["scale"].std()) > 0
+    log, expected = (prediction.noise["scale"].log() for prediction in (found, drawn))
+    assert abs(float(log.mean() - expected.mean())) < 4.5 * float(expected.std()) * (2 / 400) ** 0.5
+    assert found.variance.shape == (POINTS, CLASSES)
+
+
+def test_class_probabilities_come_near_those_of_draws_where_the_noise_is_small():
+    model, guide = problem()
+    guide.set_stddevs({name: torch.tensor(0.05) for name in guide.posterior()})
+    found, expected = linearized(model, guide).mean, linearized(model, guide, method="draws").mean
+    # Draws of the weights have standard errors near 0.001 here.
+    assert float((found - expected).abs().max()) < 0.005
+
+
+def test_members_of_an_ensemble_predict_by_it():
+    def make(seed):
+        return problem(net=nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, CLASSES)))
+
+    ensemble = Ensemble(make, 2)
+    ensemble.fit((X, torch.zeros(POINTS, dtype=torch.long)), epochs=1, progress=False)
+    assert ensemble.predict(X, 5, method="linearized").samples.shape == (10, POINTS, CLASSES)
+
+
+def test_modes_and_statistics_stay():
+    pyro.set_rng_seed(0)
+    model = SupervisedModel(BayesianModule(images()), likelihoods.Categorical(num_data=5)).train()
+    guide = AutoRadial(model)
+    guide.setup(IMAGES, torch.zeros(5, dtype=torch.long))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    linearized(model, guide, IMAGES, num_samples=2)
+    assert model.training
+    assert model.bnn.skeleton[1].training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+# ------------------------------------------------------------------------------------------------------------- errors
+
+
+def is_refused(match, model=None, guide=None, x=X, **kwargs):
+    own_model, own_guide = problem()
+    with pytest.raises(ValueError, match=match):
+        linearized(model or own_model, guide or own_guide, x, **kwargs)
+
+
+def test_arguments_that_do_not_fit_are_named():
+    is_refused(r"method must be one of \('draws', 'linearized'\), got 'laplace'", method="laplace")
+    is_refused(r"num_samples must be a positive integer, got 0", num_samples=0)
+    is_refused(r"dropout must be False for method='linearized', got True", dropout=True)
+    is_refused(r"x must be one tensor for method='linearized', got a dict", x={"x": X})
+    is_refused(r"x must be one tensor for method='linearized', got a tuple", x=(X, X))
+    is_refused(r"function_site must be a site of the model, got 'g'", function_site="g")
+
+
+def test_guides_without_moments_are_named():
+    model, guide = problem()
+    samples = {name: value.unsqueeze(0) for name, value in guide(X).items()}
+    is_refused(r"guide must be a guide for method='linearized', got samples", guide=samples)
+    normal = AutoNormal(model)
+    normal(X, torch.zeros(POINTS, dtype=torch.long))
+    is_refused(r"guide must have a method posterior\(\) for method='linearized'.*got AutoNormal", model, normal)
+    is_refused(r"guide must have a method posterior\(\)", model, mean_only(guide))
+    is_refused(r"guide must have its parameters", model, AutoRadial(model))
+    points = AutoMeanField(model, families={".": families.Delta()})
+    points.setup(X, torch.zeros(POINTS, dtype=torch.long))
+    is_refused(r"guide: posterior must have variances, got a point", model, points)
+
+
+def test_a_site_without_a_variance_is_named():
+    def model(x, y=None):
+        s = pyro.sample("s", dist.HalfNormal(1.0))
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        pyro.deterministic("f", (s + w) * x)
+
+    guide = AutoMeanField(model)
+    guide.setup(X)
+    is_refused(r"posterior must have a mean and a variance at site 's' of the model", model, guide)
+
+
+def test_a_site_inside_a_plate_is_named():
+    def model(x, y=None):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.deterministic("f", w * x[:, 0] + z)
+
+    guide = AutoMeanField(model)
+    guide.setup(X)
+    is_refused(r"method must be 'draws', since site 'z' of the guide is inside a plate", model, guide)
+
+
+def test_a_function_without_a_gradient_is_named():
+    class Sign(nn.Module):
+        def forward(self, x):
+            return x.detach().sign()
+
+    net = nn.Sequential(nn.Linear(2, 3), Sign())
+    model, guide = problem(net=net)
+    is_refused(r"model must have a function that can be differentiated", model, guide)
+
+
+def test_a_function_that_torch_cannot_differentiate_by_rows_is_named():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return Twice.apply(x)
+
+    model, guide = problem(net=nn.Sequential(nn.Linear(2, 3), Layer()))
+    is_refused(r"the network of bnn.* failed in '1', Layer\(\).*functorch", model, guide)
