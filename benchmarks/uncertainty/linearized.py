@@ -41,12 +41,15 @@ GUIDES = {"radial": AutoRadial, "mean field": AutoMeanField}
 DENSE, LENET = "784-200-200-10", "LeNet, 44,426 weights"
 # The guides of each network.
 NETWORKS = {DENSE: ("radial", "mean field"), LENET: ("radial",)}
-ONE_PASS, FEW, MANY = "linearized", "32 draws", "128 draws"
+ONE_PASS, OWN, FEW, MANY = "linearized", "linearized, own scale", "32 draws", "128 draws"
 METHODS: dict[str, dict[str, Any]] = {
     ONE_PASS: {"method": "linearized"},
     FEW: {"num_samples": 32},
     MANY: {"num_samples": 128},
 }
+ALL = (ONE_PASS, OWN, FEW, MANY)
+# The scale that draws chose times these is tried for linearized predictions.
+FACTORS = tuple(10 ** (-place / 10) for place in range(8))
 SCORES = {"nll": "NLL", "calibration_error": "ECE", "seconds": "seconds", "passes": "passes"}
 # Rows in a pass of the plain network, as in ``predict``.
 ROWS = 1024
@@ -83,7 +86,7 @@ def run(
     results = Results(output, {"torch": torch.__version__, "threads": threads, **size._asdict()})
     for network, guides in NETWORKS.items():
         for seed in range((seeds if network == DENSE else min(seeds, SEEDS_OF_LENET)) if form == "default" else 1):
-            keys = [{"network": network, "guide": g, "method": m, "seed": seed} for g in guides for m in METHODS]
+            keys = [{"network": network, "guide": g, "method": m, "seed": seed} for g in guides for m in ALL]
             results.add_all(keys, partial(score, network, train, test, seed, size))
 
 
@@ -98,12 +101,36 @@ def score(network: str, train: Pair, test: Pair, seed: int, size: Size) -> list[
         guide = GUIDES[name](model)
         guide.setup(*part(fitted, 0, 2))
         guide.load_means(net.state_dict())
-        calibrate_scales(model, guide, held_out, **size.search)
-        rows += compared(model, guide, test[0][: size.test], test[1][: size.test], size.rounds)
+        number = calibrate_scales(model, guide, held_out, **size.search).number
+        x, y = test[0][: size.test], test[1][: size.test]
+        by_method = compared(model, guide, x, y, size.rounds)
+        own = with_own_scale(model, guide, number, held_out, x, y) | {
+            name: by_method[ONE_PASS][name] for name in ("seconds", "passes")
+        }
+        rows += [own if method == OWN else by_method[method] for method in ALL]
     return rows
 
 
-def compared(model: SupervisedModel, guide: Any, x: Tensor, y: Tensor, rounds: int) -> list[Row]:
+def with_own_scale(model: SupervisedModel, guide: Any, number: float, held_out: Pair, x: Tensor, y: Tensor) -> Row:
+    """Scores of linearized predictions with the scale that is best for them on the validation rows."""
+
+    def at(factor: float, inputs: Tensor) -> Tensor:
+        guide.set_stddevs({name: torch.full_like(p.mean, factor * number) for name, p in guide.posterior().items()})
+        return predict(model, guide, inputs, method="linearized").mean
+
+    nll = {factor: float(negative_log_likelihood(at(factor, held_out[0]), held_out[1])) for factor in FACTORS}
+    best = min(nll, key=nll.__getitem__)
+    return scores(at(best, x), y) | {"factor": best}
+
+
+def scores(probabilities: Tensor, y: Tensor) -> Row:
+    return {
+        "nll": float(negative_log_likelihood(probabilities, y)),
+        "calibration_error": float(expected_calibration_error(probabilities, y)),
+    }
+
+
+def compared(model: SupervisedModel, guide: Any, x: Tensor, y: Tensor, rounds: int) -> dict[str, Row]:
     """Scores of all methods for any guide of a classifier, and the CPU time of ``predict`` beside a plain pass."""
     net = model.bnn.to_module(guide.median()).eval()
 
@@ -114,21 +141,14 @@ def compared(model: SupervisedModel, guide: Any, x: Tensor, y: Tensor, rounds: i
 
     one_pass = partial(predict, model, guide, x, **METHODS[ONE_PASS])
     milliseconds = medians({"plain": plain, ONE_PASS: one_pass}, rounds, block=1)
-    found = []
+    found: dict[str, Row] = {}
     for name, options in METHODS.items():
         start = time.process_time()
         prediction = predict(model, guide, x, **options)
         # Draws of weights take long: once is enough.
         seconds = 1e-3 * milliseconds[name] if name in milliseconds else time.process_time() - start
-        probabilities = prediction.mean
-        found.append(
-            {
-                "nll": float(negative_log_likelihood(probabilities, y)),
-                "calibration_error": float(expected_calibration_error(probabilities, y)),
-                "seconds": seconds,
-                "passes": 1e3 * seconds / milliseconds["plain"],
-            }
-        )
+        times = {"seconds": seconds, "passes": 1e3 * seconds / milliseconds["plain"]}
+        found[name] = scores(prediction.mean, y) | times
     return found
 
 
@@ -138,11 +158,12 @@ def claims(results: Results) -> list[Claim]:
     for network, guide in cases(results):
         keys = {"network": network, "guide": guide}
         seeds = str(len(results.where(**keys, method=ONE_PASS)))
-        ours, theirs = (results.values("nll", **keys, method=method) for method in (ONE_PASS, FEW))
-        difference = paired(ours, theirs)
-        numbers = f"{with_error(ours, 4)} against {with_error(theirs, 4)}, difference {with_error(difference, 4)}"
-        text = f"One linearized pass has an NLL no higher than 32 draws ({network}, {guide})"
-        found.append(Claim(text, "", numbers, seeds, statistics.fmean(difference) <= 0))
+        for method, what in ((ONE_PASS, "One linearized pass"), (OWN, "With a scale of its own it")):
+            ours, theirs = (results.values("nll", **keys, method=name) for name in (method, FEW))
+            difference = paired(ours, theirs)
+            numbers = f"{with_error(ours, 4)} against {with_error(theirs, 4)}, difference {with_error(difference, 4)}"
+            text = f"{what} has an NLL no higher than 32 draws ({network}, {guide})"
+            found.append(Claim(text, "", numbers, seeds, statistics.fmean(difference) <= 0))
         passes = results.values("passes", **keys, method=ONE_PASS)
         text = f"It costs at most {MOST_PASSES} passes of the plain network ({network}, {guide})"
         found.append(Claim(text, "", with_error(passes, 1), seeds, max(passes) <= MOST_PASSES))
@@ -167,7 +188,7 @@ def report(results: Results) -> str:
             ),
         ]
         for network, guide in cases(results)
-        for method in METHODS
+        for method in ALL
     ]
     numbers = " and ".join(
         f"{len(results.where(network=n, guide=g, method=FEW))} ({n}, {g})" for n, g in cases(results)
@@ -176,7 +197,8 @@ def report(results: Results) -> str:
 
 Plain networks train on 10,000 images of Fashion-MNIST for 30 epochs of Adam at 1e-3; one scale for all weights is \
 chosen by the NLL of 2,000 other images. `predict(..., method="linearized")` then draws 64 logits for each of 10,000 \
-test images from their joint normal distribution. Numbers are means and standard errors over networks: {numbers} \
+test images from their joint normal distribution; "own scale" is the best of {len(FACTORS)} on the validation images \
+for it. Numbers are means and standard errors over networks: {numbers} \
 (`python -m benchmarks.uncertainty.linearized`). Seconds are the CPU time of `predict` on one core. Passes are its \
 ratio to the plain network's forward passes of the same images, {ROWS} at a time.
 
@@ -191,7 +213,7 @@ def draw(results: Results) -> None:
     colors = dict(zip(cases(results), ("#0072B2", "#D55E00", "#009E73"), strict=False))
     for name, ax in zip(("nll", "calibration_error"), figure.subplots(1, 2), strict=True):
         for (network, guide), color in colors.items():
-            for method, marker in zip(METHODS, "os^", strict=True):
+            for method, marker in zip(ALL, "oDs^", strict=True):
                 keys = {"network": network, "guide": guide, "method": method}
                 passes, values = results.values("passes", **keys), results.values(name, **keys)
                 label = f"{network.partition(',')[0]}, {guide}: {method}"
