@@ -3,6 +3,7 @@
 
 """Every undocumented name of Pyro or torch that the library uses, so that a change there breaks one line."""
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,11 @@ from pyro.distributions.torch_distribution import MaskedDistribution
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
 from pyro.infer.trace_mean_field_elbo import _check_mean_field_requirement as check_mean_field_requirement
+from pyro.infer.util import Dice, shared_intermediates  # type: ignore[attr-defined]
 from pyro.nn import PyroModule
+from pyro.ops import packed
+from pyro.ops.einsum.adjoint import require_backward
+from pyro.ops.rings import MarginalRing
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.optim import PyroOptim
 from pyro.params.param_store import module_from_param_with_module_name, normalize_param_name, user_param_name
@@ -223,15 +228,46 @@ def record_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Grap
 def host_reads_removed(loss: type) -> Iterator[None]:
     """Replace the functions with which Pyro's losses read numbers on the host, to return them and to warn."""
     modules = {sys.modules[base.__module__] for base in loss.__mro__}
+    # A function in place of a loss may call any.
+    modules |= {module for name, module in sys.modules.items() if name.startswith("pyro.infer.")}
     with ExitStack() as stack:
         for module in modules:
             if hasattr(module, "torch_item"):
                 stack.enter_context(mock.patch.object(module, "torch_item", _detached))
             if hasattr(module, "warn_if_nan"):
                 stack.enter_context(mock.patch.object(module, "warn_if_nan", return_value=None))
+        stack.enter_context(mock.patch.object(Dice, "compute_expectation", _expectation))
         # For distributions that were made with validation on.
         stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_sample", _no_check))
         yield
+
+
+def _expectation(dice: Any, costs: Mapping[Any, Any]) -> Any:
+    """Pyro's ``Dice.compute_expectation``, which reads on the host whether a probability is zero, without doing so."""
+    with shared_intermediates() as cache:
+        ring, expected = MarginalRing(cache=cache), torch.zeros(())
+        for ordinal, terms in costs.items():
+            factors = dice._get_log_factors(ordinal)
+            scale = math.exp(sum(x for x in factors if not isinstance(x, Tensor)))
+            factors = [x for x in factors if isinstance(x, Tensor)]
+            queries = {frozenset(x._pyro_dims): x for x in reversed(factors)}
+            for cost in terms:
+                if frozenset(cost._pyro_dims) not in queries:
+                    query = torch.zeros_like(cost)
+                    query._pyro_dims = cost._pyro_dims  # type: ignore[attr-defined]
+                    factors.append(query)
+                    queries[frozenset(cost._pyro_dims)] = query
+            wanted = {key: queries[key] for key in (frozenset(cost._pyro_dims) for cost in terms)}
+            for query in wanted.values():
+                require_backward(query)
+            ring.sumproduct(factors, set[str]().union(*(x._pyro_dims for x in factors)) - ordinal)._pyro_backward()
+            for cost in terms:
+                query = wanted[frozenset(cost._pyro_dims)]
+                prob = query._pyro_backward_result.exp()
+                prob._pyro_dims = query._pyro_dims
+                cost, prob = packed.broadcast_all(cost, prob)
+                expected = expected + scale * (prob * cost.masked_fill(prob <= 0, 0.0)).sum()
+    return expected
 
 
 def _detached(value: Any) -> Any:

@@ -25,7 +25,7 @@ from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.nn.functional_net import FunctionalNet, split_draws, unflatten
 from pyro_radial.nn.local.local_layers import LocalLayers
-from pyro_radial.nn.local.unit_noise import UnitNoise
+from pyro_radial.nn.local.unit_noise import NOISE, PARAMETER, UnitNoise
 from pyro_radial.nn.site_priors import (
     ParameterPrior,
     Select,
@@ -34,7 +34,6 @@ from pyro_radial.nn.site_priors import (
     select_parameters,
     site_priors,
 )
-from pyro_radial.poutine.local_reparameterization import NOISE, PARAMETER
 
 __all__ = ["BayesianModule", "keeping_buffers", "place_below", "submodules"]
 

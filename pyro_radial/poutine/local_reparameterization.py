@@ -13,25 +13,15 @@ from pyro.poutine.util import site_is_subsample
 
 from pyro_radial._pyro.checks import check_function, check_list
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.nn.local.unit_noise import UnitNoise, unit_noise
+from pyro_radial.nn.local.unit_noise import NOISE, OFFER, UnitNoise, unit_noise
 
 __all__ = [
-    "ASKS",
-    "NOISE",
-    "OFFER",
-    "PARAMETER",
     "LocalReparameterizationMessenger",
     "check_drawn",
     "draw_after_all",
     "is_drawn",
     "local_reparameterization",
 ]
-
-# Entries of a site's ``infer`` dict. In the model: that the site's value is a parameter of a network, used for nothing
-# else, and a function from the arguments of a call to whether it asks for local reparameterization.
-PARAMETER, ASKS = "network_parameter", "asks_for_local_reparameterization"
-# In the guide: a function from the site's name and distribution to its noise, and the noise of a site left undrawn.
-OFFER, NOISE = "local_reparameterization", "undrawn_noise"
 
 
 class LocalReparameterizationMessenger(Messenger):

@@ -149,6 +149,7 @@ CALLS = [
             | dict(
                 optim=pyro.optim.Adam({"lr": 0.01}),
                 loss=RadialELBO(),
+                loss_and_grads=None,
                 compile=False,
                 max_signatures=2,
                 check_every=1,
@@ -161,6 +162,7 @@ CALLS = [
             guide=guides,
             optim=NONE | {name: value for name, value in optims.items() if name != "optimizer"},
             loss=NONE | {name: value for name, value in losses.items() if name != "without terms"},
+            loss_and_grads={"text": "fast", "number": 3, "stranger": STRANGER},
             compile=flag,
             max_signatures=positive_int,
             check_every=optional(positive_int),

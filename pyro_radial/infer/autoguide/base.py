@@ -29,7 +29,8 @@ from pyro_radial.infer.autoguide.families.family import Families, Family, LocSca
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.nn.bayesian_module import keeping_buffers
 from pyro_radial.nn.likelihoods import is_target
-from pyro_radial.poutine.local_reparameterization import ASKS, OFFER, PARAMETER, LocalReparameterizationMessenger
+from pyro_radial.nn.local.unit_noise import ASKS, OFFER, PARAMETER
+from pyro_radial.poutine.local_reparameterization import LocalReparameterizationMessenger
 
 __all__ = ["AutoPerSite", "LocScaleSite", "MissingMeans"]
 

@@ -10,22 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import pyro
 import torch
-from pyro.infer import ELBO
 from torch import Tensor
 
 from pyro_radial._pyro.compat import CompilerMissingError, compile_graph, handlers_around, tree_flatten
 from pyro_radial._pyro.random_numbers import one_at_a_time
-from pyro_radial.infer.compiled.graph import PLAIN, Graph, UncapturableError, described
+from pyro_radial.infer.compiled.graph import Graph
 from pyro_radial.infer.compiled.recording import (
     Call,
     Evaluation,
     Recording,
+    Refusal,
     Update,
     evaluate,
     guide_entropies,
+    is_differentiable,
     record_program,
 )
+from pyro_radial.infer.compiled.state import PLAIN, described
 from pyro_radial.infer.elbo import RadialELBO
 
 __all__ = ["CapturedLoss", "compiled", "forget"]
@@ -38,6 +41,10 @@ USES_BEFORE_COMPILING = 3
 # Torch's own random numbers: inductor's are several times slower on a CPU, and differ from those of an eager step.
 OPTIONS = {"fallback_random": True}
 MOST_KEPT = 64
+
+# Settings of Pyro that a graph fixes.
+SETTINGS = ("module_local_params", "radial_kl_directions", "radial_kl_seed")
+
 Code = Callable[..., Sequence[Tensor]]
 
 _lock = threading.RLock()
@@ -56,7 +63,7 @@ class CapturedLoss:
         self,
         model: Callable[..., Any],
         guide: Callable[..., Any],
-        loss: ELBO,
+        loss: Any,
         *,
         compile: bool = True,
         max_signatures: int = 8,
@@ -64,12 +71,16 @@ class CapturedLoss:
     ) -> None:
         self.model, self.guide, self.loss = model, guide, loss
         self.compile, self.max_signatures, self.options = compile, max_signatures, dict(options or {})
-        self._recordings: dict[Any, Recording] = {}
+        # By signature, the latest in use first. Their programs stay alive, since signatures hold their ids.
+        self._recordings: dict[Any, list[Recording]] = {}
+        self._programs: dict[Any, tuple[Any, ...]] = {}
         # Signatures of programs that cannot be captured, which takes long to find out.
         self._refused: set[Any] = set()
         self._weights: dict[torch.device, Tensor] = {}
         #: The parameters of the latest loss, unconstrained, by name in Pyro's store.
         self.parameters: dict[str, Tensor] = {}
+        #: Whether the latest loss came from a graph.
+        self.replayed = False
         #: Why programs run without a graph; empty if all have one.
         self.eager_because: list[str] = []
 
@@ -87,27 +98,22 @@ class CapturedLoss:
 
         A graph takes the step ``update`` itself. Its parameters are then left out, and keep their values if the loss is
         not finite.
-
-        :raises ValueError: for too many signatures, and whatever the model, the guide and the loss raise.
         """
         call = Call(self.loss, self.model, self.guide, args, kwargs, gradients, also, update)
         weight = self.loss.weight_now() if isinstance(self.loss, RadialELBO) else 1.0
         leaves, tree = tree_flatten((args, dict(kwargs)))
+        self.replayed = False
         if self._runs_as_it_is(leaves):
             return self._eagerly(call)
-        # Trees have no hash in older versions of torch.
-        signatures = tuple(described(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
-        autocast = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
-        key = (repr(tree), signatures, gradients, update is None, weight != 0.0, autocast)
-        recording = self._recordings.get(key)
-        if recording is None or not recording.holds():
-            recording = None if key in self._refused else self._record(key, call, weight)
-            if recording is None:
-                return self._eagerly(call)
+        key = self._signature(leaves, tree, gradients, update is None, weight != 0.0)
+        recording = self._recording(key, call, weight)
+        if not isinstance(recording, Recording):
+            return self._eagerly(call, recording)
+        self.replayed = True
         self.parameters = recording.parameters()
         inputs = [self._weight_on(recording.device, weight), *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
         with torch.no_grad():
-            tensors = self._code(recording, inputs, compile_after)(*recording.graph.constant_tensors(), *inputs)
+            tensors = self._code(recording, inputs, compile_after)(*recording.constant_tensors(), *inputs)
         evaluation = Evaluation.of(tensors, recording.graph.static)
         if isinstance(self.loss, RadialELBO):
             entropies = partial(guide_entropies, self.guide, args, kwargs)
@@ -116,11 +122,14 @@ class CapturedLoss:
 
     @property
     def recordings(self) -> list[Recording]:
-        """The recordings, in the order of their first use."""
-        return list(self._recordings.values())
+        """The recordings, by signature."""
+        return [recording for recordings in self._recordings.values() for recording in recordings]
 
     def _runs_as_it_is(self, leaves: Sequence[Any]) -> bool:
         if handlers_around():
+            return True
+        if not is_differentiable(self.loss):
+            self._say(f"{type(self.loss).__name__} has no differentiable_loss, so its loss_and_grads runs")
             return True
         unknown = next((leaf for leaf in leaves if not isinstance(leaf, (Tensor, *PLAIN))), None)
         if unknown is not None:
@@ -130,33 +139,65 @@ class CapturedLoss:
             )
         return unknown is not None
 
-    def _eagerly(self, call: Call) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        with one_at_a_time():
-            evaluation, self.parameters = evaluate(call._replace(update=None))
+    def _eagerly(self, call: Call, ran: Refusal | None = None) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Run the program as usual, if it has not."""
+        if ran is None:
+            with one_at_a_time():
+                evaluation, self.parameters = evaluate(call._replace(update=None))
+        else:
+            evaluation, self.parameters = ran.evaluation, ran.parameters
         return evaluation.loss, evaluation.with_gradients(self.parameters.values())
 
-    def _record(self, key: Any, call: Call, weight: float) -> Recording | None:
-        """A new recording for a signature, or None where there can be none."""
-        if key not in self._recordings and len(self._recordings) >= self.max_signatures:
-            raise ValueError(
-                f"arguments must be of at most max_signatures = {self.max_signatures} kinds (shapes, strides, dtypes, "
-                "devices, and values that are not tensors), got another: use batches of one shape, pass changing "
-                "numbers as tensors, or raise max_signatures"
-            )
+    def _signature(self, leaves: Sequence[Any], tree: Any, *rest: Any) -> Any:
+        """What decides on a graph, besides the state that the program reads."""
+        program = self.model, self.guide, self.loss
+        ids = tuple(map(id, program))
+        self._programs.setdefault(ids, program)
+        # Trees have no hash in older versions of torch.
+        signatures = tuple(described(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
+        return ids, repr(tree), signatures, rest, settings_now()
+
+    def _recording(self, key: Any, call: Call, weight: float) -> Recording | Refusal | None:
+        """A recording that holds, perhaps a new one; what the first run of a program without one gave, later None."""
+        if key in self._refused:
+            return None
+        recordings = self._recordings.setdefault(key, [])
+        for place, recording in enumerate(recordings):
+            if recording.holds():
+                if place:
+                    recordings.insert(0, recordings.pop(place))
+                return recording
+        if len(self.recordings) >= self.max_signatures:
+            self._say(self._too_many(recordings))
+            return None
         with one_at_a_time():
-            try:
-                recording = record_program(call, weight)
-            except UncapturableError as reason:
-                self._say(str(reason))
-                self._refused.add(key)
-                return None
-        self._recordings[key] = recording
-        return recording
+            made = record_program(call, weight)
+        if isinstance(made, Refusal):
+            self._say(made.reason)
+            self._refused.add(key)
+        else:
+            recordings.insert(0, made)
+        return made
+
+    def _too_many(self, recordings: Sequence[Recording]) -> str:
+        """The reason for no other graph."""
+        if not recordings:
+            return (
+                f"its arguments are of more than max_signatures = {self.max_signatures} kinds (shapes, strides, "
+                "dtypes, devices, and values that are not tensors); use batches of one shape, pass changing numbers as "
+                "tensors, or raise max_signatures"
+            )
+        state = recordings[0].state
+        path, _ = state.changes()[0]
+        return (
+            f"{path} keeps changing{state.code.line_of(path)}, and there are max_signatures = {self.max_signatures} "
+            "graphs; pass it as a tensor, keep it in a buffer, or raise max_signatures"
+        )
 
     def _say(self, reason: str) -> None:
         if reason not in self.eager_because:
             self.eager_because.append(reason)
-            warnings.warn(f"the program runs uncompiled: {reason}", stacklevel=4)
+            warnings.warn(f"the program runs uncompiled: {reason}", stacklevel=5)
 
     def _code(
         self, recording: Recording, inputs: list[Tensor], compile_after: int | None
@@ -185,7 +226,7 @@ def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any])
             return _kept[key]
         try:
             with torch.no_grad():
-                examples = [t.detach() for t in (*graph.constant_tensors(), *inputs)]
+                examples = [t.detach() for t in (*graph.constants, *inputs)]
                 _kept[key] = compile_graph(graph.module, examples, {**OPTIONS, **options})
         except CompilerMissingError as error:
             if not _warned:
@@ -197,11 +238,17 @@ def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any])
         return _kept[key]
 
 
+def settings_now() -> tuple[Any, ...]:
+    """The settings of torch and Pyro that a graph fixes."""
+    autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    return *autocast, torch.get_default_dtype(), *(pyro.settings.get(name) for name in SETTINGS)
+
+
 def forget() -> None:
     """Drop all compiled code."""
     _kept.clear()
 
 
 def _key(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Any:
-    metadata = tuple(described(tensor) for tensor in (*graph.constant_tensors(), *inputs))
+    metadata = tuple(described(tensor) for tensor in (*graph.constants, *inputs))
     return graph.module.code, metadata, tuple(sorted((name, repr(value)) for name, value in options.items()))

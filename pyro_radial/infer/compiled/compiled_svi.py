@@ -4,10 +4,10 @@
 """Stochastic variational inference with compiled steps."""
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from pyro.infer import ELBO
 from pyro.optim import PyroOptim
 from torch import Tensor
 from torch.optim import Optimizer
@@ -36,29 +36,29 @@ class CompiledSVI:
     r"""Run the steps of :class:`pyro.infer.SVI` as compiled graphs.
 
     The first call with a signature runs the Pyro program once, records the tensor operations of its loss and gradients,
-    and later replays them with fresh noise; a graph in frequent use is compiled by inductor. Parameters, buffers,
-    chained priors, the scale N / B and the weight of the KL are inputs of the graph, so changes to them are seen.
+    and later replays them with fresh noise; a graph in frequent use is compiled by inductor. A signature is the tree,
+    shapes, strides, dtypes and devices of the arguments, and the values of arguments that are not tensors.
 
-    A signature is the tree, shapes, strides, dtypes and devices of the arguments, the values of arguments that are not
-    tensors, and the structure and plain attributes of the modules (found in models and guides, and in the closures and
-    globals of functions). Another signature is recorded anew, but shares compiled code with a similar graph. Graphs do
-    not see other Python variables.
-
-    A program that cannot be captured, for example because of ``if w > 0:``, runs uncompiled; a warning names the line.
+    Parameters, buffers and other tensors, the scale N / B and the weight of the KL are inputs of the graph. The first
+    run also finds the Python state that the program reads: attributes, closures, globals, items of containers, hooks,
+    ``requires_grad``. Each step compares it, and a change is recorded anew. A program that changes such state itself,
+    or reads the value of a tensor, as in ``if w > 0:``, runs as usual; a warning names the line. A graph does not see
+    files, queues, the clock, or objects of C extensions that change inside, and validates no arguments.
 
     :param model: a Pyro model, a module or a function.
     :param guide: its guide.
     :param optim: a Pyro optimizer or scheduler, a torch optimizer, a function from parameters to one, or
         :class:`~pyro_radial.infer.NaturalGradient`. One torch optimizer stands in for Pyro's; save its state through
         ``svi.optimizer``.
-    :param ELBO loss: a loss with ``differentiable_loss``, such as ``TraceMeanField_ELBO`` or
-        :class:`~pyro_radial.RadialELBO`.
+    :param loss: an ELBO, or a function of the model, the guide and their arguments. An ELBO without
+        ``differentiable_loss``, such as ``RenyiELBO``, runs as usual.
+    :param loss_and_grads: a function that adds the gradients, as in ``SVI``; it runs as usual.
     :param bool compile: whether to compile graphs or replay them as recorded, as without a C++ compiler.
-    :param int max_signatures: the largest number of signatures.
+    :param int max_signatures: the largest number of graphs; with other signatures or states the program runs as usual.
     :param int check_every: how many steps pass between checks for a loss that is not finite, which synchronize with
         the device; 1 on a CPU and 10 elsewhere by default. No step is taken on such a loss.
     :param options: settings of inductor, such as ``{"triton.cudagraphs": True}``.
-    :raises ValueError: for a loss or an optimizer that does not fit, and from a step for too many signatures.
+    :raises ValueError: for a loss or an optimizer that does not fit.
     :raises FloatingPointError: from a step, naming the parameter, draw or site, if the loss is not finite.
 
     Example::
@@ -82,7 +82,8 @@ class CompiledSVI:
         model: Callable[..., Any],
         guide: Callable[..., Any],
         optim: PyroOptim | Optimizer | Callable[[list[Tensor]], Optimizer],
-        loss: ELBO,
+        loss: Any,
+        loss_and_grads: Callable[..., Any] | None = None,
         *,
         compile: bool = True,
         max_signatures: int = 8,
@@ -92,19 +93,21 @@ class CompiledSVI:
         check_types(Callable, model=model, guide=guide)
         check_flag("compile", compile)
         check_types(Mapping | None, options=options)
-        if isinstance(loss, type) or not hasattr(loss, "differentiable_loss"):
+        check_types(Callable | None, loss_and_grads=loss_and_grads)
+        if isinstance(loss, type) or not callable(loss):
             raise ValueError(
-                "loss must be an ELBO with differentiable_loss, such as TraceMeanField_ELBO() or "
-                f"RadialELBO(), got {type(loss).__name__}"
+                "loss must be an ELBO, such as TraceMeanField_ELBO() or RadialELBO(), or a function of the model, the "
+                f"guide and their arguments, got {type(loss).__name__}"
             )
         max_signatures = positive_count("max_signatures", max_signatures)
         self.model, self.guide, self.optim, self.loss = model, guide, optim, loss
         self.check_every = optional(positive_count, "check_every", check_every)
-        #: The graphs, and the reasons for steps without one in ``eager_because``.
+        self._pair = None if loss_and_grads is None else SimpleNamespace(loss=loss, loss_and_grads=loss_and_grads)
+        #: The graphs.
         self.captured = CapturedLoss(
             model, guide, loss, compile=compile, max_signatures=max_signatures, options=options
         )
-        self._joint = JointOptimizer(optim)
+        self._joint, self._joint_of = JointOptimizer(optim), optim
         self._steps = 0
         self._unchecked: list[_Step] = []
         self._stopped: Tensor | None = None
@@ -114,18 +117,35 @@ class CompiledSVI:
         """The torch optimizer of all parameters; None before the first step, which finds them."""
         return self._joint.optimizer
 
+    @property
+    def compiled(self) -> bool:
+        """Whether the latest step or evaluation replayed a graph."""
+        return self.captured.replayed
+
+    @property
+    def num_graphs(self) -> int:
+        """The number of graphs so far."""
+        return len(self.captured.recordings)
+
+    @property
+    def eager_because(self) -> list[str]:
+        """Why steps ran as usual; empty if all replayed a graph."""
+        return self.captured.eager_because
+
     def step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Take a gradient step.
 
         :param args: arguments of the model and the guide.
         :returns: the loss before the step, a 0-d tensor.
         """
+        if self.optim is not self._joint_of:
+            self._joint, self._joint_of = JointOptimizer(self.optim), self.optim
         self._joint.start(self.model, self.guide, args, kwargs, self.captured.compile)
         self._joint.forget_gradients()
         noise = TorchNoise.now()
         optimizer = self._joint.optimizer
         update = optimizer.in_graph() if isinstance(optimizer, NaturalGradientOptimizer) else None
-        loss, gradients = self.captured(args, kwargs, update=update)
+        loss, gradients = self._evaluate(args, kwargs, update=update)
         self._joint.adopt(self.captured.parameters)
         self._unchecked.append(_Step(self._steps, args, kwargs, noise))
         self._check(loss)
@@ -135,13 +155,22 @@ class CompiledSVI:
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> Tensor:
         """Estimate the loss, a 0-d tensor, without a step."""
-        return self.captured(args, kwargs, gradients=False)[0]
+        return self._evaluate(args, kwargs, gradients=False)[0]
+
+    def _evaluate(self, args: Any, kwargs: Any, **how: Any) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """The loss and its gradients, for the present model, guide and loss."""
+        captured = self.captured
+        captured.model, captured.guide, captured.loss = self.model, self.guide, self.loss
+        if self._pair is not None:
+            captured.loss = self._pair
+            self._pair.loss = self.loss
+        return captured(args, kwargs, **how)
 
     def _check(self, loss: Tensor) -> None:
         """Check the loss if it is time to; until then let the optimizer do nothing after a loss that is not finite."""
         every = self.check_every or (1 if loss.device.type == "cpu" else 10)
         optimizer = self._joint.optimizer
-        broken = ~torch.isfinite(loss)
+        broken = ~torch.isfinite(loss).all()
         if every > 1 and optimizer is not None:
             self._stopped = broken.float() if self._stopped is None else torch.maximum(self._stopped, broken.float())
             broken = self._stopped

@@ -20,21 +20,24 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyro_radial._pyro.compat import host_reads_removed, stored_parameters, tree_flatten, tree_unflatten
-from pyro_radial._pyro.random_numbers import seeded_elsewhere
-from pyro_radial.infer.compiled.graph import (
-    Graph,
-    Slot,
-    Structure,
-    UncapturableError,
-    described,
-    record,
-    slots_of,
-    unchanged,
-)
+from pyro_radial._pyro.random_numbers import TorchNoise, seeded_elsewhere
+from pyro_radial.infer.compiled.graph import ChangedTensors, Graph, ReplacedBuffers, put_back, record, restored
+from pyro_radial.infer.compiled.state import Code, State, UncapturableError, described
 from pyro_radial.infer.elbo import LossTerms, RadialELBO, entropies
 from pyro_radial.infer.training.data import device_of, dtype_of
 
-__all__ = ["Call", "Evaluation", "Layout", "Recording", "Update", "evaluate", "guide_entropies", "record_program"]
+__all__ = [
+    "Call",
+    "Evaluation",
+    "Layout",
+    "Recording",
+    "Refusal",
+    "Update",
+    "evaluate",
+    "guide_entropies",
+    "is_differentiable",
+    "record_program",
+]
 
 
 class Update(NamedTuple):
@@ -135,13 +138,21 @@ class ScaleInputs(Messenger):
 def evaluate(call: Call) -> tuple[Evaluation, dict[str, Tensor]]:
     """Run the program, and return its evaluation and its unconstrained parameters by name, found as ``SVI`` does."""
     loss, model, guide, args, kwargs, gradients, also, update = call
-    with poutine.trace(param_only=True) as capture, torch.set_grad_enabled(gradients):
-        value = torch.as_tensor(loss.differentiable_loss(model, guide, *args, **kwargs))
+    if is_differentiable(loss):
+        function = getattr(loss, "differentiable_loss", loss)
+    else:
+        function = loss.loss_and_grads if gradients else loss.loss
+    # Losses of Pyro that enumerate refuse to do without gradients.
+    with_graph = gradients or not isinstance(loss, RadialELBO)
+    with poutine.trace(param_only=True) as capture, torch.set_grad_enabled(with_graph):
+        value = torch.as_tensor(function(model, guide, *args, **kwargs))
     parameters = _trained(capture.trace)
+    if not is_differentiable(loss):
+        return _evaluated(value, parameters)
     known = {id(parameter) for parameter in parameters.values()}
     parameters |= {name: p for name, p in also.items() if p.requires_grad and id(p) not in known}
     found: Sequence[Tensor | None] = ()
-    if parameters and value.requires_grad:
+    if gradients and parameters and value.requires_grad:
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     if update is not None:
         by_id = dict(zip(map(id, parameters.values()), found, strict=False))
@@ -157,6 +168,20 @@ def evaluate(call: Call) -> tuple[Evaluation, dict[str, Tensor]]:
         sites = tuple(map(tuple, by_site))
         layout = Layout(used, sites, named.num_data, named.sampled_kl, named.weight_space_kl_weight)
     return Evaluation(value.detach(), terms, _apart(g for g in found if g is not None), layout), parameters
+
+
+def is_differentiable(loss: Any) -> bool:
+    """Whether a loss, or a function in its place, returns a tensor to differentiate."""
+    return hasattr(loss, "differentiable_loss") or not hasattr(loss, "loss_and_grads")
+
+
+def _evaluated(value: Tensor, parameters: dict[str, Tensor]) -> tuple[Evaluation, dict[str, Tensor]]:
+    """The evaluation of a loss that has added its gradients to those of the parameters."""
+    found = [parameter.grad for parameter in parameters.values()]
+    for parameter in parameters.values():
+        parameter.grad = None
+    layout = Layout(tuple(gradient is not None for gradient in found))
+    return Evaluation(value.detach(), (), tuple(g for g in found if g is not None), layout), parameters
 
 
 def _apart(gradients: Iterable[Tensor]) -> tuple[Tensor, ...]:
@@ -191,8 +216,8 @@ def _constrained(trace: Trace) -> dict[int, Tensor]:
     return {id(value.unconstrained()): value.detach() for value in values if hasattr(value, "unconstrained")}
 
 
-# Attributes of a loss that change from step to step and are not part of the graph.
-CHANGING = ("step", "kl_weight")
+# The weight of the KL is an input of the graph.
+UNREAD = ("loss.step", "loss.kl_weight")
 
 # Files in these are not the user's.
 LIBRARIES = tuple(
@@ -203,62 +228,108 @@ LIBRARIES = tuple(
 
 @dataclass
 class Recording:
-    """A recorded program, with the modules and Pyro's store at recording, and the names and places of its parameters.
+    """A recorded program, with the state that it read, and the numbers of its parameters in the state's tensors.
 
     The graph is one of its constants, the weight of the KL and the tensors among the arguments.
     """
 
     graph: Graph
-    structure: Structure
+    state: State
     device: torch.device
     stored: Mapping[str, Tensor]
-    named: list[tuple[str, Slot]]
+    named: dict[str, int]
+    constants: list[int | Tensor]
     code: Callable[..., Sequence[Tensor]] | None = None
     uses: int = 0
 
     def parameters(self) -> dict[str, Tensor]:
         """The current parameters by name."""
-        return {name: slot.tensor for name, slot in self.named}
+        tensors = self.state.tensors
+        return {name: tensors[number] for name, number in self.named.items()}
+
+    def constant_tensors(self) -> list[Tensor]:
+        """The current constants of the graph."""
+        tensors = self.state.tensors
+        return [tensors[constant] if isinstance(constant, int) else constant for constant in self.constants]
 
     def holds(self) -> bool:
         """Whether the program and the shapes of its tensors are unchanged."""
-        stored = stored_parameters()
-        if stored is not self.stored or not self.structure.holds() or not self.graph.fits():
-            return False
-        # After a load, Pyro's store holds other tensors.
-        return all(stored.get(name, slot.tensor) is slot.tensor for name, slot in self.named)
+        return stored_parameters() is self.stored and self.state.holds()
 
 
-def record_program(call: Call, weight: float) -> Recording:
-    """Run a program once as usual, and record it twice; modules, random numbers and the loss are restored.
+class Refusal(NamedTuple):
+    """Why a program has no graph, and what its run as usual gave."""
+
+    reason: str
+    evaluation: Evaluation
+    parameters: dict[str, Tensor]
+
+
+def record_program(call: Call, weight: float) -> Recording | Refusal:
+    """Run a program as usual, and record it twice; a refusal leaves all as after the first run, a recording as before.
 
     :param float weight: the current weight of the KL; zero has a graph of its own.
-    :raises UncapturableError: if the program is not a graph, or not the same graph in each run.
     """
-    loss, model, guide = call.loss, call.model, call.guide
-    roots = (model, guide, *vars(loss).values())
-    step = getattr(loss, "step", None)
-    try:
-        scales = ScaleInputs({})
-        with unchanged(*roots, attributes=False), scales, torch.no_grad():
-            loss.differentiable_loss(model, guide, *call.args, **call.kwargs)
-        if call.update is not None and call.update.check is not None:
+    step, noise = getattr(call.loss, "step", None), TorchNoise.now()
+    tensors, buffers, code, scales = ChangedTensors(), ReplacedBuffers(), Code(), ScaleInputs({})
+    weighted = call.loss.weighted_by(weight) if isinstance(call.loss, RadialELBO) else nullcontext()
+    with _garbage_kept(), buffers, tensors, scales, weighted, code.watched():
+        evaluation, parameters = evaluate(call._replace(update=None))
+    changed = [tensor for tensor, _ in tensors.before]
+    if call.update is not None:
+        changed += call.update.changed
+        if call.update.check is not None:
             call.update.check()
-        changed = () if call.update is None else call.update.changed
-        recordings = []
-        for seed in (0, 1):
-            with unchanged(*roots, tensors=changed), seeded_elsewhere(seed), _garbage_kept():
-                recordings.append(_recorded(call, weight, scales.seen))
-    finally:
-        if step is not None:
-            loss.step = step
-    (graph, found), (again, _) = recordings
+    try:
+        recording = _recording(call, weight, code, scales.seen, parameters, changed)
+    except UncapturableError as error:
+        return Refusal(str(error), evaluation, parameters)
+    buffers.put_back()
+    put_back(tensors.before)
+    noise.restore()
+    if step is not None:
+        call.loss.step = step
+    # Buffers that the first run replaced are again those from before.
+    recording.holds()
+    return recording
+
+
+def _recording(
+    call: Call,
+    weight: float,
+    code: Code,
+    scales: Sequence[float],
+    parameters: Mapping[str, Tensor],
+    changed: Sequence[Tensor],
+) -> Recording:
+    """Record a program that has run, and leave all as it was."""
+    roots = {"model": call.model, "guide": call.guide, "loss": call.loss}
+    before = State(roots, code, _holders(call, parameters))
+    graphs, ignored, noise = [], set(UNREAD), TorchNoise.now()
+    for seed in (0, 1):
+        try:
+            with seeded_elsewhere(seed), _garbage_kept(), restored(changed):
+                graphs.append(_recorded(call, weight, scales))
+        finally:
+            changes = before.changes(replaced=True)
+            before.restore()
+            noise.restore()
+        for path in (path for path, users in changes if users):
+            raise UncapturableError(f"it changes {path} while it runs{code.line_of(path)}, which a graph cannot do")
+        ignored |= {path for path, _ in changes}
+    (graph, found), (again, _) = graphs
     _check_alike(graph, again)
-    with _garbage_kept():
-        places = {id(slot.tensor): slot for slot in reversed(slots_of(*roots))}
-    named = [(name, places[id(value)]) for name, value in found.items()]
-    structure = Structure((model, guide), (loss,), CHANGING)
-    return Recording(graph, structure, device_of(guide, model), stored_parameters(), named)
+    state = State(roots, code, _holders(call, found), ignored)
+    number = {id(tensor): place for place, tensor in enumerate(state.tensors)}
+    constants = [number.get(id(tensor), tensor) for tensor in graph.constants]
+    named = {name: number[id(value)] for name, value in found.items()}
+    return Recording(graph, state, device_of(call.guide, call.model), stored_parameters(), named, constants)
+
+
+def _holders(call: Call, names: Iterable[str]) -> list[tuple[Mapping[str, Tensor], str]]:
+    """Where parameters are found by name: in the store, which may hold another tensor than a module, or in the call."""
+    stored = stored_parameters()
+    return [(stored if name in stored else call.also, name) for name in names]
 
 
 @contextmanager
@@ -278,10 +349,10 @@ def _recorded(call: Call, weight: float, scales: Sequence[float]) -> tuple[Graph
     loss, model, guide = call.loss, call.model, call.guide
     leaves, tree = tree_flatten((call.args, dict(call.kwargs)))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    slots = slots_of(model, guide, *vars(loss).values())
     device = device_of(guide, model)
     # A 0-d tensor does not change the dtype of results.
     scale_tensors = {scale: torch.tensor(scale, dtype=dtype_of(guide, model), device=device) for scale in scales}
+
     trained: dict[str, Tensor] = {}
 
     def run(kl_weight: Tensor, *tensors: Tensor) -> tuple[list[Tensor], Layout]:
@@ -290,32 +361,20 @@ def _recorded(call: Call, weight: float, scales: Sequence[float]) -> tuple[Graph
             values[place] = tensor
         own_args, own_kwargs = tree_unflatten(values, tree)
         weighted = loss.weighted_by(kl_weight if weight else 0.0) if isinstance(loss, RadialELBO) else nullcontext()
-        before = [(slot, slot.tensor) for slot in slots]
-        with ScaleInputs(scale_tensors), weighted:
+        with ScaleInputs(scale_tensors), weighted, ReplacedBuffers() as buffers:
             evaluation, found = evaluate(call._replace(args=own_args, kwargs=own_kwargs))
         trained.update(found)
-        _write_into(before)
+        buffers.put_back(write=True)
         return evaluation.tensors, evaluation.layout
 
     inputs = [torch.ones((), device=device), *(leaves[place].detach() for place in places)]
-    live = {id(tensor) for tensor in (*inputs, *(slot.tensor for slot in slots))}
     try:
         with host_reads_removed(type(loss)):
-            return record(run, inputs, slots, live), trained
+            return record(run, inputs), trained
     except UncapturableError:
         raise
     except Exception as error:
         raise UncapturableError(_why(error)) from error
-
-
-def _write_into(before: Sequence[tuple[Slot, Tensor]]) -> None:
-    """Copy replaced buffers into the original tensors, which a graph can do."""
-    for slot, tensor in before:
-        now = slot.tensor
-        if now is not tensor:
-            with torch.no_grad():
-                tensor.copy_(now)
-            slot.holder[slot.key] = tensor
 
 
 def _check_alike(first: Graph, second: Graph) -> None:
@@ -325,7 +384,7 @@ def _check_alike(first: Graph, second: Graph) -> None:
             raise UncapturableError(f"its sites differ between two runs: {list(one)} and {list(other)}")
     if first.module.code != second.module.code or not all(
         a is b or (described(a) == described(b) and torch.equal(a, b))
-        for a, b in zip(first.constant_tensors(), second.constant_tensors(), strict=True)
+        for a, b in zip(first.constants, second.constants, strict=True)
     ):
         raise UncapturableError(
             "two runs of it with the same torch noise are two different graphs, so it draws random numbers from "

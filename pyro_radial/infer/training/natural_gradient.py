@@ -23,7 +23,7 @@ from pyro_radial.distributions.special import accumulation_dtype
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.autoguide.base import LocScaleSite
 from pyro_radial.infer.compiled.captured_loss import compiled
-from pyro_radial.infer.compiled.graph import record, unchanged
+from pyro_radial.infer.compiled.graph import record, restored
 from pyro_radial.infer.compiled.recording import Update
 from pyro_radial.infer.elbo import RadialELBO, num_data_of
 from pyro_radial.infer.training.data import device_of, evaluating
@@ -236,10 +236,10 @@ class NaturalGradientOptimizer(Optimizer):
     def _step_compiled(self, gradients: Sequence[Any]) -> None:
         self._write_numbers()
         if self._compiled is None:
-            with unchanged(tensors=self._changed):
-                graph = record(lambda *own: (self._update(own, self._numbers.unbind()), None), gradients, [], set())
+            with restored(self._changed):
+                graph = record(lambda *own: (self._update(own, self._numbers.unbind()), None), gradients)
             code = compiled(graph, gradients, {})
-            self._compiled = lambda *own: code(*graph.constant_tensors(), *own)
+            self._compiled = lambda *own: code(*graph.constants, *own)
         self._compiled(*gradients)
 
     def _next_numbers(self) -> list[float]:

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.compat import tree_leaves, tree_map_only
 from pyro_radial.nn.functional_net import split_draws
-from pyro_radial.nn.local.unit_noise import LAYERS, Parameter, UnitNoise, noisy_output
-from pyro_radial.poutine.local_reparameterization import ASKS, NOISE, PARAMETER
+from pyro_radial.nn.local.unit_noise import ASKS, LAYERS, NOISE, PARAMETER, Parameter, UnitNoise, noisy_output
 
 __all__ = ["AskForLocalReparameterization", "LocalLayers"]
 

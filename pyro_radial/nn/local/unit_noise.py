@@ -18,7 +18,24 @@ from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.special import accumulation_dtype
 from pyro_radial.distributions.wrappers import leaf
 
-__all__ = ["LAYERS", "Parameter", "UnitNoise", "half_normal", "noisy_output", "unit_noise"]
+__all__ = [
+    "ASKS",
+    "LAYERS",
+    "NOISE",
+    "OFFER",
+    "PARAMETER",
+    "Parameter",
+    "UnitNoise",
+    "half_normal",
+    "noisy_output",
+    "unit_noise",
+]
+
+# Entries of a site's ``infer`` dict. In the model: that the site's value is a parameter of a network, used for nothing
+# else, and a function from the arguments of a call to whether it asks for local reparameterization.
+PARAMETER, ASKS = "network_parameter", "asks_for_local_reparameterization"
+# In the guide: a function from the site's name and distribution to its noise, and the noise of a site left undrawn.
+OFFER, NOISE = "local_reparameterization", "undrawn_noise"
 
 # Smaller squared norms and variances are rounding errors, and their roots have no useful derivative.
 TINY = torch.finfo(torch.float32).tiny

@@ -3,12 +3,13 @@
 
 import gc
 from functools import partial
+from queue import SimpleQueue
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 
 from benchmarks.guides.compiled_programs import Program, compared
@@ -84,6 +85,86 @@ def test_evaluating_takes_no_step():
     assert svi.evaluate_loss(X, Y).shape == ()
     assert svi.loss.step == 0
     assert_close(before, values(guide), rtol=0, atol=0)
+
+
+def plain(x):
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w, 1.0), obs=x)
+
+
+def plain_guide(x):
+    loc = pyro.param("loc", torch.zeros(()))
+    pyro.sample("w", dist.Normal(loc, 1.0))
+
+
+def with_gradients(model, guide, *args):
+    loss = Trace_ELBO().differentiable_loss(model, guide, *args)
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("arguments", "compiled"),
+    [
+        ({"loss": lambda *args: Trace_ELBO().differentiable_loss(*args)}, True),
+        ({"loss": lambda *args: Trace_ELBO().loss(*args), "loss_and_grads": with_gradients}, False),
+        ({"loss": RenyiELBO(num_particles=2, vectorize_particles=False)}, False),
+        ({"loss": TraceGraph_ELBO()}, False),
+    ],
+    ids=["function", "function and gradients", "RenyiELBO", "TraceGraph_ELBO"],
+)
+@pytest.mark.filterwarnings("ignore:the program runs uncompiled")
+def test_what_svi_takes_as_a_loss_takes_the_same_steps(arguments, compiled):
+    outcomes = []
+    for make in (SVI, recorded):
+        pyro.clear_param_store()
+        svi = make(plain, plain_guide, pyro.optim.SGD({"lr": 0.01}), **arguments)
+        losses = []
+        for seed in range(4):
+            pyro.set_rng_seed(seed)
+            losses.append(float(svi.step(X[:, 0])))
+        pyro.set_rng_seed(5)
+        outcomes.append([*losses, float(svi.evaluate_loss(X[:, 0])), float(pyro.param("loc").detach())])
+    assert outcomes[1] == pytest.approx(outcomes[0], rel=1e-5)
+    assert outcomes[1][-1] != 0.0
+    assert svi.compiled == compiled
+    assert bool(svi.num_graphs) == compiled
+    assert bool(svi.eager_because) != compiled
+
+
+def test_other_parts_are_used_from_the_next_step_on():
+    pyro.clear_param_store()
+    svi = recorded(plain, plain_guide, pyro.optim.SGD({"lr": 0.01}), Trace_ELBO())
+    svi.step(X[:, 0])
+    svi.model, svi.loss = pyro.poutine.scale(plain, scale=0.5), TraceMeanField_ELBO()
+    svi.optim = pyro.optim.SGD({"lr": 0.0})
+    before = float(pyro.param("loc").detach())
+    pyro.set_rng_seed(0)
+    loss = svi.step(X[:, 0])
+    assert float(pyro.param("loc").detach()) == before
+    pyro.set_rng_seed(0)
+    assert torch.isclose(loss, svi.loss.differentiable_loss(svi.model, plain_guide, X[:, 0]))
+    assert svi.num_graphs == 2
+
+
+def test_a_loss_that_enumerates_is_a_graph():
+    def mixture(x):
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            which = pyro.sample("which", dist.Categorical(torch.tensor([0.3, 0.7])), infer={"enumerate": "parallel"})
+            pyro.sample("y", dist.Normal(torch.stack([loc, -loc])[which], 1.0), obs=x)
+
+    guide = AutoNormal(pyro.poutine.block(mixture, hide=["which"]))
+    loss = TraceEnum_ELBO(max_plate_nesting=1)
+    svi = recorded(mixture, guide, pyro.optim.SGD({"lr": 0.0}), loss)
+    for evaluate in (svi.step, svi.evaluate_loss):
+        evaluate(X[:, 0])
+        pyro.set_rng_seed(0)
+        value = evaluate(X[:, 0])
+        assert svi.compiled
+        pyro.set_rng_seed(0)
+        torch.testing.assert_close(value, loss.differentiable_loss(mixture, guide, X[:, 0]).detach())
 
 
 def test_a_schedule_of_the_weight_changes_no_graph():
@@ -199,8 +280,8 @@ def test_an_optimizer_that_cannot_stand_still_is_looked_after_at_each_step():
 def test_what_does_not_fit_is_refused_by_name():
     model, guide = problem()
     adam = pyro.optim.Adam({"lr": 0.01})
-    with pytest.raises(ValueError, match=r"loss must be an ELBO with differentiable_loss.*RenyiELBO"):
-        CompiledSVI(model, guide, adam, RenyiELBO())
+    with pytest.raises(ValueError, match=r"loss must be an ELBO, such as .*, got float"):
+        CompiledSVI(model, guide, adam, 0.5)
     with pytest.raises(ValueError, match=r"optim must be a function from parameters.*or a Pyro optimizer, got float"):
         CompiledSVI(model, guide, 0.01, RadialELBO())
     with pytest.raises(ValueError, match="max_signatures must be"):
@@ -274,13 +355,14 @@ def test_a_guide_that_is_collected_meanwhile_is_not_missed():
     SVI(model, other, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO()).step(X, Y)
     # Pyro's store has its parameters until it is collected, which a cycle leaves to the collector.
     other.itself = [other]
-    kept = [other]
-    runs = []
+    # A program that changes what can be compared is not recorded, but what is in queues is not seen.
+    kept, runs = SimpleQueue(), SimpleQueue()
+    kept.put(other)
 
     def watched(x, y=None):
-        runs.append(len(runs))
-        if len(runs) > 2:
-            kept.clear()
+        runs.put(None)
+        if runs.qsize() > 2 and not kept.empty():
+            kept.get()
         return model(x, y)
 
     del other
@@ -292,4 +374,4 @@ def test_a_guide_that_is_collected_meanwhile_is_not_missed():
         svi.step(X, Y)
     finally:
         gc.set_threshold(*threshold)
-    assert not kept
+    assert kept.empty()

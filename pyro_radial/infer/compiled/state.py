@@ -1,0 +1,443 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The Python state that a program reads: found while it runs, and compared before a graph of it is replayed."""
+
+import dis
+import gc
+import inspect
+import io
+import operator
+import random
+import re
+import sys
+from array import array
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import is_dataclass
+from functools import cached_property, lru_cache, partial
+from itertools import chain
+from pathlib import Path
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pyro.nn import PyroModule
+from pyro.optim import PyroOptim
+from pyro.poutine import Trace
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+__all__ = ["PLAIN", "Code", "Place", "State", "UncapturableError", "described"]
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, np.generic)
+CONTAINERS = (dict, list, tuple, deque, MappingProxyType)
+CONTENTS = (set, bytearray, array, np.ndarray)
+# The generators of whole modules are seeded for each recording.
+SEEDED = (random.random.__self__, np.random.random.__self__)  # type: ignore[attr-defined]
+# What these give next cannot be seen before it is taken.
+ONCE = (Iterator, random.Random, np.random.Generator, np.random.RandomState)
+
+# Objects of training, a guide's memory of a model, and files, which no program reads.
+OPAQUE = (Trace, PyroOptim, Optimizer, io.IOBase)
+# Packages that keep no state for a program in globals and classes.
+FRAMEWORKS = frozenset({"torch", "pyro", "pyro_radial", "numpy", "opt_einsum", "sympy"})
+LIBRARIES = FRAMEWORKS | sys.stdlib_module_names
+# Names in code that reads attributes by names that it computes.
+BY_COMPUTED_NAME = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple"})
+# With more, comparing takes longer than a step.
+MOST_PLACES, MOST_BYTES = 20_000, 4096
+MISSING = object()
+ABSENT = (KeyError, IndexError, AttributeError, ValueError, LookupError)
+NEEDS_GRAD, HOOKS = operator.attrgetter("requires_grad"), operator.attrgetter("_backward_hooks")
+# Objects that hold functions, and the attributes with these.
+WRAPPERS = (partial, property, classmethod, staticmethod, cached_property, type(lru_cache(print)))
+WRAPPED = ("func", "args", "keywords", "fget", "__func__", "__wrapped__")
+# Of the attributes that all modules or distributions have, these dicts count, besides the mode.
+INTERNAL = frozenset(vars(PyroModule())) - {"training"} | {"_batch_shape", "_event_shape", "_validate_args"}
+MODULE_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+MODULE_DICTS = ("_parameters", "_buffers", "_modules", "_pyro_samples", *MODULE_HOOKS)
+
+
+class UncapturableError(Exception):
+    """The reason why a program is not one graph."""
+
+
+def described(tensor: Tensor) -> tuple[Any, ...]:
+    """The properties of a tensor that compiled code depends on."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+class Code:
+    """The code that ran in a :meth:`watched` block, and the names in it; names of the user's code apart."""
+
+    def __init__(self) -> None:
+        self.ran: dict[CodeType, bool] = {}
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Note what runs."""
+
+        def note(frame: Any, event: str, _: Any) -> None:
+            # Without the bodies of modules and classes, which run when a library imports something for the first time.
+            if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED and frame.f_code not in self.ran:
+                self.ran[frame.f_code] = not _is_library(frame.f_globals.get("__name__"))
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+        self.names = _names(self.ran)
+        self.users_names = _names(self.users)
+        self.reads_all = not BY_COMPUTED_NAME.isdisjoint(self.users_names)
+
+    @property
+    def users(self) -> list[CodeType]:
+        """The user's code."""
+        return [code for code, users in self.ran.items() if users]
+
+    def line_of(self, path: str) -> str:
+        """The user's line that stores the last name in a path, else the first line with it, in parentheses."""
+        found: dict[tuple[int, bool], str] = {}
+        names = re.findall(r"\w+", path)[::-1]
+        for code in self.users:
+            line = code.co_firstlineno
+            for instruction in dis.get_instructions(code):
+                line = instruction.starts_line or line
+                if instruction.argval in names:
+                    rank = names.index(instruction.argval), not instruction.opname.startswith("STORE")
+                    found.setdefault(rank, f" ({Path(code.co_filename).name}, line {line})")
+        return found[min(found)] if found else ""
+
+
+def _is_library(module: Any) -> bool:
+    # Named tuples are made in modules of their own.
+    return isinstance(module, str) and (module.partition(".")[0] in LIBRARIES or module.startswith("namedtuple_"))
+
+
+def _names(codes: Iterable[CodeType]) -> frozenset[str]:
+    """All names and short strings in code, also in that of functions inside."""
+    found: set[str] = set()
+    waiting: list[Any] = list(codes)
+    for thing in waiting:
+        if isinstance(thing, CodeType):
+            found.update(thing.co_names, thing.co_freevars)
+            waiting.extend(thing.co_consts)
+        elif isinstance(thing, tuple):
+            waiting.extend(thing)
+        elif isinstance(thing, str) and len(thing) < 100:
+            found.update(thing.split("."))
+    return frozenset(found)
+
+
+class Place(NamedTuple):
+    """Where a value is read, in words too, and whether the user's code names it."""
+
+    read: Callable[[Any, Any], Any]
+    holder: Any
+    key: Any
+    path: str
+    users: bool
+
+    def now(self) -> Any:
+        """The present value."""
+        try:
+            return self.read(self.holder, self.key)
+        except ABSENT:
+            return MISSING
+
+    def put(self, value: Any) -> None:
+        """Put a value there."""
+        if self.read is ContextVar.get:
+            self.holder.set(value)
+        elif self.read is operator.getitem:
+            self.holder[self.key] = value
+        else:
+            setattr(self.holder, self.key, value)
+
+
+def _of_class(holder: type, key: str) -> Any:
+    return vars(holder)[key]
+
+
+class State:
+    """The values that a program can read, starting from some roots.
+
+    Attributes count if code that ran names them, closures and globals if their functions ran, and containers with all
+    items. Of a tensor its shape, dtype, ``requires_grad`` and hooks count: a graph reads the values.
+    """
+
+    def __init__(
+        self,
+        roots: Mapping[str, Any],
+        code: Code,
+        also: Iterable[tuple[Mapping[str, Any], str]] = (),
+        ignored: Collection[str] = (),
+    ) -> None:
+        self.code, self.ignored = code, ignored
+        self.places: list[Place] = []
+        self.values: list[Any] = []
+        #: Each tensor once, in the order in which it was found.
+        self.tensors: list[Tensor] = []
+        self._known: set[tuple[int, Any]] = set()
+        self._seen: dict[int, Any] = {}
+        # Containers and the variables of objects with copies, and which new attributes of an object count.
+        self._sized: list[tuple[Place, Any, Collection[str] | None]] = []
+        # Other contents, with copies.
+        self._contents: list[tuple[Place, Any]] = []
+        self._waiting: list[tuple[Any, str, bool]] = [(root, name, False) for name, root in roots.items()]
+        for holder, name in also:
+            self._add(Place(operator.getitem, holder, name, f"parameter {name}", False))
+        self._visit_all()
+        # Functions that the program finds in other ways.
+        known = {thing.__code__ for thing in self._seen.values() if isinstance(thing, FunctionType)}
+        known |= {const for user in code.users for const in user.co_consts if isinstance(const, CodeType)}
+        missed = [user for user in code.users if user not in known]
+        found = gc.get_referrers(*missed) if missed else []
+        self._waiting += [(thing, thing.__name__, True) for thing in found if isinstance(thing, FunctionType)]
+        self._visit_all()
+        self._flatten()
+
+    def holds(self) -> bool:
+        """Whether all is as it was, apart from tensors that were replaced by their like."""
+        try:
+            now = chain.from_iterable(map(read, holders, keys) for read, holders, keys in self._reads)
+            if (
+                all(map(operator.is_, now, self._in_order))
+                and list(map(len, self._holders)) == self._sizes
+                and list(map(NEEDS_GRAD, self.tensors)) == self._need_grad
+                and list(map(HOOKS, self.tensors)) == self._hooks
+                and all(_content(place.holder) == before for place, before in self._contents)
+            ):
+                return True
+        except ABSENT:
+            pass
+        if self.changes():
+            return False
+        new = {id(value): place.now() for place, value in zip(self.places, self.values, strict=True)}
+        self.values = [new[id(value)] for value in self.values]
+        self.tensors = [new.get(id(tensor), tensor) for tensor in self.tensors]
+        self._flatten()
+        return True
+
+    def changes(self, *, replaced: bool = False) -> list[tuple[str, bool]]:
+        """What has changed, and whether the user's code names it; ``replaced`` counts all replaced tensors."""
+        found = []
+        flags = {id(t): flags for t, *flags in zip(self.tensors, self._need_grad, self._hooks, strict=True)}
+        now_at: dict[int, Any] = {}
+        for place, value in zip(self.places, self.values, strict=True):
+            now = place.now()
+            same = _equal(value, now)
+            if isinstance(value, Tensor) and isinstance(now, Tensor):
+                like = now is value or (not replaced and described(now) == described(value))
+                # Two places of one tensor must stay places of one tensor.
+                like = like and now_at.setdefault(id(value), now) is now
+                same = like and [now.requires_grad, now._backward_hooks] == flags[id(value)]
+            if not same:
+                found.append((place.path, place.users))
+        for place, before, counted in self._sized:
+            if len(place.holder) == len(before):
+                continue
+            if counted is None:
+                found.append((place.path, place.users))
+            else:
+                added = counted & (place.holder.keys() - before)
+                found += [(f"{place.path}.{key}", key in self.code.users_names) for key in sorted(added)]
+        return found + [(p.path, p.users) for p, before in self._contents if _content(p.holder) != before]
+
+    def restore(self) -> None:
+        """Put all values back."""
+        for place, before, counted in self._sized:
+            if len(place.holder) == len(before):
+                continue
+            if counted is None:
+                _refill(place.holder, before)
+            else:
+                for key in place.holder.keys() - before:
+                    delattr(place.key, key)
+        for place, before in self._contents:
+            _refill(place.holder, before)
+        for place, value in zip(self.places, self.values, strict=True):
+            if place.now() is not value:
+                place.put(value)
+
+    def _flatten(self) -> None:
+        """Arrange what is compared, for speed."""
+        by_read: dict[Any, list[int]] = {}
+        for number, place in enumerate(self.places):
+            by_read.setdefault(place.read, []).append(number)
+        self._reads = [
+            (read, [self.places[n].holder for n in numbers], [self.places[n].key for n in numbers])
+            for read, numbers in by_read.items()
+        ]
+        self._in_order = [self.values[number] for numbers in by_read.values() for number in numbers]
+        self._holders = [place.holder for place, _, _ in self._sized]
+        self._sizes = list(map(len, self._holders))
+        self._need_grad, self._hooks = list(map(NEEDS_GRAD, self.tensors)), list(map(HOOKS, self.tensors))
+
+    def _visit_all(self) -> None:
+        while self._waiting:
+            self._visit(*self._waiting.pop())
+
+    def _visit(self, thing: Any, path: str, users: bool) -> None:
+        """Note the places in a thing."""
+        if id(thing) in self._seen or isinstance(thing, (*PLAIN, *OPAQUE)):
+            return
+        self._seen[id(thing)] = thing
+        here = Place(operator.getitem, thing, None, path, users)
+        if isinstance(thing, Tensor):
+            self.tensors.append(thing)
+            self._waiting.append((thing._backward_hooks, f"hooks of {path}", True))
+        elif isinstance(thing, ONCE) and users and not any(thing is seeded for seeded in SEEDED):
+            raise UncapturableError(f"it takes values from {path}{self.code.line_of(path)}, {type(thing).__name__}")
+        elif isinstance(thing, CONTENTS):
+            self._contents.append((here, _content(thing, here)))
+        elif isinstance(thing, FunctionType):
+            self._function(thing)
+        elif isinstance(thing, ModuleType | type):
+            self._names_in(thing)
+        elif isinstance(thing, ContextVar):
+            self._add(Place(ContextVar.get, thing, None, path, users))
+        elif isinstance(thing, MethodType):
+            self._waiting += [(thing.__func__, path, users), (thing.__self__, type(thing.__self__).__name__, users)]
+        else:
+            self._items(here)
+            self._attributes(thing, path)
+
+    def _add(self, place: Place) -> None:
+        """Note a place, and look at its value later."""
+        key = (id(place.holder), place.key)
+        if key in self._known or place.path in self.ignored:
+            return
+        value = place.now()
+        if value is MISSING:
+            return
+        if len(self.places) >= MOST_PLACES:
+            raise UncapturableError(f"it can read more than {MOST_PLACES} Python values, such as {place.path}")
+        self._known.add(key)
+        self.places.append(place)
+        self.values.append(value)
+        self._waiting.append((value, place.path, place.users))
+
+    def _items(self, here: Place) -> None:
+        thing, path, users = here.holder, here.path, here.users
+        if isinstance(thing, dict | list | deque) and path not in self.ignored:
+            self._sized.append((here, thing.copy(), None))
+        if isinstance(thing, dict | MappingProxyType):
+            pairs: Iterable[tuple[Any, Any]] = [(key, thing[key]) for key in thing]
+        else:
+            pairs = enumerate(thing) if isinstance(thing, list | tuple | deque) else ()
+        for key, value in pairs:
+            if isinstance(thing, tuple) and not isinstance(value, Tensor):
+                self._waiting.append((value, f"{path}[{key!r}]", users))
+            else:
+                self._add(Place(operator.getitem, thing, key, f"{path}[{key!r}]", users))
+
+    def _attributes(self, thing: Any, path: str) -> None:
+        """Note an object's attributes, its class and what it wraps."""
+        variables = getattr(thing, "__dict__", None)
+        classes = [cls for cls in type(thing).__mro__ if not _is_library(cls.__module__)]
+        own = len(classes) == len(type(thing).__mro__) - 1
+        counted = self.code.users_names if own else self.code.names
+        framework = any(cls.__module__.partition(".")[0] in FRAMEWORKS for cls in type(thing).__mro__)
+        if not framework and (self.code.reads_all or is_dataclass(thing)):
+            counted = counted.union(variables or ())
+        if isinstance(variables, dict):
+            counted = counted - INTERNAL
+            # Nobody gives objects of libraries other attributes, but modules a method or a hook.
+            if classes or isinstance(thing, nn.Module):
+                self._sized.append((Place(getattr, variables, thing, path, False), dict(variables), counted))
+            for key in MODULE_DICTS if isinstance(thing, nn.Module) else ():
+                self._waiting.append((variables.get(key), f"{path}.{key}", True))
+            for key in variables.keys() & counted:
+                users = key in self.code.users_names
+                self._add(Place(operator.getitem, variables, key, f"{path}.{key}", users))
+        if classes:
+            self._add(Place(getattr, thing, "__class__", f"{path}.__class__", True))
+        for cls in classes:
+            self._waiting.append((cls, cls.__name__, True))
+            slots = vars(cls).get("__slots__", ())
+            for key in (slots,) if isinstance(slots, str) else slots:
+                self._add(Place(getattr, thing, key, f"{path}.{key}", True))
+        for name in WRAPPED if isinstance(thing, WRAPPERS) else ():
+            self._waiting.append((getattr(thing, name, None), path, True))
+
+    def _names_in(self, thing: Any) -> None:
+        """Note the attributes of a Python module or a class that code names."""
+        library = _is_library(thing.__name__ if isinstance(thing, ModuleType) else thing.__module__)
+        counted = self.code.users_names if library else self.code.names
+        if isinstance(thing, ModuleType):
+            for key in vars(thing).keys() & counted:
+                self._add(Place(operator.getitem, vars(thing), key, f"{thing.__name__}.{key}", True))
+        elif not library:
+            variables = vars(thing)
+            self._sized.append((Place(getattr, variables, thing, thing.__name__, True), dict(variables), counted))
+            for key, value in list(variables.items()):
+                if key in counted or isinstance(value, FunctionType):
+                    self._add(Place(_of_class, thing, key, f"{thing.__name__}.{key}", True))
+
+    def _function(self, function: FunctionType) -> None:
+        """Note the variables of a function that ran."""
+        users = self.code.ran.get(function.__code__)
+        if users is None:
+            return
+        name = function.__qualname__.rpartition(".")[2]
+        for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self._add(Place(getattr, cell, "cell_contents", f"{name}'s {key}", users))
+        self._attributes(function, name)
+        if users:
+            for key in ("__defaults__", "__kwdefaults__"):
+                if getattr(function, key):
+                    self._add(Place(getattr, function, key, f"{name}.{key}", True))
+            for key in _globals_in(function.__code__):
+                self._add(Place(operator.getitem, function.__globals__, key, f"global {key}", True))
+
+
+def _globals_in(code: CodeType) -> Iterator[str]:
+    """The names of global variables in code, also in that of functions inside."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL"):
+            yield instruction.argval
+        elif isinstance(instruction.argval, CodeType):
+            yield from _globals_in(instruction.argval)
+
+
+def _equal(value: Any, now: Any) -> bool:
+    """Whether two values are one, or immutable and equal."""
+    if value is now:
+        return True
+    if type(value) is not type(now) or not isinstance(value, (*PLAIN, tuple, frozenset)):
+        return False
+    if isinstance(value, tuple):
+        return len(value) == len(now) and all(map(_equal, value, now))
+    return bool(value == now)
+
+
+def _content(thing: Any, place: Place | None = None) -> Any:
+    """A copy of what is in a set or an array, if it is small."""
+    if isinstance(thing, set):
+        return frozenset(thing)
+    size = memoryview(thing).nbytes
+    if place is not None and size > MOST_BYTES:
+        raise UncapturableError(
+            f"{place.path} is an array of {size} bytes, too many to compare at each step; make it a tensor"
+        )
+    return bytes(thing) if not isinstance(thing, np.ndarray) else (thing.shape, thing.dtype, thing.tobytes())
+
+
+def _refill(thing: Any, before: Any) -> None:
+    """Give a container, set or array its former content."""
+    if isinstance(thing, dict | set | deque):
+        thing.clear()
+        (thing.extend if isinstance(thing, deque) else thing.update)(before)
+    elif isinstance(thing, np.ndarray):
+        thing[...] = np.frombuffer(before[2], before[1]).reshape(before[0])
+    elif isinstance(thing, array):
+        thing[:] = array(thing.typecode, before)
+    else:
+        thing[:] = before
