@@ -20,6 +20,8 @@ from tqdm.auto import tqdm
 from pyro_radial._pyro.checks import check_types, has_state, load_states, states
 from pyro_radial._pyro.compat import mark_stepped, tree_map_only
 from pyro_radial._pyro.random_numbers import noise_of, one_at_a_time, rng_state, seeded, set_rng_state
+from pyro_radial.infer.autoguide import AutoPerSite
+from pyro_radial.infer.autoguide.families import Delta
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, differences, entry_kinds
@@ -233,8 +235,9 @@ class TrainingRun:
         x, y = validation.all()
         trainer = self.trainer
         site = getattr(trainer.loss, "function_site", FUNCTION_SITE)
+        number = 1 if _is_point(trainer.guide) else VALIDATION_SAMPLES
         with seeded(VALIDATION_SEED, trainer.device):
-            draws = predict(trainer.model, trainer.guide, x, num_samples=VALIDATION_SAMPLES, function_site=site)
+            draws = predict(trainer.model, trainer.guide, x, num_samples=number, function_site=site)
             value = -float(draws.log_prob(y).mean())
         if math.isnan(value):
             raise FloatingPointError(
@@ -340,6 +343,11 @@ def target_check(model: Callable[..., Any], x: Any) -> Callable[[Any], None] | N
         likelihood.check_target(f[:1].expand(len(y), *f.shape[1:]), y)
 
     return check
+
+
+def _is_point(guide: nn.Module) -> bool:
+    """Whether all draws are alike."""
+    return isinstance(guide, AutoPerSite) and all(isinstance(f, Delta) for f in guide.chosen_families().values())
 
 
 def _stops(callback: Callable[[Record], Any] | None, record: Record) -> bool:

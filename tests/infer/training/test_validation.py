@@ -10,8 +10,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_radial import FunctionalELBO, RadialELBO, predict
+from pyro_radial import AutoMeanField, FunctionalELBO, RadialELBO, predict
 from pyro_radial.functional import GaussianKL, GaussianProcess
+from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.training import training_run
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import ROWS, assert_same, data, problem, state_of, trained
@@ -38,6 +39,20 @@ def test_the_record_of_an_epoch_holds_the_validation_of_its_parameters():
     torch.manual_seed(0)
     expected = -predict(model, guide, x, num_samples=16).log_prob(y).mean().item()
     assert result.history[0]["validation_nll"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("kinds", "number"), [({".": families.Delta()}, 1), ({"weight": families.Delta()}, 16)])
+def test_point_estimates_are_validated_with_one_draw(monkeypatch, kinds, number):
+    model, _ = problem()
+    counts = []
+
+    def counted(*args, num_samples, **kwargs):
+        counts.append(num_samples)
+        return predict(*args, num_samples=num_samples, **kwargs)
+
+    monkeypatch.setattr(training_run, "predict", counted)
+    trained(model, AutoMeanField(model, families=kinds), validation=data(9, seed=4), epochs=1)
+    assert counts == [number]
 
 
 def test_a_validation_that_turns_nan_stops_training(monkeypatch):
