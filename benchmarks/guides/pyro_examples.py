@@ -65,7 +65,7 @@ def measure(name: str, rounds: int, *, compile: bool) -> Row:
         try:
             svi = compiled(program, compile=compile)
             errors = [compared(program, svi.captured).together]
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             return row | {"fails": str(error)}
         steps = {"eager": lambda: eager.step(*program.args), "compiled": lambda: svi.step(*program.args)}
         times = medians(steps, rounds, warmup=WARMUP)

@@ -43,6 +43,9 @@ def compared(
     :param before: is called before each of the two.
     """
     before()
+    # A loss that calls backward itself would add to what an earlier step has left.
+    for parameter in dict(pyro.get_param_store().named_parameters()).values():
+        parameter.grad = None
     with kept(program.model, program.loss):
         pyro.set_rng_seed(seed)
         value, pairs = captured(program.args, {})
@@ -53,7 +56,7 @@ def compared(
     errors = [float((found - true).norm()) for (_, found), true in zip(pairs, gradients, strict=True)]
     norms = [float(true.norm()) for true in gradients]
     worst = max(error / norm if error else 0.0 for error, norm in zip(errors, norms, strict=True))
-    return Errors(float(value), worst, math.hypot(*errors) / math.hypot(*norms))
+    return Errors(float(torch.as_tensor(value).sum()), worst, math.hypot(*errors) / math.hypot(*norms))
 
 
 def eager_gradients(program: Program, parameters: list[Tensor]) -> list[Tensor]:
