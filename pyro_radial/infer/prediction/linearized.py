@@ -3,7 +3,6 @@
 
 """Draws of a network's outputs from one pass: the network linearized at the posterior's means."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,13 +20,7 @@ __all__ = ["linearized_samples", "posterior_with_moments"]
 
 
 def linearized_samples(
-    model: Callable[..., Any],
-    posterior: Mapping[str, Any],
-    x: Tensor,
-    num_samples: int,
-    chunk_size: int,
-    function_site: str,
-    progress: bool,
+    model: Any, posterior: Any, x: Tensor, num_samples: int, chunk_size: int, function_site: str, progress: bool
 ) -> Tensor:
     """Draw outputs ``[S, N, *outputs]``: jointly for one input, independently for different inputs."""
     try:

@@ -97,14 +97,11 @@ def predict(
         >>> draws.samples.shape, draws.mean.shape, draws.mutual_information.shape
         (torch.Size([8, 5, 3]), torch.Size([5, 3]), torch.Size([5]))
     """
-    check_function("model", model)
-    check_types(bool, dropout=dropout, progress=progress)
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {METHODS}, got {method!r}")
+    _check(model, method, dropout, progress)
     x = as_inputs(x, "x", dtype_of(guide, model))
     positive_count("chunk_size", chunk_size)
     if method == "linearized":
-        return _linearized(model, guide, x, num_samples, chunk_size, dropout, function_site, progress)
+        return _linearized(model, guide, x, num_samples, chunk_size, function_site, progress)
     device = device_of(guide, model)
     chunks = [slice(start, start + chunk_size) for start in range(0, num_rows(x), chunk_size)]
     if isinstance(guide, Mapping):
@@ -116,10 +113,9 @@ def predict(
     on = _dropout_layers(model) if dropout else []
     samples: Tensor | None = None
     noise: dict[str, list[Tensor]] = {}
-    bar = tqdm(total=count * len(chunks), desc="predict", unit="pass", disable=not progress)
     # torch's fast path of transformers reads the weights of layers, and never calls what stands in their place. It also
     # asks for the mode of its outermost layer alone, not for that of dropout layers.
-    with bar, WITHOUT_FASTPATH:
+    with tqdm(total=count * len(chunks), desc="predict", unit="pass", disable=not progress) as bar, WITHOUT_FASTPATH:
         for draw in range(count):
             with one_at_a_time(), nullcontext() if run.is_copy else evaluating(model, guide):
                 # Their modes come back with all others.
@@ -145,19 +141,19 @@ def predict(
     return Prediction(samples, likelihood, {name: torch.stack(values) for name, values in noise.items()})
 
 
+def _check(model: Any, method: Any, dropout: Any, progress: Any) -> None:
+    check_function("model", model)
+    check_types(bool, dropout=dropout, progress=progress)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {METHODS}, got {method!r}")
+    if method == "linearized" and dropout:
+        raise ValueError("dropout must be False for method='linearized', got True")
+
+
 def _linearized(
-    model: Callable[..., Any],
-    guide: Any,
-    x: Any,
-    num_samples: int | None,
-    chunk_size: int,
-    dropout: bool,
-    function_site: str,
-    progress: bool,
+    model: Any, guide: Any, x: Any, num_samples: int | None, chunk_size: int, function_site: str, progress: bool
 ) -> Prediction:
     """The same from the linearized network; a row goes through draws, for checks and the noise of the likelihood."""
-    if dropout:
-        raise ValueError("dropout must be False for method='linearized', got True")
     if isinstance(guide, Mapping):
         raise ValueError("guide must be a guide for method='linearized', got samples")
     if not isinstance(x, Tensor):
