@@ -7,6 +7,7 @@ import dis
 import gc
 import inspect
 import io
+import logging
 import operator
 import random
 import re
@@ -41,11 +42,13 @@ SEEDED = (random.random.__self__, np.random.random.__self__)  # type: ignore[att
 # What these give next cannot be seen before it is taken.
 ONCE = (Iterator, random.Random, np.random.Generator, np.random.RandomState)
 
-# Objects of training, a guide's memory of a model, and files, which no program reads.
-OPAQUE = (Trace, PyroOptim, Optimizer, io.IOBase)
+# Objects of training, a guide's memory of a model, files and logs, which no program reads.
+OPAQUE = (Trace, PyroOptim, Optimizer, io.IOBase, logging.Logger)
 # Packages that keep no state for a program in globals and classes.
-FRAMEWORKS = frozenset({"torch", "pyro", "pyro_radial", "numpy", "opt_einsum", "sympy"})
-LIBRARIES = FRAMEWORKS | sys.stdlib_module_names
+FRAMEWORKS = frozenset({"torch", "pyro", "pyro_radial", "numpy", "opt_einsum", "sympy", "mpmath"})
+# The machinery of imports and of type hints runs whenever something is imported for the first time.
+MACHINERY = {"_distutils_hack", "setuptools", "typing_extensions"}
+LIBRARIES = FRAMEWORKS | MACHINERY | sys.stdlib_module_names
 # Names in code that reads attributes by names that it computes.
 BY_COMPUTED_NAME = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple"})
 # With more, comparing takes longer than a step.
