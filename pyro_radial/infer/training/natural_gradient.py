@@ -172,6 +172,7 @@ class NaturalGradientOptimizer(Optimizer):
         #: Whether to compile the step.
         self.compile = False
         self._compiled: Callable[..., Any] | None = None
+        self._changed = [tensor for pair in pairs for tensor in (pair.loc, pair.scale, pair.average)]
         # Whether the graph of the latest loss was to take the step.
         self._in_graph = False
         self._numbers = pairs[0].loc.new_zeros(2 + len(pairs), dtype=accumulation_dtype(pairs[0].loc))
@@ -218,10 +219,6 @@ class NaturalGradientOptimizer(Optimizer):
         self._write_numbers()
         self._in_graph = True
         return Update(self._move, self._changed, check)
-
-    @property
-    def _changed(self) -> list[Tensor]:
-        return [tensor for pair in self._pairs for tensor in (pair.loc, pair.scale, pair.average)]
 
     @torch.no_grad()
     def _move(self, loss: Tensor, gradients: Mapping[int, Any], scales: Mapping[int, Tensor]) -> set[int]:
