@@ -87,7 +87,7 @@ class NaturalGradient(GuideOptim):
         self,
         lr: float = 0.2,
         *,
-        hess_init: float = 0.5,
+        hess_init: float = 0.2,
         beta1: float = 0.9,
         beta2: float = 0.99999,
         others: Optim = DEFAULT_OPTIM,
