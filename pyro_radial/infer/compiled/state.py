@@ -30,6 +30,7 @@ from pyro.nn import PyroModule
 from pyro.optim import PyroOptim
 from pyro.poutine import Trace
 from torch import Tensor, nn
+from torch._C import DisableTorchFunctionSubclass
 from torch.optim import Optimizer
 
 __all__ = ["PLAIN", "Code", "Place", "State", "UncapturableError", "described"]
@@ -196,11 +197,16 @@ class State:
         self._waiting: list[tuple[Any, str, bool]] = [(root, name, False) for name, root in roots.items()]
         for holder, name in also:
             self._add(Place(operator.getitem, holder, name, f"parameter {name}", False))
+        # Tensors of a class of their own may refuse that their attributes are read.
+        with DisableTorchFunctionSubclass():
+            self._visit_all_that_ran()
+
+    def _visit_all_that_ran(self) -> None:
         self._visit_all()
         # Functions that the program finds in other ways.
         known = {thing.__code__ for thing in self._seen.values() if isinstance(thing, FunctionType)}
-        known |= {const for user in code.users for const in user.co_consts if isinstance(const, CodeType)}
-        missed = [user for user in code.users if user not in known]
+        known |= {const for user in self.code.users for const in user.co_consts if isinstance(const, CodeType)}
+        missed = [user for user in self.code.users if user not in known]
         found = gc.get_referrers(*missed) if missed else []
         self._waiting += [(thing, thing.__name__, True) for thing in found if isinstance(thing, FunctionType)]
         self._visit_all()
@@ -208,6 +214,10 @@ class State:
 
     def holds(self) -> bool:
         """Whether all is as it was, apart from tensors that were replaced by their like."""
+        with DisableTorchFunctionSubclass():
+            return self._is_as_it_was()
+
+    def _is_as_it_was(self) -> bool:
         try:
             now = chain.from_iterable(map(read, holders, keys) for read, holders, keys in self._reads)
             if (
@@ -220,7 +230,7 @@ class State:
                 return True
         except ABSENT:
             pass
-        if self.changes():
+        if self._changes(False):
             return False
         new = {id(value): place.now() for place, value in zip(self.places, self.values, strict=True)}
         self.values = [new[id(value)] for value in self.values]
@@ -230,6 +240,10 @@ class State:
 
     def changes(self, *, replaced: bool = False) -> list[tuple[str, bool]]:
         """What has changed, and whether the user's code names it; ``replaced`` counts all replaced tensors."""
+        with DisableTorchFunctionSubclass():
+            return self._changes(replaced)
+
+    def _changes(self, replaced: bool) -> list[tuple[str, bool]]:
         found = []
         flags = {id(t): flags for t, *flags in zip(self.tensors, self._need_grad, self._hooks, strict=True)}
         now_at: dict[int, Any] = {}
