@@ -32,10 +32,17 @@ from benchmarks.uncertainty._methods import (
     IVON,
     LAPLACE,
     MEAN_FIELD,
+    NATURAL_ENSEMBLE,
+    NATURAL_RADIAL,
+    NATURAL_ROWS,
     PLAIN,
     POSTHOC,
     RADIAL,
     RADIAL_ENSEMBLE,
+    SGD,
+    SGD_ENSEMBLE,
+    SGD_LAPLACE,
+    SGD_TEMPERATURE,
     TEMPERATURE,
     TRUNCATED,
     TWEAKS,
@@ -58,8 +65,13 @@ SETTING_OF = {
     DEEP_ENSEMBLE: PLAIN,
     RADIAL_ENSEMBLE: RADIAL,
     TRUNCATED: MEAN_FIELD,
+    SGD_TEMPERATURE: SGD,
+    SGD_LAPLACE: SGD,
+    SGD_ENSEMBLE: SGD,
+    NATURAL_ROWS: NATURAL_RADIAL,
+    NATURAL_ENSEMBLE: NATURAL_RADIAL,
 }
-ENSEMBLES = (DEEP_ENSEMBLE, RADIAL_ENSEMBLE)
+ENSEMBLES = (DEEP_ENSEMBLE, RADIAL_ENSEMBLE, SGD_ENSEMBLE, NATURAL_ENSEMBLE)
 _SCALES = (
     {"init_stddev": 0.01},
     {"init_stddev": 0.03},
@@ -97,6 +109,7 @@ class Study:
     :param choice_rows: training rows to choose on.
     :param shares: whether the members of an ensemble are the single networks of several seeds, each trained once.
     :param seeds_of: how many seeds a method has that has fewer than the others.
+    :param settings_of: by method, the settings to choose from.
     """
 
     make_net: MakeNet
@@ -109,23 +122,31 @@ class Study:
     choice_rows: int | None = None
     shares: bool = False
     seeds_of: Mapping[str, int] = field(default_factory=dict)
+    settings_of: Mapping[str, Sequence[Row]] = field(default_factory=lambda: CANDIDATES)
 
     @property
     def candidates(self) -> dict[str, Sequence[Row]]:
         """Settings by each method that has some to choose."""
         own = dict.fromkeys(SETTING_OF.get(method, method) for method in self.methods)
-        return {method: CANDIDATES[method][: self.num_candidates] for method in own}
+        return {method: self.settings_of[method][: self.num_candidates] for method in own}
 
     def compute(self, results: Results, seeds: int, workers: int, threads: int) -> None:
         """Choose each method's setting with seed 0, then test it with seeds from 10 on.
 
         Methods take turns, since those that share a training must not begin it at the same time.
         """
-        for method, candidates in self.candidates.items():
-            jobs = [Job(choice_keys(method, options), _chosen, (self, method, options)) for options in candidates]
-            compute_all(results, jobs, workers, threads)
+        chosen: set[str] = set()
         for method in self.methods:
+            own = SETTING_OF.get(method, method)
+            if own not in chosen:
+                compute_all(results, list(self._choices(results, own)), workers, threads)
+                chosen.add(own)
             compute_all(results, list(self._tests(results, method, seeds)), workers, threads)
+
+    def _choices(self, results: Results, method: str) -> Iterator[Job]:
+        for options in self.candidates[method]:
+            folder = results.checkpoint(method, *options.values())
+            yield Job(choice_keys(method, options), _chosen, (self, method, options, folder))
 
     def _tests(self, results: Results, method: str, seeds: int) -> Iterator[Job]:
         setting = replace(self.setting, **options_of(results, method))
@@ -153,10 +174,10 @@ def options_of(results: Results, method: str) -> Row:
     return options
 
 
-def _chosen(study: Study, method: str, options: Row) -> Row:
+def _chosen(study: Study, method: str, options: Row, folder: Path) -> Row:
     fitted, held_out = study.load(study.names[0])
     setting = replace(study.setting, **options)
-    learned = train(method, study.make_net, part(fitted, 0, study.choice_rows), held_out, setting, 0)
+    learned = train(method, study.make_net, part(fitted, 0, study.choice_rows), held_out, setting, 0, folder)
     return scores(learned.predict(held_out[0]), held_out[1]) | {"seconds": learned.seconds}
 
 

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.optim import PyroOptim
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, SequentialLR
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from benchmarks.common import Pair, Row
@@ -48,7 +47,14 @@ MEAN_FIELD, TWEAKS, TRUNCATED = "mean field", "mean field, tweaks", "mean field,
 RADIAL, RADIAL_ENSEMBLE, POSTHOC = "radial", "radial ensemble", "radial, post-hoc"
 #: Mean field that starts at the marginal standard deviations of radial posteriors, sigma / sqrt(D) at each site.
 NARROW = "mean field, narrow"
+#: A radius for each row of a weight.
+ROWS = "radial by row"
 TEMPERATURE, LAPLACE, IVON = "temperature", "last-layer Laplace", "IVON"
+ADAMW, SGD = "plain, AdamW", "plain, SGD"
+SGD_TEMPERATURE, SGD_DROPOUT, SGD_LAPLACE = "SGD, temperature", "SGD, MC dropout", "SGD, last-layer Laplace"
+SGD_ENSEMBLE = "SGD, deep ensemble"
+NATURAL_MEAN_FIELD, NATURAL_RADIAL = "mean field, natural gradient", "radial, natural gradient"
+NATURAL_ROWS, NATURAL_ENSEMBLE = "radial by row, natural gradient", "radial ensemble, natural gradient"
 
 
 @dataclass(frozen=True)
@@ -57,9 +63,15 @@ class Setting:
 
     epochs: int = 20
     batch_size: int = 128
-    #: Of Adam, or of Amsgrad or SGD with Nesterov's momentum; in units of the mean loss of a row.
+    #: Of Adam, Amsgrad, AdamW, SGD with Nesterov's momentum, or natural gradients; in units of the mean loss of a row.
     optimizer: str = "adam"
     rate: float = 1e-3
+    #: Of AdamW, in the place of the prior.
+    weight_decay: float = 0.0
+    #: The share of the steps in which the rate rises, before it falls along a cosine.
+    warm_up: float = 0.0
+    #: Whether to keep the epoch with the lowest validation NLL, not the last.
+    best_epoch: bool = False
     #: Of what softplus makes scales of; without, that of the means.
     scale_rate: float | None = None
     #: What the rate is multiplied by after each epoch; without, it falls to zero along a cosine.
@@ -78,6 +90,9 @@ class Setting:
     truncation: float = 1.0
     #: In units of its own, nearer to those of SGD.
     ivon_rate: float = 0.1
+    #: Of natural gradients: the curvature that widths start from, and one minus the decay of its average.
+    hess_init: float = 0.5
+    hess_rate: float = 1e-5
     #: The structure of a Laplace approximation: "kronecker" for last layers of more than 3000 weights.
     laplace: str = "full"
     num_members: int = 5
@@ -163,9 +178,10 @@ def measures(prediction: Prediction, labels: Tensor) -> Row:
 
 
 def _guide(kind: str, model: SupervisedModel, setting: Setting) -> nn.Module:
-    if kind == RADIAL:
+    if kind in (RADIAL, ROWS):
         stddev = setting.init_stddev if setting.init_scale is None else None
-        return AutoRadial(model, init_stddev=stddev, init_scale=setting.init_scale)
+        event_dim = 1 if kind == ROWS else None
+        return AutoRadial(model, init_stddev=stddev, init_scale=setting.init_scale, event_dim=event_dim)
     if kind in (PLAIN, DROPOUT):
         return AutoMeanField(model, families={".": families.Delta()})
     if kind == TWEAKS:
@@ -193,16 +209,37 @@ def _made(kind: str, make_net: MakeNet, setting: Setting, seed: int) -> tuple[Su
     return model, _guide(kind, model, setting)
 
 
-def optimizer(setting: Setting, num_data: int) -> PyroOptim:
+def optimizer(setting: Setting, num_data: int) -> Any:
     """With a rate of its own for scales. Losses are sums over all data, which Adam does not see."""
+    if setting.optimizer == "natural":
+        return NaturalGradient(setting.rate, hess_init=setting.hess_init, beta2=1.0 - setting.hess_rate)
 
     def options(name: str) -> dict[str, Any]:
         own = setting.scale_rate if "scales" in name and setting.scale_rate is not None else setting.rate
         if setting.optimizer == "sgd":
             return {"lr": own / num_data, "momentum": 0.9, "nesterov": True}
+        if setting.optimizer == "adamw":
+            return {"lr": own, "weight_decay": setting.weight_decay}
         return {"lr": own, "amsgrad": setting.optimizer == "amsgrad"}
 
-    return {"sgd": pyro.optim.SGD, "adam": pyro.optim.Adam, "amsgrad": pyro.optim.Adam}[setting.optimizer](options)
+    kinds = {"sgd": pyro.optim.SGD, "adam": pyro.optim.Adam, "amsgrad": pyro.optim.Adam, "adamw": pyro.optim.AdamW}
+    return kinds[setting.optimizer](options)
+
+
+def schedule(setting: Setting, steps: int) -> tuple[Any, str]:
+    """A scheduler, and when it takes a step."""
+    if setting.decay is not None:
+        return partial(ExponentialLR, gamma=setting.decay), "epoch"
+    rising = round(setting.warm_up * steps)
+    falling = partial(CosineAnnealingLR, T_max=steps - rising)
+    if not rising:
+        return falling, "step"
+
+    def made(optimizer: Any) -> SequentialLR:
+        first = LinearLR(optimizer, 1.0 / rising, total_iters=rising)
+        return SequentialLR(optimizer, [first, falling(optimizer)], [rising])
+
+    return made, "step"
 
 
 class _Clock:
@@ -238,13 +275,10 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
     setting, num_data = task.setting, len(task.train[1])
     timed = size > 1 and task.folder is not None
     before = trained(task, kind, validation=validation, **options).seconds if timed else 0.0
-    folder = None if task.folder is None else task.folder / kind.replace(", ", "_").replace(" ", "_")
+    place = kind if setting.optimizer == "adam" else f"{kind}_{setting.optimizer}"
+    folder = None if task.folder is None else task.folder / place.replace(", ", "_").replace(" ", "_")
     clock = _Clock(None if folder is None else folder / f"seconds_{size}", before)
-    steps = setting.epochs * -(-num_data // setting.batch_size)
-    if setting.decay is None:
-        scheduler, interval = partial(CosineAnnealingLR, T_max=steps), "step"
-    else:
-        scheduler, interval = partial(ExponentialLR, gamma=setting.decay), "epoch"
+    scheduler, interval = schedule(setting, setting.epochs * -(-num_data // setting.batch_size))
     ensemble = Ensemble(partial(_made, kind, task.make_net, setting), size, seed=task.seed)
     results = ensemble.fit(
         task.data,
@@ -252,11 +286,11 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
         batch_size=setting.batch_size,
         optim=optimizer(setting, num_data),
         scheduler=scheduler,
-        loss=RadialELBO(setting.num_particles, strict_kl=True),
+        loss=RadialELBO(setting.num_particles, strict_kl=True, kl_weight=0.0 if setting.optimizer == "adamw" else 1.0),
         callback=clock,
         checkpoint=folder,
         progress=False,
-        validation=validation,
+        validation=task.validation if setting.best_epoch else validation,
         options=FitOptions(
             scheduler_interval=interval,
             compile=setting.compile,
@@ -363,6 +397,12 @@ def ivon(task: Task) -> Trained:
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": setting.epochs})
 
 
+def _with(method: Callable[..., Trained], task: Task, size: int | None = None, **options: Any) -> Trained:
+    """A method with other settings."""
+    own = {} if size is None else {"size": size}
+    return method(replace(task, setting=replace(task.setting, **options)), **own)
+
+
 def _with_members(method: Callable[..., Trained], task: Task) -> Trained:
     return method(task, size=task.setting.num_members)
 
@@ -381,5 +421,19 @@ METHODS: dict[str, Method] = {
     POSTHOC: posthoc,
     RADIAL_ENSEMBLE: partial(_with_members, partial(variational, RADIAL)),
 }
+_BY_SGD = {"optimizer": "sgd"}
+_NATURAL = {"optimizer": "natural"}
 #: What single experiments ask for besides.
-OTHERS: dict[str, Method] = {NARROW: partial(variational, NARROW)}
+OTHERS: dict[str, Method] = {
+    NARROW: partial(variational, NARROW),
+    ADAMW: partial(_with, plain, optimizer="adamw"),
+    SGD: partial(_with, plain, **_BY_SGD),
+    SGD_TEMPERATURE: partial(_with, temperature, **_BY_SGD),
+    SGD_DROPOUT: partial(_with, dropout, **_BY_SGD),
+    SGD_LAPLACE: partial(_with, laplace, **_BY_SGD),
+    SGD_ENSEMBLE: partial(_with_members, partial(_with, plain, **_BY_SGD)),
+    NATURAL_MEAN_FIELD: partial(_with, partial(variational, MEAN_FIELD), **_NATURAL),
+    NATURAL_RADIAL: partial(_with, partial(variational, RADIAL), **_NATURAL),
+    NATURAL_ROWS: partial(_with, partial(variational, ROWS), **_NATURAL),
+    NATURAL_ENSEMBLE: partial(_with_members, partial(_with, partial(variational, RADIAL), **_NATURAL)),
+}

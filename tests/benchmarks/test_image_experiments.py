@@ -32,12 +32,11 @@ class Seen:
 
 
 def test_lenet_has_the_weights_of_the_published_one():
-    net = lenet5.lenet5(0.0)
-    # Weights and biases of three convolutions and two linear layers.
-    assert weights(net) == (25 * 1 + 1) * 6 + (25 * 6 + 1) * 16 + (25 * 16 + 1) * 120 + (120 + 1) * 84 + (84 + 1) * 10
+    net = lenet5.lenet(0.0)
+    # Weights and biases of two convolutions and three linear layers.
+    assert weights(net) == (25 * 1 + 1) * 6 + (25 * 6 + 1) * 16 + (256 + 1) * 120 + (120 + 1) * 84 + (84 + 1) * 10
+    assert weights(net) == 44_426
     assert net(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
-    with pytest.raises(ValueError, match="dropout"):
-        lenet5.lenet5(0.1)
 
 
 @pytest.mark.parametrize("blocks", [(1, 1, 1), (2, 2, 2, 2)])
@@ -70,7 +69,7 @@ def test_a_block_is_the_identity_where_its_convolutions_give_nothing():
     torch.testing.assert_close(block(x), x)
 
 
-@pytest.mark.parametrize("make", [lambda rate: residual_net.residual_net(2, (1, 1), "cpu", rate), None])
+@pytest.mark.parametrize("make", [lambda rate: residual_net.residual_net(2, (1, 1), "cpu", rate), lenet5.lenet, None])
 def test_dropout_is_there_where_it_is_asked_for(make):
     make = make or (lambda rate: shift.make_net(5, rate))
     assert [sum(isinstance(module, nn.Dropout) for module in make(rate).modules()) for rate in (0.0, 0.3)] == [0, 2]
