@@ -174,10 +174,11 @@ def report(results: Results) -> str:
     headings = ["", "loss", "error", "`SVI`, ms", "`CompiledSVI`, ms", "times as fast"]
     return f"""### Pyro's examples
 
-The programs follow the examples in Pyro's repository and tutorials; they are written anew and use made-up data. Each \
-has the loss and the kind of guide of the example. The error is that of all gradients together, relative to those of \
-Pyro's `SVI` on the same noise; it is the larger one of before and after training. Times are medians of CPU time of \
-steps that take turns ({results.setting["threads"]} thread; `python -m benchmarks.guides.pyro_examples`).
+The programs follow the examples in Pyro's repository and tutorials; we wrote them ourselves, and they use \
+made-up data. Each has the loss and the kind of guide of the example. The error is that of all gradients together, \
+relative to those of Pyro's `SVI` on the same noise; it is the larger one of before and after training. \
+Times are medians of CPU time of steps that take turns \
+({results.setting["threads"]} thread; `python -m benchmarks.guides.pyro_examples`).
 
 {markdown_table(headings, map(line, programs(results)))}
 

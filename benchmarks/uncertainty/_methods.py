@@ -66,7 +66,7 @@ class Setting:
     #: Of Adam, Amsgrad, AdamW, SGD with Nesterov's momentum, or natural gradients; in units of the mean loss of a row.
     optimizer: str = "adam"
     rate: float = 1e-3
-    #: Of AdamW, in the place of the prior.
+    #: The decay of AdamW, instead of a prior.
     weight_decay: float = 0.0
     #: The share of the steps in which the rate rises, before it falls along a cosine.
     warm_up: float = 0.0

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Convolutional networks for photographs."""
+"""Convolutional networks for photographs and small images."""
 
 from collections.abc import Sequence
 
@@ -55,3 +55,17 @@ def _started(layer: nn.Conv2d) -> nn.Conv2d:
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def lenet(dropout: float) -> nn.Module:
+    """Of 44,426 weights, with dropout between the linear layers."""
+
+    def drop() -> tuple[nn.Module, ...]:
+        return (nn.Dropout(dropout),) if dropout else ()
+
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(256, 120), nn.ReLU(), *drop()),
+        *(nn.Linear(120, 84), nn.ReLU(), *drop(), nn.Linear(84, 10)),
+    )

@@ -7,12 +7,9 @@ import torch
 from torch import nn
 
 from benchmarks.common import Pair
+from benchmarks.uncertainty import _networks
 
-__all__ = ["dense", "lenet", "part", "trained"]
-
-
-def part(data: Pair, start: int, stop: int) -> Pair:
-    return data[0][start:stop], data[1][start:stop]
+__all__ = ["dense", "lenet", "trained"]
 
 
 def dense(width: int) -> nn.Module:
@@ -22,11 +19,7 @@ def dense(width: int) -> nn.Module:
 
 def lenet() -> nn.Module:
     """LeNet with 44,426 weights, for images as vectors."""
-    return nn.Sequential(
-        nn.Unflatten(-1, (1, 28, 28)),
-        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
-    )
+    return nn.Sequential(nn.Unflatten(-1, (1, 28, 28)), _networks.lenet(0.0))
 
 
 def trained(net: nn.Module, data: Pair, epochs: int, seed: int) -> nn.Module:

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import torch
 from matplotlib.figure import Figure
-from torch import nn
 
-from benchmarks.common import Claim, Form, Pair, Results, Row, main, with_error
+from benchmarks.common import Claim, Form, Pair, Results, Row, main, markdown_table, with_error
 from benchmarks.uncertainty._comparison import (
     ENSEMBLES,
     SCORES,
@@ -48,6 +47,7 @@ from benchmarks.uncertainty._methods import (
     Setting,
     Trained,
 )
+from benchmarks.uncertainty._networks import lenet
 from pyro_radial import datasets
 from pyro_radial.uncertainty import auroc
 
@@ -111,20 +111,6 @@ SIZES = {
 }
 
 
-def lenet(dropout: float) -> nn.Module:
-    """Of 44,426 weights, with dropout between the linear layers."""
-
-    def drop() -> tuple[nn.Module, ...]:
-        return (nn.Dropout(dropout),) if dropout else ()
-
-    return nn.Sequential(
-        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(256, 120), nn.ReLU(), *drop()),
-        *(nn.Linear(120, 84), nn.ReLU(), *drop(), nn.Linear(84, 10)),
-    )
-
-
 @cache
 def images_of(data_dir: Path | None) -> Standardized:
     return Standardized(NAME, data_dir)
@@ -176,10 +162,6 @@ def run(
     )
     results = Results(output, {"torch": torch.__version__, "threads": threads, **described(size)})
     study.compute(results, seeds if form == "default" else size.seeds, workers, threads)
-
-
-def nll(results: Results, method: str) -> list[float]:
-    return results.values("nll", use="test", method=method)
 
 
 #: A score of one method lower than that of another.
@@ -242,7 +224,9 @@ NLL of {size["validation"]:,} other images. Numbers are means and standard error
 {size["num_samples"]} draws. Seconds are the training time on one core, summed over all members of an ensemble.
 
 Each method uses the best of up to {size["num_candidates"]} settings by the NLL of these other images, at full length \
-and with another seed: {choices(results)}.
+and with another seed: {choices(results)}. The validation NLL of all candidates:
+
+{_candidates(results)}
 
 Published for this network and these sizes, with 100 epochs: {published}. The networks of
 [uncertainty-baselines](https://github.com/google/uncertainty-baselines) have nine times as many weights as its page \
@@ -251,6 +235,14 @@ says, because all convolutions pad; so we do not compare with its table.
 {table}
 
 {results.plot("NLL and calibration error of each network, and published NLL")}"""
+
+
+def _candidates(results: Results) -> str:
+    lines = [
+        [row["method"], ", ".join(f"{name} {value:g}" for name, value in row["options"].items()), f"{row['nll']:.4f}"]
+        for row in results.where(use="choice")
+    ]
+    return markdown_table(["", "setting", "validation NLL"], lines)
 
 
 def draw(results: Results) -> None:

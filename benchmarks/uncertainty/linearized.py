@@ -29,7 +29,8 @@ from benchmarks.common import (
     paired,
     with_error,
 )
-from benchmarks.uncertainty._overfitted import dense, lenet, part, trained
+from benchmarks.uncertainty._comparison import part
+from benchmarks.uncertainty._overfitted import dense, lenet, trained
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer import calibrate_scales
 from pyro_radial.nn import likelihoods

@@ -30,7 +30,8 @@ from benchmarks.common import (
     paired,
     with_error,
 )
-from benchmarks.uncertainty._overfitted import dense, part, trained
+from benchmarks.uncertainty._comparison import part
+from benchmarks.uncertainty._overfitted import dense, trained
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer import calibrate_scales, last_layer_laplace
 from pyro_radial.nn import likelihoods

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pyro_radial._pyro.checks import check_number, check_types
+from pyro_radial._pyro.checks import check_number, check_types, proper_fraction
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.uncertainty._inputs import class_labels, class_probabilities, real_targets
 
@@ -55,7 +55,7 @@ class ConformalSets:
     score: str = "aps"
 
     def __post_init__(self) -> None:
-        _checked_level(self.level)
+        proper_fraction("level", self.level)
         check_number("threshold", self.threshold, math.isfinite, "a finite number")
         _check_score(self.score, CLASS_SCORES)
 
@@ -121,7 +121,7 @@ class ConformalIntervals:
     score: str = "quantile"
 
     def __post_init__(self) -> None:
-        _checked_level(self.level)
+        proper_fraction("level", self.level)
         check_types(torch.Tensor, threshold=self.threshold)
         if not self.threshold.is_floating_point() or not self.threshold.isfinite().all():
             raise ValueError(f"threshold must hold finite real numbers, got {self.threshold}")
@@ -142,7 +142,7 @@ class ConformalIntervals:
         """
         _check_score(score, TARGET_SCORES)
         check_types(Prediction, prediction=prediction)
-        lower, upper, unit = _ends(prediction, _checked_level(level), score)
+        lower, upper, unit = _ends(prediction, proper_fraction("level", level), score)
         targets = real_targets("prediction", lower, targets)
         rank = _rank("targets", len(targets), level)
         return cls(level, (torch.maximum(lower - targets, targets - upper) / unit).kthvalue(rank, 0).values, score)
@@ -186,14 +186,10 @@ def _probabilities(probs: torch.Tensor | Prediction) -> torch.Tensor:
     return class_probabilities(values, torch.zeros(len(values), dtype=torch.long))[0].detach().double()
 
 
-def _checked_level(level: Any) -> float:
-    return check_number("level", level, lambda number: 0.0 < number < 1.0, "strictly between zero and one")
-
-
 def _rank(argument: str, number: int, level: float) -> int:
     """The rank of the threshold among so many scores."""
     # Rounding must not ask for one more.
-    rank = max(1, math.ceil((number + 1) * _checked_level(level) - 1e-9))
+    rank = max(1, math.ceil((number + 1) * proper_fraction("level", level) - 1e-9))
     if rank > number:
         least = math.ceil(level / (1 - level) - 1e-9)
         raise ValueError(f"{argument} must be of at least {least} calibration points for level={level:g}, got {number}")

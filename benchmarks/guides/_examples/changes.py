@@ -300,6 +300,6 @@ CHANGES: dict[str, Callable[[], Change]] = {
     "sequential plate": sequential_plate,
     "poutine.condition": observed_sites,
     "particles": particles,
-    "parameter set anew": replaced_parameter,
+    "parameter set again": replaced_parameter,
     "poutine.mask": mask,
 }

@@ -41,7 +41,7 @@ class CompiledSVI:
 
     Parameters, buffers and other tensors, the scale N / B and the weight of the KL are inputs of the graph. The first
     run also finds the Python state that the program reads: attributes, closures, globals, items of containers, hooks,
-    ``requires_grad``. Each step compares it, and a change is recorded anew. A program that changes such state itself,
+    ``requires_grad``. Each step compares it, and a change is recorded again. A program that changes such state itself,
     or reads the value of a tensor, as in ``if w > 0:``, runs as usual; a warning names the line. A graph does not see
     files, queues, the clock, or objects of C extensions that change inside, and validates no arguments.
 

@@ -80,6 +80,7 @@ class Code:
 
     def __init__(self) -> None:
         self.ran: dict[CodeType, bool] = {}
+        self._lines: dict[str, str] = {}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -107,6 +108,12 @@ class Code:
 
     def line_of(self, path: str) -> str:
         """The user's line that stores the last name in a path, else the first line with it, in parentheses."""
+        # Where a state keeps changing, each step asks.
+        if path not in self._lines:
+            self._lines[path] = self._find_line(path)
+        return self._lines[path]
+
+    def _find_line(self, path: str) -> str:
         found: dict[tuple[int, bool], str] = {}
         names = re.findall(r"\w+", path)[::-1]
         for code in self.users:
@@ -173,7 +180,7 @@ class State:
     """The values that a program can read, starting from some roots.
 
     Attributes count if code that ran names them, closures and globals if their functions ran, and containers with all
-    items. Of a tensor its shape, dtype, ``requires_grad`` and hooks count: a graph reads the values.
+    items. For a tensor, shape, dtype, ``requires_grad`` and hooks count; a graph reads its values.
     """
 
     def __init__(

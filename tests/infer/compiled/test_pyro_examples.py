@@ -26,7 +26,7 @@ FOLLOWED = {
     "tensor as argument": True,
     "mini-batch": True,
     "particles": True,
-    "parameter set anew": True,
+    "parameter set again": True,
     "branch on a draw": False,
     "branch on data": False,
     "length of pyro.markov": False,
