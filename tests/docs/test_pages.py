@@ -9,8 +9,10 @@ import warnings
 
 import pyro
 import pytest
+import torch
 from torch.distributions import kl_divergence
 
+from pyro_radial import predict
 from pyro_radial.distributions import HypersphericalUniform
 from pyro_radial.uncertainty import interval_coverage
 from tests.helpers.pages import DOCS, examples
@@ -35,12 +37,51 @@ def kl_to_uniform(direction):
     return kl_divergence(direction, HypersphericalUniform(direction.dim))
 
 
+def needs_all_rows(scope):
+    with pytest.raises(ValueError, match="site 'offset' of the guide is inside a plate"):
+        predict(scope["model"], scope["guide"], (scope["x"], scope["group"]), chunk_size=100)
+    return True
+
+
+def gradient_of_sampled_density(q, event_dim):
+    """The gradient of log q along a draw, in the scales of a density on its own draws."""
+    torch.manual_seed(1)
+    scales = torch.full((100,), 2.0, requires_grad=True)
+    posterior = q(torch.zeros(100), scales).to_event(event_dim)
+    posterior.log_prob(posterior.rsample()).backward()
+    return scales.grad
+
+
+def public_class_is_wrong_as_described(scope):
+    public, exact = scope["NoisyNormal"], scope["RadialNormal"]
+    gradients = [gradient_of_sampled_density(public, 1), gradient_of_sampled_density(exact, 0)]
+    torch.testing.assert_close(gradients[0], torch.full((100,), -0.5))
+    # Single precision: the logarithm of the distance enters a hundred times.
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-4)
+    # The deviation comes from 20,000 radii, so its standard error is 0.0005.
+    return (
+        abs(scope["draws"].std() - 0.1) < 0.003
+        and abs(scope["at_best"]) < 1e-6
+        and abs(scope["public_at_best"] - 9.9) < 1e-4
+    )
+
+
 # What a page promises in words.
 PROMISES = {
     "getting_started": lambda scope: scope["result"].history[-1]["nll"] < 0.5,
     "decisions": lambda scope: (
         scope["result"].relative_regret() < 80 and scope["first"].arms.tolist() == scope["again"].arms.tolist()
     ),
+    "trained_network": lambda scope: (
+        max(scope["scaled"], scope["around"], scope["last"], scope["trained_on"]) < scope["before"] - 0.05
+        and scope["scaled"] == min(scope["scaled"], scope["around"], scope["last"], scope["trained_on"])
+    ),
+    # Offsets of 60 rows with noise 0.2, and a curve that is learned.
+    "hierarchical": lambda scope: (
+        (scope["centered"] - scope["true_offset"]).abs().max() < 0.2 and needs_all_rows(scope)
+    ),
+    "serving": lambda scope: torch.allclose(scope["loaded"](scope["x"]), scope["served"](scope["x"]), atol=1e-6),
+    "from_public_code": public_class_is_wrong_as_described,
     "chains": lambda scope: scope["matrix"].average_accuracy > 0.9,
     "not_learning": lambda scope: (
         scope["diagnosis"].noise > scope["diagnosis"].signal
