@@ -52,11 +52,11 @@ class Pruned:
 
 @torch.no_grad()
 def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: float, *, num_cuts: int = 50) -> Pruned:
-    """Remove the units that the posterior says do not matter, as long as the validation error allows it.
+    """Remove the units that matter least under the posterior, as long as the validation error allows it.
 
-    The network is that of :func:`mean_network`. Its units are cut in the order of :func:`unit_scores`, once by the
-    scores themselves and once by their ranks within each layer. The smallest network with an error of at most that of
-    the whole network plus the tolerance is returned; fine-tune it as any plain network.
+    This starts from :func:`mean_network` and cuts units in the order of :func:`unit_scores`, once by the scores
+    themselves and once by their ranks within each layer. It returns the smallest network whose error is at most that of
+    the whole network plus the tolerance; fine-tune it like any plain network.
 
     :param SupervisedModel model: a classifier around a chain of layers, as for
         :func:`~pyro_radial.compression.cut_network`, with the likelihood

@@ -66,7 +66,7 @@ def by_chunks(function: Callable[..., Tensor], tensors: tuple[Tensor, ...], size
 
 
 def check_float(distribution: str, name: str, argument: Any) -> None:
-    """Refuse what is neither a floating-point tensor nor a number."""
+    """Raise an error unless the argument is a floating-point tensor or a number."""
     if not isinstance(argument, Tensor | int | float) or isinstance(argument, bool):
         raise TypeError(f"{distribution}: {name} must be a tensor or a number, got {argument!r}")
     if isinstance(argument, Tensor) and not argument.is_floating_point():

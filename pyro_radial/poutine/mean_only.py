@@ -48,13 +48,12 @@ class MeanOnlyMessenger(Messenger):
 def mean_only(guide: Callable[..., Any] | None = None) -> Any:
     """Run a guide without noise: each latent site is at its mean (the mean's image on constrained sites).
 
-    A site becomes a ``Delta``, so that a loss is that of a point estimate, ``-log p(y | loc) - log p(loc)``. It is
-    finite, although a radial density has a pole at its mean, and has no gradient for scales. With
-    ``RadialELBO(kl_weight=0.)`` only the likelihood is left, for training means first (Farquhar, Osborne and Gal 2020,
-    appendix D).
+    A site becomes a ``Delta``, so the loss is that of a point estimate, ``-log p(y | loc) - log p(loc)``. It is finite,
+    although a radial density has a pole at its mean, and has no gradient for scales. With ``RadialELBO(kl_weight=0.)``
+    only the likelihood remains, to train means first (Farquhar, Osborne and Gal 2020, appendix D).
 
     :param guide: a guide to wrap; without one, a context manager for the guides that run inside it.
-    :raises ValueError: naming the site, for a discrete distribution, or for targets of a model in the guide's place.
+    :raises ValueError: naming the site, for a discrete distribution, or if a model is passed instead of a guide.
 
     Example::
 

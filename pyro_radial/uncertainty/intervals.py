@@ -106,10 +106,8 @@ def crps_from_draws(draws: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     .. math:: \frac{1}{S} \sum_s |x_s - y| - \frac{1}{2 S (S - 1)} \sum_{s \ne t} |x_s - x_t|
 
     an estimate of :math:`\int (F(z) - [y \le z])^2 dz = E|X - y| - \frac{1}{2} E|X - X'|`. The divisor S - 1 makes the
-    score fair: with S in its place, fewer draws would score worse. The draws must be independent given the input, such
-    as one draw of the target for each function
-    (``Prediction.sample_targets()``). A single estimate may be
-    negative.
+    score fair: with S instead, fewer draws would score worse. The draws must be independent given the input, such as
+    one draw of the target for each function (``Prediction.sample_targets()``). A single estimate may be negative.
 
     Source: Gneiting and Raftery (2007), *Strictly Proper Scoring Rules, Prediction, and Estimation*, equation 21; Ferro
     (2014), *Fair scores for ensemble forecasts*.

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""What the divergences to a radial distribution share: directions, and the mean log-distance along one of them."""
+"""Directions, and the mean log-distance along one of them, for the divergences to a radial distribution."""
 
 import math
 from functools import partial
