@@ -19,22 +19,11 @@ from pyro_radial.infer.training.data import Rows, check_inputs, num_rows, take
 __all__ = ["Coreset", "KeptRows", "k_center_coreset", "random_coreset", "split_coreset"]
 
 USES = ("labels", "functions")
+INPUTS = ("kept", "current")
 
 
 def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
-    """Draw rows at random without replacement.
-
-    :param x: inputs ``[N, ...]``.
-    :param size: number of rows to draw, from 1 to N - 1.
-    :param seed: seed of the draw.
-    :returns: the indices of the rows in ascending order, int64, on the CPU.
-    :raises ValueError: naming the argument that does not fit.
-
-    Example::
-
-        >>> random_coreset(torch.rand(10, 2), 3)
-        tensor([1, 4, 7])
-    """
+    """Draw rows at random without replacement, with the arguments and results of :func:`k_center_coreset`."""
     _check(x, size, seed)
     return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:size].sort().values
 
@@ -78,20 +67,7 @@ def k_center_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
 
 
 def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
-    """Split data into a coreset and the rest.
-
-    :param data: inputs ``[N, ...]`` and targets ``[N, ...]``.
-    :param index: the rows of the coreset, as integers.
-    :returns: the rows of ``index`` in its order, and the other rows in their order.
-    :raises ValueError: naming the argument that does not fit.
-
-    Example::
-
-        >>> x, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([5, 6, 7])
-        >>> coreset, rest = split_coreset((x, y), torch.tensor([1]))
-        >>> coreset[1], rest[1]
-        (tensor([6]), tensor([5, 7]))
-    """
+    """Return the rows of ``index`` in its order, and the other rows in their order."""
     size = len(Rows(data, "data"))
     if index.ndim != 1 or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
         raise ValueError(f"index must be integers of shape [M], got {index.dtype} {list(index.shape)}")
@@ -101,11 +77,8 @@ def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
         raise ValueError(f"index must be from 0 to {size - 1}, got {int(index.min())} to {int(index.max())}")
     if len(different := index.unique()) != len(index):
         raise ValueError(f"index must not hold a row twice, got {len(index)} with {len(different)} different rows")
-    index = index.long().cpu()
-    others = torch.ones(size, dtype=torch.bool)
-    others[index] = False
-    x, y = data
-    rest = others.nonzero()[:, 0]
+    index, (x, y) = index.long().cpu(), data
+    rest = torch.ones(size, dtype=torch.bool).index_fill(0, index, False).nonzero()[:, 0]
     return (take(x, index), take(y, index)), (take(x, rest), take(y, rest))
 
 
@@ -129,16 +102,19 @@ class Coreset:
     With ``use="functions"`` no label is kept. While later tasks are learned, the functions at the kept inputs are held
     where the last posterior had them: see :class:`~pyro_radial.continual.FunctionChainELBO`. Its ``kl_weight`` is
     ``weight`` here, and its ``weight_space_kl`` is the ``kl_weight`` of the stream's loss (Rudner et al. 2022,
-    *Continual Learning via Sequential Function-Space Variational Inference*).
+    *Continual Learning via Sequential Function-Space Variational Inference*). With ``inputs="current"`` nothing is
+    kept: ``choose`` takes the inputs from the task in training, which learns all its rows.
 
     :param int size: number of rows of each task.
     :param choose: a function of (x, size, seed=...) that returns their indices, such as
-        :func:`~pyro_radial.continual.k_center_coreset`.
+        :func:`~pyro_radial.continual.k_center_coreset`, or, for functions, inputs of its own ``[M, ...]``, such as
+        noise; a task then learns all its rows.
     :param Mapping fit_options: options of :func:`~pyro_radial.fit` for the training on labels, if they differ from
         those of a task.
     :param str use: "labels" or "functions".
     :param float weight: weight of the KL of functions, 10 by default.
     :param int max_points: the largest number of kept inputs in one step, 200 by default.
+    :param str inputs: "kept" or "current".
     :raises ValueError: naming the argument that does not fit, or that belongs to the other use.
 
     Example::
@@ -155,6 +131,7 @@ class Coreset:
     use: Literal["labels", "functions"] = "labels"
     weight: float | None = None
     max_points: int | None = None
+    inputs: Literal["kept", "current"] = "kept"
 
     def __post_init__(self) -> None:
         positive_count("size", self.size)
@@ -162,10 +139,11 @@ class Coreset:
         check_types(Mapping, fit_options=self.fit_options)
         if self.use not in USES:
             raise ValueError(f"use must be one of {USES}, got {self.use!r}")
-        of_functions = {"weight": self.weight, "max_points": self.max_points}
+        if self.inputs not in (allowed := INPUTS if self.use == "functions" else INPUTS[:1]):
+            raise ValueError(f"inputs must be one of {allowed} with use={self.use!r}, got {self.inputs!r}")
         if self.use == "labels":
-            for name, value in of_functions.items():
-                if value is not None:
+            for name in ("weight", "max_points"):
+                if (value := getattr(self, name)) is not None:
                     raise ValueError(f"{name} must be left out with use='labels', got {value!r}")
             return
         if self.fit_options:
@@ -173,17 +151,16 @@ class Coreset:
                 "fit_options must be left out with use='functions', because functions are held while later tasks are "
                 f"trained, got {sorted(self.fit_options)}"
             )
-        weight, max_points = (10.0 if self.weight is None else self.weight), self.max_points
-        object.__setattr__(self, "weight", positive_float("weight", weight))
-        points = positive_count("max_points", 200 if max_points is None else max_points)
-        object.__setattr__(self, "max_points", points)
+        for name, check, default in (("weight", positive_float, 10.0), ("max_points", positive_count, 200)):
+            value = getattr(self, name)
+            object.__setattr__(self, name, check(name, default if value is None else value))
 
 
 class _Kept(NamedTuple):
-    """The kept rows of one task; y is None if functions are kept."""
+    """What is kept of one task: inputs, with targets if labels are used."""
 
     head: int
-    x: Tensor
+    x: Tensor | None
     y: Tensor | None
     #: The classes of the whole task, without targets that are not classes.
     classes: frozenset[int]
@@ -197,28 +174,46 @@ class KeptRows:
         self._kept: dict[int, _Kept] = {}
 
     def rest(self, number: int) -> Pair:
-        """Choose the rows of a task to keep, and return the others."""
-        task, size = self._stream[number], self.coreset.size
-        if size >= num_rows(task.train[0]):
-            raise ValueError(
-                f"the size of coreset must be less than the {num_rows(task.train[0])} rows of task {task.name!r}, "
-                f"got {size}"
-            )
-        (x, y), rest = split_coreset(task.train, self.coreset.choose(task.train[0], size, seed=self._seed))
+        """Choose what to keep of a task, and return the rows to learn from."""
+        task = self._stream[number]
+        x, y, rest = (None, None, task.train) if self.coreset.inputs == "current" else self._chosen(task)
         classes = frozenset(() if task.train[1].is_floating_point() else task.train[1].unique().tolist())
         self._kept[number] = _Kept(task.head, x, y if self.coreset.use == "labels" else None, classes)
         return rest
 
+    def _chosen(self, task: Task) -> tuple[Tensor, Tensor | None, Pair]:
+        """Rows of a task with the other rows, or inputs for functions with all rows."""
+        (x, _), size = task.train, self.coreset.size
+        if size >= num_rows(x):
+            raise ValueError(
+                f"the size of coreset must be less than the {num_rows(x)} rows of task {task.name!r}, got {size}"
+            )
+        chosen = self.coreset.choose(x, size, seed=self._seed)
+        if self.coreset.use == "labels" or not chosen.is_floating_point():
+            kept, rest = split_coreset(task.train, chosen)
+            return *kept, rest
+        if len(chosen) != size or chosen.shape[1:] != x.shape[1:] or not bool(chosen.isfinite().all()):
+            raise ValueError(
+                f"choose must return {size} indices or finite inputs of shape {list(x.shape[1:])} for task "
+                f"{task.name!r}, got {list(chosen.shape)}"
+            )
+        return chosen.to(x), None, task.train
+
     def labeled(self, numbers: range) -> Pair:
         """Return the kept rows of tasks with their labels, one task after another."""
         kept = [self._of(number) for number in numbers]
-        return torch.cat([rows.x for rows in kept]), torch.cat([rows.y for rows in kept if rows.y is not None])
+        x, y = zip(*((rows.x, rows.y) for rows in kept), strict=True)
+        return torch.cat(x), torch.cat(y)
 
     def inputs_before(self, number: int) -> dict[int, Tensor]:
-        """Return the kept inputs of all tasks before one, by head."""
+        """Return the inputs at which functions are held while a task is learned, by the heads of earlier tasks."""
         task: Task = self._stream[number]
+        earlier = [self._of(before) for before in range(number)]
+        if self.coreset.inputs == "current":
+            return dict.fromkeys((kept.head for kept in earlier), self._chosen(task)[0])
         inputs: dict[int, list[Tensor]] = {}
-        for kept in map(self._of, range(number)):
+        for kept in earlier:
+            assert kept.x is not None
             inputs.setdefault(kept.head, []).append(kept.x)
             if kept.head == task.head and kept.x.shape[1:] != task.train[0].shape[1:]:
                 raise ValueError(

@@ -90,10 +90,9 @@ class AccuracyMatrix:
         row = held_numbers("accuracies", accuracies)
         if row.ndim != 1 or not i < len(row) <= size:
             raise ValueError(f"accuracies must be from {i + 1} to {size} numbers, got shape {list(row.shape)}")
-        row = _check(row, "accuracies", [len(row)])
         values = self.values.clone()
         values[i] = math.nan
-        values[i, : len(row)] = row
+        values[i, : len(row)] = _check(row, "accuracies", [len(row)])
         return replace(self, values=values)
 
     @property
@@ -166,15 +165,12 @@ class AccuracyMatrix:
         self._need_two_tasks("forward_transfer")
         if self.baseline is None:
             raise ValueError("forward_transfer: baseline must be the accuracies before learning any task, got None")
-        ahead = self.values.diagonal(1)
-        for j, (accuracy, baseline) in enumerate(zip(ahead, self.baseline[1:], strict=True), start=1):
-            if accuracy.isnan():
-                raise ValueError(
-                    f"forward_transfer: values[{j - 1}, {j}], above the diagonal, must be an accuracy, got NaN"
-                )
-            if baseline.isnan():
-                raise ValueError(f"forward_transfer: baseline[{j}] must be an accuracy, got NaN")
-        return float((ahead - self.baseline[1:]).mean())
+        gains = self.values.diagonal(1) - self.baseline[1:]
+        if gains.isnan().any():
+            j = 1 + int(gains.isnan().int().argmax())
+            missing = f"baseline[{j}]" if self.baseline[j].isnan() else f"values[{j - 1}, {j}], above the diagonal,"
+            raise ValueError(f"forward_transfer: {missing} must be an accuracy, got NaN")
+        return float(gains.mean())
 
     def _need_two_tasks(self, measure: str) -> None:
         if len(self.names) < 2:

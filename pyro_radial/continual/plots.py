@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from pyro_radial._pyro.checks import check_types
+from pyro_radial._pyro.checks import check_items, check_types
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.uncertainty.plots import new_axes, styled
 
@@ -23,6 +22,7 @@ __all__ = ["plot_accuracy_matrix", "plot_average_accuracy", "plot_final_accuracy
 Runs = Mapping[str, AccuracyMatrix | Sequence[AccuracyMatrix]]
 
 DODGE = 0.1  # between methods, in tasks, so that their bars do not hide each other
+LINE: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.5}
 
 
 def plot_accuracy_matrix(matrix: AccuracyMatrix, ax: Axes | None = None) -> Axes:
@@ -85,9 +85,9 @@ def plot_average_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
     for method, seeds, color, marker in styled("runs", matrices, list):
         averages = torch.stack([matrix.average_by_task for matrix in seeds])
         learned = range(1, averages.shape[1] + 1)
-        ax.plot(learned, averages.mean(0), color=color, marker=marker, markersize=4.5, linewidth=1.5, label=method)
+        ax.plot(learned, averages.mean(0), color=color, marker=marker, label=method, **LINE)
         if len(seeds) > 1:
-            ax.fill_between(learned, *_reach(averages), color=color, alpha=0.2, linewidth=0)
+            ax.fill_between(learned, averages.amin(0), averages.amax(0), color=color, alpha=0.2, linewidth=0)
     ax.set(xlabel="Tasks learned", ylabel="Average accuracy")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.legend(frameon=False)
@@ -97,14 +97,11 @@ def plot_average_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
 def plot_final_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
     """Draw the accuracy on each task after learning the last one, one line per method.
 
-    A method with several matrices, one per seed, has a line at the mean and bars from the lowest seed to the highest.
+    With several seeds, bars reach from the lowest to the highest. The arguments are those of
+    :func:`plot_average_accuracy`.
 
-    :param runs: a matrix, or one matrix per seed, by the name of the method.
-    :param ax: axes to draw into; default a new figure.
     :returns: the axes.
-    :raises ValueError: if there is no method, a method has no matrix, the matrices are not of the same tasks, or the
-        last task of one is not learned.
-    :raises ImportError: without matplotlib.
+    :raises ValueError: as there, and if the last task of a matrix is not learned.
 
     Example::
 
@@ -119,21 +116,10 @@ def plot_final_accuracy(runs: Runs, ax: Axes | None = None) -> Axes:
         last = torch.stack([matrix.values[-1] for matrix in seeds])
         if last.isnan().any():
             raise ValueError(f"runs: {method!r} must hold matrices whose last task is learned, got one where it is not")
-        mean = last.mean(0)
-        low, high = _reach(last)
-        shift = DODGE * (index - (len(matrices) - 1) / 2)
-        ax.errorbar(
-            (torch.arange(len(mean)) + shift).numpy(),
-            mean.numpy(),
-            yerr=torch.stack([mean - low, high - mean]).clamp_min(0).numpy() if len(seeds) > 1 else None,
-            color=color,
-            marker=marker,
-            markersize=4.5,
-            linewidth=1.5,
-            elinewidth=1,
-            capsize=2,
-            label=method,
-        )
+        places, mean = torch.arange(last.shape[1]) + DODGE * (index - (len(matrices) - 1) / 2), last.mean(0)
+        reach = torch.stack([mean - last.amin(0), last.amax(0) - mean]).clamp_min(0).numpy() if len(seeds) > 1 else None
+        style = {**LINE, "elinewidth": 1, "capsize": 2, "color": color, "marker": marker, "label": method}
+        ax.errorbar(places.numpy(), mean.numpy(), yerr=reach, **style)
     names = next(iter(matrices.values()))[0].names
     ax.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
     ax.set_ylabel("Accuracy after the last task")
@@ -146,21 +132,13 @@ def _by_method(runs: Runs) -> dict[str, list[AccuracyMatrix]]:
     check_types(Mapping, runs=runs)
     if not runs:
         raise ValueError("runs must hold at least one method, got none")
-    matrices: dict[str, list[Any]] = {
-        method: list(run) if isinstance(run, list | tuple) else [run] for method, run in runs.items()
+    matrices = {
+        method: check_items(AccuracyMatrix, f"runs[{method!r}]", run if isinstance(run, list | tuple) else [run])
+        for method, run in runs.items()
     }
-    for method, seeds in matrices.items():
-        for seed in seeds:
-            check_types(AccuracyMatrix, **{f"runs[{method!r}]": seed})
-        if not seeds:
-            raise ValueError(f"runs: {method!r} must hold at least one matrix, got none")
-    names = [matrix.names for seeds in matrices.values() for matrix in seeds]
-    for other in names:
-        if other != names[0]:
-            raise ValueError(f"runs must be of the same tasks, got {names[0]} and {other}")
+    if empty := [method for method, seeds in matrices.items() if not seeds]:
+        raise ValueError(f"runs: {empty[0]!r} must hold at least one matrix, got none")
+    first, *others = (matrix.names for seeds in matrices.values() for matrix in seeds)
+    if other := next((names for names in others if names != first), None):
+        raise ValueError(f"runs must be of the same tasks, got {first} and {other}")
     return matrices
-
-
-def _reach(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The lowest and the highest of the seeds, ``[S, T]``, for each task."""
-    return values.amin(0), values.amax(0)

@@ -6,7 +6,7 @@
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -159,13 +159,10 @@ class PriorChain(UnderPriors):
         if isinstance(guide, type):
             raise ValueError(f"guide must be a trained guide, got the class {guide.__name__}")
         _check_trained(guide)
-        is_excluded = _matcher(exclude)
         points = [name for part in _own_parts(guide) for name in part.point_sites()]
-        posterior = {
-            name: distribution
-            for name, distribution in posterior_of(guide).items()
-            if name not in points and not is_excluded(name)
-        }
+        posterior = posterior_of(guide)
+        left_out = {*points, *_matched(exclude, posterior)}
+        posterior = {name: distribution for name, distribution in posterior.items() if name not in left_out}
         if not posterior:
             raise ValueError("guide must have a site that is neither excluded nor a point estimate, got none")
         self.chained.update({name: self._stored(name, q, _site(guide, name)) for name, q in posterior.items()})
@@ -194,20 +191,16 @@ class PriorChain(UnderPriors):
                 "exclude the site or use a guide with a density"
             )
         try:
-            stored = StoredDistribution.of(self._in_form(distribution))
+            prior = distribution if self.form == "exact" else moment_matched(distribution)
+        except ValueError as error:
+            raise ValueError(f"site '{name}': {error}; PriorChain(form='exact') takes it as it is") from error
+        try:
+            stored = StoredDistribution.of(prior)
         except (ValueError, NotImplementedError) as error:
             raise ValueError(f"site '{name}': {error}") from error
         if site is not None:
             check_prior(name, stored.distribution, site["fn"])
         return stored
-
-    def _in_form(self, distribution: Any) -> Any:
-        if self.form == "exact":
-            return distribution
-        try:
-            return moment_matched(distribution)
-        except ValueError as error:
-            raise ValueError(f"{error}; PriorChain(form='exact') takes it as it is") from error
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         # Loaded priors have not been compared with their sites yet.
@@ -261,11 +254,10 @@ def posterior_of(guide: Any) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _scale_change(part: Any) -> dict[str, float]:
+def _scale_change(part: Any) -> Mapping[str, float]:
     """How far the scales of each site have moved from their start, as in ``AutoRadial.scale_change``."""
     if hasattr(part, "scale_change"):
-        change: dict[str, float] = part.scale_change()
-        return change
+        return part.scale_change()
     if not _is_normal(part):
         return {}
     stddevs = {name: moments(normal).stddev for name, _, normal in _normals(part)}
@@ -323,11 +315,8 @@ def _on_support(site: Any, normal: Any) -> Any:
 
 def _site(guide: Any, name: str) -> Any:
     """The model's site of that name, if the guide knows it."""
-    for part in _parts(guide):
-        trace = getattr(part, "prototype_trace", None)
-        if trace is not None and name in trace.nodes:
-            return trace.nodes[name]
-    return None
+    traces = (getattr(part, "prototype_trace", None) for part in _parts(guide))
+    return next((trace.nodes[name] for trace in traces if trace is not None and name in trace.nodes), None)
 
 
 def _check_trained(guide: Any) -> None:
@@ -350,16 +339,13 @@ def _check_trained(guide: Any) -> None:
             )
 
 
-def _matcher(exclude: Exclude) -> Callable[[str], bool]:
-    if exclude is None:
-        return lambda name: False
+def _matched(exclude: Exclude, names: Iterable[str]) -> Iterable[str]:
+    """The names that are excluded."""
     if callable(exclude):
-        return exclude
+        return filter(exclude, names)
     if isinstance(exclude, str):
         try:
-            pattern = re.compile(exclude)
+            return [name for name in names if re.search(exclude, name)]
         except re.error as error:
             raise ValueError(f"exclude must be a valid regular expression, got {exclude!r} ({error})") from error
-        return lambda name: pattern.search(name) is not None
-    names = frozenset(check_items(str, "exclude", exclude))
-    return lambda name: name in names
+    return [] if exclude is None else check_items(str, "exclude", exclude)

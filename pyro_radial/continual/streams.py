@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import getitem
 from typing import Any, overload
 
 import torch
@@ -104,9 +105,9 @@ class TaskStream(Sequence[Task]):
         :param num_heads: number of output heads.
         :returns: the stream.
         """
-        if not check_items(Task, "tasks", tasks):
+        if not (tasks := check_items(Task, "tasks", tasks)):
             raise ValueError("tasks must hold at least one task, got none")
-        builders = tuple(partial(_returned, task) for task in tasks)
+        builders = tuple(partial(getitem, tasks, number) for number in range(len(tasks)))
         return cls(tuple(task.name for task in tasks), builders, num_heads=num_heads, num_outputs=num_outputs)
 
     def __len__(self) -> int:
@@ -175,13 +176,12 @@ def class_split_stream(
         tensor([3, 2, 3])
     """
     train, test = _labeled(train, "train"), _labeled(test, "test")
-    labels = [train[1], test[1]]
     positive_count("classes_per_task", classes_per_task)
     check_flag("multi_head", multi_head)
     if classes is None:
-        present = torch.cat([part.unique().cpu() for part in labels]).unique()
+        present = torch.cat([y.unique().cpu() for _, y in (train, test)]).unique()
         classes = [group.tolist() for group in present.split(classes_per_task)]
-    _check_groups(classes, labels, multi_head)
+    _check_groups(classes, {"train": train, "test": test}, multi_head)
     learned, held_out = _hold_out(train, validation_fraction, seed)
     tasks = [
         Task(
@@ -193,7 +193,7 @@ def class_split_stream(
         )
         for number, group in enumerate(classes)
     ]
-    num_outputs = len(classes[0]) if multi_head else _num_classes(labels)
+    num_outputs = len(classes[0]) if multi_head else _num_classes(train, test)
     return TaskStream.of(tasks, num_heads=len(tasks) if multi_head else 1, num_outputs=num_outputs)
 
 
@@ -233,7 +233,6 @@ def permuted_stream(
         True
     """
     train, test = _labeled(train, "train"), _labeled(test, "test")
-    labels = [train[1], test[1]]
     positive_count("num_tasks", num_tasks)
     check_flag("identity_first", identity_first)
     if train[0].shape[1:] != test[0].shape[1:]:
@@ -249,7 +248,7 @@ def permuted_stream(
     builders = tuple(
         partial(_permuted_task, name, order, learned, test, held_out) for name, order in zip(names, orders, strict=True)
     )
-    return TaskStream(names, builders, num_heads=1, num_outputs=_num_classes(labels))
+    return TaskStream(names, builders, num_heads=1, num_outputs=_num_classes(train, test))
 
 
 def _tensors(data: Any, name: str) -> Pair:
@@ -258,10 +257,6 @@ def _tensors(data: Any, name: str) -> Pair:
     if rows.dataset is not None:
         raise ValueError(f"{name} must be a pair (x, y) of tensors, got {type(rows.dataset).__name__}")
     return rows.tensors  # type: ignore[return-value]
-
-
-def _returned(task: Task) -> Task:
-    return task
 
 
 def _permuted_task(name: str, order: Tensor, train: Pair, test: Pair, validation: Pair | None) -> Task:
@@ -301,8 +296,8 @@ def _hold_out(data: Pair, fraction: float, seed: int) -> tuple[Pair, Pair | None
     return (x[~at_x], y[~at_y]), (x[at_x], y[at_y])
 
 
-def _num_classes(labels: Sequence[Tensor]) -> int:
-    return max(int(part.max()) for part in labels) + 1
+def _num_classes(*pairs: Pair) -> int:
+    return max(int(y.max()) for _, y in pairs) + 1
 
 
 def _labeled(data: Any, name: str) -> Pair:
@@ -316,15 +311,15 @@ def _labeled(data: Any, name: str) -> Pair:
     return x, y
 
 
-def _check_groups(classes: Sequence[Sequence[int]], labels: Sequence[Tensor], same_size: bool) -> None:
+def _check_groups(classes: Sequence[Sequence[int]], data: Mapping[str, Pair], same_size: bool) -> None:
     """Refuse groups of classes that overlap or have no rows."""
     if not check_items(Iterable, "classes", classes) or not all(len(group) for group in classes):
         raise ValueError(f"classes must be groups of at least one class, got {classes!r}")
     wanted = [label for group in classes for label in group]
     if len(set(wanted)) != len(wanted):
         raise ValueError(f"classes must not overlap, got {classes!r}")
-    for name, part in zip(("train", "test"), labels, strict=True):
-        if missing := sorted(set(wanted) - set(part.unique().tolist())):
+    for name, (_, y) in data.items():
+        if missing := sorted(set(wanted) - set(y.unique().tolist())):
             raise ValueError(f"{name}: y must hold every class of classes, got no row of class {missing[0]}")
     if same_size and len({len(group) for group in classes}) > 1:
         sizes = [len(group) for group in classes]

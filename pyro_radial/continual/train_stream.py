@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def train_stream(
     folder = optional(path_of, "checkpoint", checkpoint)
     if folder is not None and num_processes() > 1:
         raise ValueError(f"checkpoint must be None with several processes, which would all write it, got {folder}")
-    guide = _radial if guide is None else guide
+    guide = partial(PriorChain.guide, guide_type=AutoRadial) if guide is None else guide
     if not isinstance(stream, TaskStream):
         got = type(stream).__name__
         raise ValueError(f"stream must be a TaskStream, got {got}; TaskStream.of(tasks, num_outputs=...) makes one")
@@ -208,15 +208,14 @@ class _StreamRun:
             options["loss"], heads = self._loss_with_functions(self.kept, number, options.get("loss"))
             # The sites of these heads are trained too.
             also = [head for head in heads if head != task.head]
-        self.chain.advance(self._train(task, rest, number, TRAINING, options, also=also))
+        self.chain.advance(self._train(task, rest, (number, TRAINING, 0), options, also))
 
     def _loss_with_functions(self, kept: KeptRows, number: int, loss: Any) -> tuple[FunctionChainELBO, list[int]]:
         """The loss that holds functions at kept inputs, and the heads of these."""
         loss, coreset, device = RadialELBO() if loss is None else loss, kept.coreset, device_of(self.chain)
-        assert coreset.weight is not None
-        assert coreset.max_points is not None
-        # A single head has the rows of all tasks but the last in the end.
-        capacity = coreset.size * (len(self.stream) - 1) if self.stream.num_heads == 1 else 0
+        # A single head has the inputs of all tasks but the last in the end.
+        grows = self.stream.num_heads == 1 and coreset.inputs == "kept"
+        capacity = coreset.size * (len(self.stream) - 1) if grows else 0
         inputs = kept.inputs_before(number)
         try:
             memories = [
@@ -230,33 +229,18 @@ class _StreamRun:
             text = f"task {self.stream.names[number]!r} has classes {new}, which no earlier task under its head had; "
             text += "the functions that the coreset holds may keep it from learning them. Give each task its own head."
             warnings.warn(text, stacklevel=4)
-        held = FunctionChainELBO(
-            memories,
-            loss.num_particles,
-            kl_weight=coreset.weight,
-            weight_space_kl=loss.kl_weight,
-            max_points=coreset.max_points,
-            vectorize_particles=loss.vectorize_particles,
-            strict_kl=loss.strict_kl,
-        )
-        return held, list(inputs)
+        own: dict[str, Any] = {"vectorize_particles": loss.vectorize_particles, "strict_kl": loss.strict_kl}
+        own |= {"kl_weight": coreset.weight, "weight_space_kl": loss.kl_weight, "max_points": coreset.max_points}
+        return FunctionChainELBO(memories, loss.num_particles, **own), list(inputs)
 
-    def _train(
-        self,
-        task: Task,
-        data: Pair,
-        number: int,
-        stage: int,
-        options: Mapping[str, Any],
-        part: int = 0,
-        also: Sequence[int] = (),
-    ) -> Any:
+    def _train(self, task: Task, data: Pair, stage: tuple[int, ...], options: Any, also: Sequence[int] = ()) -> Any:
+        """A guide trained on data of a task, with random numbers of this stage, and with other heads besides."""
         self._use_head(task, also)
         try:
             self.chain.likelihood.train_on(num_rows(data[0]))
         except ValueError as error:
             raise ValueError(f"task {task.name!r}: {error}") from error
-        seed = self._set_seed(number, stage, part)
+        seed = self._set_seed(*stage)
         guide = self.guide(self.chain)
         fit(self.chain, guide, data, seed=seed, progress=False, **options)
         return guide
@@ -299,7 +283,7 @@ class _StreamRun:
         num_data = self.chain.likelihood.num_data
         options = {**self.fit_options, **self.coreset.fit_options}
         try:
-            yield self._train(self.stream[number], kept, learned, CORESET, options, number)
+            yield self._train(self.stream[number], kept, (learned, CORESET, number), options)
         finally:
             self.chain.load_state_dict(before)
             if num_data is not None:
@@ -329,9 +313,8 @@ class _StreamRun:
         """The number of tasks done and their accuracies, from the checkpoint if there is one."""
         if self.file is not None and (state := self.file.load(device_of(self.chain), needed=SAVED)) is not None:
             return self._resume(self.file, state)
-        matrix = AccuracyMatrix.empty(self.stream.names)
-        if self.measure_all:
-            matrix = AccuracyMatrix.empty(self.stream.names, torch.tensor(self.accuracies(-1)))
+        baseline = torch.tensor(self.accuracies(-1)) if self.measure_all else None
+        matrix = AccuracyMatrix.empty(self.stream.names, baseline)
         # With the chain before the first task, to begin it again.
         self.save(0, matrix)
         return 0, matrix
@@ -368,26 +351,20 @@ class _StreamRun:
         self.chain.load_state_dict(state["chain"])
         # A kill just after the last save may have left one.
         self._remove_task_files(done)
-        baseline = state["baseline"]
-        matrix = AccuracyMatrix(state["values"].cpu(), self.stream.names, None if baseline is None else baseline.cpu())
-        return done, matrix
+        return done, AccuracyMatrix(state["values"], self.stream.names, state["baseline"])
 
     def _settings(self) -> dict[str, Any]:
         """The settings that a checkpoint must have been made with."""
-        coreset = self.coreset
-        plain = {name: getattr(coreset, name) for name in ("size", "use", "weight", "max_points")} if coreset else {}
+        coreset = {} if self.coreset is None else {**vars(self.coreset)}
+        options = {"coreset_fit_options": coreset.pop("fit_options", {}), "coreset": coreset}
+        options |= {name: getattr(self, name) for name in ("fit_options", "first_task")}
+        numbers = {name: getattr(self, name) for name in ("measure_on", "measure_all", "num_samples", "seed")}
         return {
             "form": self.chain.form,
             "tasks": list(self.stream.names),
             "guide": described(self.guide),
-            "coreset": None if coreset is None else {**plain, "choose": described(coreset.choose)},
-            "coreset_fit_options": None if coreset is None else _described_options(coreset.fit_options),
-            "measure_on": self.measure_on,
-            "measure_all": self.measure_all,
-            "num_samples": self.num_samples,
-            "seed": self.seed,
-            "fit_options": _described_options(self.fit_options),
-            "first_task": _described_options(self.first_task),
+            **numbers,
+            **{name: _described_options(own) for name, own in options.items()},
         }
 
     def _loss_parts(self) -> dict[str, Any]:
@@ -409,9 +386,8 @@ class _StreamRun:
         return None if self.folder is None else self.folder / f"task-{number}.pt"
 
     def _remove_task_files(self, number_of_tasks: int) -> None:
-        for number in range(number_of_tasks):
-            if (file := self._task_file(number)) is not None:
-                file.unlink(missing_ok=True)
+        for file in filter(None, map(self._task_file, range(number_of_tasks))):
+            file.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -423,10 +399,6 @@ def _unchanged_on_refusal(chain: PriorChain) -> Iterator[None]:
     except ValueError:
         chain.load_state_dict(before)
         raise
-
-
-def _radial(chain: PriorChain) -> Any:
-    return chain.guide(AutoRadial)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -195,7 +195,9 @@ CALLS = [
     ),
     Call(
         "continual.Coreset",
-        lambda: dict(size=3, choose=k_center_coreset, fit_options={}, use="functions", weight=1.0, max_points=3),
+        lambda: dict(
+            size=3, choose=k_center_coreset, fit_options={}, use="functions", weight=1.0, max_points=3, inputs="current"
+        ),
         lambda found: found.weight == 1.0,
         invalid=dict(
             size=positive_int,
@@ -204,6 +206,7 @@ CALLS = [
             use=some(None, "x", 3),
             weight=optional(positive_float),
             max_points=optional(positive_int),
+            inputs=some(None, "x", 3),
         ),
         also=(
             ({"weight": None}, lambda found: found.weight == 10.0),
@@ -213,7 +216,13 @@ CALLS = [
     Call(
         "continual.Coreset",
         lambda: dict(
-            size=3, choose=k_center_coreset, fit_options={"epochs": 1}, use="labels", weight=None, max_points=None
+            size=3,
+            choose=k_center_coreset,
+            fit_options={"epochs": 1},
+            use="labels",
+            weight=None,
+            max_points=None,
+            inputs="kept",
         ),
         lambda found: found.use == "labels",
         invalid=dict(
@@ -223,6 +232,7 @@ CALLS = [
             use=some(None, "x", 3),
             weight=some(1.0, 2.0, "x"),
             max_points=some(1, 2, "x"),
+            inputs=some(None, "x", "current"),
         ),
         case="labels",
     ),

@@ -32,14 +32,14 @@ from pyro_radial.continual import (
     TaskStream,
     permuted_stream,
 )
-from pyro_radial.continual.coresets import KeptRows
+from pyro_radial.continual.coresets import KeptRows, random_coreset
 from pyro_radial.continual.function_memory import FunctionMemory
 from pyro_radial.functional import FunctionalELBO, GaussianProcess, PosteriorProcess, UniformBox
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.training.training_run import TrainingRun
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 from tests.helpers.runs import assert_same as assert_same_state
-from tests.helpers.streams import MODULE, ROWS, assert_same, chain, clusters, killed, learn, stream
+from tests.helpers.streams import MODULE, OPTIONS, ROWS, assert_same, chain, clusters, killed, learn, stream
 
 X, Y = torch.randn(8, 3), torch.randint(2, (8,))
 FUNCTIONS = Coreset(6, use="functions", max_points=4)
@@ -331,6 +331,38 @@ class TestStream:
         learn(NORMAL(), coreset=FUNCTIONS)
         assert [rows.y for rows in kept[0]._kept.values()] == [None, None]
 
+    def test_earlier_heads_may_be_held_at_inputs_of_the_task_in_training(self, fits):
+        learn(NORMAL(), coreset=Coreset(6, use="functions", inputs="current"))
+        one, two = fits
+        assert one["rows"] == two["rows"] == ROWS
+        (held,) = two["loss"].kept
+        x = stream()[1].train[0]
+        assert held.head == 0
+        assert torch.equal(held.x, x[random_coreset(x, 6, seed=OPTIONS["seed"])])
+
+    def test_the_inputs_of_one_head_that_are_current_do_not_add_up(self, fits):
+        tasks = permuted_stream(clusters(ROWS, 0), clusters(16, 1), 3)
+        learn(NORMAL(multi_head=False), tasks, coreset=Coreset(6, use="functions", inputs="current"))
+        for call, task in zip(fits[1:], list(tasks)[1:], strict=True):
+            (held,) = call["loss"].kept
+            x = task.train[0]
+            assert held.size == 6
+            assert torch.equal(held.x, x[random_coreset(x, 6, seed=OPTIONS["seed"])])
+
+    @pytest.mark.parametrize("inputs", ["kept", "current"])
+    def test_inputs_need_not_be_rows(self, fits, inputs):
+        learn(NORMAL(), coreset=Coreset(6, one_value_each, use="functions", inputs=inputs))
+        one, two = fits
+        assert one["rows"] == two["rows"] == ROWS
+        (held,) = two["loss"].kept
+        assert torch.equal(held.x, one_value_each(stream()[inputs == "current"].train[0], 6, seed=0))
+
+    @pytest.mark.parametrize("chosen", [torch.zeros(5, 4), torch.zeros(6, 3), torch.full((6, 4), math.nan)])
+    def test_inputs_that_are_no_inputs_of_a_task_are_refused(self, chosen):
+        message = r"choose must return 6 indices or finite inputs of shape \[4\] for task 'classes 0, 1', got \["
+        with pytest.raises(ValueError, match=message):
+            learn(NORMAL(), coreset=Coreset(6, lambda x, size, seed: chosen, use="functions"))
+
     @pytest.mark.parametrize("local", [False, True])
     @pytest.mark.parametrize("guide", [AutoMeanField, AutoRadial])
     def test_functions_stay_where_they_are_held(self, guide, local):
@@ -384,6 +416,11 @@ class TestStream:
         learn(NORMAL(), **options)
         with pytest.raises(ValueError, match=message):
             learn(NORMAL(), **{**options, **change})
+
+
+def one_value_each(x, size, *, seed):
+    """Inputs with one value, which differs from row to row."""
+    return x.mean(1, keepdim=True)[:size].expand(size, x.shape[1])
 
 
 def made(guide, one):
@@ -455,6 +492,8 @@ class TestCoreset:
             ({"use": "functions", "fit_options": {"epochs": 1}}, r"fit_options must be left out .*\['epochs'\]"),
             ({"weight": 3.0}, "weight must be left out with use='labels', got 3.0"),
             ({"max_points": 3}, "max_points must be left out with use='labels', got 3"),
+            ({"inputs": "current"}, r"inputs must be one of \('kept',\) with use='labels', got 'current'"),
+            ({"use": "functions", "inputs": "all"}, r"inputs must be one of \('kept', 'current'\)"),
         ],
     )
     def test_bad_arguments_are_named(self, options, message):
