@@ -10,8 +10,8 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from benchmarks.common import FIRST_SEED, Job, Results, Row, compute_all, markdown_table, with_error
-from benchmarks.continual._chains import NOTHING, Keeping, Setting, row_keys
+from benchmarks.common import FIRST_SEED, Claim, Job, Results, Row, compute_all, markdown_table, with_error
+from benchmarks.continual._chains import NOTHING, Holding, Keeping, Setting, row_keys
 from pyro_radial.continual import AccuracyMatrix
 
 METHODS = ("mean field", "radial normal")
@@ -130,13 +130,16 @@ def setting_of(row: Row) -> Setting:
 
 
 def keeping_of(row: Row) -> Keeping:
-    return Keeping(**{name: row[name] for name in asdict(NOTHING)})
+    kind = Holding if "source" in row else Keeping
+    return kind(**{name: row[name] for name in asdict(kind())})
 
 
 def described(row: Row) -> str:
     """The setting of a row in a few words."""
     start = f"sigma from {row['init_scale']:g}" if row["init_stddev"] is None else f"from {row['init_stddev']:g}"
     words = [f"{row['epochs']} epochs", start]
+    if row.get("natural"):
+        words += [f"natural gradient, rate {row['learning_rate']:g}", f"h {row['hess_init']:g}, beta {row['beta2']:g}"]
     if row["noise"] == "local":
         words.append("local noise")
     if row["prior_stddev"] != 1.0:
@@ -168,6 +171,15 @@ def accuracy_table(results: Results, **keys: Any) -> str:
         for (method, setting, kept), rows in by_setting(results, **keys).items()
     ]
     return markdown_table(["", "kept", "setting", *SCORES.values(), "seconds", "seeds"], lines)
+
+
+#: Fewer seeds support no claim.
+LEAST_SEEDS = 3
+
+
+def supported(claims: Sequence[Claim]) -> list[Claim]:
+    """The claims that rest on enough seeds; the tables of a section have all rows."""
+    return [claim for claim in claims if int(claim.seeds) >= LEAST_SEEDS]
 
 
 def percent(rows: Sequence[Row], name: str) -> str:

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from torch.distributions import register_kl
 
 from benchmarks.common import Row, flat_images
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, PriorChain, RadialELBO, SupervisedModel
+from pyro_radial import (
+    AutoMeanField,
+    AutoRadial,
+    BayesianModule,
+    FitOptions,
+    NaturalGradient,
+    PriorChain,
+    RadialELBO,
+    SupervisedModel,
+)
 from pyro_radial.continual import (
     AccuracyMatrix,
     Coreset,
@@ -128,6 +137,28 @@ class Setting:
         return partial(_guide, AutoRadial, self.reset_scales, start | {"event_dim": self.event_dim})
 
 
+@dataclass(frozen=True)
+class Tuned(Setting):
+    """A setting whose rates fall to zero by the end of each task, with Amsgrad or along the natural gradient."""
+
+    event_dim: int | None = 1
+    #: Along the natural gradient, whose settings the next two are.
+    natural: bool = False
+    hess_init: float | None = None
+    beta2: float | None = None
+
+    def training(self, compile: bool) -> dict[str, Any]:
+        """Options of ``train_stream``."""
+        options = super().training(compile)
+        if self.natural:
+            assert self.hess_init is not None
+            assert self.beta2 is not None
+            del options["scheduler"]  # It has its own.
+            options["options"] = replace(options["options"], scheduler_interval="epoch")
+            options["optim"] = NaturalGradient(self.learning_rate, hess_init=self.hess_init, beta2=self.beta2)
+        return options
+
+
 #: Little noise, and a first prior near He's start that weighs little.
 LOCAL_NOISE = MappingProxyType(
     {
@@ -176,6 +207,60 @@ class Keeping:
 NOTHING = Keeping()
 
 
+def one_color(x: Tensor, size: int, *, seed: int) -> Tensor:
+    """Images that have in all places the value of a random pixel of the inputs."""
+    places = torch.randint(x.numel(), (size,), generator=torch.Generator().manual_seed(seed))
+    return x.flatten()[places].unsqueeze(1).expand(size, x.shape[1]).clone()
+
+
+def uniform(x: Tensor, size: int, *, seed: int) -> Tensor:
+    """Noise between the least and the largest pixel of the inputs."""
+    noise = torch.rand(size, x.shape[1], generator=torch.Generator().manual_seed(seed))
+    return torch.lerp(x.min(), x.max(), noise)
+
+
+def by_pixel(x: Tensor, size: int, *, seed: int) -> Tensor:
+    """Noise with the mean and the standard deviation of each pixel, between the least and the largest pixel."""
+    noise = torch.randn(size, x.shape[1], generator=torch.Generator().manual_seed(seed))
+    return (x.mean(0) + x.std(0) * noise).clamp(x.min(), x.max())
+
+
+def ten_and_one_color(x: Tensor, size: int, *, seed: int) -> Tensor:
+    """Ten of the inputs, and images of one color."""
+    return torch.cat([x[random_coreset(x, min(10, size), seed=seed)], one_color(x, max(0, size - 10), seed=seed)])
+
+
+SOURCES = {
+    "rows": random_coreset,
+    "one color": one_color,
+    "noise": uniform,
+    "pixel statistics": by_pixel,
+    "ten rows, one color": ten_and_one_color,
+}
+
+
+@dataclass(frozen=True)
+class Holding(Keeping):
+    """Inputs at which functions are held: of each earlier task, or of the task in training, with nothing kept."""
+
+    source: str = "rows"
+    inputs: Literal["kept", "current"] = "kept"
+
+    def options(self, labels: Mapping[str, Any]) -> Coreset | None:
+        """The coreset."""
+        if self.use == "nothing":
+            return None
+        points = {"weight": self.function_weight, "max_points": self.max_points}
+        return Coreset(self.coreset, SOURCES[self.source], use="functions", inputs=self.inputs, **points)
+
+    def __str__(self) -> str:
+        if self.use == "nothing":
+            return "nothing"
+        kept = {"kept": f"{self.coreset} a task", "current": "nothing"}[self.inputs]
+        where = self.source if self.inputs == "kept" else f"{self.source} of the task in training"
+        return f"{kept}; functions at {where}, weight {self.function_weight:g}"
+
+
 def _with_replay(stream: TaskStream, number: int, rows: int, seed: int) -> Task:
     parts = [stream[earlier].train for earlier in range(number)]
     kept = [split_coreset(part, random_coreset(part[0], rows, seed=seed))[0] for part in parts]
@@ -207,27 +292,37 @@ def make_net(sizes: Sequence[int], num_heads: int, num_outputs: int) -> nn.Modul
 
 
 @lru_cache
-def permuted_mnist(data_dir: Path | None, rows: int | None, num_tasks: int) -> TaskStream:
+def permuted_mnist(data_dir: Path | None, rows: int | None, num_tasks: int, held_out: float = 0.1) -> TaskStream:
     """Permuted MNIST, all or the first rows, with a tenth of the training images held out at random."""
     train, test = ((x[:rows], y[:rows]) for x, y in flat_images("mnist", data_dir))
-    return permuted_stream(train, test, num_tasks, validation_fraction=0.1)
+    return permuted_stream(train, test, num_tasks, validation_fraction=held_out)
 
 
 @lru_cache
-def split_fashion_mnist(data_dir: Path | None, rows: int | None, num_tasks: int, heads: str) -> TaskStream:
-    """Fashion-MNIST likewise, two classes a task, with a head each ("multi") or one for all ten classes ("single")."""
-    return _split("fashion_mnist", data_dir, rows, num_tasks, heads)
+def split_fashion_mnist(
+    data_dir: Path | None, rows: int | None, num_tasks: int, heads: str, held_out: float = 0.1
+) -> TaskStream:
+    """Fashion-MNIST likewise, two classes a task; see :func:`_split`."""
+    return _split("fashion_mnist", data_dir, rows, num_tasks, heads, held_out)
 
 
 @lru_cache
-def split_mnist(data_dir: Path | None, rows: int | None, num_tasks: int) -> TaskStream:
-    """MNIST likewise, with a head for each two classes."""
-    return _split("mnist", data_dir, rows, num_tasks, "multi")
+def split_mnist(
+    data_dir: Path | None, rows: int | None, num_tasks: int, heads: str = "multi", held_out: float = 0.1
+) -> TaskStream:
+    """MNIST likewise."""
+    return _split("mnist", data_dir, rows, num_tasks, heads, held_out)
 
 
-def _split(name: str, data_dir: Path | None, rows: int | None, num_tasks: int, heads: str) -> TaskStream:
+def _split(
+    name: str, data_dir: Path | None, rows: int | None, num_tasks: int, heads: str, held_out: float
+) -> TaskStream:
+    """Tasks with a head each ("multi"), one for all classes ("single"), or one for the two of any task ("shared")."""
     train, test = ((x[:rows], y[:rows]) for x, y in flat_images(name, data_dir))
-    return class_split_stream(train, test, multi_head=heads == "multi", validation_fraction=0.1)[:num_tasks]
+    stream = class_split_stream(train, test, multi_head=heads != "single", validation_fraction=held_out)[:num_tasks]
+    if heads != "shared":
+        return stream
+    return TaskStream.of([replace(task, head=0) for task in stream], num_outputs=stream.num_outputs)
 
 
 def learn(

@@ -26,6 +26,7 @@ from benchmarks.continual._cells import (
     as_matrix,
     compute_cells,
     percent,
+    supported,
     tested_rows,
 )
 from benchmarks.continual._chains import (
@@ -42,6 +43,7 @@ __all__ = ["claims", "draw", "report", "run"]
 HEADS = ("multi", "single")
 #: Accuracy in percent with several heads.
 PUBLISHED = {"with a coreset": 99.05, "without": 99.17}
+SAME_NETWORK = 98.50
 #: The best of a single head before functions were kept, with 200 labels a task.
 LABELS_BEFORE = 80.3
 #: Seeds of the lines that the others are compared with.
@@ -158,7 +160,7 @@ def claims(results: Results) -> list[Claim]:
         for method in METHODS
         for cell, what in (("functions", "inputs kept"), ("replay", "labeled rows replayed"))
     ]
-    return [*several, *bounded, *recipe, *single]
+    return supported([*several, *bounded, *recipe, *single])
 
 
 def report(results: Results) -> str:
@@ -170,8 +172,12 @@ Five tasks of two classes each, as below, with 784-200-200-200-200 and batches o
 test seeds; seconds are median CPU seconds of a run on one thread. "kept" says what is kept of each task: inputs at \
 which functions are compared, with the weight of their KL, or labeled rows, which are replayed with those of later \
 tasks. With one head, the validation tenth chose the settings with seed 0. Lines with one or two seeds are for \
-comparison; there was no time for more. S-FSVI reports {PUBLISHED["with a coreset"]} with a coreset and \
-{PUBLISHED["without"]} without, with another network.
+comparison and support no claim; there was no time for more.
+
+With a head for each task and 200 inputs kept, a network of four layers of 200 (radial normal) ends at \
+{percent(of(results, "multi", "functions", METHODS[1]), "average_accuracy")} % after 20 epochs a task. S-FSVI has \
+{SAME_NETWORK} with the same network and 60 epochs, {PUBLISHED["with a coreset"]} with its best network and a \
+coreset, and {PUBLISHED["without"]} with 256-256 and functions held at the current batch in place of a coreset.
 
 One head for each task:
 
