@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.common import Claim, Form, Job, Results, Row, main, markdown_table
 from benchmarks.continual._cells import (
+    FAST,
     METHODS,
     SCORES,
     as_matrix,
@@ -82,7 +83,7 @@ class Line(NamedTuple):
     def small(self) -> "Line":
         """The same in seconds."""
         pairs = [
-            (replace(setting, epochs=1, learning_rate=0.1), replace(keeping, coreset=min(keeping.coreset, 20)))
+            (replace(setting, epochs=2, **FAST), replace(keeping, coreset=min(keeping.coreset, 20)))
             for setting, keeping in self.pairs[::3]
         ]
         fewer = {"pairs": pairs, "methods": METHODS[1:], "sizes": (784, 20), "num_tasks": 2, "num_samples": 2}
