@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import getitem
 from typing import Any, overload
 
 import torch
@@ -105,9 +104,9 @@ class TaskStream(Sequence[Task]):
         :param num_heads: number of output heads.
         :returns: the stream.
         """
-        if not (tasks := check_items(Task, "tasks", tasks)):
+        if not check_items(Task, "tasks", tasks):
             raise ValueError("tasks must hold at least one task, got none")
-        builders = tuple(partial(getitem, tasks, number) for number in range(len(tasks)))
+        builders = tuple(partial(_returned, task) for task in tasks)
         return cls(tuple(task.name for task in tasks), builders, num_heads=num_heads, num_outputs=num_outputs)
 
     def __len__(self) -> int:
@@ -257,6 +256,10 @@ def _tensors(data: Any, name: str) -> Pair:
     if rows.dataset is not None:
         raise ValueError(f"{name} must be a pair (x, y) of tensors, got {type(rows.dataset).__name__}")
     return rows.tensors  # type: ignore[return-value]
+
+
+def _returned(task: Task) -> Task:
+    return task
 
 
 def _permuted_task(name: str, order: Tensor, train: Pair, test: Pair, validation: Pair | None) -> Task:
