@@ -221,7 +221,7 @@ def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _check_options(name: str, module: nn.Module) -> None:
-    """Refuse options of known modules that would change what a cut has to do."""
+    """Raise a ValueError for options of known modules that a cut does not support."""
     if getattr(module, "groups", 1) != 1:
         raise ValueError(f"net must have groups=1 in the {type(module).__name__} {name!r}, got {module.groups}")
     if getattr(module, "return_indices", False):

@@ -26,7 +26,7 @@ KEPT, CUT = COLORS[0], COLORS[1]
 def plot_scores(scores: Scores, cut: Cut, *, figure: Figure | SubFigure | None = None) -> list[Axes]:
     """Draw the sorted scores of each layer, and which of its units are kept.
 
-    The dashed line separates the kept scores from the cut ones; there is none if they overlap. Scores of minus infinity
+    The dashed line separates the kept scores from the cut ones; it is missing if they overlap. Scores of minus infinity
     have no point. Outputs are in the upper row, inputs in the lower.
 
     Source: figure 7 of Oh, Adamczewski and Park (2019), *Radial and Directional Posteriors for Bayesian Neural

@@ -24,7 +24,7 @@ __all__ = ["complete_cut", "cut_network", "mask_network"]
 def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> Cut:
     """Complete a cut with everything that follows from it, as masks over the outputs and inputs of every layer.
 
-    A unit without a remaining use is cut, and so is every use of a cut unit. A layer (or the network's inputs) that
+    A unit that no layer uses any more is cut, and so is every use of a cut unit. A layer (or the network's inputs) that
     would be left without units keeps one, with a warning. This is the unit with the highest score, where an input
     counts the lower of its own and its unit's score. Without scores it is the unit with the largest product of the
     norms of its incoming and outgoing weights.
@@ -130,7 +130,7 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
 
 
 def _check_fit(layers: Sequence[Layer], cut: Cut, scores: Scores | None) -> None:
-    """Refuse masks and scores of unknown layers or of another number of units."""
+    """Raise a ValueError for masks and scores of unknown layers or of another number of units."""
     check_types(Cut, cut=cut)
     sizes = {layer.name: layer.module.weight.shape[:2] for layer in layers}
     named = {"cut.outputs": (cut.outputs, 0), "cut.inputs": (cut.inputs, 1)}

@@ -93,8 +93,8 @@ def run_bandit(
     :param int refit_every: decisions between refits.
     :param int initial_pulls: initial pulls of each arm.
     :param int seed: seed of all random numbers here; make the policy from a seed too.
-    :param checkpoint: file to resume from. After a kill, the same call with a newly made policy continues from the last
-        refit and ends bit for bit as an undisturbed run.
+    :param checkpoint: file to resume from. After a kill, the same call with a new policy continues from the last refit
+        and ends bit for bit as an undisturbed run.
     :param bool progress: whether to show a progress bar.
     :returns: arms, rewards and regrets.
     :raises ValueError: if an argument is out of range or not finite; if the policy does not fit the contexts or chooses

@@ -22,7 +22,7 @@ class Policy:
 
     A subclass defines :meth:`choose` and, if it learns, :meth:`refit`, :meth:`state_dict` and :meth:`load_state_dict`.
     Random numbers come from torch, which ``run_bandit`` seeds before each decision and each refit. Public attributes
-    are settings: a run does not resume with other ones. Start the names of learned attributes with an underscore.
+    are settings: a run resumes only with the same ones. Begin the names of learned attributes with an underscore.
 
     Example::
 

@@ -263,7 +263,7 @@ def _against_radial(q: _Parameters, p: RadialNormal) -> tuple[Tensor, Tensor, Te
 # masked to masked, if one is radial: Pyro's rule uses one mask for both sides, which is right only if they are equal.
 _KINDS = (RadialNormal, Normal, Independent, MaskedDistribution, ExpandedDistribution)
 _OTHERS = {(Normal, Normal), (Independent, Independent), (MaskedDistribution, MaskedDistribution)}
-# Torch takes two equal bijections for different ones, if they are made of several.
+# Torch considers two equal bijections different if they are made of several parts.
 _BIJECTIONS = (Pushforward, LogNormal, Independent, ExpandedDistribution, Gamma, InverseGamma)
 
 RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor | float]]] = [

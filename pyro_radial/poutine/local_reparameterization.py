@@ -134,8 +134,8 @@ def local_reparameterization(guide: Callable[..., Any] | None = None, *, sites: 
     - All other layers, tied weights, layers that are called twice, and networks with batch norm in train mode use drawn
       weights; a warning names them once.
 
-    Each row of the output must depend on its own row of the input only. Predictions need whole functions: give them the
-    guide itself. ``SupervisedModel(..., local_reparameterization=True)`` applies this handler in losses, and in
+    Each row of the output must depend only on its own row of the input. Predictions need whole functions, so pass them
+    the guide itself. ``SupervisedModel(..., local_reparameterization=True)`` applies this handler in losses, and in
     ``fit``.
 
     Source: Kingma, Salimans and Welling (2015), "Variational dropout and the local reparameterization trick", eq. 6.

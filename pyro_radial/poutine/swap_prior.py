@@ -97,11 +97,11 @@ class _Swapped(UnderPriors):
 
 
 def swap_prior(model: Callable[..., Any], priors: Mapping[str, Any]) -> nn.Module:
-    """Wrap a model so that some latent sites have other priors. Everything else stays, masks and scales too.
+    """Wrap a model so that some latent sites have other priors; everything else stays, including masks and scales.
 
     Wrap only the model: around a guide or a whole step of ``SVI`` the handler would replace the posterior. The result
-    is a plain ``nn.Module`` that shows the model's parameters. Wrappers nest; the outermost prior applies. Each prior
-    is compared with the one it replaces when it is first used.
+    is a plain ``nn.Module`` with the model's parameters. Wrappers nest; the outermost prior applies. Each prior is
+    compared with the one it replaces when it is first used.
 
     :param model: a Pyro model, a function or an ``nn.Module``.
     :param Mapping priors: distributions by site name, each with the site's ``event_shape`` and a ``batch_shape`` that

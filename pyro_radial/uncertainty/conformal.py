@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Conformal prediction: sets of classes and intervals that hold the truth as often as asked."""
+"""Conformal prediction: sets of classes and intervals that contain the truth with a requested probability."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ __all__ = ["ConformalIntervals", "ConformalSets"]
 
 @dataclass(frozen=True)
 class ConformalSets:
-    r"""Sets of classes that hold the true class with a given probability, whatever the model.
+    r"""Sets of classes that contain the true class with a given probability, for any model.
 
-    The set of a point holds the classes whose score is at most the threshold q, the k-th smallest score of n
+    The set of a point contains the classes whose score is at most the threshold q, the k-th smallest score of n
     calibration points, :math:`k = \lceil (n + 1)\,\mathrm{level} \rceil`. If calibration points and new ones are
-    exchangeable, and no scores are equal, the set holds the true class with probability k / (n + 1). That is at least
-    ``level``, on average over points and calibration sets; it need not hold for each kind of point.
+    exchangeable, and no scores are equal, the set contains the true class with probability k / (n + 1). That is at
+    least ``level`` on average over points and calibration sets, but not for each kind of point.
 
     The score of class c is, with p the predicted probabilities,
 
-    - ``"aps"``: the sum of all :math:`p_k \ge p_c`. Sets are larger where the model is less sure.
+    - ``"aps"``: the sum of all :math:`p_k \ge p_c`. Sets are larger where the model is less certain.
     - ``"lac"``: :math:`1 - p_c`. Sets are the smallest on average, and may be empty.
 
     Source: Sadinle, Lei and Wasserman (2019), *Least ambiguous set-valued classifiers with bounded error levels*, for
     ``"lac"``; Romano, Sesia and Candès (2020), *Classification with valid and adaptive coverage*, equation 5 without
     its random number, for ``"aps"``.
 
-    :param level: the least probability that a set holds the true class.
+    :param level: the least probability that a set contains the true class.
     :param threshold: q.
     :param score: "aps" or "lac".
 
@@ -63,7 +63,7 @@ class ConformalSets:
     def fit(
         cls, probs: torch.Tensor | Prediction, labels: torch.Tensor, level: float = 0.9, score: str = "aps"
     ) -> ConformalSets:
-        """Find the threshold from calibration points, which training and choices of settings never saw.
+        """Find the threshold from calibration points that were used neither for training nor for any choice.
 
         :param probs: class probabilities of calibration points, ``[n, K]``, or their ``Prediction``.
         :param labels: their classes from 0 to K - 1, integers ``[n]``.
@@ -90,12 +90,12 @@ class ConformalSets:
 
 @dataclass(frozen=True, eq=False)
 class ConformalIntervals:
-    r"""Intervals that hold a real target with a given probability, whatever the model.
+    r"""Intervals that contain a real target with a given probability, for any model.
 
-    As :class:`ConformalSets`, with a threshold q for each element of a target, and the score of a target y
+    Like :class:`ConformalSets`, with a threshold q for each element of a target, and this score of a target y:
 
-    - ``"quantile"``: :math:`\max(l - y, y - u)` with l and u the predictive quantiles at (1 - level) / 2 and
-      (1 + level) / 2. The interval is [l - q, u + q], or its center if that ends before it begins.
+    - ``"quantile"``: :math:`\max(l - y, y - u)` with l and u the predictive quantiles at (1 - level) / 2 and (1 +
+      level) / 2. The interval is [l - q, u + q], or its center if the ends would cross.
     - ``"normalized"``: :math:`|y - \mu| / \sigma` with the predictive mean and standard deviation. The interval is
       :math:`\mu \pm q \sigma`.
 
@@ -103,7 +103,7 @@ class ConformalIntervals:
     Lei, G'Sell, Rinaldo, Tibshirani and Wasserman (2018), *Distribution-free predictive inference for regression*,
     section 5.2, for ``"normalized"``.
 
-    :param level: the least probability that an interval holds the target.
+    :param level: the least probability that an interval contains the target.
     :param threshold: q, ``[*target]``.
     :param score: "quantile" or "normalized".
 
@@ -131,7 +131,7 @@ class ConformalIntervals:
     def fit(
         cls, prediction: Prediction, targets: torch.Tensor, level: float = 0.9, score: str = "quantile"
     ) -> ConformalIntervals:
-        """Find the thresholds from calibration points, which training and choices of settings never saw.
+        """Find the thresholds from calibration points that were used neither for training nor for any choice.
 
         :param prediction: the prediction of calibration points, of real targets.
         :param targets: ``[n, *target]``; ``[n]`` stands for ``[n, 1]``.

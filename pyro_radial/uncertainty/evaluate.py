@@ -36,8 +36,8 @@ class Evaluation:
     """Scores on test data, from :func:`evaluate`; printing it gives a table.
 
     :param scores: values by name.
-    :param errors: their standard errors from the finite number of draws; NaN with one draw. They do not count that the
-        test data are finite.
+    :param errors: their standard errors from the finite number of draws; NaN with one draw. They do not include the
+        error from the finite test set.
     :param prediction: the prediction of the test data.
     :param targets: the targets of the test data.
     """
@@ -69,13 +69,14 @@ def evaluate(
 ) -> Evaluation:
     r"""Predict test data and compute the usual scores, each with its standard error over draws.
 
-    Of classes: accuracy, negative log-likelihood (NLL, nats per point), expected calibration error and Brier score. Of
-    real targets, in their units: RMSE, NLL, CRPS, and coverage and mean width of central intervals. Each score of how
-    unfamiliar a point is gets its AUROC, and the false positive rate where it finds 95 % of the unfamiliar inputs:
-    entropy, mutual information, and, with logits f, energy :math:`-\log \sum_k e^{f_k}` and :math:`-\max_k f_k`, both
-    means over draws; of real targets, the epistemic variance.
+    For classes: accuracy, negative log-likelihood (NLL, nats per point), expected calibration error and Brier score.
+    For real targets, in their units: RMSE, NLL, CRPS, and coverage and mean width of central intervals. With ``ood``,
+    each measure of unfamiliarity gets an AUROC, and a false positive rate at the threshold that finds 95 % of the
+    unfamiliar inputs. The measures are entropy, mutual information, and, with logits f, energy
+    :math:`-\log \sum_k e^{f_k}` and :math:`-\max_k f_k`, both means over draws; for real targets, the epistemic
+    variance.
 
-    Standard errors are those of the jackknife over eight groups of draws.
+    Standard errors come from the jackknife over eight groups of draws.
 
     Source: Liu, Wang, Owens and Li (2020), *Energy-based out-of-distribution detection*, equation 4; Hendrycks et al.
     (2022), *Scaling out-of-distribution detection for real-world settings*, section 3, for the largest logit.
@@ -85,7 +86,7 @@ def evaluate(
     :param test: inputs and targets, as the data of :func:`~pyro_radial.fit`.
     :param ood: other inputs ``[M, ...]``, which the model should find unfamiliar.
     :param num_samples: S, the number of draws.
-    :param level: of the intervals of real targets, between zero and one.
+    :param level: the level of intervals for real targets, between zero and one.
     :returns: an :class:`Evaluation`.
     :raises ValueError: naming the argument that does not fit.
     :raises ImportError: for ``ood`` without scikit-learn.

@@ -160,11 +160,11 @@ def plot_referral(curves: Mapping[str, ReferralCurve], score: str = "Score", ax:
 
 
 def plot_coverage(results: Mapping[str, tuple[torch.Tensor, torch.Tensor]], ax: Axes | None = None) -> Axes:
-    """Draw how often sets or intervals hold the truth, by their size, one line per method.
+    """Draw how often sets or intervals contain the truth, by their size, one line per method.
 
-    Sets are grouped by their number of classes, intervals into ten groups of as many each. The area of a point is its
-    share of all. Coverage that falls where sizes grow says that some kinds of points are covered less often than asked.
-    The legend gives the coverage and the mean size of all.
+    Sets are grouped by their number of classes, intervals into ten groups of equal number. The area of a point is its
+    share of all. If coverage falls as sizes grow, some kinds of points are covered less often than requested. The
+    legend gives the overall coverage and mean size.
 
     :param results: sizes ``[N]`` and whether the truth was held ``[N]``, by the name of the method.
     :param ax: axes to draw into; default a new figure.

@@ -72,8 +72,8 @@ def referral_curve(
     r"""Score the points that are left when the most uncertain share is referred to an expert.
 
     At share s of N points, the s N most uncertain ones (rounded) are referred and ``score`` is computed from the
-    others. If the uncertainty knows where the model errs, the curve improves with the share; if it knows nothing, the
-    curve is flat. Points of equal uncertainty are referred in an order drawn from the seed.
+    others. If the uncertainty is high where the model errs, the curve improves with the share; if the two are
+    unrelated, the curve is flat. Points of equal uncertainty are referred in an order drawn from the seed.
 
     Standard errors come from the bootstrap: N points are drawn with replacement, ranked and scored, R times. A
     resample without a score, for example because a class is missing, is drawn again and counted. Two methods tested on

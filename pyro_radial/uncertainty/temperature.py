@@ -25,8 +25,8 @@ class TemperatureScaling:
 
     .. math:: p_k = \mathrm{softmax}(z / T)_k \propto q_k^{1 / T}
 
-    with z the logits, or the logarithms of probabilities q. A temperature above one makes a model less sure, below one
-    more sure; the most probable class stays the same, and so does accuracy. It is the usual baseline for the
+    with z the logits, or the logarithms of probabilities q. A temperature above one makes a model less certain, below
+    one more certain; the most probable class and the accuracy stay the same. It is the usual baseline for the
     calibration of a posterior: one parameter, fitted in milliseconds on validation data.
 
     Source: Guo et al. (2017), *On Calibration of Modern Neural Networks*, section 4.2, equation 9.
@@ -63,11 +63,11 @@ class TemperatureScaling:
         r"""Find the temperature with the lowest negative log-likelihood of the labels.
 
         The likelihood is convex in 1/T. Its derivative :math:`\sum_n (E_{p_n}[z_{nk}] - z_{n y_n})` is zero at one
-        temperature, which is found in double precision to rounding.
+        temperature, which is found to rounding in double precision.
 
         :param logits: logits or log-probabilities of validation points, ``[N, K]``; pass probabilities as
-            ``probs.log()``. A ``Prediction`` of classes stands for the logarithm of its mean
-            probabilities: draws are averaged first and scaled then.
+            ``probs.log()``. For a ``Prediction`` of classes, the logarithm of its mean probabilities: draws are
+            averaged first, then scaled.
         :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
         :returns: the scaling, to be called with logits of any points.
         :raises ValueError: if shapes, values or types do not fit, a label has probability zero, or there is no such
