@@ -3,26 +3,25 @@
 
 """Every undocumented name of Pyro or torch that the library uses, so that a change there breaks one line."""
 
-import math
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
+from functools import reduce
+from types import ModuleType
 from typing import Any, TypeVar
 from unittest import mock
 
 import pyro
 import torch
 from pyro.distributions.torch_distribution import MaskedDistribution
+from pyro.infer import traceenum_elbo
+from pyro.infer import util as infer_util
 from pyro.infer.autoguide.guides import prototype_hide_fn
 from pyro.infer.autoguide.utils import deep_setattr, helpful_support_errors
 from pyro.infer.trace_mean_field_elbo import _check_mean_field_requirement as check_mean_field_requirement
-from pyro.infer.util import Dice, shared_intermediates  # type: ignore[attr-defined]
+from pyro.infer.util import Dice
 from pyro.nn import PyroModule
-from pyro.ops import packed
-from pyro.ops.einsum.adjoint import require_backward
-from pyro.ops.rings import MarginalRing
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.optim import PyroOptim
 from pyro.params.param_store import module_from_param_with_module_name, normalize_param_name, user_param_name
@@ -32,15 +31,17 @@ from torch import Tensor, compiler, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode, make_fx
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 __all__ = [
     "OVERRIDDEN",
     "CompilerMissingError",
+    "Replaced",
     "adopt",
-    "capturing",
+    "after_hooks",
     "check_mean_field_requirement",
     "check_model_guide_match",
     "check_site_shape",
@@ -76,6 +77,7 @@ __all__ = [
     "tree_map",
     "tree_map_only",
     "tree_unflatten",
+    "untraced",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -97,31 +99,14 @@ def is_deterministic(site: Mapping[str, Any]) -> bool:
     return bool(site["infer"].get("_deterministic", False)) or masked_out
 
 
-class _Capturing(threading.local):
-    now = False
-
-
-_capturing = _Capturing()
-
-
 def is_capturing() -> bool:
-    """Whether this thread records a graph in a :func:`capturing` block, where the host must not read values."""
-    return _capturing.now
-
-
-@contextmanager
-def capturing() -> Iterator[None]:
-    """Let :func:`is_capturing` return true inside the block."""
-    before, _capturing.now = _capturing.now, True
-    try:
-        yield
-    finally:
-        _capturing.now = before
+    """Whether this thread records a graph, where the host must not read values."""
+    return get_proxy_mode() is not None
 
 
 def is_traced() -> bool:
     """Whether a compiler or ``make_fx`` records what is computed."""
-    return compiler.is_compiling() or get_proxy_mode() is not None
+    return compiler.is_compiling() or is_capturing()
 
 
 def own_mask(distribution: MaskedDistribution) -> Any:
@@ -224,58 +209,66 @@ def record_graph(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Grap
         return make_fx(function)(*inputs)
 
 
+def untraced() -> AbstractContextManager[Any]:
+    """Run operations in the block without recording them."""
+    return disable_proxy_modes_tracing()
+
+
 @contextmanager
-def host_reads_removed(loss: type) -> Iterator[None]:
+def host_reads_removed() -> Iterator[None]:
     """Replace the functions with which Pyro's losses read numbers on the host, to return them and to warn."""
-    modules = {sys.modules[base.__module__] for base in loss.__mro__}
-    # A function in place of a loss may call any.
-    modules |= {module for name, module in sys.modules.items() if name.startswith("pyro.infer.")}
+    replaced = [
+        (infer_util, "torch_item", lambda value: value.detach() if isinstance(value, Tensor) else value),
+        (pyro.util, "warn_if_nan", lambda *args: None),
+    ]
+    modules = [module for module in sys.modules.values() if isinstance(module, ModuleType)]
+    patches: list[tuple[Any, str, Any]] = [
+        (module, name, function)
+        for origin, name, function in replaced
+        for module in modules
+        if vars(module).get(name) is getattr(origin, name)
+    ]
+    # For distributions that were made with validation on.
+    patches.append((torch.distributions.Distribution, "_validate_sample", lambda *args: None))
+    # Losses that enumerate compare scales, and leave out where a probability is zero; a NaN among the scales stays.
+    patches.append((traceenum_elbo, "_get_common_scale", lambda scales: reduce(_maximum, scales)))
+    patches.append((Dice, "compute_expectation", _expectation))
+    patches.append((infer_util, "_fulldot", lambda prob, cost: (prob * cost.masked_fill(prob <= 0, 0.0)).sum()))
     with ExitStack() as stack:
-        for module in modules:
-            if hasattr(module, "torch_item"):
-                stack.enter_context(mock.patch.object(module, "torch_item", _detached))
-            if hasattr(module, "warn_if_nan"):
-                stack.enter_context(mock.patch.object(module, "warn_if_nan", return_value=None))
-        stack.enter_context(mock.patch.object(Dice, "compute_expectation", _expectation))
-        # For distributions that were made with validation on.
-        stack.enter_context(mock.patch.object(torch.distributions.Distribution, "_validate_sample", _no_check))
+        for patch in patches:
+            stack.enter_context(mock.patch.object(*patch))
         yield
 
 
-def _expectation(dice: Any, costs: Mapping[Any, Any]) -> Any:
-    """Pyro's ``Dice.compute_expectation``, which reads on the host whether a probability is zero, without doing so."""
-    with shared_intermediates() as cache:
-        ring, expected = MarginalRing(cache=cache), torch.zeros(())
-        for ordinal, terms in costs.items():
-            factors = dice._get_log_factors(ordinal)
-            scale = math.exp(sum(x for x in factors if not isinstance(x, Tensor)))
-            factors = [x for x in factors if isinstance(x, Tensor)]
-            queries = {frozenset(x._pyro_dims): x for x in reversed(factors)}
-            for cost in terms:
-                if frozenset(cost._pyro_dims) not in queries:
-                    query = torch.zeros_like(cost)
-                    query._pyro_dims = cost._pyro_dims  # type: ignore[attr-defined]
-                    factors.append(query)
-                    queries[frozenset(cost._pyro_dims)] = query
-            wanted = {key: queries[key] for key in (frozenset(cost._pyro_dims) for cost in terms)}
-            for query in wanted.values():
-                require_backward(query)
-            ring.sumproduct(factors, set[str]().union(*(x._pyro_dims for x in factors)) - ordinal)._pyro_backward()
-            for cost in terms:
-                query = wanted[frozenset(cost._pyro_dims)]
-                prob = query._pyro_backward_result.exp()
-                prob._pyro_dims = query._pyro_dims
-                cost, prob = packed.broadcast_all(cost, prob)
-                expected = expected + scale * (prob * cost.masked_fill(prob <= 0, 0.0)).sum()
-    return expected
+def _maximum(one: Any, other: Any) -> Tensor:
+    return torch.maximum(torch.as_tensor(one), torch.as_tensor(other))
 
 
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
+class Replaced(TorchFunctionMode):
+    """Call other functions in place of some of torch's."""
+
+    def __init__(self, functions: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.functions = functions
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.functions.get(func, func)(*args, **(kwargs or {}))
 
 
-def _no_check(distribution: Any, value: Any) -> None:
-    pass
+def _expectation(dice: Any, costs: Any, compute: Callable[..., Any] = Dice.compute_expectation) -> Any:
+    """Do not ask on the host whether all probabilities are positive."""
+    with Replaced({Tensor.all: lambda mask: True}):
+        return compute(dice, costs)
+
+
+def after_hooks(parameter: Tensor, gradient: Tensor) -> Tensor | None:
+    """What the hooks of ``register_post_accumulate_grad_hook`` leave of a gradient."""
+    left: Tensor | None = gradient
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        parameter.grad = left
+        hook(parameter)
+        left, parameter.grad = parameter.grad, None
+    return left
 
 
 class CompilerMissingError(RuntimeError):

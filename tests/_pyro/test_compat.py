@@ -263,7 +263,7 @@ def test_pyros_losses_can_be_evaluated_without_a_look_at_a_value():
     guide = pyro.infer.autoguide.AutoNormal(model)
     guide()
     for loss in (pyro.infer.Trace_ELBO(), pyro.infer.TraceMeanField_ELBO()):
-        with CountHostReads() as without, compat.host_reads_removed(type(loss)), pyro.validation_enabled(False):
+        with CountHostReads() as without, compat.host_reads_removed(), pyro.validation_enabled(False):
             loss.differentiable_loss(model, guide)
         with CountHostReads() as usual:
             loss.differentiable_loss(model, guide)
@@ -321,9 +321,65 @@ def test_a_fused_optimizer_stands_still_while_told_to():
     assert not compat.stop_where(torch.optim.Rprop([w]), torch.ones(()))
 
 
-def test_capturing_is_said_within_its_block_and_in_its_thread_alone():
-    with compat.capturing():
-        assert compat.is_capturing()
+def test_capturing_is_said_while_a_graph_is_recorded_and_in_its_thread_alone():
+    def function(x):
         with ThreadPoolExecutor(1) as threads:
-            assert not threads.submit(compat.is_capturing).result()
+            seen.append((compat.is_capturing(), threads.submit(compat.is_capturing).result()))
+        with compat.untraced():
+            seen.append(float(x.sum()))
+        return [x + 1.0]
+
+    seen = []
+    compat.record_graph(function, [torch.ones(2)])
+    assert seen == [(True, False), 2.0]
     assert not compat.is_capturing()
+
+
+def test_other_functions_are_called_in_place_of_torchs():
+    with compat.Replaced({torch.Tensor.all: lambda tensor: "all"}):
+        assert torch.zeros(2).all() == "all"
+        assert not torch.zeros(2).any()
+    assert not torch.zeros(2).all()
+
+
+@pytest.mark.parametrize("probability", [0.3, 0.0])
+def test_losses_that_enumerate_are_the_same_without_looks_at_a_value(probability):
+    def model():
+        with pyro.plate("rows", 10, subsample_size=2):
+            which = pyro.sample("which", dist.Bernoulli(0.4), infer={"enumerate": "parallel"})
+            pyro.sample("y", dist.Normal(which, 1.0), obs=torch.tensor([0.3, -2.0]))
+
+    def guide():
+        q = pyro.param("q", torch.tensor(probability))
+        with pyro.plate("rows", 10, subsample_size=2):
+            pyro.sample("which", dist.Bernoulli(q, validate_args=False), infer={"enumerate": "parallel"})
+
+    def evaluate():
+        value = loss.differentiable_loss(model, guide)
+        return value, *torch.autograd.grad(value, [pyro.param("q")])
+
+    loss = pyro.infer.TraceEnum_ELBO(max_plate_nesting=1)
+    usual = evaluate()
+    with CountHostReads() as reads, compat.host_reads_removed(), pyro.validation_enabled(False):
+        ours = evaluate()
+    torch.testing.assert_close(ours, usual)
+    assert reads.count == 0
+
+
+def test_a_scale_that_is_not_a_number_stays_one_among_the_scales_of_enumerated_sites():
+    with compat.host_reads_removed():
+        common = pyro.infer.traceenum_elbo._get_common_scale
+        assert common([2.0, torch.tensor(2.0)]) == 2.0
+        assert torch.isnan(common([2.0, torch.tensor(torch.nan), 2.0]))
+
+
+def test_what_hooks_leave_of_a_gradient_is_what_torch_adds():
+    parameter = torch.ones(2, requires_grad=True)
+    assert compat.after_hooks(parameter, torch.ones(2)).tolist() == [1.0, 1.0]
+    parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", 3.0 * p.grad))
+    (2.0 * parameter).sum().backward()
+    added, parameter.grad = parameter.grad, None
+    assert torch.equal(compat.after_hooks(parameter, torch.full((2,), 2.0)), added)
+    assert parameter.grad is None
+    parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    assert compat.after_hooks(parameter, torch.ones(2)) is None

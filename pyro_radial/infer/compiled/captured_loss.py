@@ -3,9 +3,7 @@
 
 """A loss and its gradients from graphs that are recorded once, compiled, and replayed."""
 
-import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -29,7 +27,7 @@ from pyro_radial.infer.compiled.recording import (
     record_program,
 )
 from pyro_radial.infer.compiled.state import PLAIN, described
-from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.elbo import LossTerms, RadialELBO
 
 __all__ = ["CapturedLoss", "compiled", "forget"]
 
@@ -43,13 +41,11 @@ OPTIONS = {"fallback_random": True}
 MOST_KEPT = 64
 
 # Settings of Pyro that a graph fixes.
-SETTINGS = ("module_local_params", "radial_kl_directions", "radial_kl_seed")
+SETTINGS = ("module_local_params", "radial_kl_directions", "radial_kl_seed", "validate_distributions_pyro")
 
 Code = Callable[..., Sequence[Tensor]]
 
-_lock = threading.RLock()
-_kept: OrderedDict[Any, Code] = OrderedDict()
-_warned = False
+_kept: dict[Any, Code] = {}
 
 
 class CapturedLoss:
@@ -71,12 +67,10 @@ class CapturedLoss:
     ) -> None:
         self.model, self.guide, self.loss = model, guide, loss
         self.compile, self.max_signatures, self.options = compile, max_signatures, dict(options or {})
-        # By signature, the latest in use first. Their programs stay alive, since signatures hold their ids.
+        # By signature, the latest in use first, and the programs that cannot be captured, which takes long to find out.
+        # Both keep their programs alive, whose ids the signatures hold.
         self._recordings: dict[Any, list[Recording]] = {}
-        self._programs: dict[Any, tuple[Any, ...]] = {}
-        # Signatures of programs that cannot be captured, which takes long to find out.
-        self._refused: set[Any] = set()
-        self._weights: dict[torch.device, Tensor] = {}
+        self._refused: dict[Any, Any] = {}
         #: The parameters of the latest loss, unconstrained, by name in Pyro's store.
         self.parameters: dict[str, Tensor] = {}
         #: Whether the latest loss came from a graph.
@@ -99,26 +93,27 @@ class CapturedLoss:
         A graph takes the step ``update`` itself. Its parameters are then left out, and keep their values if the loss is
         not finite.
         """
-        call = Call(self.loss, self.model, self.guide, args, kwargs, gradients, also, update)
         weight = self.loss.weight_now() if isinstance(self.loss, RadialELBO) else 1.0
+        call = Call(self.loss, self.model, self.guide, args, kwargs, gradients, also, update, weight)
         leaves, tree = tree_flatten((args, dict(kwargs)))
         self.replayed = False
         if self._runs_as_it_is(leaves):
             return self._eagerly(call)
         key = self._signature(leaves, tree, gradients, update is None, weight != 0.0)
-        recording = self._recording(key, call, weight)
+        recording = self._recording(key, call)
         if not isinstance(recording, Recording):
             return self._eagerly(call, recording)
         self.replayed = True
         self.parameters = recording.parameters()
-        inputs = [self._weight_on(recording.device, weight), *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
+        weight_tensor = torch.full((), weight, device=recording.device)
+        inputs = [weight_tensor, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
         with torch.no_grad():
             tensors = self._code(recording, inputs, compile_after)(*recording.constant_tensors(), *inputs)
-        evaluation = Evaluation.of(tensors, recording.graph.static)
+        evaluation: Evaluation = recording.graph.result(tensors)._replace(parameters=self.parameters)
         if isinstance(self.loss, RadialELBO):
             entropies = partial(guide_entropies, self.guide, args, kwargs)
-            self.loss.keep(evaluation.loss_terms(weight, entropies), gradients)
-        return evaluation.loss, evaluation.with_gradients(self.parameters.values())
+            self.loss.keep(LossTerms(weight, entropies=entropies, **evaluation.terms), gradients)
+        return evaluation.loss, evaluation.with_gradients(hooks=True)
 
     @property
     def recordings(self) -> list[Recording]:
@@ -141,23 +136,20 @@ class CapturedLoss:
 
     def _eagerly(self, call: Call, ran: Refusal | None = None) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Run the program as usual, if it has not."""
-        if ran is None:
-            with one_at_a_time():
-                evaluation, self.parameters = evaluate(call._replace(update=None))
-        else:
-            evaluation, self.parameters = ran.evaluation, ran.parameters
-        return evaluation.loss, evaluation.with_gradients(self.parameters.values())
+        with one_at_a_time():
+            evaluation = evaluate(call._replace(update=None)) if ran is None else ran.evaluation
+        self.parameters = evaluation.parameters
+        # A loss that adds its gradients itself has called hooks.
+        return evaluation.loss, evaluation.with_gradients(hooks=is_differentiable(call.loss))
 
     def _signature(self, leaves: Sequence[Any], tree: Any, *rest: Any) -> Any:
         """What decides on a graph, besides the state that the program reads."""
-        program = self.model, self.guide, self.loss
-        ids = tuple(map(id, program))
-        self._programs.setdefault(ids, program)
+        ids = tuple(map(id, (self.model, self.guide, self.loss)))
         # Trees have no hash in older versions of torch.
         signatures = tuple(described(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
         return ids, repr(tree), signatures, rest, settings_now()
 
-    def _recording(self, key: Any, call: Call, weight: float) -> Recording | Refusal | None:
+    def _recording(self, key: Any, call: Call) -> Recording | Refusal | None:
         """A recording that holds, perhaps a new one; what the first run of a program without one gave, later None."""
         if key in self._refused:
             return None
@@ -171,10 +163,10 @@ class CapturedLoss:
             self._say(self._too_many(recordings))
             return None
         with one_at_a_time():
-            made = record_program(call, weight)
+            made = record_program(call)
         if isinstance(made, Refusal):
             self._say(made.reason)
-            self._refused.add(key)
+            self._refused[key] = call.model, call.guide, call.loss
         else:
             recordings.insert(0, made)
         return made
@@ -206,36 +198,25 @@ class CapturedLoss:
         if recording.code is None and self.compile and compile_after is not None:
             recording.uses += 1
             if recording.uses > compile_after or _key(recording.graph, inputs, self.options) in _kept:
-                with one_at_a_time():
-                    recording.code = compiled(recording.graph, inputs, self.options)
+                recording.code = compiled(recording.graph, inputs, self.options)
         return recording.graph.module if recording.code is None else recording.code
 
-    def _weight_on(self, device: torch.device, weight: float) -> Tensor:
-        if device not in self._weights:
-            self._weights[device] = torch.ones((), device=device)
-        return self._weights[device].fill_(weight)
 
-
+@one_at_a_time()
 def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Code:
     """Compiled code for a graph, perhaps made for an equal one; without a compiler, the graph itself."""
-    global _warned
     key = _key(graph, inputs, options)
-    with _lock:
-        if key in _kept:
-            _kept.move_to_end(key)
-            return _kept[key]
+    if key not in _kept:
         try:
             with torch.no_grad():
                 examples = [t.detach() for t in (*graph.constants, *inputs)]
                 _kept[key] = compile_graph(graph.module, examples, {**OPTIONS, **options})
         except CompilerMissingError as error:
-            if not _warned:
-                warnings.warn(f"no compiler on this machine, so graphs run as recorded: {error}", stacklevel=2)
-                _warned = True
-            return graph.module
-        while len(_kept) > MOST_KEPT:
-            _kept.popitem(last=False)
-        return _kept[key]
+            warnings.warn(f"no compiler on this machine, so graphs run as recorded: {error}", stacklevel=2)
+            _kept[key] = graph.module
+        if len(_kept) > MOST_KEPT:
+            del _kept[next(iter(_kept))]
+    return _kept[key]
 
 
 def settings_now() -> tuple[Any, ...]:

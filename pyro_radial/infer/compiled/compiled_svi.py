@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pyro.optim import PyroOptim
@@ -16,34 +16,29 @@ from pyro_radial._pyro.checks import check_flag, check_types, optional, positive
 from pyro_radial._pyro.compat import stop_where
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
+from pyro_radial.infer.compiled.recording import check_observations
 from pyro_radial.infer.training.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.training.not_finite import not_finite_parts
 from pyro_radial.infer.training.optimizers import JointOptimizer
 
 __all__ = ["CompiledSVI"]
 
-
-class _Step(NamedTuple):
-    """The arguments and the noise of a step, to repeat it."""
-
-    number: int
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    noise: TorchNoise
+Loss = Tensor | tuple[Tensor, ...]
 
 
 class CompiledSVI:
     r"""Run the steps of :class:`pyro.infer.SVI` as compiled graphs.
 
-    The first call with a signature runs the Pyro program once, records the tensor operations of its loss and gradients,
-    and later replays them with fresh noise; a graph in frequent use is compiled by inductor. A signature is the tree,
+    The first step with a signature runs the program once and records the tensor operations of its loss and gradients.
+    Later steps replay them with fresh noise; inductor compiles a graph in frequent use. A signature is the tree,
     shapes, strides, dtypes and devices of the arguments, and the values of arguments that are not tensors.
 
     Parameters, buffers and other tensors, the scale N / B and the weight of the KL are inputs of the graph. The first
     run also finds the Python state that the program reads: attributes, closures, globals, items of containers, hooks,
-    ``requires_grad``. Each step compares it, and a change is recorded again. A program that changes such state itself,
-    or reads the value of a tensor, as in ``if w > 0:``, runs as usual; a warning names the line. A graph does not see
-    files, queues, the clock, or objects of C extensions that change inside, and validates no arguments.
+    ``requires_grad``, small tensors whose values Python reads. Each step compares it; a change is recorded again. A
+    program that changes such state itself, or reads the value of a parameter, a draw or an argument, as in
+    ``if w > 0:``, runs as usual; a warning names the line. A graph does not see files, queues, the clock, or objects of
+    C extensions that change inside. It checks observations against their supports, and no other arguments.
 
     :param model: a Pyro model, a module or a function.
     :param guide: its guide.
@@ -58,7 +53,8 @@ class CompiledSVI:
     :param int check_every: how many steps pass between checks for a loss that is not finite, which synchronize with
         the device; 1 on a CPU and 10 elsewhere by default. No step is taken on such a loss.
     :param options: settings of inductor, such as ``{"triton.cudagraphs": True}``.
-    :raises ValueError: for a loss or an optimizer that does not fit.
+    :raises ValueError: for a loss or an optimizer that does not fit; from a step, for an observation outside of its
+        support.
     :raises FloatingPointError: from a step, naming the parameter, draw or site, if the loss is not finite.
 
     Example::
@@ -102,14 +98,15 @@ class CompiledSVI:
         max_signatures = positive_count("max_signatures", max_signatures)
         self.model, self.guide, self.optim, self.loss = model, guide, optim, loss
         self.check_every = optional(positive_count, "check_every", check_every)
-        self._pair = None if loss_and_grads is None else SimpleNamespace(loss=loss, loss_and_grads=loss_and_grads)
+        self._loss_and_grads = loss_and_grads
         #: The graphs.
         self.captured = CapturedLoss(
             model, guide, loss, compile=compile, max_signatures=max_signatures, options=options
         )
         self._joint, self._joint_of = JointOptimizer(optim), optim
         self._steps = 0
-        self._unchecked: list[_Step] = []
+        # The arguments and the noise of the latest steps, to repeat them.
+        self._unchecked: list[tuple[TorchNoise, Any, Any]] = []
         self._stopped: Tensor | None = None
 
     @property
@@ -132,11 +129,11 @@ class CompiledSVI:
         """Why steps ran as usual; empty if all replayed a graph."""
         return self.captured.eager_because
 
-    def step(self, *args: Any, **kwargs: Any) -> Tensor:
+    def step(self, *args: Any, **kwargs: Any) -> Loss:
         """Take a gradient step.
 
         :param args: arguments of the model and the guide.
-        :returns: the loss before the step, a 0-d tensor.
+        :returns: the loss before the step, a 0-d tensor, or a tuple of them where ``SVI`` returns a tuple.
         """
         if self.optim is not self._joint_of:
             self._joint, self._joint_of = JointOptimizer(self.optim), self.optim
@@ -147,23 +144,23 @@ class CompiledSVI:
         update = optimizer.in_graph() if isinstance(optimizer, NaturalGradientOptimizer) else None
         loss, gradients = self._evaluate(args, kwargs, update=update)
         self._joint.adopt(self.captured.parameters)
-        self._unchecked.append(_Step(self._steps, args, kwargs, noise))
+        self._unchecked.append((noise, args, kwargs))
         self._check(loss)
         self._joint.step(gradients)
         self._steps += 1
-        return loss
+        return loss.unbind() if loss.ndim else loss
 
-    def evaluate_loss(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Estimate the loss, a 0-d tensor, without a step."""
-        return self._evaluate(args, kwargs, gradients=False)[0]
+    def evaluate_loss(self, *args: Any, **kwargs: Any) -> Loss:
+        """Estimate the loss, as :meth:`step` returns it, without a step."""
+        loss, _ = self._evaluate(args, kwargs, gradients=False)
+        return loss.unbind() if loss.ndim else loss
 
     def _evaluate(self, args: Any, kwargs: Any, **how: Any) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """The loss and its gradients, for the present model, guide and loss."""
         captured = self.captured
         captured.model, captured.guide, captured.loss = self.model, self.guide, self.loss
-        if self._pair is not None:
-            captured.loss = self._pair
-            self._pair.loss = self.loss
+        if self._loss_and_grads is not None:
+            captured.loss = SimpleNamespace(loss=self.loss, loss_and_grads=self._loss_and_grads)
         return captured(args, kwargs, **how)
 
     def _check(self, loss: Tensor) -> None:
@@ -183,22 +180,19 @@ class CompiledSVI:
 
     def _not_finite(self) -> FloatingPointError:
         """The error for the first step with a loss that was not finite, found by repeating the steps."""
-        found: list[str] = []
-        where = self._steps
-        for step in self._unchecked:
-            where = step.number
-            with torch.random.fork_rng():
-                step.noise.restore()
-                found = not_finite_parts(
-                    self.loss, self.model, self.guide, step.args, step.kwargs, self.captured.parameters
-                )
-            if found:
-                break
-        self._unchecked.clear()
-        self._stopped = None
+        steps, self._unchecked, self._stopped = self._unchecked, [], None
         if self._joint.optimizer is not None:
             stop_where(self._joint.optimizer, None)
+        named = ((number, self._parts(*step)) for number, step in enumerate(steps, self._steps + 1 - len(steps)))
+        where, found = next(((number, parts) for number, parts in named if parts), (self._steps, ["the loss"]))
         return FloatingPointError(
-            f"not finite in step {where}: {', '.join(found) or 'the loss'}; no step was taken on it; "
-            "try a smaller learning rate"
+            f"not finite in step {where}: {', '.join(found)}; no step was taken on it; try a smaller learning rate"
         )
+
+    def _parts(self, noise: TorchNoise, args: Any, kwargs: Any) -> list[str]:
+        """What is not finite in a step, by name."""
+        with torch.random.fork_rng():
+            noise.restore()
+            check_observations(self.model, self.guide, args, kwargs)
+            noise.restore()
+            return not_finite_parts(self.loss, self.model, self.guide, args, kwargs, self.captured.parameters)

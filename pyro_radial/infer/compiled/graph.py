@@ -5,76 +5,144 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self
+from functools import partial
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import pyro
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.modules.module import register_module_buffer_registration_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pyro_radial._pyro.compat import capturing, record_graph, tree_leaves
-from pyro_radial.infer.compiled.state import UncapturableError
+from pyro_radial._pyro.compat import Replaced, record_graph, tree_flatten, tree_leaves, tree_unflatten, untraced
+from pyro_radial.infer.compiled.state import MOST_BYTES, UncapturableError
 
-__all__ = ["ChangedTensors", "Graph", "ReplacedBuffers", "put_back", "record", "restored"]
+__all__ = ["ChangedTensors", "Graph", "put_back", "put_buffers_back", "record", "replaced_buffers", "restored"]
 
 # Besides operations, which have tags.
-TO_HOST = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
+TO_HOST = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
+VALUE_READ = (
+    "Python reads the value of a tensor that the model or the guide computes; use operations such as torch.where"
+)
+SHAPE_READ = "a tensor has a shape that depends on values; use torch.where, or mask what does not count"
+LITERAL = torch.ops.aten.lift_fresh.default
+
+# By a dict of buffers and a name: the dict, the buffer from before, and the latest one.
+Buffers = dict[tuple[int, str], tuple[dict[str, Any], Any, Any]]
 
 
 class Graph(NamedTuple):
-    """A recorded function: operations on ``[*constants, *inputs]``, and what it returned besides tensors.
+    """A recorded function: operations on ``[*constants, *inputs]``, and the tree of its result.
 
-    The constants are the tensors that the function read besides its inputs.
+    The constants are the tensors that the function read besides its inputs, and ``read`` has the ids of those that the
+    host read.
     """
 
     module: GraphModule
     constants: list[Tensor]
-    static: Any
+    leaves: list[Any]
+    tree: Any
+    read: set[int]
+
+    def result(self, tensors: Sequence[Tensor] | None = None) -> Any:
+        """The tree with these tensors, or with ``Tensor`` in their places."""
+        found = repeat(Tensor) if tensors is None else iter(tensors)
+        return tree_unflatten([next(found) if leaf is Tensor else leaf for leaf in self.leaves], self.tree)
 
 
-def record(function: Callable[..., tuple[list[Tensor], Any]], inputs: Sequence[Tensor]) -> Graph:
-    """Record the tensor operations of a function, which must return equal values besides tensors in each run."""
-    static: list[Any] = []
+def record(
+    function: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    readable: Iterable[Tensor] = (),
+    changed: Iterable[Tensor] = (),
+) -> Graph:
+    """Record the tensor operations of a function, which returns a tree with tensors.
+
+    :param readable: tensors that the host may read, except those in ``changed``.
+    """
+    leaves: list[Any] = []
+    tree: Any = None
 
     def tensors_alone(*tensors: Tensor) -> list[Tensor]:
-        outputs, rest = function(*tensors)
-        static.append(rest)
-        return outputs
+        nonlocal tree
+        found, tree = tree_flatten(function(*tensors))
+        leaves[:] = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in found]
+        return [leaf for leaf in found if isinstance(leaf, Tensor)]
 
-    with capturing(), pyro.validation_enabled(False), _HostReads(), _CopiesToHost():
+    reads = _HostReads(readable, (*inputs, *changed))
+    copies = Replaced({function: partial(reads.copied, function) for function in TO_HOST})
+    with pyro.validation_enabled(False), reads, copies:
         module = record_graph(tensors_alone, inputs)
-    _check_shapes(module)
-    return Graph(module, _lift_constants(module), static[-1])
+    return Graph(module, _lift_constants(module), leaves, tree, reads.read)
 
 
 class _HostReads(TorchDispatchMode):
-    """Raise an error if the host reads a tensor from before; recording itself notices reads of computed tensors."""
+    """Let the host read what comes from Python numbers and readable tensors alone; raise an error at other reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, readable: Iterable[Tensor], others: Iterable[Tensor]) -> None:
         super().__init__()
-        self.made: dict[int, Tensor] = {}
+        self.read: set[int] = set()
+        # By memory: the ids of the readable tensors that its content comes from; None if it comes from others too.
+        self._sources: dict[int, set[int] | None] = {}
+        # Other tensors must not get the memory of these.
+        self._known: list[Tensor] = []
+        for tensor in readable:
+            # A class of its own may refuse that its attributes are read.
+            plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+            if plain and not tensor.requires_grad and tensor.device.type == "cpu" and tensor.nbytes <= MOST_BYTES:
+                self._note(tensor, {id(tensor)})
+        for tensor in others:
+            self._note(tensor, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.data_dependent_output in func.tags and any(
-            isinstance(arg, Tensor) and id(arg) not in self.made for arg in args
-        ):
-            raise RuntimeError(f"data-dependent: {func} reads the value of a tensor")
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.numel() == 1:
-            self.made[id(result)] = result
+        kwargs = kwargs or {}
+        shape = torch.Tag.dynamic_output_shape in func.tags
+        if func is torch.ops.aten.index.Tensor:
+            args = args[0], [number for index in args[1] for number in self._numbers(index)]
+        elif shape or torch.Tag.data_dependent_output in func.tags:
+            self.reads((args, kwargs), SHAPE_READ if shape else VALUE_READ)
+            with untraced():
+                return func(*args, **kwargs)
+        sources = set() if func is LITERAL else self._sources_of((args, kwargs))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            sources = None
+        changed = _changed_by(func, args, kwargs)
+        result = func(*args, **kwargs)
+        for tensor in (*changed, *_tensors(result)):
+            self._note(tensor, sources)
         return result
 
+    def reads(self, tree: Any, reason: str = VALUE_READ) -> None:
+        """Note that the host reads tensors, or raise an error."""
+        sources = self._sources_of(tree)
+        if sources is None:
+            raise UncapturableError(reason)
+        self.read |= sources
 
-class _CopiesToHost(TorchFunctionMode):
-    """Raise an error if a tensor is copied to the host, which no operation shows."""
+    def copied(self, function: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Copy a tensor to the host, which no operation shows."""
+        self.reads(tensor)
+        with untraced():
+            return function(tensor, *args, **kwargs)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in TO_HOST:
-            raise RuntimeError(f"data-dependent: {func.__name__} reads the value of a tensor")
-        return func(*args, **(kwargs or {}))
+    def _numbers(self, index: Tensor | None) -> Sequence[Tensor | None]:
+        """An index, or the places of a mask, which have a shape of their own."""
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            return [index]
+        self.reads(index, SHAPE_READ)
+        with untraced():
+            return index.nonzero().unbind(1)
+
+    def _sources_of(self, tree: Any) -> set[int] | None:
+        found = [self._sources.get(_memory(tensor)) for tensor in _tensors(tree)]
+        return None if None in found else set[int]().union(*(ids for ids in found if ids))
+
+    def _note(self, tensor: Tensor, sources: set[int] | None) -> None:
+        self._sources[_memory(tensor)] = sources
+        if sources is not None:
+            self._known.append(tensor)
 
 
 class ChangedTensors(TorchDispatchMode):
@@ -88,17 +156,21 @@ class ChangedTensors(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for tensor in _changed_by(func, args, kwargs):
-            if tensor.untyped_storage()._cdata not in self._made:
+            if _memory(tensor) not in self._made:
                 self.before.append((tensor.detach(), tensor.clone()))
         result = func(*args, **kwargs)
         # A view has the memory of an argument, and a tensor of Python numbers memory of its own.
-        given = () if func is torch.ops.aten.lift_fresh.default else (args, kwargs)
-        self._made |= _memory(result) - _memory(given)
+        given = () if func is LITERAL else (args, kwargs)
+        self._made |= {*map(_memory, _tensors(result))} - {*map(_memory, _tensors(given))}
         return result
 
 
-def _memory(tree: Any) -> set[int]:
-    return {leaf.untyped_storage()._cdata for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)}
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 @contextmanager
@@ -118,34 +190,31 @@ def put_back(values: Sequence[tuple[Tensor, Tensor]]) -> None:
         tensor.copy_(value)
 
 
-class ReplacedBuffers:
-    """Remember the buffers that modules replace in the block, which no operation shows."""
+@contextmanager
+def replaced_buffers() -> Iterator[Buffers]:
+    """Find the buffers that modules replace in the block, which no operation shows."""
+    found: Buffers = {}
 
-    def __init__(self) -> None:
-        # For a dict of buffers and a name: the buffer from before, and the present one.
-        self._found: dict[tuple[int, str], tuple[Any, Any, Any]] = {}
+    def note(module: nn.Module, name: str, buffer: Tensor | None) -> None:
+        holder, key = module._buffers, (id(module._buffers), name)
+        found[key] = holder, found[key][1] if key in found else holder.get(name), buffer
 
-    def __enter__(self) -> Self:
-        self._hook = register_module_buffer_registration_hook(self._replaced)
-        return self
+    hook = register_module_buffer_registration_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
 
-    def __exit__(self, *error: Any) -> None:
-        self._hook.remove()
 
-    def _replaced(self, module: nn.Module, name: str, buffer: Tensor | None) -> None:
-        key = id(module._buffers), name
-        before = self._found[key][1] if key in self._found else module._buffers.get(name)
-        self._found[key] = module._buffers, before, buffer
-
-    def put_back(self, *, write: bool = False) -> None:
-        """Put the buffers from before back; ``write`` copies the present values into them, which a graph can do."""
-        for (_, name), (holder, before, now) in self._found.items():
-            # Not the buffers of a network that was called with those of another, and has its own again.
-            if isinstance(before, Tensor) and holder.get(name) is now is not before and not before.is_meta:
-                if write:
-                    with torch.no_grad():
-                        before.copy_(now)
-                holder[name] = before
+@torch.no_grad()
+def put_buffers_back(buffers: Buffers, *, write: bool = False) -> None:
+    """Put the buffers from before back; ``write`` copies the present values into them, which a graph can do."""
+    for (_, name), (holder, before, now) in buffers.items():
+        # A network that was called with the buffers of another has its own again.
+        if isinstance(before, Tensor) and holder.get(name) is now is not before and not before.is_meta:
+            if write:
+                before.copy_(holder[name])
+            holder[name] = before
 
 
 def _changed_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
@@ -155,22 +224,7 @@ def _changed_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
         for place, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 changed.append(args[place] if place < len(args) else kwargs.get(argument.name))
-    return [leaf for leaf in tree_leaves(changed) if isinstance(leaf, Tensor)]
-
-
-def _check_shapes(module: GraphModule) -> None:
-    """Raise an error for operations with shapes that depend on values, which a graph would fix."""
-    for node in module.graph.nodes:
-        tags = getattr(node.target, "tags", ())
-        indexes = node.target is torch.ops.aten.index.Tensor
-        dynamic = torch.Tag.dynamic_output_shape in tags and not (indexes and not _has_mask(node))
-        if dynamic or torch.Tag.data_dependent_output in tags:
-            raise UncapturableError(f"the operation {node.target} has a shape that depends on values")
-
-
-def _has_mask(node: Any) -> bool:
-    """Whether a tensor is indexed by a mask."""
-    return any(index is not None and index.meta["val"].dtype in (torch.bool, torch.uint8) for index in node.args[1])
+    return _tensors(changed)
 
 
 def _lift_constants(module: GraphModule) -> list[Tensor]:

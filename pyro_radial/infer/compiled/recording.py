@@ -4,12 +4,11 @@
 """A loss of a Pyro program, with its terms and gradients, recorded as a graph."""
 
 import gc
-import os
+import math
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pyro
@@ -18,21 +17,38 @@ import torch
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
+from torch.distributions.constraints import integer_interval, real
 
-from pyro_radial._pyro.compat import host_reads_removed, stored_parameters, tree_flatten, tree_unflatten
+from pyro_radial._pyro.compat import (
+    Replaced,
+    after_hooks,
+    host_reads_removed,
+    stored_parameters,
+    tree_flatten,
+    tree_unflatten,
+)
 from pyro_radial._pyro.random_numbers import TorchNoise, seeded_elsewhere
-from pyro_radial.infer.compiled.graph import ChangedTensors, Graph, ReplacedBuffers, put_back, record, restored
-from pyro_radial.infer.compiled.state import Code, State, UncapturableError, described
-from pyro_radial.infer.elbo import LossTerms, RadialELBO, entropies
+from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.infer.compiled.graph import (
+    ChangedTensors,
+    Graph,
+    put_back,
+    put_buffers_back,
+    record,
+    replaced_buffers,
+    restored,
+)
+from pyro_radial.infer.compiled.state import Code, State, UncapturableError, described, is_library, line
+from pyro_radial.infer.elbo import RadialELBO, entropies
 from pyro_radial.infer.training.data import device_of, dtype_of
 
 __all__ = [
     "Call",
     "Evaluation",
-    "Layout",
     "Recording",
     "Refusal",
     "Update",
+    "check_observations",
     "evaluate",
     "guide_entropies",
     "is_differentiable",
@@ -53,7 +69,11 @@ class Update(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The arguments of one evaluation: ``also`` are trained parameters besides those of ``param`` statements."""
+    """The arguments of one evaluation.
+
+    ``also`` are trained parameters besides those of ``param`` statements, and ``weight`` is that of the KL; zero has a
+    graph of its own.
+    """
 
     loss: Any
     model: Callable[..., Any]
@@ -63,111 +83,111 @@ class Call(NamedTuple):
     gradients: bool
     also: Mapping[str, Tensor]
     update: Update | None = None
+    weight: float = 1.0
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The names that go with the tensors of an evaluation, in order, and the plain values of its terms.
-
-    ``sites`` names the NLLs, KLs and weight-space KLs; ``used`` says for each parameter whether the loss depends on it.
-    """
-
-    used: tuple[bool, ...]
-    sites: tuple[tuple[str, ...], ...] = ()
-    num_data: int | None = None
-    sampled_kl: dict[str, str] = field(default_factory=dict)
-    weight_space_kl_weight: float = 0.0
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A detached loss, the terms of the layout's sites (if it keeps any), and the gradients of used parameters."""
+class Evaluation(NamedTuple):
+    """A detached loss, a gradient for each parameter (None if the loss does not depend on it), and terms, if any."""
 
     loss: Tensor
-    terms: tuple[Tensor, ...]
-    gradients: tuple[Tensor, ...]
-    layout: Layout
+    gradients: tuple[Tensor | None, ...]
+    terms: dict[str, Any]
+    #: By name in Pyro's store, unconstrained.
+    parameters: dict[str, Tensor]
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All tensors in one list."""
-        return [self.loss, *self.terms, *self.gradients]
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor], layout: Layout) -> "Evaluation":
-        """The inverse of :attr:`tensors`."""
-        num_terms = sum(map(len, layout.sites))
-        return cls(tensors[0], tuple(tensors[1 : 1 + num_terms]), tuple(tensors[1 + num_terms :]), layout)
-
-    def loss_terms(self, kl_weight: float, entropies: Callable[[], dict[str, Tensor]]) -> LossTerms:
-        """The terms as the loss keeps them."""
-        layout, terms = self.layout, iter(self.terms)
-        nll, kl, of_weights = ({name: next(terms) for name in names} for names in layout.sites)
-        return LossTerms(
-            kl_weight,
-            nll,
-            kl,
-            entropies,
-            layout.num_data,
-            layout.sampled_kl,
-            layout.weight_space_kl_weight,
-            of_weights,
-        )
-
-    def with_gradients(self, parameters: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Each parameter that the loss depends on, with its gradient."""
-        used = [parameter for parameter, used in zip(parameters, self.layout.used, strict=True) if used]
-        return list(zip(used, self.gradients, strict=True))
+    def with_gradients(self, *, hooks: bool) -> list[tuple[Tensor, Tensor]]:
+        """Each parameter that the loss depends on, with its gradient, perhaps after hooks."""
+        pairs = [(p, g) for p, g in zip(self.parameters.values(), self.gradients, strict=True) if g is not None]
+        left = [(p, after_hooks(p, g) if hooks else g) for p, g in pairs]
+        return [(p, g) for p, g in left if g is not None]
 
 
-class ScaleInputs(Messenger):
-    """The outermost handler, which replaces the scales of sites, such as N / B, by 0-d tensors, inputs of the graph."""
+class Inputs(Messenger):
+    """The outermost handler: scales such as N / B become 0-d tensors, which are inputs of the graph.
 
-    def __init__(self, tensors: Mapping[float, Tensor]) -> None:
+    A graph has no checks of Pyro's. It makes the scale of an observation outside of its support NaN.
+    """
+
+    def __init__(self, scales: Mapping[float, Tensor], checked: Collection[str] = ()) -> None:
         super().__init__()
-        self.tensors = tensors
+        self.scales, self.checked = scales, checked
         self.seen: list[float] = []
+        self.observed: set[str] = set()
 
     def _pyro_sample(self, msg: Any) -> None:
-        scale = msg["scale"]
+        scale, value = msg["scale"], msg["value"]
         if isinstance(scale, int | float) and scale not in (0, 1):
             self.seen.append(scale)
-            msg["scale"] = self.tensors.get(scale, scale)
+            msg["scale"] = self.scales.get(scale, scale)
+        support = checked_support(msg)
+        if support is not None and msg["name"] in self.checked:
+            # The remainder in checks of counts takes half as long as their likelihood.
+            with Replaced({Tensor.remainder: lambda number, _: number - number.floor()}):
+                allowed = support.check(value)
+            msg["scale"] = torch.where(allowed.all(), msg["scale"], math.nan)
+            # The number of a class must not leave a table.
+            msg["value"] = torch.where(allowed, value, 0) if isinstance(support, integer_interval) else value
+        elif support is not None and getattr(leaf(msg["fn"]), "_validate_args", False):
+            self.observed.add(msg["name"])
 
 
-def evaluate(call: Call) -> tuple[Evaluation, dict[str, Tensor]]:
-    """Run the program, and return its evaluation and its unconstrained parameters by name, found as ``SVI`` does."""
-    loss, model, guide, args, kwargs, gradients, also, update = call
-    if is_differentiable(loss):
+def checked_support(site: Mapping[str, Any]) -> Any:
+    """The support of an observed tensor, if a check of it can fail and costs little, else None."""
+    if site["is_observed"] and isinstance(site["value"], Tensor):
+        with suppress(NotImplementedError):
+            support = leaf(site["fn"]).support
+            if getattr(support, "base_constraint", support) is not real and support.event_dim < 2:
+                return support
+    return None
+
+
+def check_observations(model: Any, guide: Any, args: Any, kwargs: Any) -> None:
+    """Raise a ``ValueError`` that names the site of an observation outside of its support, which a graph does not."""
+    with pyro.validation_enabled(False), torch.no_grad():
+        guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+        trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
+    for name, site in dict[str, Any](trace.nodes).items():
+        support = checked_support(site) if site["type"] == "sample" else None
+        if support is not None:
+            allowed = support.check(site["value"])[(..., *(None,) * support.event_dim)]
+            values, allowed = torch.broadcast_tensors(site["value"], allowed)
+            for outside in values[~allowed][:1].tolist():
+                raise ValueError(f"site {name!r} must have observations within the support {support}, got {outside}")
+
+
+def evaluate(call: Call) -> Evaluation:
+    """Run the program, and find its parameters as ``SVI`` does."""
+    loss, model, guide, args, kwargs, gradients, also, update, _ = call
+    differentiable = is_differentiable(loss)
+    if differentiable:
         function = getattr(loss, "differentiable_loss", loss)
     else:
         function = loss.loss_and_grads if gradients else loss.loss
+        # It adds its gradients to what there is.
+        for parameter in (*stored_parameters().values(), *also.values()):
+            parameter.grad = None
     # Losses of Pyro that enumerate refuse to do without gradients.
     with_graph = gradients or not isinstance(loss, RadialELBO)
     with poutine.trace(param_only=True) as capture, torch.set_grad_enabled(with_graph):
-        value = torch.as_tensor(function(model, guide, *args, **kwargs))
+        value = function(model, guide, *args, **kwargs)
+    value = torch.stack(list(map(torch.as_tensor, value))) if isinstance(value, tuple) else torch.as_tensor(value)
     parameters = _trained(capture.trace)
-    if not is_differentiable(loss):
-        return _evaluated(value, parameters)
     known = {id(parameter) for parameter in parameters.values()}
     parameters |= {name: p for name, p in also.items() if p.requires_grad and id(p) not in known}
-    found: Sequence[Tensor | None] = ()
-    if gradients and parameters and value.requires_grad:
+    found: Sequence[Tensor | None] = (None,) * len(parameters)
+    if not differentiable:
+        found = [parameter.grad for parameter in parameters.values()]
+        for parameter in parameters.values():
+            parameter.grad = None
+    elif gradients and parameters and value.requires_grad:
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     if update is not None:
-        by_id = dict(zip(map(id, parameters.values()), found, strict=False))
+        by_id = dict(zip(map(id, parameters.values()), found, strict=True))
         moved = update.move(value.detach(), by_id, _constrained(capture.trace))
         found = [None if key in moved else gradient for key, gradient in by_id.items()]
-    used = tuple(gradient is not None for gradient in found) or (False,) * len(parameters)
-    terms: tuple[Tensor, ...] = ()
-    layout = Layout(used)
-    if isinstance(loss, RadialELBO):
-        named = loss.terms
-        by_site = (named.nll_by_site, named.kl_by_site, named.weight_space_kl_by_site)
-        terms = tuple(term for values in by_site for term in values.values())
-        sites = tuple(map(tuple, by_site))
-        layout = Layout(used, sites, named.num_data, named.sampled_kl, named.weight_space_kl_weight)
-    return Evaluation(value.detach(), terms, _apart(g for g in found if g is not None), layout), parameters
+    terms = vars(loss.terms).items() if isinstance(loss, RadialELBO) else ()
+    kept = {name: term for name, term in terms if name not in ("kl_weight", "entropies")}
+    return Evaluation(value.detach(), _apart(found), kept, parameters)
 
 
 def is_differentiable(loss: Any) -> bool:
@@ -175,24 +195,17 @@ def is_differentiable(loss: Any) -> bool:
     return hasattr(loss, "differentiable_loss") or not hasattr(loss, "loss_and_grads")
 
 
-def _evaluated(value: Tensor, parameters: dict[str, Tensor]) -> tuple[Evaluation, dict[str, Tensor]]:
-    """The evaluation of a loss that has added its gradients to those of the parameters."""
-    found = [parameter.grad for parameter in parameters.values()]
-    for parameter in parameters.values():
-        parameter.grad = None
-    layout = Layout(tuple(gradient is not None for gradient in found))
-    return Evaluation(value.detach(), (), tuple(g for g in found if g is not None), layout), parameters
-
-
-def _apart(gradients: Iterable[Tensor]) -> tuple[Tensor, ...]:
+def _apart(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Gradients in memory of their own, so that each can be changed in place."""
     taken: set[int] = set()
-    own = []
+    own: list[Tensor | None] = []
     for gradient in gradients:
-        storage = gradient.untyped_storage()
-        alone = gradient.is_contiguous() and len(storage) == gradient.nbytes and storage.data_ptr() not in taken
-        own.append(gradient if alone else gradient.clone(memory_format=torch.contiguous_format))
-        taken.add(own[-1].untyped_storage().data_ptr())
+        if gradient is not None:
+            storage = gradient.untyped_storage()
+            alone = gradient.is_contiguous() and len(storage) == gradient.nbytes and storage.data_ptr() not in taken
+            gradient = gradient if alone else gradient.clone(memory_format=torch.contiguous_format)
+            taken.add(gradient.untyped_storage().data_ptr())
+        own.append(gradient)
     return tuple(own)
 
 
@@ -218,12 +231,6 @@ def _constrained(trace: Trace) -> dict[int, Tensor]:
 
 # The weight of the KL is an input of the graph.
 UNREAD = ("loss.step", "loss.kl_weight")
-
-# Files in these are not the user's.
-LIBRARIES = tuple(
-    os.path.dirname(os.path.abspath(str(file)))
-    for file in (torch.__file__, pyro.__file__, os.path.join(os.path.dirname(__file__), "..", "..", "__init__.py"))
-)
 
 
 @dataclass
@@ -262,29 +269,25 @@ class Refusal(NamedTuple):
 
     reason: str
     evaluation: Evaluation
-    parameters: dict[str, Tensor]
 
 
-def record_program(call: Call, weight: float) -> Recording | Refusal:
-    """Run a program as usual, and record it twice; a refusal leaves all as after the first run, a recording as before.
-
-    :param float weight: the current weight of the KL; zero has a graph of its own.
-    """
+def record_program(call: Call) -> Recording | Refusal:
+    """Run a program as usual, and record it twice; a refusal leaves all as after the run, a recording as before it."""
     step, noise = getattr(call.loss, "step", None), TorchNoise.now()
-    tensors, buffers, code, scales = ChangedTensors(), ReplacedBuffers(), Code(), ScaleInputs({})
-    weighted = call.loss.weighted_by(weight) if isinstance(call.loss, RadialELBO) else nullcontext()
-    with _garbage_kept(), buffers, tensors, scales, weighted, code.watched():
-        evaluation, parameters = evaluate(call._replace(update=None))
+    tensors, code, first = ChangedTensors(), Code(), Inputs({})
+    with _garbage_kept(), replaced_buffers() as buffers, tensors, first, _weighted(call, call.weight), code.watched():
+        evaluation = evaluate(call._replace(update=None))
     changed = [tensor for tensor, _ in tensors.before]
+    changed += [now for _, before, now in buffers.values() if now is not before and isinstance(now, Tensor)]
     if call.update is not None:
         changed += call.update.changed
         if call.update.check is not None:
             call.update.check()
     try:
-        recording = _recording(call, weight, code, scales.seen, parameters, changed)
+        recording = _recording(call, code, first, evaluation.parameters, changed)
     except UncapturableError as error:
-        return Refusal(str(error), evaluation, parameters)
-    buffers.put_back()
+        return Refusal(str(error), evaluation)
+    put_buffers_back(buffers)
     put_back(tensors.before)
     noise.restore()
     if step is not None:
@@ -294,13 +297,12 @@ def record_program(call: Call, weight: float) -> Recording | Refusal:
     return recording
 
 
+def _weighted(call: Call, weight: Any) -> AbstractContextManager[None]:
+    return call.loss.weighted_by(weight) if isinstance(call.loss, RadialELBO) else nullcontext()
+
+
 def _recording(
-    call: Call,
-    weight: float,
-    code: Code,
-    scales: Sequence[float],
-    parameters: Mapping[str, Tensor],
-    changed: Sequence[Tensor],
+    call: Call, code: Code, first: Inputs, parameters: Mapping[str, Tensor], changed: Sequence[Tensor]
 ) -> Recording:
     """Record a program that has run, and leave all as it was."""
     roots = {"model": call.model, "guide": call.guide, "loss": call.loss}
@@ -309,17 +311,20 @@ def _recording(
     for seed in (0, 1):
         try:
             with seeded_elsewhere(seed), _garbage_kept(), restored(changed):
-                graphs.append(_recorded(call, weight, scales))
+                graphs.append(_recorded(call, first, before.tensors, changed))
         finally:
             changes = before.changes(replaced=True)
             before.restore()
             noise.restore()
         for path in (path for path, users in changes if users):
-            raise UncapturableError(f"it changes {path} while it runs{code.line_of(path)}, which a graph cannot do")
+            raise UncapturableError(
+                f"it changes {path} while it runs{code.line_of(path)}, which a graph cannot do; keep a tensor in a "
+                "buffer, or change it between steps"
+            )
         ignored |= {path for path, _ in changes}
     (graph, found), (again, _) = graphs
     _check_alike(graph, again)
-    state = State(roots, code, _holders(call, found), ignored)
+    state = State(roots, code, _holders(call, found), ignored, graph.read)
     number = {id(tensor): place for place, tensor in enumerate(state.tensors)}
     constants = [number.get(id(tensor), tensor) for tensor in graph.constants]
     named = {name: number[id(value)] for name, value in found.items()}
@@ -335,54 +340,51 @@ def _holders(call: Call, names: Iterable[str]) -> list[tuple[Mapping[str, Tensor
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
     """Suspend garbage collection, which would delete the parameters of other guides while Pyro's store is read."""
-    if not gc.isenabled():
-        yield
-        return
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
-def _recorded(call: Call, weight: float, scales: Sequence[float]) -> tuple[Graph, dict[str, Tensor]]:
-    loss, model, guide = call.loss, call.model, call.guide
+def _recorded(
+    call: Call, first: Inputs, readable: Sequence[Tensor], changed: Sequence[Tensor]
+) -> tuple[Graph, dict[str, Tensor]]:
     leaves, tree = tree_flatten((call.args, dict(call.kwargs)))
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    device = device_of(guide, model)
+    places = [place for place, value in enumerate(leaves) if isinstance(value, Tensor)]
+    device, dtype = device_of(call.guide, call.model), dtype_of(call.guide, call.model)
     # A 0-d tensor does not change the dtype of results.
-    scale_tensors = {scale: torch.tensor(scale, dtype=dtype_of(guide, model), device=device) for scale in scales}
-
+    scales = {scale: torch.tensor(scale, dtype=dtype, device=device) for scale in first.seen}
     trained: dict[str, Tensor] = {}
 
-    def run(kl_weight: Tensor, *tensors: Tensor) -> tuple[list[Tensor], Layout]:
-        values = list(leaves)
+    def run(weight: Tensor, *tensors: Tensor) -> Evaluation:
         for place, tensor in zip(places, tensors, strict=True):
-            values[place] = tensor
-        own_args, own_kwargs = tree_unflatten(values, tree)
-        weighted = loss.weighted_by(kl_weight if weight else 0.0) if isinstance(loss, RadialELBO) else nullcontext()
-        with ScaleInputs(scale_tensors), weighted, ReplacedBuffers() as buffers:
-            evaluation, found = evaluate(call._replace(args=own_args, kwargs=own_kwargs))
-        trained.update(found)
-        buffers.put_back(write=True)
-        return evaluation.tensors, evaluation.layout
+            leaves[place] = tensor
+        args, kwargs = tree_unflatten(leaves, tree)
+        weighted = _weighted(call, weight if call.weight else 0.0)
+        with Inputs(scales, first.observed), weighted, replaced_buffers() as buffers:
+            evaluation = evaluate(call._replace(args=args, kwargs=kwargs))
+        trained.update(evaluation.parameters)
+        put_buffers_back(buffers, write=True)
+        return evaluation._replace(parameters={})
 
     inputs = [torch.ones((), device=device), *(leaves[place].detach() for place in places)]
     try:
-        with host_reads_removed(type(loss)):
-            return record(run, inputs), trained
-    except UncapturableError:
-        raise
+        with host_reads_removed():
+            return record(run, inputs, readable, changed), trained
     except Exception as error:
         raise UncapturableError(_why(error)) from error
 
 
 def _check_alike(first: Graph, second: Graph) -> None:
     """Raise an error if two recordings differ."""
-    for one, other in zip(first.static.sites, second.static.sites, strict=True):
-        if one != other:
-            raise UncapturableError(f"its sites differ between two runs: {list(one)} and {list(other)}")
-    if first.module.code != second.module.code or not all(
+    terms = (graph.result().terms.values() for graph in (first, second))
+    one, other = ([site for named in values if isinstance(named, dict) for site in named] for values in terms)
+    if one != other:
+        raise UncapturableError(f"its sites differ between two runs: {one} and {other}")
+    if (first.module.code, first.leaves) != (second.module.code, second.leaves) or not all(
         a is b or (described(a) == described(b) and torch.equal(a, b))
         for a, b in zip(first.constants, second.constants, strict=True)
     ):
@@ -392,25 +394,14 @@ def _check_alike(first: Graph, second: Graph) -> None:
         )
 
 
-def _why(error: Exception) -> str:
-    """The reason, and where in the user's code."""
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    line = _user_line(error)
-    where = "" if line is None else f" ({line})"
-    if "tracing tensor" in str(cause) or "data-dependent" in str(cause):
-        return f"Python reads the value of a tensor that the model or the guide computes{where}"
-    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}{where}"
-
-
-def _user_line(error: BaseException | None) -> str | None:
-    """The line outside the libraries' folders where an error or its cause came from."""
-    found = None
-    while error is not None:
-        for frame, number in traceback.walk_tb(error.__traceback__):
-            filename = frame.f_code.co_filename
-            if not filename.startswith(("<", *LIBRARIES)):
-                found = f"{Path(filename).name}, line {number}"
-        error = error.__cause__ or error.__context__
-    return found
+def _why(error: BaseException) -> str:
+    """The reason, and the line that led to it: the last of the user's, else the last of Pyro's."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    while error.__cause__ is not None:
+        error = error.__cause__
+        frames += traceback.walk_tb(error.__traceback__)
+    named = [(str(frame.f_globals.get("__name__")), frame.f_code.co_filename, number) for frame, number in frames]
+    found = [(file, number) for name, file, number in named if not is_library(name)]
+    found = found or [(file, number) for name, file, number in named if name.startswith("pyro.")]
+    reason = str(error) if isinstance(error, UncapturableError) else f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"{reason} ({line(*found[-1])})" if found else reason

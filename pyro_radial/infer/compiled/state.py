@@ -15,14 +15,13 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import is_dataclass
 from functools import cached_property, lru_cache, partial
-from itertools import chain
 from pathlib import Path
-from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from types import CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -33,10 +32,9 @@ from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass
 from torch.optim import Optimizer
 
-__all__ = ["PLAIN", "Code", "Place", "State", "UncapturableError", "described"]
+__all__ = ["MOST_BYTES", "PLAIN", "Code", "State", "UncapturableError", "described", "is_library", "line"]
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, np.generic)
-CONTAINERS = (dict, list, tuple, deque, MappingProxyType)
 CONTENTS = (set, bytearray, array, np.ndarray)
 # The generators of whole modules are seeded for each recording.
 SEEDED = (random.random.__self__, np.random.random.__self__)  # type: ignore[attr-defined]
@@ -56,7 +54,7 @@ BY_COMPUTED_NAME = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdi
 MOST_PLACES, MOST_BYTES = 20_000, 4096
 MISSING = object()
 ABSENT = (KeyError, IndexError, AttributeError, ValueError, LookupError)
-NEEDS_GRAD, HOOKS = operator.attrgetter("requires_grad"), operator.attrgetter("_backward_hooks")
+FLAGS = operator.attrgetter("requires_grad", "_backward_hooks")
 # Objects that hold functions, and the attributes with these.
 WRAPPERS = (partial, property, classmethod, staticmethod, cached_property, type(lru_cache(print)))
 WRAPPED = ("func", "args", "keywords", "fget", "__func__", "__wrapped__")
@@ -80,7 +78,6 @@ class Code:
 
     def __init__(self) -> None:
         self.ran: dict[CodeType, bool] = {}
-        self._lines: dict[str, str] = {}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -89,7 +86,7 @@ class Code:
         def note(frame: Any, event: str, _: Any) -> None:
             # Without the bodies of modules and classes, which run when a library imports something for the first time.
             if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED and frame.f_code not in self.ran:
-                self.ran[frame.f_code] = not _is_library(frame.f_globals.get("__name__"))
+                self.ran[frame.f_code] = not is_library(frame.f_globals.get("__name__"))
 
         before = sys.getprofile()
         sys.setprofile(note)
@@ -97,36 +94,30 @@ class Code:
             yield
         finally:
             sys.setprofile(before)
-        self.names = _names(self.ran)
-        self.users_names = _names(self.users)
+        self.users = [code for code, users in self.ran.items() if users]
+        self.names, self.users_names = _names(self.ran), _names(self.users)
         self.reads_all = not BY_COMPUTED_NAME.isdisjoint(self.users_names)
-
-    @property
-    def users(self) -> list[CodeType]:
-        """The user's code."""
-        return [code for code, users in self.ran.items() if users]
 
     def line_of(self, path: str) -> str:
         """The user's line that stores the last name in a path, else the first line with it, in parentheses."""
-        # Where a state keeps changing, each step asks.
-        if path not in self._lines:
-            self._lines[path] = self._find_line(path)
-        return self._lines[path]
-
-    def _find_line(self, path: str) -> str:
-        found: dict[tuple[int, bool], str] = {}
         names = re.findall(r"\w+", path)[::-1]
-        for code in self.users:
-            line = code.co_firstlineno
-            for instruction in dis.get_instructions(code):
-                line = instruction.starts_line or line
-                if instruction.argval in names:
-                    rank = names.index(instruction.argval), not instruction.opname.startswith("STORE")
-                    found.setdefault(rank, f" ({Path(code.co_filename).name}, line {line})")
-        return found[min(found)] if found else ""
+        found = (
+            (names.index(step.argval), not step.opname.startswith("STORE"), number, code.co_filename, step.positions)
+            for number, code in enumerate(self.users)
+            for step in dis.get_instructions(code)
+            if step.argval in names
+        )
+        *_, file, place = min(found, default=("", None))
+        return f" ({line(file, place.lineno)})" if place else ""
 
 
-def _is_library(module: Any) -> bool:
+def line(file: str, number: int | None) -> str:
+    """A line of a file, in words."""
+    return f"{Path(file).name}, line {number}"
+
+
+def is_library(module: Any) -> bool:
+    """Whether a module of this name is not the user's."""
     # Named tuples are made in modules of their own.
     return isinstance(module, str) and (module.partition(".")[0] in LIBRARIES or module.startswith("namedtuple_"))
 
@@ -164,12 +155,7 @@ class Place(NamedTuple):
 
     def put(self, value: Any) -> None:
         """Put a value there."""
-        if self.read is ContextVar.get:
-            self.holder.set(value)
-        elif self.read is operator.getitem:
-            self.holder[self.key] = value
-        else:
-            setattr(self.holder, self.key, value)
+        WRITES.get(self.read, setattr)(self.holder, self.key, value)
 
 
 def _of_class(holder: type, key: str) -> Any:
@@ -180,7 +166,8 @@ class State:
     """The values that a program can read, starting from some roots.
 
     Attributes count if code that ran names them, closures and globals if their functions ran, and containers with all
-    items. For a tensor, shape, dtype, ``requires_grad`` and hooks count; a graph reads its values.
+    items. For a tensor, shape, dtype, ``requires_grad`` and hooks count; a graph reads its values, unless the host has
+    read them too, and its id is in ``read``.
     """
 
     def __init__(
@@ -189,8 +176,9 @@ class State:
         code: Code,
         also: Iterable[tuple[Mapping[str, Any], str]] = (),
         ignored: Collection[str] = (),
+        read: Collection[int] = (),
     ) -> None:
-        self.code, self.ignored = code, ignored
+        self.code, self.ignored, self.read = code, ignored, read
         self.places: list[Place] = []
         self.values: list[Any] = []
         #: Each tensor once, in the order in which it was found.
@@ -199,21 +187,14 @@ class State:
         self._seen: dict[int, Any] = {}
         # Containers and the variables of objects with copies, and which new attributes of an object count.
         self._sized: list[tuple[Place, Any, Collection[str] | None]] = []
-        # Other contents, with copies.
-        self._contents: list[tuple[Place, Any]] = []
         self._waiting: list[tuple[Any, str, bool]] = [(root, name, False) for name, root in roots.items()]
         for holder, name in also:
             self._add(Place(operator.getitem, holder, name, f"parameter {name}", False))
-        # Tensors of a class of their own may refuse that their attributes are read.
-        with DisableTorchFunctionSubclass():
-            self._visit_all_that_ran()
-
-    def _visit_all_that_ran(self) -> None:
         self._visit_all()
         # Functions that the program finds in other ways.
         known = {thing.__code__ for thing in self._seen.values() if isinstance(thing, FunctionType)}
-        known |= {const for user in self.code.users for const in user.co_consts if isinstance(const, CodeType)}
-        missed = [user for user in self.code.users if user not in known]
+        known |= {const for user in code.users for const in user.co_consts if isinstance(const, CodeType)}
+        missed = [user for user in code.users if user not in known]
         found = gc.get_referrers(*missed) if missed else []
         self._waiting += [(thing, thing.__name__, True) for thing in found if isinstance(thing, FunctionType)]
         self._visit_all()
@@ -222,22 +203,19 @@ class State:
     def holds(self) -> bool:
         """Whether all is as it was, apart from tensors that were replaced by their like."""
         with DisableTorchFunctionSubclass():
-            return self._is_as_it_was()
+            return self._is_as_it_was() or self._is_alike()
 
     def _is_as_it_was(self) -> bool:
-        try:
-            now = chain.from_iterable(map(read, holders, keys) for read, holders, keys in self._reads)
-            if (
-                all(map(operator.is_, now, self._in_order))
+        with suppress(*ABSENT):
+            return (
+                all(all(map(same, map(read, *where), values)) for read, same, values, *where in self._reads)
                 and list(map(len, self._holders)) == self._sizes
-                and list(map(NEEDS_GRAD, self.tensors)) == self._need_grad
-                and list(map(HOOKS, self.tensors)) == self._hooks
-                and all(_content(place.holder) == before for place, before in self._contents)
-            ):
-                return True
-        except ABSENT:
-            pass
-        if self._changes(False):
+                and list(map(FLAGS, self.tensors)) == self._flags
+            )
+        return False
+
+    def _is_alike(self) -> bool:
+        if self.changes():
             return False
         new = {id(value): place.now() for place, value in zip(self.places, self.values, strict=True)}
         self.values = [new[id(value)] for value in self.values]
@@ -247,47 +225,38 @@ class State:
 
     def changes(self, *, replaced: bool = False) -> list[tuple[str, bool]]:
         """What has changed, and whether the user's code names it; ``replaced`` counts all replaced tensors."""
-        with DisableTorchFunctionSubclass():
-            return self._changes(replaced)
-
-    def _changes(self, replaced: bool) -> list[tuple[str, bool]]:
         found = []
-        flags = {id(t): flags for t, *flags in zip(self.tensors, self._need_grad, self._hooks, strict=True)}
         now_at: dict[int, Any] = {}
-        for place, value in zip(self.places, self.values, strict=True):
-            now = place.now()
-            same = _equal(value, now)
-            if isinstance(value, Tensor) and isinstance(now, Tensor):
-                like = now is value or (not replaced and described(now) == described(value))
-                # Two places of one tensor must stay places of one tensor.
-                like = like and now_at.setdefault(id(value), now) is now
-                same = like and [now.requires_grad, now._backward_hooks] == flags[id(value)]
-            if not same:
-                found.append((place.path, place.users))
+        with DisableTorchFunctionSubclass():
+            flags = dict(zip(map(id, self.tensors), self._flags, strict=True))
+            for place, value in zip(self.places, self.values, strict=True):
+                now = place.now()
+                same = _equal(value, now)
+                if isinstance(value, Tensor) and isinstance(now, Tensor):
+                    other = replaced or id(value) in self.read or described(now) != described(value)
+                    # Two places of one tensor must stay places of one tensor.
+                    one = now_at.setdefault(id(value), now) is now
+                    same = (same or not other) and one and FLAGS(now) == flags[id(value)]
+                if not same:
+                    found.append((place.path, place.users))
         for place, before, counted in self._sized:
-            if len(place.holder) == len(before):
-                continue
-            if counted is None:
+            if len(place.holder) != len(before) and counted is None:
                 found.append((place.path, place.users))
-            else:
+            elif len(place.holder) != len(before):
                 added = counted & (place.holder.keys() - before)
                 found += [(f"{place.path}.{key}", key in self.code.users_names) for key in sorted(added)]
-        return found + [(p.path, p.users) for p, before in self._contents if _content(p.holder) != before]
+        return found
 
     def restore(self) -> None:
         """Put all values back."""
         for place, before, counted in self._sized:
-            if len(place.holder) == len(before):
-                continue
-            if counted is None:
-                _refill(place.holder, before)
-            else:
+            if len(place.holder) != len(before) and counted is None:
+                _refill(place.holder, None, before)
+            elif len(place.holder) != len(before):
                 for key in place.holder.keys() - before:
                     delattr(place.key, key)
-        for place, before in self._contents:
-            _refill(place.holder, before)
         for place, value in zip(self.places, self.values, strict=True):
-            if place.now() is not value:
+            if not _equal(value, place.now()):
                 place.put(value)
 
     def _flatten(self) -> None:
@@ -295,32 +264,40 @@ class State:
         by_read: dict[Any, list[int]] = {}
         for number, place in enumerate(self.places):
             by_read.setdefault(place.read, []).append(number)
-        self._reads = [
-            (read, [self.places[n].holder for n in numbers], [self.places[n].key for n in numbers])
-            for read, numbers in by_read.items()
-        ]
-        self._in_order = [self.values[number] for numbers in by_read.values() for number in numbers]
+        self._reads: list[tuple[Any, ...]] = []
+        for read, numbers in by_read.items():
+            rows = [(self.values[n], self.places[n].holder, self.places[n].key) for n in numbers]
+            self._reads.append((read, operator.eq if read is _content else operator.is_, *zip(*rows, strict=True)))
         self._holders = [place.holder for place, _, _ in self._sized]
         self._sizes = list(map(len, self._holders))
-        self._need_grad, self._hooks = list(map(NEEDS_GRAD, self.tensors)), list(map(HOOKS, self.tensors))
+        with DisableTorchFunctionSubclass():
+            self._flags = list(map(FLAGS, self.tensors))
 
     def _visit_all(self) -> None:
-        while self._waiting:
-            self._visit(*self._waiting.pop())
+        # Tensors of a class of their own may refuse that their attributes are read.
+        with DisableTorchFunctionSubclass():
+            while self._waiting:
+                self._visit(*self._waiting.pop())
 
     def _visit(self, thing: Any, path: str, users: bool) -> None:
         """Note the places in a thing."""
         if id(thing) in self._seen or isinstance(thing, (*PLAIN, *OPAQUE)):
             return
         self._seen[id(thing)] = thing
-        here = Place(operator.getitem, thing, None, path, users)
         if isinstance(thing, Tensor):
             self.tensors.append(thing)
             self._waiting.append((thing._backward_hooks, f"hooks of {path}", True))
+            if id(thing) in self.read:
+                self._add(Place(_content, thing, None, path, users))
         elif isinstance(thing, ONCE) and users and not any(thing is seeded for seeded in SEEDED):
-            raise UncapturableError(f"it takes values from {path}{self.code.line_of(path)}, {type(thing).__name__}")
+            raise UncapturableError(
+                f"it takes values from {path}{self.code.line_of(path)}, {type(thing).__name__}; pass them as arguments"
+            )
         elif isinstance(thing, CONTENTS):
-            self._contents.append((here, _content(thing, here)))
+            size = 0 if isinstance(thing, set) else memoryview(cast(Any, thing)).nbytes
+            if size > MOST_BYTES:
+                raise UncapturableError(f"{path} is an array of {size} bytes, too many to compare; make it a tensor")
+            self._add(Place(_content, thing, None, path, users))
         elif isinstance(thing, FunctionType):
             self._function(thing)
         elif isinstance(thing, ModuleType | type):
@@ -330,7 +307,7 @@ class State:
         elif isinstance(thing, MethodType):
             self._waiting += [(thing.__func__, path, users), (thing.__self__, type(thing.__self__).__name__, users)]
         else:
-            self._items(here)
+            self._items(thing, path, users)
             self._attributes(thing, path)
 
     def _add(self, place: Place) -> None:
@@ -348,27 +325,19 @@ class State:
         self.values.append(value)
         self._waiting.append((value, place.path, place.users))
 
-    def _items(self, here: Place) -> None:
-        thing, path, users = here.holder, here.path, here.users
+    def _items(self, thing: Any, path: str, users: bool) -> None:
         if isinstance(thing, dict | list | deque) and path not in self.ignored:
-            self._sized.append((here, thing.copy(), None))
-        if isinstance(thing, dict | MappingProxyType):
-            pairs: Iterable[tuple[Any, Any]] = [(key, thing[key]) for key in thing]
-        else:
-            pairs = enumerate(thing) if isinstance(thing, list | tuple | deque) else ()
-        for key, value in pairs:
-            if isinstance(thing, tuple) and not isinstance(value, Tensor):
-                self._waiting.append((value, f"{path}[{key!r}]", users))
-            else:
-                self._add(Place(operator.getitem, thing, key, f"{path}[{key!r}]", users))
+            self._sized.append((Place(getattr, thing, None, path, users), thing.copy(), None))
+        named, numbered = isinstance(thing, dict | MappingProxyType), isinstance(thing, list | tuple | deque)
+        for key in list(thing) if named else range(len(thing)) if numbered else ():
+            self._add(Place(operator.getitem, thing, key, f"{path}[{key!r}]", users))
 
     def _attributes(self, thing: Any, path: str) -> None:
         """Note an object's attributes, its class and what it wraps."""
-        variables = getattr(thing, "__dict__", None)
-        classes = [cls for cls in type(thing).__mro__ if not _is_library(cls.__module__)]
-        own = len(classes) == len(type(thing).__mro__) - 1
-        counted = self.code.users_names if own else self.code.names
-        framework = any(cls.__module__.partition(".")[0] in FRAMEWORKS for cls in type(thing).__mro__)
+        variables, mro = getattr(thing, "__dict__", None), type(thing).__mro__[:-1]
+        classes = [cls for cls in mro if not is_library(cls.__module__)]
+        counted = self.code.users_names if len(classes) == len(mro) else self.code.names
+        framework = any(cls.__module__.partition(".")[0] in FRAMEWORKS for cls in mro)
         if not framework and (self.code.reads_all or is_dataclass(thing)):
             counted = counted.union(variables or ())
         if isinstance(variables, dict):
@@ -379,21 +348,19 @@ class State:
             for key in MODULE_DICTS if isinstance(thing, nn.Module) else ():
                 self._waiting.append((variables.get(key), f"{path}.{key}", True))
             for key in variables.keys() & counted:
-                users = key in self.code.users_names
-                self._add(Place(operator.getitem, variables, key, f"{path}.{key}", users))
+                self._add(Place(operator.getitem, variables, key, f"{path}.{key}", key in self.code.users_names))
         if classes:
             self._add(Place(getattr, thing, "__class__", f"{path}.__class__", True))
         for cls in classes:
             self._waiting.append((cls, cls.__name__, True))
-            slots = vars(cls).get("__slots__", ())
-            for key in (slots,) if isinstance(slots, str) else slots:
+            for key in [key for key, value in vars(cls).items() if isinstance(value, MemberDescriptorType)]:
                 self._add(Place(getattr, thing, key, f"{path}.{key}", True))
         for name in WRAPPED if isinstance(thing, WRAPPERS) else ():
             self._waiting.append((getattr(thing, name, None), path, True))
 
     def _names_in(self, thing: Any) -> None:
         """Note the attributes of a Python module or a class that code names."""
-        library = _is_library(thing.__name__ if isinstance(thing, ModuleType) else thing.__module__)
+        library = is_library(thing.__name__ if isinstance(thing, ModuleType) else thing.__module__)
         counted = self.code.users_names if library else self.code.names
         if isinstance(thing, ModuleType):
             for key in vars(thing).keys() & counted:
@@ -442,26 +409,29 @@ def _equal(value: Any, now: Any) -> bool:
     return bool(value == now)
 
 
-def _content(thing: Any, place: Place | None = None) -> Any:
-    """A copy of what is in a set or an array, if it is small."""
-    if isinstance(thing, set):
-        return frozenset(thing)
-    size = memoryview(thing).nbytes
-    if place is not None and size > MOST_BYTES:
-        raise UncapturableError(
-            f"{place.path} is an array of {size} bytes, too many to compare at each step; make it a tensor"
-        )
-    return bytes(thing) if not isinstance(thing, np.ndarray) else (thing.shape, thing.dtype, thing.tobytes())
+def _content(thing: Any, _: None) -> Any:
+    """A copy of what is in a set, an array or a tensor."""
+    if isinstance(thing, Tensor):
+        return thing.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(thing, np.ndarray):
+        return thing.shape, thing.dtype, thing.tobytes()
+    return frozenset(thing) if isinstance(thing, set) else bytes(thing)
 
 
-def _refill(thing: Any, before: Any) -> None:
+def _refill(thing: Any, _: None, before: Any) -> None:
     """Give a container, set or array its former content."""
     if isinstance(thing, dict | set | deque):
         thing.clear()
         (thing.extend if isinstance(thing, deque) else thing.update)(before)
     elif isinstance(thing, np.ndarray):
         thing[...] = np.frombuffer(before[2], before[1]).reshape(before[0])
-    elif isinstance(thing, array):
-        thing[:] = array(thing.typecode, before)
     else:
-        thing[:] = before
+        thing[:] = array(thing.typecode, before) if isinstance(thing, array) else before
+
+
+# How a place is written, if not as an attribute.
+WRITES: dict[Any, Callable[[Any, Any, Any], Any]] = {
+    operator.getitem: operator.setitem,
+    ContextVar.get: lambda variable, _, value: variable.set(value),
+    _content: _refill,
+}

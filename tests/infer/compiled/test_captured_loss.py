@@ -371,18 +371,25 @@ def test_sites_that_differ_from_run_to_run_are_named():
     runs_as_it_is(loss, (X[:, 0],), "sites differ between two runs: .*'[yz]'.*'[zy]'")
 
 
-def test_a_buffer_whose_value_is_read_is_found():
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(3, 2)
-            self.register_buffer("temperature", torch.tensor(2.0))
+def test_a_tensor_whose_value_is_read_is_compared():
+    temperature = torch.tensor(2.0)
 
-        def forward(self, x):
-            return self.linear(x) / self.temperature.item()
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w / temperature.item(), 1.0), obs=x)
 
-    program = make(net=Scaled())
-    runs_as_it_is(captured(program), (X, Y), "reads the value of a tensor")
+    program = Program(model, AutoMeanField(model), RadialELBO(), (X[:, 0],))
+    loss = captured(program)
+    for value in (2.0, 3.0, 2.0):
+        temperature.fill_(value)
+        assert compared(program, loss)[1] <= 1e-6
+    temperature.fill_(torch.nan)
+    for _ in range(2):
+        with pyro.validation_enabled(False):
+            assert torch.isnan(loss(program.args, {})[0])
+    assert loss.replayed
+    assert len(loss.recordings) == 3
 
 
 def test_shapes_that_depend_on_values_are_found():
@@ -448,7 +455,6 @@ def test_a_machine_without_a_compiler_replays_graphs_as_recorded(monkeypatch):
         raise captured_loss.CompilerMissingError("no g++")
 
     monkeypatch.setattr(captured_loss, "compile_graph", missing)
-    monkeypatch.setattr(captured_loss, "_warned", False)
     captured_loss.forget()
     program = make()
     loss = CapturedLoss(program.model, program.guide, program.loss)

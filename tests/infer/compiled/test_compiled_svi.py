@@ -9,7 +9,15 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
+from pyro.infer import (
+    SVI,
+    RenyiELBO,
+    ReweightedWakeSleep,
+    Trace_ELBO,
+    TraceEnum_ELBO,
+    TraceGraph_ELBO,
+    TraceMeanField_ELBO,
+)
 from pyro.infer.autoguide import AutoNormal
 
 from benchmarks.guides.compiled_programs import Program, compared
@@ -131,6 +139,130 @@ def test_what_svi_takes_as_a_loss_takes_the_same_steps(arguments, compiled):
     assert svi.compiled == compiled
     assert bool(svi.num_graphs) == compiled
     assert bool(svi.eager_because) != compiled
+
+
+@pytest.mark.filterwarnings("ignore:the program runs uncompiled")
+def test_a_loss_of_two_parts_is_returned_as_svi_returns_it():
+    def model(x):
+        with pyro.plate("data", len(x)):
+            z = pyro.sample("z", dist.Normal(pyro.param("prior", torch.zeros(())), 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=x)
+
+    def guide(x):
+        with pyro.plate("data", len(x)):
+            pyro.sample("z", dist.Normal(x * pyro.param("slope", torch.ones(())), 1.0))
+
+    outcomes = []
+    for make in (SVI, recorded):
+        pyro.clear_param_store()
+        loss = ReweightedWakeSleep(num_particles=3, max_plate_nesting=1)
+        svi = make(model, guide, pyro.optim.SGD({"lr": 0.01}), loss)
+        losses = []
+        for seed in range(4):
+            pyro.set_rng_seed(seed)
+            losses += [svi.step(X[:, 0]), svi.evaluate_loss(X[:, 0])]
+        assert {(type(each), len(each)) for each in losses} == {(tuple, 2)}
+        values = [float(value) for each in losses for value in each]
+        outcomes.append(values + [float(pyro.param(name).detach()) for name in ("prior", "slope")])
+    assert outcomes[1] == pytest.approx(outcomes[0], rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:the program runs uncompiled")
+def test_gradients_from_before_are_not_added_to_those_of_a_loss():
+    pyro.clear_param_store()
+    loss = CapturedLoss(plain, plain_guide, TraceGraph_ELBO(), compile=False)
+    gradients = []
+    for left in (None, torch.tensor(5.0)):
+        pyro.set_rng_seed(0)
+        pyro.param("loc", torch.zeros(())).grad = left
+        gradients += [gradient for _, gradient in loss((X[:, 0],), {})[1]]
+    assert torch.equal(*gradients)
+
+
+def doubled(calls, parameter):
+    calls.append(float(parameter.grad))
+    parameter.grad.mul_(2.0)
+
+
+@pytest.mark.parametrize("make_loss", [Trace_ELBO, TraceGraph_ELBO])
+@pytest.mark.filterwarnings("ignore:the program runs uncompiled")
+def test_hooks_after_a_gradient_are_called_as_in_svi(make_loss):
+    outcomes = []
+    for make in (SVI, recorded):
+        pyro.clear_param_store()
+        svi = make(plain, plain_guide, pyro.optim.SGD({"lr": 0.01}), make_loss())
+        calls = []
+        for seed in range(5):
+            pyro.set_rng_seed(seed)
+            svi.step(X[:, 0])
+            if seed == 1:
+                pyro.param("loc").register_hook(lambda gradient: 3.0 * gradient)
+                hook = pyro.param("loc").register_post_accumulate_grad_hook(partial(doubled, calls))
+            if seed == 3:
+                hook.remove()
+        outcomes.append([*calls, float(pyro.param("loc").detach())])
+    assert len(outcomes[0]) == 3
+    assert outcomes[1] == pytest.approx(outcomes[0], rel=1e-5)
+
+
+def labelled(distribution):
+    def model(x, y):
+        w = pyro.sample("w", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", distribution(x[:, :1] * w), obs=y)
+
+    return model
+
+
+OUT_OF_RANGE = {
+    "a class of 12": (lambda f: dist.Categorical(logits=f), 12.0),
+    "a negative class": (lambda f: dist.Categorical(logits=f), -1.0),
+    "a negative count": (lambda f: dist.Poisson(f[:, 0].exp()), -1.0),
+    "half a count": (lambda f: dist.Poisson(f[:, 0].exp()), 0.5),
+    "half a count of an event": (lambda f: dist.Poisson(f.exp()).to_event(1), 0.5),
+    "a yes of 2": (lambda f: dist.Bernoulli(logits=f[:, 0]), 2.0),
+    "a negative time": (lambda f: dist.Exponential(f[:, 0].exp()), -1.0),
+    "a masked count": (lambda f: dist.Poisson(f[:, 0].exp()).mask(torch.ones(8, dtype=torch.bool)), -2.0),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+@pytest.mark.parametrize("validate", [True, False])
+def test_an_observation_out_of_range_is_an_error_as_in_svi(name, validate):
+    make, wrong = OUT_OF_RANGE[name]
+    model = labelled(make)
+    guide = AutoNormal(model)
+    targets = torch.ones(8, 3) if "event" in name else torch.ones(8)
+    with pyro.validation_enabled(validate):
+        svi = recorded(model, guide, pyro.optim.SGD({"lr": 0.01}), Trace_ELBO())
+        for _ in range(2):
+            svi.step(X, targets)
+        before = values(guide)
+        targets[0] = wrong
+        if validate:
+            with pytest.raises(
+                ValueError, match=r"site 'y' must have observations within the support .*, got -?[0-9.]*$"
+            ):
+                svi.step(X, targets)
+            assert_close(before, values(guide), rtol=0, atol=0)
+            assert svi.num_graphs == 1
+            assert "remainder" not in svi.captured.recordings[0].graph.module.code
+            svi.step(X, torch.ones_like(targets))
+        elif name in ("half a count", "a yes of 2", "a negative time"):
+            # As Pyro does without validation.
+            assert torch.isfinite(svi.step(X, targets))
+
+
+def test_a_compiled_graph_does_not_leave_a_table():
+    model = labelled(OUT_OF_RANGE["a class of 12"][0])
+    svi = CompiledSVI(model, AutoNormal(model), pyro.optim.SGD({"lr": 0.01}), Trace_ELBO())
+    targets = torch.zeros(8, dtype=torch.long)
+    for _ in range(5):
+        svi.step(X, targets)
+    assert svi.captured.recordings[0].code is not None
+    targets[3] = 12
+    with pytest.raises(ValueError, match="within the support"):
+        svi.step(X, targets)
 
 
 def test_other_parts_are_used_from_the_next_step_on():

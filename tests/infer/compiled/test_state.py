@@ -602,7 +602,7 @@ def argument_as_a_list():
     return lambda x: regression(x, sum(x.tolist())), lambda p: p.x.add_(1.0)
 
 
-@runs_eagerly
+@kind
 def buffer_as_an_array():
     return of_module(lambda net: float(net.t.numpy()), lambda net: net.t.fill_(2.5), t=torch.tensor(1.5))
 
@@ -614,16 +614,99 @@ def parameter_as_an_array():
     )
 
 
-@runs_eagerly
+@kind
 def item_of_a_tensor_in_a_closure():
     scale = torch.tensor(1.5)
     return lambda x: regression(x, scale.item()), lambda p: scale.fill_(2.5)
 
 
-@runs_eagerly
+@kind
 def comparison_of_tensors():
     one, other = torch.ones(2), torch.ones(2)
     return lambda x: regression(x, 1.5 if torch.equal(one, other) else 2.5), lambda p: one.fill_(2.0)
+
+
+@kind
+def item_of_a_tensor_that_is_changed_unseen():
+    scale = torch.tensor([1.5, 1.0])
+    return lambda x: regression(x, (2.0 * scale)[0].item()), lambda p: scale.data.fill_(2.5)
+
+
+@kind
+def item_of_a_tensor_that_is_replaced():
+    return of_module(lambda net: float(net.t), lambda net: setattr(net, "t", torch.tensor(2.5)), t=torch.tensor(1.5))
+
+
+@kind
+def numbers_from_python():
+    config = {"scale": 1.5}
+    return lambda x: regression(x, float(torch.tensor([config["scale"], 0.0]).sum())), lambda p: config.update(
+        scale=2.5
+    )
+
+
+@kind
+def loop_over_a_plate():
+    config = {"scale": 1.5}
+
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        for row in pyro.plate("rows", len(x)):
+            pyro.sample(f"y_{row}", dist.Normal(w * row * config["scale"], 1.0), obs=x[row])
+
+    return model, lambda p: config.update(scale=2.5)
+
+
+@kind
+def mask_from_numbers():
+    size = {"rows": 2}
+    return lambda x: regression(x[torch.arange(len(x)) < size["rows"]], 1.5), lambda p: size.update(rows=4)
+
+
+@kind
+def mask_in_a_closure():
+    mask = torch.tensor([True, True, False, False, True, False])
+    return lambda x: regression(x[mask], 1.5), lambda p: mask.fill_(True)
+
+
+@runs_eagerly
+def item_of_a_buffer_that_the_program_changes():
+    def read(net):
+        net.calls += 1
+        return float(net.calls)
+
+    net, change = of_module(read, lambda net: None)
+    net.register_buffer("calls", torch.zeros(()))
+    return net, change
+
+
+@runs_eagerly
+def item_of_a_buffer_that_the_program_replaces():
+    def read(net):
+        net.calls = net.calls + 1
+        return net.calls.item()
+
+    net, change = of_module(read, lambda net: None)
+    net.register_buffer("calls", torch.zeros(()))
+    return net, change
+
+
+@runs_eagerly
+def item_of_an_argument_that_is_a_global_too():
+    def change(p):
+        p.x = -p.x
+
+    return lambda x: regression(x, X.sum().item() + x.sum().item()), change
+
+
+@runs_eagerly
+def written_where_the_host_reads():
+    def read(net):
+        table = torch.zeros(2)
+        table[0] = net.layer.weight.detach().squeeze()
+        return table.sum().item()
+
+    return of_module(read, lambda net: net.layer.weight.data.fill_(2.5))
 
 
 def restore_settings():
@@ -647,7 +730,7 @@ def steps(name, captured):
     )
     if captured:
         program = CapturedLoss(program.model, program.guide, program.loss, compile=False)
-    program.x = X.clone()
+    program.x = X if name == "item_of_an_argument_that_is_a_global_too" else X.clone()
     outcomes, replayed = [], []
     for step in range(5):
         if step == 3:
@@ -658,8 +741,8 @@ def steps(name, captured):
             replayed.append(program.replayed)
         else:
             call = Call(program.loss, program.model, program.guide, (program.x,), {}, True, {})
-            evaluation, parameters = evaluate(call)
-            loss, pairs = evaluation.loss, evaluation.with_gradients(parameters.values())
+            evaluation = evaluate(call)
+            loss, pairs = evaluation.loss, evaluation.with_gradients(hooks=True)
         outcomes.append([loss, *(gradient for _, gradient in pairs)])
         with torch.no_grad():
             for parameter, gradient in pairs:
