@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "infer.training": LOW | {"infer", "infer.autoguide", "infer.compiled", "infer.prediction"},
     "infer.prediction": LOW | {"infer.autoguide", "infer.training"},
     "infer.posthoc": LOW | {"infer", "infer.autoguide", "infer.prediction", "infer.training"},
-    "functional": LOW | {"infer", "infer.autoguide", "infer.prediction", "infer.training"},
+    "functional": LOW | {"infer", "infer.autoguide", "infer.posthoc", "infer.prediction", "infer.training"},
 }
 BELOW_TASKS = {*MAY_IMPORT} - {"_version"}
 MAY_IMPORT |= {

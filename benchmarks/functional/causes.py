@@ -110,7 +110,14 @@ def beside(
     noisy = GaussianProcess(fitted.kernel, noise=setting["prior_noise"])
     noisy.observation_noise = fitted.observation_noise
     comparison = compare_with_process(
-        model, guide, noisy, rows, {"new inputs": new}, num_samples=draws, function_site="f"
+        model,
+        guide,
+        noisy,
+        rows,
+        {"new inputs": new},
+        measured={"training inputs"},
+        num_samples=draws,
+        function_site="f",
     )
     training, other = comparison.places
     return {

@@ -8,9 +8,11 @@ from pyro_radial.functional.divergences import (
     LinearizedKL,
     MarginalKL,
     RegularizedKL,
+    RKHSNorm,
     SteinKL,
 )
 from pyro_radial.functional.elbo import FunctionalELBO
+from pyro_radial.functional.laplace import function_space_laplace
 from pyro_radial.functional.measurement_points import AdversarialPoints, BetweenRows, FromData, UniformBox
 from pyro_radial.functional.priors import (
     BNNPrior,
@@ -42,10 +44,12 @@ __all__ = [
     "PiecewiseConstant",
     "PiecewiseLinear",
     "PosteriorProcess",
+    "RKHSNorm",
     "RegularizedKL",
     "SpectralSteinScore",
     "SteinKL",
     "SteinScore",
     "Sum",
     "UniformBox",
+    "function_space_laplace",
 ]

@@ -50,6 +50,11 @@ class GuideProcess:
         self._model = run.model_in_full_precision
         self._linearization = Linearization(self._model, mean, blocks, function_site, structures)
 
+    def center(self, x: Tensor) -> Tensor:
+        """The function values ``[N, O]`` at the means of the sites."""
+        with evaluating(self._model):
+            return self._linearization.function(self._linearization.mean, x)
+
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of each function value, ``[N, O]``; the function must depend on sites with moments."""
         with evaluating(self._model):
@@ -136,7 +141,7 @@ def _parts(vector: _Vector, names: Iterable[str], sites: dict[str, Any], model_t
         free = biject_to(prior.support).inv(sites[name]["value"]).reshape(len(vector.draws), -1)
         part = slice(start, start + free.shape[-1])
         # A graph that is being captured has no values; the runs before it were checked.
-        if is_real(prior.support) and (is_capturing() or torch.equal(free, vector.draws[:, part])):
+        if is_real(prior.support) and (is_capturing() or torch.equal(free, vector.draws[:, part].to(free))):
             parts[name] = part
         start = part.stop
     return parts
@@ -146,6 +151,9 @@ def _moments_of_parts(
     vector: _Vector, parts: dict[str, slice], model_trace: Trace
 ) -> Iterator[tuple[dict[str, Tensor], CovarianceBlock]]:
     """All parts together, or each by itself if they are independent."""
+    like: Any = model_trace.nodes[next(iter(parts))]["value"]
+    factor = None if vector.factor is None else vector.factor.to(like.dtype)
+    vector = vector._replace(mean=vector.mean.to(like.dtype), variance=vector.variance.to(like.dtype), factor=factor)
     means = {}
     for name, part in parts.items():
         prior: Any = own_distribution(model_trace.nodes[name])

@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from torch import nn
 
-from pyro_radial.infer.autoguide import AutoPerSite, AutoRadial, families, init_to_network
+from pyro_radial.infer.autoguide import AutoCorrelated, AutoPerSite, AutoRadial, families, init_to_network
 from pyro_radial.nn import priors
 from pyro_radial.nn.bayesian_module import BayesianModule
 from tests.calls.sweep import (
@@ -27,6 +27,8 @@ from tests.calls.sweep import (
     non_negative_int,
     optional,
     positive_float,
+    positive_int,
+    tensor,
 )
 
 X = torch.zeros(4, 3)
@@ -49,6 +51,10 @@ def ready(guide):
 
 def guide():
     return ready(AutoRadial(bayesian()))
+
+
+def correlated():
+    return ready(AutoCorrelated(bayesian()))
 
 
 def family_of(name, kind):
@@ -122,6 +128,39 @@ CALLS = [
             *without(families.Normal, "init_stddev", "families", "create_plates"),
         ),
         then=ready,
+    ),
+    Call(
+        "infer.autoguide.AutoCorrelated",
+        lambda: valid(sites="last layer", rank=2)() | dict(families=None),
+        lambda guide: guide.correlated == ("weight", "bias") and guide.factor.shape == (8, 2),
+        invalid=shared
+        | dict(
+            sites={**NONE, "number": 3, "another text": "first layer", "unknown": ["gain"], "empty": []},
+            rank=optional(positive_int) | {"above the elements": 9},
+        ),
+        also=(
+            ({"sites": "network"}, lambda guide: guide.correlated == ("weight", "bias")),
+            ({"sites": ["bias"]}, lambda guide: guide.correlated == ("bias",)),
+            ({"rank": None}, lambda guide: guide.factor.shape == (8, 8)),
+            *(({name: None}, lambda guide: len(guide.correlated) == 2) for name in ("init_stddev", "create_plates")),
+        ),
+        then=ready,
+    ),
+    Call(
+        "infer.autoguide.AutoCorrelated.covariance",
+        dict,
+        lambda found: found.shape == (8, 8),
+        on=correlated,
+    ),
+    Call(
+        "infer.autoguide.AutoCorrelated.set_factor",
+        lambda: dict(factor=torch.eye(8)),
+        lambda found: found is None,
+        invalid=dict(
+            factor=tensor
+            | {"shape": torch.eye(7), "NaN": math.nan * torch.eye(8), "zero": torch.zeros(8, 8), "number": 1.0}
+        ),
+        on=correlated,
     ),
     Call(
         "infer.autoguide.AutoRadial",

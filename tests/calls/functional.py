@@ -29,6 +29,7 @@ from pyro_radial.functional import (
     PiecewiseLinear,
     PosteriorProcess,
     RegularizedKL,
+    RKHSNorm,
     SpectralSteinScore,
     SteinKL,
     SteinScore,
@@ -388,7 +389,29 @@ DIVERGENCES = [
             invalid=dict(process=processes, x=points, prior=priors),
             on=divergence,
         )
-        for divergence in (LinearizedKL, MarginalKL)
+        for divergence in (LinearizedKL, MarginalKL, RKHSNorm)
+    ),
+    Call("functional.RKHSNorm", dict, lambda found: callable(found)),
+    Call(
+        "functional.function_space_laplace",
+        lambda: dict(
+            model=model_and_guide()[0],
+            trained=model_and_guide()[1],
+            data=(X, Y[:, None]),
+            prior=process(),
+            points=X,
+            rank=2,
+        ),
+        lambda found: found.covariance().shape == (13, 13),
+        invalid=dict(
+            model=some(None, "x", 3, nn.Linear(1, 1)),
+            trained=some(None, "x", 3, GaussianKL),
+            data=some(None, "x", 3, X, (X, Y[:3])),
+            prior=priors,
+            points=points,
+            rank=optional(positive_int) | {"above the values": 6},
+        ),
+        also=(({"rank": None}, lambda found: found.factor.shape == (13, 5)),),
     ),
 ]
 

@@ -78,6 +78,9 @@ class PosteriorProcess(FunctionPrior):
         self._structures: dict[Any, Structure] = {}
         self.means = _buffers([mean[site] for site in self._sites])
         self.covariances = _buffers([block.covariance for block in blocks])
+        factored = {place: block.factor for place, block in enumerate(blocks) if block.factor is not None}
+        self._factored = tuple(factored)
+        self.factors = _buffers(list(factored.values()))
         self.requires_grad_(False)
         self.eval()
 
@@ -85,10 +88,14 @@ class PosteriorProcess(FunctionPrior):
     def linearization(self) -> Linearization:
         """The linearized model, which shares the buffers."""
         blocks = zip(self._blocks, self.covariances.buffers(), strict=True)
+        factors = dict(zip(self._factored, self.factors.buffers(), strict=True))
         return Linearization(
             self.model,
             dict(zip(self._sites, self.means.buffers(), strict=True)),
-            [CovarianceBlock(sites, covariance, is_full) for (sites, is_full), covariance in blocks],
+            [
+                CovarianceBlock(sites, covariance, is_full, factors.get(place))
+                for place, ((sites, is_full), covariance) in enumerate(blocks)
+            ],
             self.function_site,
             self._structures,
         )

@@ -171,6 +171,14 @@ class Linearization:
             total = total + block.between(torch.cat(parts).transpose(0, 1))
         return torch.cat(means).double(), total
 
+    def jacobian(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Values ``[N, O]`` and their Jacobian ``[N, O, P]`` in all sites, one after another, in the network's dtype.
+
+        :raises ValueError: as :meth:`marginals`.
+        """
+        means, jacobians = zip(*self._jacobians(x, self.structure(x).num_outputs), strict=True)
+        return torch.cat(means), torch.cat([torch.cat([found[site] for site in self.mean], -1) for found in jacobians])
+
     def structure(self, x: Tensor) -> Structure:
         """Return what the function depends on, found once for each head in use.
 

@@ -1,0 +1,292 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A normal posterior in which the weights of a layer, or of a whole network, are correlated."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import pyro
+import pyro.distributions as dist
+import pyro.poutine as poutine
+import torch
+from pyro.distributions import constraints
+from pyro.nn.module import PyroParam
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+from torch.distributions import transform_to
+
+from pyro_radial._pyro.checks import check_types, optional, positive_count
+from pyro_radial.distributions.constraints import is_real
+from pyro_radial.infer.autoguide.families.family import Families, Family, LocScale, Site
+from pyro_radial.infer.autoguide.families.normal import Normal
+from pyro_radial.infer.autoguide.guides import AutoMeanField
+from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
+from pyro_radial.nn.linearized.layers import networks_in
+from pyro_radial.nn.linearized.linearization import CovarianceBlock
+from pyro_radial.nn.linearized.site_moments import PartOfNormal
+
+__all__ = ["AutoCorrelated"]
+
+#: The most numbers in the factor of a covariance: a quarter of a gigabyte in float32.
+MAX_FACTOR = 2**26
+#: The standard deviation that an element keeps for itself in a covariance that is only a factor, as a share.
+OWN_SHARE = 1e-5
+
+
+class _Part(Family):
+    """A part of a normal vector, with a location and a unit for each element."""
+
+    def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
+        """The value, and one unit for all elements."""
+        return _parameters(site, value.clone(), torch.full_like(value, site.init_stddev))
+
+    def initial_at(self, site: Site, value: Tensor, distribution: Any, spread: bool) -> dict[str, PyroParam]:
+        """The distribution's mean and, as the units, its standard deviations, if they are known."""
+        start = Normal().initial_at(site, value, distribution, spread)
+        return _parameters(site, start["loc"].init_value, start["scale"].init_value)
+
+    def local_noise(self, name: str, distribution: Any) -> None:
+        """A ValueError: the outputs of a layer have covariances over inputs."""
+        raise ValueError(f"local_reparameterization: site '{name}' must have independent elements, got AutoCorrelated")
+
+    def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> Any:  # type: ignore[override]
+        """A normal as wide as the units; the guide knows the widths."""
+        return dist.Normal(loc, scale, validate_args=False).to_event(site.event_dim)
+
+
+def _parameters(site: Site, loc: Any, scale: Any) -> dict[str, PyroParam]:
+    return {
+        "loc": PyroParam(loc, constraints.real, site.event_dim),
+        "scale": PyroParam(scale, LocScale.scale_constraint, site.event_dim),
+    }
+
+
+class AutoCorrelated(AutoMeanField):
+    r"""Guide with a normal posterior in which the weights of the last layer, or of all layers, are correlated.
+
+    A factorized posterior cannot hold the width of smooth functions between data and beyond them; this one can. With
+    all correlated elements in one vector w,
+
+    .. math:: w = \mu + s \odot (F z + d \odot \epsilon), \qquad z \in R^r,\ \epsilon \in R^P \text{ standard normal,}
+
+    with locations :math:`\mu`, units s, a factor F ``[P, r]`` and the share d of an element's own noise. Other sites
+    are independent normals, as in :class:`~pyro_radial.AutoMeanField`. For a full covariance leave the rank out.
+
+    :class:`~pyro_radial.functional.LinearizedKL` and ``predict(..., method="linearized")`` take the covariance in
+    closed form. ``posterior()`` has the marginals of sites, and a :class:`~pyro_radial.PriorChain` keeps only these.
+    The KL to a prior of the weights is estimated from draws.
+
+    Source: Ong, Nott and Smith (2018), "Gaussian variational approximation with a factor covariance structure", eq. 2.
+
+    :param model: a Pyro model with continuous latent sites.
+    :param sites: "last layer" for the weight and bias of the linear layer at the network's end, "network" for all
+        sites of networks, or the names of real-valued sites outside of plates.
+    :param int rank: r, at most the number P of correlated elements, which is the default.
+    :param init_loc_fn: a per-site init function; the default is that of :class:`~pyro_radial.AutoRadial`.
+    :param float init_stddev: the initial standard deviation of every element, as in
+        :class:`~pyro_radial.AutoMeanField`.
+    :param families: families of sites that are not correlated.
+    :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
+    :raises ValueError: for an argument out of range; once the model has run, for sites that the model does not have,
+        a network that does not end with a random linear layer, a rank above P, or a factor that is too large.
+
+    Example::
+
+        >>> from torch import nn
+        >>> from pyro_radial import BayesianModule
+        >>> bnn = BayesianModule(nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1)))
+        >>> guide = AutoCorrelated(bnn)
+        >>> guide.setup(torch.zeros(2, 1))
+        >>> guide.correlated, guide.covariance().shape
+        (('2.weight', '2.bias'), torch.Size([21, 21]))
+    """
+
+    factor: Any
+    own: Any
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        sites: Literal["last layer", "network"] | Collection[str] = "last layer",
+        rank: int | None = None,
+        init_loc_fn: Callable[..., Any] = init_to_network,
+        init_stddev: float | None = None,
+        families: Families | None = None,
+        create_plates: Callable[..., Any] | None = None,
+    ) -> None:
+        super().__init__(
+            model, init_loc_fn=init_loc_fn, init_stddev=init_stddev, families=families, create_plates=create_plates
+        )
+        check_types(Collection, sites=sites)
+        if isinstance(sites, str) and sites not in ("last layer", "network"):
+            raise ValueError(f"sites must be 'last layer', 'network' or names of sites, got {sites!r}")
+        self._wanted = sites if isinstance(sites, str) else tuple(sites)
+        self._rank = optional(positive_count, "rank", rank)
+        #: The names of the correlated sites, in the order of the vector; empty before the guide has parameters.
+        self.correlated: tuple[str, ...] = ()
+
+    def default_family(self, name: str, site: Any) -> Family:
+        """A part of the vector, or a factorized normal."""
+        return _Part() if self._is_wanted(name, site) else super().default_family(name, site)
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        self.correlated = ()
+        self._last = _LastLayer(poutine.unwrap(self.model))
+        with self._last:
+            super()._setup_prototype(*args, **kwargs)
+        correlated = tuple(name for name, family in self._families.items() if isinstance(family, _Part))
+        self._check(correlated)
+        sites = [self._site[name] for name in correlated]
+        size = sum(site.shape.numel() for site in sites)
+        rank = size if self._rank is None else self._rank
+        if rank > size:
+            raise ValueError(f"rank must be at most {size}, the elements of sites {list(correlated)}, got {rank}")
+        if rank * size > MAX_FACTOR:
+            raise ValueError(
+                f"rank must be at most {MAX_FACTOR // size} for the {size} elements of {len(correlated)} sites, got "
+                f"{'a full covariance' if self._rank is None else rank}"
+            )
+        like = self._trained("loc", correlated[0])
+        # Half of each variance is an element's own at the start.
+        own = torch.full((size,), 0.5, dtype=like.dtype, device=like.device).sqrt()
+        self.factor = PyroParam(torch.randn(size, rank).to(like) / (2.0 * rank) ** 0.5, constraints.real)
+        self.own = PyroParam(own, constraints.softplus_positive)
+        self.correlated = correlated
+
+    def _check(self, correlated: Sequence[str]) -> None:
+        """Raise a ValueError for a wish that the sites do not fulfill."""
+        if isinstance(self._wanted, str):
+            if not correlated:
+                what = "a network that ends with a random linear layer" if self._wanted == "last layer" else "networks"
+                raise ValueError(f"model must have {what} for sites={self._wanted!r}, got sites {sorted(self._site)}")
+        elif not correlated or not set(self._wanted) <= set(self._site):
+            raise ValueError(f"sites must be among {sorted(self._site)}, got {list(self._wanted)}")
+        prototypes: Any = dict(self._latent_sites())
+        for name in correlated:
+            if prototypes[name]["cond_indep_stack"] or self._site[name].transform is not None:
+                raise ValueError(f"sites must be real-valued and outside of plates, got '{name}'")
+
+    def _is_wanted(self, name: str, site: Any) -> bool:
+        if self._wanted == "network":
+            return carries_initial_value(site) and is_real(site["fn"].support)
+        return name in (self._last.sites if self._wanted == "last layer" else self._wanted)
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Sample every latent site; takes the arguments of the model."""
+        self.check_store()
+        self.setup(*args, **kwargs)
+        loc, factor, variance = self._moments()
+        # In double precision, because a covariance that is almost only a factor is nearly singular.
+        vector = dist.LowRankMultivariateNormal(loc.double(), factor.double(), variance.double(), validate_args=False)
+        drawn = pyro.sample(f"_{self._pyro_name}_latent", vector, infer={"is_auxiliary": True}).to(loc)
+        parts = self._split(drawn).items()
+        with _Given({name: part.reshape(drawn.shape[:-1] + self._site[name].shape) for name, part in parts}):
+            return super().forward(*args, **kwargs)
+
+    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean ``[P]`` of the vector, and the factor ``[P, R]`` and the variances ``[P]`` of its covariance."""
+        found = [self._parameters_of(name) for name in self.correlated]
+        loc, scale = (torch.cat([each[kind].flatten() for each in found]) for kind in ("loc", "scale"))
+        return loc, scale.unsqueeze(-1) * self.factor, (scale * self.own).square()
+
+    def _split(self, vector: Tensor) -> dict[str, Tensor]:
+        sizes = [self._site[name].shape.numel() for name in self.correlated]
+        return dict(zip(self.correlated, vector.split(sizes, -1), strict=True))
+
+    def _stddevs(self) -> dict[str, Tensor]:
+        _, factor, variance = self._moments()
+        stddevs = self._split((factor.square().sum(-1) + variance).sqrt())
+        return {name: stddev.reshape(self._site[name].shape) for name, stddev in stddevs.items()}
+
+    @torch.no_grad()
+    def covariance(self) -> Tensor:
+        """The covariance ``[P, P]`` of the correlated elements, with the sites of ``correlated`` one after another."""
+        self._require_setup("covariance")
+        _, factor, variance = self._moments()
+        return factor @ factor.mT + variance.diag()
+
+    @torch.no_grad()
+    def set_factor(self, factor: Tensor) -> None:
+        """Set the covariance of the correlated elements to a product.
+
+        :param Tensor factor: the factor ``[P, r]`` of :math:`F F^T`, in the order of :meth:`covariance`. Each element
+            also gets noise of its own, 1e-5 times its standard deviation.
+        :raises ValueError: for another shape, or a factor that is not finite or zero.
+        """
+        self._require_setup("set_factor")
+        check_types(Tensor, factor=factor)
+        if factor.shape != self.factor.shape:
+            raise ValueError(f"factor must have shape {list(self.factor.shape)}, got {list(factor.shape)}")
+        units = torch.linalg.vector_norm(factor, dim=-1)
+        if not bool(units.isfinite().all() & (units > 0).any()):
+            raise ValueError("factor must be finite and not zero, got NaN, infinity or only zeros")
+        units = units.clamp_min(OWN_SHARE * units.max())
+        for name, part in self._split(units).items():
+            scale = self._trained("scale", name)
+            scale.copy_(transform_to(LocScale.scale_constraint).inv(part.reshape(scale.shape).to(scale)))
+        self.factor_unconstrained.copy_(factor / units.unsqueeze(-1))
+        self.own = torch.full_like(self.own, OWN_SHARE)
+
+    @torch.no_grad()
+    def posterior(self) -> dict[str, dist.Distribution]:
+        """The posterior as ``{site: distribution}``, of correlated sites the marginals."""
+        result: dict[str, Any] = super().posterior()
+        _, factor, variance = (part.detach().clone() for part in self._moments())
+        block = CovarianceBlock(self.correlated, variance, factor=factor)
+        for name, stddev in self._stddevs().items():
+            normal = dist.Normal(result[name].mean, stddev, validate_args=False)
+            result[name] = PartOfNormal(normal, self._site[name].event_dim, block)
+        return result
+
+    def _site_quantiles(self, name: str, levels: list[float]) -> Tensor:
+        if name not in self.correlated:
+            return super()._site_quantiles(name, levels)
+        loc, scale = self._parameters_of(name)["loc"], self._stddevs()[name]
+        return Normal().quantiles(self._site[name], levels, loc=loc, scale=scale)
+
+
+class _Given(Messenger):
+    """Puts sites at values, each with its own event dimensions."""
+
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._values = values
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["name"] in self._values:
+            msg["fn"] = dist.Delta(self._values[msg["name"]], event_dim=msg["fn"].event_dim)
+
+
+class _LastLayer:
+    """Finds, in a run of a model inside the block, the sites of the linear layer that makes its network's output."""
+
+    def __init__(self, model: Any) -> None:
+        self._networks = [network.skeleton for network in networks_in(model)]
+        self._handles: list[Any] = []
+        self._outputs: dict[str, Tensor] = {}
+        #: The names of the sites, as far as the layer has a weight and a bias that are sites.
+        self.sites: frozenset[str] = frozenset()
+
+    def __enter__(self) -> "_LastLayer":
+        for network in self._networks if len(self._networks) == 1 else ():
+            for place, module in network.named_modules():
+                if isinstance(module, nn.Linear):
+                    self._handles.append(module.register_forward_hook(partial(self._seen, place)))
+            self._handles.append(network.register_forward_hook(self._ended))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._outputs = {}
+
+    def _seen(self, place: str, module: nn.Module, args: Any, output: Tensor) -> None:
+        self._outputs[place] = output
+
+    def _ended(self, network: nn.Module, args: Any, output: Any) -> None:
+        for place, own in self._outputs.items():
+            if isinstance(output, Tensor) and output.shape == own.shape and output.data_ptr() == own.data_ptr():
+                self.sites = frozenset(f"{place}.{leaf}" if place else leaf for leaf in ("weight", "bias"))

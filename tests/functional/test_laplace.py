@@ -1,0 +1,154 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Laplace in function space: exact linear models, the exact process in one dimension, classification, bad input."""
+
+import math
+
+import pytest
+import torch
+from pyro.contrib.gp.kernels import RBF
+from torch import nn
+
+from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel
+from pyro_radial.functional import (
+    GaussianProcess,
+    ImplicitProcess,
+    PosteriorProcess,
+    function_space_laplace,
+    laplace,
+)
+from pyro_radial.infer.autoguide import AutoCorrelated
+from pyro_radial.infer.posthoc.laplace import output_hessian
+from pyro_radial.nn import likelihoods
+
+NOISE = 0.1
+X = torch.cat([torch.linspace(-1, -0.3, 8), torch.linspace(0.3, 1, 8)])[:, None]
+Y = torch.sin(4 * X)
+POINTS = torch.cat([X, torch.linspace(-2, 2, 33)[:, None]])
+
+
+def smooth():
+    prior = GaussianProcess(lambda a, b: torch.exp(-2 * (a - b.T) ** 2))
+    prior.observation_noise.fill_(NOISE)
+    return prior
+
+
+def network(unit=nn.Tanh, outputs=1):
+    """Two layers, the first of them with units steep enough for the prior."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 50), unit(), nn.Linear(50, 50), unit(), nn.Linear(50, outputs))
+    with torch.no_grad():
+        net[0].weight.mul_(3.0)
+        net[0].bias.mul_(4.0)
+    return net
+
+
+def regression(net, scale=NOISE, **kwargs):
+    return SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=scale, **kwargs))
+
+
+def widths(model, guide, at):
+    return PosteriorProcess(model, guide.posterior()).marginals(at)[1].double().sqrt()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_linear_model_has_its_exact_posterior(times):
+    torch.manual_seed(0)
+    x = torch.randn(10, 3)
+    model = regression(nn.Linear(3, 1), num_data=10 * times)
+    prior = GaussianProcess(lambda a, b: 2.0 * (1.0 + a @ b.T))
+    guide = function_space_laplace(model, nn.Linear(3, 1), (x, x[:, :1]), prior, torch.randn(7, 3))
+    design = torch.cat([x, torch.ones(10, 1)], 1)
+    exact = (times * design.T @ design / NOISE**2 + torch.eye(4) / 2.0).inverse()
+    torch.testing.assert_close(guide.covariance(), exact, rtol=1e-3, atol=1e-3 * float(exact.diagonal().min()))
+
+
+@pytest.mark.parametrize("unit", [nn.Tanh, nn.SiLU])
+def test_widths_are_those_of_the_exact_process_at_the_data_in_a_gap_and_beyond(unit):
+    net = network(unit)
+    model = regression(net)
+    guide = function_space_laplace(model, net, (X, Y), smooth(), POINTS)
+    at = torch.linspace(-1.95, 1.95, 100)[:, None]
+    _, covariance = smooth().posterior(X, Y, at)
+    ratio = widths(model, guide, at) / covariance[0].diagonal().sqrt()[:, None]
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0.03, atol=0.0)
+
+
+def test_without_information_the_width_is_the_priors():
+    net = network()
+    model = regression(net, scale=1e4)
+    guide = function_space_laplace(model, net, (X, Y), smooth(), POINTS)
+    at = torch.linspace(-1.95, 1.95, 100)[:, None]
+    torch.testing.assert_close(widths(model, guide, at), torch.ones(100, 1).double(), rtol=0.02, atol=0.0)
+
+
+def test_classes_have_the_covariance_of_the_precisions_of_functions():
+    net, x = network(outputs=3), torch.linspace(-1, 1, 4)[:, None]
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical())
+    prior = GaussianProcess(RBF(1, lengthscale=torch.tensor(0.5)))
+    guide = function_space_laplace(model, net, (x, torch.tensor([0, 1, 2, 1])), prior, x)
+    hessian = output_hessian(model.likelihood, net(x).detach().double(), {})
+    precision = torch.zeros(4, 3, 4, 3).double()
+    precision[range(4), :, range(4)] = hessian
+    kernel = torch.einsum("nm,op->nomp", prior.moments(x)[1][0], torch.eye(3).double()).reshape(12, 12)
+    exact = (kernel.inverse() + precision.reshape(12, 12)).inverse().diagonal().reshape(4, 3)
+    torch.testing.assert_close(widths(model, guide, x), exact.sqrt(), rtol=0.01, atol=0.0)
+
+
+def test_a_network_too_stiff_for_the_prior_is_named():
+    rough = GaussianProcess(lambda a, b: torch.exp(-50 * (a - b.T) ** 2))
+    net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
+    with pytest.warns(UserWarning, match=r"linearized network holds \d+ % of the prior's variance at the points"):
+        function_space_laplace(regression(net), net, (X, Y), rough, POINTS)
+
+
+def test_few_eigenvectors_are_the_leading_ones():
+    _, (covariance,) = smooth().moments(POINTS)
+    values, vectors = laplace._leading(covariance, 4)
+    exact, others = torch.linalg.eigh(covariance)
+    torch.testing.assert_close(values.sort().values, exact[-4:])
+    torch.testing.assert_close((vectors.T @ others[:, -4:]).square().sum(), torch.tensor(4.0).double())
+    net = network()
+    guide = function_space_laplace(regression(net, scale=1e4), net, (X, Y), smooth(), POINTS, rank=4)
+    assert guide.factor.shape[1] == 4
+    held = widths(regression(net), guide, POINTS).square().sum()
+    torch.testing.assert_close(held, exact[-4:].sum(), rtol=0.02, atol=0.0)
+
+
+def test_it_starts_from_a_guide_and_its_state_loads_into_another():
+    net = network()
+    model = regression(net)
+    trained = AutoMeanField(model)
+    trained.setup(X, Y)
+    guide = function_space_laplace(model, trained, (X, Y), smooth(), POINTS)
+    other = AutoCorrelated(model, sites="network", rank=guide.factor.shape[1])
+    other.setup(X, Y)
+    other.load_state_dict(guide.state_dict())
+    assert torch.equal(other.covariance(), guide.covariance())
+    assert all(torch.equal(value, trained.median()[name]) for name, value in guide.median().items())
+
+
+@pytest.mark.parametrize(
+    ("prior", "arguments", "message"),
+    [
+        (GaussianProcess(lambda a, b: -torch.exp(-((a - b.T) ** 2))), {}, "kernel must be positive definite"),
+        (ImplicitProcess(lambda x, n: torch.randn(n, len(x))), {}, "prior must have moments"),
+        (smooth(), {"rank": 50}, "rank must be at most 49, the function values, got 50"),
+        (smooth(), {"points": POINTS * math.nan}, "points must be finite"),
+        (smooth(), {"points": torch.zeros(20_000, 1)}, "points must be fewer, because the Jacobian of 20000 points"),
+    ],
+)
+def test_a_prior_or_points_that_do_not_fit_are_refused(prior, arguments, message):
+    net = network()
+    with pytest.raises(ValueError, match=message):
+        function_space_laplace(regression(net), net, (X, Y), prior, **{"points": POINTS, **arguments})
+
+
+def test_a_likelihood_without_a_known_curvature_is_refused():
+    net = network(outputs=2)
+    model = SupervisedModel(BayesianModule(net), likelihoods.HeteroscedasticGaussian())
+    with pytest.raises(
+        ValueError, match="likelihood must be one of Categorical, Bernoulli, Gaussian, Poisson, got Het"
+    ):
+        function_space_laplace(model, net, (X, Y), smooth(), POINTS)
