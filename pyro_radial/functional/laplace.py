@@ -52,8 +52,8 @@ def function_space_laplace(
     the network interpolates, and far from them the width is unknown. For a model linear in its weights, with as many
     points as weights, the posterior is exact.
 
-    Predict with ``method="linearized"``. Train the mean first, under the same prior, with
-    :class:`~pyro_radial.functional.RKHSNorm`.
+    Predict with ``method="linearized"``, since draws of the weights leave the range where the network is linear. Train
+    the mean first, under the same prior, with :class:`~pyro_radial.functional.RKHSNorm`.
 
     Source: Cinquin, Pförtner, Fortuin, Hennig and Bamler (2024), "FSP-Laplace", arXiv 2407.13711, section 3, who
     restrict the weights to the range of :math:`J^T U`. The widths at X are then not the prior's; here they are.
@@ -184,4 +184,5 @@ def _guide(model: Any, network: TrainedNetwork, rows: Rows, factors: dict[str, T
     guide.setup(*(move(part, device_of(model)) for part in rows.take(torch.arange(min(2, len(rows))))))
     guide.load_means(network.values)
     guide.set_factor(torch.cat([factors[name] for name in guide.correlated]).to(guide.factor))
+    guide.linear_only = True
     return guide

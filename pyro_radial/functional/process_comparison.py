@@ -94,7 +94,7 @@ class ProcessComparison:
         trained = all(place.width >= 1 / RATIO for place in self.places if place.measured)
         points = "Put measurement points where predictions are made."
         for worst, word, advice in (
-            (narrow, "narrow", points if trained else "Train longer, or use a wider network."),
+            (narrow, "narrow", points if trained else "Train longer, or take function_space_laplace for the widths."),
             (wide, "wide", "Train longer, or use larger batches."),
         ):
             if worst.width < 1 / RATIO if word == "narrow" else worst.width > RATIO:
@@ -125,8 +125,11 @@ def compare_with_process(
     x, y = data
     process = _exact(prior, len(x))
     found, noises = [], []
+    method: Any = "linearized" if getattr(guide, "linear_only", False) else "draws"
     for place, points in {"training inputs": x, **places}.items():
-        prediction = predict(model, guide, points, num_samples=num_samples, function_site=function_site, progress=False)
+        prediction = predict(
+            model, guide, points, num_samples, method=method, function_site=function_site, progress=False
+        )
         values = prediction.samples.double()
         values = values.reshape(*values.shape[:2], -1)
         noises.append(_noise_variance(prediction))

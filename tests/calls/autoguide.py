@@ -147,6 +147,13 @@ CALLS = [
         then=ready,
     ),
     Call(
+        "infer.autoguide.AutoCorrelated.forward",
+        lambda: dict(args=(X,), kwargs={}),
+        lambda found: set(found) == {"weight", "bias"},
+        on=correlated,
+        unchecked=dict(args=ARGUMENTS, kwargs=ARGUMENTS),
+    ),
+    Call(
         "infer.autoguide.AutoCorrelated.covariance",
         dict,
         lambda found: found.shape == (8, 8),
@@ -364,6 +371,6 @@ NOT_CALLED = {
     "infer.autoguide.AutoPerSite.scales_start_at_distribution": "training asks for each site of the guide",
     **{
         f"infer.autoguide.{name}.default_family": "a guide gives it a site of its trace of the model"
-        for name in ("AutoPerSite", "AutoMeanField", "AutoRadial", "AutoRadialDirectional")
+        for name in ("AutoPerSite", "AutoCorrelated", "AutoMeanField", "AutoRadial", "AutoRadialDirectional")
     },
 }

@@ -89,7 +89,7 @@ def test_points_elsewhere_are_advised_only_if_the_width_is_right_at_the_points_o
     model, guide, loss = problem(stretched=0.5)
     loss.compare_at = compare_at
     (finding,) = diagnose(model, guide, (X, Y), loss=loss, new_inputs=NEW).findings
-    assert finding.endswith("Train longer, or use a wider network.")
+    assert finding.endswith("Train longer, or take function_space_laplace for the widths.")
     comparison = compared().comparison
     assert [place.measured for place in comparison.places] == [True, False, True]
     inputs, new, points = comparison.places

@@ -127,6 +127,8 @@ class AutoCorrelated(AutoMeanField):
         self._rank = optional(positive_count, "rank", rank)
         #: The names of the correlated sites, in the order of the vector; empty before the guide has parameters.
         self.correlated: tuple[str, ...] = ()
+        #: Whether the covariance is that of a linearized network, which draws of the weights would leave.
+        self.linear_only = False
 
     def default_family(self, name: str, site: Any) -> Family:
         """A part of the vector, or a factorized normal."""

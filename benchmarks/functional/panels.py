@@ -1,0 +1,208 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Compare three posteriors with the exact process in one dimension, under four kernels with three kinds of units.
+
+python -m benchmarks.functional.panels
+"""
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main, markdown_table
+from benchmarks.functional._training import network, rounded, spread_kinks
+from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel, fit, predict
+from pyro_radial.functional import GaussianProcess, LinearizedKL, RKHSNorm, UniformBox, function_space_laplace
+from pyro_radial.infer.autoguide import AutoCorrelated
+from pyro_radial.infer.autoguide.families import Delta
+from pyro_radial.nn import likelihoods
+
+__all__ = ["claims", "draw", "report", "run"]
+
+NEEDS = "ten minutes of one core"
+LAPLACE, LAST_LAYER, MEAN_FIELD = METHODS = ("function-space Laplace", "last layer", "mean field")
+UNITS = ("Tanh", "SiLU", "ReLU")
+NOISE, PRIOR_NOISE = 0.1, 0.01
+PLACES: dict[str, Callable[[Tensor], Tensor]] = {
+    "data": lambda x: (x.abs() >= 0.4) & (x.abs() <= 1.0),
+    "gap": lambda x: x.abs() < 0.4,
+    "outside": lambda x: x.abs() > 1.0,
+}
+#: A panel holds if means are closer than this, in exact standard deviations, and ratios of widths between the others.
+NEAR, NARROW, WIDE = 0.2, 0.8, 1.25
+FORMS: dict[str, Row] = {
+    "default": {"steps": 1_500, "lr": 0.01, "hidden": [50, 50], "steeper": 3.0, "points": 60, "num_samples": 2_000},
+    "small": {"steps": 3, "lr": 0.01, "hidden": [10], "steeper": 3.0, "points": 10, "num_samples": 20},
+}
+
+
+def rbf(a: Tensor, b: Tensor) -> Tensor:
+    return torch.exp(-2.0 * (a - b.T) ** 2)
+
+
+def matern(a: Tensor, b: Tensor) -> Tensor:
+    distance = math.sqrt(3.0) * (a - b.T).abs() / 0.5
+    return (1.0 + distance) * torch.exp(-distance)
+
+
+def periodic(a: Tensor, b: Tensor) -> Tensor:
+    return torch.exp(-2.0 * torch.sin(math.pi * (a - b.T) / 1.5) ** 2)
+
+
+def linear(a: Tensor, b: Tensor) -> Tensor:
+    return 1.0 + a @ b.T
+
+
+KERNELS = {"RBF": rbf, "Matern": matern, "periodic": periodic, "linear": linear}
+
+
+def run(output: Path, *, form: Form = "default", workers: int = 2) -> None:
+    """Train a network of 2 x 50 units on 20 observations of a function drawn from the prior, on both sides of a gap.
+
+    Observations have noise of 0.1, at inputs in [-1, -0.4] and [0.4, 1]; the prior is to hold in [-2, 2]. The RBF and
+    Matern kernels have a length of 0.5, the periodic one a period of 1.5. First-layer weights start three times as
+    large as torch's, with the places where units change spread over the domain. All methods take the same steps of
+    Adam at a rate that falls from 0.01 to 0 by a cosine, on all rows and 20 points in the domain.
+
+    ``function-space Laplace`` trains the means with ``RKHSNorm``, then finds widths with ``function_space_laplace`` at
+    the data and 60 points. ``last layer`` and ``mean field`` train ``AutoCorrelated`` and ``AutoMeanField`` with
+    ``LinearizedKL``. All predict with ``method="linearized"``. One seed; settings were chosen on other functions of the
+    RBF kernel.
+    """
+    setting = FORMS[form]
+    results = Results(output, {"torch": torch.__version__, **setting})
+    cases = list(product(KERNELS, UNITS, METHODS)) if form == "default" else [("RBF", "Tanh", m) for m in METHODS]
+    jobs = [
+        Job({"kernel": kernel, "units": units, "method": method}, compare, (kernel, units, method, setting))
+        for kernel, units, method in cases
+    ]
+    compute_all(results, jobs, workers)
+
+
+def compare(kernel: str, units: str, method: str, setting: Row) -> Row:
+    """Distances of means and ratios of widths at each place, and the moments on a grid."""
+    pyro.set_rng_seed(0)
+    prior = GaussianProcess(KERNELS[kernel], noise=PRIOR_NOISE)
+    prior.observation_noise.fill_(NOISE)
+    side = torch.linspace(0.4, 1.0, 10)[:, None]
+    x = torch.cat([-side.flip(0), side])
+    y = prior.sample(x, 1)[0] + NOISE * torch.randn(20, 1)
+    grid = torch.linspace(-2.0, 2.0, 81)[:, None]
+    exact_mean, covariance = prior.posterior(x, y, grid)
+    exact = exact_mean.squeeze(-1), covariance[0].diagonal().clamp_min(0.0).sqrt()
+    start = time.process_time()
+    model, guide = trained(prior, x, y, units, method, setting)
+    draws = predict(model, guide, grid, num_samples=setting["num_samples"], method="linearized", progress=False)
+    mean, stddev = draws.mean.squeeze(-1).double(), draws.epistemic_variance.squeeze(-1).sqrt().double()
+    row: Row = {"seconds": round(time.process_time() - start, 1)}
+    for place, holds in PLACES.items():
+        at = holds(grid[:, 0])
+        row[f"distance, {place}"] = float(((mean - exact[0]) / exact[1])[at].square().mean().sqrt())
+        row[f"width, {place}"] = float((stddev / exact[1])[at].log().mean().exp())
+    moments = {"mean": mean, "stddev": stddev, "exact_mean": exact[0], "exact_stddev": exact[1]}
+    data = {"x": rounded(x[:, 0]), "y": rounded(y[:, 0])}
+    return row | {name: rounded(values) for name, values in moments.items()} | data
+
+
+def trained(
+    prior: GaussianProcess, x: Tensor, y: Tensor, units: str, method: str, setting: Row
+) -> tuple[SupervisedModel, Any]:
+    net = network(1, setting["hidden"], getattr(nn, units))
+    with torch.no_grad():
+        net[0].weight.mul_(setting["steeper"])
+    model = SupervisedModel(BayesianModule(spread_kinks(net, -2.0, 2.0)), likelihoods.Gaussian(scale=NOISE))
+    guide: Any = {
+        LAPLACE: partial(AutoMeanField, families={".": Delta()}),
+        LAST_LAYER: AutoCorrelated,
+        MEAN_FIELD: AutoMeanField,
+    }[method](model)
+    box = UniformBox(-2.0, 2.0, num_points=20)
+    divergence: Any = RKHSNorm() if method == LAPLACE else LinearizedKL()
+    steps = setting["steps"]
+    fit(
+        model,
+        guide,
+        (x, y),
+        epochs=steps,
+        batch_size=len(x),
+        loss=FunctionalELBO(prior, box, divergence=divergence, num_functions=1 if method == LAPLACE else 8),
+        optim=lambda parameters: torch.optim.Adam(parameters, lr=setting["lr"]),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
+        progress=False,
+    )
+    if method == LAPLACE:
+        points = torch.cat([x, torch.linspace(-2.0, 2.0, setting["points"])[:, None]])
+        guide = function_space_laplace(model, guide, (x, y), GaussianProcess(prior.kernel), points)
+    return model, guide
+
+
+def holds(row: Row) -> bool:
+    """Whether means and widths are close enough at all places."""
+    near = all(row[f"distance, {place}"] <= NEAR for place in PLACES)
+    return near and all(NARROW <= row[f"width, {place}"] <= WIDE for place in PLACES)
+
+
+def claims(results: Results) -> list[Claim]:
+    """Nine of twelve panels."""
+    rows = results.where(method=LAPLACE)
+    held = sum(map(holds, rows))
+    text = "One dimension, four kernels, three units: function-space Laplace has the exact process's mean and width"
+    return [Claim(text, "9 of 12 panels", f"{held} of {len(rows)}", "1", held >= 9)]
+
+
+def report(results: Results) -> str:
+    """Report distances and widths of every panel."""
+    lines = []
+    for row in results.rows:
+        distances, widths = ([row[f"{what}, {place}"] for place in PLACES] for what in ("distance", "width"))
+        cells = [f"{value:.2f}" for value in (*distances, *widths)]
+        held = "yes" if holds(row) else "no"
+        lines.append([row["kernel"], row["units"], row["method"], *cells, held, f"{row['seconds']:.0f}"])
+    titles = [f"{what}, {place}" for what in ("mean", "width") for place in PLACES]
+    setting = results.setting
+    return f"""### Posteriors beside the exact process in one dimension
+
+Networks of {len(setting["hidden"])} x {setting["hidden"][0]} units after {setting["steps"]:,} steps on 20 \
+observations with a gap. Columns "mean" give the distance of the mean from that of the exact process, in standard \
+deviations of that process, and "width" the ratio of standard deviations. A panel holds if all distances are at most \
+{NEAR} and all ratios between {NARROW} and {WIDE}. One seed (`python -m benchmarks.functional.panels`; `--help` \
+describes the data and settings).
+
+{markdown_table(["kernel", "units", "posterior", *titles, "holds", "s"], lines)}
+
+{results.plot("Function-space Laplace and the exact process under four kernels with three kinds of units")}"""
+
+
+def draw(results: Results) -> None:
+    """Means and two standard deviations of function-space Laplace over those of the exact process."""
+    kernels, units = results.distinct("kernel"), results.distinct("units")
+    size = (3.0 * len(units), 2.0 * len(kernels) + 0.4)
+    figure = Figure(figsize=size, layout="constrained", dpi=100)
+    axes = figure.subplots(len(kernels), len(units), sharex=True, squeeze=False)
+    for (i, kernel), (j, unit) in product(enumerate(kernels), enumerate(units)):
+        (row,), ax = results.where(kernel=kernel, units=unit, method=LAPLACE), axes[i][j]
+        grid = torch.linspace(-2.0, 2.0, len(row["mean"]))
+        for prefix, color, label in (("exact_", "0.55", "exact process"), ("", "#D55E00", LAPLACE)):
+            mean, stddev = torch.tensor(row[f"{prefix}mean"]), torch.tensor(row[f"{prefix}stddev"])
+            ax.plot(grid, mean, color=color, lw=1.2, label=label if i == j == 0 else None)
+            for sign in (-2.0, 2.0):
+                ax.plot(grid, mean + sign * stddev, color=color, lw=0.8, ls="--" if prefix else "-")
+        ax.plot(row["x"], row["y"], "k.", ms=3)
+        ax.set_title(f"{kernel}, {unit}", fontsize=9)
+        ax.tick_params(labelsize=7)
+    figure.legend(frameon=False, fontsize=8, loc="outside upper right", ncols=2)
+    results.save_plot(figure)
+
+
+if __name__ == "__main__":
+    main(run, report, draw)
