@@ -32,12 +32,9 @@ def half_cauchy_factors(scale: Any) -> tuple[dist.Gamma, dist.InverseGamma]:
     half_cauchy = dist.HalfCauchy(scale)
     scale = half_cauchy.scale
     rate = scale.reciprocal().square()
-    if (
-        half_cauchy._validate_args
-        and rate.numel() > 0
-        and not bool(((rate >= torch.finfo(rate.dtype).tiny) & (rate < math.inf)).all())
-    ):
-        least = torch.finfo(rate.dtype).tiny ** 0.5
+    tiny = torch.finfo(rate.dtype).tiny
+    if half_cauchy._validate_args and not bool(((rate >= tiny) & (rate < math.inf)).all()):
+        least = tiny**0.5
         raise ValueError(
             f"half_cauchy_factors: scale must be between about {least:.0e} and {1.0 / least:.0e}, so that {rate.dtype} "
             f"holds its square, got {float(scale.min()):.4g} to {float(scale.max()):.4g}"

@@ -29,9 +29,8 @@ from torch.distributions import (
 from pyro_radial._pyro.compat import own_mask
 from pyro_radial.distributions.half_cauchy import kl_normal_to_log_gamma
 from pyro_radial.distributions.kl_formulas.kl_to_normal import kl_to_normal, standardized
-from pyro_radial.distributions.kl_formulas.normal_to_radial import normal_to_radial
-from pyro_radial.distributions.kl_formulas.radial_to_radial import radial_to_radial
 from pyro_radial.distributions.kl_formulas.shared import directions
+from pyro_radial.distributions.kl_formulas.to_radial import normal_to_radial, radial_to_radial
 from pyro_radial.distributions.radial_directional import RadialDirectional, kl_radial_directional
 from pyro_radial.distributions.radial_normal import RadialNormal
 from pyro_radial.distributions.row_operator import row_operator
@@ -55,14 +54,7 @@ from pyro_radial.distributions.wrappers import (
     unmasked,
 )
 
-__all__ = [
-    "RULES",
-    "kl_by_cross_entropy",
-    "kl_multivariate_normal_to_normal",
-    "kl_of_masked",
-    "kl_of_transformed",
-    "kl_radial_to_multivariate_normal",
-]
+__all__ = ["RULES", "kl_by_cross_entropy"]
 
 
 def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
@@ -84,10 +76,9 @@ def kl_by_cross_entropy(q: Distribution, p: Distribution) -> Tensor:
     and equal means, and zero with zero gradient at q = p. ``pyro.settings`` has the number of directions,
     ``radial_kl_directions`` (small events take more), and their seed, ``radial_kl_seed`` (None draws fresh ones in each
     call). With a seed the KL is a function of the parameters with an exact gradient, also under ``vmap`` and
-    ``torch.compile``. In the cases of ``benchmarks/distributions/radial_kl.py`` the standard deviation of one call is
-    below 1 % of max(KL, 100 nats); it is larger if one ratio :math:`\sigma_i / t_i` is far above all others. At equal
-    scales the KL has a cone in the means, of slope about 1.2533 (D - 1) in units of t: the means do not move until the
-    gradient of the likelihood exceeds that.
+    ``torch.compile``; ``benchmarks/distributions/radial_kl.py`` measures its noise, which is larger if one ratio
+    :math:`\sigma_i / t_i` is far above all others. At equal scales the KL has a cone in the means, of slope about
+    1.2533 (D - 1) in units of t: the means do not move until the gradient of the likelihood exceeds that.
 
     A mask on either side masks that side's log-density, as in a sampled ELBO: the KL is the expectation of
     ``q.log_prob(w) - p.log_prob(w)``.
@@ -114,8 +105,6 @@ def kl_of_masked(q: MaskedDistribution, p: MaskedDistribution) -> Tensor | float
 
 def kl_radial_to_multivariate_normal(q: RadialNormal, p: MultivariateNormal) -> Tensor:
     """Return the KL from one radius per vector to a normal with full covariance."""
-    if q.event_dim != 1:
-        raise NotImplementedError
     precision = p.precision_matrix.diagonal(dim1=-2, dim2=-1)
     cross_entropy = 0.5 * (q.variance * precision).sum(-1) - p.log_prob(q.loc)
     return (cross_entropy - q.accumulated_entropy()).to(q.loc.dtype)
@@ -152,15 +141,12 @@ def kl_of_transformed(q: TransformedDistribution, p: Distribution) -> Tensor:
 
 
 class _Parameters(NamedTuple):
-    """The parameters of q at full shape, as ``loc + scale * noise``.
-
-    ``radius_dim`` is the number of last dimensions that share one radius, or None for independent normal noise.
-    """
+    """The parameters of q at full shape, as ``loc + scale * noise``."""
 
     loc: Tensor
     scale: Tensor
-    radius_dim: int | None
-    unit_entropy: float  # the entropy of the elements of one radius at scale one
+    radius_dim: int | None  # how many last dimensions share one radius; None for independent normal noise
+    unit_entropy: float  # of the elements of one radius at scale one
 
     @property
     def elements_per_radius(self) -> int:
@@ -170,11 +156,9 @@ class _Parameters(NamedTuple):
 
 def _parameters(q: Distribution) -> _Parameters:
     inner, shape = leaf(q), q.batch_shape + q.event_shape
-    radial = isinstance(inner, RadialNormal)
-    unit_entropy = inner.unit_entropy if radial else 0.5 * (1.0 + math.log(2.0 * math.pi))
-    return _Parameters(
-        inner.loc.expand(shape), inner.scale.expand(shape), inner.event_dim if radial else None, unit_entropy
-    )
+    normal = None, 0.5 * (1.0 + math.log(2.0 * math.pi))
+    radius = (inner.event_dim, inner.unit_entropy) if isinstance(inner, RadialNormal) else normal
+    return _Parameters(inner.loc.expand(shape), inner.scale.expand(shape), *radius)
 
 
 def _with_masks(q: Distribution, p: Distribution) -> Tensor:
@@ -278,8 +262,6 @@ RULES: list[tuple[type[Distribution], type[Distribution], Callable[..., Tensor |
     (VonMisesFisherStable, HypersphericalUniform, kl_von_mises_fisher_to_uniform),
     (HypersphericalUniform, VonMisesFisherStable, kl_uniform_to_von_mises_fisher),
     (HypersphericalUniform, HypersphericalUniform, kl_uniform),
-    # Between two power spherical distributions there is none.
-    # Pyro has a rule from a point to anything.
 ]
 
 

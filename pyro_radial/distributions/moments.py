@@ -91,8 +91,7 @@ def _pushed_forward(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
 def _declared(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
     """Return the distribution's own mean and standard deviation, if they are finite."""
     mean, variance = (_attribute(distribution, name) for name in ("mean", "variance"))
-    positive = variance is not None and bool((variance > 0).all())
-    return mean, variance.sqrt() if variance is not None and positive else None
+    return mean, None if variance is None or not bool((variance > 0).all()) else variance.sqrt()
 
 
 def _attribute(distribution: Any, name: str) -> Tensor | None:
@@ -107,10 +106,9 @@ def _finite(tensor: Tensor) -> Tensor | None:
 
 
 def moment_matched(distribution: Any) -> Any:
-    """Return the factorized normal with the mean and variance of a distribution.
+    """Return the factorized normal with the mean and variance of a distribution, which has the least KL from it.
 
-    It is the factorized normal with the least KL from the distribution. A transformed distribution keeps its transforms
-    around the normal of its base. Masks, plates and event dimensions stay as they are.
+    A transformed distribution keeps its transforms around the normal of its base, and any distribution its wrappers.
     """
     return map_leaf(_matched, distribution)
 

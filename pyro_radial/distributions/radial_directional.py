@@ -11,15 +11,7 @@ import torch
 from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
-from torch.distributions import (
-    Distribution,
-    Gamma,
-    HalfCauchy,
-    HalfNormal,
-    InverseGamma,
-    LogNormal,
-    kl_divergence,
-)
+from torch.distributions import Distribution, Gamma, HalfCauchy, HalfNormal, InverseGamma, LogNormal, kl_divergence
 
 from pyro_radial._pyro.checks import check_shape, check_types, joint_shape
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
@@ -152,8 +144,6 @@ def mean_log(distribution: Distribution) -> Tensor:
 
 def kl_radial_directional(q: RadialDirectional, p: RadialDirectional) -> Tensor:
     """Return the KL of the radii plus that of the directions: the Jacobian is the same on both sides."""
-    if q.event_shape != p.event_shape:
-        raise NotImplementedError
     return kl_divergence(q.radius, p.radius) + kl_divergence(q.direction, p.direction)
 
 

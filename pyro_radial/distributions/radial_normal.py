@@ -72,7 +72,10 @@ class RadialNormal(TorchDistribution):
 
     def __init__(self, loc: Any, scale: Any, event_dim: int = 1, *, validate_args: bool | None = None) -> None:
         check_types(bool | None, validate_args=validate_args)
-        self.loc, self.scale = _broadcast(loc, scale)
+        for name, argument in (("loc", loc), ("scale", scale)):
+            check_float("RadialNormal", name, argument)
+        joint_shape("RadialNormal", loc=getattr(loc, "shape", ()), scale=getattr(scale, "shape", ()))
+        self.loc, self.scale = broadcast_all(loc, scale)
         # If Pyro tracks the provenance of the tensor, its shape is a plain tuple.
         shape = torch.Size(self.loc.shape)
         split = len(shape) - _checked_event_dim(event_dim, shape)
@@ -199,10 +202,7 @@ class RadialNormal(TorchDistribution):
 
 
 class _Distance(torch.autograd.Function):
-    """The norm of (value - loc) / scale over an event; it keeps only its arguments for the gradient.
-
-    A loss evaluates the density of every weight tensor, often without asking for the gradient.
-    """
+    """The norm of (value - loc) / scale over an event; it keeps only its arguments for the gradient."""
 
     generate_vmap_rule = True
 
@@ -231,13 +231,8 @@ class _Distance(torch.autograd.Function):
         share = torch.where(rho > 0, grad / torch.where(rho > 0, rho, 1.0), 0.0)
         unit = (value - loc) / scale
         by_value = unit * _unsqueeze(share, ctx.event_dim).to(unit.dtype) / scale
-        by_scale = -by_value * unit
-        return (
-            by_value.sum_to_size(value.shape),
-            -by_value.sum_to_size(loc.shape),
-            by_scale.sum_to_size(scale.shape),
-            None,
-        )
+        by_loc, by_scale = -by_value.sum_to_size(loc.shape), (-by_value * unit).sum_to_size(scale.shape)
+        return by_value.sum_to_size(value.shape), by_loc, by_scale, None
 
 
 def _event_norm(tensor: Tensor, event_dim: int) -> Tensor:
@@ -258,12 +253,3 @@ def _checked_event_dim(event_dim: int, shape: torch.Size) -> int:
             f"{tuple(shape)}, got {event_dim}"
         )
     return event_dim
-
-
-def _broadcast(loc: Any, scale: Any) -> tuple[Tensor, Tensor]:
-    """Return both arguments as floating-point tensors of one shape, or raise an error that names the argument."""
-    for name, argument in (("loc", loc), ("scale", scale)):
-        check_float("RadialNormal", name, argument)
-    joint_shape("RadialNormal", loc=getattr(loc, "shape", ()), scale=getattr(scale, "shape", ()))
-    loc, scale = broadcast_all(loc, scale)
-    return loc, scale

@@ -65,17 +65,16 @@ def _registered(name: str, formula: Formula) -> Operator:
 
     @operator.register_vmap
     def _(info: Any, in_dims: Any, ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient: bool) -> Any:
-        rows = [_in_front(tensor, dim, info.batch_size) for tensor, dim in zip((ratio, shift), in_dims, strict=False)]
+        rows = [
+            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip((ratio, shift), in_dims, strict=False)
+        ]
         # Unbatched noise is shared by all examples.
         noise = noise.unsqueeze(0) if in_dims[2] is None else noise.movedim(in_dims[2], 0)
         derivatives = 0 if with_gradient else None
         return operator(*rows, noise, with_gradient), (0, derivatives, derivatives)
 
     return operator
-
-
-def _in_front(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    return tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
 
 def _parts(ratio: Tensor, shift: Tensor, noise: Tensor) -> Sequence[tuple[Tensor, Tensor, Tensor]]:

@@ -40,13 +40,10 @@ def event_sum(tensor: Tensor, event_dim: int) -> Tensor:
 
 
 def row_sum(tensor: Tensor) -> Tensor:
-    """Sum over the last dimension, with a result in the accumulation dtype.
-
-    Short float32 rows are added in float32, which is several times faster and costs a rounding or two of float32.
-    """
+    """Sum over the last dimension, with a result in the accumulation dtype."""
     sums = accumulation_dtype(tensor)
     if tensor.dtype == torch.float32 and tensor.shape[-1] <= _FEW:
-        # A product adds short rows faster.
+        # A product in float32 adds short rows several times faster, and costs a rounding or two.
         return (tensor @ tensor.new_ones(tensor.shape[-1])).to(sums)
     return tensor.sum(-1, dtype=sums)
 

@@ -27,15 +27,9 @@ SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "size": torch.Size}
 
 # Arguments that torch keeps under another name, also without an underscore.
 KEPT_AS = {"base_distribution": "base_dist", "transform": "_inv", "tseq": "transforms"}
-
 # Names that a module has already, so its buffers cannot have them.
 RESERVED = frozenset(dir(nn.Module()))
-
 _MISSING = object()
-
-# Under this name torch keeps the extra state of a module.
-EXTRA_STATE = "_extra_state"
-
 # What a file can hold without code: dicts, lists, strings and numbers.
 Structure = Any
 
@@ -165,7 +159,7 @@ class StoredDistributions(nn.Module):
         for key, tensor in state_dict.items():
             if key.startswith(f"{prefix}["):
                 site, _, buffer = key[len(prefix) :].rpartition(".")
-                if buffer != EXTRA_STATE:
+                if buffer != "_extra_state":
                     saved.setdefault(site, {})[buffer] = tensor
         for site in [site for site in self._modules if site not in saved]:
             del self._modules[site]
@@ -173,7 +167,7 @@ class StoredDistributions(nn.Module):
             module = self._modules.get(site)
             own = {} if module is None else {name: buffer.shape for name, buffer in module.named_buffers()}
             if module is None or own != {name: tensor.shape for name, tensor in tensors.items()}:
-                empty = {name: torch.empty_like(t, device=self._place.device) for name, t in tensors.items()}
+                empty = {name: torch.empty_like(t, device=self.device) for name, t in tensors.items()}
                 self._modules[site] = StoredDistribution(None, empty)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
@@ -252,15 +246,12 @@ def _given(value: Any, optional: list[str]) -> set[str]:
     own = vars(value)
     held = [name for name in optional if own.get(name, own.get(f"_{name}")) is not None]
     # Alternatives such as probs and logits: a used object also holds what it computed from the given argument.
-    either = [name for name in own if name in held and _is_on_class(value, name, lazy_property)]
+    kinds = {name: type(inspect.getattr_static(type(value), name, None)) for name in {*own, *optional}}
+    either = [name for name in own if name in held and issubclass(kinds[name], lazy_property)]
     if not held:
-        either = [name for name in optional if _is_on_class(value, name, property)]
+        either = [name for name in optional if issubclass(kinds[name], property)]
     first = sorted(either, key=lambda name: not _is_the_parameter(value, name))[:1]
     return set(held) - set(either) | set(first)
-
-
-def _is_on_class(value: Any, name: str, kind: type) -> bool:
-    return isinstance(inspect.getattr_static(type(value), name, None), kind)
 
 
 def _is_the_parameter(value: Any, name: str) -> bool:

@@ -16,11 +16,7 @@ from pyro_radial._pyro.checks import check_shape, check_types, joint_shape
 from pyro_radial.distributions.constraints import finite_nonnegative
 from pyro_radial.distributions.special import accumulation_dtype, check_float, log_sphere_area
 from pyro_radial.distributions.vmf import functions
-from pyro_radial.distributions.vmf.sampling import (
-    sample_direction,
-    sample_one_minus_cosine,
-    sample_uniform_direction,
-)
+from pyro_radial.distributions.vmf.sampling import sample_direction, sample_one_minus_cosine, sample_uniform_direction
 
 __all__ = [
     "HypersphericalUniform",
@@ -239,7 +235,6 @@ def kl_von_mises_fisher(q: VonMisesFisherStable, p: VonMisesFisherStable) -> Ten
     Source: Oh, Adamczewski and Park (2019), eq. 34 and 36. Their gradients have a wrong sign in one term; the
     derivative in :math:`\kappa_q` is :math:`(\kappa_q - \kappa_p\, \mu_q \cdot \mu_p) A'(\kappa_q)`.
     """
-    _check_same_sphere(q, p)
     q_rows, p_rows = _accumulated(q), _accumulated(p)
     gap = 0.5 * (q.loc - p.loc).square().sum(-1, dtype=q_rows.dtype)
     return functions.vmf_kl(q_rows, p_rows, gap, q.dim).to(q.loc.dtype)
@@ -247,33 +242,24 @@ def kl_von_mises_fisher(q: VonMisesFisherStable, p: VonMisesFisherStable) -> Ten
 
 def kl_von_mises_fisher_to_uniform(q: VonMisesFisherStable, p: HypersphericalUniform) -> Tensor:
     """Return the KL to the uniform distribution: the log-area of the sphere minus the entropy."""
-    _check_same_sphere(q, p)
     kl = functions.vmf_kl_to_uniform(_accumulated(q), q.dim).to(q.loc.dtype)
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_uniform_to_von_mises_fisher(q: HypersphericalUniform, p: VonMisesFisherStable) -> Tensor:
     r"""Return the KL from the uniform to a von Mises-Fisher distribution: :math:`L(\kappa)`."""
-    _check_same_sphere(q, p)
     kl = functions.log_mean_exp_cosine(_accumulated(p), q.dim).to(q.like.dtype)
     return kl.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def kl_uniform(q: HypersphericalUniform, p: HypersphericalUniform) -> Tensor:
     """Return the KL between two uniform distributions on the same sphere: zero."""
-    _check_same_sphere(q, p)
     return q.like.expand(torch.broadcast_shapes(q.batch_shape, p.batch_shape))
 
 
 def _accumulated(distribution: VonMisesFisherStable) -> Tensor:
     """Return the concentration in the accumulation dtype, so that results are rounded once."""
     return distribution.concentration.to(accumulation_dtype(distribution.concentration))
-
-
-def _check_same_sphere(q: TorchDistribution, p: TorchDistribution) -> None:
-    """Raise NotImplementedError for spheres of different dimensions; the loss then samples the KL."""
-    if q.event_shape != p.event_shape:
-        raise NotImplementedError
 
 
 def _check_dim(distribution: str, name: str, dim: int) -> None:

@@ -69,11 +69,7 @@ def map_leaf(function: Callable[[Any], Any], distribution: Any) -> Any:
 
 
 def carry_to_batch(of_leaf: Callable[[Any], Tensor], distribution: Any) -> Tensor:
-    """Turn a quantity of the leaf, such as its entropy, into that of the whole nesting.
-
-    Like a log-density, it is summed over dimensions that became part of the event, zero where masked, and repeated
-    where expanded.
-    """
+    """Turn a quantity of the leaf, such as its entropy, into that of the whole nesting, as for a log-density."""
     if not isinstance(distribution, WRAPPERS):
         return of_leaf(distribution)
     value = carry_to_batch(of_leaf, distribution.base_dist)
@@ -119,8 +115,7 @@ def with_base(distribution: Any, base: Any) -> Any:
 def pull_back(distribution: Any, transforms: Sequence[Transform]) -> Any:
     """Return the distribution whose pushforward under ``transforms`` is the given one.
 
-    Transforms that both have cancel; the inverses of the others are applied. The masked part of a density has no
-    preimage, so a masked distribution raises a NotImplementedError.
+    Transforms that both have cancel; the inverses of the others are applied. A masked distribution has no preimage.
     """
     if not transforms:
         return distribution
@@ -174,10 +169,7 @@ def _own_copy(distribution: Any) -> Any:
 
 
 def unexpanded(tensor: Tensor, keep: int = 0) -> Tensor:
-    """Return the tensor with its repeated dimensions at size one, except the last ``keep``.
-
-    The scale of N(0, 1) on a million weights then is one number.
-    """
+    """Return the tensor with its repeated dimensions at size one, except the last ``keep``."""
     strides = tensor.stride()[: tensor.dim() - keep]
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
 
@@ -229,9 +221,8 @@ class Pushforward(dist.TransformedDistribution):
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "Pushforward":
         """Return the same distribution with a larger batch shape."""
-        repeated = dist.TransformedDistribution(self.base_dist, self.transforms, validate_args=False).expand(
-            torch.Size(batch_shape)
-        )
+        plain = dist.TransformedDistribution(self.base_dist, self.transforms, validate_args=False)
+        repeated = plain.expand(torch.Size(batch_shape))
         return Pushforward(repeated.base_dist, repeated.transforms, self._support)
 
 

@@ -12,9 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_radial import RadialELBO
 from pyro_radial.distributions import RadialNormal, row_operator
-from pyro_radial.distributions.kl_formulas.normal_to_radial import normal_to_radial
-from pyro_radial.distributions.kl_formulas.radial_to_radial import radial_to_radial
 from pyro_radial.distributions.kl_formulas.shared import directions
+from pyro_radial.distributions.kl_formulas.to_radial import normal_to_radial, radial_to_radial
 from tests.helpers.compilers import recent_compiler
 
 FAMILIES = ["radial", "normal"]

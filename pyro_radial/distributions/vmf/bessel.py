@@ -245,9 +245,8 @@ def variance_slope(concentration: Tensor, plan: BesselPlan) -> Tensor:
 
 def log_mean_exp(concentration: Tensor, plan: BesselPlan) -> Tensor:
     """Return L."""
-    return _upper_log_mean_exp(uniform_variables(concentration, plan.shifted_lam), plan) + _log_growth(
-        concentration, plan
-    )
+    v = uniform_variables(concentration, plan.shifted_lam)
+    return _upper_log_mean_exp(v, plan) + _log_growth(concentration, plan)
 
 
 def peak(concentration: Tensor, plan: BesselPlan) -> Tensor:

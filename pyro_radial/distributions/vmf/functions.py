@@ -8,10 +8,9 @@ special function, :math:`L(\kappa) = \log E\, e^{\kappa u_1}` with u uniform on 
 :math:`w = \mu \cdot x` is :math:`A = L'`, its variance :math:`A'`. Where L, :math:`\kappa A` and :math:`\kappa` would
 cancel against each other, a function here returns the difference.
 
-The functions take concentrations of any shape, at least 0 (the uniform distribution). For m from 2 to 100,000 and
-concentrations up to 1e6 they are good to the last digit of float32, and to 1e-14 in float64. They work in float64 where
-the device has it, and nothing branches on data. Derivatives are these functions again, not derivatives of an
-approximation. All take the concentration :math:`\kappa` and m, the dimension of the surrounding space, at least 2.
+All take concentrations :math:`\kappa` of any shape, at least 0 (the uniform distribution), and m, the dimension of the
+surrounding space, at least 2. For m up to 100,000 and concentrations up to 1e6 they are good to the last digit of
+float32, and to 1e-14 in float64. They work in float64 where the device has it. Derivatives are these functions again.
 """
 
 from functools import partial, reduce
@@ -20,14 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial.distributions.special import accumulation_dtype, by_chunks, log_sphere_area
+from pyro_radial.distributions.special import accumulation_dtype, by_chunks
 from pyro_radial.distributions.vmf import bessel
 from pyro_radial.distributions.vmf.bessel import bessel_plan
 
 __all__ = [
     "cosine_variance",
     "log_mean_exp_cosine",
-    "log_vmf_constant",
     "log_vmf_peak",
     "mean_cosine",
     "mean_cosine_gap",
@@ -67,19 +65,6 @@ def mean_cosine_gap(concentration: Tensor, dim: int) -> Tensor:
     return (concentration * _scalar("complement", concentration, dim)).to(concentration.dtype)
 
 
-def log_vmf_constant(concentration: Tensor, dim: int) -> Tensor:
-    r"""Return the log of the normalizing constant of the von Mises-Fisher density.
-
-    .. math:: \log C_m(\kappa) = \log \frac{\kappa^{m/2-1}}{(2\pi)^{m/2} I_{m/2-1}(\kappa)}
-        = \log\Gamma(\tfrac m2) - \tfrac m2 \log\pi - \log 2 - L(\kappa).
-
-    For a density use :func:`log_vmf_peak`; with this constant :math:`\kappa \mu \cdot x` would have to cancel L.
-    """
-    return (-_scalar("log_mean_exp", concentration, dim) - log_sphere_area(bessel_plan(dim).dim)).to(
-        concentration.dtype
-    )
-
-
 def log_vmf_peak(concentration: Tensor, dim: int) -> Tensor:
     r"""Return :math:`M = \kappa - L`: the log-density at the mode minus that of the uniform distribution.
 
@@ -104,28 +89,24 @@ def vmf_kl(concentration_q: Tensor, concentration_p: Tensor, one_minus_cosine: T
     The last three terms are the KL at equal means, computed as a whole: it keeps its digits when the concentrations are
     nearly equal.
 
-    Source: Oh, Adamczewski and Park (2019), "Radial and Directional Posteriors for Bayesian Neural Networks", eq. 46,
-    rearranged. Here ``one_minus_cosine`` is :math:`1 - \mu_q \cdot \mu_p = \tfrac12 \|\mu_q - \mu_p\|^2`, best computed
-    as that square.
+    Source: Oh, Adamczewski and Park (2019), eq. 46, rearranged. Here ``one_minus_cosine`` is :math:`1 - \mu_q \cdot
+    \mu_p = \tfrac12 \|\mu_q - \mu_p\|^2`, best computed as that square.
     """
-    named = {
-        "concentration_q": concentration_q,
-        "concentration_p": concentration_p,
-        "one_minus_cosine": one_minus_cosine,
-    }
-    q, p, gap = torch.broadcast_tensors(*(_to_working_dtype(name, tensor) for name, tensor in named.items()))
-    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in named.values()))
+    names = ("concentration_q", "concentration_p", "one_minus_cosine")
+    tensors = (concentration_q, concentration_p, one_minus_cosine)
+    q, p, gap = torch.broadcast_tensors(*map(_to_working_dtype, names, tensors))
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
     return (p * gap * _Scalar.apply(q, dim, "mean") + _SameMeanKL.apply(q, p, dim)).to(dtype)
 
 
 class _Scalar(torch.autograd.Function):
-    """A formula of one concentration; its derivative is another formula."""
+    """A formula of one concentration, by its name in ``bessel``; its derivative is another formula."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(concentration: Tensor, dim: int, name: str) -> Tensor:
-        return by_chunks(partial(_FORMULAS[name], plan=bessel_plan(dim)), (concentration,), _CHUNK)
+        return by_chunks(partial(getattr(bessel, name), plan=bessel_plan(dim)), (concentration,), _CHUNK)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -138,14 +119,6 @@ class _Scalar(torch.autograd.Function):
         return grad * _DERIVATIVES[ctx.name](concentration, ctx.dim), None, None
 
 
-_FORMULAS = {
-    "log_mean_exp": bessel.log_mean_exp,
-    "mean": bessel.mean,
-    "complement": bessel.complement,
-    "variance": bessel.variance,
-    "peak": bessel.peak,
-    "kl_to_uniform": bessel.kl_to_uniform,
-}
 _DERIVATIVES = {
     "log_mean_exp": lambda kappa, dim: _Scalar.apply(kappa, dim, "mean"),
     "mean": lambda kappa, dim: _Scalar.apply(kappa, dim, "variance"),

@@ -246,7 +246,8 @@ def _expansion(concentration: Tensor, one_minus_cosine: Tensor, lam: float) -> T
     v = uniform_variables(concentration, lam)
     t = v.t
     s = 2.0 * t / ((1.0 + t) * (v.one_minus_a0 + v.a0 * (2.0 - one_minus_cosine)))
-    table = _coefficients(lam, s)
+    find = _coefficients if torch.compiler.is_compiling() else _kept_coefficients
+    table = find(lam, s.dtype, s.device)
     rows, columns = table.shape
     return ((_powers(t, columns) @ table.mT) * _powers(s, rows)).sum(-1)
 
@@ -256,17 +257,13 @@ def _powers(base: Tensor, count: int) -> Tensor:
     return (base.log().unsqueeze(-1) * torch.arange(count, dtype=base.dtype, device=base.device)).exp()
 
 
-def _coefficients(lam: float, like: Tensor) -> Tensor:
+def _coefficients(lam: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The coefficients of s^j t^i in g."""
-    if torch.compiler.is_compiling():
-        return torch.tensor(_table(lam), dtype=like.dtype, device=like.device)
-    return _kept_coefficients(lam, like.dtype, like.device)
-
-
-@lru_cache(maxsize=256)
-def _kept_coefficients(lam: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Keep them on the device: a copy from the host must not be in a captured graph or make it wait."""
     return torch.tensor(_table(lam), dtype=dtype, device=device)
+
+
+# Kept on the device: a copy from the host must not be in a captured graph or make it wait.
+_kept_coefficients = lru_cache(maxsize=256)(_coefficients)
 
 
 @constant_in_graphs

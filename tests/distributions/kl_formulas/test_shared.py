@@ -13,7 +13,6 @@ from torch.distributions import kl_divergence
 
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.kl_formulas import shared
-from pyro_radial.distributions.kl_formulas.radial_to_radial import radial_to_radial
 from pyro_radial.distributions.kl_formulas.shared import (
     combine,
     directions,
@@ -27,6 +26,7 @@ from pyro_radial.distributions.kl_formulas.shared import (
     slopes_of_log_square,
     terms_for,
 )
+from pyro_radial.distributions.kl_formulas.to_radial import radial_to_radial
 
 # --- directions
 
