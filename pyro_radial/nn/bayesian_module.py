@@ -166,8 +166,6 @@ class BayesianModule(UniquelyNamed):
         """Call the network at given values of the random parameters.
 
         :param Mapping parameters: values ``[*draws, *parameter.shape]`` by site; others have the network's first value.
-        :param args: the network's inputs.
-        :param kwargs: inputs by name.
         :returns: the network's output, with the draws as leading dims.
         :raises ValueError: naming the site, for a value of another shape.
         """
@@ -175,11 +173,7 @@ class BayesianModule(UniquelyNamed):
         return self._output(*split_draws({**self._initial, **parameters}, self._shapes), args, kwargs)
 
     def one_value_each(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Drop leading dims of size one, and take the network's first value of a parameter without a value.
-
-        :param Mapping parameters: values ``[*ones, *parameter.shape]`` by site.
-        :raises ValueError: naming the site, for a value of another shape or with several draws.
-        """
+        """Drop leading dims of size one, and take the network's first value of a parameter without a value."""
         check_types(Mapping, parameters=parameters)
         draws, shared, _ = split_draws(parameters, self._shapes)
         if draws:
@@ -249,8 +243,7 @@ class BayesianModule(UniquelyNamed):
     def fixed_tensors(self) -> dict[str, Tensor]:
         """Copies of the tensors that are not random, by name: trained parameters, frozen ones and buffers."""
         with poutine.block():
-            tensors = {**self._own.trained(), **self._own.fixed()}
-        return {name: _own_copy(tensor) for name, tensor in tensors.items()}
+            return {name: _own_copy(t) for name, t in {**self._own.trained(), **self._own.fixed()}.items()}
 
     def train(self, mode: bool = True) -> "BayesianModule":
         """Set train or eval mode for this module and the network's computation."""
@@ -283,20 +276,16 @@ class BayesianModule(UniquelyNamed):
         return pyro.sample(name, to_like(prior, initial) if name in self._copied_priors else prior, infer=infer)
 
     def _value_in(self, name: str, draw: Mapping[str, Tensor]) -> Tensor:
-        if name in draw:
-            value = draw[name]
-            check_types(Tensor, **{f"draw[{name!r}]": value})
-        elif not self._in_use(name):
-            value = self._initial[name]
-        else:
+        value: Any = draw.get(name, self._initial[name])
+        check_types(Tensor, **{f"draw[{name!r}]": value})
+        if name not in draw and self._in_use(name):
             # A prior may compute it from sites of other names.
             trace = poutine.trace(poutine.condition(self._sample, data=dict(draw))).get_trace(name)
             missing = prune_subsample_sites(trace).stochastic_nodes
             if missing:
                 needs = "" if missing == [name] else f", which {name!r} needs"
                 raise ValueError(f"draw must hold a value for site {missing[0]!r}{needs}, got values for {list(draw)}")
-            computed: Any = trace.nodes["_RETURN"]["value"]
-            value = computed
+            value = trace.nodes["_RETURN"]["value"]
         shape = self._shapes[name]
         if value.numel() != shape.numel() or value.shape[value.dim() - len(shape) :] != shape:
             raise ValueError(
@@ -306,13 +295,12 @@ class BayesianModule(UniquelyNamed):
 
 
 class _ParameterSites(Messenger):
-    """Marks the sites of a network's parameters, and collects the sites that a guide left undrawn."""
+    """Marks the sites of a network's parameters, and collects noise and shapes of those that a guide left undrawn."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
         self._names = names
         self._values: dict[str, Tensor] = {}
-        #: The noise of the sites that were left undrawn, and the shape of their values.
         self.noises: dict[str, UnitNoise] = {}
         self.shapes: dict[str, torch.Size] = {}
 
@@ -387,9 +375,7 @@ class _OwnTensors:
         self.root = PyroModule()
         self._trained: dict[str, tuple[PyroModule, str]] = {}
         self._fixed: dict[str, tuple[PyroModule, str]] = {}
-        for name, parameter in net.named_parameters():
-            if name in random:
-                continue
+        for name, parameter in ((n, p) for n, p in net.named_parameters() if n not in random):
             owner, leaf = place_below(self.root, name)
             if parameter.requires_grad:
                 setattr(owner, leaf, nn.Parameter(_own_copy(parameter)))
@@ -445,6 +431,5 @@ def _adopt_stored_value(owner: PyroModule, leaf: str) -> None:
 
 
 def _own_copy(tensor: Tensor) -> Tensor:
-    """A detached copy."""
-    # Contiguous, since Pyro's store keeps a copy of any other tensor and would train that one.
+    """A detached copy, contiguous, since Pyro's store keeps a copy of any other tensor and would train that one."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)

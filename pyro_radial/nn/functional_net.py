@@ -20,23 +20,15 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pyro_radial._pyro.checks import check_types
-from pyro_radial._pyro.compat import tree_flatten, tree_map_only, tree_unflatten
+from pyro_radial._pyro.compat import tree_leaves, tree_map_only
 
-__all__ = ["STATISTICS_LAYERS", "FunctionalNet", "loop", "split_draws", "unflatten"]
+__all__ = ["BATCH_NORMS", "STATISTICS_LAYERS", "FunctionalNet", "loop", "split_draws", "unflatten"]
 
 logger = logging.getLogger("pyro_radial")
 
 # Norm layers that keep running statistics.
-STATISTICS_LAYERS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
-
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+STATISTICS_LAYERS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 # What torch raises where a network uses activation checkpointing.
 RECOMPUTES = "parts of the network run again in the backward pass"
@@ -48,11 +40,10 @@ Within = Callable[[dict[str, Tensor]], AbstractContextManager[Any]] | None
 
 
 class FunctionalNet:
-    """The computation of a network without its parameters and buffers.
+    """The computation of a network, which is never changed, without its parameters and buffers.
 
     :ivar nn.Module skeleton: a copy of the network with its tensors on the meta device; tied tensors stay tied.
     :ivar str batching: how several draws run, ``"vmap"`` or ``"loop"``.
-    :param nn.Module net: the network, which is never changed.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -111,9 +102,8 @@ class FunctionalNet:
     ) -> Any:
         """Call the network with N sets of tensors, and stack the outputs along a new first dim. No buffer is changed.
 
-        :param Mapping shared: the tensors common to all sets.
-        :param Mapping drawn: tensors ``[N, *shape]``, one slice for each set.
-        :raises TypeError: if it returns something else than tensors and plain data, nested in any way.
+        ``drawn`` are tensors ``[N, *shape]``, one slice for each set. A TypeError if the network returns something else
+        than tensors and plain data, nested in any way.
         """
         with _frozen_statistics(self.skeleton) as left_out:
             if left_out and not self._said_statistics_are_frozen:
@@ -143,9 +133,9 @@ class FunctionalNet:
                 outputs = loop(run, drawn)
                 if self._recomputes:
                     return outputs
-                self.batching = "loop"
+                self.batching, reason = "loop", str(error).strip().partition("\n")[0]
                 warnings.warn(
-                    f"torch.vmap cannot batch {type(self.skeleton).__name__} ({_first_line(error)}): "
+                    f"torch.vmap cannot batch {type(self.skeleton).__name__} ({reason}): "
                     "from now on its draws run one after another",
                     stacklevel=2,
                 )
@@ -162,10 +152,8 @@ def split_draws(
 ) -> tuple[tuple[int, ...], dict[str, Tensor], dict[str, Tensor]]:
     """Sort values ``[*draws, *shape]`` of sites into those that all draws share and those with one slice per draw.
 
-    Leading dims of size one are dropped for each site, since plates add them.
-
-    :returns: the shape of the draws, the values without draws, and the other values with the draws flattened.
-    :raises ValueError: naming the site whose shape does not fit.
+    Leading dims of size one are dropped for each site, since plates add them. Returns the shape of the draws, the
+    values without draws, and the other values with the draws flattened.
     """
     draws: tuple[int, ...] = ()
     first = ""
@@ -199,31 +187,27 @@ def unflatten(outputs: Any, draws: tuple[int, ...]) -> Any:
 
 
 def _vmap(run: Run, drawn: Mapping[str, Tensor]) -> Any:
-    leaves: list[Any] = []
-    structure: Any = None
+    output: Any = None
 
     def one(draw: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        nonlocal leaves, structure
-        leaves, structure = tree_flatten(run(draw))
-        return _tensors(leaves)
+        nonlocal output
+        output = run(draw)
+        return _tensors(output)
 
     tensors = vmap(one, randomness="different")(dict(drawn))
-    return _joined(leaves, structure, tensors)
+    return _with_tensors(output, tensors)
 
 
 def loop(run: Run, drawn: Mapping[str, Tensor]) -> Any:
     """Call ``run`` for each of the draws, and stack the outputs along a new first dim."""
-    leaves: list[Any] = []
-    structure: Any = None
-    columns: list[tuple[Tensor, ...]] = []
-    for draw in zip(*(value.unbind(0) for value in drawn.values()), strict=True):
-        leaves, structure = tree_flatten(run(dict(zip(drawn, draw, strict=True))))
-        columns.append(_tensors(leaves))
-    return _joined(leaves, structure, [torch.stack(rows) for rows in zip(*columns, strict=True)])
+    draws = zip(*(value.unbind(0) for value in drawn.values()), strict=True)
+    outputs = [run(dict(zip(drawn, draw, strict=True))) for draw in draws]
+    return _with_tensors(outputs[-1], map(torch.stack, zip(*map(_tensors, outputs), strict=True)))
 
 
-def _tensors(leaves: list[Any]) -> tuple[Tensor, ...]:
+def _tensors(output: Any) -> tuple[Tensor, ...]:
     """The tensors in the output of a network, whose other leaves must be plain data."""
+    leaves = tree_leaves(output)
     for leaf in leaves:
         if not (leaf is None or isinstance(leaf, Tensor | bool | int | float | str)):
             raise TypeError(
@@ -233,10 +217,10 @@ def _tensors(leaves: list[Any]) -> tuple[Tensor, ...]:
     return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
 
 
-def _joined(leaves: list[Any], structure: Any, tensors: Iterable[Tensor]) -> Any:
-    """An output of this structure with other tensors."""
+def _with_tensors(output: Any, tensors: Iterable[Tensor]) -> Any:
+    """The same output with other tensors."""
     remaining = iter(tensors)
-    return tree_unflatten([next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
+    return tree_map_only(Tensor, lambda _: next(remaining), output)
 
 
 def _skeleton(net: nn.Module) -> nn.Module:
@@ -338,7 +322,3 @@ def _vmap_settings(skeleton: nn.Module, drawn: Mapping[str, Tensor]) -> Iterator
             # torch warns that it loops over cells inside vmap.
             stack.enter_context(WITHOUT_ADVICE_ON_LOOPS)
         yield
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -81,8 +81,7 @@ class MultiHead(nn.Module):
 def use_head(model: nn.Module, head: int, *, also: Iterable[int] = ()) -> None:
     """Set the head of every :class:`MultiHead` in a model.
 
-    :param nn.Module model: a :class:`~pyro_radial.nn.BayesianModule`, a :class:`~pyro_radial.nn.SupervisedModel` or
-        any other module.
+    :param nn.Module model: a :class:`~pyro_radial.nn.SupervisedModel` or any other module.
     :param int head: the index of the head.
     :param also: other heads whose parameters stay random, so that a guide has sites for them, such as the heads of
         earlier tasks whose functions are compared while the trunk changes.

@@ -29,26 +29,21 @@ class ParameterPrior(Protocol):
     """A prior that makes the sample sites of a parameter itself."""
 
     def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
-        """Sample one parameter, by sample statements whose names start with its name.
+        """Sample a parameter, ``[*draws, *parameter.shape]``, by sample statements whose names start with its name.
 
         With Pyro's ``AutoNormal`` and ``AutoDelta`` a site ``name`` cannot go with a site ``name + ".lam"``; use
-        ``name + "_lam"`` for these.
-
-        :param str name: the name of the parameter in the network.
-        :param torch.Tensor parameter: its value in the network, for shape, dtype and device.
-        :returns: a value of shape ``[*draws, *parameter.shape]``.
+        ``name + "_lam"`` for these. ``parameter`` is the value in the network, for shape, dtype and device.
         """
         ...
 
 
 def site_priors(prior: Any, parameters: Mapping[str, Tensor]) -> dict[str, TorchDistributionMixin]:
-    """One distribution for each site, in the parameter's dtype and on its device, with its shape as ``event_shape``.
-
-    A prior that is not one of the kinds of :class:`~pyro_radial.nn.BayesianModule`, misses a site or has a wrong shape
-    raises a ValueError.
-    """
+    """One distribution for each site, in the parameter's dtype and on its device, with its shape as ``event_shape``."""
     if isinstance(prior, Mapping):
-        _check_names(prior, parameters)
+        if missing := [name for name in parameters if name not in prior]:
+            raise ValueError(f"prior must have an entry for site {missing[0]!r}, got none for {missing}")
+        if unknown := [name for name in prior if name not in parameters]:
+            raise ValueError(f"prior must have entries for the random sites {list(parameters)} only, got {unknown}")
     return {name: _of_shape(_prior_of(prior, name, p), name, p) for name, p in parameters.items()}
 
 
@@ -93,15 +88,6 @@ def _prior_of(prior: Any, name: str, parameter: Tensor) -> TorchDistributionMixi
             f"got {type(found).__module__}.{type(found).__name__}"
         )
     return found
-
-
-def _check_names(prior: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> None:
-    missing = [name for name in parameters if name not in prior]
-    if missing:
-        raise ValueError(f"prior must have an entry for site {missing[0]!r}, got none for {missing}")
-    unknown = [name for name in prior if name not in parameters]
-    if unknown:
-        raise ValueError(f"prior must have entries for the random sites {list(parameters)} only, got {unknown}")
 
 
 class Following:

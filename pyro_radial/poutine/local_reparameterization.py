@@ -15,13 +15,7 @@ from pyro_radial._pyro.checks import check_function, check_list
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.local.unit_noise import NOISE, OFFER, UnitNoise, unit_noise
 
-__all__ = [
-    "LocalReparameterizationMessenger",
-    "check_drawn",
-    "draw_after_all",
-    "is_drawn",
-    "local_reparameterization",
-]
+__all__ = ["LocalReparameterizationMessenger", "check_drawn", "draw_after_all", "is_drawn", "local_reparameterization"]
 
 
 class LocalReparameterizationMessenger(Messenger):
@@ -32,10 +26,6 @@ class LocalReparameterizationMessenger(Messenger):
         self.sites = frozenset(sites)
 
     def _pyro_sample(self, msg: Any) -> None:
-        self.leave_undrawn(msg)
-
-    def leave_undrawn(self, msg: Any) -> None:
-        """Leave a site undrawn if its noise is offered."""
         if msg["done"] or msg["is_observed"] or site_is_subsample(msg) or NOISE in msg["infer"]:
             return
         offer = msg["infer"].get(OFFER, _noise_of_distribution if msg["name"] in self.sites else None)
@@ -57,42 +47,35 @@ class LocalReparameterizationMessenger(Messenger):
 class _Wrapped(LocalReparameterizationMessenger):
     """The same around a guide, which must have sites to leave undrawn."""
 
-    def __init__(self, sites: Collection[str] = ()) -> None:
-        super().__init__(sites)
-        self._undrawn: dict[str, bool] = {}
-
     def __enter__(self) -> Any:
-        self._undrawn = {}
+        self._undrawn: dict[str, bool] = {}
         return super().__enter__()
 
     def __exit__(self, *args: Any) -> Any:
         result = super().__exit__(*args)
-        if args[0] is None:
-            self._check()
-        return result
-
-    def _pyro_sample(self, msg: Any) -> None:
-        self.leave_undrawn(msg)
-        self._undrawn[msg["name"]] = NOISE in msg["infer"]
-
-    def _check(self) -> None:
         missing = sorted(self.sites - self._undrawn.keys())
-        if missing:
+        if args[0] is None and missing:
             raise ValueError(f"local_reparameterization: sites must be latent sites of the guide, got {missing}")
-        if not any(self._undrawn.values()):
+        if args[0] is None and not any(self._undrawn.values()):
             raise ValueError(
                 "local_reparameterization: guide must offer the noise of a network's weights, as AutoRadial and "
                 f"AutoMeanField do, got a guide with the sites {sorted(self._undrawn)}; if your own guide has "
                 "normal or radial sites, name them: local_reparameterization(guide, sites=bnn.sites)"
             )
+        return result
+
+    def _pyro_sample(self, msg: Any) -> None:
+        super()._pyro_sample(msg)
+        self._undrawn[msg["name"]] = NOISE in msg["infer"]
 
 
 class _NoDensity:
     """Takes the place of a site's log-density, and raises a ValueError when a loss uses it."""
 
+    shape = torch.Size()
+
     def __init__(self, name: str) -> None:
         self._name = name
-        self.shape = torch.Size()
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):

@@ -41,8 +41,7 @@ class MeanOnlyMessenger(Messenger):
             raise ValueError(f"mean_only: the distribution of site '{msg['name']}', {error}") from None
         draw_after_all(msg)
         msg["fn"] = dist.Delta(value, event_dim=msg["fn"].event_dim)
-        msg["value"] = value
-        msg["done"] = True
+        msg["value"], msg["done"] = value, True
 
 
 def mean_only(guide: Callable[..., Any] | None = None) -> Any:

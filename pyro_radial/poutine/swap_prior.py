@@ -38,7 +38,6 @@ class SwapPriorMessenger(Messenger):
     def __init__(self, priors: Mapping[str, Distribution], swapped: set[str] | None = None) -> None:
         super().__init__()
         self.priors = dict(priors)
-        #: The sites whose new prior has been compared with the old one.
         self.swapped: set[str] = set() if swapped is None else swapped
 
     def _pyro_sample(self, msg: Any) -> None:
@@ -57,8 +56,6 @@ class UnderPriors(nn.Module):
 
     Everything else is the model's own, so that a prediction may sample the parameters of its network under
     :meth:`priors` without running the model.
-
-    :param model: a Pyro model.
     """
 
     def __init__(self, model: Callable[..., Any]) -> None:
@@ -196,10 +193,8 @@ def check_prior(name: str, prior: Any, old: Any) -> None:
 
 def _has_zero_density(distribution: Any, values: Any) -> bool:
     """Whether any value has density zero, and not because rounding took its preimage to infinity."""
-    inner = leaf(distribution)
-    while isinstance(inner, torch.distributions.TransformedDistribution):
+    while isinstance(inner := leaf(distribution), torch.distributions.TransformedDistribution):
         for transform in reversed(inner.transforms):
             values = transform.inv(values)
         distribution = inner.base_dist
-        inner = leaf(distribution)
     return bool((distribution.log_prob(values.nan_to_num(0.0, 0.0, 0.0)) == -torch.inf).any())

@@ -109,10 +109,14 @@ def layerwise_terms(
             a, delta = inputs[layer.place], deltas[layer.place]
             weight, bias = (None if site is None else variance[site] for site in (layer.weight, layer.bias))
             if layer.is_dense:
-                yield delta, _output_variance(weight, bias, a)
+                # At least one of the two has a variance.
+                both = bias if weight is None else nn.functional.linear(a.square(), weight, bias)
+                yield delta, both.expand(len(a), -1)  # type: ignore[union-attr]
                 continue
             if weight is not None:
-                patches = _patches(_layer(function, layer), a)
+                own: Any = _layer(function, layer)
+                # What each output of a convolution sees of its input, [N, K, places].
+                patches = nn.functional.unfold(a, own.kernel_size, own.dilation, own.padding, own.stride)
                 by_weight = delta.flatten(3).flatten(1, 2) @ patches.mT
                 yield by_weight.unflatten(1, delta.shape[1:3]).flatten(2), weight.reshape(1, -1)
             if bias is not None:
@@ -126,19 +130,6 @@ def num_chunks(layers: Sequence[LinearLayer], variance: Mapping[str, Tensor], nu
     weights = [variance[layer.weight].numel() for layer in layers if layer.weight is not None and not layer.is_dense]
     size = sum(math.prod(layer.shape) for layer in layers) + max(weights, default=0)
     return min(num_rows, -(-num_rows * num_outputs * size // MAX_GRADIENTS))
-
-
-def _output_variance(weight: Tensor | None, bias: Tensor | None, a: Tensor) -> Tensor:
-    """The variance of a layer's outputs for fixed inputs, ``[N, out]``; at least one of its parameters has one."""
-    if weight is None:
-        assert bias is not None
-        return bias.expand(len(a), -1)
-    return nn.functional.linear(a.square(), weight, bias)
-
-
-def _patches(layer: Any, a: Tensor) -> Tensor:
-    """What each output of a convolution sees of its input, ``[N, K, places]``."""
-    return nn.functional.unfold(a, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
 
 
 def _owners(model: Any, names: Collection[str]) -> tuple[LinearLayer, ...] | None:

@@ -6,6 +6,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -86,13 +87,10 @@ class _Gram(torch.autograd.Function):
 
 
 class Structure(NamedTuple):
-    """The sites that a function depends on, and how."""
+    """The sites that a function depends on, the layers that contain all of them, and the shape of a row's values."""
 
-    #: The names of the sites.
     sites: tuple[str, ...]
-    #: The linear layers and convolutions that contain all of them, or None if the function is not that simple.
-    layers: tuple[LinearLayer, ...] | None
-    #: The shape of its values for each input.
+    layers: tuple[LinearLayer, ...] | None  # None for a function with others than linear layers and convolutions
     shape: tuple[int, ...]
 
     @property
@@ -145,10 +143,7 @@ class Linearization:
         )
 
     def joint_marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``[N, O]`` and covariance ``[N, O, O]`` of the outputs for each input, in the network's dtype.
-
-        :raises ValueError: as :meth:`marginals`.
-        """
+        """Mean ``[N, O]`` and covariance ``[N, O, O]`` of the outputs for each input, as :meth:`marginals`."""
         return self._by_chunk(
             x,
             lambda jacobian, variance: (jacobian * variance.unsqueeze(1)) @ jacobian.mT,
@@ -156,11 +151,9 @@ class Linearization:
         )
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean ``[N, O]`` and covariances over points of each output, ``[O, N, N]``, in float64.
+        """Mean ``[N, O]`` and covariances over points of each output, ``[O, N, N]``, in float64, as :meth:`marginals`.
 
         The Jacobian of all N points is held at once: N O numbers for each weight.
-
-        :raises ValueError: as :meth:`marginals`.
         """
         structure = self.structure(x)
         blocks = _merged(self._blocks_of(structure.sites))
@@ -180,24 +173,21 @@ class Linearization:
         return torch.cat(means), torch.cat([torch.cat([found[site] for site in self.mean], -1) for found in jacobians])
 
     def structure(self, x: Tensor) -> Structure:
-        """Return what the function depends on, found once for each head in use.
-
-        :raises ValueError: as :meth:`marginals`.
-        """
+        """Return what the function depends on, found once for each head in use."""
         key = (x.shape[1:], *(network.sites_in_use for network in networks_in(self.function.model)))
         if key not in self._structures:
-            dependence = self.function.dependence(self.mean, x[:1])
-            if dependence.others:
+            given, others = self.function.dependence(self.mean, x[:1])
+            if others:
                 raise ValueError(
-                    f"posterior must have a mean and a variance at site '{dependence.others[0]}' of the model, on "
-                    f"which the function depends, got them for {sorted(self.mean)}"
+                    f"posterior must have a mean and a variance at site '{others[0]}' of the model, on which the "
+                    f"function depends, got them for {sorted(self.mean)}"
                 )
             layers = None
-            if all(block.is_diagonal for block in self._blocks_of(dependence.given)):
-                layers = linear_layers(self.function, dependence.given, self.mean, x[:1])
+            if all(block.is_diagonal for block in self._blocks_of(given)):
+                layers = linear_layers(self.function, given, self.mean, x[:1])
             with torch.no_grad():
                 shape = tuple(self.function.values(self.mean, x[:1]).shape[1:])
-            self._structures[key] = Structure(dependence.given, layers, shape)
+            self._structures[key] = Structure(given, layers, shape)
         return self._structures[key]
 
     def _by_chunk(
@@ -231,18 +221,18 @@ class Linearization:
         """Values ``[n, O]`` of chunks of rows, and their Jacobian by site, ``[n, O, P]``; zero for an unused site."""
         size = num_outputs * sum(mean.numel() for mean in self.mean.values())
         batched = all(network.batching == "vmap" for network in networks_in(self.function.model))
-        each = _mapped if batched else _looped
+        each: Callable[..., Any] = partial(vmap, randomness="different") if batched else _looped
 
         def of_row(row: Tensor) -> dict[str, Tensor]:
             output, pull = vjp(lambda mean: self.function(mean, row.unsqueeze(0)).squeeze(0), self.mean)  # type: ignore[misc]
             eye = torch.eye(num_outputs, dtype=output.dtype, device=output.device)
             one = num_outputs == 1
-            found = pull(eye[0])[0] if one else each(lambda unit: pull(unit)[0], eye)
+            found = pull(eye[0])[0] if one else each(lambda unit: pull(unit)[0])(eye)
             return {VALUES: output} | {name: jacobian.reshape(num_outputs, -1) for name, jacobian in found.items()}
 
         for rows in x.split(max(1, MAX_JACOBIAN // size)):
             with _differentiable():
-                chunk = each(of_row, rows)
+                chunk = each(of_row)(rows)
             yield chunk.pop(VALUES), chunk
 
 
@@ -290,15 +280,14 @@ def _merged(blocks: Sequence[CovarianceBlock]) -> list[CovarianceBlock]:
     return [one, *(block for block in blocks if not block.is_diagonal)]
 
 
-def _mapped(function: Callable[[Tensor], dict[str, Tensor]], rows: Tensor) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = vmap(function, randomness="different")(rows)
-    return found
+def _looped(function: Callable[[Tensor], dict[str, Tensor]]) -> Callable[[Tensor], dict[str, Tensor]]:
+    """The function of all rows, as ``vmap`` returns it, row by row for networks that vmap cannot batch."""
 
+    def of_all(rows: Tensor) -> dict[str, Tensor]:
+        found = [function(row) for row in rows]
+        return {name: torch.stack([each[name] for each in found]) for name in found[0]}
 
-def _looped(function: Callable[[Tensor], dict[str, Tensor]], rows: Tensor) -> dict[str, Tensor]:
-    """The same row by row, for networks that vmap cannot batch."""
-    found = [function(row) for row in rows]
-    return {name: torch.stack([each[name] for each in found]) for name in found[0]}
+    return of_all
 
 
 def _by_block(blocks: Sequence[CovarianceBlock], jacobian: Mapping[str, Tensor]) -> list[Tensor]:

@@ -4,7 +4,7 @@
 """The function of a model, as a function of the values of its sites and of inputs."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyro
 import torch
@@ -16,16 +16,7 @@ from pyro_radial.distributions.moments import center
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.supervised import find_network
 
-__all__ = ["Dependence", "SiteFunction"]
-
-
-class Dependence(NamedTuple):
-    """The sites that a function depends on."""
-
-    #: Sites with given values.
-    given: tuple[str, ...]
-    #: Other sites of the model.
-    others: tuple[str, ...]
+__all__ = ["SiteFunction", "gradients"]
 
 
 class SiteFunction:
@@ -44,21 +35,15 @@ class SiteFunction:
         self._network = None if is_recorded and function_site != FUNCTION_SITE else network
 
     def __call__(self, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """The function's values ``[N, O]`` where the sites have these values, and all others are at their centers.
-
-        :raises ValueError: for a model that records no such values.
-        """
+        """The function's values ``[N, O]`` where the sites have these values, and all others are at their centers."""
         return self.values(values, x).reshape(len(x), -1)
 
     def values(self, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """The same as the model records them, ``[N, *outputs]``."""
         return self._run(_GivenValues(values, self.function_site), x)
 
-    def dependence(self, values: Mapping[str, Tensor], x: Tensor) -> Dependence:
-        """The sites that the function depends on at these inputs, found by a gradient.
-
-        :raises ValueError: for a function without a gradient in any site.
-        """
+    def dependence(self, values: Mapping[str, Tensor], x: Tensor) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The sites that the function depends on at these inputs, found by a gradient: with given values and others."""
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
         handler = _GivenValues(leaves, self.function_site, leaf=True)
         with torch.enable_grad():
@@ -71,9 +56,7 @@ class SiteFunction:
                 f"model must have a function that can be differentiated in its weights, got values at site "
                 f"'{self.function_site}' without a gradient in any of {sorted(leaves)}"
             )
-        return Dependence(
-            tuple(name for name in used if name in values), tuple(name for name in used if name not in values)
-        )
+        return tuple(name for name in used if name in values), tuple(name for name in used if name not in values)
 
     def _run(self, handler: "_GivenValues", x: Tensor) -> Tensor:
         if self._network is not None:
@@ -86,10 +69,10 @@ class SiteFunction:
                 self.model(x)
             output = handler.output
         if not isinstance(output, Tensor) or not output.is_floating_point() or output.shape[:1] != (len(x),):
+            got = f"{output.dtype} {list(output.shape)}" if isinstance(output, Tensor) else "none"
             raise ValueError(
                 f"model must record real values for each of {len(x)} inputs at a site '{self.function_site}', got "
-                f"{_described(output)}; record the function's values with "
-                f'pyro.deterministic("{self.function_site}", values)'
+                f'{got}; record the function\'s values with pyro.deterministic("{self.function_site}", values)'
             )
         return output
 
@@ -125,21 +108,12 @@ class _GivenValues(Messenger):
         if self.output is not None:
             # The function does not depend on what comes after it.
             return torch.zeros(distribution.shape(), device=self.output.device)
-        value = _center(name, distribution)
+        try:
+            value = center(distribution).detach()
+        except ValueError as error:
+            raise ValueError(
+                f"posterior must have site '{name}' of the model, whose prior has no center: {error}"
+            ) from None
         if self.leaf:
             value = self.others[name] = value.requires_grad_()
         return value
-
-
-def _center(name: str, distribution: Any) -> Tensor:
-    try:
-        value = center(distribution)
-    except ValueError as error:
-        raise ValueError(
-            f"posterior must have site '{name}' of the model, whose prior has no center: {error}"
-        ) from None
-    return value.detach()
-
-
-def _described(output: Any) -> str:
-    return f"{output.dtype} {list(output.shape)}" if isinstance(output, Tensor) else "none"

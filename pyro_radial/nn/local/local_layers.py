@@ -16,12 +16,11 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_radial._pyro.compat import tree_leaves, tree_map_only
-from pyro_radial.nn.functional_net import split_draws
+from pyro_radial.nn.functional_net import BATCH_NORMS, split_draws
 from pyro_radial.nn.local.unit_noise import ASKS, LAYERS, NOISE, PARAMETER, Parameter, UnitNoise, noisy_output
 
 __all__ = ["AskForLocalReparameterization", "LocalLayers"]
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 PARAMETERS = ("weight", "bias")
 #: The tensors of a noise, which follow the name of its site.
 NOISE_PARTS = ("loc", "scale")
@@ -76,7 +75,8 @@ class LocalLayers:
 
         A call may find that more of them need a draw. It then changes nothing, and the network runs again.
         """
-        rows = _num_rows(args, kwargs)
+        first = _first_tensor((args, kwargs))
+        rows = 0 if first is None or first.dim() == 0 else len(first)
         while True:
             reasons = self._reasons_of(sites.noises)
             noises = {name: noise for name, noise in sites.noises.items() if name not in reasons}
@@ -150,8 +150,9 @@ class LocalLayers:
         for name in dict.fromkeys(site.rpartition(".")[0] for site in noises):
             layer: Any = self._skeleton.get_submodule(name)
             own = [parameters.get(self._names.get(id(getattr(layer, parameter)), "")) for parameter in PARAMETERS]
-            calls.append(_Call(name, layer, rows, own))
-            layer.forward = _as_function(calls[-1])
+            calls.append(call := _Call(name, layer, rows, own))
+            # A function: copying the network would copy a method together with its object.
+            layer.forward = lambda input, call=call: call.output(input)
         try:
             yield
         finally:
@@ -168,7 +169,6 @@ class _Call:
         self.is_called = self.is_over = False
 
     def output(self, input: Tensor) -> Tensor:
-        """The layer's output."""
         # With activation checkpointing a layer runs again in the backward pass, when the call is over.
         if self.is_called and not self.is_over:
             raise _NotLocalError(self.name, "its layer is called more than once")
@@ -181,11 +181,6 @@ class _Call:
         return noisy_output(self.layer, input, *self.parameters)
 
 
-def _as_function(call: _Call) -> Callable[[Tensor], Tensor]:
-    # A function: copying the network would copy a method together with its object.
-    return lambda input: call.output(input)
-
-
 class _Elsewhere(Tensor):
     """Takes the place of a layer's parameter; any use of it outside the layer raises a _NotLocalError."""
 
@@ -193,7 +188,6 @@ class _Elsewhere(Tensor):
 
     @classmethod
     def of(cls, site: str, parameter: Tensor) -> "_Elsewhere":
-        """One for a parameter."""
         new = parameter.detach().as_subclass(cls)
         new.site = site
         return new
@@ -225,15 +219,13 @@ def _reasons(skeleton: nn.Module) -> dict[str, str]:
     return reasons
 
 
-def _num_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """The number of rows of a network's input; zero without a tensor with dims."""
-    first = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)), None)
-    return 0 if first is None or first.dim() == 0 else len(first)
+def _first_tensor(nested: Any) -> Tensor | None:
+    return next((leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor)), None)
 
 
 def _check_rows(output: Any, draws: int, rows: int) -> None:
     """Raise a _NotLocalError unless a network's output has a row for each row of its input."""
-    first = next((leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)), None)
+    first = _first_tensor(output)
     if first is None or first.shape[draws : draws + 1] != (rows,):
         raise _NotLocalError("", "the network's output has no row for each row of its input")
 
@@ -246,9 +238,8 @@ def _split_noise(
 ) -> tuple[tuple[int, ...], dict[str, Tensor], dict[str, Tensor]]:
     """Split draws as :func:`~pyro_radial.nn.functional_net.split_draws` does, where some sites have noise and no value.
 
-    ``site_shapes`` are the shapes that values of these sites would have. The parts of their noises are among the
-    tensors, as ``site.loc`` and ``site.scale``. If there are draws, a tensor of N elements under the empty name counts
-    them, since the noises may share locs and scales.
+    ``site_shapes`` are the shapes that their values would have. Their noises are among the tensors, as ``site.loc`` and
+    ``site.scale``. Since draws may share these, a tensor of N elements under the empty name counts the draws.
     """
     tensors, tensor_shapes = dict(values), {name: shapes[name] for name in values}
     lead: tuple[int, ...] = ()
@@ -268,8 +259,7 @@ def _split_noise(
 class AskForLocalReparameterization(Messenger):
     """Asks guides for local reparameterization in calls of a model with targets.
 
-    :param asks: a function from the arguments of a call to whether it asks.
-    :param bool now: whether the current call asks.
+    ``asks`` is a function from the arguments of a call to whether it asks, ``now`` whether the current call does.
     """
 
     def __init__(self, asks: Any, now: bool) -> None:

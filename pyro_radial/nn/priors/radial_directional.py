@@ -4,8 +4,7 @@
 """A prior that gives each row or column of a weight tensor a direction on the sphere and a sparse radius."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -31,40 +30,28 @@ Grouping = Literal["row", "column", "double"]
 DirectionPrior = Literal["uniform"] | Callable[[str, Tensor], TorchDistributionMixin]
 
 
-@dataclass(frozen=True)
-class RadiusSites:
+class RadiusSites(NamedTuple):
     """The names of a half-Cauchy radius: of its deterministic site and of the two factors of its square."""
 
     radius: str
+    gamma: str
+    inverse_gamma: str
 
-    @property
-    def gamma(self) -> str:
-        """The site of the gamma factor."""
-        return f"{self.radius}_gamma"
-
-    @property
-    def inverse_gamma(self) -> str:
-        """The site of the inverse-gamma factor."""
-        return f"{self.radius}_inverse_gamma"
+    @classmethod
+    def of(cls, radius: str) -> "RadiusSites":
+        """The names for a deterministic site."""
+        return cls(radius, f"{radius}_gamma", f"{radius}_inverse_gamma")
 
 
-@dataclass(frozen=True)
-class TensorSites:
-    """The names of the sites that :class:`RadialDirectionalPrior` makes for a weight tensor.
-
-    Example::
-
-        >>> sites = TensorSites("0.weight")
-        >>> sites.direction("row"), sites.local_radius("column").gamma
-        ('0.weight.direction', '0.weight.column_local_radius_gamma')
-    """
+class TensorSites(NamedTuple):
+    """The names of the sites that :class:`RadialDirectionalPrior` makes for a weight tensor."""
 
     parameter: str
 
     @property
     def global_radius(self) -> RadiusSites:
         """The radius of the tensor."""
-        return RadiusSites(self.parameter + _GLOBAL_RADIUS)
+        return RadiusSites.of(self.parameter + _GLOBAL_RADIUS)
 
     def direction(self, side: Side) -> str:
         """The directions of its rows or columns."""
@@ -72,45 +59,40 @@ class TensorSites:
 
     def local_radius(self, side: Side) -> RadiusSites:
         """The radii of its rows or columns."""
-        return RadiusSites(f"{self.parameter}.{_PREFIXES[side]}local_radius")
+        return RadiusSites.of(f"{self.parameter}.{_PREFIXES[side]}local_radius")
 
     @classmethod
     def with_global_radius(cls, site: str) -> "TensorSites | None":
         """The tensor whose global radius has this gamma site; None for any other site."""
-        suffix = RadiusSites(_GLOBAL_RADIUS).gamma
+        suffix = RadiusSites.of(_GLOBAL_RADIUS).gamma
         return cls(site.removesuffix(suffix)) if site.endswith(suffix) else None
 
 
-@dataclass(frozen=True)
-class _Site:
-    """A site with its distribution and its first value."""
+class _Site(NamedTuple):
+    """A site with its distribution, and the first value, at which a guide starts."""
 
     name: str
     distribution: Any
     first: Tensor
 
     def sample(self) -> Tensor:
-        """Sample the site; a guide starts at its first value."""
         infer: Any = {"initial_value": self.first}
         return pyro.sample(self.name, self.distribution, infer=infer)
 
 
-@dataclass(frozen=True)
-class _Radius:
+class _Radius(NamedTuple):
     """A half-Cauchy radius: its deterministic site, and the sites of the two factors of its square."""
 
     name: str
-    factors: tuple[_Site, _Site]
+    gamma: _Site
+    inverse_gamma: _Site
 
     def sample(self) -> Tensor:
-        """Sample the two factors and record the root of their product."""
-        gamma, inverse_gamma = self.factors
-        radius = half_cauchy_value(gamma.sample(), inverse_gamma.sample())
-        return pyro.deterministic(self.name, radius, event_dim=gamma.first.dim())
+        radius = half_cauchy_value(self.gamma.sample(), self.inverse_gamma.sample())
+        return pyro.deterministic(self.name, radius, event_dim=self.gamma.first.dim())
 
 
-@dataclass(frozen=True)
-class _Side:
+class _Side(NamedTuple):
     """The rows or the columns of a weight tensor."""
 
     is_column: bool
@@ -126,8 +108,7 @@ class _Side:
         return groups.reshape(*draws, shape[1], shape[0], *shape[2:]).transpose(len(draws), len(draws) + 1)
 
 
-@dataclass(frozen=True)
-class _Tensor:
+class _Tensor(NamedTuple):
     """The sites of one weight tensor."""
 
     parameter: Tensor
@@ -135,7 +116,6 @@ class _Tensor:
     sides: tuple[_Side, ...]
 
     def sample(self) -> Tensor:
-        """Sample the weights, ``[*draws, *parameter.shape]``."""
         radius = self.radius.sample()
         weight = radius.reshape(radius.shape + (1,) * self.parameter.dim())
         for side in self.sides:
@@ -238,7 +218,8 @@ class RadialDirectionalPrior:
     def _make(self, name: str, parameter: Tensor, grouping: Grouping) -> _Tensor:
         sites, sides, global_radius = TensorSites(name), [], parameter.new_ones(())
         for side, part in zip(SIDES[grouping], _split(parameter, len(SIDES[grouping])), strict=True):
-            norm, first = _polar(_groups(part, side == "column"))
+            groups = part if side == "row" else part.transpose(0, 1)
+            norm, first = _polar(groups.flatten(1))
             typical = norm.log().mean().exp()
             global_radius = global_radius * typical
             site = sites.direction(side)
@@ -266,24 +247,13 @@ class RadialDirectionalPrior:
 
 def _radius(sites: RadiusSites, scale: float, first: Tensor) -> _Radius:
     distributions: tuple[Any, Any] = half_cauchy_factors(first.new_tensor(scale))
+    # The most probable factors, in log space, whose product is the squared radius.
+    inverse = 1.0 + (first / scale).square()
     gamma, inverse_gamma = (
         _Site(name, distribution.expand(first.shape).to_event(first.dim()), value)
-        for name, distribution, value in zip(
-            (sites.gamma, sites.inverse_gamma), distributions, _most_probable(first, scale), strict=True
-        )
+        for name, distribution, value in zip(sites[1:], distributions, (first.square() / inverse, inverse), strict=True)
     )
-    return _Radius(sites.radius, (gamma, inverse_gamma))
-
-
-def _most_probable(radius: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The most probable gamma and inverse-gamma factors, in log space, whose product is the squared radius."""
-    inverse = 1.0 + (radius / scale).square()
-    return radius.square() / inverse, inverse
-
-
-def _groups(tensor: Tensor, column: bool) -> Tensor:
-    """Each row, or each column, of a weight tensor as one vector: ``[groups, n]``."""
-    return (tensor.transpose(0, 1) if column else tensor).flatten(1)
+    return _Radius(sites.radius, gamma, inverse_gamma)
 
 
 def _split(parameter: Tensor, number: int) -> tuple[Tensor, ...]:
