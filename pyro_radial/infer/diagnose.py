@@ -11,20 +11,20 @@ import pyro
 import pyro.poutine as poutine
 import torch
 from pyro.poutine.util import site_is_subsample
-from torch import nn
+from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_types, positive_count
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.elbo import LossTerms, RadialELBO, not_finite_parameter
-from pyro_radial.infer.training.data import Rows, device_of, dtype_of, evaluating, move, num_rows, take
+from pyro_radial.infer.training.data import Inputs, Rows, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.infer.training.not_finite import first_not_finite
-from pyro_radial.infer.training.units import not_standardized
-from pyro_radial.nn.likelihoods import FUNCTION_SITE
+from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.nn.likelihoods import FUNCTION_SITE, Gaussian, HeteroscedasticGaussian
 from pyro_radial.poutine import mean_only
 
-__all__ = ["UNMOVED", "Diagnosis", "diagnose", "share_wider_than"]
+__all__ = ["UNMOVED", "Diagnosis", "diagnose", "not_standardized", "share_wider_than"]
 
 # Scales within this root mean square of log(scale / initial scale) count as never moved.
 UNMOVED = 0.01
@@ -33,6 +33,11 @@ DOMINATES = 2.0
 # In mean field the accuracy of a small perceptron fell as scales grew to this share of the prior's standard deviation
 # (benchmarks/guides/gradients_in_training.py).
 WIDE = 0.5
+# Measured root mean squares. In regression, inputs of 30 are predicted no better than by the mean, and a mean target of
+# 10 is missed by several standard deviations. Classes are still learned from pixels up to 255, but not well from 4000.
+MOST_OF_INPUT, MOST_OF_INPUT_FOR_CLASSES, MOST_OF_TARGET = 30.0, 300.0, 10.0
+# In units of the first noise, but at most of one: below it the noise stays at 16 times the error.
+LEAST_SPREAD = 0.1
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def diagnose(
     kl_weight: float = 1.0,
     function_site: str = FUNCTION_SITE,
     loss: RadialELBO | None = None,
-    new_inputs: torch.Tensor | None = None,
+    new_inputs: Tensor | None = None,
     batch_size: int | None = None,
 ) -> Diagnosis:
     """Say which term of the loss dominates, which scales never moved, and what to try.
@@ -123,8 +128,7 @@ def diagnose(
     check_types(nn.Module, guide=guide)
     device = device_of(guide, model)
     x, y = (move(part, device) for part in Rows(data, "data", dtype_of(guide, model)).all())
-    broken = first_not_finite(guide.named_parameters())
-    if broken is not None:
+    if (broken := first_not_finite(guide.named_parameters())) is not None:
         raise not_finite_parameter(broken)
     if loss is None and (new_inputs is not None or batch_size is not None):
         raise ValueError("loss must be given with new_inputs or batch_size, got None")
@@ -143,14 +147,12 @@ def diagnose(
             comparison = compared(model, guide, (x, y), new_inputs)
         signal, noise = _spreads(model, guide, x, max(2, num_particles), function_site)
         wide = share_wider_than(WIDE, model, guide, x) if isinstance(guide, AutoPerSite) and loss is None else None
-    terms = elbo.terms
-    sampled = list(terms.sampled_kl)
+    terms, sampled = elbo.terms, list(elbo.terms.sampled_kl)
     changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
     unmoved = [name for name, change in changes.items() if change < UNMOVED]
     follows_inputs = signal is not None and noise is not None and signal > noise
-    advice = not_standardized(model, x, y)
     findings = [
-        *([] if advice is None else [advice]),
+        *filter(None, [not_standardized(model, x, y)]),
         # The advice on the KL of weights does not apply to a divergence of functions.
         *(_on_terms(terms, follows_inputs) if comparison is None else comparison.findings),
         *_on_scales(unmoved, changes, wide),
@@ -178,21 +180,19 @@ def share_wider_than(fraction: float, model: Callable[..., Any], guide: Callable
 def _spreads(model: Any, guide: Any, x: Any, num_draws: int, function_site: str) -> tuple[float | None, float | None]:
     """Root mean squares of the function's standard deviations over inputs (at the means) and over draws."""
 
-    def function(noisy: bool) -> torch.Tensor | None:
-        guide_trace = poutine.trace(guide if noisy else mean_only(guide)).get_trace(x)
-        trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(x)
-        if function_site in trace.nodes:
-            return trace.nodes[function_site]["value"]
-        if function_site != FUNCTION_SITE:
+    def function(own_guide: Any) -> Any:
+        guide_trace = poutine.trace(own_guide).get_trace(x)
+        nodes = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(x).nodes
+        if function_site not in nodes and function_site != FUNCTION_SITE:
             raise ValueError(
                 f"function_site must be a site of the model, got {function_site!r}, which it does not have"
             )
-        return None
+        return nodes[function_site]["value"] if function_site in nodes else None
 
-    center = function(noisy=False)
+    center = function(mean_only(guide))
     if center is None or len(center) < 2:
         return None, None
-    draws = torch.stack([function(noisy=True) for _ in range(num_draws)])  # type: ignore[misc]
+    draws = torch.stack([function(guide) for _ in range(num_draws)])
     signal = center.var(0, unbiased=False).mean().sqrt()
     return float(signal), float(draws.var(0).mean().sqrt())
 
@@ -254,3 +254,36 @@ def _on_draws(signal: float | None, noise: float | None, sampled: list[str]) -> 
             f"The KL of {', '.join(sampled)} is estimated from samples, which is noisy. A normal prior has a closed "
             "form; RadialELBO(strict_kl=True) names the first such site and why."
         )
+
+
+@torch.no_grad()
+def not_standardized(model: Any, x: Inputs, y: Inputs) -> str | None:
+    """Say which inputs or real targets have another size, with the numbers; None if all fit or nothing is known."""
+    likelihood = getattr(model, "likelihood", None)
+    if likelihood is None or num_rows(x) < 2:
+        return None
+    is_real, found = isinstance(likelihood, Gaussian | HeteroscedasticGaussian), []
+    parts = x.values() if isinstance(x, dict) else x if isinstance(x, tuple) else (x,)
+    size = max((_largest(part) for part in parts if part.is_floating_point()), default=0.0)
+    if size > (MOST_OF_INPUT if is_real else MOST_OF_INPUT_FOR_CLASSES) and not _scales_inputs(model):
+        found.append(f"inputs with a root mean square of up to {size:.3g}")
+    if is_real and isinstance(y, Tensor) and y.is_floating_point():
+        mean, spread, noise = float(y.mean()), float(y.std(0, correction=0).max()), getattr(likelihood, "scale", 1.0)
+        if _largest(y) > MOST_OF_TARGET or 0.0 < spread < LEAST_SPREAD * min(1.0, float(noise)):
+            found.append(f"targets with mean {mean:.3g} and standard deviation {spread:.3g}")
+    if not found:
+        return None
+    advice = "Standardize inputs and real targets by the training rows, and convert predictions back."
+    return f"The data have {' and '.join(found)}, but the priors and the noise expect about unit size. {advice}"
+
+
+def _largest(values: Tensor) -> float:
+    """The root mean square over rows of the largest element of a row."""
+    return float(torch.linalg.vector_norm(values, dim=0).max()) / len(values) ** 0.5
+
+
+def _scales_inputs(model: Any) -> bool:
+    """Whether the first layer with parameters of a Bayesian network normalizes its inputs."""
+    networks = (part.skeleton for part in submodules(model) if isinstance(part, BayesianModule))
+    layers = (layer for network in networks for layer in network.modules() if [*layer.parameters(recurse=False)])
+    return "Norm" in type(next(layers, None)).__name__

@@ -12,7 +12,6 @@ import pickle
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,14 +24,7 @@ try:
 except ImportError:  # Without such locks, nothing keeps a second writer away.
     fcntl = None  # type: ignore[assignment]
 
-__all__ = [
-    "Checkpoint",
-    "State",
-    "copied",
-    "differences",
-    "entry_kinds",
-    "plain",
-]
+__all__ = ["Checkpoint", "State", "copied", "differences", "entry_kinds", "plain"]
 
 FORMAT = 3
 # A file ends with this mark and a digest of everything before it; torch.load ignores both.
@@ -71,8 +63,7 @@ class Checkpoint:
     def __exit__(self, *_: object) -> None:
         """Let others write the file."""
         if self._lock is not None:
-            with suppress(FileNotFoundError):
-                self._lock_path.unlink()
+            self._lock_path.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
 
@@ -106,12 +97,9 @@ class Checkpoint:
             temporary.unlink(missing_ok=True)
 
     def load(self, device: torch.device = CPU, needed: Iterable[str] = ()) -> State | None:
-        """Read the file after checking its digest.
+        """Return what :meth:`save` wrote, on a device, or None if there is no file.
 
-        :param torch.device device: the device for the tensors.
-        :param needed: the entries that the state must have.
-        :returns: what :meth:`save` wrote; None if there is no file.
-        :raises ValueError: if the file is damaged or is not a checkpoint of this kind of run.
+        :raises ValueError: if the file is damaged, or lacks entries that are needed.
         """
         if not self.path.exists():
             return None

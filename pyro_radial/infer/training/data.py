@@ -10,15 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from pyro_radial._pyro.checks import kind_of
 from pyro_radial._pyro.compat import tree_map, tree_map_only
@@ -35,7 +28,6 @@ __all__ = [
     "evaluating",
     "move",
     "num_rows",
-    "parts",
     "take",
 ]
 
@@ -104,11 +96,11 @@ class Rows:
             self._check_targets(self._targets)
 
     def _check_targets(self, y: Any) -> None:
-        if self._check is not None:
-            try:
+        try:
+            if self._check is not None:
                 self._check(y)
-            except ValueError as error:
-                raise ValueError(f"{self.name}: {error}{'' if self.dataset is None else ' of a batch'}") from error
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}{'' if self.dataset is None else ' of a batch'}") from error
 
     def all(self) -> tuple[Inputs, Inputs]:
         """Every row, in order."""
@@ -157,7 +149,8 @@ def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
     for part, tensor in named:
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             raise ValueError(f"{part} must be a tensor of rows or a tuple of such, got {kind_of(tensor)}")
-        if tensor.is_floating_point() and not _is_finite(tensor):
+        # A sum is many times faster to check than all elements, but it can overflow where no element does.
+        if tensor.is_floating_point() and not (tensor.sum().isfinite() or tensor.isfinite().all()):
             what, broken = ("NaN", tensor.isnan()) if bool(tensor.isnan().any()) else ("infinity", tensor.isinf())
             rows = broken.flatten(1).any(1) if tensor.dim() > 1 else broken
             first = int(rows.int().argmax())
@@ -168,11 +161,6 @@ def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
             )
     if len(numbers := {len(tensor) for _, tensor in named}) != 1:
         raise ValueError(f"{name} must hold tensors of one number of rows, got {sorted(numbers)}")
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    # A sum is many times faster to check than all elements, but it can overflow where no element does.
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def num_rows(x: Inputs) -> int:
@@ -206,16 +194,15 @@ def _split(parts: Any) -> tuple[Any, Any]:
 
 def _tensors(value: Any, dtype: torch.dtype | None) -> Any:
     """Convert NumPy arrays and Python floats to tensors of this floating-point dtype."""
-    dtype = dtype or torch.get_default_dtype()
+
+    def convert(array: Any) -> Tensor:
+        # torch has no read-only tensors, and warns.
+        tensor = torch.as_tensor(array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array)
+        return tensor.to(dtype or torch.get_default_dtype()) if tensor.is_floating_point() else tensor
+
     if isinstance(value, Mapping):
         return {name: _tensors(part, dtype) for name, part in value.items()}
-    return tree_map_only(np.ndarray | np.generic | float, lambda array: _tensor(array, dtype), value)
-
-
-def _tensor(array: Any, dtype: torch.dtype) -> Tensor:
-    # torch has no read-only tensors, and warns.
-    tensor = torch.as_tensor(array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array)
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+    return tree_map_only(np.ndarray | np.generic | float, convert, value)
 
 
 def _check_loader(loader: DataLoader[Any], name: str) -> None:
@@ -285,13 +272,6 @@ class Batches:
         if self._latest is None or self._latest[0] != seed:
             self._latest = seed, torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(seed))
         return self._latest[1]
-
-
-def parts(batch: tuple[Any, Any], number: int) -> Iterator[tuple[tuple[Any, Any], float]]:
-    """Split a batch into at most ``number`` parts, each with its share of the rows."""
-    size = num_rows(batch[0])
-    for index in torch.arange(size).chunk(number):
-        yield (take(batch[0], index), take(batch[1], index)), len(index) / size
 
 
 def device_of(*modules: Any) -> torch.device:

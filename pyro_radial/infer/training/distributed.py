@@ -99,10 +99,9 @@ class Processes:
         """Make a value in the first process and send it to all; if that fails, all raise the error."""
         if self.size == 1:
             return make()
-        made: list[Any] = [None]
+        made: list[Any] = []
         with self.together():
-            if self.is_first:
-                made = [make()]
+            made = [make() if self.is_first else None]
         _send(dist.broadcast_object_list, made, src=0, group=self._group)
         return cast("T", made[0])
 

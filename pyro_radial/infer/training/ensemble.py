@@ -34,8 +34,7 @@ class Ensemble:
     With point estimates (:class:`~pyro_radial.infer.autoguide.families.Delta`) this is a deep ensemble.
 
     Source: Lakshminarayanan, Pritzel and Blundell (2017), "Simple and Scalable Predictive Uncertainty Estimation using
-    Deep Ensembles", section 2.4, without adversarial examples. Farquhar, Osborne and Gal (2020), "Radial Bayesian
-    Neural Networks", table 1, use radial guides.
+    Deep Ensembles", section 2.4, without adversarial examples.
 
     :param make: a function of an integer seed that returns a new model and its guide. Python's, NumPy's and torch's
         random numbers are seeded with the same integer.
@@ -105,12 +104,9 @@ class Ensemble:
         return results
 
     def predict(self, x: Any, num_samples: int = 64, chunk_size: int = 1024, **options: Any) -> Prediction:
-        """Draw from all members by :func:`~pyro_radial.predict`, with equal numbers of draws.
+        """Draw from all members by :func:`~pyro_radial.predict`, whose arguments it takes, with equal numbers of draws.
 
-        :param x: inputs ``[N, ...]``.
         :param int num_samples: draws of each member; one is enough for point estimates.
-        :param int chunk_size: inputs in one pass.
-        :param options: other arguments of ``predict``.
         :returns: a prediction with samples ``[M * num_samples, N, ...]``, member by member.
         :raises RuntimeError: before training.
         :raises ValueError: if the members' outputs differ in shape.

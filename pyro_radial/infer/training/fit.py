@@ -6,7 +6,7 @@
 import inspect
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pyro_radial._pyro.checks import check_flag, check_types, optional, positive_count, random_seed
+from pyro_radial.infer.diagnose import not_standardized
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.data import Batches, Rows, device_of, dtype_of
@@ -29,7 +30,6 @@ from pyro_radial.infer.training.distributed import Processes, joined
 from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, GuideOptim, Optim, check_optim
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.training_run import Record, TrainingRun
-from pyro_radial.infer.training.units import not_standardized
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import set_num_data
 
@@ -174,12 +174,9 @@ def _check(model: Any, guide: Any, loss: Any, validation: Any, callback: Any, op
     check_types(nn.Module, guide=guide)
     if not isinstance(loss, ELBO) or not hasattr(type(loss), "terms"):
         raise ValueError(f"loss must keep its terms, as RadialELBO does, got {type(loss).__name__}")
-    if validation is None:
-        if options.patience is not None:
-            raise ValueError(
-                f"validation must be given with patience, got patience={options.patience} and no validation"
-            )
-    elif getattr(model, "likelihood", None) is None:
+    if validation is None and options.patience is not None:
+        raise ValueError(f"validation must be given with patience, got patience={options.patience} and no validation")
+    if validation is not None and getattr(model, "likelihood", None) is None:
         raise ValueError(
             "model must have an attribute `likelihood` for validation, as SupervisedModel has, got "
             f"{type(model).__name__} without one"
@@ -188,11 +185,10 @@ def _check(model: Any, guide: Any, loss: Any, validation: Any, callback: Any, op
 
 def _takes_two(model: Any) -> bool:
     """Whether a model can be called with inputs and targets, as far as its signature shows."""
-    with suppress(ValueError):  # A model within a handler has no signature.
-        try:
-            inspect.signature(getattr(model, "forward", model)).bind(None, None)
-        except TypeError:
-            return False
+    try:
+        inspect.signature(getattr(model, "forward", model)).bind(None, None)
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # A model within a handler has no signature.
     return True
 
 
@@ -200,15 +196,13 @@ def _check_rates(optim: Any, scheduler: Any, options: FitOptions) -> None:
     check_optim(optim)
     if isinstance(optim, PyroLRScheduler):
         raise ValueError("optim must have no learning rate schedule, got PyroLRScheduler; pass it as scheduler")
-    if scheduler is None:
-        if options.scheduler_interval == "step":
-            raise ValueError("scheduler_interval must be left out without a scheduler, got 'step'")
-    elif isinstance(scheduler, PyroLRScheduler):
-        if optim is not DEFAULT_OPTIM:
-            raise ValueError(
-                f"optim must be left out with a Pyro scheduler, which has its own, got {type(optim).__name__}"
-            )
-    elif isinstance(scheduler, PyroOptim | LRScheduler) or not callable(scheduler):
+    is_pyro = isinstance(scheduler, PyroLRScheduler)
+    if scheduler is None and options.scheduler_interval == "step":
+        raise ValueError("scheduler_interval must be left out without a scheduler, got 'step'")
+    if is_pyro and optim is not DEFAULT_OPTIM:
+        raise ValueError(f"optim must be left out with a Pyro scheduler, which has its own, got {type(optim).__name__}")
+    fits = scheduler is None or (callable(scheduler) and not isinstance(scheduler, PyroOptim | LRScheduler))
+    if not fits and not is_pyro:
         raise ValueError(
             "scheduler must be a function from an optimizer to a torch scheduler, such as "
             "partial(torch.optim.lr_scheduler.StepLR, step_size=10), or a Pyro scheduler, got "

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
-from pyro_radial.infer.training.data import Batches, num_rows, parts
+from pyro_radial.infer.training.data import Batches, num_rows, take
 from pyro_radial.infer.training.distributed import Processes
 from pyro_radial.infer.training.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.training.not_finite import not_finite_error, not_finite_parts
@@ -54,7 +54,7 @@ class LossGradients(ABC):
         self.model, self.guide, self.loss, self.parameters, self.check = model, guide, loss, parameters, check
 
     def __call__(self, batch: tuple[Any, Any], step: int, share: float = 1.0) -> list[float]:
-        """Add the gradients of a batch, times ``share``; returns the ``TERMS`` in nats per datum, times ``share``."""
+        """See :data:`Gradients`."""
         noise, self.loss.step = TorchNoise.now(), step
         try:
             add = self.evaluate(batch)
@@ -66,8 +66,7 @@ class LossGradients(ABC):
             raise not_finite_error(found, step) from error
         self._check_terms()
         each = self.loss.terms.per_datum()
-        tensors = (each.loss, each.negative_log_likelihood, each.kl)
-        terms: list[float] = torch.stack([torch.as_tensor(term) for term in tensors]).tolist()
+        terms: list[float] = torch.stack([each.loss, each.negative_log_likelihood, each.kl]).tolist()
         if not math.isfinite(terms[0]):
             raise not_finite_error(self._not_finite(batch, noise) or ["the sum of the terms of the loss"], step)
         if share:
@@ -146,10 +145,11 @@ def accumulated(gradients: Gradients, number: int) -> Gradients:
     """Split each batch into parts that see the same draw of the weights."""
 
     def evaluate(batch: Any, step: int, share: float = 1.0) -> list[float]:
-        noise, totals = TorchNoise.now(), [0.0] * len(TERMS)
-        for part, part_share in parts(batch, number):
+        noise, totals, size = TorchNoise.now(), [0.0] * len(TERMS), num_rows(batch[0])
+        for index in torch.arange(size).chunk(number):
             noise.restore()
-            terms = gradients(part, step, share * part_share)
+            part = take(batch[0], index), take(batch[1], index)
+            terms = gradients(part, step, share * (len(index) / size))
             totals = [total + term for total, term in zip(totals, terms, strict=True)]
         return totals
 

@@ -167,14 +167,12 @@ def _tensor(tensor: Tensor, frozen: bool = False, *, hashed: bool = False) -> st
 
 def _module(module: nn.Module, frozen: bool) -> tuple[str, Mapping[str, Any]]:
     """A module by its class, its settings and its submodules; a frozen one by its parameters too."""
+    settings = _attributes(module)
     if type(module).get_extra_state is not nn.Module.get_extra_state:
-        settings: Settings = {}  # They are part of the state, and may change.
-    elif frozen or isinstance(module, Likelihood):
-        settings = _attributes(module)
-    else:
+        settings = {}  # They are part of the state, and may change.
+    elif not frozen and not isinstance(module, Likelihood):
         # A tensor that is neither parameter nor buffer is usually kept from the latest call.
-        attributes = _attributes(module).items()
-        settings = {n: part for n, part in attributes if not isinstance(part, Tensor) and not _collects(part)}
+        settings = {n: own for n, own in settings.items() if not isinstance(own, Tensor) and not _collects(own)}
     parts = settings | dict(module.named_children())
     if isinstance(module, BayesianModule):
         parts |= {"net": module.skeleton, "prior": module.prior}

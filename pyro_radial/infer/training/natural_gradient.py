@@ -94,7 +94,7 @@ class NaturalGradient(GuideOptim):
     ) -> None:
         self.lr, self.hess_init = positive_float("lr", lr), positive_float("hess_init", hess_init)
         self.beta1, self.beta2 = (
-            check_number(name, beta, _is_decay, "at least zero and less than one")
+            check_number(name, beta, lambda decay: 0.0 <= decay < 1.0, "at least zero and less than one")
             for name, beta in (("beta1", beta1), ("beta2", beta2))
         )
         check_optim(others, "others")
@@ -128,7 +128,9 @@ class NaturalGradient(GuideOptim):
         own = {id(parameter) for pair in pairs for parameter in (pair.loc, pair.scale)}
         every = {**dict(RadialELBO()(model, guide).named_parameters()), **_parameters(drawn, trace)}
         rest = {name: p for name, p in every.items() if p.requires_grad and id(p) not in own}
-        others = make_optimizer(self.others, _once(rest)) if rest else None
+        # Each parameter under one name.
+        once = dict({id(parameter): (name, parameter) for name, parameter in rest.items()}.values())
+        others = make_optimizer(self.others, once) if rest else None
         return NaturalGradientOptimizer(pairs, others, lr=self.lr, beta1=self.beta1, beta2=self.beta2)
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LambdaLR:
@@ -157,9 +159,8 @@ class Pair(NamedTuple):
     @classmethod
     def of(cls, found: LocScaleSite) -> "Pair":
         """The parameters of a site."""
-        family, average = found.family, torch.zeros_like(found.loc)
-        to_scale = transform_to(family.scale_constraint)
-        return cls(found.loc, found.scale, average, to_scale, family.scale_of(found.site, 1.0))
+        to_scale, unit = transform_to(found.family.scale_constraint), found.family.scale_of(found.site, 1.0)
+        return cls(found.loc, found.scale, torch.zeros_like(found.loc), to_scale, unit)
 
 
 class NaturalGradientOptimizer(Optimizer):
@@ -169,7 +170,6 @@ class NaturalGradientOptimizer(Optimizer):
         super().__init__([parameter for pair in pairs for parameter in (pair.loc, pair.scale)], settings)
         self._pairs, self._others = pairs, others
         self.state.update({pair.loc: {"steps": 0, "average": pair.average} for pair in pairs})
-        #: Whether to compile the step.
         self.compile = False
         self._compiled: Callable[..., Any] | None = None
         self._changed = [tensor for pair in pairs for tensor in (pair.loc, pair.scale, pair.average)]
@@ -212,10 +212,7 @@ class NaturalGradientOptimizer(Optimizer):
             self._others.step()
 
     def in_graph(self, check: Callable[[], None] | None = None) -> Update:
-        """Return the next step, for the graph of a loss; call :meth:`step` afterwards too.
-
-        :param check: a function that raises an error if terms of the loss are wrong.
-        """
+        """Return the next step, and a check of the loss's terms, for its graph; call :meth:`step` afterwards too."""
         self._write_numbers()
         self._in_graph = True
         return Update(self._move, self._changed, check)
@@ -223,12 +220,11 @@ class NaturalGradientOptimizer(Optimizer):
     @torch.no_grad()
     def _move(self, loss: Tensor, gradients: Mapping[int, Any], scales: Mapping[int, Tensor]) -> set[int]:
         """Record a step, unless a site has no gradient; see :class:`Update`."""
-        own = [id(tensor) for pair in self._pairs for tensor in (pair.loc, pair.scale)]
-        found = [gradients.get(key) for key in own]
-        if any(gradient is None for gradient in found):
+        found = {id(t): gradients.get(id(t)) for pair in self._pairs for t in (pair.loc, pair.scale)}
+        if any(gradient is None for gradient in found.values()):
             return set()
-        self._update(found, self._numbers.unbind(), scales, torch.isfinite(loss))
-        return {*own}
+        self._update([*found.values()], self._numbers.unbind(), scales, torch.isfinite(loss))
+        return {*found}
 
     def _step_compiled(self, gradients: Sequence[Any]) -> None:
         self._write_numbers()
@@ -290,10 +286,6 @@ def _inverse_slope(to_scale: Transform, unconstrained: Tensor, scale: Tensor) ->
     return torch.exp(-to_scale.log_abs_det_jacobian(unconstrained, scale))
 
 
-def _is_decay(number: Any) -> bool:
-    return isinstance(number, int | float) and 0.0 <= number < 1.0
-
-
 def _rise_and_fall(step: int, steps: int, rising: int) -> float:
     if step < rising:
         return (step + 1) / rising
@@ -319,8 +311,3 @@ def _parameters(*traces: Any) -> dict[str, Tensor]:
     """The unconstrained parameters in traces by name."""
     values = {n: s["value"] for trace in traces for n, s in trace.nodes.items() if s["type"] == "param"}
     return {name: v.unconstrained() if hasattr(v, "unconstrained") else v for name, v in values.items()}
-
-
-def _once(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each parameter under one name."""
-    return dict({id(parameter): (name, parameter) for name, parameter in parameters.items()}.values())

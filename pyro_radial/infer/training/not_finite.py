@@ -67,11 +67,10 @@ def not_finite_error(parts: Iterable[str], step: int) -> FloatingPointError:
 def check_parameters(parameters: Iterable[tuple[str, Tensor]], step: int) -> None:
     """Raise a ``FloatingPointError`` that names the first parameter that is not finite."""
     broken = first_not_finite(parameters)
-    if broken is None:
-        return
-    if step:
+    if broken is not None and step:
         raise not_finite_error([f"parameter {broken}"], step)
-    raise FloatingPointError(
-        f"not finite before the first step: parameter {broken}; create the model and the guide anew, also to resume "
-        "from a checkpoint"
-    )
+    if broken is not None:
+        raise FloatingPointError(
+            f"not finite before the first step: parameter {broken}; create the model and the guide anew, also to "
+            "resume from a checkpoint"
+        )

@@ -64,10 +64,7 @@ STARTS_TOGETHER = {"momentum"}
 
 
 class JointOptimizer:
-    """Take steps of one torch optimizer while parameters may appear, as in a loop of ``SVI``.
-
-    ``step()`` of a Pyro scheduler changes the learning rates.
-    """
+    """Take steps of one torch optimizer while parameters may appear, as in a loop of ``SVI``."""
 
     def __init__(self, optim: Any) -> None:
         check_optim(optim if not isinstance(optim, Optimizer) else type(optim))
@@ -153,11 +150,9 @@ def _of_pyro(optim: PyroOptim, parameters: Mapping[str, Tensor]) -> Optimizer:
         settings, _ = pyro_settings(optim, name)
         if not isinstance(settings, dict):
             raise ValueError(f"optim must return a dict of settings for each parameter, got {settings!r} for '{name}'")
-        same = next((members for other, members in groups if other == settings), None)
-        if same is None:
-            groups.append((settings, [parameter]))
-        else:
-            same.append(parameter)
+        if all(other != settings for other, _ in groups):
+            groups.append((settings, []))
+        next(members for other, members in groups if other == settings).append(parameter)
     constructor: Any = optim.pt_optim_constructor
     fused = _fused(constructor, {key for settings, _ in groups for key in settings}, parameters.values())
     # The constructor checks the settings of each group and fills in its own defaults.
@@ -231,10 +226,7 @@ def initial_rates(optimizer: Optimizer) -> list[float | None]:
 
 
 def change_rates(optimizer: Optimizer, scheduler: Any, before: list[Any], now: list[Any], path: Path) -> None:
-    """Resume at other learning rates, with a warning.
-
-    A rate that has decayed becomes the new rate, decayed as far.
-    """
+    """Resume at other learning rates, with a warning; a rate that has decayed becomes the new rate, decayed as far."""
     if before == now:
         return
     was, new_rates = (" and ".join(f"{rate:g}" for rate in rates if rate is not None) for rates in (before, now))

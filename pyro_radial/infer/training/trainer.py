@@ -19,16 +19,10 @@ from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, copied
 from pyro_radial.infer.training.data import device_of, evaluating
-from pyro_radial.infer.training.gradients import CompiledGradients, EagerGradients, Gradients, LossGradients, of_means
+from pyro_radial.infer.training.gradients import CompiledGradients, EagerGradients, Gradients, LossGradients
 from pyro_radial.infer.training.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.training.not_finite import check_parameters
-from pyro_radial.infer.training.optimizers import (
-    DEFAULT_OPTIM,
-    GuideOptim,
-    Optim,
-    initial_rates,
-    make_optimizer,
-)
+from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, GuideOptim, Optim, initial_rates, make_optimizer
 
 __all__ = ["OptimizerStep", "Trainer"]
 
@@ -52,17 +46,6 @@ class Trainer:
         ``take_step``. Nothing may then change the gradients that ``gradients`` adds.
     :param check: a function of the loss's terms that raises an error if they are wrong.
     :raises FloatingPointError: naming the first parameter that is NaN or infinite.
-
-    Example::
-
-        >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
-        >>> from pyro_radial.nn import likelihoods
-        >>> x, y = torch.randn(16, 2), torch.randn(16, 1)
-        >>> model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=16))
-        >>> trainer = Trainer(model, AutoRadial(model), (x, y))
-        >>> loss, nll, kl = trainer.step((x, y))
-        >>> trainer.steps_done
-        1
     """
 
     def __init__(
@@ -85,7 +68,10 @@ class Trainer:
         self._loose = _make_parameters(model, guide, batch)
         self._run = model if autocast is None else autocasting(model, autocast, self.device)
         self._check = check
-        self._evaluate_once(batch)
+        # Let the loss do what it does at its first call, such as find the nesting of plates; an error comes again in
+        # the first step, with its number.
+        with without_warnings(), evaluating(model, guide), torch.no_grad(), suppress(Exception):
+            self.loss(self._run, guide)(*batch)  # type: ignore[arg-type]
         #: Everything that an optimizer can change, by name.
         self.parameters: dict[str, Tensor] = {**self.module_parameters(), **self._loose}
         self.optimizer = (
@@ -105,9 +91,8 @@ class Trainer:
         self.steps_done = 0
 
     def step(self, batch: Any) -> list[float]:
-        """Take one optimizer step.
+        """Take one optimizer step on inputs and targets, or what ``gradients`` takes.
 
-        :param batch: inputs and targets, or what ``gradients`` takes.
         :returns: the loss, the negative log-likelihood and the KL in nats per datum.
         :raises FloatingPointError: naming what is NaN or infinite in the loss; no step is taken.
         """
@@ -126,10 +111,6 @@ class Trainer:
         if compile_rows is None:
             return EagerGradients(*arguments, scaler=self.scaler)
         return CompiledGradients(*arguments, compile_rows=compile_rows, optimizer=optimizer)
-
-    def gradients_of_means(self) -> Gradients:
-        """Make the gradients of the log-likelihood of the mean network."""
-        return of_means(self.gradients_of(RadialELBO(kl_weight=0.0)))
 
     def modules(self) -> dict[str, State]:
         """The state of the guide, of the model, and of parameters outside both."""
@@ -189,12 +170,6 @@ class Trainer:
         """The parameters of the guide, the model and the loss, by name."""
         return dict(self.loss(self.model, self.guide).named_parameters())  # type: ignore[arg-type]
 
-    def _evaluate_once(self, batch: tuple[Any, Any]) -> None:
-        """Let the loss do what it does at its first call, such as find the nesting of plates."""
-        # An error here will come again in the first step, with its number.
-        with without_warnings(), evaluating(self.model, self.guide), torch.no_grad(), suppress(Exception):
-            self.loss(self._run, self.guide)(*batch)  # type: ignore[arg-type]
-
 
 class OptimizerStep:
     """Take one step of a torch optimizer; after an overflow of the scaled loss, ``scaler`` skips it."""
@@ -214,10 +189,8 @@ class OptimizerStep:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Silence Pyro's warnings about NaN in log-densities, because training stops with the name of the site.
-
-    A filter of warnings would apply to all threads; instead Pyro does not look for NaN here.
-    """
+    """Silence Pyro's warnings about NaN in log-densities, because training stops with the name of the site."""
+    # A filter of warnings would apply to all threads; instead Pyro does not look for NaN.
     with one_at_a_time(), pyro.settings.context(validate_poutine=False):
         yield
 

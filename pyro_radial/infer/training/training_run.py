@@ -21,13 +21,12 @@ from pyro_radial._pyro.checks import check_types, has_state, load_states, states
 from pyro_radial._pyro.compat import mark_stepped, tree_map_only
 from pyro_radial._pyro.random_numbers import noise_of, one_at_a_time, rng_state, seeded, set_rng_state
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.autoguide.families import Delta
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, differences, entry_kinds
 from pyro_radial.infer.training.data import Batches, Rows, evaluating
 from pyro_radial.infer.training.distributed import Processes
-from pyro_radial.infer.training.gradients import TERMS, Gradients, accumulated, fetched, summed
+from pyro_radial.infer.training.gradients import TERMS, Gradients, accumulated, fetched, of_means, summed
 from pyro_radial.infer.training.identity import data_identity, optimizer_identity, run_identity
 from pyro_radial.infer.training.not_finite import check_parameters
 from pyro_radial.infer.training.optimizers import Optim, change_rates, check_fused_state
@@ -71,11 +70,10 @@ class TrainingRun:
         processes: Processes,
         callback: Callable[[Record], Any] | None = None,
     ) -> None:
-        self.callback = callback
+        self.batches, self.validation, self.seed, self.options = batches, validation, seed, options
+        self.processes, self.callback = processes, callback
         # The state of a method is that of its object.
         self._callback_parts = {"callback": getattr(callback, "__self__", callback)}
-        self.batches, self.validation, self.seed, self.options = batches, validation, seed, options
-        self.processes = processes
         self.num_data = options.num_data or len(batches.rows)
         usual_rows = -(-min(batches.size, len(batches.rows)) // options.accumulate)
         first = self._checked_rows(model)
@@ -94,7 +92,8 @@ class TrainingRun:
                 check=self._check_num_data,
             )
         self._gradients = self._on_batches(self.trainer.gradients)
-        self._gradients_of_means = self._on_batches(self.trainer.gradients_of_means())
+        likelihood = self.trainer.gradients_of(RadialELBO(kl_weight=0.0))
+        self._gradients_of_means = self._on_batches(of_means(likelihood))
         self.scheduler = _made(scheduler, self.trainer.optimizer, options.scheduler_interval)
         self.settings: dict[str, Any] = {}
         self.data: dict[str, dict[str, Any]] = {}
@@ -124,8 +123,7 @@ class TrainingRun:
                     bar.set_postfix({name: f"{self.latest[name]:.4g}" for name in ("nll", "kl")}, refresh=False)
                     if checkpoint is not None and every and self.trainer.steps_done % every == 0:
                         self.save(checkpoint)
-                record = self.end_epoch()
-                self.ended = self.processes.from_first(partial(_stops, self.callback, record))
+                self.ended = self.processes.from_first(partial(self._asks_to_stop, self.end_epoch()))
                 self._synchronize()
                 if checkpoint is not None and (not every or self.stopped or self.epoch == epochs):
                     self.save(checkpoint)
@@ -146,12 +144,10 @@ class TrainingRun:
         """Close the epoch's record, validate, and let the scheduler take its step."""
         check_parameters(self.trainer.parameters.items(), self.trainer.steps_done)
         record: Record = {"epoch": self.epoch, **self.sums, "kl_weight": self.kl_weight}
-        if self.validation is None:
-            self.best_epoch = self.epoch
-        else:
+        if self.best is None:
+            self.best_epoch = self.epoch  # Until a validation is finite, the latest epoch is the best.
+        if self.validation is not None:
             value = record["validation_nll"] = self.processes.from_first(partial(self._validate, self.validation))
-            if self.best is None:
-                self.best_epoch = self.epoch  # Until one is finite, the latest epoch is the best.
             if math.isfinite(value) and (self.best is None or value < self.history[self.best_epoch]["validation_nll"]):
                 self.best_epoch, self.best = self.epoch, self.trainer.copy_of_modules()
         self.history.append(record)
@@ -191,6 +187,9 @@ class TrainingRun:
         if self.processes.size > 1:
             device = self.trainer.device
             set_rng_state(self.processes.from_first(lambda: rng_state(device)), device)
+
+    def _asks_to_stop(self, record: Record) -> bool:
+        return self.callback is not None and bool(self.callback(dict(record)))
 
     def _checked_rows(self, model: Callable[..., Any]) -> Any:
         """The first rows, once the targets of all rows are known to fit."""
@@ -248,12 +247,10 @@ class TrainingRun:
 
     def _identify(self) -> None:
         """Write down what the run is, before it changes."""
-        trainer, own = self.trainer, asdict(self.options)
-        for changeable in ("patience", "checkpoint_every", "timeout"):
-            del own[changeable]
+        trainer, changeable = self.trainer, ("patience", "checkpoint_every", "timeout")
         self.settings = {
             **run_identity(trainer.model, trainer.guide, trainer.loss, self.scheduler),
-            **own,
+            **{name: value for name, value in asdict(self.options).items() if name not in changeable},
             **optimizer_identity(trainer.optimizer, trainer.parameters, trainer.module_parameters().keys()),
             "autocast": str(self.options.autocast),
             "num_data": self.num_data,
@@ -347,11 +344,7 @@ def target_check(model: Callable[..., Any], x: Any) -> Callable[[Any], None] | N
 
 def _is_point(guide: nn.Module) -> bool:
     """Whether all draws are alike."""
-    return isinstance(guide, AutoPerSite) and all(isinstance(f, Delta) for f in guide.chosen_families().values())
-
-
-def _stops(callback: Callable[[Record], Any] | None, record: Record) -> bool:
-    return callback is not None and bool(callback(dict(record)))
+    return isinstance(guide, AutoPerSite) and all(family.is_point for family in guide.chosen_families().values())
 
 
 def _made(scheduler: Any, optimizer: Any, interval: str) -> Any:
@@ -359,9 +352,8 @@ def _made(scheduler: Any, optimizer: Any, interval: str) -> Any:
     if scheduler is None:
         return None
     if isinstance(scheduler, PyroLRScheduler):
-        made: Any = scheduler.pt_scheduler_constructor(optimizer, **scheduler.kwargs)
-    else:
-        made = scheduler(optimizer)
+        scheduler = partial(scheduler.pt_scheduler_constructor, **scheduler.kwargs)
+    made: Any = scheduler(optimizer)
     if not has_state(made):
         raise ValueError(
             "scheduler must be a function from an optimizer to a scheduler with step, state_dict and load_state_dict, "
