@@ -64,8 +64,6 @@ class LossTerms:
     :param entropies: a function that returns :attr:`entropy_by_site`.
     :param int num_data: N, the size of the plates around the observations, or None without a plate.
     :param sampled_kl: for each site with a sampled KL, why it has no closed form.
-    :param float weight_space_kl_weight: the weight of the KL of the weights.
-    :param weight_space_kl_by_site: the KL of the weights, without its weight.
     """
 
     kl_weight: Any
@@ -116,10 +114,7 @@ class LossTerms:
         return None if entropy is None else self.kl + entropy
 
     def per_datum(self) -> "LossTerms":
-        """Return the same terms divided by N, with ``num_data=1``.
-
-        :raises ValueError: if no observation is in a plate.
-        """
+        """Return the same terms divided by N, with ``num_data=1``; a ValueError if no observation is in a plate."""
         if self.num_data is None:
             raise ValueError("per_datum: observations must be in a plate, got none, so the number of data is unknown")
         return replace(average([self], self.num_data), num_data=1)
@@ -189,8 +184,7 @@ class Run(NamedTuple):
     kwargs: dict[str, Any]
     model_trace: Trace
     guide_trace: Trace
-    #: Why the KL of a site was sampled, for each such site.
-    sampled: dict[str, str]
+    sampled: dict[str, str]  # why the KL of a site was sampled
 
     @property
     def model_in_full_precision(self) -> Any:
@@ -261,10 +255,7 @@ class RadialELBO(TraceMeanField_ELBO):
 
     @property
     def terms(self) -> LossTerms:
-        """The terms of the latest loss, averaged over its particles.
-
-        :raises RuntimeError: before the first loss.
-        """
+        """The terms of the latest loss, averaged over its particles; a RuntimeError before the first loss."""
         if not self._evaluated[0]:
             raise RuntimeError("RadialELBO.terms: a loss must be evaluated first, got no loss yet")
         return average(*self._evaluated)
@@ -329,10 +320,8 @@ class RadialELBO(TraceMeanField_ELBO):
             nll, kl, weight_space_kl = (
                 {name: value.detach() for name, value in terms.items()} for terms in (observed, latent, weights)
             )
-            of_guide, num_data = partial(entropies, parts), num_data_of(model_trace)
-            passes.append(
-                LossTerms(weight, nll, kl, of_guide, num_data, run.sampled, self.weight_space_kl, weight_space_kl)
-            )
+            others = partial(entropies, parts), num_data_of(model_trace), run.sampled
+            passes.append(LossTerms(weight, nll, kl, *others, self.weight_space_kl, weight_space_kl))
             yield loss
 
     def _get_trace(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Trace]:
@@ -392,17 +381,12 @@ class RadialELBO(TraceMeanField_ELBO):
         return _sampled_kl(name, run.model_trace, run.guide_trace)
 
     def _check_covered(self, model_trace: Trace, guide_trace: Trace) -> None:
-        missing = [
-            name
-            for name, site in model_trace.iter_stochastic_nodes()
-            if name not in guide_trace and not site_is_subsample(site)
-        ]
+        latent, drawn = model_trace.iter_stochastic_nodes(), guide_trace.iter_stochastic_nodes()
+        missing = [name for name, site in latent if name not in guide_trace and not site_is_subsample(site)]
         if not missing:
             return
         advice = ""
-        if any(
-            name not in model_trace and not is_auxiliary(site) for name, site in guide_trace.iter_stochastic_nodes()
-        ):
+        if any(name not in model_trace and not is_auxiliary(site) for name, site in drawn):
             advice = (
                 "; the guide has sites that the model no longer has, for instance after use_head: make a new guide for "
                 "the model as it is now, such as AutoRadial(model) or chain.guide(AutoRadial), or call use_head with "
@@ -451,8 +435,7 @@ def num_data_of(model_trace: Trace) -> int | None:
 class _RecordDistribution(Messenger):
     """Records under a key the distribution of each sample statement at this place among the handlers.
 
-    A plate of particles repeats distributions. One recorder inside and one outside of it let :func:`own_distribution`
-    find the distribution that all particles share.
+    One recorder inside and one outside of a plate of particles serve :func:`own_distribution`.
     """
 
     def __init__(self, key: str) -> None:
@@ -504,10 +487,9 @@ def own_distribution(site: Any) -> Any:
     return site["own_distribution"] if site["fn"] is site.get("repeated_distribution") else site["fn"]
 
 
-def _log_prob_sum(name: str, trace: Trace) -> Tensor:
+def _log_prob_sum(name: str, trace: Any) -> Tensor:
     trace.compute_log_prob(lambda site_name, _: site_name == name)
-    log_prob: Tensor = trace.nodes[name]["log_prob_sum"]
-    return log_prob
+    return trace.nodes[name]["log_prob_sum"]
 
 
 def _same(a: Any, b: Any) -> bool:

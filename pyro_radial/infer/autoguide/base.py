@@ -69,9 +69,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     :param init_loc_fn: a per-site init function, as in :mod:`pyro.infer.autoguide.initialization`.
     :param float init_stddev: the initial marginal standard deviation of every element in unconstrained space; by
         default 0.01 at sites of a network, which carry their initial value, and 0.1 at others.
-    :param families: other families for some sites: a mapping from site names, or regular expressions searched in them,
-        to a :class:`~pyro_radial.infer.autoguide.families.Family`, or a function of the name and the site that returns
-        a family or None.
+    :param families: other families for some sites, as in :class:`~pyro_radial.infer.autoguide.AutoRadial`.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
     :raises ValueError: for an ``init_stddev`` that is not positive and finite; once the model has run, for a discrete
         latent site, a family that does not fit its site, a key of ``families`` without a site, or two patterns for one
@@ -104,11 +102,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         self._spread_started: set[str] = set()
 
     def default_family(self, name: str, site: Any) -> Family:
-        """The family of a site that ``families`` leaves open.
-
-        :param str name: the name of the site.
-        :param site: the site in Pyro's trace of the model.
-        """
+        """The family of a site, as in Pyro's trace of the model, that ``families`` leaves open."""
         raise NotImplementedError(f"{type(self).__name__} must define default_family(name, site)")
 
     @staticmethod
@@ -164,7 +158,9 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         spread = family.spread(**_initial_values(parameters))
         if spread is None:
             return
-        self._initial_spreads[name] = _as_one_number(spread.detach())
+        # One number if all elements are equal, which saves a copy of all scales.
+        own, first = spread.detach(), spread.detach().flatten()[0]
+        self._initial_spreads[name] = (first if bool((own == first).all()) else own).clone()
         if start is not None and self._start_spread:
             usual = family.spread(**_initial_values(family.initial(site, value)))
             if usual is None or not torch.equal(spread, usual):
@@ -267,7 +263,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         return unconstrained if transform is None else transform(unconstrained)
 
     def _require_setup(self, method: str, *args: Any, **kwargs: Any) -> None:
-        if self.prototype_trace is None and (args or kwargs):
+        if args or kwargs:
             self.setup(*args, **kwargs)
         if self.prototype_trace is None:
             raise RuntimeError(
@@ -371,9 +367,8 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     @torch.no_grad()
     def set_stddevs(self, stddevs: Mapping[str, Tensor]) -> None:
-        """Set the marginal standard deviations of some of the sites in :meth:`loc_scale_sites`.
+        """Set the marginal standard deviations of some of the sites in :meth:`loc_scale_sites`, each broadcast.
 
-        :param stddevs: tensors by site that broadcast to the site's shape.
         :raises ValueError: naming the site, for a number that is not positive and finite, or for another shape.
         """
         check_types(Mapping, stddevs=stddevs)
@@ -407,10 +402,7 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
 
     def __getstate__(self) -> dict[str, Any]:
         # Pyro's own method would set the model of the *original* to None.
-        state = self.__dict__.copy()
-        state["_model"] = None
-        state["master"] = None
-        return state
+        return {**self.__dict__, "_model": None, "master": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "AutoPerSite":
         new = type(self).__new__(type(self))
@@ -429,23 +421,15 @@ def _initial_values(parameters: Mapping[str, PyroParam]) -> dict[str, Tensor]:
     return {name: torch.as_tensor(parameter.init_value) for name, parameter in parameters.items()}
 
 
-def _as_one_number(spread: Tensor) -> Tensor:
-    """A scalar if all elements are equal, which saves a copy of all scales."""
-    first = spread.flatten()[0]
-    return first.clone() if bool((spread == first).all()) else spread.clone()
-
-
 def places(names: Collection[str]) -> dict[str, str]:
     """The path of each site's parameters below ``locs``, ``scales``, ...: its name, or ``<name>.own`` where needed.
 
     A module cannot also be a parameter, so with a site ``w.lam`` the parameters of ``w`` are inside the module ``w``.
     """
     above = {name[:end] for name in names for end, letter in enumerate(name) if letter == "."}
-    return {name: _below(name, names) if name in above else name for name in names}
-
-
-def _below(name: str, names: Collection[str]) -> str:
-    path = f"{name}.own"
-    while any(other == path or other.startswith(f"{path}.") for other in names):
-        path += "_"
-    return path
+    found = {name: name for name in names}
+    for name in above & found.keys():
+        found[name] = f"{name}.own"
+        while any(other == found[name] or other.startswith(f"{found[name]}.") for other in names):
+            found[name] += "_"
+    return found

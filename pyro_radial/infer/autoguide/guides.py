@@ -80,8 +80,7 @@ class AutoRadial(AutoPerSite):
             event_dim = {n: non_negative_integer(f"event_dim of site {n!r}", dims) for n, dims in event_dim.items()}
         else:
             optional(non_negative_integer, "event_dim", event_dim)
-        self._event_dim = event_dim
-        self._radial = radial
+        self._event_dim, self._radial = event_dim, radial
 
     def default_family(self, name: str, site: Any) -> Family:
         """A radial normal with the ``event_dim`` of this site."""
@@ -223,7 +222,7 @@ class AutoRadialDirectional(AutoPerSite):
 def _check_event_dim(event_dim: int | dict[str, int] | None, site_event_dims: dict[str, int]) -> None:
     if isinstance(event_dim, int):
         largest = max(site_event_dims.values(), default=event_dim)
-        if not 0 <= event_dim <= largest:
+        if event_dim > largest:
             raise ValueError(
                 f"event_dim must be at most {largest}, the most event dimensions of a site, got {event_dim}"
             )
@@ -231,5 +230,5 @@ def _check_event_dim(event_dim: int | dict[str, int] | None, site_event_dims: di
     for name, dims in (event_dim or {}).items():
         if name not in site_event_dims:
             raise ValueError(f"event_dim names '{name}', but the sites are {sorted(site_event_dims)}")
-        if not 0 <= dims <= site_event_dims[name]:
+        if dims > site_event_dims[name]:
             raise ValueError(f"event_dim must be at most {site_event_dims[name]} for site '{name}', got {dims}")

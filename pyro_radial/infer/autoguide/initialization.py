@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from pyro.infer.autoguide.initialization import init_to_feasible, init_to_sample
-from torch import Tensor, nn
+from torch import nn
 
 from pyro_radial._pyro.checks import check_function, check_shape, check_types, positive_float
 from pyro_radial.distributions.constraints import is_on_sphere, is_real
@@ -93,16 +93,10 @@ def init_to_network(
     if site is None:
         return functools.partial(init_to_network, net=net, fallback=fallback)
     check_types(Mapping, site=site)
-    value = _own_value(site, net)
+    value = site["infer"].get("initial_value") if net is None else dict(net.named_parameters()).get(site["name"])
     if value is None:
         return fallback(site)
     # Inside a plate every row starts at the same weights.
     shape = site["fn"].shape()
     check_shape(f"net: the shape of site {site['name']!r}", shape, value.shape)
     return value.detach().expand(shape).clone()
-
-
-def _own_value(site: Mapping[str, Any], net: nn.Module | None) -> Tensor | None:
-    if net is None:
-        return site["infer"].get("initial_value")
-    return dict(net.named_parameters()).get(site["name"])

@@ -103,7 +103,11 @@ def calibrate_scales(
     """
     positive_count("num_samples", num_samples)
     random_seed("seed", seed)
-    _check_search(low, high, num_grid, num_refinements)
+    non_negative_integer("num_refinements", num_refinements)
+    if not positive_float("high", high) > positive_float("low", low):
+        raise ValueError(f"high must be larger than low, got {high} and {low}")
+    if positive_count("num_grid", num_grid) < 3:
+        raise ValueError(f"num_grid must be at least 3, got {num_grid}")
     if scales is not None and not callable(scales):
         raise ValueError(f"scales must be a function of a site's name and its mean, or None, got {scales!r}")
     relative = _relative_scales(guide, scales)
@@ -143,14 +147,6 @@ def _relative_scales(guide: Any, scales: Callable[[str, Tensor], Any] | None) ->
         n: held_numbers("scales", 1.0 if scales is None else scales(n, mean), dtype=mean.dtype, device=mean.device)
         for n, mean in means.items()
     }
-
-
-def _check_search(low: float, high: float, num_grid: int, num_refinements: int) -> None:
-    if not positive_float("high", high) > positive_float("low", low):
-        raise ValueError(f"high must be larger than low, got {high} and {low}")
-    if positive_count("num_grid", num_grid) < 3:
-        raise ValueError(f"num_grid must be at least 3, got {num_grid}")
-    non_negative_integer("num_refinements", num_refinements)
 
 
 def _golden_section(

@@ -20,15 +20,7 @@ from pyro_radial.infer.training.data import Rows, device_of, dtype_of, evaluatin
 from pyro_radial.nn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from pyro_radial.nn.supervised import inputs_of, network_of
 
-__all__ = [
-    "MAX_FULL",
-    "LastLayer",
-    "LastLayerLaplace",
-    "TrainedNetwork",
-    "find_last_layer",
-    "last_layer_laplace",
-    "output_hessian",
-]
+__all__ = ["LastLayer", "LastLayerLaplace", "TrainedNetwork", "find_last_layer", "last_layer_laplace", "output_hessian"]
 
 #: The largest number of weights of a full Hessian, which then has 72 MB; its eigenvectors take five seconds.
 MAX_FULL = 3000
@@ -239,9 +231,7 @@ def _best_precision(square: float, eigenvalues: Tensor) -> float:
 def output_hessian(likelihood: Likelihood, f: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
     r"""The Hessian :math:`-\partial^2 \log p(y | f) / \partial f^2`, ``[N, K, K]``, which does not depend on y here.
 
-    :param f: outputs ``[N, K]``.
-    :param noise: the other arguments of the likelihood's distribution.
-    :raises ValueError: for another likelihood, or outputs of another shape.
+    It takes outputs ``[N, K]`` and the other arguments of the likelihood's distribution.
     """
     hessian = HESSIANS.get(type(likelihood))
     if hessian is None:
@@ -260,34 +250,17 @@ def _categorical(f: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
     return p.diag_embed() - p.unsqueeze(-1) * p.unsqueeze(-2)
 
 
-def _bernoulli(f: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-    return (f.sigmoid() * (-f).sigmoid()).diag_embed()
-
-
-def _gaussian(f: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-    return torch.ones_like(f).div(noise["scale"].to(f).square()).diag_embed()
-
-
-def _poisson(f: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-    return f.exp().diag_embed()
-
-
 # By exact class, because a subclass may have another distribution.
 HESSIANS: dict[type[Likelihood], Callable[[Tensor, Mapping[str, Tensor]], Tensor]] = {
     Categorical: _categorical,
-    Bernoulli: _bernoulli,
-    Gaussian: _gaussian,
-    Poisson: _poisson,
+    Bernoulli: lambda f, noise: (f.sigmoid() * (-f).sigmoid()).diag_embed(),
+    Gaussian: lambda f, noise: torch.ones_like(f).div(noise["scale"].to(f).square()).diag_embed(),
+    Poisson: lambda f, noise: f.exp().diag_embed(),
 }
 
 
 class TrainedNetwork:
-    """The network of a model in evaluation mode, with all sites at trained values.
-
-    :param model: a :class:`~pyro_radial.SupervisedModel` of a :class:`~pyro_radial.BayesianModule`.
-    :param trained: its guide, with the values as medians, or a plain network.
-    :raises ValueError: for another model, one without a likelihood, or a site without a value.
-    """
+    """The network of a model in evaluation mode, with all sites at trained values; see :func:`last_layer_laplace`."""
 
     def __init__(self, model: Any, trained: Any) -> None:
         values = _trained_values(trained)
@@ -315,25 +288,37 @@ class TrainedNetwork:
 
     @property
     def skeleton(self) -> nn.Module:
-        """The modules that compute, for hooks."""
+        """The modules that compute."""
         return self._functional.skeleton
 
-    def __call__(self, x: Any) -> Tensor:
-        """The network's output at some rows."""
+    def run(self, x: Any, layers: Mapping[str, nn.Module]) -> tuple[Tensor, dict[str, list[tuple[Tensor, Tensor]]]]:
+        """The network's output at some rows, and the input and output of each call of some of its layers."""
+        calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+        def seen(place: str) -> Any:
+            return lambda module, args, output: calls.setdefault(place, []).append((args[0], output))
+
         args, kwargs = inputs_of(x)
-        output = self._functional.single(self._parameters, args, kwargs)
+        handles = [layer.register_forward_hook(seen(place)) for place, layer in layers.items()]
+        try:
+            output = self._functional.single(self._parameters, args, kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
         if not isinstance(output, Tensor):
             raise ValueError(f"model must have a network that returns one tensor, got {type(output).__name__}")
-        return output
+        return output, calls
 
 
 def _trained_values(trained: Any) -> dict[str, Tensor]:
     if hasattr(trained, "median") and not isinstance(trained, type):
         with torch.no_grad(), poutine.block():
-            return {name: value.detach().clone() for name, value in trained.median().items()}
-    if isinstance(trained, nn.Module):
-        return {name: parameter.detach().clone() for name, parameter in trained.named_parameters()}
-    raise ValueError(f"trained must be a guide or a torch network, got {type(trained).__name__}")
+            found = trained.median()
+    elif isinstance(trained, nn.Module):
+        found = dict(trained.named_parameters())
+    else:
+        raise ValueError(f"trained must be a guide or a torch network, got {type(trained).__name__}")
+    return {name: value.detach().clone() for name, value in found.items()}
 
 
 class LastLayer(NamedTuple):
@@ -345,14 +330,8 @@ class LastLayer(NamedTuple):
 
     def features(self, network: TrainedNetwork, x: Any) -> tuple[Tensor, Tensor]:
         """The layer's inputs ``[N, E]``, with a final one for a random bias, and the outputs ``[N, K]``."""
-        seen: list[Tensor] = []
-        layer = network.skeleton.get_submodule(self.place)
-        handle = layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-        try:
-            f = network(x)
-        finally:
-            handle.remove()
-        (inputs,) = seen
+        f, calls = network.run(x, {self.place: network.skeleton.get_submodule(self.place)})
+        ((inputs, _),) = calls[self.place]
         return (inputs if self.bias is None else torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)), f
 
     def matrix(self, values: dict[str, Tensor]) -> Tensor:
@@ -368,30 +347,15 @@ class LastLayer(NamedTuple):
 
 
 def find_last_layer(network: TrainedNetwork, x: Any) -> LastLayer:
-    """The linear layer that computes the network's output.
+    """The linear layer that computes the network's output, tried at a few inputs.
 
-    :param TrainedNetwork network: the network.
-    :param x: a few inputs to try.
     :raises ValueError: if the network does not end with a linear layer, called once with a vector for each row, or if
         its weight is fixed or shared.
     """
-    outputs: dict[str, list[tuple[Tensor, Tensor]]] = {}
-
-    def seen(place: str) -> Any:
-        return lambda module, args, output: outputs.setdefault(place, []).append((args[0], output))
-
     linear = {place: module for place, module in network.skeleton.named_modules() if isinstance(module, nn.Linear)}
-    handles = [module.register_forward_hook(seen(place)) for place, module in linear.items()]
-    try:
-        f = network(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    last = [
-        place
-        for place, calls in outputs.items()
-        if len(calls) == 1 and calls[0][0].dim() == 2 and _is_same(calls[0][1], f)
-    ]
+    f, calls = network.run(x, linear)
+    once = {place: found[0] for place, found in calls.items() if len(found) == 1 and found[0][0].dim() == 2}
+    last = [p for p, (_, out) in once.items() if out.shape == f.shape and out.data_ptr() == f.data_ptr()]
     if not last:
         raise ValueError(
             "model must have a network that ends with a linear layer, which it calls once with a vector for each row, "
@@ -399,18 +363,11 @@ def find_last_layer(network: TrainedNetwork, x: Any) -> LastLayer:
         )
     place = last[0]
     weight, bias = (f"{place}.{leaf}" if place else leaf for leaf in ("weight", "bias"))
-    owners = [
-        name
-        for name, parameter in network.skeleton.named_parameters(remove_duplicate=False)
-        if parameter is linear[place].weight
-    ]
+    named = network.skeleton.named_parameters(remove_duplicate=False)
+    owners = [name for name, parameter in named if parameter is linear[place].weight]
     if weight not in network.values or len(owners) > 1:
         raise ValueError(
             f"site '{weight}' of the last layer must be random and its own, got a weight of {owners} and the sites "
             f"{sorted(network.values)}"
         )
     return LastLayer(place, weight, bias if bias in network.values else None)
-
-
-def _is_same(output: Tensor, f: Tensor) -> bool:
-    return output.shape == f.shape and output.data_ptr() == f.data_ptr()
