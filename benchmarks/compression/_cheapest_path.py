@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from pyro_radial.compression.cuts import CutRecord, evaluate_path
+from pyro_radial.compression.prune import CutRecord, evaluate_path
 from pyro_radial.compression.scores import Cut
 
 

@@ -33,8 +33,8 @@ from benchmarks.common import (
 from benchmarks.compression._cheapest_path import cheapest_path
 from pyro_radial import AutoRadialDirectional, BayesianModule, RadialELBO, SupervisedModel, fit
 from pyro_radial.compression import count_flops, count_weights, cut_network, mean_network, unit_scores
-from pyro_radial.compression.cuts import CutRecord
 from pyro_radial.compression.plots import plot_scores
+from pyro_radial.compression.prune import CutRecord
 from pyro_radial.compression.scores import Cut, Scores
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior

@@ -3,9 +3,8 @@
 
 """Pruning: a smaller plain network from a trained Bayesian one."""
 
-from pyro_radial.compression.cuts import cut_path, evaluate_path
 from pyro_radial.compression.graph import count_flops, count_weights
-from pyro_radial.compression.prune import mean_network, prune
+from pyro_radial.compression.prune import cut_path, evaluate_path, mean_network, prune
 from pyro_radial.compression.scores import unit_scores
 from pyro_radial.compression.surgery import cut_network, mask_network
 

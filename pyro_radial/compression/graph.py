@@ -47,21 +47,9 @@ AT_THE_ENDS = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d, nn.Unflatten
 
 
 class IndexSelect(nn.Module):
-    """Keep some of the inputs of a layer, in the order of ``index``.
+    """Keep some of the ``size`` inputs of a layer, in the order of ``index``, along ``dim`` from the end.
 
     :func:`~pyro_radial.compression.cut_network` puts it before a layer that uses only some of its inputs.
-
-    :param index: positions to keep, integers of shape ``[num_kept]``; a buffer.
-    :param size: number of positions to choose from.
-    :param dim: dimension of these positions, counted from the end.
-    :raises ValueError: if ``index`` does not fit.
-
-    Example::
-
-        >>> import torch
-        >>> select = IndexSelect(torch.tensor([0, 2]), size=3)
-        >>> select, select(torch.tensor([[5.0, 6.0, 7.0]]))
-        (IndexSelect(2 of 3, dim=-1), tensor([[5., 7.]]))
     """
 
     index: Tensor
@@ -86,11 +74,7 @@ class IndexSelect(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A linear layer or convolution of a chain.
-
-    Input ``i`` reads position ``sources[i]`` of what reaches the layer. This position belongs to unit
-    ``sources[i] // positions`` of the layer before.
-    """
+    """A linear layer or convolution of a chain; input ``i`` reads position ``sources[i]`` of what reaches it."""
 
     name: str
     module: WeightLayer

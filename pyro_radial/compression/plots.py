@@ -29,8 +29,7 @@ def plot_scores(scores: Scores, cut: Cut, *, figure: Figure | SubFigure | None =
     The dashed line separates the kept scores from the cut ones; it is missing if they overlap. Scores of minus infinity
     have no point. Outputs are in the upper row, inputs in the lower.
 
-    Source: figure 7 of Oh, Adamczewski and Park (2019), *Radial and Directional Posteriors for Bayesian Neural
-    Networks*, which has histograms.
+    Source: figure 7 of Oh, Adamczewski and Park (2019), which has histograms.
 
     :param scores: how much the units matter.
     :param cut: the units to keep, such as the ``cut`` of a record.
@@ -47,8 +46,7 @@ def plot_scores(scores: Scores, cut: Cut, *, figure: Figure | SubFigure | None =
     """
     check_types(Scores, scores=scores)
     check_types(Cut, cut=cut)
-    masks = {"outputs": cut.outputs, "inputs": cut.inputs}
-    rows = [(side, values, masks[side]) for side, values in scores.sides() if values]
+    rows = [(side, values, getattr(cut, side)) for side, values in scores.sides() if values]
     for side, values, kept in rows:
         for layer in values:
             if layer in kept and len(kept[layer]) != len(values[layer]):

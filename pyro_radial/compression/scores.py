@@ -38,11 +38,6 @@ class Cut:
         ``net.named_modules()``; True is kept. A layer without a mask keeps all.
     :param inputs: boolean masks over the inputs of layers, shape ``[num_inputs]``.
     :raises ValueError: naming the mask, if it is not a boolean vector.
-
-    Example::
-
-        >>> Cut(outputs={"0": torch.tensor([True, False, True])})
-        Cut(outputs={'0': 2 of 3}, inputs={})
     """
 
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
@@ -73,11 +68,6 @@ class Scores:
     :param inputs: scores of the inputs of layers, shape ``[num_inputs]``.
     :raises ValueError: naming the scores, if they are not a vector of numbers, or if there are none. Minus infinity,
         the logarithm of zero, is allowed.
-
-    Example::
-
-        >>> [side for side, layers in Scores(outputs={"0": torch.tensor([0.0, -9.0, -1.0])}).sides() if layers]
-        ['outputs']
     """
 
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
@@ -88,15 +78,11 @@ class Scores:
             check_types(Mapping, **{side: scores})
             for layer, values in scores.items():
                 check_types(Tensor, **{f"{side}[{layer!r}]": values})
+                name, got = f"{side}[{layer!r}]", f"{values.dtype}, {[*values.shape]}"
                 if not values.is_floating_point() or values.ndim != 1 or values.numel() == 0:
-                    raise ValueError(
-                        f"{side}[{layer!r}] must be a vector of one floating point number per unit, "
-                        f"got {values.dtype}, {[*values.shape]}"
-                    )
+                    raise ValueError(f"{name} must be a vector of one floating point number per unit, got {got}")
                 if not (values < torch.inf).all():
-                    raise ValueError(
-                        f"{side}[{layer!r}] must be less than infinity, and not NaN, got {float(values.max())}"
-                    )
+                    raise ValueError(f"{name} must be less than infinity, and not NaN, got {float(values.max())}")
         if not (self.outputs or self.inputs):
             raise ValueError("outputs or inputs must hold scores, got none")
 
@@ -154,11 +140,9 @@ def unit_scores(guide: AutoPerSite) -> Scores:
         raise ValueError(f"guide must have a weight tensor among its sites, got {list(posterior)}")
     for name in names:
         sites = TensorSites(name)
+        directional = sites.global_radius.gamma in posterior
         for units, side in _SIDES.items():
-            if sites.global_radius.gamma in posterior:
-                values = _directional(posterior, sites, side)
-            else:
-                values = _ratio(posterior[name], side)
+            values = _directional(posterior, sites, side) if directional else _ratio(posterior[name], side)
             if values is not None:
                 scores[units][name.removesuffix(".weight")] = values
     scores["outputs"].pop(names[-1].removesuffix(".weight"), None)

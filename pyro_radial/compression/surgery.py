@@ -29,17 +29,7 @@ def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> 
     counts the lower of its own and its unit's score. Without scores it is the unit with the largest product of the
     norms of its incoming and outgoing weights.
 
-    :param net: a chain, as for :func:`cut_network`; not changed.
-    :param cut: the units to keep.
-    :param scores: how much the units matter.
-    :returns: masks on the CPU.
-    :raises ValueError: naming the argument, if the network is not such a chain or an argument does not fit it.
-
-    Example::
-
-        >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-        >>> complete_cut(net, Cut(inputs={"2": torch.tensor([True, False, True])}))
-        Cut(outputs={'0': 2 of 3, '2': 2 of 2}, inputs={'0': 4 of 4, '2': 2 of 3})
+    Arguments and errors are those of :func:`cut_network`; the masks are on the CPU.
     """
     layers = read_chain(net)
     _check_fit(layers, cut, scores)
@@ -146,9 +136,8 @@ def _check_fit(layers: Sequence[Layer], cut: Cut, scores: Scores | None) -> None
 
 
 def _mask(masks: Mapping[str, Tensor], layer: Layer, side: int) -> Tensor:
-    if layer.name in masks:
-        return masks[layer.name].detach().cpu()
-    return torch.ones(layer.module.weight.shape[side], dtype=torch.bool)
+    everything = torch.ones(layer.module.weight.shape[side], dtype=torch.bool)
+    return masks.get(layer.name, everything).detach().cpu()
 
 
 def _rescue(layer: Layer, owners: Tensor, kept: Tensor, scores: Scores | None) -> Tensor:
@@ -173,7 +162,7 @@ def _strengths(layer: Layer, owners: Tensor, scores: Scores | None) -> Tensor:
     if scores is not None and layer.name in scores.inputs:
         known.append(scores.inputs[layer.name].detach().cpu())
     if known:
-        return known[0] if len(known) == 1 else torch.minimum(*known)
+        return torch.minimum(known[0], known[-1])
     norms = layer.module.weight.detach().transpose(0, 1).flatten(1).norm(dim=1).cpu()
     if layer.before:
         norms = norms * layer.before.module.weight.detach().flatten(1).norm(dim=1).cpu()[owners]

@@ -28,15 +28,8 @@ __all__ = ["SOURCES", "ImageDataset", "Source", "idx_digest", "load"]
 
 # What reading damaged bytes raises: a MemoryError for an absurd size, a RuntimeError for an "encrypted" member, ...
 DAMAGE = (
-    EOFError,
-    KeyError,
-    MemoryError,
-    OSError,
-    RuntimeError,
-    ValueError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
+    *(EOFError, KeyError, MemoryError, OSError, RuntimeError, ValueError),
+    *(struct.error, zipfile.BadZipFile, zlib.error),
 )
 
 

@@ -25,17 +25,16 @@ __all__ = ["BanditResult", "run_bandit"]
 # Each decision and each refit has its own random numbers, so that a resumed run can repeat them.
 DECISION, REFIT = 0, 1
 CPU = torch.device("cpu")
+SAVED = ("settings", "done", "arms", "rewards", "seconds")
 
 
 @dataclass(frozen=True, eq=False)
 class BanditResult:
     """Arms, rewards and regrets of a run.
 
-    The regret of a decision is the expected reward of the best arm in this context minus that of the arm pulled.
-
     :param Tensor arms: arms pulled, ``[T]``.
     :param Tensor rewards: their rewards, ``[T]``.
-    :param Tensor regrets: regret of each decision, float64 ``[T]``.
+    :param Tensor regrets: expected reward of the best arm in a context minus that of the arm pulled, float64 ``[T]``.
     :param Tensor uniform_regrets: expected regret of an arm chosen at random, float64 ``[T]``.
     :param int gradient_steps: gradient steps of all refits.
     :param float seconds: time of decisions and refits, across resumes.
@@ -58,7 +57,6 @@ class BanditResult:
 
         :param int last: number of decisions at the end to count; all by default. The last decisions measure the final
             policy without the cost of learning (Riquelme, Tucker and Snoek 2018, section 5).
-        :raises ValueError: if ``last`` is out of range, or if all arms have the same expected reward.
         """
         last = len(self.regrets) if last is None else positive_count("last", last)
         if last > len(self.regrets):
@@ -184,14 +182,12 @@ class _Run:
             return
         file.check(saved["settings"], self.settings)
         self.policy.load_state_dict(saved["policy"])
-        self.done, self.arms, self.rewards, self.seconds = (
-            saved[name] for name in ("done", "arms", "rewards", "seconds")
-        )
+        for name in SAVED[1:]:
+            setattr(self, name, saved[name])
 
     def state(self) -> dict[str, Any]:
         """The content of a checkpoint."""
-        own = {name: getattr(self, name) for name in ("settings", "done", "arms", "rewards", "seconds")}
-        return {**own, "policy": self.policy.state_dict()}
+        return {name: getattr(self, name) for name in SAVED} | {"policy": self.policy.state_dict()}
 
     def _seed(self, stage: int) -> int:
         return int(np.random.SeedSequence([self.seed, self.done, stage]).generate_state(1)[0])

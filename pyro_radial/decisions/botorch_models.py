@@ -23,9 +23,7 @@ from pyro_radial._pyro.checks import check_flag, check_types, non_negative_float
 __all__ = ["FunctionDraws", "ProcessModel"]
 
 JITTER = 1e-8
-
-# Number of points whose joint covariance is computed at once.
-MAX_JOINT = 256
+MAX_JOINT = 256  # points whose joint covariance is computed at once
 
 
 class Functions(Protocol):
@@ -109,11 +107,7 @@ class FunctionDraws(EnsembleModel):
         return values.unflatten(1, X.shape[:-1]).movedim(0, -3)
 
     def one(self, index: int = 0) -> GenericDeterministicModel:
-        """Return one draw as a deterministic model; maximizing it is Thompson sampling.
-
-        :param int index: number of the draw.
-        :raises ValueError: if there is no such draw.
-        """
+        """Return the draw of this number as a deterministic model; maximizing it is Thompson sampling."""
         if non_negative_integer("index", index) >= self.num_draws:
             raise ValueError(f"index must be below the {self.num_draws} draws, got {index}")
         return GenericDeterministicModel(lambda X: self(X)[..., index, :, :], self._num_outputs)
@@ -168,12 +162,9 @@ class ProcessModel(Model):
         observation_noise: bool | Tensor = False,
         posterior_transform: Any = None,
     ) -> Any:
-        """Return the joint distribution of the values, or of noisy observations.
+        """Return the joint distribution of the values at points ``[*B, N, D]``, as in BoTorch.
 
-        :param Tensor X: points ``[*B, N, D]``.
-        :param output_indices: ignored, since there is one output.
         :param observation_noise: whether to add the noise; or variances ``[*B, N, 1]`` of other noise.
-        :param posterior_transform: transform, as in BoTorch.
         :returns: a ``GPyTorchPosterior`` with batch shape ``[*B]``.
         """
         self.eval()

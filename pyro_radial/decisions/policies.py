@@ -48,10 +48,8 @@ class Policy:
     num_arms: int = 0
 
     def begin(self, num_features: int, num_arms: int) -> None:
-        """Create what depends on the sizes of the bandit; a second call with the same sizes does nothing.
+        """Create what depends on the width D of a context and the number K of arms; a second call does nothing.
 
-        :param int num_features: width D of a context.
-        :param int num_arms: number K of arms.
         :raises ValueError: if the policy has begun with other sizes.
         """
         positive_count("num_features", num_features)
@@ -64,20 +62,11 @@ class Policy:
         self.num_features, self.num_arms = num_features, num_arms
 
     def choose(self, context: Tensor) -> int:
-        """Choose the arm to pull.
-
-        :param Tensor context: ``[D]``.
-        :returns: an integer from 0 to K - 1.
-        """
+        """Choose the arm to pull in a context ``[D]``, an integer from 0 to K - 1."""
         raise NotImplementedError
 
     def refit(self, contexts: Tensor, arms: Tensor, rewards: Tensor) -> None:
-        """Learn from all decisions so far, at least one.
-
-        :param Tensor contexts: ``[N, D]``.
-        :param Tensor arms: the arms pulled, integers ``[N]``.
-        :param Tensor rewards: their rewards ``[N]``.
-        """
+        """Learn from all decisions so far, at least one: contexts ``[N, D]``, arms pulled ``[N]``, rewards ``[N]``."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later choices depend on, as tensors and plain values."""
@@ -147,10 +136,7 @@ class ThompsonSampling(Policy):
         return self.refits.steps_done
 
     def begin(self, num_features: int, num_arms: int) -> None:
-        """Create all parameters.
-
-        :raises ValueError: if the model does not take such contexts, or does not have one output per arm.
-        """
+        """Create all parameters; a ValueError if the model does not take contexts, or lacks an output for each arm."""
         super().begin(num_features, num_arms)
         self.refits.begin(torch.zeros(2, num_features), torch.zeros(2, num_arms))
 

@@ -42,19 +42,6 @@ class Refits:
     :param int batch_size: rows of a batch, B.
     :param bool compile: whether to compile the graph; otherwise it is replayed as recorded.
     :raises ValueError: naming the argument that does not fit.
-
-    Example::
-
-        >>> from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
-        >>> from pyro_radial.nn import likelihoods
-        >>> model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(scale=0.1))
-        >>> refits = Refits(model, AutoRadial(model), steps=50, batch_size=8, compile=False)
-        >>> x = torch.randn(12, 2)
-        >>> refits.begin(x[:2], x[:2].sum(1, keepdim=True))
-        >>> for rows in (4, 8, 12):
-        ...     refits.refit(x[:rows], x[:rows].sum(1, keepdim=True))
-        >>> refits.steps_done
-        150
     """
 
     def __init__(
@@ -102,10 +89,8 @@ class Refits:
         )
 
     def refit(self, x: Tensor, y: Tensor) -> None:
-        """Take ``steps`` gradient steps on random batches.
+        """Take ``steps`` gradient steps on random batches of inputs ``[N, ...]`` and targets ``[N, ...]``.
 
-        :param Tensor x: inputs ``[N, ...]``.
-        :param Tensor y: targets ``[N, ...]``.
         :raises ValueError: if there are no rows, or different numbers of inputs and targets.
         :raises FloatingPointError: naming what is NaN or infinite in the loss; no step is taken.
         """
@@ -127,10 +112,7 @@ class Refits:
         return self._begun.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, after :meth:`begin`.
-
-        :raises ValueError: naming the entries that differ, if the state is from another model or guide.
-        """
+        """Load what :meth:`state_dict` returned, after :meth:`begin`; a ValueError names the entries that differ."""
         lacking = sorted(self._begun.state_dict().keys() - (state.keys() if isinstance(state, Mapping) else ()))
         if lacking:
             raise ValueError(f"state must be what state_dict() returned, got one without {', '.join(lacking)}")

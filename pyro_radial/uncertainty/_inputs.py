@@ -13,10 +13,7 @@ SUM_TOLERANCE = 1e-3
 
 
 def class_probabilities(probs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return probabilities in float32 or wider, and labels in int64.
-
-    :raises ValueError: if ``probs`` or ``labels`` do not fit.
-    """
+    """Return probabilities in float32 or wider, and labels in int64; a ValueError if they do not fit."""
     check_types(torch.Tensor, probs=probs)
     if probs.ndim != 2 or 0 in probs.shape or not probs.is_floating_point():
         raise ValueError(f"probs must be floating-point of shape [N, K], got {probs.dtype} {list(probs.shape)}")
@@ -31,13 +28,7 @@ def class_probabilities(probs: torch.Tensor, labels: torch.Tensor) -> tuple[torc
 
 
 def class_labels(argument: str, labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return the labels in int64.
-
-    :param argument: the name of the argument that the labels must fit.
-    :param labels: integers of shape ``[N]``.
-    :param shape: shape of that argument, ``[N, K]``.
-    :raises ValueError: for another shape or type, or a label outside 0 to K - 1.
-    """
+    """Return integers ``[N]`` from 0 to K - 1 in int64; a ValueError if they do not fit an argument ``[N, K]``."""
     check_types(torch.Tensor, labels=labels)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}")
@@ -49,11 +40,9 @@ def class_labels(argument: str, labels: torch.Tensor, shape: torch.Size) -> torc
 
 
 def finite_numbers(argument: str, values: torch.Tensor) -> torch.Tensor:
-    """Return a vector in float64 on the CPU, without gradients.
+    """Return a vector of finite numbers in float64 on the CPU, without gradients, or raise a ValueError.
 
     Float64 holds every float16, bfloat16 and float32 exactly, so ties stay ties.
-
-    :raises ValueError: naming the argument, if it is not a vector, is empty, or is not finite.
     """
     check_types(torch.Tensor, **{argument: values})
     if values.ndim != 1 or len(values) == 0:
@@ -66,13 +55,10 @@ def finite_numbers(argument: str, values: torch.Tensor) -> torch.Tensor:
 def real_targets(
     argument: str, predictions: torch.Tensor, targets: torch.Tensor, leading: int | None = None
 ) -> torch.Tensor:
-    """Return the targets in the shape of the predictions after their leading dims.
+    """Return finite targets ``[N, *target]`` for predictions ``[*L, N, *target]``, or raise a ValueError.
 
-    :param argument: the name of the predictions.
-    :param predictions: floating-point, ``[*L, N, *target]``.
-    :param targets: ``[N, *target]``, or ``[N]`` where the target has one element.
-    :param leading: the number of dims in L; by default all that the targets do not have.
-    :raises ValueError: if shapes or types do not fit, there are no targets, or a value is not finite.
+    Targets ``[N]`` fit a target of one element. ``leading`` is the number of dims in L, by default all that the targets
+    do not have.
     """
     check_types(torch.Tensor, **{argument: predictions}, targets=targets)
     if not predictions.is_floating_point():

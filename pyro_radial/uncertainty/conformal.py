@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -79,11 +77,7 @@ class ConformalSets:
         return cls(level, float(scores.gather(-1, labels[:, None]).squeeze(-1).kthvalue(rank).values), score)
 
     def __call__(self, probs: torch.Tensor | Prediction) -> torch.Tensor:
-        """Return the sets: whether each class belongs to the set of each point.
-
-        :param probs: class probabilities ``[N, K]``, or a ``Prediction``.
-        :returns: a boolean tensor ``[N, K]``.
-        """
+        """Return whether each class belongs to the set of each point, ``[N, K]``."""
         found: torch.Tensor = CLASS_SCORES[self.score](_probabilities(probs)) <= self.threshold
         return found
 
@@ -176,7 +170,7 @@ def _sums_of_larger(probs: torch.Tensor) -> torch.Tensor:
 
 
 TARGET_SCORES = ("quantile", "normalized")
-CLASS_SCORES: Mapping[str, Any] = MappingProxyType({"aps": _sums_of_larger, "lac": lambda probs: 1.0 - probs})
+CLASS_SCORES: dict[str, Any] = {"aps": _sums_of_larger, "lac": lambda probs: 1.0 - probs}
 
 
 def _probabilities(probs: torch.Tensor | Prediction) -> torch.Tensor:

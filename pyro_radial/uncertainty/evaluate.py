@@ -149,12 +149,9 @@ def _of_numbers(prediction: Prediction, targets: Tensor, level: float) -> dict[s
 
 
 def _of_detection(inside: Prediction, outside: Prediction) -> dict[str, float]:
-    pairs = zip(_unfamiliarity(inside).items(), _unfamiliarity(outside).values(), strict=True)
-    found = {}
-    for (name, familiar), unfamiliar in pairs:
-        found[f"AUROC, {name}"] = auroc(familiar, unfamiliar)
-        found[f"FPR95, {name}"] = fpr_at_tpr(familiar, unfamiliar)
-    return found
+    familiar, unfamiliar = _unfamiliarity(inside), _unfamiliarity(outside)
+    measures = {"AUROC": auroc, "FPR95": fpr_at_tpr}
+    return {f"{m}, {name}": of(familiar[name], unfamiliar[name]) for name in familiar for m, of in measures.items()}
 
 
 def _unfamiliarity(prediction: Prediction) -> dict[str, Tensor]:

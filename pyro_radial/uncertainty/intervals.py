@@ -59,10 +59,7 @@ class QuantileCalibration:
 
     @property
     def error(self) -> torch.Tensor:
-        """Mean over levels of the gap between share and level, a 0-d tensor.
-
-        A calibrated model has a value of the order of ``count ** -0.5``.
-        """
+        """Mean over levels of the gap between share and level; of a calibrated model, about ``count ** -0.5``."""
         return (self.share - self.level).abs().mean()
 
 

@@ -61,19 +61,10 @@ def brier_score(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
     .. math:: \frac{1}{N} \sum_{n=1}^N \sum_{k=1}^K (p_{nk} - [y_n = k])^2
 
-    This is Brier's own definition, from 0 to 2: for two classes it is twice the score that looks at one class.
+    This is Brier's own definition, from 0 to 2: for two classes it is twice the score that looks at one class. The
+    arguments are those of :func:`accuracy`.
 
     Source: Brier (1950), *Verification of forecasts expressed in terms of probability*.
-
-    :param probs: predictive probabilities ``[N, K]``, as for :func:`accuracy`.
-    :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
-    :returns: 0-d tensor in ``[0, 2]``.
-    :raises ValueError: if shapes, values or types do not fit; the message names the argument.
-
-    Example::
-
-        >>> brier_score(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 1]))
-        tensor(1.2500)
     """
     probs, labels = class_probabilities(probs, labels)
     return (probs - one_hot(labels, probs.shape[-1])).square().sum(-1).mean()
@@ -143,19 +134,6 @@ def fpr_at_tpr(scores_negative: torch.Tensor, scores_positive: torch.Tensor, tpr
 
     Source: Liang, Li and Srikant (2018), *Enhancing the reliability of out-of-distribution image detection in neural
     networks*.
-
-    :param scores_negative: scores of the negatives, shape ``[N0]``.
-    :param scores_positive: scores of the positives, shape ``[N1]``.
-    :param tpr: the share of the positives to find, between 0 and 1.
-    :returns: a number in ``[0, 1]``; 0 is best, ``tpr`` is chance.
-    :raises ValueError: if a score is not one-dimensional, is empty or is not finite, or ``tpr`` is out of range.
-    :raises ImportError: without scikit-learn.
-
-    Example::
-
-        >>> familiar, unfamiliar = torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.7, 0.8, 0.9])
-        >>> fpr_at_tpr(familiar, unfamiliar), fpr_at_tpr(familiar, unfamiliar, tpr=0.75)
-        (0.25, 0.0)
     """
     proper_fraction("tpr", tpr)
     false, true, _ = _sklearn_metrics().roc_curve(*_pooled(scores_negative, scores_positive), drop_intermediate=False)

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Plots of predictive uncertainty.
+"""Plots of predictive uncertainty; they need matplotlib, and raise an ImportError without it.
 
 Without axes, every function draws into a new figure that opens no window and that pyplot does not keep; save a plot
 with ``ax.figure.savefig``.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from pyro_radial._pyro.checks import check_items, check_types, positive_count
+from pyro_radial._pyro.checks import check_items, check_types, optional, positive_count
 from pyro_radial.uncertainty.calibration import Reliability
 from pyro_radial.uncertainty.intervals import QuantileCalibration
 from pyro_radial.uncertainty.referral import ReferralCurve
@@ -56,7 +56,6 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
     :param ax: axes to draw into; default a new figure.
     :returns: the axes.
     :raises ValueError: if there is no method.
-    :raises ImportError: without matplotlib.
 
     Example::
 
@@ -76,13 +75,10 @@ def plot_reliability(reliabilities: Mapping[str, Reliability], ax: Axes | None =
         ax.bar(left, shares, width, align="edge", color=color, alpha=0.2, linewidth=0, zorder=0)
         enough, few = bins.count >= FEW, (bins.count > 0) & (bins.count < FEW)
         label = f"{name} (ECE {bins.expected_calibration_error.item():.3f})"
-        for chosen, style in (
-            (enough, {"linewidth": 1.5, "label": label}),
-            (few, {"linestyle": "", "fillstyle": "none"}),
-        ):
-            (points,) = ax.plot(
-                bins.confidence[chosen].tolist(), bins.accuracy[chosen].tolist(), color=color, marker=marker, **style
-            )
+        styles: list[dict[str, Any]] = [{"linewidth": 1.5, "label": label}, {"linestyle": "", "fillstyle": "none"}]
+        for chosen, style in zip((enough, few), styles, strict=True):
+            places = bins.confidence[chosen].tolist(), bins.accuracy[chosen].tolist()
+            (points,) = ax.plot(*places, color=color, marker=marker, **style)
             # A point at (1, 1) is drawn whole; without points, layouts would count the figure's corner as a part of it.
             points.set(markersize=4.5, zorder=3, clip_on=not bool(chosen.any()))
     ax.set(xlabel="Confidence", ylabel="Accuracy (bars: share of predictions)")
@@ -101,7 +97,6 @@ def plot_quantile_calibration(curves: Mapping[str, QuantileCalibration], ax: Axe
     :param ax: axes to draw into; default a new figure.
     :returns: the axes.
     :raises ValueError: if there is no method.
-    :raises ImportError: without matplotlib.
 
     Example::
 
@@ -136,7 +131,6 @@ def plot_referral(curves: Mapping[str, ReferralCurve], score: str = "Score", ax:
     :param ax: axes to draw into; default a new figure.
     :returns: the axes.
     :raises ValueError: if there is no method.
-    :raises ImportError: without matplotlib.
 
     Example::
 
@@ -170,7 +164,6 @@ def plot_coverage(results: Mapping[str, tuple[torch.Tensor, torch.Tensor]], ax: 
     :param ax: axes to draw into; default a new figure.
     :returns: the axes.
     :raises ValueError: if there is no method, or shapes do not fit.
-    :raises ImportError: without matplotlib.
 
     Example::
 
@@ -216,7 +209,6 @@ def plot_images(
     :param figure: an empty figure to draw into; default a new one that fits the grid.
     :returns: one axes per image; the figure is ``axes[0].figure``.
     :raises ValueError: if an argument does not fit the images; the message names it.
-    :raises ImportError: without matplotlib.
 
     Example::
 
@@ -232,9 +224,7 @@ def plot_images(
     titles = None if titles is None else check_items(str, "titles", titles)
     if titles is not None and len(titles) != len(images):
         raise ValueError(f"titles must be {len(images)}, one per image, got {len(titles)}")
-    if num_columns is not None:
-        positive_count("num_columns", num_columns)
-    num_columns = min(len(images), num_columns or 8)
+    num_columns = min(len(images), optional(positive_count, "num_columns", num_columns) or 8)
     num_rows = ceil(len(images) / num_columns)
     row_labels = None if row_labels is None else check_items(str, "row_labels", row_labels)
     if row_labels is not None and len(row_labels) != num_rows:
@@ -263,10 +253,7 @@ def _sizes_and_held(name: str, result: tuple[Any, ...]) -> tuple[torch.Tensor, t
 
 
 def styled(argument: str, results: Mapping[str, T], kind: type) -> list[tuple[str, T, str, str]]:
-    """The name, result, color and marker of each method.
-
-    :raises ValueError: naming the argument, if there is no method, or a result of another type.
-    """
+    """The name, result, color and marker of each method; a ValueError if there is none, or one of another type."""
     check_types(Mapping, **{argument: results})
     check_types(kind, **{f"{argument}[{name!r}]": result for name, result in results.items()})
     if not results:
@@ -278,13 +265,7 @@ def styled(argument: str, results: Mapping[str, T], kind: type) -> list[tuple[st
 
 
 def new_axes(size: tuple[float, float], ax: Axes | None = None) -> Axes:
-    """The given axes, or those of a new figure.
-
-    :param size: width and height in inches.
-    :param ax: axes to return, or None.
-    :raises ValueError: naming ``ax``, if it is something else.
-    :raises ImportError: without matplotlib.
-    """
+    """The given axes, or those of a new figure of a width and height in inches."""
     if ax is None:
         ax = new_figure(size).add_subplot()
         ax.spines[["top", "right"]].set_visible(False)

@@ -39,17 +39,12 @@ class ReferralCurve:
 
     @property
     def area(self) -> torch.Tensor:
-        r"""Mean score over the range of shares, a 0-d tensor in the units of the score.
-
-        .. math:: \frac{1}{s_L - s_1} \int_{s_1}^{s_L} \mathrm{score}(s) \, ds
-
-        by the trapezoidal rule; with a single share, its score.
-        """
+        """Mean score over the range of shares, by the trapezoidal rule; with a single share, its score."""
         return self._area(self.score)
 
     @property
     def area_stderr(self) -> torch.Tensor:
-        """Standard error of the area, the standard deviation over resamples, a 0-d tensor."""
+        """Standard error of the area, the standard deviation over resamples."""
         return self._area(self.resamples).std(0)
 
     def _area(self, scores: torch.Tensor) -> torch.Tensor:
@@ -76,10 +71,9 @@ def referral_curve(
     unrelated, the curve is flat. Points of equal uncertainty are referred in an order drawn from the seed.
 
     Standard errors come from the bootstrap: N points are drawn with replacement, ranked and scored, R times. A
-    resample without a score, for example because a class is missing, is drawn again and counted. Two methods tested on
-    the same points with the same seed share their resamples, if none was drawn again:
-    ``(a.resamples - b.resamples).std(0)`` is then the standard error of their difference, usually far smaller than that
-    of either score.
+    resample without a score, for example because a class is missing, is drawn again and counted. If none was, two
+    methods tested on the same points with the same seed share their resamples, and
+    ``(a.resamples - b.resamples).std(0)`` is the standard error of their difference.
 
     Source: Farquhar, Osborne and Gal (2020), *Radial Bayesian Neural Networks*, section 4.1 and table 1, where
     ``score`` is the area under the ROC curve and ``uncertainty`` the mutual information.
@@ -137,8 +131,8 @@ def referral_curve(
             redrawn += 1
             if redrawn > num_resamples:
                 raise ValueError(
-                    f"score must be defined for most resamples, got {redrawn} of "
-                    f"{redrawn + len(resamples)} without; refer smaller shares or take more points: {error}"
+                    f"score must be defined for most resamples, got {redrawn} of {redrawn + len(resamples)} without; "
+                    f"refer smaller shares or take more points: {error}"
                 ) from error
     return ReferralCurve(share, of_all, torch.stack(resamples), redrawn)
 

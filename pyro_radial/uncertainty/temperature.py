@@ -50,12 +50,7 @@ class TemperatureScaling:
         positive_float("temperature", self.temperature)
 
     def __call__(self, logits: torch.Tensor | Prediction) -> torch.Tensor:
-        """Return the probabilities at the temperature.
-
-        :param logits: as for :meth:`fit`.
-        :returns: probabilities ``[N, K]``, in the dtype of the logits.
-        :raises ValueError: if the logits do not fit.
-        """
+        """Return the probabilities ``[N, K]`` at the temperature, for logits as in :meth:`fit` and in their dtype."""
         return (_checked_logits(logits) / self.temperature).softmax(-1)
 
     @classmethod

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
-from pyro_radial.compression.cuts import cut_path
+from pyro_radial.compression.prune import cut_path
 from pyro_radial.compression.scores import Cut, Scores
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import Call, Lazy, flag, function, non_negative_float, positive_int, some

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from pyro_radial.compression.cuts import cut_path, evaluate_path
 from pyro_radial.compression.graph import count_flops, count_weights
+from pyro_radial.compression.prune import cut_path, evaluate_path
 from pyro_radial.compression.scores import Scores
 from pyro_radial.compression.surgery import cut_network
 
