@@ -140,12 +140,9 @@ def held_numbers(argument: str, value: Any, **like: Any) -> torch.Tensor:
 
 def check_items(kind: Any, argument: str, values: Any) -> list[Any]:
     """The values as a list, or a ValueError that names the argument, or the value that is not of this type."""
-
-    def check(name: str, value: Any) -> Any:
-        check_types(kind, **{name: value})
-        return value
-
-    return check_each(check, argument, values)
+    values = check_list(argument, values)
+    check_types(kind, **{f"{argument}[{place}]": value for place, value in enumerate(values)})
+    return values
 
 
 def path_of(argument: str, value: Any) -> Path:
@@ -190,12 +187,12 @@ def proper_fraction(argument: str, value: Any) -> float:
 
 def has_state(thing: Any) -> bool:
     """Whether a thing has ``state_dict`` and ``load_state_dict``, or ``get_extra_state`` and ``set_extra_state``."""
-    return not isinstance(thing, type) and any(all(hasattr(thing, name) for name in pair) for pair in STATE_METHODS)
+    return bool(_state_methods(thing))
 
 
 def states(things: Mapping[str, Any]) -> dict[str, Any]:
     """The states of the things that have one, by name."""
-    return {name: _method(thing, 0)() for name, thing in things.items() if has_state(thing)}
+    return {name: _state_methods(thing)[0]() for name, thing in things.items() if has_state(thing)}
 
 
 def load_states(things: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
@@ -205,8 +202,10 @@ def load_states(things: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
             kind = type(things.get(name)).__name__
             raise ValueError(f"{name} must have load_state_dict, because its state was saved, got {kind}")
     for name, state in saved.items():
-        _method(things[name], 1)(state)
+        _state_methods(things[name])[1](state)
 
 
-def _method(thing: Any, position: int) -> Any:
-    return next(getattr(thing, pair[position]) for pair in STATE_METHODS if all(hasattr(thing, name) for name in pair))
+def _state_methods(thing: Any) -> list[Any]:
+    """The methods that return and load the state of an object; none of a class, or of an object without a state."""
+    pairs = () if isinstance(thing, type) else STATE_METHODS
+    return next(([getattr(thing, n) for n in pair] for pair in pairs if all(hasattr(thing, n) for n in pair)), [])

@@ -19,6 +19,7 @@ from pyro_radial._pyro.compat import adopt, forget_stored, stored_name
 
 __all__ = ["UniquelyNamed", "rename_tree", "stored_in", "unique_name"]
 
+COUNTER = re.compile(r"_\d+$")
 _instances: Counter[str] = Counter()
 
 
@@ -63,25 +64,18 @@ def stored_in(state: Any) -> Iterator[None]:
         forget_stored(name)
 
 
-def rename_tree(module: PyroModule, name: str) -> None:
+def rename_tree(module: PyroModule, name: str, root: PyroModule | None = None) -> None:
     """Rename a module and each :class:`~pyro.nn.PyroModule` below it, with one new context for all of them.
 
-    They no longer read parameters stored under their old names. The entries of the new name are deleted from Pyro's
-    store together with ``module`` and its copies.
-
-    :param PyroModule module: the root of the tree.
-    :param str name: its new name; the root's parameter ``a.b`` is stored as ``name + ".a.b"``.
+    They no longer read parameters stored under their old names. The root's parameter ``a.b`` is stored as
+    ``name + ".a.b"``; the entries of the new name are deleted from Pyro's store with the module and its copies.
     """
-    adopt(module, name)
-    module._stored_owner = _Owner(name)
-    _rename_below(module, name, module)
-
-
-def _rename_below(module: PyroModule, name: str, root: PyroModule) -> None:
+    adopt(module, name, root)
+    if root is None:
+        module._stored_owner = _Owner(name)
     for child_name, child in module.named_children():
         if isinstance(child, PyroModule):
-            adopt(child, f"{name}.{child_name}", root)
-            _rename_below(child, f"{name}.{child_name}", root)
+            rename_tree(child, f"{name}.{child_name}", module if root is None else root)
 
 
 class UniquelyNamed(PyroModule):
@@ -126,7 +120,7 @@ def _warn_of_strangers(name: str) -> None:
     # Lists made in one step, because another thread may make a module meanwhile.
     living = {own, *(_root(owner.key) for owner in _owners.valuerefs())}
     roots = {_root(stored) for stored in tuple(pyro.get_param_store().keys())}
-    strangers = sorted(root for root in roots - living if _uncounted(root) == _uncounted(own))
+    strangers = sorted(root for root in roots - living if COUNTER.sub("", root) == COUNTER.sub("", own))
     if strangers:
         warnings.warn(
             f"Pyro's parameter store holds parameters of {', '.join(strangers)}, which {own} does not read: such names "
@@ -139,7 +133,3 @@ def _warn_of_strangers(name: str) -> None:
 def _root(stored: str) -> str:
     """The name of the root module of a stored parameter."""
     return re.split(r"\.|\$\$\$", stored, maxsplit=1)[0]
-
-
-def _uncounted(root: str) -> str:
-    return re.sub(r"_\d+$", "", root)

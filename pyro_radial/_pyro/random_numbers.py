@@ -34,15 +34,9 @@ def one_at_a_time() -> Iterator[None]:
     of a guide take turns, so they can run in several threads at once, each with its own model and guide; ``predict``
     can also share a model and guide. A turn is one training step, one validation, one draw, or one ``diagnose``.
 
-    The order of turns is arbitrary, and threads draw from the same generators, so a run in several threads cannot be
-    repeated exactly, even with a seed. Put other programs, such as Pyro's ``SVI``, into such a block too. A fork of the
-    process waits for the end of another thread's turn, because the child would inherit its handlers.
-
-    Example::
-
-        >>> import pyro, pyro.distributions as dist
-        >>> with one_at_a_time():
-        ...     value = pyro.sample("w", dist.Normal(0.0, 1.0))
+    The order of turns is arbitrary, so a run in several threads cannot be repeated exactly, even with a seed. Put other
+    programs, such as Pyro's ``SVI``, into such a block too. A fork of the process waits for the end of another thread's
+    turn, because the child would inherit its handlers.
     """
     with _turn:
         yield

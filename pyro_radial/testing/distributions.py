@@ -18,8 +18,8 @@ NUM_SAMPLES = 40_000
 STANDARD_ERRORS = 4.0
 ROUNDING = 1e-12
 # A central difference loses half of the bits of float64.
-DIFFERENCE_STEP = 1e-6
-DIFFERENCE_TOLERANCE = 1e-5
+STEP = 1e-6
+TOLERANCE = 1e-5
 
 
 class DistributionTests:
@@ -43,11 +43,8 @@ class DistributionTests:
             assert value.shape == torch.Size(sample_shape) + distribution.batch_shape + distribution.event_shape
             assert distribution.log_prob(value).shape == torch.Size(sample_shape) + distribution.batch_shape
         assert distribution.entropy().shape == distribution.batch_shape
-        assert (
-            distribution.mean.shape
-            == distribution.variance.shape
-            == distribution.batch_shape + distribution.event_shape
-        )
+        shape = distribution.batch_shape + distribution.event_shape
+        assert distribution.mean.shape == distribution.variance.shape == shape
         assert distribution.support.event_dim == distribution.event_dim
 
     def test_samples_lie_in_the_support_and_carry_no_gradient(self) -> None:
@@ -67,14 +64,8 @@ class DistributionTests:
         for dtype in (torch.float32, torch.float64):
             distribution = self._example(dtype)
             value = distribution.rsample()
-            for tensor in (
-                value,
-                distribution.log_prob(value),
-                distribution.entropy(),
-                distribution.mean,
-                distribution.variance,
-            ):
-                assert tensor.dtype == dtype
+            computed = value, distribution.log_prob(value), distribution.entropy()
+            assert {tensor.dtype for tensor in (*computed, distribution.mean, distribution.variance)} == {dtype}
 
     def test_moments_match_samples(self) -> None:
         distribution = self._example()
@@ -96,19 +87,16 @@ class DistributionTests:
         gradient = torch.autograd.grad(total, at)[0] if total.requires_grad else torch.zeros_like(at)
         # The difference leaves a support without interior, such as a sphere.
         with pyro.validation_enabled(False):
-            change = _central_difference(lambda t: distribution.log_prob(value + t * direction).sum())
-        torch.testing.assert_close(
-            (gradient * direction).sum(), change, rtol=DIFFERENCE_TOLERANCE, atol=DIFFERENCE_TOLERANCE
-        )
+            ahead, behind = (distribution.log_prob(value + step * direction).sum() for step in (STEP, -STEP))
+        change = (ahead - behind) / (2 * STEP)
+        torch.testing.assert_close((gradient * direction).sum(), change, rtol=TOLERANCE, atol=TOLERANCE)
 
     def test_expanding_repeats_the_distribution_and_leaves_the_original(self) -> None:
         distribution = self._example()
         before = distribution.batch_shape
         larger = distribution.expand(torch.Size((5, *before)))
         again = larger.expand(torch.Size((2, 5, *before)))
-        assert distribution.batch_shape == before
-        assert larger.batch_shape == (5, *before)
-        assert again.batch_shape == (2, 5, *before)
+        assert [d.batch_shape for d in (distribution, larger, again)] == [before, (5, *before), (2, 5, *before)]
         assert type(larger) is type(distribution)
         value = again.sample()
         assert value.shape == again.batch_shape + distribution.event_shape
@@ -128,7 +116,3 @@ def _assert_mean_is(samples: Tensor, expected: Tensor) -> None:
     error = samples.std(0) / len(samples) ** 0.5
     # A constant differs by rounding alone.
     assert bool(((samples.mean(0) - expected).abs() <= STANDARD_ERRORS * error + ROUNDING).all())
-
-
-def _central_difference(function: Any) -> Tensor:
-    return (function(DIFFERENCE_STEP) - function(-DIFFERENCE_STEP)) / (2 * DIFFERENCE_STEP)

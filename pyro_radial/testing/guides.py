@@ -36,8 +36,12 @@ def weights_model(x: Tensor, y: Tensor | None = None) -> Tensor:
         return pyro.sample("y", dist.Normal(mean, _beside_data(noise, 0)[..., None]).to_event(1), obs=y)
 
 
-def _adam(lr: float) -> PyroOptim:
-    return PyroOptim(torch.optim.Adam, {"lr": lr})
+def _trained(
+    model: Any, guide: Any, *args: Any, lr: float = 0.1, steps: int = 3, num_particles: int = 1
+) -> list[float]:
+    """Train a guide by SVI, and return the losses."""
+    svi = SVI(model, guide, PyroOptim(torch.optim.Adam, {"lr": lr}), TraceMeanField_ELBO(num_particles=num_particles))
+    return [svi.step(*args) for _ in range(steps)]
 
 
 def _beside_data(value: Tensor, event_dim: int) -> Tensor:
@@ -84,6 +88,13 @@ class GuideTests:
     def _data(self) -> tuple[Tensor, Tensor]:
         return torch.randn(6, 3), torch.randn(6, 2)
 
+    def _guide_and_data(self) -> tuple[Any, Tensor, Tensor]:
+        """A guide of the model of weights, with parameters, and data."""
+        x, y = self._data()
+        guide = self.make(weights_model)
+        guide(x, y)
+        return guide, x, y
+
     def test_the_guide_samples_every_latent_site_of_the_model(self) -> None:
         x, y = self._data()
         model_trace = prune_subsample_sites(poutine.trace(weights_model).get_trace(x, y))
@@ -117,9 +128,7 @@ class GuideTests:
             assert abs(mean - means[0]) <= STANDARD_ERRORS * (error**2 + errors[0] ** 2).sqrt()
 
     def test_a_vectorized_loss_estimates_the_looped_one(self) -> None:
-        x, y = self._data()
-        guide = self.make(weights_model)
-        guide(x, y)
+        guide, x, y = self._guide_and_data()
         vectorized = RadialELBO(num_particles=NUM_PARTICLES, vectorize_particles=True, max_plate_nesting=1)
         looped = RadialELBO()
         with torch.no_grad():
@@ -132,13 +141,10 @@ class GuideTests:
         x, y = self._data()
         for local in (False, True):
             with pyro.settings.context(module_local_params=local):
-                guide = self.make(weights_model)
-                svi = SVI(weights_model, guide, _adam(0.05), TraceMeanField_ELBO(num_particles=4))
-                losses = [svi.step(x, y) for _ in range(40)]
+                losses = _trained(weights_model, self.make(weights_model), x, y, lr=0.05, steps=40, num_particles=4)
                 assert sum(losses[-10:]) < sum(losses[:10])
-                guide = self.make(weights_model)
                 make_module: Any = RadialELBO(num_particles=4)
-                elbo = make_module(weights_model, guide)
+                elbo = make_module(weights_model, self.make(weights_model))
                 elbo(x, y)
                 optimizer = torch.optim.Adam(elbo.parameters(), lr=0.05)
                 values = []
@@ -157,9 +163,7 @@ class GuideTests:
         assert draw["local"].shape == (3, 2)
         assert guide.median()["local"].shape == (7, 2)
         before = guide.median()["local"].clone()
-        svi = SVI(local_model, guide, _adam(0.05), TraceMeanField_ELBO())
-        for _ in range(60):
-            svi.step(data, 3)
+        _trained(local_model, guide, data, 3, lr=0.05, steps=60)
         assert bool((guide.median()["local"] != before).any(-1).all())
 
     def test_create_plates_chooses_the_rows(self) -> None:
@@ -173,8 +177,7 @@ class GuideTests:
         guide(data, 2)
         with torch.no_grad():
             guide_trace = poutine.trace(guide).get_trace(data, 2)
-        value = guide_trace.nodes["local"]["value"]
-        assert value.shape == (2, 2)
+        assert guide_trace.nodes["local"]["value"].shape == (2, 2)
         assert torch.equal(guide_trace.nodes["rows"]["value"], rows)
 
     def test_it_joins_an_autoguidelist(self) -> None:
@@ -184,13 +187,11 @@ class GuideTests:
         guide.append(AutoDelta(poutine.block(weights_model, expose=["noise"])))
         assert set(guide(x, y)) == {"layer.weight", "layer.bias", "noise"}
         assert set(guide.median(x, y)) == {"layer.weight", "layer.bias", "noise"}
-        assert SVI(weights_model, guide, _adam(0.01), Trace_ELBO()).step(x, y) > 0
+        assert SVI(weights_model, guide, PyroOptim(torch.optim.Adam, {"lr": 0.01}), Trace_ELBO()).step(x, y) > 0
 
     @pytest.mark.parametrize("parallel", [False, True])
     def test_predictive_draws_from_the_guide(self, parallel: bool) -> None:
-        x, y = self._data()
-        guide = self.make(weights_model)
-        guide(x, y)
+        guide, x, _ = self._guide_and_data()
         draws = Predictive(weights_model, guide=guide, num_samples=5, parallel=parallel)(x)
         assert draws["y"].shape == (5, 6, 2)
         latent = Predictive(guide, num_samples=5, parallel=parallel)(x)
@@ -239,46 +240,35 @@ class GuideTests:
             assert set(guide(x, y)) == set(twin(x, y))
 
     def test_a_copy_trains_on_its_own(self) -> None:
-        x, y = self._data()
-        guide = self.make(weights_model)
-        guide(x, y)
+        guide, x, y = self._guide_and_data()
         twin = copy.deepcopy(guide)
         before = {name: value.clone() for name, value in guide.median().items()}
-        svi = SVI(weights_model, twin, _adam(0.1), TraceMeanField_ELBO())
-        for _ in range(3):
-            svi.step(x, y)
+        _trained(weights_model, twin, x, y)
         guide(x, y)
         assert all(torch.equal(guide.median()[name], before[name]) for name in before)
         assert not torch.equal(twin.median()["layer.weight"], before["layer.weight"])
 
     def test_two_guides_of_one_class_share_nothing(self) -> None:
-        x, y = self._data()
-        first, second = self.make(weights_model), self.make(weights_model)
-        first(x, y)
+        first, x, y = self._guide_and_data()
+        second = self.make(weights_model)
         second(x, y)
         before = second.median()["layer.bias"].clone()
-        svi = SVI(weights_model, first, _adam(0.1), TraceMeanField_ELBO())
-        for _ in range(3):
-            svi.step(x, y)
+        _trained(weights_model, first, x, y)
         second(x, y)
         assert torch.equal(second.median()["layer.bias"], before)
 
     def test_the_posterior_is_detached_and_stays_as_it_was(self) -> None:
-        x, y = self._data()
-        guide = self.make(weights_model)
-        guide(x, y)
+        guide, x, y = self._guide_and_data()
         posterior = guide.posterior()
         value = posterior["layer.weight"].sample()
         before = posterior["layer.weight"].log_prob(value)
         assert not before.requires_grad
-        SVI(weights_model, guide, _adam(0.1), TraceMeanField_ELBO()).step(x, y)
+        _trained(weights_model, guide, x, y, steps=1)
         assert torch.equal(posterior["layer.weight"].log_prob(value), before)
         assert bool((posterior["noise"].sample((50,)) > 0).all())
 
     def test_a_loss_at_the_median_is_finite_and_silent(self) -> None:
-        x, y = self._data()
-        guide = self.make(weights_model)
-        guide(x, y)
+        guide, x, y = self._guide_and_data()
         at_median = poutine.condition(guide, data=guide.median())
         trace = poutine.trace(at_median).get_trace(x, y)
         trace.compute_log_prob()
@@ -287,12 +277,9 @@ class GuideTests:
     def test_quantiles_are_those_of_draws(self) -> None:
         if not self.has_quantiles:
             pytest.skip("the guide has no quantiles")
-        x, y = self._data()
-        guide = self.make(weights_model)
-        guide(x, y)
+        guide, *_ = self._guide_and_data()
         levels = [0.1, 0.5, 0.75]
-        quantiles = guide.quantiles(levels)
-        posterior = guide.posterior()
+        quantiles, posterior = guide.quantiles(levels), guide.posterior()
         for name in ("layer.weight", "noise"):
             draws = posterior[name].sample((NUM_PARTICLES,))
             for level, quantile in zip(levels, quantiles[name], strict=True):
