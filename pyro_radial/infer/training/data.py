@@ -28,6 +28,7 @@ __all__ = [
     "evaluating",
     "move",
     "num_rows",
+    "parts",
     "take",
 ]
 
@@ -272,6 +273,13 @@ class Batches:
         if self._latest is None or self._latest[0] != seed:
             self._latest = seed, torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(seed))
         return self._latest[1]
+
+
+def parts(batch: tuple[Any, Any], number: int) -> Iterator[tuple[tuple[Any, Any], float]]:
+    """Split a batch into at most ``number`` parts, each with its share of the rows."""
+    size = num_rows(batch[0])
+    for index in torch.arange(size).chunk(number):
+        yield (take(batch[0], index), take(batch[1], index)), len(index) / size
 
 
 def device_of(*modules: Any) -> torch.device:

@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
-from pyro_radial.infer.training.data import Batches, num_rows, take
+from pyro_radial.infer.training.data import Batches, num_rows, parts
 from pyro_radial.infer.training.distributed import Processes
 from pyro_radial.infer.training.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.training.not_finite import not_finite_error, not_finite_parts
@@ -145,11 +145,10 @@ def accumulated(gradients: Gradients, number: int) -> Gradients:
     """Split each batch into parts that see the same draw of the weights."""
 
     def evaluate(batch: Any, step: int, share: float = 1.0) -> list[float]:
-        noise, totals, size = TorchNoise.now(), [0.0] * len(TERMS), num_rows(batch[0])
-        for index in torch.arange(size).chunk(number):
+        noise, totals = TorchNoise.now(), [0.0] * len(TERMS)
+        for part, part_share in parts(batch, number):
             noise.restore()
-            part = take(batch[0], index), take(batch[1], index)
-            terms = gradients(part, step, share * (len(index) / size))
+            terms = gradients(part, step, share * part_share)
             totals = [total + term for total, term in zip(totals, terms, strict=True)]
         return totals
 
