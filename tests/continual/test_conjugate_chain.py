@@ -11,7 +11,16 @@ import torch
 from torch import nn
 from torch.distributions import kl_divergence
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel, fit
+from pyro_radial import (
+    AutoMeanField,
+    AutoRadial,
+    BayesianModule,
+    NaturalGradient,
+    PriorChain,
+    RadialELBO,
+    SupervisedModel,
+    fit,
+)
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.nn import likelihoods
 
@@ -66,7 +75,15 @@ def expected_loss(posterior, x, y, mean, variance):
     return 0.5 * squares.sum() / NOISE**2 + kl_divergence(posterior, dist.Normal(mean, variance.sqrt()).to_event(2))
 
 
-def learned(guide, batches):
+ADAM = {
+    "optim": partial(torch.optim.Adam, lr=0.1),
+    "scheduler": partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=STEPS),
+}
+# With rates that rise and fall by themselves.
+NATURAL = {"optim": NaturalGradient(lr=0.2, beta2=0.9)}
+
+
+def learned(guide, batches, rates):
     """The prior of a chain after these batches, learned with local reparameterization and rates that fall to zero."""
     model = SupervisedModel(
         BayesianModule(nn.Linear(INPUTS, OUTPUTS, bias=False).double()),
@@ -84,11 +101,10 @@ def learned(guide, batches):
             (x, y),
             epochs=STEPS,
             batch_size=len(x),
-            optim=partial(torch.optim.Adam, lr=0.1),
-            scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=STEPS),
             loss=loss,
             seed=number,
             progress=False,
+            **rates,
         )
         chain.advance(own)
     return chain.prior["weight"]
@@ -124,10 +140,11 @@ def test_the_best_radial_posterior_has_the_moments_of_the_best_normal(event_dim)
         torch.testing.assert_close(parameter.grad, torch.zeros_like(loc), rtol=0.0, atol=1e-10)
 
 
+@pytest.mark.parametrize("rates", [ADAM, NATURAL], ids=["Adam", "natural gradient"])
 @each_guide
-def test_a_chain_with_local_reparameterization_ends_at_the_mean_field_recursion(guide):
+def test_a_chain_with_local_reparameterization_ends_at_the_mean_field_recursion(guide, rates):
     batches = stream()
-    chained = learned(guide, batches)
+    chained = learned(guide, batches, rates)
     mean, variance = recursion(batches)
     # In standard deviations of the recursion's end.
     assert ((chained.mean - mean) / variance.sqrt()).abs().max() < 0.1
