@@ -138,6 +138,8 @@ def described(row: Row) -> str:
     """The setting of a row in a few words."""
     start = f"sigma from {row['init_scale']:g}" if row["init_stddev"] is None else f"from {row['init_stddev']:g}"
     words = [f"{row['epochs']} epochs", start]
+    if (weight := row.get("past_weight", 1.0)) != 1.0:
+        words.append(f"data of tasks counted {weight:g} times in the next prior")
     if row.get("natural"):
         words += [f"natural gradient, rate {row['learning_rate']:g}", f"h {row['hess_init']:g}, beta {row['beta2']:g}"]
     if row["noise"] == "local":

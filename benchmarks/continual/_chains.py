@@ -143,6 +143,8 @@ class Tuned(Setting):
     """A setting whose rates fall to zero by the end of each task, with Amsgrad or along the natural gradient."""
 
     event_dim: int | None = 1
+    #: How often the data of a task count in the next prior.
+    past_weight: float = 1.0
     #: Along the natural gradient, whose settings the next two are.
     natural: bool = False
     hess_init: float | None = None
@@ -274,9 +276,9 @@ def _guide(family: Any, reset_scales: bool, options: dict[str, Any], chain: Prio
     return chain.guide(family, reset_scales=reset_scales, **options)
 
 
-def make_chain(method: str, model: nn.Module) -> PriorChain:
+def make_chain(method: str, model: nn.Module, weight: float = 1.0) -> PriorChain:
     kind = PublishedChain if method == "radial published" else PriorChain
-    return kind(model, "normal" if method == "radial normal" else "exact")
+    return kind(model, "normal" if method == "radial normal" or weight != 1.0 else "exact", weight)
 
 
 def make_net(sizes: Sequence[int], num_heads: int, num_outputs: int) -> nn.Module:
@@ -349,7 +351,7 @@ def learn(
     net = make_net(sizes, stream.num_heads, stream.num_outputs)
     bnn = BayesianModule(net, prior=dist.Normal(0.0, setting.prior_stddev))
     model = SupervisedModel(bnn, likelihoods.Categorical(), local_reparameterization=setting.noise == "local")
-    chain = make_chain(method, model)
+    chain = make_chain(method, model, getattr(setting, "past_weight", 1.0))
     began = process_time()
     with warnings.catch_warnings():
         # One head for all classes is what some experiments measure.

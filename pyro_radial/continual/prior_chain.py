@@ -19,13 +19,13 @@ from pyro.nn import PyroModule
 from torch import nn
 from torch.distributions import biject_to
 
-from pyro_radial._pyro.checks import check_flag, check_items, check_types
+from pyro_radial._pyro.checks import check_flag, check_items, check_types, positive_float
 from pyro_radial._pyro.compat import initial_scale, loc_and_scale
 from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.moments import moment_matched, moments
 from pyro_radial.distributions.storage import StoredDistribution, StoredDistributions
-from pyro_radial.distributions.wrappers import Transformed, leaf
+from pyro_radial.distributions.wrappers import Transformed, leaf, map_leaf
 from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.diagnose import UNMOVED
 from pyro_radial.infer.training.data import device_of
@@ -59,14 +59,24 @@ class PriorChain(UnderPriors):
     prior's scale, but lets scales grow from task to task. It forgets little with one head for each task, and more than
     the normal form with a single head.
 
+    ``weight`` says how often the data of each task but the first count in the next prior. Element by element, the
+    precision :math:`\lambda` of a posterior under a prior of precision :math:`\lambda_0` becomes
+
+    .. math:: \lambda_0 + \mathrm{weight} \cdot (\lambda - \lambda_0),
+
+    unless it has fallen; the mean stays the posterior's. A chain of normals forgets where weights are correlated, and a
+    weight above one holds them better, at some cost in what is learned, as in elastic weight consolidation.
+
     A chain is a plain module with the model's parameters and site names; a chain of a chain uses the outer priors. A
     fresh chain around the same model loads its ``state_dict()``, which has the priors.
 
-    Source: Nguyen et al. (2018), *Variational Continual Learning*, equation 3.
+    Source: Nguyen et al. (2018), *Variational Continual Learning*, equation 3; Kirkpatrick et al. (2017), *Overcoming
+    catastrophic forgetting in neural networks*, equation 3, for the weight.
 
     :param model: a Pyro model, a function or a module.
     :param str form: "normal" for the normal of the posterior's moments, "exact" for the posterior itself.
-    :raises ValueError: for a guide as model, or another form.
+    :param float weight: how often data count in the next prior; other than one for the normal form alone.
+    :raises ValueError: for a guide as model, another form or weight.
 
     Example::
 
@@ -87,13 +97,17 @@ class PriorChain(UnderPriors):
         torch.Size([2])
     """
 
-    def __init__(self, model: Callable[..., Any], form: Literal["normal", "exact"] = "normal") -> None:
+    def __init__(
+        self, model: Callable[..., Any], form: Literal["normal", "exact"] = "normal", weight: float = 1.0
+    ) -> None:
         super().__init__(model)
         if not callable(model) or is_guide(model):
             raise ValueError(f"model must be a Pyro model, not a guide, got {type(model).__name__}")
         if form not in FORMS:
             raise ValueError(f"form must be one of {FORMS}, got {form!r}")
-        self.form = form
+        self.form, self.weight = form, positive_float("weight", weight)
+        if form == "exact" and weight != 1.0:
+            raise ValueError(f"weight must be 1.0 with form='exact', got {weight}")
         self.chained = StoredDistributions()
         self._compared: set[str] = set()
 
@@ -194,6 +208,8 @@ class PriorChain(UnderPriors):
             prior = distribution if self.form == "exact" else moment_matched(distribution)
         except ValueError as error:
             raise ValueError(f"site '{name}': {error}; PriorChain(form='exact') takes it as it is") from error
+        if self.weight != 1.0 and name in (before := self.prior):
+            prior = map_leaf(partial(_weighted, leaf(before[name]), self.weight), prior)
         try:
             stored = StoredDistribution.of(prior)
         except (ValueError, NotImplementedError) as error:
@@ -206,6 +222,13 @@ class PriorChain(UnderPriors):
         # Loaded priors have not been compared with their sites yet.
         self._compared.clear()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _weighted(prior: Any, weight: float, posterior: Any) -> Any:
+    """A normal posterior with the gain of its precision over a normal prior multiplied."""
+    precision = posterior.scale.square().reciprocal()
+    gain = (precision - prior.scale.square().reciprocal()).clamp_min(0.0)
+    return type(posterior)(posterior.loc, (precision + (weight - 1.0) * gain).rsqrt())
 
 
 def _init_to_distributions(

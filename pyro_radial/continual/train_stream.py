@@ -361,6 +361,7 @@ class _StreamRun:
         numbers = {name: getattr(self, name) for name in ("measure_on", "measure_all", "num_samples", "seed")}
         return {
             "form": self.chain.form,
+            "weight": self.chain.weight,
             "tasks": list(self.stream.names),
             "guide": described(self.guide),
             **numbers,

@@ -251,9 +251,11 @@ CALLS = [
     ),
     Call(
         "continual.PriorChain",
-        lambda: dict(model=model(), form="normal"),
+        lambda: dict(model=model(), form="normal", weight=2.0),
         lambda found: found.prior == {},
-        invalid=dict(model=some(None, "x", 3, Lazy(untrained)), form=some(None, "x", 3)),
+        invalid=dict(
+            model=some(None, "x", 3, Lazy(untrained)), form=some(None, "x", 3, "exact"), weight=positive_float
+        ),
     ),
     Call(
         "continual.PriorChain.guide",

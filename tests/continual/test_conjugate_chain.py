@@ -125,6 +125,40 @@ def test_the_recursion_is_exact_where_features_are_orthogonal_in_each_batch():
     torch.testing.assert_close(variance, precision.inverse().diagonal(dim1=-2, dim2=-1))
 
 
+@pytest.mark.parametrize("weight", [1.0, 2.5])
+def test_a_weight_counts_the_data_of_each_task_but_the_first_as_often(weight):
+    batches = stream()
+    chain = PriorChain(lambda: None, weight=weight)
+    mean, variance = standard()
+    for x, y in batches:
+        mean, variance = mean_field(x, y, mean, variance)
+        chain.advance({"weight": dist.Normal(mean, variance.sqrt()).to_event(2)})
+        torch.testing.assert_close(chain.prior["weight"].mean, mean)
+        mean, variance = chain.prior["weight"].mean, chain.prior["weight"].variance
+    times = [1.0] + [weight] * (len(batches) - 1)
+    counted = 1.0 + sum(n * x.square().sum(0) / NOISE**2 for n, (x, _) in zip(times, batches, strict=True))
+    torch.testing.assert_close(1.0 / variance, counted.expand(SHAPE))
+
+
+def test_a_weight_leaves_a_precision_that_fell_and_the_site_s_own_support():
+    chain = PriorChain(lambda: None, weight=3.0)
+    for scale in (0.5, 2.0, 1.0):
+        chain.advance({"z": dist.LogNormal(torch.tensor([0.3]), torch.tensor([scale])).to_event(1)})
+        found = chain.prior["z"].base_dist
+        # From 1 / 4 to 1, three times.
+        expected = scale if scale != 1.0 else (0.25 + 3.0 * 0.75) ** -0.5
+        assert float(found.scale) == pytest.approx(expected)
+        assert float(found.loc) == pytest.approx(0.3)
+
+
+def test_a_weight_is_a_positive_number_and_one_in_the_exact_form():
+    PriorChain(lambda: None, "exact", 1.0)
+    with pytest.raises(ValueError, match=r"weight must be 1\.0 with form='exact', got 2\.0"):
+        PriorChain(lambda: None, "exact", 2.0)
+    with pytest.raises(ValueError, match="weight must be a positive"):
+        PriorChain(lambda: None, weight=0.0)
+
+
 @pytest.mark.parametrize("event_dim", RADII.values(), ids=RADII)
 def test_the_best_radial_posterior_has_the_moments_of_the_best_normal(event_dim):
     r"""Of D elements that share a radius, :math:`\sigma = \sqrt{D} s`, as its loss is stationary there."""

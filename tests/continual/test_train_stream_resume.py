@@ -156,6 +156,7 @@ def other_settings():
         "guide": {"guide": lambda c: c.guide(AutoMeanField)},
         "tasks": {"tasks": stream(classes=[[0, 1], [3, 2]], validation_fraction=0.25)},
         "form": {"one": chain(form="exact")},
+        "weight": {"one": chain(weight=2.0)},
         "epochs": {"epochs": 3},
         "learning rate": {"optim": partial(torch.optim.Adam, lr=0.2)},
         "loss": {"loss": RadialELBO(kl_weight=0.5)},
