@@ -159,6 +159,7 @@ LINES = {
         92.5,
         [
             (local(12), NOTHING),
+            (local(12, past_weight=0.7), NOTHING),
             (local(12, past_weight=1.5), NOTHING),
             (local(12, past_weight=2.0), NOTHING),
             (natural(12, 0.2, 0.01, 0.999), NOTHING),

@@ -64,8 +64,9 @@ class PriorChain(UnderPriors):
 
     .. math:: \lambda_0 + \mathrm{weight} \cdot (\lambda - \lambda_0),
 
-    unless it has fallen; the mean stays the posterior's. A chain of normals forgets where weights are correlated, and a
-    weight above one holds them better, at some cost in what is learned, as in elastic weight consolidation.
+    unless it has fallen; the mean stays the posterior's. A chain of normals forgets where weights are correlated. A
+    weight of two holds them better, as in elastic weight consolidation; a large one leaves little to learn with. Below
+    one, the precision is a decaying mean over all past posteriors, in one stored normal and not in a pool of the last.
 
     A chain is a plain module with the model's parameters and site names; a chain of a chain uses the outer priors. A
     fresh chain around the same model loads its ``state_dict()``, which has the priors.
