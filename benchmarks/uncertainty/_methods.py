@@ -212,7 +212,9 @@ def _made(kind: str, make_net: MakeNet, setting: Setting, seed: int) -> tuple[Su
 def optimizer(setting: Setting, num_data: int) -> Any:
     """With a rate of its own for scales. Losses are sums over all data, which Adam does not see."""
     if setting.optimizer == "natural":
-        return NaturalGradient(setting.rate, hess_init=setting.hess_init, beta2=1.0 - setting.hess_rate)
+        # In rows of results a rate multiplies the variance and the gradient for all data.
+        unit = setting.hess_init + 1.0 / (num_data * setting.prior_stddev**2)
+        return NaturalGradient(setting.rate / unit, hess_init=setting.hess_init, beta2=1.0 - setting.hess_rate)
 
     def options(name: str) -> dict[str, Any]:
         own = setting.scale_rate if "scales" in name and setting.scale_rate is not None else setting.rate
@@ -388,8 +390,7 @@ def ivon(task: Task) -> Trained:
     least = setting.prior_stddev**-2 / num_data
     guide = AutoMeanField(model)
     hess_init = max(setting.init_stddev**-2 / num_data - least, 0.01 * least)
-    # The authors' units, in which the Hessian multiplies the rate.
-    optim = NaturalGradient(setting.ivon_rate * (hess_init + least), hess_init=hess_init)
+    optim = NaturalGradient(setting.ivon_rate, hess_init=hess_init)
     schedule = {"epochs": setting.epochs, "batch_size": setting.batch_size, "progress": False}
     fit(model, guide, task.data, optim=optim, seed=task.seed, **schedule)
     seconds = time.process_time() - start

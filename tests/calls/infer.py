@@ -219,7 +219,7 @@ CALLS = [
         lambda found: (found.lr, found.beta2) == (0.1, 0.99),
         invalid=dict(
             lr=positive_float,
-            hess_init=positive_float,
+            hess_init=optional(positive_float),
             beta1=NONE | {"text": "half", "one": 1.0, "negative": -0.1, "nan": math.nan},
             beta2=NONE | {"text": "half", "one": 1.0, "negative": -0.1, "nan": math.nan},
             others=NONE | optims | {"natural gradient": NaturalGradient()},

@@ -16,7 +16,7 @@ from torch.distributions import Transform, transform_to
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from pyro_radial._pyro.checks import check_number, check_types, positive_float
+from pyro_radial._pyro.checks import check_number, check_types, optional, positive_float
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.distributions.special import accumulation_dtype
@@ -48,23 +48,25 @@ class NaturalGradient(GuideOptim):
     .. math::
         v^{-1} &\leftarrow v^{-1} \big(1 + a + \tfrac12 a^2\big), \qquad
             a = (1 - \beta_2)\, \frac{\partial L}{\partial \log \sigma} \\
-        m &\leftarrow m - \mathrm{lr} \cdot v \cdot \overline{\nabla_m L}
+        m &\leftarrow m - \mathrm{lr} \cdot \frac{v}{v_0} \cdot \frac{1}{N} \overline{\nabla_m L}
 
-    where the bar is a running average with decay :math:`\beta_1`. The term :math:`a^2 / 2` keeps the variance positive.
+    where the bar is a running average with decay :math:`\beta_1`, N the number of data and :math:`v_0` the mean of the
+    site's first variances. So ``lr`` is that of SGD at first. The term :math:`a^2 / 2` keeps the variance positive.
     At rest, for both families and any prior p, with g the gradient of the negative log-likelihood at the drawn weights,
 
     .. math:: v^{-1} = E[g\,(w - m) / v] - E[(\partial \log p / \partial w)\,(w - m) / v].
 
     Source: Shen, Daheim, Cong, Nickl, Marconi, Bazan, Yokota, Gurevych, Cremers, Khan and Möllenhoff (2024),
     "Variational Learning is Effective for Large Deep Networks", algorithm 1, for normal posteriors and priors. Its
-    :math:`h + \delta` is :math:`1 / N v`. Here the prior's gradient is averaged too.
+    :math:`h + \delta` is :math:`1 / N v`, and its rate is in the same units. Here the prior's gradient is averaged too.
 
     Other sites and parameters, such as those of norm layers, take a step of an ordinary optimizer. Without a scheduler,
     :func:`~pyro_radial.fit` lets all rates rise in the first 5 % of the steps and fall to zero along a cosine.
 
-    :param float lr: the learning rate of the means.
+    :param float lr: the learning rate of the means. Regression with little noise has steep losses, and needs a smaller
+        one.
     :param float hess_init: the curvature h of the loss per datum that widths start from: :math:`v = 1 / (N h + 1/s^2)`
-        with s the prior's standard deviation. A guide that was trained keeps its widths.
+        with s the prior's standard deviation. By default, and in a trained guide, widths start where the guide has them.
     :param float beta1: the decay of the average of gradients.
     :param float beta2: the decay of the average of curvatures.
     :param others: the optimizer of other parameters, as for :func:`~pyro_radial.fit`; Adam at 1e-3 by default.
@@ -85,14 +87,14 @@ class NaturalGradient(GuideOptim):
 
     def __init__(
         self,
-        lr: float = 0.2,
+        lr: float = 1.0,
         *,
-        hess_init: float = 0.2,
+        hess_init: float | None = None,
         beta1: float = 0.9,
         beta2: float = 0.99999,
         others: Optim = DEFAULT_OPTIM,
     ) -> None:
-        self.lr, self.hess_init = positive_float("lr", lr), positive_float("hess_init", hess_init)
+        self.lr, self.hess_init = positive_float("lr", lr), optional(positive_float, "hess_init", hess_init)
         self.beta1, self.beta2 = (
             check_number(name, beta, lambda decay: 0.0 <= decay < 1.0, "at least zero and less than one")
             for name, beta in (("beta1", beta1), ("beta2", beta2))
@@ -103,7 +105,7 @@ class NaturalGradient(GuideOptim):
         self.others = others
 
     def optimizer(self, model: Any, guide: nn.Module, *args: Any, **kwargs: Any) -> "NaturalGradientOptimizer":
-        """Make the torch optimizer for a loop of your own, and set the guide's first widths.
+        """Make the torch optimizer for a loop of your own, and set the guide's first widths for ``hess_init``.
 
         :param args: arguments of the model and the guide, such as the first batch.
         :returns: an optimizer; call ``step`` after ``loss.backward()``, with the loss of the whole data set.
@@ -117,8 +119,10 @@ class NaturalGradient(GuideOptim):
         pairs, parts = [], [part for part in submodules(guide) if isinstance(part, AutoPerSite)]
         for part in parts:
             sites = {name: site for name, site in part.loc_scale_sites().items() if not _is_local(trace.nodes[name])}
-            pairs += [Pair.of(site) for site in sites.values()]
-            self._set_widths(part, sites, trace, _known_num_data(model, trace))
+            num_data = _known_num_data(model, trace)
+            if self.hess_init is not None:
+                self._set_widths(part, sites, trace, num_data * self.hess_init)
+            pairs += [Pair.of(site, num_data) for site in sites.values()]
         if not pairs:
             families = {n: type(f).__name__ for part in parts for n, f in part.chosen_families().items()}
             raise ValueError(
@@ -137,30 +141,33 @@ class NaturalGradient(GuideOptim):
         """Let rates rise for 5 % of the steps, then fall to zero along a cosine; ``step`` it after each step."""
         return LambdaLR(optimizer, partial(_rise_and_fall, steps=steps, rising=max(1, round(WARM_UP * steps))))
 
-    def _set_widths(self, guide: AutoPerSite, sites: Mapping[str, Any], trace: Any, num_data: int) -> None:
+    def _set_widths(self, guide: AutoPerSite, sites: Mapping[str, Any], trace: Any, curvature: float) -> None:
         """Start the widths that were never trained at the prior's precision and the curvature of all data."""
         changes, stddevs = guide.scale_change(), {}
         for name in (name for name in sites if changes[name] < ROUNDING):
             stddev = moments(trace.nodes[name]["fn"], sites[name].site.transform).stddev
             precision = sites[name].loc.new_zeros(()) if stddev is None else stddev.square().reciprocal()
-            stddevs[name] = (precision + num_data * self.hess_init).rsqrt()
+            stddevs[name] = (precision + curvature).rsqrt()
         guide.set_stddevs(stddevs)
 
 
 class Pair(NamedTuple):
-    """The unconstrained parameters of a site, the average gradient, and how scales come from the second parameter."""
+    """The unconstrained parameters of a site, its average gradient and unit of rates, and how scales are computed."""
 
     loc: Tensor
     scale: Tensor
     average: Tensor
+    unit: float
     to_scale: Transform
     per_stddev: float
 
     @classmethod
-    def of(cls, found: LocScaleSite) -> "Pair":
-        """The parameters of a site."""
-        to_scale, unit = transform_to(found.family.scale_constraint), found.family.scale_of(found.site, 1.0)
-        return cls(found.loc, found.scale, torch.zeros_like(found.loc), to_scale, unit)
+    def of(cls, found: LocScaleSite, num_data: int) -> "Pair":
+        """The parameters of a site; the unit of its rate is the precision for each datum."""
+        to_scale, per_stddev = transform_to(found.family.scale_constraint), found.family.scale_of(found.site, 1.0)
+        variance = (to_scale(found.scale.detach()) / per_stddev).double().square().mean()
+        unit = 1.0 / (num_data * float(variance))
+        return cls(found.loc, found.scale, torch.zeros_like(found.loc), unit, to_scale, per_stddev)
 
 
 class NaturalGradientOptimizer(Optimizer):
@@ -169,7 +176,7 @@ class NaturalGradientOptimizer(Optimizer):
     def __init__(self, pairs: list[Pair], others: Optimizer | None, **settings: float) -> None:
         super().__init__([parameter for pair in pairs for parameter in (pair.loc, pair.scale)], settings)
         self._pairs, self._others = pairs, others
-        self.state.update({pair.loc: {"steps": 0, "average": pair.average} for pair in pairs})
+        self.state.update({pair.loc: {"steps": 0, "average": pair.average, "unit": pair.unit} for pair in pairs})
         self.compile = False
         self._compiled: Callable[..., Any] | None = None
         self._changed = [tensor for pair in pairs for tensor in (pair.loc, pair.scale, pair.average)]
@@ -238,8 +245,8 @@ class NaturalGradientOptimizer(Optimizer):
     def _next_numbers(self) -> list[float]:
         """The shares of a new gradient and a new curvature, and each site's learning rate in the next step."""
         group = self.param_groups[0]
-        steps = (self.state[pair.loc]["steps"] + 1 for pair in self._pairs)
-        rates = [group["lr"] / (1.0 - group["beta1"] ** step) for step in steps]
+        states = [self.state[pair.loc] for pair in self._pairs]
+        rates = [group["lr"] * own["unit"] / (1.0 - group["beta1"] ** (own["steps"] + 1)) for own in states]
         return [1.0 - group["beta1"], 1.0 - group["beta2"], *rates]
 
     def _write_numbers(self) -> None:

@@ -88,7 +88,7 @@ def train(model, guide, data, optim, steps=800, particles=800):
 def test_linear_regression_rests_at_the_exact_mean_and_the_diagonal_of_the_precision(double, kind):
     """The loss is quadratic in the weights, so the radial posterior has the same best variances."""
     model, data, mean, precision = regression()
-    means, precisions = train(model, GUIDES[kind](model), data, NaturalGradient(lr=0.1, beta2=0.98))
+    means, precisions = train(model, GUIDES[kind](model), data, NaturalGradient(lr=0.3, hess_init=0.2, beta2=0.98))
     assert bool(((means - mean).abs() < 0.01 * precision.rsqrt()).all())
     torch.testing.assert_close(precisions, precision, rtol=0.01, atol=0.0)
 
@@ -143,7 +143,7 @@ def test_a_prior_of_another_family_leads_to_the_best_posterior_by_quadrature(dou
     optimizer.step(closure)
     mean, precision = best.detach()[:2], (-2 * best.detach()[2:]).exp()
     model = logistic(x, y)
-    means, precisions = train(model, GUIDES[kind](model), (x, y), NaturalGradient(lr=0.1, beta2=0.98))
+    means, precisions = train(model, GUIDES[kind](model), (x, y), NaturalGradient(lr=0.3, hess_init=0.2, beta2=0.98))
     assert bool(((means - mean).abs() < 0.01 * precision.rsqrt()).all())
     torch.testing.assert_close(precisions, precision, rtol=0.01, atol=0.0)
 
@@ -158,7 +158,7 @@ def test_a_normal_posterior_takes_the_steps_of_ivon(double, monkeypatch, beta1, 
     guide = AutoMeanField(model)
     decay = 1 / (30 * prior**2)
     optimizer = NaturalGradient(lr=0.1, hess_init=0.7, beta1=beta1, beta2=0.9999).optimizer(model, guide, x, y)
-    settings = {"lr": 0.1 / (0.7 + decay), "hess_init": 0.7, "beta1": beta1, "beta2": 0.9999, "weight_decay": decay}
+    settings = {"lr": 0.1, "hess_init": 0.7, "beta1": beta1, "beta2": 0.9999, "weight_decay": decay}
     theirs = ivon.IVON([net.weight], ess=30, **settings)
     elbo = RadialELBO()(model, guide)
     for _ in range(50):
@@ -188,6 +188,21 @@ def test_widths_start_at_the_curvature_of_the_data_and_the_precision_of_the_prio
     for posterior in guide.posterior().values():
         expected = torch.tensor((1 / (ROWS * 0.3 + 1.0)) ** 0.5)
         torch.testing.assert_close(posterior.stddev, expected.expand_as(posterior.stddev))
+
+
+@pytest.mark.parametrize("guide_class", [AutoRadial, AutoMeanField])
+def test_widths_start_where_the_guide_has_them_and_the_first_step_is_that_of_sgd(double, guide_class):
+    model, _ = problem()
+    x, y = data()
+    guide = guide_class(model.double(), init_stddev=0.03)
+    optimizer = NaturalGradient(lr=0.5).optimizer(model, guide, x.double(), y)
+    assert all(torch.allclose(q.stddev, torch.tensor(0.03)) for q in guide.posterior().values())
+    before = {name: site.loc.detach().clone() for name, site in guide.loc_scale_sites().items()}
+    RadialELBO()(model, guide)(x.double(), y).backward()
+    optimizer.step()
+    for name, site in guide.loc_scale_sites().items():
+        # One minus beta2 is 1e-5, and widths move by that times their gradient.
+        torch.testing.assert_close(before[name] - site.loc, 0.5 * site.loc.grad / ROWS, rtol=0.01, atol=0.0)
 
 
 def test_a_trained_guide_keeps_its_widths():
@@ -262,7 +277,8 @@ def test_it_learns_with_each_option_of_fit(setting):
     model, guide = problem()
     if setting.startswith("local"):
         model.local_reparameterization = True
-    _, result = trained(model, guide, optim=NaturalGradient(), **{"epochs": 40, **SETTINGS[setting]})
+    optim = NaturalGradient(hess_init=0.2)
+    _, result = trained(model, guide, optim=optim, **{"epochs": 40, **SETTINGS[setting]})
     first, last = (
         sum(record["nll"] + record["kl"] for record in part) for part in (result.history[:10], result.history[-10:])
     )
@@ -514,7 +530,7 @@ def rest_in_two(rank):
     def callback(record):
         found.append(guide.posterior()["weight"].variance.reciprocal())
 
-    optim, loss = NaturalGradient(lr=0.1, beta2=0.95), RadialELBO(16, vectorize_particles=True)
+    optim, loss = NaturalGradient(lr=0.3, hess_init=0.2, beta2=0.95), RadialELBO(16, vectorize_particles=True)
     constant = partial(LambdaLR, lr_lambda=lambda epoch: 1.0)
     data = x, x @ net.weight.T.detach() + 0.5 * torch.randn(40, 1)
     trained(
@@ -543,7 +559,7 @@ def test_two_processes_with_draws_of_their_own_rest_at_the_exact_variances():
 
 BAD = {
     "lr": (0.0, -1.0, math.inf, math.nan, "0.1", None, True),
-    "hess_init": (0.0, -1.0, math.inf, None),
+    "hess_init": (0.0, -1.0, math.inf, "0.1"),
     "beta1": (-0.1, 1.0, "0.9", None, True),
     "beta2": (-0.1, 1.0, 2, None, math.nan),
     "others": (3, None, SGD([torch.zeros(1)], lr=0.1)),
