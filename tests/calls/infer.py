@@ -224,6 +224,7 @@ CALLS = [
             beta2=NONE | {"text": "half", "one": 1.0, "negative": -0.1, "nan": math.nan},
             others=NONE | optims | {"natural gradient": NaturalGradient()},
         ),
+        also=(({"hess_init": None}, lambda found: found.hess_init is None),),
     ),
     Call(
         "infer.NaturalGradient.optimizer",

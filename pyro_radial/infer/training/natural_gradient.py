@@ -63,10 +63,10 @@ class NaturalGradient(GuideOptim):
     Other sites and parameters, such as those of norm layers, take a step of an ordinary optimizer. Without a scheduler,
     :func:`~pyro_radial.fit` lets all rates rise in the first 5 % of the steps and fall to zero along a cosine.
 
-    :param float lr: the learning rate of the means. Regression with little noise has steep losses, and needs a smaller
-        one.
+    :param float lr: the learning rate of the means. Regression with little noise has steep losses and needs
+        a smaller one.
     :param float hess_init: the curvature h of the loss per datum that widths start from: :math:`v = 1 / (N h + 1/s^2)`
-        with s the prior's standard deviation. By default, and in a trained guide, widths start where the guide has them.
+        with s the prior's standard deviation. By default, and in a trained guide, they start where the guide has them.
     :param float beta1: the decay of the average of gradients.
     :param float beta2: the decay of the average of curvatures.
     :param others: the optimizer of other parameters, as for :func:`~pyro_radial.fit`; Adam at 1e-3 by default.
