@@ -69,11 +69,7 @@ class Update(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The arguments of one evaluation.
-
-    ``also`` are trained parameters besides those of ``param`` statements, and ``weight`` is that of the KL; zero has a
-    graph of its own.
-    """
+    """The arguments of one evaluation: ``also`` are trained parameters besides those of ``param`` statements."""
 
     loss: Any
     model: Callable[..., Any]
@@ -83,6 +79,7 @@ class Call(NamedTuple):
     gradients: bool
     also: Mapping[str, Tensor]
     update: Update | None = None
+    #: Of the KL; zero has a graph of its own.
     weight: float = 1.0
 
 
@@ -401,7 +398,7 @@ def _why(error: BaseException) -> str:
         error = error.__cause__
         frames += traceback.walk_tb(error.__traceback__)
     named = [(str(frame.f_globals.get("__name__")), frame.f_code.co_filename, number) for frame, number in frames]
-    found = [(file, number) for name, file, number in named if not is_library(name)]
+    found = [(file, number) for name, file, number in named if not (is_library(name) or file.startswith("<"))]
     found = found or [(file, number) for name, file, number in named if name.startswith("pyro.")]
     reason = str(error) if isinstance(error, UncapturableError) else f"{type(error).__name__}: {error}".splitlines()[0]
     return f"{reason} ({line(*found[-1])})" if found else reason

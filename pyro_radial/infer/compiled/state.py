@@ -261,13 +261,13 @@ class State:
 
     def _flatten(self) -> None:
         """Arrange what is compared, for speed."""
-        by_read: dict[Any, list[int]] = {}
-        for number, place in enumerate(self.places):
-            by_read.setdefault(place.read, []).append(number)
-        self._reads: list[tuple[Any, ...]] = []
-        for read, numbers in by_read.items():
-            rows = [(self.values[n], self.places[n].holder, self.places[n].key) for n in numbers]
-            self._reads.append((read, operator.eq if read is _content else operator.is_, *zip(*rows, strict=True)))
+        rows: dict[Any, list[tuple[Any, Any, Any]]] = {}
+        for place, value in zip(self.places, self.values, strict=True):
+            rows.setdefault(place.read, []).append((value, place.holder, place.key))
+        self._reads: list[tuple[Any, ...]] = [
+            (read, operator.eq if read is _content else operator.is_, *zip(*found, strict=True))
+            for read, found in rows.items()
+        ]
         self._holders = [place.holder for place, _, _ in self._sized]
         self._sizes = list(map(len, self._holders))
         with DisableTorchFunctionSubclass():

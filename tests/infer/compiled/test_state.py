@@ -703,7 +703,8 @@ def item_of_an_argument_that_is_a_global_too():
 def written_where_the_host_reads():
     def read(net):
         table = torch.zeros(2)
-        table[0] = net.layer.weight.detach().squeeze()
+        # An operation without a result.
+        torch._foreach_add_([table], [net.layer.weight.detach().reshape(1).expand(2)])
         return table.sum().item()
 
     return of_module(read, lambda net: net.layer.weight.data.fill_(2.5))
