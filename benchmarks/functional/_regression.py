@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import gpytorch.kernels as kernels
 import torch
@@ -18,14 +18,25 @@ from torch import Tensor, nn
 from benchmarks.common import Pair, Row
 from benchmarks.functional._training import network, train, weight_space
 from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel, predict
-from pyro_radial.functional import BetweenRows, GaussianKL, GaussianProcess, LinearizedKL, UniformBox
+from pyro_radial.functional import (
+    BetweenRows,
+    GaussianKL,
+    GaussianProcess,
+    LinearizedKL,
+    RKHSNorm,
+    UniformBox,
+    function_space_laplace,
+)
 from pyro_radial.functional.measurement_points import MeasurementPoints
+from pyro_radial.infer.autoguide.families import Delta
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn
 
 SMALL_SETS = ("boston", "concrete", "energy", "wine", "yacht")
 MOST_ROWS = 3_000
 LEVEL = 0.95
+#: Points between training rows where a Laplace approximation has the prior's covariance.
+LAPLACE_POINTS = 500
 DEFAULT: Row = {
     "hidden": [50, 50],
     "activation": "SiLU",
@@ -111,9 +122,15 @@ class Scored(NamedTuple):
     covered: Tensor
 
 
-def of_network(model: SupervisedModel, guide: nn.Module, test: Pair, num_samples: int) -> Scored:
+def of_network(
+    model: SupervisedModel,
+    guide: nn.Module,
+    test: Pair,
+    num_samples: int,
+    method: Literal["draws", "linearized"] = "draws",
+) -> Scored:
     x, y = test
-    draws = predict(model, guide, x, num_samples=num_samples)
+    draws = predict(model, guide, x, num_samples=num_samples, method=method)
     low, high = draws.quantiles([(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Scored(draws.mean, draws.log_prob(y), (low <= y) & (y <= high))
 
@@ -183,6 +200,32 @@ def trained(
         mean_only_epochs=setting["pretrain_epochs"],
     )
     return model, guide
+
+
+def with_laplace(
+    rows: Pair, setting: Row, prior: GaussianProcess, checkpoint: Path
+) -> tuple[SupervisedModel, nn.Module]:
+    """A network trained for its mean under a fitted process and its noise, with widths by Laplace's approximation."""
+    x = rows[0]
+    net = network(x.shape[1], setting["hidden"], getattr(nn, setting["activation"]))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=float(prior.observation_noise)))
+    batch_size = min(setting["batch_size"], len(x))
+    noisy = GaussianProcess(prior.kernel, noise=setting["prior_noise"])
+    loss = partial(FunctionalELBO, noisy, BetweenRows(x, setting["num_points"]), divergence=RKHSNorm(), num_functions=1)
+    mean = train(
+        model,
+        rows,
+        lambda kl_weight: loss(kl_weight=kl_weight),
+        steps=setting["steps"],
+        lr=setting["lr"],
+        rates=setting["rates"],
+        batch_size=batch_size,
+        checkpoint=checkpoint,
+        kl_weight=(len(x) / batch_size) ** setting["weigh_up"],
+        make_guide=partial(AutoMeanField, families={".": Delta()}),
+    )
+    points = torch.cat([x, BetweenRows(x, LAPLACE_POINTS)(x)])
+    return model, function_space_laplace(model, mean, rows, GaussianProcess(prior.kernel), points)
 
 
 def functional_loss(noisy: GaussianProcess, x: Tensor, batch_size: int, setting: Row) -> Callable[..., FunctionalELBO]:

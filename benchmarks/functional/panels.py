@@ -72,7 +72,7 @@ def run(output: Path, *, form: Form = "default", workers: int = 2) -> None:
     Observations have noise of 0.1, at inputs in [-1, -0.4] and [0.4, 1]; the prior is to hold in [-2, 2]. The RBF and
     Matern kernels have a length of 0.5, the periodic one a period of 1.5. First-layer weights start three times as
     large as torch's, with the places where units change spread over the domain. All methods take the same steps of
-    Adam at a rate that falls from 0.01 to 0 by a cosine, on all rows and 20 points in the domain.
+    Adam at a rate that falls from 0.01 to 0 by a cosine, on all rows and 40 points in the domain.
 
     ``function-space Laplace`` trains the means with ``RKHSNorm``, then finds widths with ``function_space_laplace`` at
     the data and 60 points. ``last layer`` and ``mean field`` train ``AutoCorrelated`` and ``AutoMeanField`` with
@@ -81,10 +81,10 @@ def run(output: Path, *, form: Form = "default", workers: int = 2) -> None:
     """
     setting = FORMS[form]
     results = Results(output, {"torch": torch.__version__, **setting})
-    cases = list(product(KERNELS, UNITS, METHODS)) if form == "default" else [("RBF", "Tanh", m) for m in METHODS]
+    kernels, units = (KERNELS, UNITS) if form == "default" else (["RBF"], ["Tanh"])
     jobs = [
-        Job({"kernel": kernel, "units": units, "method": method}, compare, (kernel, units, method, setting))
-        for kernel, units, method in cases
+        Job({"kernel": kernel, "units": unit, "method": method}, compare, (kernel, unit, method, setting))
+        for method, kernel, unit in product(METHODS, kernels, units)
     ]
     compute_all(results, jobs, workers)
 
@@ -126,7 +126,7 @@ def trained(
         LAST_LAYER: AutoCorrelated,
         MEAN_FIELD: AutoMeanField,
     }[method](model)
-    box = UniformBox(-2.0, 2.0, num_points=20)
+    box = UniformBox(-2.0, 2.0, num_points=40)
     divergence: Any = RKHSNorm() if method == LAPLACE else LinearizedKL()
     steps = setting["steps"]
     fit(

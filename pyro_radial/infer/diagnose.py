@@ -168,7 +168,7 @@ def share_wider_than(fraction: float, model: Callable[..., Any], guide: Callable
     prior = poutine.trace(poutine.replay(model, trace=drawn)).get_trace(x).nodes
     wide = total = 0
     for name, site in drawn.iter_stochastic_nodes():
-        if site_is_subsample(site):
+        if site_is_subsample(site) or name not in prior:
             continue
         own, before = moments(site["fn"]).stddev, moments(prior[name]["fn"]).stddev
         if own is not None and before is not None:

@@ -25,7 +25,6 @@ from pyro_radial.infer.autoguide.guides import AutoMeanField
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
 from pyro_radial.nn.linearized.layers import networks_in
 from pyro_radial.nn.linearized.linearization import CovarianceBlock
-from pyro_radial.nn.linearized.site_moments import PartOfNormal
 
 __all__ = ["AutoCorrelated"]
 
@@ -36,16 +35,15 @@ OWN_SHARE = 1e-5
 
 
 class _Part(Family):
-    """A part of a normal vector, with a location and a unit for each element."""
+    """A part of a normal vector: the parameters of a factorized normal, with scales as units."""
 
     def initial(self, site: Site, value: Tensor) -> dict[str, PyroParam]:
         """The value, and one unit for all elements."""
-        return _parameters(site, value.clone(), torch.full_like(value, site.init_stddev))
+        return Normal().initial(site, value)
 
     def initial_at(self, site: Site, value: Tensor, distribution: Any, spread: bool) -> dict[str, PyroParam]:
         """The distribution's mean and, as the units, its standard deviations, if they are known."""
-        start = Normal().initial_at(site, value, distribution, spread)
-        return _parameters(site, start["loc"].init_value, start["scale"].init_value)
+        return Normal().initial_at(site, value, distribution, spread)
 
     def local_noise(self, name: str, distribution: Any) -> None:
         """A ValueError: the outputs of a layer have covariances over inputs."""
@@ -53,14 +51,7 @@ class _Part(Family):
 
     def distribution(self, site: Site, *, loc: Tensor, scale: Tensor) -> Any:  # type: ignore[override]
         """A normal as wide as the units; the guide knows the widths."""
-        return dist.Normal(loc, scale, validate_args=False).to_event(site.event_dim)
-
-
-def _parameters(site: Site, loc: Any, scale: Any) -> dict[str, PyroParam]:
-    return {
-        "loc": PyroParam(loc, constraints.real, site.event_dim),
-        "scale": PyroParam(scale, LocScale.scale_constraint, site.event_dim),
-    }
+        return Normal().distribution(site, loc=loc, scale=scale)
 
 
 class AutoCorrelated(AutoMeanField):
@@ -240,7 +231,9 @@ class AutoCorrelated(AutoMeanField):
         block = CovarianceBlock(self.correlated, variance, factor=factor)
         for name, stddev in self._stddevs().items():
             normal = dist.Normal(result[name].mean, stddev, validate_args=False)
-            result[name] = PartOfNormal(normal, self._site[name].event_dim, block)
+            result[name] = normal.to_event(self._site[name].event_dim)
+            # What linearizes a network reads it; elsewhere the marginal counts.
+            result[name].joint = block
         return result
 
     def _site_quantiles(self, name: str, levels: list[float]) -> Tensor:

@@ -6,7 +6,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 
@@ -14,17 +13,9 @@ from pyro_radial.distributions.wrappers import leaf, unmasked
 from pyro_radial.nn.linearized.layers import networks_in
 from pyro_radial.nn.linearized.linearization import CovarianceBlock
 
-__all__ = ["Moments", "PartOfNormal", "moments_of", "site_moments", "sites_of_network"]
+__all__ = ["Moments", "moments_of", "site_moments", "sites_of_network"]
 
 Moments = tuple[dict[str, Tensor], list[CovarianceBlock]]
-
-
-class PartOfNormal(dist.Independent):
-    """The marginal distribution of a site that has covariances with other sites."""
-
-    def __init__(self, normal: Any, event_dim: int, joint: CovarianceBlock) -> None:
-        super().__init__(normal, event_dim)
-        self.joint = joint
 
 
 def sites_of_network(model: Any) -> dict[str, torch.Size]:
@@ -68,9 +59,9 @@ def site_moments(posterior: Mapping[str, Any], needed: Mapping[str, torch.Size])
         if not bool(mean.isfinite().all() & block.covariance.isfinite().all()):
             raise ValueError(f"posterior must have a finite mean and variance at site '{name}', got NaN or infinity")
     blocks = [block for _, block in known.values()]
-    parts = (part for part in posterior.values() if isinstance(part, PartOfNormal))
+    # AutoCorrelated gives its sites their joint covariance; a part without the others has its marginal.
+    parts = (part for part in posterior.values() if hasattr(part, "joint"))
     for joint in {part.joint.sites: part.joint for part in parts}.values():
-        # A part without the others has its marginal.
         if set(joint.sites) <= set(known):
             blocks = [block for block in blocks if not set(block.sites) <= set(joint.sites)] + [joint]
     if not any(bool((block.covariance != 0).any()) for block in blocks):

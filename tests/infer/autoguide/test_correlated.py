@@ -4,6 +4,7 @@
 """Correlated weights: moments of draws, closed forms, the exact posterior of linear regression, and bad input."""
 
 import copy
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
@@ -13,7 +14,16 @@ from pyro.infer.autoguide import AutoGuideList
 from pyro.poutine import block
 from torch import nn
 
-from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel, predict
+from pyro_radial import (
+    AutoMeanField,
+    BayesianModule,
+    FunctionalELBO,
+    PriorChain,
+    SupervisedModel,
+    diagnose,
+    fit,
+    predict,
+)
 from pyro_radial.functional import GaussianProcess, LinearizedKL, PosteriorProcess
 from pyro_radial.infer.autoguide import AutoCorrelated, families
 from pyro_radial.nn import likelihoods
@@ -33,15 +43,16 @@ def ready(model, **kwargs):
     return guide
 
 
-def flat(values, guide):
-    return torch.cat([values[name].flatten() for name in guide.correlated])
+def flat(values, guide, start=0):
+    return torch.cat([values[name].flatten(start) for name in guide.correlated], -1)
 
 
 @pytest.mark.parametrize(("sites", "rank"), [("last layer", None), ("network", 3)])
 def test_draws_have_the_covariance(sites, rank):
     pyro.set_rng_seed(0)
     guide = ready(BayesianModule(network()), sites=sites, rank=rank)
-    draws = torch.stack([flat(guide(X), guide) for _ in range(4000)]).detach()
+    with pyro.plate("draws", 4000):
+        draws = flat(guide(X), guide, 1).detach()
     covariance = guide.covariance()
     stddev = covariance.diagonal().sqrt()
     error = (draws.T.cov() - covariance) / stddev[:, None] / stddev
@@ -140,6 +151,19 @@ def test_a_list_of_guides_holds_it():
     guide.append(AutoCorrelated(block(model, expose=last), sites=last, rank=2))
     elbo = FunctionalELBO(GaussianProcess(lambda a, b: 1.0 + a @ b.T, noise=0.1), divergence=LinearizedKL())
     assert bool(elbo(model, guide)(X, torch.zeros(4, 2)).isfinite())
+
+
+def test_a_chain_and_a_diagnosis_take_it():
+    pyro.set_rng_seed(0)
+    model = SupervisedModel(BayesianModule(network()), likelihoods.Gaussian(scale=0.5))
+    chain = PriorChain(model)
+    guide = chain.guide(partial(AutoCorrelated, init_stddev=0.1))
+    fit(chain, guide, (X, torch.zeros(4, 2)), epochs=30, progress=False)
+    chain.advance(guide)
+    following = chain.guide(AutoCorrelated)
+    following.setup(X, torch.zeros(4, 2))
+    assert all(torch.equal(following.median()[name], value) for name, value in guide.median().items())
+    assert diagnose(chain, following, (X, torch.zeros(4, 2))).noise > 0.0
 
 
 def test_other_sites_are_independent_and_have_their_families():
