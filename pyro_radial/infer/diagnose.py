@@ -14,6 +14,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_types, positive_count
+from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
@@ -22,6 +23,7 @@ from pyro_radial.infer.training.data import Inputs, Rows, device_of, dtype_of, e
 from pyro_radial.infer.training.not_finite import first_not_finite
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Gaussian, HeteroscedasticGaussian
+from pyro_radial.nn.named_likelihoods import NamedLikelihoods, function_sites
 from pyro_radial.poutine import mean_only
 
 __all__ = ["UNMOVED", "Diagnosis", "diagnose", "not_standardized", "share_wider_than"]
@@ -145,7 +147,10 @@ def diagnose(
         if compared is not None:
             function_site = compared.__self__.function_site
             comparison = compared(model, guide, (x, y), new_inputs)
-        signal, noise = _spreads(model, guide, x, max(2, num_particles), function_site)
+        sites = tree_leaves(function_sites(getattr(model, "likelihood", None), function_site))
+        spreads = [_spreads(model, guide, x, max(2, num_particles), site) for site in sites]
+        # Of several outputs, the one that follows its inputs least.
+        signal, noise = min(spreads, key=lambda pair: (pair[0] or 0.0) / max(pair[1] or 0.0, 1e-30))
         wide = share_wider_than(WIDE, model, guide, x) if isinstance(guide, AutoPerSite) and loss is None else None
     terms, sampled = elbo.terms, list(elbo.terms.sampled_kl)
     changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
@@ -262,15 +267,22 @@ def not_standardized(model: Any, x: Inputs, y: Inputs) -> str | None:
     likelihood = getattr(model, "likelihood", None)
     if likelihood is None or num_rows(x) < 2:
         return None
-    is_real, found = isinstance(likelihood, Gaussian | HeteroscedasticGaussian), []
+    outputs, found = {"": (likelihood, y)}, []
+    if isinstance(likelihood, NamedLikelihoods) and isinstance(y, dict):
+        outputs = {f"{name} ": (part, y[name]) for name, part in likelihood.by_name.items() if name in y}
+    real = {n: pair for n, pair in outputs.items() if isinstance(pair[0], Gaussian | HeteroscedasticGaussian)}
     parts = x.values() if isinstance(x, dict) else x if isinstance(x, tuple) else (x,)
     size = max((_largest(part) for part in parts if part.is_floating_point()), default=0.0)
-    if size > (MOST_OF_INPUT if is_real else MOST_OF_INPUT_FOR_CLASSES) and not _scales_inputs(model):
+    if size > (MOST_OF_INPUT if real else MOST_OF_INPUT_FOR_CLASSES) and not _scales_inputs(model):
         found.append(f"inputs with a root mean square of up to {size:.3g}")
-    if is_real and isinstance(y, Tensor) and y.is_floating_point():
-        mean, spread, noise = float(y.mean()), float(y.std(0, correction=0).max()), getattr(likelihood, "scale", 1.0)
-        if _largest(y) > MOST_OF_TARGET or 0.0 < spread < LEAST_SPREAD * min(1.0, float(noise)):
-            found.append(f"targets with mean {mean:.3g} and standard deviation {spread:.3g}")
+    for name, (part, targets) in real.items():
+        if not (isinstance(targets, Tensor) and targets.is_floating_point()):
+            continue
+        there = targets[~targets.reshape(len(targets), -1).isnan().any(-1)]
+        mean, spread = float(there.mean()), float(there.std(0, correction=0).max()) if len(there) else 0.0
+        least = LEAST_SPREAD * min(1.0, float(getattr(part, "scale", 1.0)))
+        if len(there) and (_largest(there) > MOST_OF_TARGET or 0.0 < spread < least):
+            found.append(f"{name}targets with mean {mean:.3g} and standard deviation {spread:.3g}")
     if not found:
         return None
     advice = "Standardize inputs and real targets by the training rows, and convert predictions back."

@@ -87,11 +87,12 @@ class Likelihood(UniquelyNamed):
             )
         self._found = num_data
 
-    def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+    def forward(self, f: Tensor, y: Tensor | None = None, observed: Tensor | None = None) -> Tensor:
         """Record ``f`` and observe or sample ``y``.
 
         :param torch.Tensor f: the network's output, ``[*draws, B, *outputs]``.
         :param torch.Tensor y: the targets, ``[B, *target]``, or None to sample them.
+        :param torch.Tensor observed: whether each target counts, of the shape of ``y``; all do by default.
         :returns: the value of the site ``"y"``.
         :raises ValueError: naming the argument whose shape, dtype or number does not fit.
         """
@@ -112,7 +113,7 @@ class Likelihood(UniquelyNamed):
         index = torch.arange(size, device=f.device)
         with pyro.plate("data", num_data, subsample=index, dim=-1):
             f = pyro.deterministic(FUNCTION_SITE, f, event_dim=self.event_dim)
-            return pyro.sample("y", self.observation(f, **noise), obs=y, infer=TARGET)
+            return pyro.sample("y", masked(self.observation(f, **noise), observed, y), obs=y, infer=TARGET)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """Make the distribution of the targets.
@@ -468,6 +469,19 @@ class Poisson(Likelihood):
         check_values((y >= 0) & (y == y.round()), y, "counts, 0, 1, 2, ...,")
 
 
+def masked(distribution: Any, observed: Tensor | None, y: Tensor | None) -> Any:
+    """A distribution without the densities of targets that are not observed; dependent ones are left out together."""
+    if observed is None or y is None:
+        return distribution
+    check_types(Tensor, observed=observed)
+    if observed.dtype != torch.bool or observed.numel() != y.numel():
+        got = f"{observed.dtype} of shape {tuple(observed.shape)}"
+        raise ValueError(f"observed must hold a bool for each target, of shape {tuple(y.shape)}, got {got}")
+    dims = distribution.reinterpreted_batch_ndims if isinstance(distribution, dist.Independent) else 0
+    each = distribution.base_dist if dims else distribution
+    return each.mask(observed.reshape(*y.shape[: y.dim() - each.event_dim], -1).all(-1)).to_event(dims)
+
+
 def _sum_last(values: Tensor, dims: int) -> Tensor:
     return values.sum(tuple(range(-dims, 0))) if dims else values
 
@@ -479,12 +493,7 @@ def full_precision(f: Tensor) -> Tensor:
 
 
 def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:
-    """Raise a ValueError with the first target that is out of range, if Pyro's validation is on.
-
-    :param torch.Tensor allowed: which elements of ``y`` are in range.
-    :param torch.Tensor y: the targets.
-    :param str wanted: the range, in words.
-    """
+    """Raise a ValueError with the first target that is not allowed, if Pyro's validation is on."""
     if pyro.settings.get("validate_distributions_pyro") and not bool(allowed.all()):
         place = tuple((~allowed).nonzero()[0].tolist())
         raise ValueError(f"y must hold {wanted} for site 'y', got {y[place].item()} at {list(place)}")

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_flag, check_types
 from pyro_radial._pyro.compat import has_hooks
-from pyro_radial.nn.bayesian_module import BayesianModule
+from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood
 from pyro_radial.nn.local.local_layers import AskForLocalReparameterization
+from pyro_radial.nn.named_likelihoods import NamedLikelihoods
 from pyro_radial.poutine.swap_prior import UnderPriors
 
 __all__ = ["ModelNetwork", "NetworkDraw", "SupervisedModel", "find_network", "inputs_of", "network_of", "own_names"]
@@ -30,9 +31,13 @@ class SupervisedModel(nn.Module):
 
     Its sites are those of ``bnn``, by the same names, and ``"f"`` and ``"y"`` of the likelihood.
 
+    A network with several outputs returns them in a dict. ``likelihood`` and the targets are then dicts of the same
+    names, :func:`~pyro_radial.predict` returns a prediction for each, and the sites are ``"name.f"`` and ``"name.y"``.
+    Targets may be missing, NaN or, among integers, -100: they add nothing, and a mini-batch keeps its scale N/B.
+
     :param PyroModule bnn: a :class:`~pyro_radial.nn.BayesianModule`, or another model that returns the output of a
-        network as a tensor ``[*draws, B, *outputs]``.
-    :param Likelihood likelihood: one of :mod:`pyro_radial.nn.likelihoods`.
+        network as a tensor ``[*draws, B, *outputs]``, or a dict of such.
+    :param likelihood: one of :mod:`pyro_radial.nn.likelihoods`, or a dict with one for each output.
     :param bool local_reparameterization: whether guides of this library leave the weights undrawn, and the network
         draws the outputs of its layers for each row instead. This applies to calls with targets, that is to losses and
         training; predictions use drawn weights. See :func:`~pyro_radial.poutine.local_reparameterization`.
@@ -50,13 +55,16 @@ class SupervisedModel(nn.Module):
 
     # A plain module: a PyroModule would put its own name before every site.
 
-    def __init__(self, bnn: PyroModule, likelihood: Likelihood, *, local_reparameterization: bool = False) -> None:
+    def __init__(self, bnn: PyroModule, likelihood: Any, *, local_reparameterization: bool = False) -> None:
         super().__init__()
         if not isinstance(bnn, PyroModule):
             raise ValueError(
                 f"bnn must be a BayesianModule, got {type(bnn).__name__}: wrap a plain network as BayesianModule(net)"
             )
-        check_types(Likelihood, likelihood=likelihood)
+        if isinstance(likelihood, Mapping):
+            likelihood = NamedLikelihoods(likelihood)
+        else:
+            check_types(Likelihood, likelihood=likelihood)
         taken = set(getattr(bnn, "sites", ())) & own_names(likelihood)
         if taken:
             raise ValueError(
@@ -72,13 +80,13 @@ class SupervisedModel(nn.Module):
         self.likelihood = likelihood
         self.local_reparameterization = local_reparameterization
 
-    def forward(self, x: Any, y: Tensor | None = None) -> Tensor:
+    def forward(self, x: Any, y: Any = None) -> Any:
         """Run the model.
 
         :param x: the network's input, or a tuple or a dict of its inputs.
-        :param torch.Tensor y: the targets, or None to sample them.
+        :param y: the targets, a dict of such for named outputs, or None to sample them.
         :returns: the targets, given or sampled.
-        :raises ValueError: naming the layer, if the network fails, or if its output is not one tensor.
+        :raises ValueError: naming the layer, if the network fails, or if its output does not fit the likelihood.
         """
         if self.local_reparameterization:
             with AskForLocalReparameterization(_has_targets, _has_targets(x, y)) as asked:
@@ -88,13 +96,13 @@ class SupervisedModel(nn.Module):
             f = self.output(x)
         return self.likelihood(f, y)
 
-    def output(self, x: Any, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+    def output(self, x: Any, parameters: Mapping[str, Tensor] | None = None) -> Any:
         """Call the network.
 
         :param x: as of :meth:`forward`.
         :param Mapping parameters: values of the random parameters by name; None to sample them.
-        :returns: a tensor ``[*draws, B, *outputs]``.
-        :raises ValueError: naming the layer, if the network fails, or if its output is not one tensor.
+        :returns: a tensor ``[*draws, B, *outputs]``, or a dict of such.
+        :raises ValueError: naming the layer, if the network fails, or if its output is not one tensor for a likelihood.
         """
         args, kwargs = inputs_of(x)
         try:
@@ -105,10 +113,10 @@ class SupervisedModel(nn.Module):
             raise ValueError(
                 f"the network of bnn{self._dtype()} failed{_where(error)}, given {_described(x)}: {error}"
             ) from error
-        if not isinstance(f, Tensor):
+        if not isinstance(f, Tensor) and isinstance(self.likelihood, Likelihood):
             raise ValueError(
                 f"the network of bnn must return one tensor, got {type(f).__name__}: "
-                "wrap it in a module that picks the output"
+                "wrap it in a module that picks the output, or give a dict with a likelihood for each output"
             )
         return f
 
@@ -123,13 +131,15 @@ def inputs_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (x if isinstance(x, tuple) else (x,)), {}
 
 
-def _has_targets(x: Any, y: Tensor | None = None) -> bool:
+def _has_targets(x: Any, y: Any = None) -> bool:
     """Whether a call has targets, as that of a loss does."""
     return y is not None
 
 
 def own_names(likelihood: Any) -> set[str]:
     """The names that a likelihood gives to sites and its plate."""
+    if isinstance(likelihood, NamedLikelihoods):
+        return {f"{name}.{own}" for name, part in likelihood.by_name.items() for own in own_names(part)}
     precision = {"precision"} if getattr(likelihood, "precision_prior", None) is not None else set()
     return {FUNCTION_SITE, "y", "data", *getattr(likelihood, "noise_sites", {}).values()} | precision
 
@@ -180,9 +190,8 @@ class ModelNetwork:
         self.bnn: BayesianModule = entry if isinstance(entry, BayesianModule) else entry.bnn  # type: ignore[assignment]
         #: The distribution of the targets, or None.
         self.likelihood: Any = getattr(entry, "likelihood", None)
-        for module in (self.bnn, self.likelihood):
-            if module is not None:
-                module.check_store()
+        for module in (self.bnn, *_likelihoods(self.likelihood)):
+            module.check_store()
 
     @property
     def noise_sites(self) -> dict[str, str]:
@@ -219,14 +228,13 @@ class ModelNetwork:
         args, kwargs = inputs_of(x)
         return self.bnn.at(parameters, *args, **kwargs)
 
-    def copy_of_function(self) -> Callable[[Any, Mapping[str, Tensor]], Tensor]:
+    def copy_of_function(self) -> Callable[[Any, Mapping[str, Tensor]], Any]:
         """The function of a SupervisedModel, computed by a copy of its network in evaluation mode."""
         functional, fixed = self.bnn.computation(), self.bnn.fixed_tensors()
 
-        def function(x: Any, parameters: Mapping[str, Tensor]) -> Tensor:
+        def function(x: Any, parameters: Mapping[str, Tensor]) -> Any:
             tensors = {**fixed, **self.bnn.one_value_each(parameters)}
-            values: Tensor = self.likelihood.function_values(functional.single(tensors, *inputs_of(x)))
-            return values
+            return self.likelihood.function_values(functional.single(tensors, *inputs_of(x)))
 
         return function
 
@@ -252,7 +260,8 @@ def find_network(model: Any) -> ModelNetwork | None:
         wrappers.append(model)
         model = model.model
     if isinstance(model, SupervisedModel):
-        plain = _runs_as(model, SupervisedModel) and _runs_as(model.likelihood, Likelihood)
+        plain = _runs_as(model, SupervisedModel) and not has_hooks(model.likelihood)
+        plain = plain and all(_runs_as(part, Likelihood) for part in _likelihoods(model.likelihood))
         return ModelNetwork(model, wrappers) if plain and _runs_as(model.bnn, BayesianModule) else None
     return ModelNetwork(model, wrappers) if _runs_as(model, BayesianModule) else None
 
@@ -268,6 +277,11 @@ def network_of(model: Any) -> ModelNetwork:
             "model written by hand you can pass its BayesianModule here"
         )
     return network
+
+
+def _likelihoods(likelihood: Any) -> list[Likelihood]:
+    """The likelihood, or that of each output; none for None."""
+    return [part for part in submodules(likelihood) if isinstance(part, Likelihood)]
 
 
 def _runs_as(module: Any, cls: type[nn.Module]) -> bool:

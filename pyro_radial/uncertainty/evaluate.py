@@ -17,6 +17,7 @@ from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.data import Rows, as_inputs, dtype_of
 from pyro_radial.nn.likelihoods import Categorical
+from pyro_radial.nn.named_likelihoods import NamedLikelihoods
 from pyro_radial.uncertainty.calibration import expected_calibration_error, reliability
 from pyro_radial.uncertainty.intervals import crps_from_draws, interval_coverage, quantile_calibration
 from pyro_radial.uncertainty.metrics import accuracy, auroc, brier_score, fpr_at_tpr
@@ -109,6 +110,8 @@ def evaluate(
     likelihood: Any = getattr(model, "likelihood", None)
     if likelihood is None:
         raise ValueError("model must have an attribute `likelihood`, as SupervisedModel has, got none")
+    if isinstance(likelihood, NamedLikelihoods):
+        raise ValueError(f"model must have one likelihood, got {list(likelihood.by_name)}; score each prediction alone")
     dtype = dtype_of(guide, model)
     x, y = Rows(test, "test", dtype).all()
     inputs = [x] if ood is None else [x, as_inputs(ood, "ood", dtype)]

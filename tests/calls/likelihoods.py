@@ -57,13 +57,17 @@ CALLS = [
     *(
         Call(
             "nn.likelihoods.Likelihood.forward",
-            lambda right=right: dict(f=F, y=right),
+            lambda right=right: dict(f=F, y=right, observed=torch.ones(right.shape, dtype=torch.bool)),
             lambda y, right=right: torch.equal(y.nan_to_num(), right.to(y).nan_to_num()),
             invalid=dict(
                 f=outputs | {"no rows": torch.zeros(0, 2)},
                 y=optional(tensor) | wrong | {"number": 1.0, "another shape": torch.ones(3, 2)},
+                observed=optional(tensor) | {"numbers": right, "another shape": torch.ones(3, dtype=torch.bool)},
             ),
-            also=(({"y": None}, lambda y, right=right: y.shape == right.shape),),
+            also=(
+                ({"y": None}, lambda y, right=right: y.shape == right.shape),
+                ({"observed": None}, lambda y, right=right: y.shape == right.shape),
+            ),
             on=getattr(likelihoods, name),
             case=name,
         )

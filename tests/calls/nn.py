@@ -10,6 +10,7 @@ from torch import nn
 
 from pyro_radial.nn import likelihoods, priors
 from pyro_radial.nn.bayesian_module import BayesianModule
+from pyro_radial.nn.input_gradient import InputGradient
 from pyro_radial.nn.multi_head import MultiHead
 from pyro_radial.nn.supervised import SupervisedModel
 from tests.calls.sweep import (
@@ -145,6 +146,24 @@ CALLS = [
         on=bayesian,
     ),
     Call(
+        "nn.InputGradient",
+        lambda: dict(net=nn.Linear(3, 1), of="energy", name="force", factor=-1.0),
+        lambda found: bool((found(X)["force"] == -found.net.weight).all()),
+        invalid=dict(
+            net=module,
+            of=text,
+            name=text | {"that of the output": "energy"},
+            factor={**NONE, "text": "-", "infinite": float("inf"), "flag": True},
+        ),
+    ),
+    Call(
+        "nn.InputGradient.forward",
+        lambda: dict(x=X, args=(), kwargs={}),
+        lambda found: {name: tuple(value.shape) for name, value in found.items()} == {"E": (4, 1), "F": (4, 3)},
+        on=lambda: InputGradient(nn.Linear(3, 1), "E", "F"),
+        unchecked=dict(x=INPUTS, args=INPUTS, kwargs=INPUTS),
+    ),
+    Call(
         "nn.MultiHead",
         lambda: dict(trunk=nn.Linear(3, 4), heads=[nn.Linear(4, 2), nn.Linear(4, 5)]),
         lambda found: tuple(found(X).shape) == (4, 2),
@@ -173,7 +192,14 @@ CALLS = [
         lambda found: found.local_reparameterization and tuple(found(X).shape) == (4, 2),
         invalid=dict(
             bnn=module | {"plain network": nn.Linear(3, 2)},
-            likelihood=module | {"class": likelihoods.Gaussian, "distribution": dist.Normal(0.0, 1.0)},
+            likelihood=module
+            | {
+                "class": likelihoods.Gaussian,
+                "distribution": dist.Normal(0.0, 1.0),
+                "no names": {},
+                "name with a dot": {"a.b": likelihoods.Gaussian()},
+                "network under a name": {"a": nn.Linear(3, 2)},
+            },
             local_reparameterization=flag,
         ),
     ),

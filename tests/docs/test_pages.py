@@ -18,13 +18,16 @@ from pyro_radial.uncertainty import interval_coverage
 from tests.helpers.pages import DOCS, examples
 
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if examples(page)]
-OTHERS = DOCS / "coming_from.md"
-# By the name of the caption, in lower case the module.
-LINES = dict(
-    re.findall(
-        r"^```{code-block} python\n:caption: (\w+)\n(.*?)^```", OTHERS.read_text(), flags=re.DOTALL | re.MULTILINE
+# Blocks that need a library, by page and by the name of the caption, in lower case the module.
+LINES = {
+    (page, library): lines
+    for page in ("coming_from", "recipes")
+    for library, lines in re.findall(
+        r"^```{code-block} python\n:caption: (\w+)\n(.*?)^```",
+        (DOCS / f"{page}.md").read_text(),
+        flags=re.DOTALL | re.MULTILINE,
     )
-)
+}
 
 
 def run(page, scope):
@@ -95,6 +98,12 @@ PROMISES = {
         abs(scope["held"].float().mean() - 0.9) < 0.08
         and abs(interval_coverage(scope["lower"], scope["upper"], scope["target"][1500:]) - 0.9) < 0.08
     ),
+    # Always predicting no force has an error of 1.15.
+    "several_outputs": lambda scope: (
+        (scope["draws"]["force"].mean + 2 * scope["positions"]).square().mean().sqrt() < 0.4
+        and scope["draws"].keys() == {"energy", "force"}
+    ),
+    "recipes": lambda scope: scope["draws"].samples.shape == (20, 20, 1),
     "new_family": lambda scope: (scope["direction"].sample().norm(dim=-1) - 1).abs().max() < 1e-5,
 }
 
@@ -106,15 +115,16 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     assert PROMISES.get(page.stem, lambda scope: True)(scope)
 
 
-@pytest.mark.parametrize("library", LINES)
-def test_the_lines_of_another_library_run(library):
+@pytest.mark.parametrize(("page", "library"), LINES)
+def test_the_lines_of_another_library_run(page, library, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     if importlib.util.find_spec(library.lower()) is None:
         pytest.skip(f"{library} is not installed")
     if library == "TyXe" and not hasattr(pyro.util, "deep_getattr"):
         pytest.skip("TyXe needs pyro.util.deep_getattr, which this Pyro does not have")
     scope = {"__name__": library}
-    exec(examples(OTHERS)[0], scope)
+    exec(examples(DOCS / f"{page}.md")[0], scope)
     with warnings.catch_warnings():
         # Their warnings are theirs.
         warnings.simplefilter("ignore")
-        exec(compile(LINES[library], f"{OTHERS.name}, {library}", "exec"), scope)
+        exec(compile(LINES[page, library], f"{page}, {library}", "exec"), scope)

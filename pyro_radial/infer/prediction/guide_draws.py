@@ -56,11 +56,7 @@ class GuideDraws:
         return self._first is not None
 
     def draw(self, *args: Any) -> Trace:
-        """One draw of all sites.
-
-        :param args: the guide's arguments.
-        :returns: a trace that a model can be replayed with.
-        """
+        """One draw of all sites, as a trace that a model can be replayed with."""
         if self._first is not None:
             return _with_values(self._first, lambda site: site["fn"]())
         trace = poutine.trace(self._guide).get_trace(*args)
@@ -73,10 +69,7 @@ class GuideDraws:
         return trace
 
     def is_point(self, drawn: Trace, ignored: set[str]) -> bool:
-        """Whether all draws are the same at all sites but those ignored.
-
-        :param Trace drawn: any of the draws.
-        """
+        """Whether all draws, of which this is one, are the same at all sites but those ignored."""
         if isinstance(self._guide, PosteriorSamples):
             return all(name in ignored or are_identical(values) for name, values in self._guide.samples.items())
         return all(
@@ -142,12 +135,7 @@ class PosteriorSamples:
 
 
 def check_global(drawn: Trace, wanted: str, got: str) -> None:
-    """Raise a ValueError naming a site inside a plate: its draw belongs to the rows that it was made for.
-
-    :param Trace drawn: of the guide.
-    :param str wanted: how the message begins.
-    :param str got: how it ends.
-    """
+    """Raise a ValueError naming a site inside a plate: its draw belongs to the rows that it was made for."""
     for name, site in drawn.iter_stochastic_nodes():
         if site["cond_indep_stack"]:
             raise ValueError(f"{wanted}, since site '{name}' of the guide is inside a plate, got {got}")
@@ -156,11 +144,8 @@ def check_global(drawn: Trace, wanted: str, got: str) -> None:
 def check_sites(drawn: Trace, trace: Trace) -> None:
     """Raise a ValueError for a guide with sites of another model; those of this model would come from their priors.
 
-    A guide may leave sites out, or have more than the model runs, but not both. Sites with a swapped prior may always
-    be left out: a head in use again has one from a :class:`~pyro_radial.PriorChain`.
-
-    :param Trace drawn: of the guide.
-    :param Trace trace: of the model, replayed with it.
+    A guide may leave sites out, or have more than the model runs (``trace``), but not both. Sites with a swapped prior
+    may always be left out: a head in use again has one from a :class:`~pyro_radial.PriorChain`.
     """
     unused = [name for name, site in drawn.iter_stochastic_nodes() if name not in trace and not _is_own(site)]
     missing = [name for name, site in trace.iter_stochastic_nodes() if name not in drawn and not _has_prior(site)]

@@ -15,15 +15,16 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import check_function, check_types, positive_count
-from pyro_radial._pyro.compat import handlers_around
+from pyro_radial._pyro.compat import handlers_around, tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, PosteriorSamples, check_global, check_sites
 from pyro_radial.infer.prediction.linearized import linearized_samples, posterior_with_moments
-from pyro_radial.infer.prediction.prediction import Prediction, warn_if_identical
+from pyro_radial.infer.prediction.prediction import Prediction, prediction_of, warn_if_identical
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.functional_net import WITHOUT_FASTPATH
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
+from pyro_radial.nn.named_likelihoods import NamedLikelihoods, function_sites
 from pyro_radial.nn.supervised import ModelNetwork, find_network, own_names
 
 __all__ = ["predict"]
@@ -47,7 +48,7 @@ def predict(
     dropout: bool = False,
     function_site: str = FUNCTION_SITE,
     progress: bool = False,
-) -> Prediction:
+) -> Any:
     r"""Draw functions from the guide and evaluate them at any number of inputs.
 
     The draws do not depend on ``chunk_size``: a draw's weights, also those that the guide leaves to the prior, are
@@ -80,7 +81,8 @@ def predict(
         ``nn.MultiheadAttention``; calls of ``torch.nn.functional.dropout`` stay as they are.
     :param str function_site: the name of that site.
     :param bool progress: whether to show a progress bar.
-    :returns: a prediction with ``samples`` of shape ``[S, N, ...]``.
+    :returns: a :class:`Prediction` with ``samples`` of shape ``[S, N, ...]``; for a model of named outputs, a dict with
+        one for each name, whose ``log_prob`` takes a dict of targets.
     :raises ValueError: for NaN or infinity in x, a number below one, an autoguide without parameters, a model without
         the function site or, with ``dropout``, without dropout layers, a guide with sites of another model, or with
         sites inside a plate if x needs several chunks; naming the site, for samples that do not fit the model, and
@@ -97,7 +99,7 @@ def predict(
         >>> draws.samples.shape, draws.mean.shape, draws.mutual_information.shape
         (torch.Size([8, 5, 3]), torch.Size([5, 3]), torch.Size([5]))
     """
-    _check(model, method, dropout, progress)
+    _check(model, method, dropout, progress, function_site)
     x = as_inputs(x, "x", dtype_of(guide, model))
     positive_count("chunk_size", chunk_size)
     if method == "linearized":
@@ -111,7 +113,7 @@ def predict(
     draws = GuideDraws(guide)
     run = _run_of(model, draws, function_site, dropout)
     on = _dropout_layers(model) if dropout else []
-    samples: Tensor | None = None
+    samples: Any = None
     noise: dict[str, list[Tensor]] = {}
     # torch's fast path of transformers reads the weights of layers, and never calls what stands in their place. It also
     # asks for the mode of its outermost layer alone, not for that of dropout layers.
@@ -130,24 +132,27 @@ def predict(
                     for rows in chunks:
                         values = run.values(move(take(x, rows), device))
                         if samples is None:
-                            samples = values.new_empty(count, num_rows(x), *values.shape[1:])
-                        samples[draw, rows] = values
+                            samples = tree_map(lambda v: v.new_empty(count, num_rows(x), *v.shape[1:]), values)
+                        tree_map(lambda kept, v: kept[draw, rows].copy_(v), samples, values)  # noqa: B023
                         bar.update()
                 for argument, value in run.noise().items():
                     noise.setdefault(argument, []).append(value)
-    assert samples is not None
     likelihood = getattr(model, "likelihood", None)
     warn_if_identical(samples, lambda: draws.is_point(drawn, own_names(likelihood)))
-    return Prediction(samples, likelihood, {name: torch.stack(values) for name, values in noise.items()})
+    return prediction_of(samples, likelihood, {name: torch.stack(values) for name, values in noise.items()})
 
 
-def _check(model: Any, method: Any, dropout: Any, progress: Any) -> None:
+def _check(model: Any, method: Any, dropout: Any, progress: Any, function_site: Any) -> None:
     check_function("model", model)
     check_types(bool, dropout=dropout, progress=progress)
     if method not in METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
     if method == "linearized" and dropout:
         raise ValueError("dropout must be False for method='linearized', got True")
+    if isinstance(getattr(model, "likelihood", None), NamedLikelihoods):
+        for name, given, only in (("method", method, "draws"), ("function_site", function_site, FUNCTION_SITE)):
+            if given != only:
+                raise ValueError(f"{name} must be {only!r} for a model of named outputs, got {given!r}")
 
 
 def _linearized(
@@ -172,7 +177,7 @@ class _NetworkRun:
 
     def __init__(self, network: ModelNetwork, draws: GuideDraws) -> None:
         self._network, self._draws = network, draws
-        self._function: Callable[..., Tensor] = network
+        self._function: Callable[..., Any] = network
         self._checked = self._has_run = False
         #: Whether a copy of the network runs for all further draws, and neither the guide nor the model does.
         self.is_copy = False
@@ -194,7 +199,7 @@ class _NetworkRun:
             check_sites(drawn, draw.trace)
         self._parameters, self._noise, self._checked = draw.parameters, draw.noise, True
 
-    def values(self, inputs: Any) -> Tensor:
+    def values(self, inputs: Any) -> Any:
         """The function at some rows."""
         self._has_run = True
         return _checked_rows(self._function(inputs, self._parameters), FUNCTION_SITE, num_rows(inputs))
@@ -210,23 +215,25 @@ class _ModelRun:
     is_copy = False
 
     def __init__(self, model: Callable[..., Any], function_site: str) -> None:
-        self._model, self._function_site = model, function_site
-        self._noise_sites: dict[str, str] = getattr(getattr(model, "likelihood", None), "noise_sites", {})
+        likelihood = getattr(model, "likelihood", None)
+        self._model, self._sites = model, function_sites(likelihood, function_site)
+        self._noise_sites: dict[str, str] = getattr(likelihood, "noise_sites", {})
         self._drawn = self._latest = Trace()
         self._checked = False
 
     def start(self, drawn: Trace) -> None:
         self._drawn = drawn.copy()
 
-    def values(self, inputs: Any) -> Tensor:
+    def values(self, inputs: Any) -> Any:
         self._latest = poutine.trace(poutine.replay(self._model, trace=self._drawn)).get_trace(inputs)
-        if self._function_site not in self._latest.nodes:
-            raise ValueError(
-                f"function_site must be a site of the model, got '{self._function_site}', which it does not have; "
-                f'record the function\'s values with pyro.deterministic("{self._function_site}", values)'
-            )
-        recorded: Any = self._latest.nodes[self._function_site]["value"]
-        values = _checked_rows(recorded, self._function_site, num_rows(inputs))
+        nodes: Any = self._latest.nodes
+        for site in tree_leaves(self._sites):
+            if site not in nodes:
+                raise ValueError(
+                    f"function_site must be a site of the model, got '{site}', which it does not have; record the "
+                    f'function\'s values with pyro.deterministic("{site}", values)'
+                )
+        values = tree_map(lambda site: _checked_rows(nodes[site]["value"], site, num_rows(inputs)), self._sites)
         if not self._checked:
             check_sites(self._drawn, self._latest)
             self._checked = True
@@ -258,11 +265,12 @@ def _samples(samples: Mapping[str, Tensor], num_samples: int | None) -> tuple[Po
     return guide, len(guide)
 
 
-def _checked_rows(values: Tensor, function_site: str, number: int) -> Tensor:
-    if values.shape[:1] != (number,):
-        raise ValueError(
-            f"site '{function_site}' must have a row for each of {number} inputs, got shape {tuple(values.shape)}"
-        )
+def _checked_rows(values: Any, function_site: str, number: int) -> Any:
+    for output in tree_leaves(values):
+        if output.shape[:1] != (number,):
+            raise ValueError(
+                f"site '{function_site}' must have a row for each of {number} inputs, got shape {tuple(output.shape)}"
+            )
     return values
 
 

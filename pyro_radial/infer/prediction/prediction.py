@@ -5,17 +5,21 @@
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
 from pyro_radial._pyro.checks import held_numbers, positive_count
+from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial.distributions.wrappers import leaf
+from pyro_radial.nn.likelihoods import masked
+from pyro_radial.nn.named_likelihoods import split_missing
 
-__all__ = ["Prediction", "are_identical", "warn_if_identical"]
+__all__ = ["Prediction", "Predictions", "are_identical", "joined", "prediction_of", "warn_if_identical"]
 
 # Samples are split into this many parts, since densities make copies; fewer than SMALL numbers are not split.
 PARTS, SMALL = 64, 2**14
@@ -63,7 +67,6 @@ class Prediction:
         Source: Depeweg et al. (2018), "Decomposition of Uncertainty in Bayesian Deep Learning".
 
         :returns: a tensor ``[N, *target]``, in the units of the targets squared.
-        :raises ValueError: for a categorical likelihood; labels are not numbers.
         """
         return self._moment("aleatoric_variance", lambda y: y.variance.mean(0))
 
@@ -78,7 +81,6 @@ class Prediction:
         Source: Depeweg et al. (2018), "Decomposition of Uncertainty in Bayesian Deep Learning".
 
         :returns: a tensor ``[N, *target]``, in the units of the targets squared.
-        :raises ValueError: for a categorical likelihood; labels are not numbers.
         """
         return self._moment("epistemic_variance", lambda y: y.mean.var(0, unbiased=False))
 
@@ -117,12 +119,18 @@ class Prediction:
         :param torch.Tensor y: targets ``[N, *target]``, or a NumPy array.
         :returns: a tensor ``[N]``, in nats.
         """
+        y = held_numbers("y", y, device=self.samples.device)
+        return self._log_prob(y, None, lambda of_draws: of_draws.logsumexp(0) - math.log(len(of_draws)))
+
+    def _log_prob(self, y: Tensor, observed: Tensor | None, combine: Callable[[Tensor], Tensor]) -> Tensor:
+        """The log densities ``[S, n]`` of the observed targets of some rows, combined into ``[n, ...]``, for all."""
         likelihood = self._require("log_prob")
-        y = likelihood.check_target(self.samples, held_numbers("y", y, device=self.samples.device))
+        y = likelihood.check_target(self.samples, y)
 
         def log_prob(samples: Tensor, rows: slice) -> Tensor:
-            per_draw = likelihood.observation(samples, **self.noise).log_prob(y[rows])
-            return per_draw.logsumexp(0) - math.log(len(samples))
+            there = None if observed is None else observed[rows]
+            distribution = masked(likelihood.observation(samples, **self.noise), there, y[rows])
+            return combine(distribution.log_prob(y[rows]))
 
         return self._by_rows(log_prob)
 
@@ -216,6 +224,44 @@ class Prediction:
         return self.likelihood
 
 
+class Predictions(dict[str, Prediction]):
+    """The predictions of named outputs from the same draws of the weights, by name."""
+
+    def log_prob(self, y: Mapping[str, Any]) -> Tensor:
+        """Compute the log predictive density ``[N]`` of all targets of a row together, without those that are missing.
+
+        :raises ValueError: for other names than those of the outputs.
+        """
+        if not isinstance(y, Mapping) or y.keys() != self.keys():
+            got = list(y) if isinstance(y, Mapping) else type(y).__name__
+            raise ValueError(f"y must be a dict with targets for {list(self)}, got {got}")
+        total: Any = 0.0
+        for name, prediction in self.items():
+            targets = split_missing(held_numbers(f"y[{name!r}]", y[name], device=prediction.samples.device))
+            total = total + prediction._log_prob(*targets, lambda of_draws: of_draws.T)
+        return total.logsumexp(-1) - math.log(total.shape[-1])
+
+
+def prediction_of(samples: Any, likelihood: Any, noise: Mapping[str, Tensor]) -> Any:
+    """The prediction for samples of a model's function, or one for each output in a dict of samples."""
+    if isinstance(samples, Tensor):
+        return Prediction(samples, likelihood, dict(noise))
+    found = Predictions()
+    for name, values in samples.items():
+        own = {key.removeprefix(f"{name}."): value for key, value in noise.items() if key.startswith(f"{name}.")}
+        found[name] = Prediction(values, likelihood.by_name[name], own)
+    return found
+
+
+def joined(draws: Sequence[Any]) -> Any:
+    """The predictions of one likelihood with the draws of all, one after another."""
+    first = draws[0]
+    if isinstance(first, Predictions):
+        return Predictions({name: joined([each[name] for each in draws]) for name in first})
+    noise = {name: torch.cat([each.noise[name] for each in draws]) for name in first.noise}
+    return Prediction(torch.cat([each.samples for each in draws]), first.likelihood, noise)
+
+
 def _of_numbers(what: str, lacking: str, observation: Any) -> Any:
     """Return the observation, or raise a ValueError if its targets are classes."""
     if isinstance(leaf(observation), Categorical):
@@ -232,11 +278,13 @@ def are_identical(draws: Tensor) -> bool:
     return draws[0].equal(draws[-1]) and draws.equal(draws[:1].expand_as(draws))
 
 
-def warn_if_identical(samples: Tensor, is_point: Callable[[], bool]) -> None:
-    """Warn of functions ``[S, ...]`` that are all the same, unless the posterior is a point."""
-    if len(samples) > 1 and are_identical(samples) and not is_point():
+def warn_if_identical(samples: Any, is_point: Callable[[], bool]) -> None:
+    """Warn of functions, a tensor ``[S, ...]`` or a dict, that are all the same, unless the posterior is a point."""
+    outputs = tree_leaves(samples)
+    number = len(outputs[0])
+    if number > 1 and all(map(are_identical, outputs)) and not is_point():
         warnings.warn(
-            f"all {len(samples)} draws are identical, so predictions have no uncertainty: the network may not use the "
+            f"all {number} draws are identical, so predictions have no uncertainty: the network may not use the "
             "parameters that the guide draws (nn.MultiheadAttention, for one, reads out_proj.weight and never calls an "
             "adapter in its place), its units may be dead, or the posterior's scales too small to change a value",
             stacklevel=4,

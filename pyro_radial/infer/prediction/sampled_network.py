@@ -17,11 +17,12 @@ from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global, check_sites
-from pyro_radial.infer.prediction.prediction import Prediction, are_identical, warn_if_identical
+from pyro_radial.infer.prediction.prediction import are_identical, prediction_of, warn_if_identical
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.bayesian_module import place_below
 from pyro_radial.nn.functional_net import FunctionalNet, loop
 from pyro_radial.nn.likelihoods import full_precision
+from pyro_radial.nn.named_likelihoods import NamedLikelihoods
 from pyro_radial.nn.supervised import ModelNetwork, inputs_of, network_of
 
 __all__ = ["SampledNetwork"]
@@ -144,14 +145,14 @@ class SampledNetwork(nn.Module):
         return tree_map(_joined, *outputs)
 
     @torch.no_grad()
-    def predict(self, x: Any, chunk_size: int = 1024) -> Prediction:
+    def predict(self, x: Any, chunk_size: int = 1024) -> Any:
         """Evaluate the draws at any number of inputs, as :func:`~pyro_radial.predict` does.
 
         :param x: inputs, as of :func:`~pyro_radial.predict`.
         :param int chunk_size: the number of inputs in one pass, which bounds the memory of a pass.
-        :returns: a prediction with ``samples`` of shape ``[S, N, ...]``.
+        :returns: a prediction with ``samples`` of shape ``[S, N, ...]``, or a dict of such for named outputs.
         :raises ValueError: for NaN or infinity in x, a number below one, or a network whose output is not one tensor
-            with a row for each input.
+            with a row for each input, or named outputs with likelihoods.
         """
         x = as_inputs(x, "x", dtype_of(self))
         positive_count("chunk_size", chunk_size)
@@ -160,18 +161,19 @@ class SampledNetwork(nn.Module):
             rows = slice(start, min(start + chunk_size, number))
             args, kwargs = inputs_of(move(take(x, rows), device_of(self)))
             values = self(*args, **kwargs)
-            if not isinstance(values, Tensor) or values.shape[1:2] != (rows.stop - start,):
-                got = tuple(values.shape[1:]) if isinstance(values, Tensor) else type(values).__name__
-                raise ValueError(
-                    f"the network must return a tensor with a row for each of {rows.stop - start} inputs, got {got}"
-                )
-            values = full_precision(values)
+            named = isinstance(self.likelihood, NamedLikelihoods)
+            for output in self.likelihood.function_values(values).values() if named else (values,):
+                if not isinstance(output, Tensor) or output.shape[1:2] != (rows.stop - start,):
+                    got = tuple(output.shape[1:]) if isinstance(output, Tensor) else type(output).__name__
+                    raise ValueError(
+                        f"the network must return a tensor with a row for each of {rows.stop - start} inputs, got {got}"
+                    )
+            values = tree_map(full_precision, values)
             if samples is None:
-                samples = values.new_empty(self.num_samples, number, *values.shape[2:])
-            samples[:, rows] = values
-        assert samples is not None
+                samples = tree_map(lambda v: v.new_empty(self.num_samples, number, *v.shape[2:]), values)
+            tree_map(lambda kept, v: kept[:, rows].copy_(v), samples, values)  # noqa: B023
         warn_if_identical(samples, lambda: all(are_identical(values) for values in self.draws.buffers()))
-        return Prediction(samples, self.likelihood, dict(_tensors(self.noise, self._noise_names)))
+        return prediction_of(samples, self.likelihood, dict(_tensors(self.noise, self._noise_names)))
 
     def extra_repr(self) -> str:
         """The number of draws, for printing."""

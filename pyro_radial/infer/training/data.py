@@ -16,6 +16,7 @@ from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSamp
 from pyro_radial._pyro.checks import kind_of
 from pyro_radial._pyro.compat import tree_map, tree_map_only
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.nn.named_likelihoods import split_missing
 
 __all__ = [
     "Batches",
@@ -60,7 +61,7 @@ class Rows:
                 raise ValueError(f"{name} must be a pair (x, y) of tensors or a torch Dataset, got {kind_of(data)}")
             self._inputs, self._targets = (_tensors(part, dtype) for part in _split(data))
             check_inputs(self._inputs, f"{name}: x")
-            check_inputs(self._targets, f"{name}: y")
+            check_inputs(_known(self._targets), f"{name}: y")
             if num_rows(self._inputs) != num_rows(self._targets):
                 raise ValueError(
                     f"{name}: y must have as many rows as x, got {num_rows(self._targets)} for {num_rows(self._inputs)}"
@@ -86,7 +87,7 @@ class Rows:
             raise ValueError(f"{self.name}: an item of the Dataset must be a pair (x, y), got {what}")
         x, y = _split(batch)
         check_inputs(x, f"{self.name}: x", index)
-        check_inputs(y, f"{self.name}: y", index)
+        check_inputs(_known(y), f"{self.name}: y", index)
         self._check_targets(y)
         return x, y
 
@@ -162,6 +163,11 @@ def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
             )
     if len(numbers := {len(tensor) for _, tensor in named}) != 1:
         raise ValueError(f"{name} must hold tensors of one number of rows, got {sorted(numbers)}")
+
+
+def _known(y: Any) -> Any:
+    """Targets with zeros where those of named outputs are missing."""
+    return tree_map_only(Tensor, lambda tensor: split_missing(tensor)[0], y) if isinstance(y, dict) else y
 
 
 def num_rows(x: Inputs) -> int:

@@ -18,10 +18,11 @@ from pyro_radial._pyro.checks import check_flag, non_negative_integer, optional,
 from pyro_radial._pyro.naming import stored_in
 from pyro_radial._pyro.random_numbers import noise_of, one_at_a_time, seeded, seeded_elsewhere
 from pyro_radial.infer.prediction.predict import predict
-from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.infer.prediction.prediction import Predictions, joined
 from pyro_radial.infer.training.data import device_of
 from pyro_radial.infer.training.fit import FitResult, fit
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.nn.named_likelihoods import NamedLikelihoods
 
 __all__ = ["Ensemble"]
 
@@ -103,7 +104,7 @@ class Ensemble:
             self._trained.append(member)
         return results
 
-    def predict(self, x: Any, num_samples: int = 64, chunk_size: int = 1024, **options: Any) -> Prediction:
+    def predict(self, x: Any, num_samples: int = 64, chunk_size: int = 1024, **options: Any) -> Any:
         """Draw from all members by :func:`~pyro_radial.predict`, whose arguments it takes, with equal numbers of draws.
 
         :param int num_samples: draws of each member; one is enough for point estimates.
@@ -118,9 +119,8 @@ class Ensemble:
         for member in self._trained:
             with member.in_own_store():
                 draws.append(predict(member.model, member.guide, x, num_samples, chunk_size, **options))
-        _check_alike("shape of outputs", [str(tuple(draw.samples.shape[2:])) for draw in draws])
-        noise = {name: torch.cat([draw.noise[name] for draw in draws]) for name in draws[0].noise}
-        return Prediction(torch.cat([draw.samples for draw in draws]), draws[0].likelihood, noise)
+        _check_alike("shape of outputs", [_shapes(draw) for draw in draws])
+        return joined(draws)
 
 
 class _Member:
@@ -170,10 +170,17 @@ def _start(member: _Member) -> list[Tensor]:
 
 def _described(likelihood: Any) -> str:
     """The settings of a likelihood that all members must share, which excludes the noise of the draws."""
+    if isinstance(likelihood, NamedLikelihoods):
+        return str({name: _described(part) for name, part in likelihood.by_name.items()})
     skipped = {"training", *getattr(likelihood, "noise_sites", {})}
     found = {name: value for name, value in getattr(likelihood, "__dict__", {}).items() if name not in skipped}
     plain = {n: v for n, v in found.items() if isinstance(v, bool | int | float | str) and not n.startswith("_")}
     return f"{type(likelihood).__name__}({', '.join(f'{name}={value!r}' for name, value in plain.items())})"
+
+
+def _shapes(draw: Any) -> str:
+    parts = draw.values() if isinstance(draw, Predictions) else [draw]
+    return ", ".join(str(tuple(part.samples.shape[2:])) for part in parts)
 
 
 def _check_alike(what: str, found: list[str]) -> None:

@@ -18,13 +18,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import check_types, has_state, load_states, states
-from pyro_radial._pyro.compat import mark_stepped, tree_map_only
+from pyro_radial._pyro.compat import mark_stepped, tree_map, tree_map_only
 from pyro_radial._pyro.random_numbers import noise_of, one_at_a_time, rng_state, seeded, set_rng_state
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, differences, entry_kinds
-from pyro_radial.infer.training.data import Batches, Rows, evaluating
+from pyro_radial.infer.training.data import Batches, Rows, evaluating, num_rows
 from pyro_radial.infer.training.distributed import Processes
 from pyro_radial.infer.training.gradients import TERMS, Gradients, accumulated, fetched, of_means, summed
 from pyro_radial.infer.training.identity import data_identity, optimizer_identity, run_identity
@@ -32,7 +32,7 @@ from pyro_radial.infer.training.not_finite import check_parameters
 from pyro_radial.infer.training.optimizers import Optim, change_rates, check_fused_state
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.trainer import Trainer
-from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood
+from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.supervised import find_network
 
 __all__ = ["Record", "TrainingRun"]
@@ -329,15 +329,17 @@ class TrainingRun:
 def target_check(model: Callable[..., Any], x: Any) -> Callable[[Any], None] | None:
     """A check of any number of targets of a :class:`~pyro_radial.SupervisedModel`, or None for another model."""
     network = find_network(model)
-    if network is None or not isinstance(likelihood := network.likelihood, Likelihood):
+    if network is None or network.likelihood is None:
         return None
     with one_at_a_time(), evaluating(model), torch.no_grad(), poutine.block():
-        f: Any = poutine.trace(model).get_trace(x).nodes[FUNCTION_SITE]["value"]
+        values = network(x, network.sample_parameters())
 
     def check(y: Any) -> None:
-        check_types(Tensor, y=y)
+        if isinstance(values, Tensor):
+            check_types(Tensor, y=y)
         # All outputs have the shape of the first.
-        likelihood.check_target(f[:1].expand(len(y), *f.shape[1:]), y)
+        rows = num_rows(y)
+        network.likelihood.check_target(tree_map(lambda f: f[:1].expand(rows, *f.shape[1:]), values), y)
 
     return check
 

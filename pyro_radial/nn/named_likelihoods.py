@@ -1,0 +1,134 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A likelihood for each named output of a network, and targets that are missing."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pyro
+import torch
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+
+from pyro_radial._pyro.checks import check_types
+from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood
+
+__all__ = ["MISSING_LABEL", "NamedLikelihoods", "function_sites", "split_missing"]
+
+#: The integer that stands for a missing target, as in torch's losses; a missing real target is NaN.
+MISSING_LABEL = -100
+
+
+class NamedLikelihoods(nn.Module):
+    """Observe each output of a network under its own likelihood.
+
+    The sites and the plate of an output have its name in front, as in ``"energy.f"``, ``"energy.y"`` and
+    ``"energy.data"``. A missing target adds nothing to the log-likelihood. The scale stays N/B, so a mini-batch is an
+    unbiased estimate of the sum over all targets that are there.
+
+    :param Mapping likelihoods: a :class:`~pyro_radial.nn.likelihoods.Likelihood` for each output, by name.
+    :raises ValueError: naming ``likelihood``, for no entries, other names or values, or one object under two names.
+    """
+
+    # A plain module: a PyroModule would put its own name before the parameters of the likelihoods.
+
+    def __init__(self, likelihoods: Mapping[str, Likelihood]) -> None:
+        super().__init__()
+        check_types(Likelihood, **{f"likelihood[{name!r}]": part for name, part in likelihoods.items()})
+        if not likelihoods or len({id(part) for part in likelihoods.values()}) < len(likelihoods):
+            raise ValueError(f"likelihood must have an object of its own for each name, got {dict(likelihoods)}")
+        try:
+            self.by_name: Any = nn.ModuleDict(likelihoods)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"likelihood must have names without a dot, got {list(likelihoods)}: {error}") from None
+
+    def forward(self, f: Mapping[str, Tensor], y: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Record all outputs and observe or sample all targets, by name."""
+        f = self.function_values(f)
+        targets = {} if y is None else self._observed(y)
+        result = {}
+        for name, likelihood in self.by_name.items():
+            with _in_errors(name), _Prefixed(name):
+                result[name] = likelihood(f[name], *targets.get(name, ()))
+        return result
+
+    def function_values(self, f: Any) -> dict[str, Tensor]:
+        """Check a network's outputs and return what the sites of the functions record."""
+        if not isinstance(f, Mapping) or f.keys() != self.by_name.keys():
+            got = list(f) if isinstance(f, Mapping) else type(f).__name__
+            raise ValueError(
+                f"the network of bnn must return a dict with an output for each likelihood, {list(self.by_name)}, "
+                f"got {got}"
+            )
+        result = {}
+        for name, likelihood in self.by_name.items():
+            with _in_errors(name):
+                result[name] = likelihood.function_values(f[name])
+        return result
+
+    def check_target(self, f: Mapping[str, Tensor], y: Any) -> None:
+        """Raise a ValueError if targets do not fit these outputs, or all are missing."""
+        for name, (target, _) in self._observed(y).items():
+            with _in_errors(name):
+                self.by_name[name].check_target(f[name], target)
+
+    @property
+    def noise_sites(self) -> dict[str, str]:
+        """For each other argument of a distribution, as in ``"energy.scale"``, the site that records it."""
+        each = ((name, *pair) for name, part in self.by_name.items() for pair in part.noise_sites.items())
+        return {f"{name}.{argument}": f"{name}.{site}" for name, argument, site in each}
+
+    def noise(self, f: Tensor) -> dict[str, Tensor]:
+        """Sample or read the noise of each output; see :meth:`Likelihood.noise`."""
+        found = {name: _Prefixed(name)(likelihood.noise)(f) for name, likelihood in self.by_name.items()}
+        return {f"{name}.{argument}": value for name, noise in found.items() for argument, value in noise.items()}
+
+    def _observed(self, y: Any) -> dict[str, tuple[Tensor, Tensor]]:
+        """Each output's targets with numbers where they are missing, and which are there."""
+        if not isinstance(y, Mapping) or y.keys() != self.by_name.keys():
+            got = list(y) if isinstance(y, Mapping) else type(y).__name__
+            raise ValueError(f"y must be a dict with targets for {list(self.by_name)}, NaN if missing, got {got}")
+        check_types(Tensor, **{f"y[{name!r}]": target for name, target in y.items()})
+        found = {name: split_missing(y[name]) for name in self.by_name}
+        if pyro.settings.get("validate_distributions_pyro") and not any(
+            bool(there.any()) for _, there in found.values()
+        ):
+            raise ValueError(
+                "y must hold at least one target in each batch, got only missing ones; leave out rows without targets"
+            )
+        return found
+
+
+def split_missing(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Targets with zeros where they are missing (NaN, or -100 among integers), and which are there."""
+    there = ~y.isnan() if y.is_floating_point() else y != MISSING_LABEL
+    return torch.where(there, y, torch.zeros_like(y)), there
+
+
+def function_sites(likelihood: Any, function_site: str) -> Any:
+    """The site that records a model's function, or a dict of sites by the names of the outputs."""
+    if isinstance(likelihood, NamedLikelihoods) and function_site == FUNCTION_SITE:
+        return {name: f"{name}.{FUNCTION_SITE}" for name in likelihood.by_name}
+    return function_site
+
+
+class _Prefixed(Messenger):
+    """Puts the name of an output before the names of all sites."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def _pyro_sample(self, msg: Any) -> None:
+        msg["name"] = f"{self._name}.{msg['name']}"
+
+
+@contextmanager
+def _in_errors(name: str) -> Iterator[None]:
+    """Say in errors which output it was."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"output {name!r}: {error}") from error

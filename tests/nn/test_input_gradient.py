@@ -1,0 +1,156 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""An output that is the gradient of another one with respect to the input."""
+
+import pyro
+import pytest
+import torch
+from pyro import poutine
+from torch import nn
+
+from pyro_radial import AutoMeanField, CompiledSVI, RadialELBO, SupervisedModel, fit, predict
+from pyro_radial.infer import SampledNetwork
+from pyro_radial.nn import BayesianModule, InputGradient, likelihoods
+from tests.helpers.networks import at, call_with, draws_of
+
+X = torch.linspace(-1.0, 1.0, 10).reshape(5, 2).double()
+
+
+def network():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
+    return InputGradient(net, "energy", "force", -1.0).double()
+
+
+def model_of(net=None, **options):
+    observed = {"energy": likelihoods.Gaussian(scale=0.1), "force": likelihoods.Gaussian(scale=0.2)}
+    return SupervisedModel(BayesianModule(net or network()), observed, **options)
+
+
+def differences(function, x, step=1e-5):
+    """Central differences of ``[B, 1]`` by each element of ``[B, K]``."""
+    steps = step * torch.eye(x.shape[-1], dtype=x.dtype)
+    return torch.cat([(function(x + own) - function(x - own)) / (2 * step) for own in steps], -1)
+
+
+def test_the_force_is_the_negative_of_central_differences():
+    outputs = network()(X)
+    torch.testing.assert_close(outputs["force"], -differences(network().net, X), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(outputs["energy"], network().net(X))
+
+
+@pytest.mark.parametrize("batching", ["vmap", "loop"])
+def test_each_draw_has_its_own_force(batching):
+    bnn = BayesianModule(network())
+    bnn._functional.batching = batching
+    draws = {name: value.double() for name, value in draws_of(bnn, 3).items()}
+    together = call_with(bnn, draws, X)
+    for number in range(3):
+        plain = bnn.to_module(at(draws, number))
+        torch.testing.assert_close(together["force"][number], -differences(plain.net, X), rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(together["energy"][number], plain.net(X))
+
+
+def test_forces_train_the_weights_like_double_backward():
+    net = network()
+    (found,) = torch.autograd.grad(net(X)["force"].square().sum(), net.net[0].weight)
+    x = X.clone().requires_grad_()
+    (force,) = torch.autograd.grad(net.net(x).sum(), x, create_graph=True)
+    (expected,) = torch.autograd.grad(force.square().sum(), net.net[0].weight)
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_array_of_positions_and_further_inputs():
+    class Pairs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, positions, charges):
+            return {"energy": ((positions.square().sum(-1) * self.weight) * charges).sum(-1), "other": charges}
+
+    outputs = InputGradient(Pairs(), "energy", "slope")(X[:4].reshape(2, 2, 2).repeat(1, 2, 1)[:, :3], torch.ones(2, 3))
+    assert outputs.keys() == {"energy", "other", "slope"}
+    torch.testing.assert_close(outputs["slope"], 2 * X[:4].reshape(2, 2, 2).repeat(1, 2, 1)[:, :3])
+
+
+def test_a_quadratic_surface_is_learned_end_to_end():
+    torch.manual_seed(1)
+    x = torch.rand(40, 2) * 2 - 1
+    energy, force = x.square().sum(-1, keepdim=True) / 2, -x
+    net = InputGradient(nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)), "energy", "force", -1.0)
+    model = model_of(net)
+    guide = AutoMeanField(model, init_stddev=0.01)
+    # Half of the forces are enough.
+    force[20:] = torch.nan
+    optim = lambda parameters: torch.optim.Adam(parameters, lr=0.02)  # noqa: E731
+    fit(model, guide, (x, {"energy": energy, "force": force}), epochs=250, optim=optim, seed=0, progress=False)
+    predictions = predict(model, guide, x[20:], num_samples=16)
+    # Always predicting the mean has errors of 0.25 and 0.58.
+    assert (predictions["energy"].mean - energy[20:]).square().mean().sqrt() < 0.1
+    assert (predictions["force"].mean + x[20:]).square().mean().sqrt() < 0.25
+    assert SampledNetwork(model, guide, 4).predict(x)["force"].samples.shape == (4, 40, 2)
+
+
+def test_a_recorded_step_is_the_step():
+    y = {"energy": X[:, :1], "force": X.cos()}
+    losses = []
+    for make, options in ((pyro.infer.SVI, {}), (CompiledSVI, {"compile": False})):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        model = model_of()
+        svi = make(model, AutoMeanField(model), pyro.optim.Adam({"lr": 1e-2}), RadialELBO(), **options)
+        losses.append([float(svi.step(X, y)) for _ in range(4)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-8)
+
+
+def test_local_reparameterization_draws_the_weights_and_says_so():
+    """A linear energy has the same force in each row; local noise would give each row its own."""
+    model = model_of(InputGradient(nn.Linear(2, 1), "energy", "force", -1.0).double(), local_reparameterization=True)
+    guide = AutoMeanField(model, init_stddev=0.5)
+    y = {"energy": X[:, :1], "force": X.cos()}
+    guide.setup(X, y)
+    trace = poutine.trace(poutine.replay(model, trace=poutine.trace(guide).get_trace(X, y)))
+    with pytest.warns(UserWarning, match=r"net\.weight: InputGradient differentiates it, and noise for each row"):
+        nodes = trace.get_trace(X, y).nodes
+    force, energy = nodes["force.f"]["value"], nodes["energy.f"]["value"]
+    torch.testing.assert_close(force, force[:1].expand(5, 2))
+    torch.testing.assert_close(
+        energy + (force * X).sum(-1, keepdim=True), (energy[:1] + (force * X)[:1].sum()).expand(5, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3, "energy", "force"), "net must be a Module, got int"),
+        ((nn.Linear(2, 1), 3, "force"), "of must be a str, got int"),
+        ((nn.Linear(2, 1), "energy", "energy"), "name must differ from the output's name, of='energy', got 'energy'"),
+        ((nn.Linear(2, 1), "energy", "force", "-"), "factor must be a finite number, got '-'"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        InputGradient(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (nn.Linear(2, 3), r"net must return one number for each of 5 rows as 'energy', got \(5, 3\)"),
+        (
+            InputGradient(nn.Linear(2, 1), "other", "slope"),
+            r"net must have an output 'energy' .*got outputs \['other', ",
+        ),
+        (InputGradient(nn.Linear(2, 1), "energy", "force"), "must have an output 'energy' and none 'force'"),
+    ],
+)
+def test_outputs_that_cannot_be_differentiated_are_named(net, message):
+    with pytest.raises(ValueError, match=message):
+        InputGradient(net, "energy", "force")(X.float())
+
+
+def test_inputs_without_a_gradient_are_named():
+    with pytest.raises(ValueError, match=r"the network of bnn.*failed.*given x of shape \[5, 2\], torch.int64"):
+        model_of()(torch.zeros(5, 2, dtype=torch.long))

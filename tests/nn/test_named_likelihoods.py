@@ -1,0 +1,380 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Several named outputs of one network, each with its likelihood, and targets that are missing."""
+
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Trace_ELBO
+from torch import nn
+
+from pyro_radial import AutoMeanField, CompiledSVI, FitOptions, PriorChain, RadialELBO, diagnose, fit, predict
+from pyro_radial.infer import Ensemble, SampledNetwork
+from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
+from pyro_radial.nn.named_likelihoods import MISSING_LABEL
+from pyro_radial.nn.supervised import find_network
+from pyro_radial.poutine import swap_prior
+from pyro_radial.uncertainty import evaluate
+
+NAN = math.nan
+X = torch.linspace(-1.0, 1.0, 18).reshape(6, 3)
+HEIGHT, KIND = X[:, :2].sin(), torch.tensor([0, 1, 2, 2, 1, 0])
+
+
+class Split(nn.Module):
+    """A dict of two outputs that share no weight."""
+
+    def __init__(self, **kinds):
+        super().__init__()
+        self.height, self.kind = nn.Linear(3, 2), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return {"height": self.height(x), "kind": self.kind(x)}
+
+
+class Part(nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+        setattr(self, name, nn.Linear(3, {"height": 2, "kind": 3}[name]))
+
+    def forward(self, x):
+        return getattr(self, self.name)(x)
+
+
+def named(num_data=None, **options):
+    both = {"height": likelihoods.Gaussian(num_data=num_data, scale=0.5), "kind": likelihoods.Categorical()}
+    both["kind"].num_data = num_data
+    return SupervisedModel(BayesianModule(Split()), both, **options)
+
+
+def alone(name, num_data=None):
+    likelihood = likelihoods.Gaussian(scale=0.5) if name == "height" else likelihoods.Categorical()
+    likelihood.num_data = num_data
+    return SupervisedModel(BayesianModule(Part(name)), likelihood)
+
+
+def draw(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return named().bnn.sample_parameters()
+
+
+def log_likelihood(model, values, x, y, site):
+    trace = poutine.trace(poutine.condition(model, data=values)).get_trace(x, y)
+    trace.compute_log_prob()
+    return trace.nodes[site]["log_prob_sum"]
+
+
+def trained(**options):
+    pyro.set_rng_seed(0)
+    model = named()
+    guide = AutoMeanField(model, init_stddev=0.1)
+    fit(model, guide, (X, {"height": HEIGHT, "kind": KIND}), epochs=2, batch_size=4, seed=0, progress=False, **options)
+    return model, guide
+
+
+def test_two_outputs_have_the_loss_terms_of_two_models():
+    y = {"height": HEIGHT, "kind": KIND}
+    terms = {}
+    for name, model in (("both", named(60)), ("height", alone("height", 60)), ("kind", alone("kind", 60))):
+        elbo = RadialELBO()
+        guide = AutoMeanField(model, init_loc_fn=lambda site: 0.1 * torch.ones(site["fn"].shape()), init_stddev=1e-6)
+        elbo.loss(model, guide, X, y if name == "both" else y[name])
+        terms[name] = elbo.terms
+    both = terms["both"]
+    assert both.num_data == 60
+    assert both.nll_by_site.keys() == {"height.y", "kind.y"}
+    for name in y:
+        torch.testing.assert_close(both.nll_by_site[f"{name}.y"], terms[name].nll_by_site["y"], rtol=1e-4, atol=0.0)
+        for site, value in terms[name].kl_by_site.items():
+            torch.testing.assert_close(both.kl_by_site[site], value)
+    torch.testing.assert_close(both.loss, terms["height"].loss + terms["kind"].loss, rtol=1e-4, atol=0.0)
+
+
+def test_the_log_likelihood_is_the_closed_form_of_the_targets_that_are_there():
+    values, height, kind = draw(), HEIGHT.clone(), KIND.clone()
+    height[0, 1] = height[2] = NAN
+    kind[3:] = MISSING_LABEL
+    y = {"height": height, "kind": kind}
+    with torch.no_grad():
+        f = poutine.condition(named().bnn, data=values)(X)
+        each = dist.Normal(f["height"], 0.5).log_prob(HEIGHT)
+        expected_height = each.sum() - each[0, 1] - each[2].sum()
+        expected_kind = -nn.functional.cross_entropy(f["kind"][:3], KIND[:3], reduction="sum")
+    model = named(30)
+    torch.testing.assert_close(log_likelihood(model, values, X, y, "height.y"), 30 / 6 * expected_height)
+    torch.testing.assert_close(log_likelihood(model, values, X, y, "kind.y"), 30 / 6 * expected_kind)
+
+
+def test_mini_batches_with_missing_targets_average_to_the_whole_data():
+    """The scale is N/B whatever is missing; dividing by the targets of a batch would be biased."""
+    values, height = draw(), HEIGHT.clone()
+    height[[0, 1, 4]] = NAN
+    y, model = {"height": height, "kind": KIND}, named(6)
+    whole = log_likelihood(model, values, X, y, "height.y")
+    parts = [
+        log_likelihood(model, values, X[rows], {n: t[rows] for n, t in y.items()}, "height.y")
+        for rows in (slice(0, 2), slice(2, 4), slice(4, 6))
+    ]
+    assert parts[0] == 0.0
+    torch.testing.assert_close(sum(parts) / 3, whole)
+
+
+def test_missing_targets_have_no_gradient_and_leave_it_finite():
+    model, height = named(), HEIGHT.clone()
+    height[3:] = NAN
+    guide = AutoMeanField(model)
+    loss = RadialELBO().differentiable_loss(model, guide, X, {"height": height, "kind": KIND})
+    gradients = torch.autograd.grad(loss, list(guide.parameters()), allow_unused=True)
+    assert all(g is None or g.isfinite().all() for g in gradients)
+    f = {"height": torch.zeros(6, 2, requires_grad=True), "kind": torch.zeros(6, 3)}
+    trace = poutine.trace(model.likelihood).get_trace(f, {"height": height, "kind": KIND})
+    (gradient,) = torch.autograd.grad(trace.log_prob_sum(), f["height"])
+    torch.testing.assert_close(gradient, torch.where(height.isnan(), 0.0, HEIGHT / 0.25))
+
+
+def test_dependent_numbers_are_left_out_together():
+    class Joint(likelihoods.Likelihood):
+        def observation(self, f, **noise):
+            return dist.MultivariateNormal(f, torch.eye(2))
+
+    trace = poutine.trace(Joint()).get_trace(
+        torch.zeros(2, 2), torch.ones(2, 2), torch.tensor([[True, False], [True, True]])
+    )
+    expected = dist.Normal(0.0, 1.0).log_prob(torch.tensor(1.0)) * 2
+    trace.compute_log_prob()
+    torch.testing.assert_close(trace.nodes["y"]["log_prob"], torch.stack([torch.zeros(()), expected]))
+
+
+def test_one_likelihood_takes_a_mask():
+    f, y = torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0])
+    trace = poutine.trace(likelihoods.Gaussian()).get_trace(f, y, torch.tensor([True, False, True]))
+    torch.testing.assert_close(trace.log_prob_sum(), dist.Normal(0.0, 1.0).log_prob(torch.tensor([1.0, 3.0])).sum())
+
+
+@pytest.mark.parametrize("options", [{}, {"local_reparameterization": True}])
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_particles_and_local_noise_train_named_outputs(options, vectorize):
+    model = named(12, **options)
+    elbo = RadialELBO(3, vectorize_particles=vectorize)
+    svi = SVI(model, AutoMeanField(model), pyro.optim.Adam({"lr": 1e-2}), elbo)
+    assert math.isfinite(svi.step(X, {"height": HEIGHT, "kind": KIND}))
+    assert sorted(elbo.terms.nll_by_site) == ["height.y", "kind.y"]
+
+
+def test_pyros_own_loss_agrees():
+    model = named(12)
+    guide = AutoMeanField(model, init_stddev=0.1)
+    y = {"height": HEIGHT, "kind": KIND}
+    pyro.set_rng_seed(0)
+    ours = [RadialELBO().loss(model, guide, X, y) for _ in range(300)]
+    theirs = [Trace_ELBO().loss(model, guide, X, y) for _ in range(300)]
+    error = (torch.tensor(ours).var() / 300 + torch.tensor(theirs).var() / 300).sqrt()
+    assert abs(torch.tensor(ours).mean() - torch.tensor(theirs).mean()) < 4 * error
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_a_recorded_step_is_the_step():
+    y = {"height": torch.where(X[:, :1] > 0, NAN, HEIGHT), "kind": KIND}
+    losses = []
+    for make in (SVI, CompiledSVI):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        model = named(12)
+        options = {} if make is SVI else {"compile": False}
+        svi = make(model, AutoMeanField(model), pyro.optim.Adam({"lr": 1e-2}), RadialELBO(), **options)
+        losses.append([float(svi.step(X, y)) for _ in range(4)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_fit_validates_and_predicts_by_name():
+    height = HEIGHT.clone()
+    height[0] = NAN
+    validation = (X, {"height": height, "kind": KIND})
+    pyro.set_rng_seed(0)
+    model = named()
+    guide = AutoMeanField(model, init_stddev=0.1)
+    result = fit(model, guide, validation, epochs=2, validation=validation, seed=0, progress=False)
+    assert model.likelihood.by_name["kind"].num_data == 6
+    assert all(math.isfinite(record["validation_nll"]) for record in result.history)
+    predictions = predict(model, guide, X, num_samples=5, chunk_size=4)
+    assert {name: tuple(p.samples.shape) for name, p in predictions.items()} == {
+        "height": (5, 6, 2),
+        "kind": (5, 6, 3),
+    }
+    assert predictions["height"].noise["scale"].tolist() == [[0.5]] * 5
+    assert predictions["kind"].entropy.shape == (6,)
+
+
+def test_the_joint_density_averages_products_over_draws():
+    model, guide = trained()
+    height, kind = HEIGHT.clone(), KIND.clone()
+    height[1, 0], kind[1] = NAN, MISSING_LABEL
+    predictions = predict(model, guide, X, num_samples=7)
+    each = dist.Normal(predictions["height"].samples, 0.5).log_prob(HEIGHT)
+    each[:, 1, 0] = 0.0
+    of_kind = predictions["kind"].samples.log_softmax(-1)[:, torch.arange(6), KIND]
+    of_kind[:, 1] = 0.0
+    expected = (each.sum(-1) + of_kind).exp().mean(0).log()
+    found = predictions.log_prob({"height": height, "kind": kind})
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(ValueError, match=r"y must be a dict with targets for \['height', 'kind'\], got \['height'\]"):
+        predictions.log_prob({"height": height})
+
+
+def test_all_ways_to_predict_agree():
+    model, guide = trained()
+    pyro.set_rng_seed(0)
+    fast = predict(model, guide, X, num_samples=4)
+    served = SampledNetwork(model, guide, num_samples=4)
+    pyro.set_rng_seed(0)
+    model.register_forward_hook(lambda *_: None)
+    assert find_network(model) is None
+    slow = predict(model, guide, X, num_samples=4)
+    for name in ("height", "kind"):
+        torch.testing.assert_close(fast[name].samples, slow[name].samples)
+    assert served.predict(X)["kind"].samples.shape == (4, 6, 3)
+    assert served(X)["height"].shape == (4, 6, 2)
+
+
+def test_samples_of_a_posterior_predict_by_name():
+    model = named()
+    samples = {name: torch.randn(3, *value.shape) for name, value in model.bnn.sample_parameters().items()}
+    assert predict(model, samples, X)["height"].samples.shape == (3, 6, 2)
+
+
+def test_random_noise_is_that_of_its_output():
+    both = {
+        "a": likelihoods.Gaussian(precision_prior=dist.Gamma(6.0, 6.0)),
+        "b": likelihoods.Gaussian(precision_prior=dist.Gamma(600.0, 6.0)),
+    }
+
+    class Twice(nn.Linear):
+        def forward(self, x):
+            return {"a": super().forward(x), "b": super().forward(x)}
+
+    model = SupervisedModel(BayesianModule(Twice(3, 2)), both)
+    guide = AutoMeanField(model)
+    guide.setup(X, {"a": HEIGHT, "b": HEIGHT})
+    assert {"a.precision", "b.precision"} <= set(guide.latent_sites)
+    samples = {"a.precision": torch.tensor([0.25, 1.0, 4.0]), "weight": torch.randn(3, 2, 3)}
+    predictions = predict(model, samples, X)
+    assert predictions["a"].noise["scale"].tolist() == [[2.0], [1.0], [0.5]]
+    # Drawn from the prior, whose mean is a hundred times that of the other.
+    assert predictions["b"].noise["scale"].max() < 0.2
+
+
+def test_a_chain_and_other_priors_know_the_outputs():
+    model, guide = trained()
+    wrapped = swap_prior(PriorChain(model), {})
+    assert find_network(wrapped).likelihood is model.likelihood
+    assert predict(wrapped, guide, X, num_samples=2)["kind"].mean.shape == (6, 3)
+
+
+def test_an_ensemble_joins_each_output():
+    def member(seed):
+        model = named()
+        return model, AutoMeanField(model)
+
+    ensemble = Ensemble(member, 2)
+    ensemble.fit((X, {"height": HEIGHT, "kind": KIND}), epochs=1, progress=False)
+    predictions = ensemble.predict(X, num_samples=3)
+    assert predictions["height"].samples.shape == (6, 6, 2)
+    assert predictions.log_prob({"height": HEIGHT, "kind": KIND}).shape == (6,)
+
+
+def test_diagnose_reports_the_output_that_follows_its_inputs_least():
+    model, guide = trained()
+    values = {name: torch.zeros_like(value) for name, value in draw().items()}
+    values["height.weight"] += 1.0
+    guide.load_means(values)
+    diagnosis = diagnose(model, guide, (X, {"height": HEIGHT, "kind": KIND}))
+    assert diagnosis.signal == 0.0
+    assert 0.0 < diagnosis.noise < 1.0
+    assert sorted(diagnosis.terms.nll_by_site) == ["height.y", "kind.y"]
+
+
+def test_targets_in_large_units_are_named():
+    model = named()
+    data = (X, {"height": torch.where(X[:, :1] > 0.5, NAN, 1000 * HEIGHT), "kind": KIND})
+    with pytest.warns(UserWarning, match=r"height targets with mean .*Standardize"):
+        fit(model, AutoMeanField(model), data, epochs=1, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "message"),
+    [
+        ({}, "likelihood must have an object of its own for each name, got {}"),
+        (
+            {"height": likelihoods.Gaussian()},
+            r"network of bnn must return a dict .*\['height'\], got \['height', 'kind'\]",
+        ),
+        ({"height": likelihoods.Gaussian(), "sort": likelihoods.Gaussian()}, r"\['height', 'sort'\], got"),
+        ({"height": likelihoods.Gaussian(), "kind": nn.Linear(1, 1)}, r"likelihood\['kind'\] must be a Likelihood"),
+        ({"he.ight": likelihoods.Gaussian()}, "likelihood must have names without a dot"),
+        ({3: likelihoods.Gaussian()}, "likelihood must have names without a dot"),
+        ({"height": likelihoods.Gaussian(event_dim=3), "kind": likelihoods.Categorical()}, "output 'height': f must"),
+    ],
+)
+def test_likelihoods_that_do_not_fit_are_named(likelihood, message):
+    with pytest.raises(ValueError, match=message):
+        SupervisedModel(BayesianModule(Split()), likelihood)(X)
+
+
+def test_one_likelihood_under_two_names_is_refused():
+    with pytest.raises(ValueError, match="likelihood must have an object of its own"):
+        SupervisedModel(BayesianModule(Split()), dict.fromkeys(("height", "kind"), likelihoods.Gaussian()))
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (
+            {"height": HEIGHT},
+            r"y must be a dict with targets for \['height', 'kind'\], NaN if missing, got \['height'\]",
+        ),
+        (HEIGHT, r"y must be a dict with targets .* got Tensor"),
+        ({"height": HEIGHT, "kind": KIND.float()}, "output 'kind': y must hold integer labels"),
+        ({"height": HEIGHT[:, :1], "kind": KIND}, "output 'height': y must have shape"),
+        ({"height": HEIGHT, "kind": KIND + 2}, "output 'kind': y must hold labels from 0 to 2"),
+        ({"height": HEIGHT * NAN, "kind": KIND * 0 + MISSING_LABEL}, "y must hold at least one target in each batch"),
+        ({"height": HEIGHT / 0, "kind": KIND}, r"y\['height'\] must not hold infinity"),
+    ],
+)
+def test_targets_that_do_not_fit_are_named(y, message):
+    model = named()
+    with pytest.raises(ValueError, match=message):
+        fit(model, AutoMeanField(model), (X, y), epochs=1, progress=False)
+    if "infinity" not in message:
+        with pytest.raises(ValueError, match=message):
+            named()(X, y)
+
+
+def test_what_needs_one_output_says_so():
+    model, guide = trained()
+    with pytest.raises(ValueError, match="method must be 'draws' for a model of named outputs"):
+        predict(model, guide, X, method="linearized")
+    with pytest.raises(ValueError, match=r"function_site must be 'f' for a model of named outputs, got 'height\.f'"):
+        predict(model, guide, X, function_site="height.f")
+    with pytest.raises(ValueError, match=r"model must have one likelihood, got \['height', 'kind'\]"):
+        evaluate(model, guide, (X, {"height": HEIGHT, "kind": KIND}))
+    with pytest.raises(ValueError, match=r"must return one tensor, got dict: .*a likelihood for each output"):
+        SupervisedModel(BayesianModule(Split()), likelihoods.Gaussian())(X)
+
+
+def test_a_compiled_fit_is_a_fit():
+    losses = []
+    for options in (FitOptions(), FitOptions(compile=True)):
+        pyro.set_rng_seed(0)
+        model = named()
+        height = torch.where(X[:, :1] > 0, NAN, HEIGHT)
+        data = (X, {"height": height, "kind": KIND})
+        result = fit(model, AutoMeanField(model), data, epochs=2, seed=0, progress=False, options=options)
+        losses.append([record["loss"] for record in result.history])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
