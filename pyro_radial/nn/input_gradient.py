@@ -23,8 +23,7 @@ class InputGradient(nn.Module):
     with respect to the first. It runs under :func:`torch.func.vmap` and can be trained. Local reparameterization gives
     gradients another distribution, so weights below this module are drawn as a whole.
 
-    :param nn.Module net: a network that returns one number for each row, ``[B]`` or ``[B, 1]``, or a dict of outputs
-        with such a one.
+    :param nn.Module net: a network that returns a number for each row, ``[B]`` or ``[B, 1]``, or a dict with such.
     :param str of: the name of that output.
     :param str name: the name of its gradient, of the shape of the input.
     :param float factor: c, for example -1 for a force.

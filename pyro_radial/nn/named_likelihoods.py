@@ -32,8 +32,6 @@ class NamedLikelihoods(nn.Module):
     :raises ValueError: naming ``likelihood``, for no entries, other names or values, or one object under two names.
     """
 
-    # A plain module: a PyroModule would put its own name before the parameters of the likelihoods.
-
     def __init__(self, likelihoods: Mapping[str, Likelihood]) -> None:
         super().__init__()
         check_types(Likelihood, **{f"likelihood[{name!r}]": part for name, part in likelihoods.items()})
@@ -58,10 +56,7 @@ class NamedLikelihoods(nn.Module):
         """Check a network's outputs and return what the sites of the functions record."""
         if not isinstance(f, Mapping) or f.keys() != self.by_name.keys():
             got = list(f) if isinstance(f, Mapping) else type(f).__name__
-            raise ValueError(
-                f"the network of bnn must return a dict with an output for each likelihood, {list(self.by_name)}, "
-                f"got {got}"
-            )
+            raise ValueError(f"the network of bnn must return a dict with outputs {list(self.by_name)}, got {got}")
         result = {}
         for name, likelihood in self.by_name.items():
             with _in_errors(name):
@@ -92,11 +87,10 @@ class NamedLikelihoods(nn.Module):
             raise ValueError(f"y must be a dict with targets for {list(self.by_name)}, NaN if missing, got {got}")
         check_types(Tensor, **{f"y[{name!r}]": target for name, target in y.items()})
         found = {name: split_missing(y[name]) for name in self.by_name}
-        if pyro.settings.get("validate_distributions_pyro") and not any(
-            bool(there.any()) for _, there in found.values()
-        ):
+        checks = pyro.settings.get("validate_distributions_pyro")
+        if checks and not any(bool(there.any()) for _, there in found.values()):
             raise ValueError(
-                "y must hold at least one target in each batch, got only missing ones; leave out rows without targets"
+                "y must hold at least one target in each batch, got only missing ones; leave out such rows"
             )
         return found
 
