@@ -84,7 +84,7 @@ def test_quickstart_network_fits_images_of_every_set(quickstart, data_dir, name)
 
 def test_quickstart_says_what_each_image_is_taken_for(quickstart, tmp_path):
     task = quickstart.make_task(load("digits"))
-    outcome = quickstart.run_method(quickstart.AutoRadial, task, 1, seed=0)
+    outcome = quickstart.run_method("AutoRadial", task, 1, seed=0)
     titles = [ax.get_title() for ax in quickstart.draw_certainty(outcome, task).axes]
     assert len(titles) == 3 * quickstart.SHOWN
     assert titles[0].endswith(f"{outcome.test.entropy.min():.2f} nats")
@@ -94,7 +94,7 @@ def test_quickstart_says_what_each_image_is_taken_for(quickstart, tmp_path):
 
 def test_quickstart_options_have_their_defaults(quickstart):
     args = quickstart.parse([])
-    assert (args.dataset, args.data_dir, args.epochs, args.seed, args.threads) == ("digits", None, None, 0, 2)
+    assert (args.dataset, args.data_dir, args.epochs, args.seed, args.threads) == ("digits", None, None, 0, 1)
     args = quickstart.parse(["--dataset", "mnist", "--data-dir", "here", "--epochs", "3"])
     assert (args.dataset, args.data_dir, args.epochs) == ("mnist", Path("here"), 3)
 

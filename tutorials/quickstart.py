@@ -61,6 +61,8 @@ NUM_TRAIN = {"digits": 200}
 SMALL = 10_000  # Fewer images than this are trained on in batches of 32, more in batches of 128.
 UNSEEN_CLASSES = 2
 NUM_DRAWS = 32
+#: Few, so that most hold enough of a few hundred test images.
+NUM_BINS = 4
 SHOWN = 8
 WRONG = "#D55E00"
 PLOTS = {
@@ -224,8 +226,8 @@ def interpret(outcomes: dict[str, Outcome], scores: dict[str, Scores], labels: T
     return (
         f"AutoRadial gives the true class of a test image {abs(mean):.3f} ± {error:.3f} nats "
         f"{'more' if mean > 0 else 'less'} log-probability than the plain network, {verdict}.\n"
-        f"In {entropy['AutoRadial']} of pairs its entropy is higher on an image of an unseen class than on a known one, with "
-        f"the plain network in {entropy[PLAIN]}; guessing has 50 %."
+        f"In {entropy['AutoRadial']} of pairs its entropy is higher on an image of an unseen class than on a known "
+        f"one, with the plain network in {entropy[PLAIN]}; guessing has 50 %."
     )
 
 
@@ -245,7 +247,9 @@ def save_plots(outcomes: dict[str, Outcome], task: Task, folder: Path) -> dict[s
 
 def draw_reliability(outcomes: dict[str, Outcome], labels: Tensor) -> Figure:
     """Accuracy against confidence, all methods in one diagram."""
-    ax = plot_reliability({name: reliability(outcome.test.mean, labels) for name, outcome in outcomes.items()})
+    ax = plot_reliability(
+        {name: reliability(outcome.test.mean, labels, NUM_BINS) for name, outcome in outcomes.items()}
+    )
     figure = ax.figure
     assert isinstance(figure, Figure)
     return figure
