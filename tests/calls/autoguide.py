@@ -154,12 +154,6 @@ CALLS = [
         unchecked=dict(args=ARGUMENTS, kwargs=ARGUMENTS),
     ),
     Call(
-        "infer.autoguide.AutoCorrelated.covariance",
-        dict,
-        lambda found: found.shape == (8, 8),
-        on=correlated,
-    ),
-    Call(
         "infer.autoguide.AutoCorrelated.set_factor",
         lambda: dict(factor=torch.eye(8)),
         lambda found: found is None,

@@ -391,7 +391,6 @@ DIVERGENCES = [
         )
         for divergence in (LinearizedKL, MarginalKL, RKHSNorm)
     ),
-    Call("functional.RKHSNorm", dict, lambda found: callable(found)),
     Call(
         "functional.function_space_laplace",
         lambda: dict(
