@@ -284,9 +284,14 @@ def compile_graph(
     """
     from torch._inductor import compile as inductor
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    # Without a ShapeEnv inductor leaves its caches on disk alone.
+    shapes = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+    fakes = [shapes.from_tensor(example, static_shapes=True) for example in examples]
     try:
-        compiled: Callable[..., Sequence[Tensor]] = inductor(module, list(examples), options=dict(options))
+        with tracing(TracingContext(shapes)):
+            compiled: Callable[..., Sequence[Tensor]] = inductor(module, fakes, options=dict(options))
     except Exception as error:
         causes = [error, error.__cause__, error.__context__, getattr(error, "inner_exception", None)]
         if any(isinstance(cause, InvalidCxxCompiler | CppCompileError) for cause in causes):

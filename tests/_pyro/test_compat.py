@@ -247,6 +247,16 @@ def test_a_graph_is_compiled_to_what_it_does():
     torch.testing.assert_close(result, function(x)[0])
 
 
+def test_a_graph_that_was_compiled_before_is_found_on_disk():
+    found = torch._dynamo.utils.counters["inductor"]
+    before = found["fxgraph_cache_hit"]
+    for _ in range(2):
+        graph = compat.record_graph(lambda x: [x.cos() + 2.0], [torch.ones(7)])
+        code = compat.compile_graph(graph, [torch.ones(7)], {})
+    assert found["fxgraph_cache_hit"] > before
+    torch.testing.assert_close(code(torch.zeros(7))[0], torch.full((7,), 3.0))
+
+
 def test_a_missing_compiler_has_an_error_of_its_own(monkeypatch):
     def no_compiler(*args, **kwargs):
         raise torch._inductor.exc.InvalidCxxCompiler

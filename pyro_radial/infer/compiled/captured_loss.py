@@ -37,7 +37,8 @@ NOTHING: Mapping[str, Tensor] = {}
 USES_BEFORE_COMPILING = 3
 
 # Torch's own random numbers: inductor's are several times slower on a CPU, and differ from those of an eager step.
-OPTIONS = {"fallback_random": True}
+# Instructions that torch itself uses need no trial by a compiler, which takes seconds.
+OPTIONS = {"fallback_random": True, "cpp.vec_isa_ok": torch.backends.cpu.get_cpu_capability().startswith("AVX") or None}
 MOST_KEPT = 64
 
 # Settings of Pyro that a graph fixes.

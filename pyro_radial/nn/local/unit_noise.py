@@ -79,12 +79,8 @@ class UnitNoise:
     def unit(self, shape: Sequence[int]) -> Tensor:
         """The noise, ``[*draws, *shape]``."""
         directions = self.directions(shape)
-        if self.radius is None:
-            return directions
-        first = directions
-        for dim in range(-self.radius_dim, 0):
-            first = first.narrow(dim, 0, 1)
-        return directions * self.radius(first)
+        first = (..., *[slice(1)] * self.radius_dim)
+        return directions if self.radius is None else directions * self.radius(directions[first])
 
     def directions(self, shape: Sequence[int]) -> Tensor:
         """The noise without its radii."""
@@ -171,10 +167,8 @@ def unit_noise(distribution: Any) -> UnitNoise | None:
 def _once(tensor: Tensor, event_dim: int) -> Tensor:
     """Drop leading dims in which the tensor is only repeated, as in a plate of particles."""
     lead = tensor.dim() - event_dim
-    repeated = all(
-        size == 1 or stride == 0 for size, stride in zip(tensor.shape[:lead], tensor.stride()[:lead], strict=True)
-    )
-    return tensor[(0,) * lead] if repeated else tensor
+    dims = zip(tensor.shape[:lead], tensor.stride()[:lead], strict=True)
+    return tensor[(0,) * lead] if all(size == 1 or stride == 0 for size, stride in dims) else tensor
 
 
 #: Layers that are linear in their parameters and compute each row of a batch by itself, and the dims of a batch.
