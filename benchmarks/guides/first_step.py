@@ -116,18 +116,20 @@ def draw(results: Results) -> None:
     """CPU seconds by model, a bar for each state of the disk."""
     models = results.distinct("model")
     cells = [(step, on_disk) for step in results.distinct("step") for on_disk in ON_DISK[step]]
-    figure = Figure(figsize=(8, 3.5), layout="constrained", dpi=110)
+    figure = Figure(figsize=(10, 3.5), layout="constrained", dpi=110)
     ax = figure.subplots()
     for number, (step, on_disk) in enumerate(cells):
         places = np.arange(len(models)) + 0.8 * (number / len(cells) - 0.4)
         values = [cpu_of(results, model, step, on_disk) for model in models]
-        color = "C1" if step == OURS else f"{0.3 + 0.1 * number}"
-        bars = ax.bar(places, values, 0.7 / len(cells), label=f"{step}, {on_disk} on disk", color=color)
+        color = {EAGER: "0.3", OURS: "C1", PEER: "0.6"}[step]
+        shade = 1.0 - 0.3 * ON_DISK[step].index(on_disk)
+        label = f"{step}, {on_disk} on disk"
+        bars = ax.bar(places, values, 0.7 / len(cells), label=label, color=color, alpha=shade)
         ax.bar_label(bars, fmt="%.1f", fontsize=7)
     ax.set_xticks(range(len(models)), models)
     ax.set_ylabel("CPU time of the first steps, s")
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
     results.save_plot(figure)
 
 
