@@ -288,7 +288,7 @@ def compile_graph(
 
     # Without a ShapeEnv inductor leaves its caches on disk alone.
     shapes = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
-    fakes = [shapes.from_tensor(example, static_shapes=True) for example in examples]
+    fakes: list[Any] = [shapes.from_tensor(example, static_shapes=True) for example in examples]
     try:
         with tracing(TracingContext(shapes)):
             compiled: Callable[..., Sequence[Tensor]] = inductor(module, fakes, options=dict(options))

@@ -79,8 +79,12 @@ class UnitNoise:
     def unit(self, shape: Sequence[int]) -> Tensor:
         """The noise, ``[*draws, *shape]``."""
         directions = self.directions(shape)
-        first = (..., *[slice(1)] * self.radius_dim)
-        return directions if self.radius is None else directions * self.radius(directions[first])
+        if self.radius is None:
+            return directions
+        first = directions
+        for dim in range(-self.radius_dim, 0):
+            first = first.narrow(dim, 0, 1)
+        return directions * self.radius(first)
 
     def directions(self, shape: Sequence[int]) -> Tensor:
         """The noise without its radii."""
