@@ -105,6 +105,10 @@ def test_predictions_and_comparisons_are_those_of_the_linearized_network():
     assert 0.9 < loss.compared_with_process(model, guide, (X, Y)).places[0].width < 1.1
     found = predict(model, guide, X, num_samples=4000, method="linearized").epistemic_variance
     torch.testing.assert_close(found, widths(model, guide, X).square().float(), rtol=5 * (2 / 4000) ** 0.5, atol=0.0)
+    with pytest.warns(
+        UserWarning, match="widths hold for the linearized network alone; predict with method='linearized'"
+    ):
+        predict(model, guide, X, num_samples=2)
 
 
 def test_a_network_too_stiff_for_the_prior_is_named():

@@ -3,6 +3,7 @@
 
 """Draws of functions from a trained guide, or from samples of a posterior."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -104,6 +105,24 @@ def predict(
     positive_count("chunk_size", chunk_size)
     if method == "linearized":
         return _linearized(model, guide, x, num_samples, chunk_size, function_site, progress)
+    if getattr(guide, "linear_only", False):
+        warnings.warn(
+            "The guide's widths hold for the linearized network alone; predict with method='linearized'.", stacklevel=2
+        )
+    return _drawn(model, guide, x, num_samples, chunk_size, function_site, dropout, progress)
+
+
+def _drawn(
+    model: Any,
+    guide: Any,
+    x: Any,
+    num_samples: int | None,
+    chunk_size: int,
+    function_site: str,
+    dropout: bool = False,
+    progress: bool = False,
+) -> Any:
+    """Predictions by draws of the weights."""
     device = device_of(guide, model)
     chunks = [slice(start, start + chunk_size) for start in range(0, num_rows(x), chunk_size)]
     if isinstance(guide, Mapping):
@@ -167,7 +186,7 @@ def _linearized(
     likelihood = getattr(model, "likelihood", None)
     posterior = posterior_with_moments(guide, x[:1].to(device_of(guide, model)))
     num_draws = count if getattr(likelihood, "noise_sites", {}) else 1
-    noise = predict(model, guide, x[:1], num_draws, function_site=function_site).noise
+    noise = _drawn(model, guide, x[:1], num_draws, chunk_size, function_site).noise
     samples = linearized_samples(model, posterior, x, count, chunk_size, function_site, progress)
     return Prediction(samples, likelihood, noise)
 
