@@ -27,11 +27,10 @@ from matplotlib.figure import Figure
 
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table
 from benchmarks.guides._eight_models.data import MODELS
-from benchmarks.guides._eight_models.options import BLOCK, CONTENDERS, DRAWS, LEARNING_RATE, PYRO
+from benchmarks.guides._eight_models.options import BLOCK, CONTENDERS, DRAWS, LEARNING_RATE, ONE_THREAD, PYRO, ROOT
 
 __all__ = ["NEEDS", "claims", "draw", "report", "run"]
 
-ROOT = Path(__file__).parents[2]
 NEEDS = "`numpyro`, and `funsor` for the mixture"
 OURS, PEER, EAGER, JIT = "CompiledSVI", "NumPyro", "SVI", "JitTrace_ELBO"
 #: How often steps take turns, a block of them at a time.
@@ -39,11 +38,6 @@ ROUNDS = {"default": 40, "small": 1}
 SMALL = ("eight schools",)
 #: The most that our step may take, as a multiple of NumPyro's; how many models must be ahead; eager over compiled.
 SLOWEST, NUM_AHEAD, FASTER = 1.1, 7, 4.0
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
-    "JAX_PLATFORMS": "cpu",
-}
 
 
 def run(output: Path, *, form: Form = "default") -> None:

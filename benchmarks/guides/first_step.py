@@ -21,8 +21,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table
-from benchmarks.guides._eight_models.options import BLOCK
-from benchmarks.guides.against_numpyro import ONE_THREAD, ROOT
+from benchmarks.guides._eight_models.options import BLOCK, ONE_THREAD, ROOT
 
 __all__ = ["claims", "draw", "report", "run"]
 

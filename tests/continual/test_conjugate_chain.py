@@ -80,7 +80,7 @@ ADAM = {
     "scheduler": partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=STEPS),
 }
 # With rates that rise and fall by themselves.
-NATURAL = {"optim": NaturalGradient(lr=0.2, beta2=0.9)}
+NATURAL = {"optim": NaturalGradient(lr=0.2, hess_init=1 / NOISE**2, beta2=0.9)}
 
 
 def learned(guide, batches, rates):

@@ -3,7 +3,9 @@
 
 """What all processes must know."""
 
-__all__ = ["BLOCK", "CONTENDERS", "DRAWS", "LEARNING_RATE", "NUMPYRO", "PYRO"]
+from pathlib import Path
+
+__all__ = ["BLOCK", "CONTENDERS", "DRAWS", "LEARNING_RATE", "NUMPYRO", "ONE_THREAD", "PYRO", "ROOT"]
 
 PYRO = ("SVI", "JitTrace_ELBO", "CompiledSVI")
 NUMPYRO = ("NumPyro", "NumPyro, scan")
@@ -13,3 +15,10 @@ LEARNING_RATE = 1e-2
 BLOCK = 10
 #: Draws of the final loss.
 DRAWS = 50
+#: Where processes start, and their environment.
+ROOT = Path(__file__).parents[3]
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "JAX_PLATFORMS": "cpu",
+}

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import transform_to
 
 from pyro_radial._pyro.checks import check_types, optional, positive_count
+from pyro_radial._pyro.compat import stored_name
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.infer.autoguide.families.family import Families, Family, LocScale, Site
 from pyro_radial.infer.autoguide.families.normal import Normal
@@ -174,7 +175,7 @@ class AutoCorrelated(AutoMeanField):
         loc, factor, variance = self._moments()
         # In double precision, because a covariance that is almost only a factor is nearly singular.
         vector = dist.LowRankMultivariateNormal(loc.double(), factor.double(), variance.double(), validate_args=False)
-        drawn = pyro.sample(f"_{self._pyro_name}_latent", vector, infer={"is_auxiliary": True}).to(loc)
+        drawn = pyro.sample(f"_{stored_name(self)}_latent", vector, infer={"is_auxiliary": True}).to(loc)
         parts = self._split(drawn).items()
         with _Given({name: part.reshape(drawn.shape[:-1] + self._site[name].shape) for name, part in parts}):
             return super().forward(*args, **kwargs)
