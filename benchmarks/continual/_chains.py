@@ -145,7 +145,7 @@ class Tuned(Setting):
     event_dim: int | None = 1
     #: How often the data of a task count in the next prior.
     past_weight: float = 1.0
-    #: Along the natural gradient, whose settings the next two are.
+    #: Whether steps follow the natural gradient; the next two are its settings.
     natural: bool = False
     hess_init: float | None = None
     beta2: float | None = None

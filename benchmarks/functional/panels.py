@@ -77,7 +77,7 @@ def run(output: Path, *, form: Form = "default", workers: int = 2) -> None:
     ``function-space Laplace`` trains the means with ``RKHSNorm``, then finds widths with ``function_space_laplace`` at
     the data and 60 points. ``last layer`` and ``mean field`` train ``AutoCorrelated`` and ``AutoMeanField`` with
     ``LinearizedKL``. All predict with ``method="linearized"``. One seed; settings were chosen on other functions of the
-    RBF kernel, but for the 40 points, which were chosen on the first panel.
+    RBF kernel, except for the 40 points, chosen on the first panel.
     """
     setting = FORMS[form]
     results = Results(output, {"torch": torch.__version__, **setting})
