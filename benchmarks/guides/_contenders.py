@@ -17,12 +17,20 @@ from pyro.infer import SVI, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Adam
+from torch.optim import Adam, Optimizer
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, CompiledSVI, RadialELBO, SupervisedModel
+from pyro_radial import (
+    AutoMeanField,
+    AutoRadial,
+    BayesianModule,
+    CompiledSVI,
+    NaturalGradient,
+    RadialELBO,
+    SupervisedModel,
+)
 from pyro_radial.nn import likelihoods
 
-__all__ = ["CONTENDERS", "OURS", "PEERS", "PLAIN", "Problem", "available", "num_weights"]
+__all__ = ["CONTENDERS", "OURS", "PEERS", "PLAIN", "Problem", "available", "bytes_per_weight", "num_weights"]
 
 NUM_DATA = 60_000
 INPUTS, CLASSES = 784, 10
@@ -172,24 +180,47 @@ def svi(
     kind: Any = SVI,
     loss: Any = TraceMeanField_ELBO,
     noise: Any = "weights",
+    natural: bool = False,
 ) -> Step:
-    """Pyro's SVI, or ours, with Pyro's Adam."""
+    """Pyro's SVI, or ours, with Pyro's Adam or natural gradients."""
     x, y = problem.data()
     pyro.clear_param_store()
     model = _model(problem, noise)
     elbo = loss(num_particles=problem.particles, vectorize_particles=problem.particles > 1)
-    made = kind(model, guide(model), pyro.optim.Adam({"lr": 1e-3}), elbo)
+    optim = NaturalGradient(lr=1e-3) if natural else pyro.optim.Adam({"lr": 1e-3})
+    made = kind(model, guide(model), optim, elbo)
+    if isinstance(made, CompiledSVI):
+        made.captured.compile_after = 0
     return lambda: made.step(x, y)
 
 
-def eager(problem: Problem, guide: Any) -> Step:
-    """The loss as a module, and one fused Adam, as ``fit`` takes its steps."""
+def bytes_per_weight(natural: bool, problem: Problem) -> float:
+    """What a radial posterior, its gradients and its optimizer hold between two steps."""
+    x, y = problem.data()
+    pyro.clear_param_store()
+    model = _model(problem)
+    optim = NaturalGradient(lr=1e-3) if natural else pyro.optim.Adam({"lr": 1e-3})
+    made = RECORDED(model, AutoRadial(model), optim, RadialELBO())
+    for _ in range(3):
+        made.step(x, y)
+    optimizer: Any = made.optimizer
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = [value for own in optimizer.state.values() for value in own.values() if isinstance(value, Tensor)]
+    held = {t.data_ptr(): t.nbytes for t in (*parameters, *(p.grad for p in parameters if p.grad is not None), *state)}
+    return sum(held.values()) / num_weights(problem)
+
+
+def eager(problem: Problem, guide: Any, natural: bool = False) -> Step:
+    """The loss as a module, and one fused Adam or natural gradients, as ``fit`` takes its steps."""
     x, y = problem.data()
     pyro.clear_param_store()
     model = _model(problem)
     elbo = RadialELBO(problem.particles, vectorize_particles=problem.particles > 1, strict_kl=True)
-    module = elbo(model, guide(model))
+    posterior = guide(model)
+    module = elbo(model, posterior)
     module(x, y)
+    if natural:
+        return _with(NaturalGradient(lr=1e-3).optimizer(model, posterior, x, y), lambda: module(x, y))
     return _with_adam(module.parameters(), lambda: module(x, y), True)
 
 
@@ -201,8 +232,10 @@ def _model(problem: Problem, noise: Any = "weights") -> SupervisedModel:
 
 
 def _with_adam(parameters: Any, loss: Callable[[], Tensor], fused: bool) -> Step:
-    optimizer = Adam(parameters, lr=1e-3, fused=fused)
+    return _with(Adam(parameters, lr=1e-3, fused=fused), loss)
 
+
+def _with(optimizer: Optimizer, loss: Callable[[], Tensor]) -> Step:
     def step() -> None:
         optimizer.zero_grad()
         loss().backward()  # type: ignore[no-untyped-call]
@@ -252,11 +285,18 @@ CONTENDERS: dict[str, Callable[[Problem], Step]] = {
     "AutoRadial, local noise, compiled": partial(
         svi, guide=AutoRadial, kind=CompiledSVI, loss=RadialELBO, noise="local"
     ),
+    "AutoRadial, natural gradient, eager": partial(eager, guide=AutoRadial, natural=True),
+    "AutoRadial, natural gradient, compiled": partial(
+        svi, guide=AutoRadial, kind=CompiledSVI, loss=RadialELBO, natural=True
+    ),
     "AutoMeanField, SVI": partial(svi, guide=AutoMeanField),
     "AutoMeanField, eager": partial(eager, guide=AutoMeanField),
     "AutoMeanField, compiled": partial(svi, guide=AutoMeanField, kind=CompiledSVI, loss=RadialELBO),
     "AutoMeanField, local noise, compiled": partial(
         svi, guide=AutoMeanField, kind=CompiledSVI, loss=RadialELBO, noise="local"
+    ),
+    "AutoMeanField, natural gradient, compiled": partial(
+        svi, guide=AutoMeanField, kind=CompiledSVI, loss=RadialELBO, natural=True
     ),
 }
 PEERS = [name for name in CONTENDERS if name.split(",")[0] in (*MODULES, "radial", "Pyro's AutoNormal")]

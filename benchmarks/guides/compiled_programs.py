@@ -209,6 +209,7 @@ def recorded(name: str, width: int, compiled: bool, dtype: torch.dtype) -> tuple
         pyro.set_rng_seed(0)
         program = PROGRAMS[name](width)
         captured = CapturedLoss(program.model, program.guide, program.loss, compile=compiled)
+        captured.compile_after = 3
         start = time.perf_counter()
         for _ in range(5):
             captured(program.args, {})
@@ -224,6 +225,8 @@ def trained(kind: str, width: int, steps: int) -> Row:
     loss = RadialELBO(kl_weight=lambda step: min(1.0, 0.01 + step / (0.4 * steps)))
     model, guide, _, args = classifier(AutoRadial, loss, width)
     svi = RUNS[kind](model, guide, pyro.optim.Adam({"lr": 0.01}), loss)
+    if isinstance(svi, CompiledSVI):
+        svi.captured.compile_after = 3
     losses = [float(svi.step(*args)) for _ in range(steps)][-max(2, steps // 10) :]
     graphs = len(svi.captured.recordings) if isinstance(svi, CompiledSVI) else 0
     return {"mean": statistics.mean(losses), "stddev": statistics.stdev(losses), "graphs": graphs}
@@ -242,6 +245,7 @@ def to_first_fast_step(kind: str, hidden: tuple[int, ...]) -> Row:
         model = chained(model, "exact", args)
         guide = model.guide(AutoRadial)
     captured = CapturedLoss(model, guide, RadialELBO(strict_kl=True))
+    captured.compile_after = 3
     start = time.perf_counter()
     for _ in range(5):
         captured(args, {})

@@ -33,6 +33,8 @@ TARGET = 1e-5
 NUM_PROGRAMS, NUM_COMPILED = 25, 20
 #: Steps before the gradients are compared once more.
 WARMUP = 6
+#: Uses of a graph before it is compiled.
+COMPILE_AFTER = 3
 #: How often steps take turns.
 ROUNDS = {"default": 40, "small": 1}
 SMALL = ("eight_schools", "coin", "vae")
@@ -76,9 +78,10 @@ def measure(name: str, rounds: int, *, compile: bool) -> Row:
 
 def compiled(program: Program, *, compile: bool) -> CompiledSVI:
     """The program with its own optimizer."""
-    return CompiledSVI(
-        program.model, program.guide, pyro.optim.Adam({"lr": LEARNING_RATE}), program.loss, compile=compile
-    )
+    optim = pyro.optim.Adam({"lr": LEARNING_RATE})
+    svi = CompiledSVI(program.model, program.guide, optim, program.loss, compile=compile)
+    svi.captured.compile_after = COMPILE_AFTER
+    return svi
 
 
 def outcome(svi: CompiledSVI, errors: list[float]) -> Row:

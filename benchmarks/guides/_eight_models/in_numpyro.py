@@ -194,6 +194,9 @@ class Training:
             self.state, loss = advance(self.state, *self.args)
             loss.block_until_ready()
 
+    def compile(self) -> None:
+        """Nothing: the first step compiles."""
+
     def final(self, draws: int) -> float:
         """The mean loss over draws."""
         keys = jax.random.split(jax.random.PRNGKey(self.seed), draws)

@@ -213,6 +213,11 @@ class Training:
         for _ in range(number):
             self.svi.step(*self.args)
 
+    def compile(self) -> None:
+        """Compile graphs at their next use."""
+        if isinstance(self.svi, CompiledSVI):
+            self.svi.captured.compile_after = 0
+
     def final(self, draws: int) -> float:
         """The mean loss over draws."""
         with torch.no_grad():

@@ -3,7 +3,8 @@
 
 """A process that trains one model with one library, and takes steps when it is told to.
 
-It reads lines from its standard input: a number of steps, or "final", and answers each with a line of JSON.
+It reads lines from its standard input: a number of steps, "compile" for steps that are compiled from then on, or
+"final", and answers each with a line of JSON.
 """
 
 import json
@@ -31,8 +32,10 @@ def main(name: str, contender: str, form: str) -> None:
     run = training(name, contender, form == "small")
     for line in sys.stdin:
         start = time.process_time()
-        if line.strip() == "final":
-            answer: Any = {"loss": run.final(DRAWS), "eagerly": "; ".join(run.eager_because())}
+        if line.strip() == "compile":
+            answer: Any = run.compile()
+        elif line.strip() == "final":
+            answer = {"loss": run.final(DRAWS), "eagerly": "; ".join(run.eager_because())}
         else:
             run.steps(int(line))
             answer = {"cpu": time.process_time() - start}

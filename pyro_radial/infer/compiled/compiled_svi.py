@@ -30,8 +30,8 @@ class CompiledSVI:
     r"""Run the steps of :class:`pyro.infer.SVI` as compiled graphs.
 
     The first step with a signature runs the program once and records the tensor operations of its loss and gradients.
-    Later steps replay them with fresh noise; inductor compiles a graph in frequent use. A signature is the tree,
-    shapes, strides, dtypes and devices of the arguments, and the values of arguments that are not tensors.
+    Later steps replay them with fresh noise; after a thousand replays inductor compiles the graph. A signature is the
+    tree, shapes, strides, dtypes and devices of the arguments, and the values of arguments that are not tensors.
 
     Parameters, buffers and other tensors, the scale N / B and the weight of the KL are inputs of the graph. The first
     run also finds the Python state that the program reads: attributes, closures, globals, items of containers, hooks,
@@ -142,7 +142,7 @@ class CompiledSVI:
         noise = TorchNoise.now()
         optimizer = self._joint.optimizer
         update = optimizer.in_graph() if isinstance(optimizer, NaturalGradientOptimizer) else None
-        loss, gradients = self._evaluate(args, kwargs, update=update)
+        loss, gradients = self._evaluate(self.model, self.guide, args, kwargs, update=update)
         self._joint.adopt(self.captured.parameters)
         self._unchecked.append((noise, args, kwargs))
         self._check(loss)
@@ -152,13 +152,25 @@ class CompiledSVI:
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss, as :meth:`step` returns it, without a step."""
-        loss, _ = self._evaluate(args, kwargs, gradients=False)
+        loss, _ = self._evaluate(self.model, self.guide, args, kwargs, gradients=False)
         return loss.unbind() if loss.ndim else loss
 
-    def _evaluate(self, args: Any, kwargs: Any, **how: Any) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """The loss and its gradients, for the present model, guide and loss."""
+    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Loss:
+        """Estimate the loss and add its gradients to those of the parameters, for a loop of your own.
+
+        The loss is not checked, and no step is taken. Call the optimizer's ``step`` and ``zero_grad`` yourself.
+        """
+        loss, gradients = self._evaluate(model, guide, args, kwargs)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        return loss.unbind() if loss.ndim else loss
+
+    def _evaluate(
+        self, model: Any, guide: Any, args: Any, kwargs: Any, **how: Any
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """The loss and its gradients, for the present loss."""
         captured = self.captured
-        captured.model, captured.guide, captured.loss = self.model, self.guide, self.loss
+        captured.model, captured.guide, captured.loss = model, guide, self.loss
         if self._loss_and_grads is not None:
             captured.loss = SimpleNamespace(loss=self.loss, loss_and_grads=self._loss_and_grads)
         return captured(args, kwargs, **how)

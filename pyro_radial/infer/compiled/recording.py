@@ -161,7 +161,8 @@ def evaluate(call: Call) -> Evaluation:
     else:
         function = loss.loss_and_grads if gradients else loss.loss
         # It adds its gradients to what there is.
-        for parameter in (*stored_parameters().values(), *also.values()):
+        earlier = [(parameter, parameter.grad) for parameter in (*stored_parameters().values(), *also.values())]
+        for parameter, _ in earlier:
             parameter.grad = None
     # Losses of Pyro that enumerate refuse to do without gradients.
     with_graph = gradients or not isinstance(loss, RadialELBO)
@@ -174,8 +175,8 @@ def evaluate(call: Call) -> Evaluation:
     found: Sequence[Tensor | None] = (None,) * len(parameters)
     if not differentiable:
         found = [parameter.grad for parameter in parameters.values()]
-        for parameter in parameters.values():
-            parameter.grad = None
+        for parameter, gradient in (*zip(parameters.values(), [None] * len(parameters), strict=True), *earlier):
+            parameter.grad = gradient
     elif gradients and parameters and value.requires_grad:
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     if update is not None:

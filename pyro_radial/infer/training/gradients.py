@@ -119,9 +119,9 @@ class CompiledGradients(LossGradients):
 
     def evaluate(self, batch: tuple[Any, Any]) -> Callable[[float], None]:
         """Evaluate the loss."""
-        compile_after = 0 if num_rows(batch[0]) == self.compile_rows else None
+        self.captured.compile_after = 0 if num_rows(batch[0]) == self.compile_rows else None
         update = None if self.optimizer is None else self.optimizer.in_graph(self._check_terms)
-        _, gradients = self.captured(batch, {}, also=self.parameters, update=update, compile_after=compile_after)
+        _, gradients = self.captured(batch, {}, also=self.parameters, update=update)
 
         def add(share: float) -> None:
             for parameter, gradient in gradients:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import random
+from contextlib import nullcontext
 
 import numpy as np
 import pyro
@@ -238,6 +239,7 @@ def test_like_graphs_share_compiled_code(monkeypatch):
     for task in range(3):
         guide = chain.guide(AutoRadial, init_stddev=0.1)
         loss = CapturedLoss(chain, guide, RadialELBO())
+        loss.compile_after = 3
         for _ in range(6):
             loss((X, Y), {})
         with torch.no_grad():
@@ -257,6 +259,7 @@ def test_odd_batches_are_not_compiled(monkeypatch):
     captured_loss.forget()
     model = small_classifier()
     loss = CapturedLoss(model, AutoRadial(model), RadialELBO())
+    loss.compile_after = 3
     for _ in range(3):
         for _ in range(5):
             loss((X, Y), {})
@@ -458,12 +461,65 @@ def test_a_machine_without_a_compiler_replays_graphs_as_recorded(monkeypatch):
     captured_loss.forget()
     program = make()
     loss = CapturedLoss(program.model, program.guide, program.loss)
+    loss.compile_after = 3
     for _ in range(3):
         loss((X, Y), {})
     with pytest.warns(UserWarning, match=r"no compiler on this machine.*no g\+\+"):
         loss((X, Y), {})
     loss((X, Y), {})
     assert compared(program, loss)[1] <= 1e-6
+
+
+@pytest.mark.parametrize("right_without_vectors", [True, False])
+def test_wrong_code_is_not_used(monkeypatch, right_without_vectors):
+    asked = []
+
+    def wrong(module, examples, options):
+        asked.append(options.get("cpp.simdlen"))
+        if right_without_vectors and asked[-1] == 1:
+            return module
+        return lambda *tensors: [1.1 * t if t.is_floating_point() else t for t in module(*tensors)]
+
+    monkeypatch.setattr(captured_loss, "compile_graph", wrong)
+    captured_loss.forget()
+    program = make(net=batch_normed())
+    loss = CapturedLoss(program.model, program.guide, program.loss)
+    for _ in range(3):
+        loss((X, Y), {})
+    before = torch.get_rng_state(), [buffer.clone() for buffer in program.model.buffers()]
+    with nullcontext() if right_without_vectors else pytest.warns(UserWarning, match="gives other numbers"):
+        loss.compile_after = 0
+        loss._code(*loss.recordings, [torch.ones(()), X, Y])
+    assert asked == [None, 1]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert all(map(torch.equal, program.model.buffers(), before[1]))
+    assert compared(program, loss)[1] <= 1e-6
+    captured_loss.forget()
+
+
+def test_code_that_changes_tensors_wrongly_is_not_used(monkeypatch):
+    program = make(net=batch_normed())
+    loss = captured(program)
+    loss((X, Y), {})
+    statistic = program.model.bnn.get_buffer("net.1.running_mean")
+    before = statistic.clone()
+
+    def wrong(module, examples, options):
+        def code(*tensors):
+            results = module(*tensors)
+            statistic.add_(1.0)
+            return results
+
+        return code
+
+    monkeypatch.setattr(captured_loss, "compile_graph", wrong)
+    captured_loss.forget()
+    (recording,) = loss.recordings
+    with pytest.warns(UserWarning, match="gives other numbers"):
+        code = captured_loss.compiled(recording.graph, [torch.ones(()), X, Y], {})
+    assert code is recording.graph.module
+    assert torch.equal(statistic, before)
+    captured_loss.forget()
 
 
 def test_a_loss_without_gradients_takes_no_step():

@@ -141,6 +141,21 @@ def test_what_svi_takes_as_a_loss_takes_the_same_steps(arguments, compiled):
     assert bool(svi.eager_because) != compiled
 
 
+@pytest.mark.parametrize("loss", [Trace_ELBO(), RenyiELBO(num_particles=2)], ids=["graph", "eager"])
+@pytest.mark.filterwarnings("ignore:the program runs uncompiled")
+def test_gradients_of_several_batches_add_up_as_with_svi(loss):
+    outcomes = []
+    for make in (SVI, recorded):
+        pyro.clear_param_store()
+        svi = make(plain, plain_guide, pyro.optim.SGD({"lr": 0.01}), loss)
+        pyro.set_rng_seed(0)
+        losses = [float(svi.loss_and_grads(plain, plain_guide, x)) for x in (X[:4, 0], X[4:8, 0], X[:4, 0], X[:4, 0])]
+        (parameter,) = dict(pyro.get_param_store().named_parameters()).values()
+        outcomes.append([*losses, float(parameter.grad)])
+        assert float(parameter.detach()) == 0.0
+    assert outcomes[1] == pytest.approx(outcomes[0], rel=1e-5)
+
+
 @pytest.mark.filterwarnings("ignore:the program runs uncompiled")
 def test_a_loss_of_two_parts_is_returned_as_svi_returns_it():
     def model(x):
@@ -256,6 +271,7 @@ def test_an_observation_out_of_range_is_an_error_as_in_svi(name, validate):
 def test_a_compiled_graph_does_not_leave_a_table():
     model = labelled(OUT_OF_RANGE["a class of 12"][0])
     svi = CompiledSVI(model, AutoNormal(model), pyro.optim.SGD({"lr": 0.01}), Trace_ELBO())
+    svi.captured.compile_after = 3
     targets = torch.zeros(8, dtype=torch.long)
     for _ in range(5):
         svi.step(X, targets)
@@ -469,6 +485,7 @@ def test_on_cuda_a_compiled_step_waits_for_nothing_and_its_gradients_are_the_eag
     guide.cuda()
     x, y = X.cuda(), Y.cuda()
     svi = CompiledSVI(model, guide, pyro.optim.Adam({"lr": 0.01}), RadialELBO(), check_every=1000)
+    svi.captured.compile_after = 3
     for _ in range(5):
         svi.step(x, y)
     torch.cuda.set_sync_debug_mode("error")
