@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Random flips, rotations, shifts and zooms of a batch of images, with one interpolation."""
+"""Random changes of a batch of images: an affine map with one interpolation, and whole pixels without any."""
 
 from dataclasses import dataclass
 
@@ -79,3 +79,21 @@ class RandomAffine:
         rows = [cos, -sin * height / width, sin * width / height, cos]
         linear = flips[:, :, None] * torch.stack(rows, -1).reshape(number, 2, 2)
         return torch.cat([zoom[:, None, None] * linear, linear @ offset[:, :, None]], -1)
+
+
+@torch.no_grad()
+def shifted_and_mirrored(images: Tensor, most: int = 2) -> Tensor:
+    """Shift images ``[N, C, H, W]`` by up to so many pixels along each axis, and mirror left and right in half of them.
+
+    The pixels that come in repeat those of the border.
+    """
+    number, _, height, width = images.shape
+    rows, columns = (torch.randint(-most, most + 1, (number, 1), device=images.device) for _ in range(2))
+    places = torch.arange(width, device=images.device).expand(number, width)
+    mirrored = torch.rand(number, 1, device=images.device) < 0.5
+    columns = (torch.where(mirrored, width - 1 - places, places) + columns).clamp(0, width - 1)
+    rows = (torch.arange(height, device=images.device) + rows).clamp(0, height - 1)
+    shown = images.movedim(1, -1)[
+        torch.arange(number, device=images.device)[:, None, None], rows[:, :, None], columns[:, None, :]
+    ]
+    return shown.movedim(-1, 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.common import (
@@ -46,6 +47,7 @@ from benchmarks.uncertainty._methods import (
     TEMPERATURE,
     TRUNCATED,
     TWEAKS,
+    Augment,
     MakeNet,
     Setting,
     Trained,
@@ -110,6 +112,7 @@ class Study:
     :param shares: whether the members of an ensemble are the single networks of several seeds, each trained once.
     :param seeds_of: how many seeds a method has that has fewer than the others.
     :param settings_of: by method, the settings to choose from.
+    :param augment: what changes the inputs of each training batch.
     """
 
     make_net: MakeNet
@@ -123,6 +126,7 @@ class Study:
     shares: bool = False
     seeds_of: Mapping[str, int] = field(default_factory=dict)
     settings_of: Mapping[str, Sequence[Row]] = field(default_factory=lambda: CANDIDATES)
+    augment: Augment | None = None
 
     @property
     def candidates(self) -> dict[str, Sequence[Row]]:
@@ -177,14 +181,15 @@ def options_of(results: Results, method: str) -> Row:
 def _chosen(study: Study, method: str, options: Row, folder: Path) -> Row:
     fitted, held_out = study.load(study.names[0])
     setting = replace(study.setting, **options)
-    learned = train(method, study.make_net, part(fitted, 0, study.choice_rows), held_out, setting, 0, folder)
+    rows = part(fitted, 0, study.choice_rows)
+    learned = train(method, study.make_net, rows, held_out, setting, 0, folder, study.augment)
     return scores(learned.predict(held_out[0]), held_out[1]) | {"seconds": learned.seconds}
 
 
 def _tested(study: Study, name: str, method: str, setting: Setting, folders: Mapping[int, Path]) -> Row:
     """A method with one seed."""
     ((seed, folder),) = folders.items()
-    learned = train(method, study.make_net, *study.load(name), setting, seed, folder)
+    learned = train(method, study.make_net, *study.load(name), setting, seed, folder, study.augment)
     return study.judge(learned, name) | {"seconds": learned.seconds, **learned.details}
 
 
@@ -192,7 +197,9 @@ def _mixed(study: Study, name: str, method: str, setting: Setting, folders: Mapp
     """The equal mixture of what a method has learned with several seeds, which share the draws of a prediction."""
     own = replace(setting, num_samples=max(1, setting.num_samples // len(folders)))
     data = study.load(name)
-    members = [train(method, study.make_net, *data, own, seed, folder) for seed, folder in folders.items()]
+    members = [
+        train(method, study.make_net, *data, own, seed, folder, study.augment) for seed, folder in folders.items()
+    ]
 
     def prediction(x: Tensor) -> Prediction:
         each = [member.predict(x) for member in members]
@@ -277,6 +284,15 @@ def choices(results: Results) -> str:
     )
 
 
+def candidates_table(results: Results) -> str:
+    """The validation NLL of all settings."""
+    lines = [
+        [row["method"], ", ".join(f"{name} {value:g}" for name, value in row["options"].items()), f"{row['nll']:.4f}"]
+        for row in results.where(use="choice")
+    ]
+    return markdown_table(["", "setting", "validation NLL"], lines)
+
+
 def described(size: Any) -> Row:
     """The numbers of a size for the setting of its results, and those of its training that are the same for all."""
     own = {name: getattr(size.setting, name) for name in ("epochs", "batch_size", "rate", "num_members", "num_samples")}
@@ -314,6 +330,26 @@ def style_of(method: str) -> dict[str, Any]:
         if method in family:
             return {"color": color, "linestyle": ("-", ":", "--")[family.index(method)], "linewidth": 1.4}
     raise ValueError(f"method must be one of those compared, got {method}")
+
+
+def draw_by_method(
+    results: Results, names: Mapping[str, str], published: Mapping[str, float] = MappingProxyType({})
+) -> Figure:
+    """Draw scores by method, a dot for each network or ensemble, and published numbers of the first score."""
+    figure = Figure(figsize=(10, 3.6), layout="constrained", dpi=110)
+    methods = list(reversed(tested_methods(results)))
+    for place, (ax, name) in enumerate(zip(figure.subplots(1, len(names)), names, strict=True)):
+        for height, method in enumerate(methods):
+            values = [row[name] for row in results.where(use="test", method=method) if name in row]
+            color = COLORS[1] if method in ENSEMBLES else COLORS[0]
+            ax.plot(values, [height] * len(values), "o", color=color, alpha=0.6, markersize=4)
+        for title, value in published.items() if place == 0 else ():
+            ax.axvline(value, color="0.6", linewidth=0.8)
+            ax.text(value, len(methods) - 0.4, title, rotation=30, fontsize=6, color="0.4")
+        ax.set(yticks=range(len(methods)), yticklabels=methods if place == 0 else [""] * len(methods))
+        ax.set_xlabel(names[name])
+        bare(ax)
+    return figure
 
 
 def bare(ax: Axes) -> Axes:

@@ -14,6 +14,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, SequentialLR
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
@@ -22,6 +23,7 @@ from benchmarks.guides._truncated_normal import TruncatedNormalFamily
 from pyro_radial import (
     AutoMeanField,
     AutoRadial,
+    AutoRadialDirectional,
     BayesianModule,
     FitOptions,
     NaturalGradient,
@@ -30,6 +32,7 @@ from pyro_radial import (
     fit,
     predict,
 )
+from pyro_radial.distributions import HypersphericalUniform
 from pyro_radial.infer import Ensemble, calibrate_scales, last_layer_laplace
 from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.prediction.prediction import Prediction
@@ -55,6 +58,8 @@ SGD_TEMPERATURE, SGD_DROPOUT, SGD_LAPLACE = "SGD, temperature", "SGD, MC dropout
 SGD_ENSEMBLE = "SGD, deep ensemble"
 NATURAL_MEAN_FIELD, NATURAL_RADIAL = "mean field, natural gradient", "radial, natural gradient"
 NATURAL_ROWS, NATURAL_ENSEMBLE = "radial by row, natural gradient", "radial ensemble, natural gradient"
+#: Von Mises-Fisher directions for convolutions, whose lengths batch norm divides out.
+DIRECTIONAL = "von Mises-Fisher directions"
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ class Setting:
     init_stddev: float = 0.01
     init_scale: float | None = None
     prior_stddev: float = 1.0
+    #: The mean cosine that directions start at.
+    mean_cosine: float = 0.9
     #: First epochs that train the means alone, without noise; the tweaks do so for half of all epochs.
     pretrain_epochs: int = 0
     #: Draws of a step.
@@ -177,6 +184,25 @@ def measures(prediction: Prediction, labels: Tensor) -> Row:
     }
 
 
+class _DirectionalConvolutions:
+    """Uniform directions for the outputs of convolutions, and normal other weights.
+
+    :param stddev: of the other weights.
+    """
+
+    def __init__(self, stddev: float) -> None:
+        self.stddev = stddev
+
+    def sample_parameter(self, name: str, parameter: Tensor) -> Tensor:
+        if parameter.dim() < 4:
+            prior = dist.Normal(parameter.new_tensor(0.0), self.stddev).expand(parameter.shape)
+            return pyro.sample(name, prior.to_event(parameter.dim()), infer={"initial_value": parameter})
+        rows = parameter.flatten(1)
+        prior = HypersphericalUniform(rows.shape[1], batch_shape=rows.shape[:1], like=rows).to_event(1)
+        direction = pyro.sample(f"{name}.direction", prior, infer={"initial_value": normalize(rows)})
+        return direction.reshape(direction.shape[:-2] + parameter.shape)
+
+
 def _guide(kind: str, model: SupervisedModel, setting: Setting) -> nn.Module:
     if kind in (RADIAL, ROWS):
         stddev = setting.init_stddev if setting.init_scale is None else None
@@ -186,6 +212,10 @@ def _guide(kind: str, model: SupervisedModel, setting: Setting) -> nn.Module:
         return AutoMeanField(model, families={".": families.Delta()})
     if kind == TWEAKS:
         return AutoMeanField(model, init_stddev=1e-3)
+    if kind == DIRECTIONAL:
+        return AutoRadialDirectional(
+            model, init_stddev=setting.init_stddev, init_mean_cosine=setting.mean_cosine, shared_concentration=False
+        )
     if kind == NARROW:
         return AutoMeanField(model, families=partial(_narrow, setting))
     own = {".": TruncatedNormalFamily(setting.truncation)} if kind == TRUNCATED else None
@@ -199,13 +229,14 @@ def _narrow(setting: Setting, name: str, site: Any) -> families.Normal:
 
 
 def _model(net: nn.Module, setting: Setting, **options: Any) -> SupervisedModel:
-    bnn = BayesianModule(net, dist.Normal(0.0, setting.prior_stddev), **options)
+    bnn = BayesianModule(net, **{"prior": dist.Normal(0.0, setting.prior_stddev), **options})
     return SupervisedModel(bnn, likelihoods.Categorical(), local_reparameterization=setting.noise == "local")
 
 
 def _made(kind: str, make_net: MakeNet, setting: Setting, seed: int) -> tuple[SupervisedModel, nn.Module]:
     """A member of an ensemble; torch is seeded for each."""
-    model = _model(make_net(setting.dropout if kind == DROPOUT else 0.0), setting)
+    own = {"prior": _DirectionalConvolutions(setting.prior_stddev)} if kind == DIRECTIONAL else {}
+    model = _model(make_net(setting.dropout if kind == DROPOUT else 0.0), setting, **own)
     return model, _guide(kind, model, setting)
 
 
@@ -427,6 +458,7 @@ _NATURAL = {"optimizer": "natural"}
 #: What single experiments ask for besides.
 OTHERS: dict[str, Method] = {
     NARROW: partial(variational, NARROW),
+    DIRECTIONAL: partial(variational, DIRECTIONAL),
     ADAMW: partial(_with, plain, optimizer="adamw"),
     SGD: partial(_with, plain, **_BY_SGD),
     SGD_TEMPERATURE: partial(_with, temperature, **_BY_SGD),

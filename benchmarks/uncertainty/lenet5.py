@@ -13,19 +13,18 @@ from statistics import mean
 from typing import NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 
-from benchmarks.common import Claim, Form, Pair, Results, Row, main, markdown_table, with_error
+from benchmarks.common import Claim, Form, Pair, Results, Row, main, with_error
 from benchmarks.uncertainty._comparison import (
-    ENSEMBLES,
     SCORES,
     SMALL,
     Standardized,
     Study,
-    bare,
+    candidates_table,
     choices,
     compared,
     described,
+    draw_by_method,
     score_table,
     scores,
     split,
@@ -234,7 +233,7 @@ NLL of {size["validation"]:,} other images. Numbers are means and standard error
 Each method uses the best of up to {size["num_candidates"]} settings by the NLL of these other images, at full length \
 and with another seed: {choices(results)}. The validation NLL of all candidates:
 
-{_candidates(results)}
+{candidates_table(results)}
 
 Published for this network and these sizes, with 100 epochs: {published}. The networks of
 [uncertainty-baselines](https://github.com/google/uncertainty-baselines) have nine times as many weights as its page \
@@ -245,31 +244,11 @@ says, because all convolutions pad; so we do not compare with its table.
 {results.plot("NLL and calibration error of each network, and published NLL")}"""
 
 
-def _candidates(results: Results) -> str:
-    lines = [
-        [row["method"], ", ".join(f"{name} {value:g}" for name, value in row["options"].items()), f"{row['nll']:.4f}"]
-        for row in results.where(use="choice")
-    ]
-    return markdown_table(["", "setting", "validation NLL"], lines)
-
-
 def draw(results: Results) -> None:
-    """NLL and calibration error by method, a dot for each network or ensemble."""
-    figure = Figure(figsize=(10, 3.6), layout="constrained", dpi=110)
-    methods = list(reversed(tested_methods(results)))
-    for ax, name in zip(figure.subplots(1, 2), ("nll", "calibration_error"), strict=True):
-        for place, method in enumerate(methods):
-            values = results.values(name, use="test", method=method)
-            color = "#D55E00" if method in ENSEMBLES else "#0072B2"
-            ax.plot(values, [place] * len(values), "o", color=color, alpha=0.6, markersize=4)
-        if name == "nll":
-            for title, (value, *_) in PUBLISHED.items():
-                ax.axvline(value, color="0.6", linewidth=0.8)
-                ax.text(value, len(methods) - 0.4, title, rotation=30, fontsize=6, color="0.4")
-        ax.set(yticks=range(len(methods)), yticklabels=methods if name == "nll" else [""] * len(methods))
-        ax.set_xlabel(f"test {SCORES[name]}")
-        bare(ax)
-    results.save_plot(figure)
+    """NLL and calibration error by method."""
+    names = {name: f"test {SCORES[name]}" for name in ("nll", "calibration_error")}
+    published = {title: value for title, (value, *_) in PUBLISHED.items()}
+    results.save_plot(draw_by_method(results, names, published))
 
 
 if __name__ == "__main__":

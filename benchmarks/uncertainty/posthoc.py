@@ -34,8 +34,14 @@ from benchmarks.uncertainty._comparison import part
 from benchmarks.uncertainty._overfitted import dense, trained
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer import calibrate_scales, last_layer_laplace
+from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn import likelihoods
-from pyro_radial.uncertainty import accuracy, expected_calibration_error, negative_log_likelihood
+from pyro_radial.uncertainty import (
+    TemperatureScaling,
+    accuracy,
+    expected_calibration_error,
+    negative_log_likelihood,
+)
 
 __all__ = ["claims", "draw", "report", "run"]
 
@@ -61,6 +67,9 @@ ALL = [PLAIN, *METHODS, LAPLACE]
 # The same networks with more draws: all weights of a site share one radius, so few draws cost radial posteriors more.
 MANY = 128
 WITH_MANY = {f"{method}, {MANY} draws": guide for method, guide in METHODS.items()}
+# In one pass: one number for the logits, and the integral over the last layer's normal logits by a formula.
+TEMPERATURE, PROBIT = "temperature", "last-layer Laplace, probit"
+IN_ONE_PASS = (TEMPERATURE, PROBIT)
 SCORES = {"accuracy": "test accuracy", "nll": "NLL", "calibration_error": "ECE", "seconds": "seconds"}
 
 
@@ -95,6 +104,8 @@ def run(
         results.add_all(keys, partial(score, train, test, seed, size))
         keys = [{"method": method, "seed": seed} for method in WITH_MANY]
         results.add_all(keys, partial(score_with_many, train, test, seed, size))
+        keys = [{"method": method, "seed": seed} for method in IN_ONE_PASS]
+        results.add_all(keys, partial(score_in_one_pass, train, test, seed, size))
 
 
 def score(train: Pair, test: Pair, seed: int, size: Size) -> list[Row]:
@@ -121,6 +132,25 @@ def score_with_many(train: Pair, test: Pair, seed: int, size: Size) -> list[Row]
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=size.train))
     many = size._replace(num_samples=MANY)
     return [posthoc(model, net, guide, fitted, held_out, test, many) for guide in WITH_MANY.values()]
+
+
+def score_in_one_pass(train: Pair, test: Pair, seed: int, size: Size) -> list[Row]:
+    """The methods without draws, with the same network."""
+    torch.manual_seed(seed)
+    fitted, held_out = part(train, 0, size.train), part(train, size.train, size.train + size.validation)
+    net = trained(dense(size.hidden), fitted, size.epochs, seed)
+    likelihood = likelihoods.Categorical(num_data=size.train)
+    x = test[0][: size.test]
+    with torch.no_grad():
+        logits, on_held_out = net(x), net(held_out[0])
+    start = time.process_time()
+    scaling = TemperatureScaling.fit(Prediction(on_held_out.unsqueeze(0), likelihood), held_out[1])
+    rows = [scores((logits / scaling.temperature).softmax(-1), test, size) | {"seconds": time.process_time() - start}]
+    model = SupervisedModel(BayesianModule(net), likelihood)
+    start = time.process_time()
+    laplace = last_layer_laplace(model, net, fitted)
+    seconds = time.process_time() - start
+    return [*rows, scores(predict(model, laplace, x, method="probit").mean, test, size) | {"seconds": seconds}]
 
 
 def posthoc(
@@ -166,6 +196,8 @@ CLAIMS = (
     ),
     ("one radial scale has a lower NLL than one mean-field scale, at 128 draws", "nll", *WITH_MANY),
     ("one radial scale has a lower NLL than a last-layer Laplace approximation", "nll", "radial, constant", LAPLACE),
+    ("one radial scale has a lower NLL than a temperature", "nll", "radial, constant", TEMPERATURE),
+    ("the probit has a lower NLL than 32 draws of a last-layer Laplace approximation", "nll", PROBIT, LAPLACE),
 )
 
 
@@ -186,16 +218,17 @@ def report(results: Results) -> str:
     digits = {"seconds": 1}
     lines = [
         [method, *(with_error(results.values(name, method=method), digits.get(name, 4)) for name in SCORES)]
-        for method in (*ALL, *WITH_MANY)
+        for method in (*ALL, *IN_ONE_PASS, *WITH_MANY)
     ]
     return f"""### A scale for a trained network
 
 Networks of 784-200-200-10 train on 10,000 images of Fashion-MNIST for 30 epochs of Adam at 1e-3. Numbers are means \
 and standard errors over {len(results.distinct("seed"))} networks (`python -m benchmarks.uncertainty.posthoc`). One \
 scale for all weights is chosen by the NLL of 2,000 other images, in 24 passes of 16 draws. Nothing else is chosen; \
-the last-layer Laplace approximation sets its prior by marginal likelihood. Tests use 10,000 images and 32 draws. We \
-added the rows with {MANY} draws after seeing the others. Seconds are the time of the search on one core, or of the \
-training without noise.
+the last-layer Laplace approximation sets its prior by marginal likelihood. Tests use 10,000 images and 32 draws; the \
+temperature, which the same 2,000 images choose, and the probit need one pass. We added the rows with {MANY} draws and \
+those with one pass after seeing the others. Seconds are the time of the search on one core, or of the training \
+without noise.
 
 {markdown_table(["", *SCORES.values()], lines)}
 {removed(results)}
@@ -229,7 +262,7 @@ def draw(results: Results) -> None:
     left.set(xscale="log", ylim=(lowest - 0.1 * (plain - lowest), plain + 0.25 * (plain - lowest)))
     left.set(xlabel="Standard deviation", ylabel="Validation NLL (nats per row)", title="First network")
     left.legend(frameon=False, fontsize="small")
-    methods = [*ALL, *WITH_MANY]
+    methods = [*ALL, *IN_ONE_PASS, *WITH_MANY]
     for name, ax in zip(("nll", "calibration_error"), right, strict=True):
         for place, method in enumerate(reversed(methods)):
             values = results.values(name, method=method)

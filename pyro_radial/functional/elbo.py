@@ -38,9 +38,9 @@ class FunctionalELBO(RadialELBO):
     .. math:: -\mathcal{L} = E_q[-\log p(y \mid f)]
         + \lambda\, D\big(q(f^X) \,\|\, p(f^X)\big),
 
-    where X holds the inputs of the call and the measurement points, :math:`f^X` the function values there, q is their
-    distribution under the guide, p a prior on functions and D a divergence. The priors and densities of the weights are
-    never evaluated. A latent site that the function does not depend on, such as a noise level, keeps its ordinary KL.
+    where X holds the inputs and the measurement points, :math:`f^X` the function values there, q is their distribution
+    under the guide, p a prior on functions and D a divergence. The densities of the weights are never evaluated. A
+    latent site that the function does not depend on, such as a noise level, keeps its ordinary KL.
 
     The loss bounds the log evidence only if X holds *all* training inputs and the prior has no ``noise``. A
     divergence of a process, such as :class:`~pyro_radial.functional.MarginalKL`, takes the model linearized at the
@@ -51,8 +51,8 @@ class FunctionalELBO(RadialELBO):
     weight of the divergence, one over the number of measurement points, is ``kl_weight`` here.
 
     :param FunctionPrior prior: a prior on functions, such as :class:`~pyro_radial.functional.GaussianProcess`.
-    :param measurement_points: a function of the call's inputs that returns further points, or None for the inputs
-        alone. :class:`~pyro_radial.functional.AdversarialPoints` take a step up the divergence in each training loss.
+    :param measurement_points: a function of the call's inputs that returns further points, such as
+        :class:`~pyro_radial.functional.UniformBox`, or None for the inputs alone.
     :param divergence: one of :mod:`pyro_radial.functional.divergences`, by default ``SteinKL()``.
     :param compare_at: "both" for inputs and measurement points, "measurement_points" for these alone.
     :param float weight_space_kl: the weight of the KL of the weights that the function depends on.
@@ -74,9 +74,7 @@ class FunctionalELBO(RadialELBO):
         >>> kernel = lambda a, b: torch.exp(-0.5 * (a - b.T) ** 2)
         >>> box = UniformBox([-2.0], [2.0], num_points=10)
         >>> elbo = FunctionalELBO(GaussianProcess(kernel), box, divergence=RegularizedKL(1e-3), num_functions=50)
-        >>> guide = AutoMeanField(model)
-        >>> loss = elbo(model, guide)(torch.randn(5, 1), torch.randn(5, 1))
-        >>> loss.backward()
+        >>> elbo(model, AutoMeanField(model))(torch.randn(5, 1), torch.randn(5, 1)).backward()
         >>> sorted(elbo.terms.kl_by_site)
         ['f']
     """

@@ -48,12 +48,10 @@ def function_space_laplace(
 
     so at X the linearized network has the prior's width. The posterior precision of a is :math:`A = I + \sum_n (J_n
     B)^T H_n J_n B`, with the Hessian :math:`H_n` of the negative log-likelihood in the outputs, and the covariance of
-    the weights is :math:`B A^{-1} B^T`. Put X where predictions are made, the training inputs included: between points
-    the network interpolates, and far from them the width is unknown. For a model linear in its weights, with as many
-    points as weights, the posterior is exact.
-
-    Predict with ``method="linearized"``, since draws of the weights leave the range where the network is linear. Train
-    the mean first, under the same prior, with :class:`~pyro_radial.functional.RKHSNorm`.
+    the weights is :math:`B A^{-1} B^T`. Put X where predictions are made, the training inputs included; far from its
+    points the width is unknown. For a model linear in its weights, with as many points as weights, the posterior is
+    exact. Predict with ``method="linearized"``. Train the mean first, under the same prior, with
+    :class:`~pyro_radial.functional.RKHSNorm`.
 
     Source: Cinquin, Pförtner, Fortuin, Hennig and Bamler (2024), "FSP-Laplace", arXiv 2407.13711, section 3, who
     restrict the weights to the range of :math:`J^T U`. The widths at X are then not the prior's; here they are.
@@ -64,8 +62,8 @@ def function_space_laplace(
     :param data: the training rows, in any form that :func:`~pyro_radial.fit` takes.
     :param FunctionPrior prior: a prior with moments, such as :class:`~pyro_radial.functional.GaussianProcess`.
     :param Tensor points: X, ``[M, ...]``.
-    :param int rank: the number of leading eigenvectors of K over all outputs, found by Lanczos iterations if they are
-        few; by default those with eigenvalues above a millionth of the largest.
+    :param int rank: the number of leading eigenvectors of K over all outputs; by default those with eigenvalues above a
+        millionth of the largest.
     :returns: a guide of all weights with the covariance as its factor, and points at other sites.
     :raises ValueError: for another model or likelihood, a prior without moments or with a covariance at the points that
         is not positive definite, points that do not fit into memory, and a rank above the number of function values.

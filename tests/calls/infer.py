@@ -182,6 +182,13 @@ CALLS = [
         for method in ("step", "evaluate_loss")
     ),
     Call(
+        "infer.CompiledSVI.loss_and_grads",
+        lambda: dict(**guided(), args=(X, Y), kwargs={}),
+        finite,
+        on=lambda: CompiledSVI(**guided(), optim=adam, loss=RadialELBO(), compile=False),
+        unchecked=dict(model=ARGUMENTS, guide=ARGUMENTS, args=ARGUMENTS, kwargs=ARGUMENTS),
+    ),
+    Call(
         "infer.FitOptions",
         lambda: dict(
             num_data=100,

@@ -10,7 +10,7 @@ __all__ = ["BLOCK", "CONTENDERS", "DRAWS", "LEARNING_RATE", "NUMPYRO", "ONE_THRE
 PYRO = ("SVI", "JitTrace_ELBO", "CompiledSVI")
 NUMPYRO = ("NumPyro", "NumPyro, scan")
 CONTENDERS = PYRO + NUMPYRO
-LEARNING_RATE = 1e-2
+LEARNING_RATE = 1e-3
 #: Steps in one turn.
 BLOCK = 10
 #: Draws of the final loss.

@@ -264,14 +264,14 @@ def compartments() -> Program:
 
 
 def matern() -> Program:
-    """Point estimates of the kernel of contrib.timeseries."""
-    process = IndependentMaternGP(nu=1.5, obs_dim=2)
+    """Point estimates of the kernel of contrib.timeseries, in double precision: its filter amplifies rounding."""
+    process = IndependentMaternGP(nu=1.5, obs_dim=2).double()
 
     def model(y: Tensor) -> None:
         pyro.module("process", process)
         pyro.factor("y", process.log_prob(y).sum())
 
-    return Program(model, lambda y: None, Trace_ELBO(), (torch.randn(30, 2).cumsum(0),))
+    return Program(model, lambda y: None, Trace_ELBO(), (torch.randn(30, 2).double().cumsum(0),))
 
 
 def profile() -> Program:

@@ -35,10 +35,10 @@ class CompiledSVI:
 
     Parameters, buffers and other tensors, the scale N / B and the weight of the KL are inputs of the graph. The first
     run also finds the Python state that the program reads: attributes, closures, globals, items of containers, hooks,
-    ``requires_grad``, small tensors whose values Python reads. Each step compares it; a change is recorded again. A
-    program that changes such state itself, or reads the value of a parameter, a draw or an argument, as in
-    ``if w > 0:``, runs as usual; a warning names the line. A graph does not see files, queues, the clock, or objects of
-    C extensions that change inside. It checks observations against their supports, and no other arguments.
+    ``requires_grad``, small tensors. Each step compares it; a change is recorded again. A program that changes such
+    state itself, or reads the value of a parameter, a draw or an argument, as in ``if w > 0:``, runs as usual; a
+    warning names the line. A graph does not see files, queues, the clock, or objects of C extensions that change
+    inside. It checks observations against their supports, and no other arguments.
 
     :param model: a Pyro model, a module or a function.
     :param guide: its guide.

@@ -66,8 +66,8 @@ def calibrate_scales(
 
     .. math:: -\frac{1}{N} \sum_n \log \frac{1}{S} \sum_{i=1}^S p(y_n | f_{\mu + c r \epsilon_i}(x_n))
 
-    over a grid of log c, refined by a golden-section search. All c share the noise :math:`\epsilon`, so new rows and
-    draws have a somewhat higher NLL. Sites without a scale, or on a constrained support, do not change.
+    over a grid of log c, refined by a golden-section search. All c share the noise :math:`\epsilon`. Sites without a
+    scale, or on a constrained support, do not change.
 
     Source: Kiefer (1953), "Sequential Minimax Search for a Maximum".
 
@@ -82,7 +82,7 @@ def calibrate_scales(
     :param int num_samples: S, draws for each NLL.
     :param int chunk_size: rows in one pass.
     :param int seed: seed of the noise; the global random state is restored.
-    :returns: the chosen ``number``, its ``nll``, the ``plain_nll`` without noise, and all numbers ``tried``.
+    :returns: the chosen ``number`` with its ``nll``, and what was tried.
     :raises ValueError: for an argument out of range, another guide or one without scales, relative scales that are not
         positive or do not fit their site, and an infinite NLL at every c. The guide then keeps its scales.
     :raises RuntimeError: if the guide has no parameters yet.

@@ -74,6 +74,21 @@ class LastLayerLaplace(nn.Module):
         factor = self._rotated(torch.eye(len(self.mean), dtype=self.mean.dtype, device=self.mean.device))
         return factor.mT @ factor
 
+    def median(self) -> dict[str, Tensor]:
+        """The trained values of all sites."""
+        return self.values
+
+    def joint_marginals(self, model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The means ``[N, K]`` and covariances ``[N, K, K]`` of a model's outputs, exact since the layer is linear."""
+        features, f = self.layer.features(TrainedNetwork(model, self), x)
+        left, *right = [self.get_buffer(f"basis_{position}") for position in range(self._num_factors)]
+        variances = self.get_buffer("stddev").square()
+        if right:
+            of_outputs = (features @ right[0]).square() @ variances.unflatten(0, (len(left), -1)).mT
+            return f, (left * of_outputs.unsqueeze(1)) @ left.mT
+        covariance = ((left * variances) @ left.mT).reshape(2 * (f.shape[1], features.shape[1]))
+        return f, torch.einsum("ne,kemf,nf->nkm", features, covariance, features)
+
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample all sites."""
         values, mean = self.values, self.mean
@@ -127,9 +142,10 @@ def last_layer_laplace(
     :param prior_precision: :math:`\delta`, or "evidence".
     :param str structure: "full", for at most 3000 weights, or "kronecker".
     :param int chunk_size: rows in one pass.
-    :returns: a guide for :func:`~pyro_radial.predict`, with ``prior_precision`` and ``log_evidence``.
-    :raises ValueError: for another model or likelihood, a network without a random linear layer of its own at its end,
-        a site without a value, a full H of too many weights, and evidence without a maximum.
+    :returns: a guide for :func:`~pyro_radial.predict`, with ``prior_precision`` and ``log_evidence``. The methods
+        "linearized", which is exact here, and "probit" need one pass.
+    :raises ValueError: for another model or likelihood, a network that does not end in a random linear layer of its
+        own, a site without a value, a full H of too many weights, and evidence without a maximum.
 
     Example::
 

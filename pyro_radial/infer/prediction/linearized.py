@@ -3,6 +3,9 @@
 
 """Draws of a network's outputs from one pass: the network linearized at the posterior's means."""
 
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,44 +19,60 @@ from pyro_radial.infer.training.data import evaluating
 from pyro_radial.nn.linearized.linearization import Linearization, undisturbed
 from pyro_radial.nn.linearized.site_moments import site_moments, sites_of_network
 
-__all__ = ["linearized_samples", "posterior_with_moments"]
+__all__ = ["linearized_samples", "output_marginals", "posterior_with_moments"]
+
+
+Marginals = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 def linearized_samples(
-    model: Any, posterior: Any, x: Tensor, num_samples: int, chunk_size: int, function_site: str, progress: bool
+    marginals: Marginals, x: Tensor, num_samples: int | None, chunk_size: int, device: torch.device, progress: bool
 ) -> Tensor:
-    """Draw outputs ``[S, N, *outputs]``: jointly for one input, independently for different inputs."""
+    """Draw outputs ``[S, N, *outputs]``, jointly for one input; without a number, the logits of the probit alone."""
+    samples: list[Tensor] = []
+    for rows in tqdm(x.split(chunk_size), desc="predict", unit="pass", disable=not progress):
+        f, covariance = marginals(rows.to(device))
+        if num_samples is None:
+            variance = covariance.diagonal(dim1=-2, dim2=-1).reshape_as(f)
+            samples.append((f / (1.0 + math.pi / 8.0 * variance).sqrt()).unsqueeze(0))
+        else:
+            draws = _draws(f.reshape(len(f), -1), covariance, num_samples)
+            samples.append(draws.transpose(0, 1).reshape(num_samples, *f.shape))
+    return torch.cat(samples, 1)
+
+
+def output_marginals(model: Any, posterior: Any, function_site: str) -> Marginals:
+    """What gives the means ``[N, *outputs]`` and covariances ``[N, O, O]`` of the outputs at some rows."""
+    if hasattr(posterior, "joint_marginals"):
+        return partial(posterior.joint_marginals, model)
     try:
         mean, blocks = site_moments(posterior, sites_of_network(model))
     except ValueError as error:
         raise ValueError(f"guide: {error}") from None
     linear = Linearization(model, mean, blocks, function_site)
-    device = next(iter(mean.values())).device
-    samples: Tensor | None = None
-    for start in tqdm(range(0, len(x), chunk_size), desc="predict", unit="pass", disable=not progress):
-        rows = slice(start, start + chunk_size)
+
+    def marginals(rows: Tensor) -> tuple[Tensor, Tensor]:
         with undisturbed(), evaluating(model):
-            f, covariance = linear.joint_marginals(x[rows].to(device))
-        if samples is None:
-            shape = linear.structure(x[rows]).shape
-            samples = f.new_empty(len(x), num_samples, *shape)
-        samples[rows] = _draws(f, covariance, num_samples).reshape(len(f), num_samples, *shape)
-    assert samples is not None
-    return samples.transpose(0, 1)
+            f, covariance = linear.joint_marginals(rows)
+        return f.reshape(len(f), *linear.structure(rows).shape), covariance
+
+    return marginals
 
 
-def posterior_with_moments(guide: Any, x: Tensor) -> dict[str, Any]:
-    """The posterior of a guide by site, or a ValueError if it has none, or has sites inside a plate."""
+def posterior_with_moments(guide: Any, x: Tensor, method: str) -> Any:
+    """A guide's posterior by site, or the guide if it knows the outputs' moments; errors if it has sites in a plate."""
+    if hasattr(guide, "joint_marginals"):
+        return guide
     parts: list[Any] = list(guide) if isinstance(guide, AutoGuideList) else [guide]
     draws = GuideDraws(guide)
     for part in parts:
         if not hasattr(part, "posterior"):
             raise ValueError(
-                "guide must have a method posterior() for method='linearized', as the guides of this library have, got "
+                f"guide must have a method posterior() for method={method!r}, as the guides of this library have, got "
                 f"{getattr(part, '__name__', type(part).__name__)}"
             )
     with one_at_a_time(), evaluating(guide):
-        check_global(draws.draw(x), "method must be 'draws'", "'linearized'")
+        check_global(draws.draw(x), "method must be 'draws'", repr(method))
     return {name: distribution for part in parts for name, distribution in part.posterior().items()}
 
 

@@ -19,19 +19,19 @@ from pyro_radial._pyro.checks import check_function, check_types, positive_count
 from pyro_radial._pyro.compat import handlers_around, tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, PosteriorSamples, check_global, check_sites
-from pyro_radial.infer.prediction.linearized import linearized_samples, posterior_with_moments
+from pyro_radial.infer.prediction.linearized import linearized_samples, output_marginals, posterior_with_moments
 from pyro_radial.infer.prediction.prediction import Prediction, prediction_of, warn_if_identical
 from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.functional_net import WITHOUT_FASTPATH
-from pyro_radial.nn.likelihoods import FUNCTION_SITE
+from pyro_radial.nn.likelihoods import FUNCTION_SITE, Bernoulli, Categorical
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods, function_sites
 from pyro_radial.nn.supervised import ModelNetwork, find_network, own_names
 
 __all__ = ["predict"]
 
 DEFAULT_NUM_SAMPLES = 64
-METHODS = ("draws", "linearized")
+METHODS = ("draws", "linearized", "probit")
 DROPOUT_LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 # In these layers the mode changes the dropout and nothing else.
 LAYERS_WITH_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
@@ -45,16 +45,15 @@ def predict(
     num_samples: int | None = None,
     chunk_size: int = 1024,
     *,
-    method: Literal["draws", "linearized"] = "draws",
+    method: Literal["draws", "linearized", "probit"] = "draws",
     dropout: bool = False,
     function_site: str = FUNCTION_SITE,
     progress: bool = False,
 ) -> Any:
     r"""Draw functions from the guide and evaluate them at any number of inputs.
 
-    The draws do not depend on ``chunk_size``: a draw's weights, also those that the guide leaves to the prior, are
-    kept while it passes over the inputs. Modules run in evaluation mode and are left in the mode they were in. Several
-    threads may predict at once. To keep draws and serve them, use :class:`~pyro_radial.infer.SampledNetwork`.
+    The draws do not depend on ``chunk_size``. Modules run in evaluation mode and are left in the mode they were in.
+    Several threads may predict at once. To keep draws and serve them, use :class:`~pyro_radial.infer.SampledNetwork`.
 
     ``method="linearized"`` needs one pass in place of S. It linearizes the function in the weights around their means
     m, with variances :math:`v_i`, and draws the outputs of each input from their joint normal distribution
@@ -63,12 +62,14 @@ def predict(
         J_i = \partial f(x) / \partial w_i.
 
     It takes guides of this library, and every site of the function needs a mean and a variance in closed form; positive
-    sites have none. ``dropout=True`` is Monte Carlo dropout: each row of each draw has its own masks, which depend on
-    ``chunk_size``. With either, a draw is not a single function; quantities of one input hold (mean, variance, entropy,
-    log density).
+    sites have none. For classes, ``method="probit"`` draws nothing: with the diagonal v(x) of that covariance it
+    returns one sample, the logits :math:`f_m(x) / \sqrt{1 + \pi v(x) / 8}`. ``dropout=True`` is Monte Carlo dropout:
+    each row of each draw has its own masks, which depend on ``chunk_size``. With these a draw is not a single function;
+    quantities of one input hold (mean, variance, entropy, log density).
 
     Source: Immer, Korzepa and Bauer (2021), "Improving Predictions of Bayesian Neural Nets via Local Linearization";
-    Gal and Ghahramani (2016), "Dropout as a Bayesian Approximation", eq. 6.
+    Gal and Ghahramani (2016), "Dropout as a Bayesian Approximation", eq. 6; MacKay (1992), "The Evidence Framework
+    Applied to Classification Networks", for the probit.
 
     :param model: a Pyro model ``model(x)`` that records the function's values at a deterministic site.
     :param guide: its trained guide, or a mapping from latent sites to S samples of each, ``[S, *shape]``, such as
@@ -77,17 +78,15 @@ def predict(
         ``DataLoader`` of inputs, with or without targets, taken in the dataset's order.
     :param int num_samples: S, the number of functions; 64 by default, and with samples all of them.
     :param int chunk_size: the number of inputs in one pass, which bounds the memory of a pass.
-    :param str method: "draws" of the weights, or "linearized", for a guide and inputs in one tensor.
-    :param bool dropout: whether dropout layers stay on, among them those of ``nn.LSTM``, ``nn.GRU``, ``nn.RNN`` and
-        ``nn.MultiheadAttention``; calls of ``torch.nn.functional.dropout`` stay as they are.
+    :param str method: "draws" of the weights, or "linearized" or "probit", for a guide and inputs in one tensor.
+    :param bool dropout: whether dropout layers stay on; calls of ``torch.nn.functional.dropout`` stay as they are.
     :param str function_site: the name of that site.
     :param bool progress: whether to show a progress bar.
     :returns: a :class:`Prediction` with ``samples`` of shape ``[S, N, ...]``; for a model of named outputs, a dict with
         one for each name, whose ``log_prob`` takes a dict of targets.
-    :raises ValueError: for NaN or infinity in x, a number below one, an autoguide without parameters, a model without
-        the function site or, with ``dropout``, without dropout layers, a guide with sites of another model, or with
-        sites inside a plate if x needs several chunks; naming the site, for samples that do not fit the model, and
-        with ``method="linearized"`` for a site without moments, and a function that cannot be differentiated.
+    :raises ValueError: for NaN or infinity in x, a number out of range, a guide, samples or a model that do not fit,
+        naming the site, sites inside a plate if x needs several chunks, and with another ``method`` than draws for a
+        site without moments, or a function that cannot be differentiated.
 
     Example::
 
@@ -103,8 +102,8 @@ def predict(
     _check(model, method, dropout, progress, function_site)
     x = as_inputs(x, "x", dtype_of(guide, model))
     positive_count("chunk_size", chunk_size)
-    if method == "linearized":
-        return _linearized(model, guide, x, num_samples, chunk_size, function_site, progress)
+    if method != "draws":
+        return _linearized(model, guide, x, num_samples, chunk_size, function_site, progress, method)
     if getattr(guide, "linear_only", False):
         warnings.warn(
             "The guide's widths hold for the linearized network alone; predict with method='linearized'.", stacklevel=2
@@ -166,8 +165,13 @@ def _check(model: Any, method: Any, dropout: Any, progress: Any, function_site: 
     check_types(bool, dropout=dropout, progress=progress)
     if method not in METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
-    if method == "linearized" and dropout:
-        raise ValueError("dropout must be False for method='linearized', got True")
+    if method != "draws" and dropout:
+        raise ValueError(f"dropout must be False for method={method!r}, got True")
+    likelihood = getattr(model, "likelihood", None)
+    if method == "probit" and not isinstance(likelihood, Categorical | Bernoulli):
+        raise ValueError(
+            f"model must have a likelihood of classes for method='probit', got {type(likelihood).__name__}"
+        )
     if isinstance(getattr(model, "likelihood", None), NamedLikelihoods):
         for name, given, only in (("method", method, "draws"), ("function_site", function_site, FUNCTION_SITE)):
             if given != only:
@@ -175,19 +179,21 @@ def _check(model: Any, method: Any, dropout: Any, progress: Any, function_site: 
 
 
 def _linearized(
-    model: Any, guide: Any, x: Any, num_samples: int | None, chunk_size: int, function_site: str, progress: bool
+    model: Any, guide: Any, x: Any, num_samples: int | None, chunk_size: int, site: str, progress: bool, method: str
 ) -> Prediction:
     """The same from the linearized network; a row goes through draws, for checks and the noise of the likelihood."""
     if isinstance(guide, Mapping):
-        raise ValueError("guide must be a guide for method='linearized', got samples")
+        raise ValueError(f"guide must be a guide for method={method!r}, got samples")
     if not isinstance(x, Tensor):
-        raise ValueError(f"x must be one tensor for method='linearized', got a {type(x).__name__} of tensors")
+        raise ValueError(f"x must be one tensor for method={method!r}, got a {type(x).__name__} of tensors")
     count = positive_count("num_samples", DEFAULT_NUM_SAMPLES if num_samples is None else num_samples)
     likelihood = getattr(model, "likelihood", None)
-    posterior = posterior_with_moments(guide, x[:1].to(device_of(guide, model)))
+    posterior = posterior_with_moments(guide, x[:1].to(device_of(guide, model)), method)
     num_draws = count if getattr(likelihood, "noise_sites", {}) else 1
-    noise = _drawn(model, guide, x[:1], num_draws, chunk_size, function_site).noise
-    samples = linearized_samples(model, posterior, x, count, chunk_size, function_site, progress)
+    noise = _drawn(model, guide, x[:1], num_draws, chunk_size, site).noise
+    draws = count if method == "linearized" else None
+    marginals = output_marginals(model, posterior, site)
+    samples = linearized_samples(marginals, x, draws, chunk_size, device_of(guide, model), progress)
     return Prediction(samples, likelihood, noise)
 
 

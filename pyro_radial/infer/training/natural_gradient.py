@@ -57,14 +57,13 @@ class NaturalGradient(GuideOptim):
     .. math:: v^{-1} = E[g\,(w - m) / v] - E[(\partial \log p / \partial w)\,(w - m) / v].
 
     Source: Shen, Daheim, Cong, Nickl, Marconi, Bazan, Yokota, Gurevych, Cremers, Khan and Möllenhoff (2024),
-    "Variational Learning is Effective for Large Deep Networks", algorithm 1, for normal posteriors and priors. Its
-    :math:`h + \delta` is :math:`1 / N v`, and its rate is in the same units. Here the prior's gradient is averaged too.
+    "Variational Learning is Effective for Large Deep Networks", algorithm 1, for normal posteriors and priors; its
+    :math:`h + \delta` is :math:`1 / N v`. Here the prior's gradient is averaged too.
 
     Other sites and parameters, such as those of norm layers, take a step of an ordinary optimizer. Without a scheduler,
     :func:`~pyro_radial.fit` lets all rates rise in the first 5 % of the steps and fall to zero along a cosine.
 
-    :param float lr: the learning rate of the means. Regression with little noise has steep losses and needs
-        a smaller one.
+    :param float lr: the learning rate of the means. Regression with little noise needs a smaller one.
     :param float hess_init: the curvature h of the loss per datum that widths start from: :math:`v = 1 / (N h + 1/s^2)`
         with s the prior's standard deviation. By default, and in a trained guide, they start where the guide has them.
     :param float beta1: the decay of the average of gradients.

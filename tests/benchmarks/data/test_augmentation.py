@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.data.augmentation import RandomAffine
+from benchmarks.data.augmentation import RandomAffine, shifted_and_mirrored
 
 NOTHING = {"flip": False, "degrees": 0.0, "shift": 0.0, "zoom": (1.0, 1.0)}
 N = 400
@@ -134,3 +134,24 @@ def test_bad_images_are_named():
         RandomAffine()(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
     with pytest.raises(ValueError, match="fill must be one number or one for each of 3 channels"):
         RandomAffine(fill=(0.0, 1.0))(torch.rand(1, 3, 8, 8))
+
+
+def test_shifted_images_are_crops_of_images_with_a_repeated_border():
+    torch.manual_seed(0)
+    images = torch.rand(200, 2, 5, 6)
+    found = shifted_and_mirrored(images)
+    padded = torch.nn.functional.pad(images, (2, 2, 2, 2), mode="replicate")
+    seen = set()
+    for image, around in zip(found, padded, strict=True):
+        crops = {
+            (row, column, mirrored): crop.flip(-1) if mirrored else crop
+            for row in range(5)
+            for column in range(5)
+            for mirrored in (False, True)
+            for crop in [around[:, row : row + 5, column : column + 6]]
+        }
+        which = [key for key, crop in crops.items() if torch.equal(image, crop)]
+        assert which
+        seen |= set(which)
+    # Of 50 equally likely ones, each is missed with a chance of 2 %.
+    assert len(seen) >= 45

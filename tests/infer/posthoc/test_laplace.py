@@ -6,6 +6,7 @@
 import copy
 import math
 
+import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
@@ -58,6 +59,43 @@ def test_draws_have_the_moments_of_the_exact_predictive_distribution(structure):
     variance = (design @ precision.inverse() * design).sum(1)
     torch.testing.assert_close(samples.var(0), variance[:, None].expand(-1, 2), rtol=5 * (2 / 4000) ** 0.5, atol=0.0)
     assert float(((samples.mean(0) - network(data[0]).detach()).abs() / (variance[:, None] / 4000).sqrt()).max()) < 4.5
+
+
+@pytest.mark.parametrize("structure", ["full", "kronecker"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_one_pass_has_the_moments_of_the_draws(structure, bias):
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3, bias=bias)).double()
+    model = SupervisedModel(BayesianModule(network), likelihoods.Categorical())
+    x, y = torch.randn(40, 4, dtype=torch.float64), torch.randint(3, (40,))
+    guide = last_layer_laplace(model, network, (x, y), prior_precision=PRECISION, structure=structure)
+    f, covariance = guide.joint_marginals(model, x)
+    torch.testing.assert_close(f, network(x).detach())
+    # The Jacobian of the outputs in the layer's weights, row by row.
+    features = network[:2](x).detach()
+    features = torch.cat([features, torch.ones_like(features[:, :1])], 1) if bias else features
+    jacobian = torch.stack([torch.kron(torch.eye(3, dtype=torch.float64), row[None]) for row in features])
+    torch.testing.assert_close(covariance, jacobian @ guide.covariance() @ jacobian.mT)
+    draws = predict(model, guide, x, 4000, chunk_size=16, method="linearized").samples
+    error = (draws.var(0) / covariance.diagonal(dim1=1, dim2=2) - 1.0).abs()
+    assert float(error.max()) < 5 * (2 / 4000) ** 0.5
+
+
+def test_the_probit_is_the_scaled_mean_and_near_the_integral():
+    torch.manual_seed(2)
+    network = nn.Linear(4, 1).double()
+    model = SupervisedModel(BayesianModule(network), likelihoods.Bernoulli())
+    x = torch.randn(60, 4, dtype=torch.float64)
+    y = (x[:, :1] > 0).double()
+    guide = last_layer_laplace(model, network, (x, y), prior_precision=PRECISION)
+    f, covariance = guide.joint_marginals(model, x)
+    probit = predict(model, guide, x, method="probit")
+    torch.testing.assert_close(probit.samples, (f / (1 + math.pi / 8 * covariance[:, 0]).sqrt())[None])
+    # The integral of the sigmoid by Gauss-Hermite quadrature; MacKay's formula errs by up to 0.02.
+    nodes, weights = (torch.tensor(values) for values in np.polynomial.hermite_e.hermegauss(64))
+    values = (f + covariance[:, 0].sqrt() * nodes).sigmoid()
+    exact = (values * weights / weights.sum()).sum(1, keepdim=True)
+    torch.testing.assert_close(probit.mean, exact, rtol=0.0, atol=0.02)
 
 
 def test_the_evidence_of_linear_regression_is_exact():

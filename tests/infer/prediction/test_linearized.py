@@ -3,6 +3,8 @@
 
 """Predictions of the linearized network: draws with the outputs' joint moments, and clear errors."""
 
+import math
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -236,7 +238,7 @@ def is_refused(match, model=None, guide=None, x=X, **kwargs):
 
 
 def test_arguments_that_do_not_fit_are_named():
-    is_refused(r"method must be one of \('draws', 'linearized'\), got 'laplace'", method="laplace")
+    is_refused(r"method must be one of \('draws', 'linearized', 'probit'\), got 'laplace'", method="laplace")
     is_refused(r"num_samples must be a positive integer, got 0", num_samples=0)
     is_refused(r"dropout must be False for method='linearized', got True", dropout=True)
     is_refused(r"x must be one tensor for method='linearized', got a dict", x={"x": X})
@@ -307,3 +309,21 @@ def test_a_function_that_torch_cannot_differentiate_by_rows_is_named():
 
     model, guide = problem(net=nn.Sequential(nn.Linear(2, 3), Layer()))
     is_refused(r"the network of bnn.* failed in '1', Layer\(\).*functorch", model, guide)
+
+
+def test_the_probit_needs_no_draws():
+    net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=POINTS))
+    guide = AutoRadial(model, init_stddev=0.3)
+    guide.setup(X, torch.zeros(POINTS, dtype=torch.long))
+    mean, covariance = dense(model, guide, X)
+    found = predict(model, guide, X, method="probit", chunk_size=3)
+    scaled = mean / (1 + math.pi / 8 * covariance.diagonal(dim1=1, dim2=2)).sqrt()
+    torch.testing.assert_close(found.samples, scaled[None].to(found.samples), rtol=1e-4, atol=1e-5)
+    assert float(found.mutual_information.abs().max()) == 0.0
+
+
+def test_the_probit_is_for_classes():
+    model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(scale=0.1, num_data=POINTS))
+    with pytest.raises(ValueError, match=r"model must have a likelihood of classes for method='probit', got Gaussian"):
+        predict(model, AutoRadial(model), X, method="probit")
