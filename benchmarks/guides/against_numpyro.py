@@ -46,8 +46,6 @@ def run(output: Path, *, form: Form = "default") -> None:
     if contenders is PYRO:
         print(f"NumPyro is left out: {NEEDS} must be installed.")
     setting = {"torch": torch.__version__, "lr": LEARNING_RATE, "steps": BLOCK * (2 + ROUNDS[form]), "draws": DRAWS}
-    if contenders is CONTENDERS:
-        setting |= {name: version(name) for name in ("numpyro", "jax")}
     results = Results(output, setting)
     for model in SMALL if form == "small" else MODELS:
         keys = [{"model": model, "step": name} for name in contenders]
@@ -71,8 +69,9 @@ def measure(model: str, contenders: tuple[str, ...], form: Form) -> list[Row]:
                 "first_wall": round(worker.first_wall, 1),
                 "compiled_cpu": round(worker.compiled_cpu, 1),
                 **worker.ask("final"),
+                **({name: version(name) for name in ("numpyro", "jax")} if contender not in PYRO else {}),
             }
-            for worker, own in zip(workers, times, strict=True)
+            for contender, worker, own in zip(contenders, workers, times, strict=True)
         ]
 
 
@@ -196,13 +195,14 @@ def report(results: Results) -> str:
         for what in ("cpu_ms", "first_cpu", "compiled_cpu", "loss")
     }
     setting = results.setting
+    versions = ", ".join(f"{name} {row[name]}" for row in results.where(step=PEER)[:1] for name in ("numpyro", "jax"))
     return f"""### Pyro, compiled Pyro and NumPyro
 
 The same models with the same guides, priors, data, mini-batches and optimizer (Adam, rate {setting["lr"]}), each in a \
 process of its own with one thread (`python -m benchmarks.guides.against_numpyro`). Processes take turns. Guides are \
 `AutoNormal`, except for the VAE (its encoder) and the sparse GP (`AutoMultivariateNormal`). "NumPyro" is \
-`jax.jit(svi.update)`; "NumPyro, scan" runs {BLOCK} steps in one compiled loop, as `SVI.run` does, which leaves no \
-place for Python between steps. CPU milliseconds per step, medians:
+`jax.jit(svi.update)` ({versions}); "NumPyro, scan" runs {BLOCK} steps in one compiled loop, as `SVI.run` does, which \
+leaves no place for Python between steps. CPU milliseconds per step, medians:
 
 {markdown_table(["", *contenders], tables["cpu_ms"])}
 
