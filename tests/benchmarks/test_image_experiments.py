@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.uncertainty import lenet5, residual_net, shift
+from benchmarks.uncertainty import _networks, lenet5, residual_net, shift
 from benchmarks.uncertainty._comparison import Standardized
 from benchmarks.uncertainty._corruptions import ANGLES, CORRUPTIONS, NUM_STRENGTHS, corrupted, turned
 from benchmarks.uncertainty._methods import Trained
@@ -45,7 +45,7 @@ def test_each_stage_has_half_the_pixels_and_twice_the_channels(blocks):
     shapes, x = [], torch.randn(2, 1, 28, 28)
     for layer in net:
         x = layer(x)
-        if isinstance(layer, residual_net.Block):
+        if isinstance(layer, _networks.Block):
             shapes.append(tuple(x.shape[1:]))
     ends = torch.tensor(blocks).cumsum(0) - 1
     assert [shapes[end][0] for end in ends] == [4 * 2**stage for stage in range(len(blocks))]
@@ -63,7 +63,7 @@ def test_the_large_form_is_resnet_18():
 
 
 def test_a_block_is_the_identity_where_its_convolutions_give_nothing():
-    block = residual_net.Block(3, 3, 1, 0.0)
+    block = _networks.Block(3, 3, 1, 0.0)
     nn.init.zeros_(block.second.weight)
     x = torch.rand(2, 3, 5, 5)
     torch.testing.assert_close(block(x), x)
