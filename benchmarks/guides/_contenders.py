@@ -184,6 +184,11 @@ def svi(
 ) -> Step:
     """Pyro's SVI, or ours, with Pyro's Adam or natural gradients."""
     x, y = problem.data()
+    made = _made(problem, guide, kind, loss, noise, natural)
+    return lambda: made.step(x, y)
+
+
+def _made(problem: Problem, guide: Any, kind: Any, loss: Any, noise: Any, natural: bool) -> Any:
     pyro.clear_param_store()
     model = _model(problem, noise)
     elbo = loss(num_particles=problem.particles, vectorize_particles=problem.particles > 1)
@@ -191,18 +196,14 @@ def svi(
     made = kind(model, guide(model), optim, elbo)
     if isinstance(made, CompiledSVI):
         made.captured.compile_after = 0
-    return lambda: made.step(x, y)
+    return made
 
 
 def bytes_per_weight(natural: bool, problem: Problem) -> float:
     """What a radial posterior, its gradients and its optimizer hold between two steps."""
-    x, y = problem.data()
-    pyro.clear_param_store()
-    model = _model(problem)
-    optim = NaturalGradient(lr=1e-3) if natural else pyro.optim.Adam({"lr": 1e-3})
-    made = RECORDED(model, AutoRadial(model), optim, RadialELBO())
+    made = _made(problem, AutoRadial, RECORDED, RadialELBO, "weights", natural)
     for _ in range(3):
-        made.step(x, y)
+        made.step(*problem.data())
     optimizer: Any = made.optimizer
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = [value for own in optimizer.state.values() for value in own.values() if isinstance(value, Tensor)]

@@ -316,6 +316,32 @@ def compared(
     return Claim(text, "", numbers, str(len(ours)), is_below(signed))
 
 
+def compared_methods(
+    results: Results,
+    of: str,
+    label: str,
+    name: str,
+    ours: str,
+    theirs: str,
+    *,
+    higher_is_better: bool = False,
+    **keys: Any,
+) -> list[Claim]:
+    """Claim that a score of one method is better than that of another, with the first seeds, which both have."""
+    pair = [results.values(name, use="test", method=method, **keys) for method in (ours, theirs)]
+    count = min(map(len, pair))
+    if not count:
+        return []
+    text = f"{of}: the {label} of {ours} is {'above' if higher_is_better else 'below'} that of {theirs}"
+    return [compared(text, *(values[:count] for values in pair), higher_is_better=higher_is_better)]
+
+
+def counted(results: Results, **keys: Any) -> str:
+    """How many results each method has."""
+    methods = tested_methods(results)
+    return ", ".join(f"{len(results.where(use='test', method=method, **keys))} {method}" for method in methods)
+
+
 def style_of(method: str) -> dict[str, Any]:
     """A color for each family of methods, and a dash for each of its members."""
     families = (
@@ -332,10 +358,9 @@ def style_of(method: str) -> dict[str, Any]:
     raise ValueError(f"method must be one of those compared, got {method}")
 
 
-def draw_by_method(
-    results: Results, names: Mapping[str, str], published: Mapping[str, float] = MappingProxyType({})
-) -> Figure:
-    """Draw scores by method, a dot for each network or ensemble, and published numbers of the first score."""
+def draw_by_method(results: Results, published: Mapping[str, float] = MappingProxyType({})) -> Figure:
+    """Draw NLL and calibration error by method, a dot for each network or ensemble, and published NLLs."""
+    names = ("nll", "calibration_error")
     figure = Figure(figsize=(10, 3.6), layout="constrained", dpi=110)
     methods = list(reversed(tested_methods(results)))
     for place, (ax, name) in enumerate(zip(figure.subplots(1, len(names)), names, strict=True)):
@@ -347,7 +372,7 @@ def draw_by_method(
             ax.axvline(value, color="0.6", linewidth=0.8)
             ax.text(value, len(methods) - 0.4, title, rotation=30, fontsize=6, color="0.4")
         ax.set(yticks=range(len(methods)), yticklabels=methods if place == 0 else [""] * len(methods))
-        ax.set_xlabel(names[name])
+        ax.set_xlabel(f"test {SCORES[name]}")
         bare(ax)
     return figure
 

@@ -58,7 +58,7 @@ SGD_TEMPERATURE, SGD_DROPOUT, SGD_LAPLACE = "SGD, temperature", "SGD, MC dropout
 SGD_ENSEMBLE = "SGD, deep ensemble"
 NATURAL_MEAN_FIELD, NATURAL_RADIAL = "mean field, natural gradient", "radial, natural gradient"
 NATURAL_ROWS, NATURAL_ENSEMBLE = "radial by row, natural gradient", "radial ensemble, natural gradient"
-#: Von Mises-Fisher directions for convolutions, whose lengths batch norm divides out.
+#: Von Mises-Fisher directions for convolutions; batch norm divides out their lengths.
 DIRECTIONAL = "von Mises-Fisher directions"
 
 

@@ -21,13 +21,13 @@ from benchmarks.uncertainty._comparison import (
     Study,
     candidates_table,
     choices,
-    compared,
+    compared_methods,
+    counted,
     described,
     draw_by_method,
     score_table,
     scores,
     split,
-    tested_methods,
 )
 from benchmarks.uncertainty._methods import (
     NATURAL_MEAN_FIELD,
@@ -164,20 +164,12 @@ PAIRS = (
 
 def claims(results: Results) -> list[Claim]:
     """Compare radial posteriors with the plain network, seed by seed."""
-    found = []
+    found: list[Claim] = []
     for data, name, ours, theirs in PAIRS:
-        pair = [results.values(name, use="test", data=data, method=method) for method in (ours, theirs)]
-        # Seeds that both have: the first.
-        count = min(map(len, pair))
-        if not count:
-            continue
         higher = name == "auroc_unseen"
-        score = "AUROC of unseen classes" if higher else SCORES[name]
-        text = (
-            f"A residual network on 5,000 images of {data}: the {score} of {ours} is {'above' if higher else 'below'} "
-            f"that of {theirs}"
-        )
-        found.append(compared(text, *(values[:count] for values in pair), higher_is_better=higher))
+        label = "AUROC of unseen classes" if higher else SCORES[name]
+        of = f"A residual network on 5,000 images of {data}"
+        found += compared_methods(results, of, label, name, ours, theirs, higher_is_better=higher, data=data)
     return found
 
 
@@ -185,9 +177,7 @@ def report(results: Results) -> str:
     """Report scores by method, on all classes and on eight."""
     size = results.setting
     digits = {"accuracy": 4, "nll": 4, "calibration_error": 4, "auroc_unseen": 4, "seconds": 0}
-    counts = ", ".join(
-        f"{len(results.where(use='test', data=ALL, method=method))} {method}" for method in tested_methods(results)
-    )
+    counts = counted(results, data=ALL)
     there = {row["data"] for row in results.where(use="test")}
     eight = (
         f"""
@@ -223,7 +213,7 @@ The scores on the test images:
 
 def draw(results: Results) -> None:
     """NLL and calibration error by method."""
-    results.save_plot(draw_by_method(results, {name: f"test {SCORES[name]}" for name in ("nll", "calibration_error")}))
+    results.save_plot(draw_by_method(results))
 
 
 if __name__ == "__main__":

@@ -22,13 +22,13 @@ from benchmarks.uncertainty._comparison import (
     Study,
     candidates_table,
     choices,
-    compared,
+    compared_methods,
+    counted,
     described,
     draw_by_method,
     score_table,
     scores,
     split,
-    tested_methods,
 )
 from benchmarks.uncertainty._methods import (
     ADAMW,
@@ -191,7 +191,7 @@ TARGETS = (
 
 def claims(results: Results) -> list[Claim]:
     """Compare with targets, the published results, and plain networks trained as well."""
-    found = []
+    found: list[Claim] = []
     for name, method, most, published in TARGETS:
         values = results.values(name, use="test", method=method)
         if values:
@@ -199,12 +199,7 @@ def claims(results: Results) -> list[Claim]:
             ours = with_error(values, 4)
             found.append(Claim(text, f"{published:.3f}", ours, str(len(values)), mean(values) <= most))
     for name, ours, theirs in PAIRS:
-        pair = [results.values(name, use="test", method=method) for method in (ours, theirs)]
-        # Seeds that both have: the first.
-        count = min(map(len, pair))
-        if count:
-            text = f"LeNet, Fashion-MNIST: the {SCORES[name]} of {ours} is below that of {theirs}"
-            found.append(compared(text, *(values[:count] for values in pair)))
+        found += compared_methods(results, "LeNet, Fashion-MNIST", SCORES[name], name, ours, theirs)
     return found
 
 
@@ -213,9 +208,7 @@ def report(results: Results) -> str:
     size = results.setting
     columns = SCORES | {"auroc_mnist": "AUROC, MNIST", "seconds": "seconds"}
     table = score_table(results, columns, {"accuracy": 4, "nll": 4, "calibration_error": 4, "seconds": 0})
-    counts = ", ".join(
-        f"{len(results.where(use='test', method=method))} {method}" for method in tested_methods(results)
-    )
+    counts = counted(results)
     cut = f" Not run yet, for lack of time: {'; '.join(WAITING)}."
     published = "; ".join(
         f"{name} NLL {nll:.3f}, accuracy {accuracy / 100:.3f}, ECE {error:.3f}"
@@ -246,9 +239,8 @@ says, because all convolutions pad; so we do not compare with its table.
 
 def draw(results: Results) -> None:
     """NLL and calibration error by method."""
-    names = {name: f"test {SCORES[name]}" for name in ("nll", "calibration_error")}
     published = {title: value for title, (value, *_) in PUBLISHED.items()}
-    results.save_plot(draw_by_method(results, names, published))
+    results.save_plot(draw_by_method(results, published))
 
 
 if __name__ == "__main__":

@@ -22,13 +22,13 @@ from benchmarks.uncertainty._comparison import (
     Study,
     candidates_table,
     choices,
-    compared,
+    compared_methods,
+    counted,
     described,
     draw_by_method,
     score_table,
     scores,
     split,
-    tested_methods,
 )
 from benchmarks.uncertainty._methods import (
     DIRECTIONAL,
@@ -154,23 +154,16 @@ PAIRS = (
 
 def claims(results: Results) -> list[Claim]:
     """Compare radial posteriors with the plain network, seed by seed."""
-    found = []
+    found: list[Claim] = []
     for name, ours, theirs in PAIRS:
-        pair = [results.values(name, use="test", method=method) for method in (ours, theirs)]
-        # Seeds that both have: the first.
-        count = min(map(len, pair))
-        if count:
-            text = f"A residual network on Fashion-MNIST: the {SCORES[name]} of {ours} is below that of {theirs}"
-            found.append(compared(text, *(values[:count] for values in pair)))
+        found += compared_methods(results, "A residual network on Fashion-MNIST", SCORES[name], name, ours, theirs)
     return found
 
 
 def report(results: Results) -> str:
     """Report scores by method."""
     size = results.setting
-    counts = ", ".join(
-        f"{len(results.where(use='test', method=method))} {method}" for method in tested_methods(results)
-    )
+    counts = counted(results)
     digits = {"accuracy": 4, "nll": 4, "calibration_error": 4, "seconds": 0}
     return f"""### A residual network
 
@@ -200,7 +193,7 @@ The scores on the test images:
 
 def draw(results: Results) -> None:
     """NLL and calibration error by method."""
-    results.save_plot(draw_by_method(results, {name: f"test {SCORES[name]}" for name in ("nll", "calibration_error")}))
+    results.save_plot(draw_by_method(results))
 
 
 if __name__ == "__main__":

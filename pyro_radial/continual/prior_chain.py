@@ -65,8 +65,7 @@ class PriorChain(UnderPriors):
     weight of two holds them better, as in elastic weight consolidation; a large one leaves little to learn with. Below
     one, the precision is a decaying mean over all past posteriors.
 
-    A chain is a plain module with the model's parameters and site names. A fresh chain around the same model loads its
-    ``state_dict()``, which has the priors.
+    A chain is a plain module. A fresh one around the same model loads its ``state_dict()``, which has the priors.
 
     Source: Nguyen et al. (2018), *Variational Continual Learning*, equation 3; Kirkpatrick et al. (2017), *Overcoming
     catastrophic forgetting in neural networks*, equation 3, for the weight.

@@ -83,9 +83,8 @@ def calibrate_scales(
     :param int chunk_size: rows in one pass.
     :param int seed: seed of the noise; the global random state is restored.
     :returns: the chosen ``number`` with its ``nll``, and what was tried.
-    :raises ValueError: for an argument out of range, another guide or one without scales, relative scales that are not
-        positive or do not fit their site, and an infinite NLL at every c. The guide then keeps its scales.
-    :raises RuntimeError: if the guide has no parameters yet.
+    :raises ValueError: for an argument out of range, a guide without scales, relative scales that do not fit, and an
+        infinite NLL at every c; the guide keeps its scales. A RuntimeError if the guide has no parameters yet.
 
     Example::
 

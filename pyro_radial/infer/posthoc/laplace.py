@@ -78,16 +78,20 @@ class LastLayerLaplace(nn.Module):
         """The trained values of all sites."""
         return self.values
 
-    def joint_marginals(self, model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The means ``[N, K]`` and covariances ``[N, K, K]`` of a model's outputs, exact since the layer is linear."""
-        features, f = self.layer.features(TrainedNetwork(model, self), x)
+    def joint_marginals(self, model: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """The means ``[N, K]`` and covariances ``[N, K, K]`` of a model's outputs by rows, exact for a linear layer."""
+        network = TrainedNetwork(model, self)
         left, *right = [self.get_buffer(f"basis_{position}") for position in range(self._num_factors)]
-        variances = self.get_buffer("stddev").square()
-        if right:
-            of_outputs = (features @ right[0]).square() @ variances.unflatten(0, (len(left), -1)).mT
-            return f, (left * of_outputs.unsqueeze(1)) @ left.mT
-        covariance = ((left * variances) @ left.mT).reshape(2 * (f.shape[1], features.shape[1]))
-        return f, torch.einsum("ne,kemf,nf->nkm", features, covariance, features)
+        variances = self.get_buffer("stddev").square().reshape_as(self.layer.matrix(self.values))
+        covariance = None if right else self.covariance().reshape(2 * variances.shape)
+
+        def marginals(x: Tensor) -> tuple[Tensor, Tensor]:
+            features, f = self.layer.features(network, x)
+            if covariance is not None:
+                return f, torch.einsum("ne,kemf,nf->nkm", features, covariance, features)
+            return f, (left * ((features @ right[0]).square() @ variances.mT).unsqueeze(1)) @ left.mT
+
+        return marginals
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample all sites."""

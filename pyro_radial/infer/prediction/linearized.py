@@ -5,7 +5,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +43,8 @@ def linearized_samples(
 def output_marginals(model: Any, posterior: Any, function_site: str) -> Marginals:
     """What gives the means ``[N, *outputs]`` and covariances ``[N, O, O]`` of the outputs at some rows."""
     if hasattr(posterior, "joint_marginals"):
-        return partial(posterior.joint_marginals, model)
+        exact: Marginals = posterior.joint_marginals(model)
+        return exact
     try:
         mean, blocks = site_moments(posterior, sites_of_network(model))
     except ValueError as error:

@@ -71,13 +71,13 @@ def predict(
     Gal and Ghahramani (2016), "Dropout as a Bayesian Approximation", eq. 6; MacKay (1992), "The Evidence Framework
     Applied to Classification Networks", for the probit.
 
-    :param model: a Pyro model ``model(x)`` that records the function's values at a deterministic site.
+    :param model: a Pyro model ``model(x)`` that records the function's values at a site.
     :param guide: its trained guide, or a mapping from latent sites to S samples of each, ``[S, *shape]``, such as
         Pyro's ``mcmc.get_samples()``. Sites without samples are drawn from their priors.
     :param x: inputs ``[N, ...]``, a tuple or a dict of tensors of N rows each, NumPy arrays, or a ``Dataset`` or
-        ``DataLoader`` of inputs, with or without targets, taken in the dataset's order.
+        ``DataLoader``, with or without targets, in the dataset's order.
     :param int num_samples: S, the number of functions; 64 by default, and with samples all of them.
-    :param int chunk_size: the number of inputs in one pass, which bounds the memory of a pass.
+    :param int chunk_size: the number of inputs in one pass.
     :param str method: "draws" of the weights, or "linearized" or "probit", for a guide and inputs in one tensor.
     :param bool dropout: whether dropout layers stay on; calls of ``torch.nn.functional.dropout`` stay as they are.
     :param str function_site: the name of that site.
@@ -85,8 +85,7 @@ def predict(
     :returns: a :class:`Prediction` with ``samples`` of shape ``[S, N, ...]``; for a model of named outputs, a dict with
         one for each name, whose ``log_prob`` takes a dict of targets.
     :raises ValueError: for NaN or infinity in x, a number out of range, a guide, samples or a model that do not fit,
-        naming the site, sites inside a plate if x needs several chunks, and with another ``method`` than draws for a
-        site without moments, or a function that cannot be differentiated.
+        sites in a plate if x needs several chunks, and sites without moments, which other methods than draws need.
 
     Example::
 

@@ -56,9 +56,8 @@ class NaturalGradient(GuideOptim):
 
     .. math:: v^{-1} = E[g\,(w - m) / v] - E[(\partial \log p / \partial w)\,(w - m) / v].
 
-    Source: Shen, Daheim, Cong, Nickl, Marconi, Bazan, Yokota, Gurevych, Cremers, Khan and Möllenhoff (2024),
-    "Variational Learning is Effective for Large Deep Networks", algorithm 1, for normal posteriors and priors; its
-    :math:`h + \delta` is :math:`1 / N v`. Here the prior's gradient is averaged too.
+    Source: Shen et al. (2024), "Variational Learning is Effective for Large Deep Networks", algorithm 1, for normal
+    posteriors and priors; its :math:`h + \delta` is :math:`1 / N v`. Here the prior's gradient is averaged too.
 
     Other sites and parameters, such as those of norm layers, take a step of an ordinary optimizer. Without a scheduler,
     :func:`~pyro_radial.fit` lets all rates rise in the first 5 % of the steps and fall to zero along a cosine.
@@ -69,8 +68,7 @@ class NaturalGradient(GuideOptim):
     :param float beta1: the decay of the average of gradients.
     :param float beta2: the decay of the average of curvatures.
     :param others: the optimizer of other parameters, as for :func:`~pyro_radial.fit`; Adam at 1e-3 by default.
-    :raises ValueError: for a number out of range; for a guide without normal or radial sites, which it names, or for
-        targets without a known number of data.
+    :raises ValueError: for a number out of range, a guide without normal or radial sites, or an unknown number of data.
 
     Example::
 

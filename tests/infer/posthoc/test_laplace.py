@@ -69,7 +69,7 @@ def test_one_pass_has_the_moments_of_the_draws(structure, bias):
     model = SupervisedModel(BayesianModule(network), likelihoods.Categorical())
     x, y = torch.randn(40, 4, dtype=torch.float64), torch.randint(3, (40,))
     guide = last_layer_laplace(model, network, (x, y), prior_precision=PRECISION, structure=structure)
-    f, covariance = guide.joint_marginals(model, x)
+    f, covariance = guide.joint_marginals(model)(x)
     torch.testing.assert_close(f, network(x).detach())
     # The Jacobian of the outputs in the layer's weights, row by row.
     features = network[:2](x).detach()
@@ -88,7 +88,7 @@ def test_the_probit_is_the_scaled_mean_and_near_the_integral():
     x = torch.randn(60, 4, dtype=torch.float64)
     y = (x[:, :1] > 0).double()
     guide = last_layer_laplace(model, network, (x, y), prior_precision=PRECISION)
-    f, covariance = guide.joint_marginals(model, x)
+    f, covariance = guide.joint_marginals(model)(x)
     probit = predict(model, guide, x, method="probit")
     torch.testing.assert_close(probit.samples, (f / (1 + math.pi / 8 * covariance[:, 0]).sqrt())[None])
     # The integral of the sigmoid by Gauss-Hermite quadrature; MacKay's formula errs by up to 0.02.
