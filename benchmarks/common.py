@@ -232,11 +232,15 @@ def compute_all(results: Results, jobs: Sequence[Job], workers: int, threads: in
 def _compute(job: Job, threads: int, script: int) -> Row:
     """Run a job in a worker, on this or another machine."""
     torch.set_num_threads(threads)
-    # Weights that decay to almost nothing would make convolutions several times slower.
-    torch.set_flush_denormal(True)
     if os.getppid() == script:
         _end_with(script)
-    return job.compute(*job.arguments)
+    # Weights that decay to almost nothing would make convolutions several times slower.
+    torch.set_flush_denormal(True)
+    try:
+        return job.compute(*job.arguments)
+    finally:
+        # With one worker, joblib runs the job in the caller's own process.
+        torch.set_flush_denormal(False)
 
 
 @cache
