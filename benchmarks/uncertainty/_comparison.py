@@ -34,6 +34,7 @@ from benchmarks.uncertainty._methods import (
     LAPLACE,
     MEAN_FIELD,
     NATURAL_ENSEMBLE,
+    NATURAL_MEAN_FIELD,
     NATURAL_RADIAL,
     NATURAL_ROWS,
     PLAIN,
@@ -345,16 +346,16 @@ def counted(results: Results, **keys: Any) -> str:
 def style_of(method: str) -> dict[str, Any]:
     """A color for each family of methods, and a dash for each of its members."""
     families = (
-        (PLAIN, TEMPERATURE, DEEP_ENSEMBLE),
-        (RADIAL, POSTHOC, RADIAL_ENSEMBLE),
-        (MEAN_FIELD, TWEAKS, TRUNCATED),
+        (PLAIN, TEMPERATURE, DEEP_ENSEMBLE, SGD),
+        (RADIAL, POSTHOC, RADIAL_ENSEMBLE, NATURAL_RADIAL),
+        (MEAN_FIELD, TWEAKS, TRUNCATED, NATURAL_MEAN_FIELD),
         (DROPOUT,),
         (LAPLACE,),
         (IVON,),
     )
     for color, family in zip(COLORS, families, strict=True):
         if method in family:
-            return {"color": color, "linestyle": ("-", ":", "--")[family.index(method)], "linewidth": 1.4}
+            return {"color": color, "linestyle": ("-", ":", "--", "-.")[family.index(method)], "linewidth": 1.4}
     raise ValueError(f"method must be one of those compared, got {method}")
 
 

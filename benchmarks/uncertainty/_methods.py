@@ -97,8 +97,10 @@ class Setting:
     truncation: float = 1.0
     #: In units of its own, nearer to those of SGD.
     ivon_rate: float = 0.1
-    #: Of natural gradients: the curvature that widths start from, and one minus the decay of its average.
-    hess_init: float = 0.5
+    #: Of natural gradients, in the units of SGD; without, `rate` in those of the first rows.
+    lr: float | None = None
+    #: The curvature that widths start from, None for the guide's own, and one minus the decay of its average.
+    hess_init: float | None = 0.5
     hess_rate: float = 1e-5
     #: The structure of a Laplace approximation: "kronecker" for last layers of more than 3000 weights.
     laplace: str = "full"
@@ -243,9 +245,10 @@ def _made(kind: str, make_net: MakeNet, setting: Setting, seed: int) -> tuple[Su
 def optimizer(setting: Setting, num_data: int) -> Any:
     """With a rate of its own for scales. Losses are sums over all data, which Adam does not see."""
     if setting.optimizer == "natural":
-        # In rows of results a rate multiplies the variance and the gradient for all data.
-        unit = setting.hess_init + 1.0 / (num_data * setting.prior_stddev**2)
-        return NaturalGradient(setting.rate / unit, hess_init=setting.hess_init, beta2=1.0 - setting.hess_rate)
+        # In the first rows a rate multiplies the variance and the gradient for all data.
+        unit = (setting.hess_init or 0.0) + 1.0 / (num_data * setting.prior_stddev**2)
+        lr = setting.rate / unit if setting.lr is None else setting.lr
+        return NaturalGradient(lr, hess_init=setting.hess_init, beta2=1.0 - setting.hess_rate)
 
     def options(name: str) -> dict[str, Any]:
         own = setting.scale_rate if "scales" in name and setting.scale_rate is not None else setting.rate

@@ -10,6 +10,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -23,13 +24,22 @@ from torch.nn.functional import avg_pool2d, softplus
 
 from benchmarks.common import FIRST_SEED, Claim, Form, Job, Pair, Results, Row, compute_all, main, markdown_table
 from benchmarks.uncertainty._fundus import fundus
-from benchmarks.uncertainty._methods import MEAN_FIELD, NARROW, RADIAL, Setting, measures, train
+from benchmarks.uncertainty._methods import (
+    MEAN_FIELD,
+    NARROW,
+    NATURAL_MEAN_FIELD,
+    NATURAL_RADIAL,
+    RADIAL,
+    Setting,
+    measures,
+    train,
+)
 from benchmarks.uncertainty._networks import VGG4, vgg
 
 __all__ = ["claims", "draw", "report", "run"]
 
-METHODS = (MEAN_FIELD, NARROW, RADIAL)
-COLORS = {MEAN_FIELD: "#D55E00", NARROW: "#009E73", RADIAL: "#0072B2"}
+METHODS = (MEAN_FIELD, NARROW, RADIAL, NATURAL_MEAN_FIELD, NATURAL_RADIAL)
+COLORS = dict(zip(METHODS, ("#D55E00", "#009E73", "#0072B2", "#E69F00", "#56B4E9"), strict=True))
 FOLDS = 3
 #: What has barely learned has an AUC below the first, what is good one from the second.
 CHANCE, GOOD = 0.6, 0.75
@@ -41,6 +51,8 @@ DECAYS = {"sgd": (1.0, 0.98, 0.96), "amsgrad": (1.0,)}
 BATCH_SIZES = (16, 32, 64, 128, 256)
 PARTICLES = (1, 2, 4)
 RHOS = (-6.0, -4.0, -2.0, 0.0)
+#: A rate of scales, in units of the rate at which natural gradients average curvatures.
+HESS_RATE = 1e-3
 DEPTHS = {2: ((1, 1), (1, 2)), 4: VGG4, 7: ((2, 1), (2, 2), (3, 4))}
 NOT_FINITE = re.compile(r"\bnan\b|infinit|finite|invalid values", re.IGNORECASE)
 Cell = dict[str, float]
@@ -100,7 +112,7 @@ def configuration(size: Size, number: int) -> Setting:
         return choices[int(torch.randint(len(choices), (), generator=generator))]
 
     optimizer = one_of(tuple(RATES))
-    return Setting(
+    setting = Setting(
         epochs=size.epochs,
         optimizer=optimizer,
         rate=one_of(RATES[optimizer]),
@@ -110,8 +122,10 @@ def configuration(size: Size, number: int) -> Setting:
         init_scale=sigma(one_of(RHOS)),
         pretrain_epochs=1 if size.epochs > 1 else 0,
         num_samples=size.num_samples,
+        hess_init=None,
         compile=False,
     )
+    return replace(setting, lr=one_of(RATES["sgd"]))
 
 
 def sigma(rho: float) -> float:
@@ -159,7 +173,7 @@ def cross_validated(data_dir: Path | None, size: Size, name: str, number: int) -
     }
 
 
-CHOSEN = ("optimizer", "rate", "decay", "batch_size", "num_particles", "init_scale")
+CHOSEN = ("optimizer", "rate", "lr", "decay", "batch_size", "num_particles", "init_scale")
 
 
 def tested(data_dir: Path | None, size: Size, name: str, cell: Cell, seed: int) -> Row:
@@ -170,6 +184,9 @@ def tested(data_dir: Path | None, size: Size, name: str, cell: Cell, seed: int) 
         batch_size=64,
         rate=0.01,
         scale_rate=cell.get("scale_rate", 0.01),
+        lr=0.1,
+        hess_init=None,
+        hess_rate=HESS_RATE * cell.get("scale_rate", 0.01),
         prior_stddev=cell.get("prior_stddev", 1.0),
         init_scale=sigma(cell.get("rho", -2.0)),
         num_samples=size.num_samples,
@@ -211,6 +228,7 @@ def claims(results: Results) -> list[Claim]:
     poor = {method: 1 - shares(results, method, CHANCE)[0] for method in METHODS}
     regions = {method: working(results, method) for method in METHODS}
     (radial, radial_error), (narrow, narrow_error) = good[RADIAL], good[NARROW]
+    natural, natural_error = good[NATURAL_RADIAL]
     return [
         Claim(
             f"RetinaMNIST, random settings: radial reaches an AUC of {GOOD} at least twice as often as mean field",
@@ -239,6 +257,16 @@ def claims(results: Results) -> list[Claim]:
             " against ".join(f"{works} of {of}" for works, of in (regions[RADIAL], regions[MEAN_FIELD])),
             str(_size(results).seeds),
             regions[RADIAL] > regions[MEAN_FIELD],
+        ),
+        *(
+            Claim(
+                f"RetinaMNIST, random settings: {NATURAL_RADIAL} reaches an AUC of {GOOD} more often than {other}",
+                "",
+                f"{natural:.0%} ± {natural_error:.0%} against {good[other][0]:.0%} ± {good[other][1]:.0%}",
+                settings,
+                natural - good[other][0] > 2 * math.hypot(natural_error, good[other][1]),
+            )
+            for other in (RADIAL, NATURAL_MEAN_FIELD)
         ),
     ]
 
@@ -279,8 +307,11 @@ Share that reaches {GOOD:g}, by the start of the scales:
 
 {markdown_table(["", *(f"rho {rho:g}" for rho in RHOS)], by_rho)}
 
+Natural gradients have rates of 0.1, 0.01 or 0.001, and the same start, decay, batches and draws.
+
 The next tables change one thing at a time in this setting: Adam at 0.01 with a rate that falls to zero, batches of \
-64, a rate of 0.01 for scales, rho of -2, N(0, 1), and four convolutions from {size.width} channels up. Networks train \
+64, a rate of 0.01 for scales, rho of -2, N(0, 1), and four convolutions from {size.width} channels up. Natural \
+gradients have a rate of 0.1, and average curvatures at {HESS_RATE:g} times the rate of scales. Networks train \
 for {size.epochs} epochs on the 1,080 training images without augmentation. The tables give the test NLL, mean of \
 {size.seeds} seeds. A guide works if its NLL is below {WORKS:g}. Always predicting the share of referable images has \
 an NLL of 0.69, which also counts for a training that diverges.
@@ -326,8 +357,8 @@ def _nll(results: Results, part: str, method: str, cell: Cell) -> str:
 def draw(results: Results) -> None:
     """The curves of figure 4, and a map of start and rate for each method."""
     size = _size(results)
-    figure = Figure(figsize=(11, 3.4), layout="constrained", dpi=110)
-    left, *maps = figure.subplots(1, 4, width_ratios=(1.5, 1, 1, 1))
+    figure = Figure(figsize=(16, 3.4), layout="constrained", dpi=110)
+    left, *maps = figure.subplots(1, 1 + len(METHODS), width_ratios=(1.5, *(1 for _ in METHODS)))
     for method in METHODS:
         aucs = sorted(results.values("auc", part="random", method=method))
         places = [0.5 + 0.001 * step for step in range(401)]
