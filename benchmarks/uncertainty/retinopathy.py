@@ -318,8 +318,8 @@ for point estimates) are the same for all methods by Adam; SGD and natural gradi
 same priors. Other settings are the start (rho from -10 to 0) and the rate of scales, the first curvature (0.1 to 10) \
 of natural gradients, and dropout. The table uses the setting with the lowest NLL on a third of the training images \
 and the 120 for validation, after training on the others with seed 0. Methods made from the plain network use its \
-setting. Ensembles have {size["num_members"]} members. Posteriors have {size["num_samples"]} draws, which the members of an \
-ensemble share. The table has {len(results.distinct("seed"))} seeds that we did not use for any choice.{without}
+setting. Ensembles have {size["num_members"]} members. Posteriors have {size["num_samples"]} draws, which the members \
+of an ensemble share. The table has {len(results.distinct("seed"))} seeds that we did not use for any choice.{without}
 
 The table gives the AUC in percent on the rest of the 400 test images when a share is referred. Images are ranked by \
 mutual information, or by entropy for methods with a single draw. Each AUC is a mean over seeds ± its standard error \
