@@ -10,7 +10,6 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -51,7 +50,7 @@ DECAYS = {"sgd": (1.0, 0.98, 0.96), "amsgrad": (1.0,)}
 BATCH_SIZES = (16, 32, 64, 128, 256)
 PARTICLES = (1, 2, 4)
 RHOS = (-6.0, -4.0, -2.0, 0.0)
-#: A rate of scales, in units of the rate at which natural gradients average curvatures.
+#: Times the rate of scales: the rate at which natural gradients average curvatures.
 HESS_RATE = 1e-3
 DEPTHS = {2: ((1, 1), (1, 2)), 4: VGG4, 7: ((2, 1), (2, 2), (3, 4))}
 NOT_FINITE = re.compile(r"\bnan\b|infinit|finite|invalid values", re.IGNORECASE)
@@ -112,7 +111,7 @@ def configuration(size: Size, number: int) -> Setting:
         return choices[int(torch.randint(len(choices), (), generator=generator))]
 
     optimizer = one_of(tuple(RATES))
-    setting = Setting(
+    return Setting(
         epochs=size.epochs,
         optimizer=optimizer,
         rate=one_of(RATES[optimizer]),
@@ -123,9 +122,9 @@ def configuration(size: Size, number: int) -> Setting:
         pretrain_epochs=1 if size.epochs > 1 else 0,
         num_samples=size.num_samples,
         hess_init=None,
+        lr=one_of(RATES["sgd"]),
         compile=False,
     )
-    return replace(setting, lr=one_of(RATES["sgd"]))
 
 
 def sigma(rho: float) -> float:

@@ -259,8 +259,8 @@ def report(results: Results) -> str:
 A perceptron 784-{size["hidden"]}-{size["hidden"]}-10 trains on {size["train"]:,} images for {size["epochs"]} epochs \
 with a rate that falls to zero along a cosine (`python -m benchmarks.uncertainty.shift`). This is the same for all \
 methods and for each of {size["num_members"]} members of an ensemble. Where the name of a method says nothing else, \
-the optimizer is Adam. Numbers are means and standard errors \
-over {seeds} seeds. Each method uses the best of {size["num_candidates"]} settings by the NLL of \
+the optimizer is Adam. Numbers are means and standard errors over {seeds} seeds. Each method uses the best of \
+{size["num_candidates"]} settings by the NLL of \
 {size["validation"]:,} other images of Fashion-MNIST, with another seed: {choices(results)}. Truncated mean field uses \
 the setting of mean field. Posteriors have {size["num_samples"]} draws, which the members of an ensemble share.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from filelock import FileLock
 from joblib import register_parallel_backend
 from joblib.parallel import ThreadingBackend
@@ -143,6 +144,15 @@ def test_jobs_are_computed_once_and_saved_in_their_order(tmp_path, workers):
     jobs = [Job({"seed": number}, row_of, (number,)) for number in range(3)]
     assert [row["value"] for row in compute_all(results, jobs, workers)] == [0.0, -1.0, 2.0]
     assert [row["seed"] for row in results.rows] == [1, 0, 2]
+
+
+def test_a_job_in_the_own_process_leaves_denormal_numbers(tmp_path):
+    results = Results(tmp_path / "a.json", SETTING)
+    compute_all(results, [Job({"seed": 0}, row_of, (0,))], 1)
+    assert torch.tensor(1e-310, dtype=torch.float64).mul(1.0) > 0.0
+    with pytest.raises(ZeroDivisionError):
+        compute_all(results, [Job({"seed": 1}, divmod, (1, 0))], 1)
+    assert torch.tensor(1e-310, dtype=torch.float64).mul(1.0) > 0.0
 
 
 def test_a_row_of_another_run_is_not_taken_for_that_of_a_later_job(tmp_path):
