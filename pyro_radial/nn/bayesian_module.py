@@ -63,7 +63,7 @@ class BayesianModule(UniquelyNamed):
           must be the parameter's; it follows the parameter's dtype and device;
         - a mapping from site names to distributions, or a function of (name, parameter) that returns one;
         - an object with ``sample_parameter(name, parameter) -> tensor`` that makes its own sites (see
-          :class:`~pyro_radial.nn.priors.LearnedScale`); a module is registered here and trained.
+          :class:`~pyro_radial.nn.priors.RadialDirectionalPrior`); a module is registered here and trained.
     :param select: which parameters are random: a function of (name, parameter), a regular expression searched in the
         name, or None for all but frozen parameters and those of normalization layers.
     :raises ValueError: naming the argument or the site, for a prior or selection that does not fit the network.

@@ -18,7 +18,6 @@ from torch import Tensor
 from pyro_radial._pyro.checks import check_flag, check_types, positive_count, positive_float
 from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.nn.bayesian_module import submodules
-from pyro_radial.nn.priors.normal import check_positive_scalar_distribution
 from pyro_radial.nn.site_priors import Following
 
 __all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "MaskedGaussian", "Poisson"]
@@ -330,7 +329,7 @@ class Gaussian(Likelihood):
         if precision_prior is not None:
             if scale is not None or learn_scale:
                 raise ValueError("precision_prior must be given alone, got scale or learn_scale too")
-            check_positive_scalar_distribution("precision_prior", precision_prior)
+            _check_positive_scalar("precision_prior", precision_prior)
             self.precision_prior = Following(precision_prior)
             return
         self.scale: Any = positive_float("scale", 1.0 if scale is None else scale)
@@ -504,3 +503,16 @@ def set_num_data(model: Any, num_data: int) -> None:
     for likelihood in submodules(model):
         if isinstance(likelihood, Likelihood):
             likelihood.train_on(num_data)
+
+
+def _check_positive_scalar(argument: str, distribution: Any) -> None:
+    """Raise a ValueError that names the argument, unless it is a distribution of one positive number."""
+    if not isinstance(distribution, TorchDistributionMixin):
+        raise ValueError(f"{argument} must be a distribution, got {type(distribution).__name__}")
+    if distribution.shape() != torch.Size():
+        raise ValueError(f"{argument} must have shape (), got {tuple(distribution.shape())}")
+    lower = getattr(distribution.support, "lower_bound", None)
+    if lower is None or lower < 0:
+        raise ValueError(
+            f"{argument} must be a distribution of positive numbers, got one with support {distribution.support}"
+        )

@@ -8,7 +8,7 @@ import torch
 from pyro import poutine
 from torch import nn
 
-from pyro_radial.nn import likelihoods, priors
+from pyro_radial.nn import likelihoods
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.input_gradient import InputGradient
 from pyro_radial.nn.multi_head import MultiHead
@@ -72,12 +72,6 @@ def has_scale(prior, weight, bias):
 def sites_of(prior):
     """The sites that a network has under a prior."""
     return list(poutine.trace(BayesianModule(linear(), prior)).get_trace(X).stochastic_nodes)
-
-
-def learned_scale():
-    prior = priors.LearnedScale(0.5)
-    prior.setup([("weight", torch.zeros(2, 3))])
-    return prior
 
 
 parameters = [("name", lambda: "weight"), ("parameter", lambda: torch.zeros(2, 3))]
@@ -235,29 +229,6 @@ CALLS = [
         invalid=dict(pi=fraction, scale1=positive_float, scale2=positive_float),
     ),
     Call(
-        "nn.priors.LearnedScale",
-        lambda: dict(init_scale=0.5),
-        lambda found: sites_of(found) == ["weight", "bias"] and abs(found.scale("weight").item() - 0.5) < 1e-6,
-        invalid=dict(init_scale=positive_float),
-    ),
-    Call(
-        "nn.priors.LearnedScale.scale",
-        lambda: dict(name="weight"),
-        lambda found: abs(found.item() - 0.5) < 1e-6,
-        invalid=dict(name=text | {"unknown": "bias"}),
-        on=learned_scale,
-    ),
-    Call(
-        "nn.priors.HyperScale",
-        lambda: dict(scale_prior=dist.HalfNormal(0.5)),
-        lambda found: sites_of(found) == ["weight_prior_scale", "weight", "bias_prior_scale", "bias"],
-        invalid=dict(
-            scale_prior=optional(distribution)
-            | {"real": dist.Normal(0.0, 1.0), "vector": dist.HalfNormal(torch.ones(2)).to_event(1)}
-        ),
-        also=(({"scale_prior": None}, lambda found: sites_of(found)[0] == "weight_prior_scale"),),
-    ),
-    Call(
         "nn.priors.RadialDirectionalPrior",
         lambda: dict(grouping="column", global_scale=2.0, direction="uniform", bias_scale=3.0),
         lambda found: found[0] == "weight.global_radius_gamma" and "weight.column_direction" in found,
@@ -281,12 +252,6 @@ NOT_CALLED = {
     "nn.MultiHead.uses_parameter": "a name of a parameter of the network",
     "nn.priors.FanIn.__call__": "a name and a parameter of the network",
     "nn.priors.ScaleMixture.__call__": "a name and a parameter of the network",
-    **{
-        f"nn.priors.{prior}.setup": "the names and parameters of the network"
-        for prior in ("LearnedScale", "RadialDirectionalPrior")
-    },
-    **{
-        f"nn.priors.{prior}.sample_parameter": "a name and a parameter of the network"
-        for prior in ("LearnedScale", "HyperScale", "RadialDirectionalPrior")
-    },
+    "nn.priors.RadialDirectionalPrior.setup": "the names and parameters of the network",
+    "nn.priors.RadialDirectionalPrior.sample_parameter": "a name and a parameter of the network",
 }

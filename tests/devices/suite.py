@@ -46,6 +46,7 @@ from pyro_radial.nn import MultiHead, likelihoods, priors
 from pyro_radial.poutine import local_reparameterization, mean_only, swap_prior
 from pyro_radial.testing.guides import constrained_model, weights_model
 from tests.helpers import device as pretend
+from tests.helpers.scale_priors import HyperScale, LearnedScale
 from tests.tables import DISTRIBUTIONS, GUIDES
 
 pretend.start()
@@ -219,8 +220,8 @@ PRIORS = {
         for name, shape in {"0.weight": (5, 3), "0.bias": (5,), "2.weight": (2, 5), "2.bias": (2,)}.items()
     },
     "FanIn": priors.FanIn,
-    "HyperScale": priors.HyperScale,
-    "LearnedScale": priors.LearnedScale,
+    "HyperScale": HyperScale,
+    "LearnedScale": LearnedScale,
     "RadialDirectionalPrior": priors.RadialDirectionalPrior,
     "ScaleMixture": priors.ScaleMixture,
 }

@@ -9,8 +9,9 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel
 from pyro_radial.nn import MultiHead, likelihoods, use_head
-from pyro_radial.nn.priors import FanIn, HyperScale, LearnedScale, ScaleMixture
+from pyro_radial.nn.priors import FanIn, ScaleMixture
 from tests.golden.programs import classification, classifier, loss_and_gradients, network, program
+from tests.helpers.scale_priors import HyperScale, LearnedScale
 
 
 @program

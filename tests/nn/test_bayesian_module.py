@@ -15,6 +15,7 @@ from torch import nn
 
 from pyro_radial.nn import BayesianModule, priors
 from tests.helpers.networks import call_with, classifier, data, draws_of, mlp, normed_mlp, parameters_seen
+from tests.helpers.scale_priors import HyperScale, LearnedScale
 
 
 def trace_of(bnn, *args):
@@ -154,8 +155,8 @@ class TestPriors:
             ),
             priors.ScaleMixture,
             priors.FanIn,
-            priors.LearnedScale,
-            priors.HyperScale,
+            LearnedScale,
+            HyperScale,
             lambda: {"weight": dist.Normal(0.0, 1.0), "bias": dist.Laplace(torch.zeros(2), 1.0)},
         ],
         ids=["normal", "transformed", "mixture", "fan-in", "learned", "hyper", "mapping"],
@@ -173,7 +174,7 @@ class TestPriors:
         assert trace.nodes["_RETURN"]["value"].dtype == torch.float64
 
     @pytest.mark.cuda
-    @pytest.mark.parametrize("prior", [dist.Normal(0.0, 1.0), priors.ScaleMixture(), priors.HyperScale()])
+    @pytest.mark.parametrize("prior", [dist.Normal(0.0, 1.0), priors.ScaleMixture(), HyperScale()])
     def test_the_prior_follows_the_networks_device(self, prior):
         bnn = BayesianModule(normed_mlp(), prior).cuda()
         trace = trace_of(bnn, torch.randn(5, 3, device="cuda"))

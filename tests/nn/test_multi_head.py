@@ -14,9 +14,10 @@ from pyro.infer import SVI
 from torch import nn
 
 from pyro_radial import AutoRadial, RadialELBO
-from pyro_radial.nn import BayesianModule, MultiHead, SupervisedModel, likelihoods, priors, use_head
+from pyro_radial.nn import BayesianModule, MultiHead, SupervisedModel, likelihoods, use_head
 from pyro_radial.nn.multi_head import under_head
 from tests.helpers.networks import at, call_with, classifier, data, draws_of
+from tests.helpers.scale_priors import HyperScale, LearnedScale
 
 TRUNK = ["trunk.0.weight", "trunk.0.bias"]
 
@@ -140,7 +141,7 @@ class TestSites:
         torch.testing.assert_close(call_with(bnn, {"weight": weight}, x), x @ weight.T + net.bias)
 
     def test_priors_that_make_their_own_sites_make_none_for_idle_parameters(self):
-        bnn = BayesianModule(network(), priors.HyperScale())
+        bnn = BayesianModule(network(), HyperScale())
         use_head(bnn, 1)
         sites = sites_of(bnn, torch.randn(5, 3))
         assert {site.removesuffix("_prior_scale") for site in sites} == {*TRUNK, *head(1)}
@@ -213,7 +214,7 @@ class TestGuides:
         assert list(elbo.terms.kl_by_site) == TRUNK + head(index)
 
     def test_each_head_in_turn_trains_with_a_guide_of_its_own(self):
-        model, (x, y) = classifier(net=network(), prior=priors.LearnedScale()), data(40)
+        model, (x, y) = classifier(net=network(), prior=LearnedScale()), data(40)
         scale = model.bnn.prior.scale
         for index in (0, 1):
             use_head(model, index)

@@ -37,6 +37,7 @@ from tests.helpers.local_reparameterization import (
     mlp,
     regression,
 )
+from tests.helpers.scale_priors import HyperScale, LearnedScale
 
 
 def test_no_random_numbers_are_drawn_for_weights(monkeypatch):
@@ -111,7 +112,7 @@ def test_a_prior_that_computes_from_its_site_is_refused_by_name():
         RadialELBO()(model, AutoRadial(model))(X, Y)
 
 
-@pytest.mark.parametrize("prior", [priors.LearnedScale, priors.HyperScale])
+@pytest.mark.parametrize("prior", [LearnedScale, HyperScale])
 def test_priors_with_scales_of_their_own_work(prior):
     model = regression(mlp(), prior=prior())
     guide = AutoRadial(model)

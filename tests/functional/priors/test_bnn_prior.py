@@ -15,8 +15,9 @@ from torch import nn
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.functional import BNNPrior
 from pyro_radial.nn import likelihoods
-from pyro_radial.nn.priors import LearnedScale, RadialDirectionalPrior
+from pyro_radial.nn.priors import RadialDirectionalPrior
 from tests.helpers.processes import NUM_SAMPLES
+from tests.helpers.scale_priors import LearnedScale
 
 
 def small_bnn(outputs=1, prior=None):

@@ -14,15 +14,16 @@ from torch import nn
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.infer.autoguide import AutoMeanField
-from pyro_radial.nn import likelihoods, priors
+from pyro_radial.nn import likelihoods
 from tests.helpers.models import matrix_model
+from tests.helpers.scale_priors import HyperScale
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 
 
 def test_load_means_takes_a_trained_network_and_leaves_the_scales():
     net = nn.Linear(4, 2)
-    model = SupervisedModel(BayesianModule(nn.Linear(4, 2), priors.HyperScale()), likelihoods.Gaussian(num_data=10))
+    model = SupervisedModel(BayesianModule(nn.Linear(4, 2), HyperScale()), likelihoods.Gaussian(num_data=10))
     guide = AutoRadial(model)
     guide.setup(X, torch.randn(6, 2))
     with pytest.raises(ValueError, match="weight_prior_scale"):
@@ -48,7 +49,7 @@ def test_load_means_takes_a_trained_network_and_leaves_the_scales():
     ],
 )
 def test_load_means_names_a_site_with_a_value_that_no_mean_can_have(name, bad, words):
-    model = SupervisedModel(BayesianModule(nn.Linear(4, 2), priors.HyperScale()), likelihoods.Gaussian(num_data=10))
+    model = SupervisedModel(BayesianModule(nn.Linear(4, 2), HyperScale()), likelihoods.Gaussian(num_data=10))
     guide = AutoRadial(model)
     guide.setup(X, torch.randn(6, 2))
     before = guide.median()

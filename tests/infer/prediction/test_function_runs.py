@@ -18,9 +18,10 @@ from torch.nn.functional import dropout
 
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule, PriorChain, SupervisedModel
 from pyro_radial.nn import MultiHead, likelihoods
-from pyro_radial.nn.priors import LearnedScale, RadialDirectionalPrior
+from pyro_radial.nn.priors import RadialDirectionalPrior
 from pyro_radial.poutine import mean_only, swap_prior
 from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws
+from tests.helpers.scale_priors import LearnedScale
 
 # The package's attribute of this name is the function.
 PREDICT_MODULE = sys.modules["pyro_radial.infer.prediction.predict"]

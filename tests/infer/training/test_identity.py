@@ -20,8 +20,9 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELB
 from pyro_radial.functional import AdversarialPoints, GaussianProcess, UniformBox
 from pyro_radial.infer.training.identity import described, optimizer_identity, run_identity
 from pyro_radial.nn import likelihoods
-from pyro_radial.nn.priors import FanIn, LearnedScale, RadialDirectionalPrior
+from pyro_radial.nn.priors import FanIn, RadialDirectionalPrior
 from tests.helpers.runs import data, problem, trained
+from tests.helpers.scale_priors import LearnedScale
 
 
 def squared(x):

@@ -10,7 +10,7 @@ from pyro_radial import BayesianModule, SupervisedModel
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.linearized.layers import linear_layers, networks_in
 from pyro_radial.nn.linearized.site_function import SiteFunction
-from pyro_radial.nn.priors import LearnedScale
+from tests.helpers.scale_priors import LearnedScale
 
 X = torch.randn(1, 3)
 

@@ -12,7 +12,7 @@ from pyro_radial import BayesianModule
 from pyro_radial.nn import MultiHead
 from pyro_radial.nn.linearized import layers, linearization
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization
-from pyro_radial.nn.priors import LearnedScale
+from tests.helpers.scale_priors import LearnedScale
 
 
 class Tied(nn.Module):

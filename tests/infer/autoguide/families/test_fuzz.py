@@ -19,7 +19,6 @@ CONSTRUCTORS = (
     families.Delta,
     families.VonMisesFisher,
     priors.FanIn,
-    priors.LearnedScale,
     priors.RadialDirectionalPrior,
     priors.ScaleMixture,
 )
