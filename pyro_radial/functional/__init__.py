@@ -13,7 +13,7 @@ from pyro_radial.functional.divergences import (
 )
 from pyro_radial.functional.elbo import FunctionalELBO
 from pyro_radial.functional.laplace import function_space_laplace
-from pyro_radial.functional.measurement_points import AdversarialPoints, BetweenRows, FromData, UniformBox
+from pyro_radial.functional.measurement_points import BetweenRows, FromData, UniformBox
 from pyro_radial.functional.priors import (
     BNNPrior,
     FunctionPrior,
@@ -28,7 +28,6 @@ from pyro_radial.functional.priors import (
 from pyro_radial.functional.scores import GaussianScore, SpectralSteinScore, SteinScore
 
 __all__ = [
-    "AdversarialPoints",
     "BNNPrior",
     "BetweenRows",
     "FromData",

@@ -159,8 +159,8 @@ class FunctionalELBO(RadialELBO):
                 self._beside_function = self._sites_beside_function(run, x, functions)
         beside, points = self._beside_function, x
         if self.measurement_points is not None:
-            further = self._further_points(self.measurement_points, run, x, functions)
-            functions, points = self._with_further(functions, x, further, run.model, run.guide_trace)
+            further = self._further_points(self.measurement_points, x)
+            functions, points = self._with_further(functions, x, further, run)
         estimate = self._divergence(functions, points)
         value = 0.0 if estimate.value is None else estimate.value
         # The value of one, the gradient of the other; summed over the particles as all terms are.
@@ -169,10 +169,8 @@ class FunctionalELBO(RadialELBO):
         kls |= self._site_kls(run, lambda name: name in beside)
         return kls, self._site_kls(run, lambda name: name not in beside) if self.weight_space_kl else {}
 
-    def _further_points(
-        self, measurement_points: MeasurementPoints, run: Run, x: Tensor, functions: Tensor | GuideProcess
-    ) -> Tensor:
-        """The measurement points as they are now; in training, adversarial ones then take a step."""
+    def _further_points(self, measurement_points: MeasurementPoints, x: Tensor) -> Tensor:
+        """The measurement points of a batch, or a ValueError for points that do not fit."""
         further = measurement_points(x)
         if not isinstance(further, Tensor) or further.shape[1:] != x.shape[1:]:
             got = list(further.shape[1:]) if isinstance(further, Tensor) else type(further).__name__
@@ -181,23 +179,17 @@ class FunctionalELBO(RadialELBO):
             )
         check_floating("measurement_points", further)
         check_finite("measurement_points", further)
-        ascend = getattr(measurement_points, "ascend", None)
-        if ascend is not None and torch.is_grad_enabled():
-            fixed = run.guide_trace.copy()
-            fixed.detach_()
-            values = functions.detach() if isinstance(functions, Tensor) else functions
-            ascend(lambda points: self._value(*self._with_further(values, x, points, run.model, fixed)))
         return further
 
     def _with_further(
-        self, functions: Tensor | GuideProcess, x: Tensor, further: Tensor, model: Any, guide_trace: Trace
+        self, functions: Tensor | GuideProcess, x: Tensor, further: Tensor, run: Run
     ) -> tuple[Tensor | GuideProcess, Tensor]:
         """The functions at all points of comparison, and these points."""
         alone = self.compare_at == "measurement_points"
         points = further if alone else torch.cat([x, further])
         if isinstance(functions, GuideProcess):
             return functions, points
-        replayed = poutine.replay(self._vectorized_num_particles(model), trace=guide_trace)
+        replayed = poutine.replay(self._vectorized_num_particles(run.model), trace=run.guide_trace)
         there = self._values(poutine.trace(replayed).get_trace(further), len(further))
         return there if alone else torch.cat([functions, there], 1), points
 
@@ -234,16 +226,6 @@ class FunctionalELBO(RadialELBO):
             ) from error
         check_types(DivergenceEstimate, **{"divergence(functions, points, prior)": estimate})
         return estimate
-
-    def _value(self, functions: Any, points: Tensor) -> Tensor:
-        """The divergence as a value to differentiate in the points."""
-        estimate = self._divergence(functions, points)
-        if estimate.value is None:
-            raise ValueError(
-                "divergence must estimate a value that the measurement points can raise, such as GaussianKL or "
-                f"RegularizedKL, got {type(self.divergence).__name__}"
-            )
-        return estimate.surrogate
 
     def _sites_beside_function(self, run: Run, x: Tensor, functions: Tensor | GuideProcess) -> frozenset[str]:
         """The sites of the guide that have a KL of their own.

@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_types, held_numbers, non_negative_float, positive_count, positive_float
+from pyro_radial._pyro.checks import held_numbers, non_negative_float, positive_count
 from pyro_radial.functional.priors.function_prior import check_floating
 
-__all__ = ["AdversarialPoints", "BetweenRows", "FromData", "MeasurementPoints", "UniformBox"]
+__all__ = ["BetweenRows", "FromData", "MeasurementPoints", "UniformBox"]
 
 #: A function of a batch of inputs ``[B, D]`` (or ``[B, ...]``) that returns further points ``[M, D]`` in the batch's
 #: dtype and on its device, such as ``lambda x: torch.randn(20, 2)``. The prior does not shape functions where no point
@@ -165,102 +164,6 @@ class BetweenRows(_OfRows):
         second = (first + torch.randint(1, number, (self.num_points,), device=device)) % number
         share = torch.rand(self.num_points, *(1,) * (self.points.dim() - 1), dtype=self.points.dtype, device=device)
         return torch.lerp(self.points[first], self.points[second], share)
-
-
-class AdversarialPoints:
-    """Measurement points that climb the divergence of the functions from their prior, one step at a time.
-
-    The divergence of two distributions of functions is its supremum over all finite sets of points. So the functional
-    ELBO is a game: the network descends and the points ascend. Points start at random in the box and stay in it. Each
-    step is a step of Adam in coordinates in which the box is the unit cube.
-
-    Source: Sun et al. (2019), section 3.2. They found that it generalizes less well than random points: the points end
-    near the data, and nothing shapes the function elsewhere.
-
-    :param UniformBox box: the box of the points, and their number M.
-    :param float lr: the learning rate, about the share of a side that a point moves in one step.
-    :raises ValueError: naming the argument that does not fit.
-
-    Example::
-
-        >>> points = AdversarialPoints(UniformBox(-1.0, 1.0, num_points=2), lr=0.05)
-        >>> start = points(torch.zeros(5, 1))
-        >>> for _ in range(100):
-        ...     value = points.ascend(lambda x: -(x - 0.5).square().sum())
-        >>> bool(((points(torch.zeros(5, 1)) - 0.5).abs() < 0.05).all())
-        True
-    """
-
-    def __init__(self, box: UniformBox, lr: float = 0.01) -> None:
-        check_types(UniformBox, box=box)
-        self.box = box
-        self.lr = positive_float("lr", lr)
-        # Not a module: an optimizer of the network would find the points and descend.
-        self._unit: Tensor | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._like = torch.empty(0)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the current points ``[M, D]`` without gradient, in the dtype and on the device of the batch."""
-        shape = _shape_of_input(x)
-        self._like = x.new_empty(0)
-        if self._unit is None:
-            self.box(x)  # Raises an error for a batch that does not fit.
-            self._start(torch.rand(self.box.num_points, *shape, dtype=torch.double))
-        assert self._unit is not None
-        if self._unit.shape[1:] != shape:
-            raise ValueError(f"x must have inputs of shape {list(self._unit.shape[1:])}, got {list(shape)}")
-        return self._points(self._unit.detach())
-
-    def ascend(self, objective: Callable[[Tensor], Tensor]) -> Tensor:
-        """Move the points one step up and back into the box; no other tensor gets a gradient.
-
-        :param objective: a function of points ``[M, D]`` that returns a scalar, differentiable in them.
-        :returns: its value before the step, detached.
-        :raises RuntimeError: before the first batch, which determines the width of points.
-        :raises ValueError: naming ``objective`` if its value is not a finite scalar, or has no gradient in the points.
-        """
-        if self._unit is None or self._optimizer is None:
-            raise RuntimeError("call the measurement points on a batch before they ascend")
-        check_types(Callable, objective=objective)
-        value = objective(self._points(self._unit))
-        if not isinstance(value, Tensor) or value.dim() != 0 or not bool(value.isfinite()):
-            raise ValueError(f"objective must return a finite scalar, got {value!r}")
-        if not value.requires_grad:
-            raise ValueError("objective must be differentiable in the points, got a value without gradient")
-        (gradient,) = torch.autograd.grad(value, [self._unit], allow_unused=True)
-        if gradient is None:
-            raise ValueError("objective must depend on the points, got a value that does not")
-        self._unit.grad = gradient
-        self._optimizer.step()
-        with torch.no_grad():
-            self._unit.clamp_(0.0, 1.0)
-        return value.detach()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the points and the state of their optimizer."""
-        if self._unit is None or self._optimizer is None:
-            return {}
-        return {"unit": self._unit.detach().clone(), "optimizer": copy.deepcopy(self._optimizer.state_dict())}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        if not isinstance(state, Mapping) or set(state) not in ({"unit", "optimizer"}, set()):
-            raise ValueError(f"state must be what state_dict() returned, got {state!r}")
-        self._unit = self._optimizer = None
-        if state:
-            self._start(state["unit"].cpu().clone()).load_state_dict(state["optimizer"])
-
-    def _start(self, unit: Tensor) -> torch.optim.Optimizer:
-        self._unit = unit.requires_grad_()
-        self._optimizer = torch.optim.Adam([self._unit], lr=self.lr, maximize=True)
-        return self._optimizer
-
-    def _points(self, unit: Tensor) -> Tensor:
-        return self.box.place(unit).to(self._like)
-
-    def __repr__(self) -> str:
-        return f"AdversarialPoints({self.box}, lr={self.lr})"
 
 
 def _finite(argument: str, value: Any) -> Tensor:

@@ -13,7 +13,6 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel
 from pyro_radial.functional import (
-    AdversarialPoints,
     BetweenRows,
     BNNPrior,
     FromData,
@@ -83,12 +82,6 @@ def noisy():
 
 def box():
     return UniformBox(-1.0, 1.0, num_points=4)
-
-
-def adversarial():
-    found = AdversarialPoints(box())
-    found(torch.zeros(2, 1))
-    return found
 
 
 def network():
@@ -495,36 +488,6 @@ POINTS = [
             invalid=dict(points=points, num_points=positive_int),
         )
         for points_of in (FromData, BetweenRows)
-    ),
-    Call(
-        "functional.AdversarialPoints",
-        lambda: dict(box=box(), lr=0.01),
-        lambda found: found(X).shape == (4, 1),
-        invalid=dict(box=some(None, "x", 3, Lazy(lambda: FromData(X, 2)), UniformBox), lr=positive),
-    ),
-    Call(
-        "functional.AdversarialPoints.__call__",
-        lambda: dict(x=X),
-        finite(4, 1),
-        invalid=dict(x=batch | {"wider": X.expand(5, 2)}),
-        on=adversarial,
-    ),
-    Call(
-        "functional.AdversarialPoints.ascend",
-        lambda: dict(objective=lambda points: points.sum()),
-        finite(),
-        invalid=dict(
-            objective=function
-            | some(lambda p: p, lambda p: None, lambda p: 3.0, lambda p: p.sum() * NAN, lambda p: torch.tensor(1.0))
-        ),
-        on=adversarial,
-    ),
-    Call(
-        "functional.AdversarialPoints.load_state_dict",
-        lambda: dict(state=adversarial().state_dict()),
-        lambda found: found is None,
-        invalid=dict(state=some(None, "x", 3, {"x": 1})),
-        on=adversarial,
     ),
 ]
 

@@ -450,7 +450,6 @@ POINTS = {
     "UniformBox": lambda x: functional.UniformBox(-1.0, 1.0, 5),
     "FromData": lambda x: functional.FromData(x, 5),
     "BetweenRows": lambda x: functional.BetweenRows(x, 5),
-    "AdversarialPoints": lambda x: functional.AdversarialPoints(functional.UniformBox(-1.0, 1.0, 5)),
 }
 
 

@@ -21,7 +21,6 @@ from pyro_radial import (
     fit,
 )
 from pyro_radial.functional import (
-    AdversarialPoints,
     FunctionalELBO,
     GaussianKL,
     GaussianProcess,
@@ -188,27 +187,6 @@ class TestUse:
         given = {"loss": self.elbo(), "options": FitOptions(num_data=20)}
         result = fit(model, AutoMeanField(model), self.data, epochs=2, progress=False, **given)
         assert math.isfinite(result.history[-1]["loss"])
-
-    def test_adversarial_points_move_to_where_the_divergence_is_larger(self):
-        model = regression()
-        guide = AutoMeanField(model)
-        box = UniformBox([-2.0, -2.0], [2.0, 2.0], num_points=3)
-        measurement_points = AdversarialPoints(box, lr=0.05)
-        elbo = self.elbo(measurement_points=measurement_points, divergence=GaussianKL(), num_functions=400)
-        divergences = []
-        for _ in range(30):
-            pyro.set_rng_seed(0)
-            elbo(model, guide)(*self.data)
-            divergences.append(float(elbo.terms.kl_by_site["f"]))
-        # The guide is not trained, and the draws are the same.
-        assert divergences[-1] > divergences[0] + 1.0
-
-    def test_adversarial_points_need_a_divergence_with_a_value(self):
-        model = regression()
-        measurement_points = AdversarialPoints(UniformBox([-2.0, -2.0], [2.0, 2.0], num_points=3))
-        elbo = self.elbo(measurement_points=measurement_points, divergence=SteinKL())
-        with pytest.raises(ValueError, match=r"must estimate a value .* got SteinKL"):
-            elbo(model, AutoMeanField(model))(*self.data)
 
     def test_it_reads_the_functions_at_the_site_that_it_is_told(self):
         losses = {}

@@ -10,7 +10,6 @@ from pyro.contrib.gp.kernels import RBF
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO
 from pyro_radial.functional import (
-    AdversarialPoints,
     BetweenRows,
     BNNPrior,
     FromData,
@@ -49,22 +48,7 @@ def box():
     return UniformBox([-2.0], [2.0], num_points=6)
 
 
-class Concatenated:
-    """The points of several kinds, one after the other."""
-
-    def __init__(self, parts):
-        self.parts = parts
-
-    def __call__(self, x):
-        return torch.cat([part(x) for part in self.parts])
-
-    def ascend(self, objective):
-        for part in self.parts:
-            if hasattr(part, "ascend"):
-                part.ascend(objective)
-
-
-def losses(divergence, prior=None, points=None, guide_types=(AutoRadial, AutoMeanField), times=1, **options):
+def losses(divergence, prior=None, points=None, guide_types=(AutoRadial, AutoMeanField), **options):
     """Return the loss of each guide with its gradients."""
     results = {}
     for guide_type in guide_types:
@@ -72,7 +56,7 @@ def losses(divergence, prior=None, points=None, guide_types=(AutoRadial, AutoMea
         model = regressor()
         guide = guide_type(model, init_stddev=0.2)
         elbo = ELBO(prior or process(), points or box(), divergence=divergence, **options)
-        found = [loss_and_gradients(elbo, model, guide, *regression()) for _ in range(times)]
+        found = [loss_and_gradients(elbo, model, guide, *regression())]
         results[guide_type.__name__] = found
     return results
 
@@ -133,18 +117,12 @@ def score_estimators():
 def measurement_points():
     x, _ = regression()
     torch.manual_seed(3)
-    adversarial = AdversarialPoints(UniformBox([-2.0], [2.0], num_points=3), lr=0.1)
     kinds = {
         "box": UniformBox.around(x, num_points=5),
         "data": FromData(x, 4),
         "between": BetweenRows(x, 4),
-        "both": Concatenated([adversarial, box()]),
     }
-    results = {name: points(x[:3]) for name, points in kinds.items()}
-    points = Concatenated([adversarial, box()])
-    results["climbing"] = losses(GaussianKL(), points=points, guide_types=(AutoMeanField,), times=3)
-    results["climbed"] = adversarial(x)
-    return results
+    return {name: points(x[:3]) for name, points in kinds.items()}
 
 
 @program

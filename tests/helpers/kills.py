@@ -17,7 +17,7 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
 from pyro_radial import NaturalGradient, RadialELBO
-from tests.helpers.runs import adversarial_loss, problem, regression, targets, trained
+from tests.helpers.runs import problem, regression, targets, trained, walking_loss
 from tests.helpers.streams import CORESET, learn
 
 MANY = {"epochs": 8, "checkpoint_every": 1}
@@ -40,7 +40,7 @@ def streamed(checkpoint):
 KINDS = {
     "plain": fitted(problem),
     "vectorized": fitted(problem, loss=lambda: RadialELBO(num_particles=3, vectorize_particles=True)),
-    "functional with adversarial points": fitted(regression, loss=adversarial_loss, data=targets()),
+    "functional with walking points": fitted(regression, loss=walking_loss, data=targets()),
     "scheduled": fitted(problem, optim=partial(Adam, lr=0.1), scheduler=partial(StepLR, step_size=1, gamma=0.5)),
     "natural gradient": fitted(problem, optim=NaturalGradient(beta2=0.99)),
     "stream": streamed,

@@ -20,7 +20,6 @@ from torch.utils.data import TensorDataset
 from pyro_radial import AutoMeanField, NaturalGradient, RadialELBO
 from tests.helpers.runs import (
     Counting,
-    adversarial_loss,
     assert_same,
     data,
     function_problem,
@@ -30,6 +29,7 @@ from tests.helpers.runs import (
     regression,
     targets,
     trained,
+    walking_loss,
 )
 
 SECONDS = 60
@@ -104,7 +104,7 @@ KINDS = {
     "autocast": (problem, {"autocast": torch.bfloat16}),
     "float16": (problem, {"autocast": torch.float16, "clip_norm": 5.0}),
     "schedule with a state": (problem, {"loss": lambda: RadialELBO(kl_weight=Counting())}),
-    "adversarial points": (regression, {"loss": adversarial_loss, "data": targets()}),
+    "walking points": (regression, {"loss": walking_loss, "data": targets()}),
     "functional in bfloat16": (regression, {"loss": functional_loss, "data": targets(), "autocast": torch.bfloat16}),
 }
 

@@ -15,7 +15,7 @@ from pyro.distributions import constraints
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, fit
-from pyro_radial.functional import AdversarialPoints, GaussianKL, GaussianProcess, UniformBox
+from pyro_radial.functional import GaussianKL, GaussianProcess, UniformBox
 from pyro_radial.infer.training.checkpoint import copied
 from pyro_radial.infer.training.gradients import LossGradients
 from pyro_radial.infer.training.options import FitOptions
@@ -106,9 +106,26 @@ def functional_loss(measurement_points=None):
     return FunctionalELBO(prior, measurement_points, divergence=GaussianKL(), num_functions=40)
 
 
-def adversarial_loss():
-    """The same, with points that climb."""
-    return functional_loss(AdversarialPoints(UniformBox(-2.0, 2.0, num_points=3), lr=0.1))
+class WalkingPoints:
+    """Points that take a random step at each call, and so have a state."""
+
+    def __init__(self):
+        self.points = torch.zeros(3, 1)
+
+    def __call__(self, x):
+        self.points = self.points + 0.1 * torch.randn_like(self.points)
+        return self.points.to(x).expand(-1, x.shape[1])
+
+    def state_dict(self):
+        return {"points": self.points}
+
+    def load_state_dict(self, state):
+        self.points = state["points"]
+
+
+def walking_loss():
+    """A loss with a prior on functions, at points that walk."""
+    return functional_loss(WalkingPoints())
 
 
 def rates(name):

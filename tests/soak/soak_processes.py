@@ -24,7 +24,7 @@ def killed_after(rank, kind, victim, seconds, **settings):
     return run_kind(rank, kind, **settings)
 
 
-@pytest.mark.parametrize("kind", ["dropout", "batch norm", "adversarial points"])
+@pytest.mark.parametrize("kind", ["dropout", "batch norm", "walking points"])
 def test_processes_of_which_one_is_killed_go_on_bit_for_bit(kind, tmp_path):
     settings, generator, killed = {"epochs": 8, "patience": None, "checkpoint_every": 1}, random.Random(0), 0
     start = time.monotonic()

@@ -12,14 +12,12 @@ import torch
 from torch import nn
 
 from benchmarks.guides.compiled_programs import PROGRAMS, Program, classifier, compared
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel
-from pyro_radial.functional import AdversarialPoints, FunctionalELBO, GaussianKL, GaussianProcess, UniformBox
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO
 from pyro_radial.infer.compiled import captured_loss
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
-from pyro_radial.nn import likelihoods
 from pyro_radial.poutine import mean_only
 from tests.helpers.networks import classifier as small_classifier
-from tests.helpers.networks import data, mlp
+from tests.helpers.networks import data
 
 X, Y = data(8)
 
@@ -433,15 +431,6 @@ def test_arguments_that_hide_tensors_run_as_they_are():
 
     loss = CapturedLoss(model, AutoMeanField(model), RadialELBO(), compile=False)
     runs_as_it_is(loss, (Batch(),), "arguments must be tensors, numbers.* got Batch")
-
-
-def test_points_that_learn_run_as_they_are():
-    box = UniformBox([-1.0], [1.0], num_points=4)
-    process = GaussianProcess(lambda a, b: torch.exp(-0.5 * (a - b.T) ** 2))
-    model = SupervisedModel(BayesianModule(mlp(1, 1)), likelihoods.Gaussian(num_data=8, scale=0.1))
-    elbo = FunctionalELBO(process, AdversarialPoints(box), divergence=GaussianKL(), num_functions=50)
-    loss = CapturedLoss(model, AutoMeanField(model), elbo, compile=False)
-    runs_as_it_is(loss, (X[:, :1], X[:, :1]), "reads the value of a tensor")
 
 
 def test_a_handler_around_the_call_is_at_work():

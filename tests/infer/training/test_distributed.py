@@ -196,7 +196,7 @@ def killed(rank, kind, path):
     return run_kind(rank, kind, checkpoint=path, checkpoint_every=1)
 
 
-@pytest.mark.parametrize("kind", ["batch norm", "no seed", "adversarial points"])
+@pytest.mark.parametrize("kind", ["batch norm", "no seed", "walking points"])
 def test_a_run_of_which_one_process_is_killed_goes_on_bit_for_bit(kind, tmp_path):
     path = tmp_path / "run.pt"
     first, second = on_ranks(killed, kind, path)

@@ -27,7 +27,6 @@ from tests.helpers.runs import (
     ROWS,
     STEPS_PER_EPOCH,
     Counting,
-    adversarial_loss,
     assert_same,
     data,
     described_problem,
@@ -40,6 +39,7 @@ from tests.helpers.runs import (
     state_of,
     targets,
     trained,
+    walking_loss,
 )
 
 # ------------------------------------------------------------------------------------------------------- resume
@@ -95,7 +95,7 @@ SCENARIOS = {
         regression,
         {"loss": functional_loss, "scheduler": lambda o: LambdaLR(o, lambda epoch: 1 / (1 + epoch))},
     ),
-    "adversarial points": (regression, {"loss": adversarial_loss, "validation": targets(9)}),
+    "walking points": (regression, {"loss": walking_loss, "validation": targets(9)}),
     "plateau": (
         problem,
         {"scheduler": partial(ReduceLROnPlateau, patience=0, threshold=10.0), "validation": data(9, seed=4)},
