@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""How well a sequence of tasks was learned, remembered and transferred."""
+"""How well a sequence of tasks was learned and remembered."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ __all__ = ["AccuracyMatrix"]
 class AccuracyMatrix:
     r"""Test accuracy on each task after learning each task, and the measures that follow from it.
 
-    In the formulas :math:`R_{i,j}` is ``values[i, j]``, :math:`b_j` is ``baseline[j]``, and :math:`T` is the number of
-    tasks; tasks count from zero.
+    In the formulas :math:`R_{i,j}` is ``values[i, j]`` and :math:`T` is the number of tasks; tasks count from zero.
 
     Source: Lopez-Paz and Ranzato (2017), *Gradient Episodic Memory for Continual Learning*, section 2.
 
@@ -30,7 +29,6 @@ class AccuracyMatrix:
         float64. The row of a task that is not learned is all NaN. In other rows, only entries above the diagonal can be
         NaN.
     :param names: one name per task.
-    :param baseline: accuracy on each task before learning any, shape ``[T]``; NaN where it is not measured.
     :raises ValueError: naming the argument that does not fit.
 
     Example::
@@ -43,7 +41,6 @@ class AccuracyMatrix:
 
     values: Tensor
     names: tuple[str, ...]
-    baseline: Tensor | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(check_items(str, "names", self.names)))
@@ -51,19 +48,16 @@ class AccuracyMatrix:
         if size == 0:
             raise ValueError("names must hold at least one task, got none")
         object.__setattr__(self, "values", _check(self.values, "values", [size, size]))
-        if self.baseline is not None:
-            object.__setattr__(self, "baseline", _check(self.baseline, "baseline", [size]))
         for i, row in enumerate(self.values):
             if not row.isnan().all() and (missing := row[: i + 1].isnan()).any():
                 j = int(missing.int().argmax())
                 raise ValueError(f"values: row {i} must have the accuracy on task {j}, {self.names[j]!r}, got NaN")
 
     @classmethod
-    def empty(cls, names: Sequence[str], baseline: Tensor | None = None) -> AccuracyMatrix:
+    def empty(cls, names: Sequence[str]) -> AccuracyMatrix:
         """Make the matrix before any task is learned.
 
         :param names: one name per task.
-        :param baseline: accuracy on each task before learning any, shape ``[T]``.
         :returns: a matrix of NaN.
 
         Example::
@@ -74,7 +68,7 @@ class AccuracyMatrix:
         """
         names = check_items(str, "names", names)
         values = torch.full((len(names), len(names)), math.nan, dtype=torch.float64)
-        return cls(values, tuple(names), baseline)
+        return cls(values, tuple(names))
 
     def with_row(self, i: int, accuracies: Sequence[float] | Tensor) -> AccuracyMatrix:
         """Add the accuracies after learning tasks 0 to ``i``.
@@ -150,27 +144,6 @@ class AccuracyMatrix:
         before = torch.ones_like(self.values, dtype=torch.bool).triu(1)
         best = self.values.masked_fill(before, -math.inf)[:-1].max(0).values
         return float((best - self.values[-1])[:-1].mean())
-
-    @property
-    def forward_transfer(self) -> float:
-        r"""The gain of the accuracy on later tasks, before they are learned, by learning earlier ones.
-
-        .. math:: \mathrm{FWT} = \frac{1}{T - 1} \sum_{j=1}^{T-1} R_{j-1,j} - b_j
-
-        Source: Lopez-Paz and Ranzato (2017), equation 4.
-
-        :raises ValueError: with one task only, if a task is not learned, without ``baseline``, or without the
-            accuracy on each task just before it is learned.
-        """
-        self._need_two_tasks("forward_transfer")
-        if self.baseline is None:
-            raise ValueError("forward_transfer: baseline must be the accuracies before learning any task, got None")
-        gains = self.values.diagonal(1) - self.baseline[1:]
-        if gains.isnan().any():
-            j = 1 + int(gains.isnan().int().argmax())
-            missing = f"baseline[{j}]" if self.baseline[j].isnan() else f"values[{j - 1}, {j}], above the diagonal,"
-            raise ValueError(f"forward_transfer: {missing} must be an accuracy, got NaN")
-        return float(gains.mean())
 
     def _need_two_tasks(self, measure: str) -> None:
         if len(self.names) < 2:

@@ -203,11 +203,11 @@ def permuted_stream(
     *,
     validation_fraction: float = 0.0,
     seed: int = 0,
-    identity_first: bool = True,
 ) -> TaskStream:
     """Make tasks with the same labels, each with the elements of its inputs in another fixed order.
 
-    All tasks share one head. Inputs keep their shape: an image ``[C, H, W]`` is permuted over all its elements.
+    The first task has the inputs as they are. All tasks share one head. Inputs keep their shape: an image ``[C, H, W]``
+    is permuted over all its elements.
 
     Source: Goodfellow et al. (2013), *An Empirical Investigation of Catastrophic Forgetting in Gradient-Based Neural
     Networks*; Kirkpatrick et al. (2017), *Overcoming catastrophic forgetting in neural networks*.
@@ -218,7 +218,6 @@ def permuted_stream(
     :param validation_fraction: share of the training rows to hold out, the same rows in every task. The others keep
         their order.
     :param seed: seed of the permutations and of the validation rows.
-    :param identity_first: whether the first task has unpermuted inputs.
     :returns: the stream; ``num_outputs`` is the largest label plus one.
     :raises ValueError: naming the argument that does not fit the data.
 
@@ -233,16 +232,13 @@ def permuted_stream(
     """
     train, test = _labeled(train, "train"), _labeled(test, "test")
     positive_count("num_tasks", num_tasks)
-    check_flag("identity_first", identity_first)
     if train[0].shape[1:] != test[0].shape[1:]:
         shapes = list(train[0].shape[1:]), list(test[0].shape[1:])
         raise ValueError(f"test: inputs must have the same shape as in train, {shapes[0]}, got {shapes[1]}")
     learned, held_out = _hold_out(train, validation_fraction, seed)
     generator = torch.Generator().manual_seed(seed)
-    # The first order is drawn even if it is not used, so that the other tasks do not depend on identity_first.
     orders = [torch.randperm(train[0][0].numel(), generator=generator) for _ in range(num_tasks)]
-    if identity_first:
-        orders[0] = torch.arange(len(orders[0]))
+    orders[0] = torch.arange(len(orders[0]))
     names = tuple(f"permutation {number + 1}" for number in range(num_tasks))
     builders = tuple(
         partial(_permuted_task, name, order, learned, test, held_out) for name, order in zip(names, orders, strict=True)

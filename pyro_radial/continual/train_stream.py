@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyro
-import torch
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -51,7 +50,7 @@ PARTS = ("test", "validation")
 RESERVED = ("num_data", "seed", "checkpoint", "progress", "validation")
 # Stages of one task. Each has its own random numbers, so it can be run again alone.
 TRAINING, CORESET, PREDICTION = 0, 1, 2
-SAVED = ("settings", "done", "values", "baseline", "chain", "model", "described", "data", "parts")
+SAVED = ("settings", "done", "values", "chain", "model", "described", "data", "parts")
 
 
 def train_stream(
@@ -62,7 +61,6 @@ def train_stream(
     coreset: Coreset | None = None,
     first_task: Mapping[str, Any] | None = None,
     measure_on: str = "test",
-    measure_all: bool = False,
     num_samples: int = 64,
     seed: int = 0,
     checkpoint: str | Path | None = None,
@@ -83,7 +81,6 @@ def train_stream(
     :param Coreset coreset: rows to keep, to train on or to hold functions at; none by default.
     :param Mapping first_task: options of :func:`~pyro_radial.fit` for the first task that differ from the others.
     :param str measure_on: "test" or "validation".
-    :param bool measure_all: measure on all tasks each time, and once before the first, as forward transfer needs.
     :param int num_samples: number of posterior draws for a prediction.
     :param int seed: seed of all random numbers here; create the model from a seed too.
     :param checkpoint: a folder. A killed run resumes from there when it is called again with the same model and
@@ -112,7 +109,6 @@ def train_stream(
     _check_options(chain, measure_on, coreset, fit_options, first_task)
     positive_count("num_samples", num_samples)
     random_seed("seed", seed, bits=64)
-    check_flag("measure_all", measure_all)
     check_flag("progress", progress)
     folder = optional(path_of, "checkpoint", checkpoint)
     if folder is not None and num_processes() > 1:
@@ -122,9 +118,7 @@ def train_stream(
         got = type(stream).__name__
         raise ValueError(f"stream must be a TaskStream, got {got}; TaskStream.of(tasks, num_outputs=...) makes one")
     check_types(Callable, guide=guide)
-    run = _StreamRun(
-        chain, stream, guide, coreset, measure_on, measure_all, num_samples, seed, fit_options, first_task, folder
-    )
+    run = _StreamRun(chain, stream, guide, coreset, measure_on, num_samples, seed, fit_options, first_task, folder)
     with run.file or nullcontext(), _unchanged_on_refusal(chain):
         done, matrix = run.begin()
         left = range(done, len(stream))
@@ -174,7 +168,6 @@ class _StreamRun:
     guide: Callable[[PriorChain], Any]
     coreset: Coreset | None
     measure_on: str
-    measure_all: bool
     num_samples: int
     seed: int
     fit_options: Mapping[str, Any]
@@ -261,16 +254,16 @@ class _StreamRun:
     # Measuring.
 
     def accuracies(self, learned: int) -> list[float]:
-        """The accuracies on tasks after learning the task of number ``learned`` (-1: none)."""
-        numbers = range(len(self.stream) if self.measure_all else learned + 1)
-        uses_labels = self.kept is not None and self.kept.coreset.use == "labels" and learned >= 0
+        """The accuracies on all tasks so far, after learning the task of number ``learned``."""
+        numbers = range(learned + 1)
+        uses_labels = self.kept is not None and self.kept.coreset.use == "labels"
         kept = self.kept if uses_labels else None
         if kept is not None and self.stream.num_heads == 1:
-            with self._refined(kept.labeled(range(learned + 1)), learned, learned) as guide:
+            with self._refined(kept.labeled(numbers), learned, learned) as guide:
                 return [self._accuracy(guide, learned, number) for number in numbers]
         result = []
         for number in numbers:
-            own = kept.labeled(range(number, number + 1)) if kept is not None and number <= learned else None
+            own = kept.labeled(range(number, number + 1)) if kept is not None else None
             with nullcontext(_nothing) if own is None else self._refined(own, learned, number) as guide:
                 result.append(self._accuracy(guide, learned, number))
         return result
@@ -313,8 +306,7 @@ class _StreamRun:
         """The number of tasks done and their accuracies, from the checkpoint if there is one."""
         if self.file is not None and (state := self.file.load(device_of(self.chain), needed=SAVED)) is not None:
             return self._resume(self.file, state)
-        baseline = torch.tensor(self.accuracies(-1)) if self.measure_all else None
-        matrix = AccuracyMatrix.empty(self.stream.names, baseline)
+        matrix = AccuracyMatrix.empty(self.stream.names)
         # With the chain before the first task, to begin it again.
         self.save(0, matrix)
         return 0, matrix
@@ -328,7 +320,6 @@ class _StreamRun:
                 "settings": self._settings(),
                 "done": done,
                 "values": matrix.values,
-                "baseline": matrix.baseline,
                 "chain": self.chain.state_dict(),
                 "model": self.chain.model_state(),
                 "described": described(self.chain.model),
@@ -351,14 +342,14 @@ class _StreamRun:
         self.chain.load_state_dict(state["chain"])
         # A kill just after the last save may have left one.
         self._remove_task_files(done)
-        return done, AccuracyMatrix(state["values"], self.stream.names, state["baseline"])
+        return done, AccuracyMatrix(state["values"], self.stream.names)
 
     def _settings(self) -> dict[str, Any]:
         """The settings that a checkpoint must have been made with."""
         coreset = {} if self.coreset is None else {**vars(self.coreset)}
         options = {"coreset_fit_options": coreset.pop("fit_options", {}), "coreset": coreset}
         options |= {name: getattr(self, name) for name in ("fit_options", "first_task")}
-        numbers = {name: getattr(self, name) for name in ("measure_on", "measure_all", "num_samples", "seed")}
+        numbers = {name: getattr(self, name) for name in ("measure_on", "num_samples", "seed")}
         return {
             "form": self.chain.form,
             "weight": self.chain.weight,

@@ -91,25 +91,22 @@ runs = some(None, "x", 3, {}, {"a": 3}, {"a": []}, {"a": [3]}, matrix())
 inputs = tensor | some(3, [[1.0]], X.numpy(), X[:0], X * NAN, torch.tensor(1.0))
 seeds = non_negative_int | {"too long": 2**70}
 shares = some(None, "x", 1.0, -0.1, NAN, True)
-baselines = some("x", 3, [0.1, 0.2], torch.tensor([0.1]), torch.tensor([2.0, 0.1]))
 
 CALLS = [
     Call(
         "continual.AccuracyMatrix",
-        lambda: dict(values=VALUES, names=("a", "b"), baseline=torch.tensor([0.1, 0.2])),
+        lambda: dict(values=VALUES, names=("a", "b")),
         lambda found: abs(found.average_accuracy - 0.7) < 1e-6,
         invalid=dict(
             values=tensor | some(3, [[0.5]], torch.ones(1, 1), 2 * VALUES, torch.tensor([[0.9, 0.1], [NAN, 0.8]])),
             names=names,
-            baseline=baselines,
         ),
-        also=(({"baseline": None}, lambda found: found.baseline is None),),
     ),
     Call(
         "continual.AccuracyMatrix.empty",
-        lambda: dict(names=["a", "b"], baseline=None),
+        lambda: dict(names=["a", "b"]),
         lambda found: bool(found.values.isnan().all()),
-        invalid=dict(names=names, baseline=baselines),
+        invalid=dict(names=names),
     ),
     Call(
         "continual.AccuracyMatrix.with_row",
@@ -172,7 +169,7 @@ CALLS = [
     ),
     Call(
         "continual.permuted_stream",
-        lambda: dict(train=(X, Y), test=(X, Y), num_tasks=2, validation_fraction=0.25, seed=0, identity_first=True),
+        lambda: dict(train=(X, Y), test=(X, Y), num_tasks=2, validation_fraction=0.25, seed=0),
         lambda found: len(found) == 2 and torch.equal(found[0].test[0], X),
         invalid=dict(
             train=classified,
@@ -180,7 +177,6 @@ CALLS = [
             num_tasks=positive_int,
             validation_fraction=shares,
             seed=seeds,
-            identity_first=flag,
         ),
     ),
     *(
@@ -287,7 +283,6 @@ CALLS = [
             coreset=Coreset(2),
             first_task={"epochs": 1},
             measure_on="test",
-            measure_all=False,
             num_samples=2,
             seed=0,
             checkpoint=None,
@@ -302,7 +297,6 @@ CALLS = [
             coreset=some("x", 3, {"size": 3}, Coreset(100), Coreset),
             first_task=some("x", 3, {"seed": 1}, {"num_data": 1}),
             measure_on=some(None, "x", 3),
-            measure_all=flag,
             num_samples=positive_int,
             seed=seeds,
             checkpoint=some(3, 1.5, torch.ones(1)),

@@ -12,12 +12,10 @@ NAN = float("nan")
 NAMES = ("a", "b", "c")
 LOWER = [[0.9, NAN, NAN], [0.95, 0.8, NAN], [0.5, 0.6, 0.7]]
 FULL = [[0.9, 0.3, 0.2], [0.95, 0.8, 0.4], [0.5, 0.6, 0.7]]
-BASELINE = [0.1, 0.2, 0.45]
 
 
-def matrix(values, names=NAMES, baseline=None):
-    baseline = None if baseline is None else torch.tensor(baseline, dtype=torch.float64)
-    return AccuracyMatrix(torch.tensor(values, dtype=torch.float64), names, baseline)
+def matrix(values, names=NAMES):
+    return AccuracyMatrix(torch.tensor(values, dtype=torch.float64), names)
 
 
 def test_measures_worked_by_hand():
@@ -31,16 +29,14 @@ def test_measures_worked_by_hand():
     assert all(isinstance(m, float) for m in (done.average_accuracy, done.backward_transfer, done.forgetting))
 
 
-def test_what_is_above_the_diagonal_counts_for_forward_transfer_alone():
-    done, lower = matrix(FULL, baseline=BASELINE), matrix(LOWER)
-    assert done.forward_transfer == pytest.approx(((0.3 - 0.2) + (0.4 - 0.45)) / 2)
+def test_what_is_above_the_diagonal_does_not_count():
+    done, lower = matrix(FULL), matrix(LOWER)
     for measure in ("average_accuracy", "backward_transfer", "forgetting"):
         assert getattr(done, measure) == getattr(lower, measure)
     assert done.average_by_task.equal(lower.average_by_task)
     # Not even an accuracy before learning that is above all later ones.
-    above = matrix([[0.9, 1.0], [0.5, 0.7]], names=("a", "b"), baseline=[0.0, 0.25])
+    above = matrix([[0.9, 1.0], [0.5, 0.7]], names=("a", "b"))
     assert above.forgetting == pytest.approx(0.4)
-    assert above.forward_transfer == pytest.approx(0.75)
 
 
 def test_forgetting_looks_at_no_time_before_a_task_is_learned():
@@ -72,7 +68,7 @@ def test_forgetting_is_at_least_what_is_lost_since_learning(values):
 
 
 def test_rows_are_added_one_by_one():
-    start = AccuracyMatrix.empty(list(NAMES), torch.tensor(BASELINE))
+    start = AccuracyMatrix.empty(list(NAMES))
     assert start.values.isnan().all()
     assert start.names == NAMES
     first = start.with_row(0, [0.9])
@@ -83,34 +79,30 @@ def test_rows_are_added_one_by_one():
     done = first.with_row(1, torch.tensor([0.95, 0.8, 0.4])).with_row(2, [0.5, 0.6, 0.7])
     torch.testing.assert_close(done.values[1], torch.tensor([0.95, 0.8, 0.4], dtype=torch.float64), atol=1e-7, rtol=0)
     assert done.average_accuracy == pytest.approx(0.6)
-    assert done.baseline.tolist() == pytest.approx(BASELINE)
     # A row that is measured again leaves nothing of the old one.
     assert done.with_row(1, [0.5, 0.5]).values[1].isnan().tolist() == [False, False, True]
 
 
 def test_a_matrix_is_its_own_copy_in_double_precision():
-    values, baseline = torch.tensor([[0.5]], requires_grad=True), torch.tensor([0.25], dtype=torch.float64)
-    kept = AccuracyMatrix(values, ["only"], baseline)
-    baseline.fill_(0.75)
+    kept = AccuracyMatrix(torch.tensor([[0.5]], requires_grad=True), ["only"])
     kept.learned.fill_(0.0)
     assert kept.values.tolist() == [[0.5]]
-    assert kept.baseline.tolist() == [0.25]
     assert kept.values.dtype == torch.float64
     assert not kept.values.requires_grad
     assert kept.names == ("only",)
 
 
 def test_one_task_has_an_accuracy_but_no_transfer():
-    one = AccuracyMatrix(torch.tensor([[0.5]]), ("only",), torch.tensor([0.25]))
+    one = AccuracyMatrix(torch.tensor([[0.5]]), ("only",))
     assert one.average_accuracy == 0.5
-    for measure in ("backward_transfer", "forgetting", "forward_transfer"):
+    for measure in ("backward_transfer", "forgetting"):
         with pytest.raises(ValueError, match=f"{measure}: names must hold at least two tasks, got 1"):
             getattr(one, measure)
 
 
 def test_measures_of_the_end_need_the_end():
-    unfinished = AccuracyMatrix.empty(NAMES, torch.tensor(BASELINE)).with_row(0, FULL[0]).with_row(1, FULL[1])
-    for measure in ("average_accuracy", "backward_transfer", "forgetting", "forward_transfer"):
+    unfinished = AccuracyMatrix.empty(NAMES).with_row(0, FULL[0]).with_row(1, FULL[1])
+    for measure in ("average_accuracy", "backward_transfer", "forgetting"):
         with pytest.raises(ValueError, match="row 2, after learning 'c', must be measured"):
             getattr(unfinished, measure)
 
@@ -123,37 +115,23 @@ def test_tasks_learned_together_have_the_last_row_alone():
             getattr(together, measure)
 
 
-def test_forward_transfer_says_what_is_missing():
-    with pytest.raises(ValueError, match="baseline must be the accuracies"):
-        _ = matrix(FULL).forward_transfer
-    with pytest.raises(ValueError, match=r"values\[0, 1\], above the diagonal, must be an accuracy"):
-        _ = matrix(LOWER, baseline=BASELINE).forward_transfer
-    with pytest.raises(ValueError, match=r"baseline\[2\] must be an accuracy"):
-        _ = matrix(FULL, baseline=[0.1, 0.2, NAN]).forward_transfer
-    # What the formula does not look at may be missing.
-    enough = matrix([[0.9, 0.3, NAN], *FULL[1:]], baseline=[NAN, *BASELINE[1:]])
-    assert enough.forward_transfer == pytest.approx(0.025)
-
-
 @pytest.mark.parametrize(
-    ("values", "names", "baseline", "message"),
+    ("values", "names", "message"),
     [
-        ([[0.5, 0.5]], ("a",), None, r"values must have shape \[1, 1\] to fit names, got \[1, 2\]"),
-        ([[0.5]], ("a", "b"), None, r"values must have shape \[2, 2\]"),
-        ([0.5], ("a",), None, "values must have shape"),
-        ([[1.1]], ("a",), None, r"values must be in \[0, 1\] or NaN"),
-        ([[-0.1]], ("a",), None, r"values must be in \[0, 1\] or NaN"),
-        ([[0.5, NAN], [NAN, 0.5]], ("a", "b"), None, "values: row 1 must have the accuracy on task 0, 'a'"),
-        ([[NAN, 0.5], [0.5, 0.5]], ("a", "b"), None, "values: row 0 must have the accuracy on task 0"),
-        ([[0.5, NAN], [0.5, NAN]], ("a", "b"), None, "values: row 1 must have the accuracy on task 1, 'b'"),
-        ([[0.5]], ("a",), [0.5, 0.5], r"baseline must have shape \[1\]"),
-        ([[0.5]], ("a",), [2.0], r"baseline must be in \[0, 1\]"),
-        ([], (), None, "names must hold at least one task"),
+        ([[0.5, 0.5]], ("a",), r"values must have shape \[1, 1\] to fit names, got \[1, 2\]"),
+        ([[0.5]], ("a", "b"), r"values must have shape \[2, 2\]"),
+        ([0.5], ("a",), "values must have shape"),
+        ([[1.1]], ("a",), r"values must be in \[0, 1\] or NaN"),
+        ([[-0.1]], ("a",), r"values must be in \[0, 1\] or NaN"),
+        ([[0.5, NAN], [NAN, 0.5]], ("a", "b"), "values: row 1 must have the accuracy on task 0, 'a'"),
+        ([[NAN, 0.5], [0.5, 0.5]], ("a", "b"), "values: row 0 must have the accuracy on task 0"),
+        ([[0.5, NAN], [0.5, NAN]], ("a", "b"), "values: row 1 must have the accuracy on task 1, 'b'"),
+        ([], (), "names must hold at least one task"),
     ],
 )
-def test_bad_matrices_are_named(values, names, baseline, message):
+def test_bad_matrices_are_named(values, names, message):
     with pytest.raises(ValueError, match=message):
-        matrix(values, names, baseline)
+        matrix(values, names)
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,12 @@ STAGES = [
 @pytest.fixture(scope="module")
 def undisturbed():
     torch.set_num_threads(1)  # As in every test, which this may run before.
-    return learn(coreset=CORESET, measure_all=True)
+    return learn(coreset=CORESET)
 
 
 @pytest.mark.parametrize("where", STAGES, ids=lambda where: "-".join(map(str, where[1:])))
 def test_a_killed_run_ends_as_an_undisturbed_one(where, undisturbed, monkeypatch, tmp_path):
-    options = {"coreset": CORESET, "measure_all": True, "checkpoint": tmp_path}
+    options = {"coreset": CORESET, "checkpoint": tmp_path}
     one = chain()
     killed(monkeypatch, one, *where, **options)
     left = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
@@ -62,7 +62,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(where, undisturbed, monkeypatch
 
 
 def test_a_finished_run_only_reads(undisturbed, monkeypatch, tmp_path):
-    options = {"coreset": CORESET, "measure_all": True, "checkpoint": tmp_path}
+    options = {"coreset": CORESET, "checkpoint": tmp_path}
     learn(**options)
     monkeypatch.setattr(MODULE, "fit", None)
     monkeypatch.setattr(MODULE, "predict", None)
@@ -79,7 +79,7 @@ def described_chain():
     "where", [STAGES[3], STAGES[7], STAGES[12], STAGES[-1]], ids=lambda where: "-".join(map(str, where[1:]))
 )
 def test_state_that_is_no_tensor_resumes_too(where, monkeypatch, tmp_path):
-    options = {"coreset": CORESET, "measure_all": True}
+    options = {"coreset": CORESET}
     expected = learn(described_chain(), **options)
     seen = expected[1]["model._extra_state"]["seen"]
     # Two epochs of 18 rows in batches of 16 for each task; what a coreset shows is forgotten.
@@ -104,7 +104,7 @@ def test_a_single_head_resumes_too(at, monkeypatch, tmp_path):
 )
 def test_what_a_loss_keeps_from_task_to_task_resumes_too(where, monkeypatch, tmp_path):
     def options():
-        return {"loss": RadialELBO(kl_weight=Counting()), "coreset": CORESET, "measure_all": True}
+        return {"loss": RadialELBO(kl_weight=Counting()), "coreset": CORESET}
 
     expected = learn(**options())
     killed(monkeypatch, None, *where, checkpoint=tmp_path, **options())
@@ -150,7 +150,6 @@ def other_settings():
     return {
         "seed": {"seed": 4},
         "num_samples": {"num_samples": 4},
-        "measure_all": {"measure_all": True},
         "measure_on": {"measure_on": "validation"},
         "coreset": {"coreset": CORESET},
         "guide": {"guide": lambda c: c.guide(AutoMeanField)},

@@ -96,7 +96,6 @@ def streams():
         "split": learned(
             PriorChain(classifier(heads, num_data=None)),
             class_split_stream(train, test, multi_head=True),
-            measure_all=True,
         ),
         "permuted with a coreset": learned(
             PriorChain(classifier(network(4, 5, 4), num_data=None)),

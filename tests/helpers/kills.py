@@ -33,7 +33,7 @@ def fitted(make, **settings):
 
 
 def streamed(checkpoint):
-    matrix, state = learn(coreset=CORESET, measure_all=True, checkpoint=checkpoint, checkpoint_every=1)
+    matrix, state = learn(coreset=CORESET, checkpoint=checkpoint, checkpoint_every=1)
     return {**state, "matrix": matrix.values}
 
 
