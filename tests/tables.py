@@ -130,8 +130,8 @@ GUIDES = {
         model, init_scale=0.2, event_dim=1, families=_normal_but_for_matrices, **kwargs
     ),
     "AutoRadialDirectional": lambda model, **kwargs: AutoRadialDirectional(model, init_stddev=0.1, **kwargs),
-    "AutoRadialDirectionalRadialOwnConcentrations": lambda model, **kwargs: AutoRadialDirectional(
-        model, init_stddev=0.1, rest="radial", shared_concentration=False, **kwargs
+    "AutoRadialDirectionalOwnConcentrations": lambda model, **kwargs: AutoRadialDirectional(
+        model, init_stddev=0.1, shared_concentration=False, **kwargs
     ),
     "AutoMeanField": lambda model, **kwargs: AutoMeanField(model, init_stddev=0.1, **kwargs),
 }

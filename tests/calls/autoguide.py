@@ -23,7 +23,6 @@ from tests.calls.sweep import (
     function,
     mapping,
     module,
-    name_of_one,
     non_negative_int,
     optional,
     positive_float,
@@ -190,7 +189,7 @@ CALLS = [
     Call(
         "infer.autoguide.AutoRadialDirectional",
         lambda: (
-            valid(init_mean_cosine=0.5, shared_concentration=False, rest="radial")()
+            valid(init_mean_cosine=0.5, shared_concentration=False)()
             | dict(model=BayesianModule(nn.Linear(3, 2), priors.RadialDirectionalPrior()))
         ),
         lambda guide: guide.posterior()["weight.direction"].batch_shape == (),
@@ -198,12 +197,11 @@ CALLS = [
         | dict(
             init_mean_cosine=fraction,
             shared_concentration=flag,
-            rest=name_of_one,
             families=family | {"unknown site": {"gain": families.Normal()}, "class": {"bias": families.Normal}},
         ),
         also=(
             ({"init_stddev": None}, family_of("bias", families.Delta)),
-            ({"families": None}, family_of("bias", families.Radial)),
+            ({"families": None}, family_of("bias", families.Normal)),
             ({"create_plates": None}, family_of("bias", families.Delta)),
         ),
         then=ready,

@@ -230,7 +230,7 @@ CALLS = [
     ),
     Call(
         "nn.priors.RadialDirectionalPrior",
-        lambda: dict(grouping="column", global_scale=2.0, direction="uniform", bias_scale=3.0),
+        lambda: dict(grouping="column", global_scale=2.0, bias_scale=3.0),
         lambda found: found[0] == "weight.global_radius_gamma" and "weight.column_direction" in found,
         then=sites_of,
         invalid=dict(
@@ -242,7 +242,6 @@ CALLS = [
                 "unknown site": {"w": "row"},
             },
             global_scale=positive_float,
-            direction={**NONE, "number": 3, "unknown": "normal", "function of numbers": lambda site, first: 1.0},
             bias_scale=positive_float,
         ),
     ),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import non_negative_float, positive_count, positive_float
+from pyro_radial._pyro.checks import non_negative_float, positive_count
 from pyro_radial.functional.divergences.estimate import DivergenceEstimate, Process, ProcessDivergence
 from pyro_radial.functional.divergences.gaussian import (
     check_enough_of_prior,
@@ -21,7 +21,7 @@ from pyro_radial.functional.priors.function_prior import FunctionPrior, check_po
 
 __all__ = ["LinearizedKL", "MarginalKL", "RKHSNorm", "kl_of_marginals"]
 
-MIN_VARIANCE = 1e-6
+MIN_VARIANCE = 1e-6  # of function values
 
 
 class LinearizedKL(ProcessDivergence):
@@ -100,14 +100,11 @@ class MarginalKL(ProcessDivergence):
 
     :class:`~pyro_radial.FunctionalELBO` calls it with the linearized guide; you can call it with any two processes,
     such as two :class:`~pyro_radial.functional.PosteriorProcess`. The prior must be Gaussian; its ``noise`` is added to
-    both.
+    both. Variances are at least 1e-6, in squared units of the function values: a value that no weight moves, for
+    instance behind inactive units, has variance zero and an infinite divergence.
 
     Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
     Variational Inference", without its covariances between points.
-
-    :param float min_variance: the least variance, in squared units of the function values. A function value that no
-        weight moves, for instance behind inactive units, has variance zero and an infinite divergence.
-    :raises ValueError: naming the argument that does not fit.
 
     Example::
 
@@ -121,16 +118,13 @@ class MarginalKL(ProcessDivergence):
         True
     """
 
-    def __init__(self, min_variance: float = MIN_VARIANCE) -> None:
-        self.min_variance = positive_float("min_variance", min_variance)
-
     def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """The divergence, as a surrogate and a value in the dtype of the points."""
         _check(process, "marginals", x, prior)
         mean, variance = process.marginals(x)
         prior_mean, prior_variance = prior.marginals(x, mean.shape[-1])
         variance = variance.double() + prior.noise**2
-        divergence = kl_of_marginals((mean, variance), (prior_mean, prior_variance), self.min_variance).to(x.dtype)
+        divergence = kl_of_marginals((mean, variance), (prior_mean, prior_variance)).to(x.dtype)
         return DivergenceEstimate(divergence, divergence.detach())
 
 
@@ -182,13 +176,11 @@ def _check(process: Any, method: str, x: Tensor, prior: Any) -> None:
         raise ValueError(f"process must have a method {method}(), as PosteriorProcess has, got {process!r}")
 
 
-def kl_of_marginals(
-    moments: tuple[Tensor, Tensor], prior_moments: tuple[Tensor, Tensor], min_variance: float = MIN_VARIANCE
-) -> Tensor:
+def kl_of_marginals(moments: tuple[Tensor, Tensor], prior_moments: tuple[Tensor, Tensor]) -> Tensor:
     """Return the sum of the KL divergences between normals with means and variances ``[N, O]``, in float64."""
     mean, variance = (part.double() for part in moments)
     prior_mean, prior_variance = (part.double() for part in prior_moments)
-    prior_variance = prior_variance.clamp_min(min_variance)
-    ratio = variance.clamp_min(min_variance) / prior_variance
+    prior_variance = prior_variance.clamp_min(MIN_VARIANCE)
+    ratio = variance.clamp_min(MIN_VARIANCE) / prior_variance
     gap = (mean - prior_mean).square()
     return 0.5 * (ratio + gap / prior_variance - 1.0 - ratio.log()).sum()

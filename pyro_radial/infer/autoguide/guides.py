@@ -5,10 +5,10 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pyro_radial._pyro.checks import non_negative_integer, optional, positive_float
-from pyro_radial.distributions.constraints import is_on_sphere, is_real
+from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.autoguide.families.directional import VonMisesFisher
 from pyro_radial.infer.autoguide.families.family import Families, Family
@@ -173,7 +173,6 @@ class AutoRadialDirectional(AutoPerSite):
     :param float init_mean_cosine: A, the initial E[mu . x] of every direction, between 0 and 1 (0.9 in the paper). It
         sets :math:`\kappa` to :math:`A (n - A^2) / (1 - A^2)` in n dimensions (Banerjee et al. 2005, eq. 4.4).
     :param bool shared_concentration: one concentration for the whole site, or one for each group.
-    :param str rest: "normal" or "radial", the family of sites on the whole line.
     :param families: other families for some sites, as in :class:`~pyro_radial.AutoRadial`.
     :param create_plates: an optional function of the model's arguments that returns the plates to subsample with.
     :raises ValueError: for an argument out of range and, naming the site, for a discrete latent site.
@@ -199,24 +198,17 @@ class AutoRadialDirectional(AutoPerSite):
         init_stddev: float | None = None,
         init_mean_cosine: float = 0.9,
         shared_concentration: bool = True,
-        rest: Literal["normal", "radial"] = "normal",
         families: Families | None = None,
         create_plates: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(
             model, init_loc_fn=init_loc_fn, init_stddev=init_stddev, families=families, create_plates=create_plates
         )
-        if rest not in ("normal", "radial"):
-            raise ValueError(f'rest must be "normal" or "radial", got {rest!r}')
         self._direction: Family = VonMisesFisher(init_mean_cosine, shared_concentration)
-        self._on_the_line: Family = Radial() if rest == "radial" else Normal()
 
     def default_family(self, name: str, site: Any) -> Family:
-        """The family for the support of the site: the sphere, the whole line, or a constrained space."""
-        support = site["fn"].support
-        if is_on_sphere(support):
-            return self._direction
-        return self._on_the_line if is_real(support) else Normal()
+        """The family for the support of the site: the sphere, or another space."""
+        return self._direction if is_on_sphere(site["fn"].support) else Normal()
 
 
 def _check_event_dim(event_dim: int | dict[str, int] | None, site_event_dims: dict[str, int]) -> None:

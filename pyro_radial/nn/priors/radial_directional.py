@@ -3,16 +3,15 @@
 
 """A prior that gives each row or column of a weight tensor a direction on the sphere and a sparse radius."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_types, positive_float
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, half_cauchy_value
 from pyro_radial.distributions.von_mises_fisher import HypersphericalUniform
 from pyro_radial.distributions.wrappers import to_like
@@ -27,7 +26,6 @@ _GLOBAL_RADIUS = ".global_radius"
 SIDES: dict[str, tuple[Side, ...]] = {"row": ("row",), "column": ("column",), "double": ("row", "column")}
 
 Grouping = Literal["row", "column", "double"]
-DirectionPrior = Literal["uniform"] | Callable[[str, Tensor], TorchDistributionMixin]
 
 
 class RadiusSites(NamedTuple):
@@ -126,8 +124,8 @@ class _Tensor(NamedTuple):
 class RadialDirectionalPrior:
     r"""Give each row or column of a weight tensor a direction and a sparse radius, and the tensor a radius.
 
-    .. math:: w_r = s\, z_r\, u_r, \qquad s \sim C^+(\gamma), \quad z_r \sim C^+(1), \quad u_r \sim p(u)
-        \text{ on the unit sphere,}
+    .. math:: w_r = s\, z_r\, u_r, \qquad s \sim C^+(\gamma), \quad z_r \sim C^+(1), \quad u_r
+        \text{ uniform on the unit sphere,}
 
     with the half-Cauchy distribution :math:`C^+`, under which a few groups are large and the rest vanish. Each radius
     is the square root of a gamma times an inverse-gamma variable; these two are sites, so that a
@@ -148,12 +146,9 @@ class RadialDirectionalPrior:
 
     :param grouping: "row", "column" or "double" for all weight tensors, or a mapping from their names to these.
     :param float global_scale: :math:`\gamma`, the median of a tensor's radius; smaller is sparser.
-    :param direction: "uniform", or a function of (site, ``[groups, n]`` directions of the network's own weights) that
-        returns a distribution of shape ``[groups, n]`` or ``[n]`` on the sphere, such as a ``VonMisesFisherStable``.
     :param float bias_scale: the standard deviation of parameters of one dim.
-    :raises ValueError: for another grouping or direction, or a scale that is not positive and finite; in a network, for
-        the grouping of an unknown parameter; when it samples, naming the parameter or site, for a parameter without
-        dims or a direction of another shape.
+    :raises ValueError: for another grouping, or a scale that is not positive and finite; in a network, for the grouping
+        of an unknown parameter; when it samples, naming the parameter, for a parameter without dims.
 
     Example::
 
@@ -169,17 +164,13 @@ class RadialDirectionalPrior:
         self,
         grouping: Grouping | Mapping[str, Grouping] = "row",
         global_scale: float = 1.0,
-        direction: DirectionPrior = "uniform",
         bias_scale: float = 1.0,
     ) -> None:
         for one in grouping.values() if isinstance(grouping, Mapping) else (grouping,):
             if not isinstance(one, str) or one not in SIDES:
                 raise ValueError(f"grouping must be one of {tuple(SIDES)} or a mapping to these, got {one!r}")
-        if direction != "uniform" and not callable(direction):
-            raise ValueError(f'direction must be "uniform" or a function of (site, directions), got {direction!r}')
         self.grouping = grouping
         self.global_scale = positive_float("global_scale", global_scale)
-        self.direction = direction
         self.bias_scale = bias_scale
         self._normal = FanIn(bias_scale=bias_scale)
         self._tensors: dict[str, _Tensor] = {}
@@ -223,26 +214,16 @@ class RadialDirectionalPrior:
             typical = norm.log().mean().exp()
             global_radius = global_radius * typical
             site = sites.direction(side)
-            direction = _Site(site, self._direction_distribution(site, first), first)
+            direction = _Site(site, _direction_prior(first), first)
             sides.append(_Side(side == "column", direction, _radius(sites.local_radius(side), 1.0, norm / typical)))
         return _Tensor(parameter, _radius(sites.global_radius, self.global_scale, global_radius), tuple(sides))
 
-    def _direction_distribution(self, site: str, first: Tensor) -> TorchDistributionMixin:
-        groups, size = first.shape
-        if size == 1:
-            given: Any = dist.Normal(0.0, 1.0).expand(first.shape).to_event(1)
-        elif callable(self.direction):
-            given = self.direction(site, first)
-            check_types(TorchDistributionMixin, **{"the result of direction": given})
-        else:
-            given = HypersphericalUniform(size)
-        distribution: Any = to_like(given, first)
-        if distribution.event_shape != (size,) or distribution.batch_shape not in ((), (groups,)):
-            raise ValueError(
-                f"direction must give site {site!r} a distribution of {groups} vectors of size {size}, got "
-                f"batch_shape {tuple(distribution.batch_shape)} and event_shape {tuple(distribution.event_shape)}"
-            )
-        return distribution.expand((groups,)).to_event(1)
+
+def _direction_prior(first: Tensor) -> Any:
+    """The prior of directions ``[groups, n]``, or of the groups of one element, which have none."""
+    groups, size = first.shape
+    each: Any = dist.Normal(0.0, 1.0).expand((1,)).to_event(1) if size == 1 else HypersphericalUniform(size)
+    return to_like(each, first).expand((groups,)).to_event(1)
 
 
 def _radius(sites: RadiusSites, scale: float, first: Tensor) -> _Radius:

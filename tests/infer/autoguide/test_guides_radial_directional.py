@@ -15,6 +15,7 @@ from torch.distributions import kl_divergence
 
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule, PriorChain, RadialELBO
 from pyro_radial.distributions import HypersphericalUniform, RadialNormal, VonMisesFisherStable
+from pyro_radial.infer.autoguide import families
 from pyro_radial.nn.priors import RadialDirectionalPrior
 
 
@@ -42,13 +43,12 @@ class TestPosterior:
         assert isinstance(posterior["bias"].base_dist, dist.Normal)
         torch.testing.assert_close(posterior["bias"].stddev, torch.full((5,), 0.3))
 
-    def test_the_rest_may_be_radial_at_the_same_marginal_standard_deviation(self):
-        guide = AutoRadialDirectional(mixed_model, init_stddev=0.3, rest="radial")
+    def test_a_site_may_be_radial_at_the_same_marginal_standard_deviation(self):
+        guide = AutoRadialDirectional(mixed_model, init_stddev=0.3, families={"bias": families.Radial()})
         guide.setup()
         posterior = guide.posterior()
         assert isinstance(posterior["bias"], RadialNormal)
         torch.testing.assert_close(posterior["bias"].stddev, torch.full((5,), 0.3))
-        # A log-radial distribution has no closed KL to a gamma; the positive sites stay log-normal.
         RadialELBO(strict_kl=True)(mixed_model, guide)()
 
     @pytest.mark.parametrize("shared", [True, False])
@@ -130,10 +130,6 @@ class TestBadInput:
     def test_a_mean_cosine_outside_of_zero_and_one_is_named(self, cosine):
         with pytest.raises(ValueError, match="init_mean_cosine"):
             AutoRadialDirectional(mixed_model, init_mean_cosine=cosine)
-
-    def test_an_unknown_distribution_for_the_rest_is_named(self):
-        with pytest.raises(ValueError, match="rest must be"):
-            AutoRadialDirectional(mixed_model, rest="gamma")
 
     @pytest.mark.parametrize("family", [AutoRadial, AutoMeanField])
     def test_guides_of_free_values_name_the_direction_and_the_guide_for_it(self, family):

@@ -12,7 +12,6 @@ from scipy import stats
 from torch import nn
 
 from pyro_radial import AutoRadialDirectional, BayesianModule, RadialELBO, SupervisedModel
-from pyro_radial.distributions import HypersphericalUniform, VonMisesFisherStable
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior
 from pyro_radial.nn.priors.radial_directional import TensorSites
@@ -84,15 +83,6 @@ class TestSites:
         assert nodes["0.bias"]["fn"].base_dist.scale.unique() == torch.tensor(0.3)
         assert nodes["1.weight"]["fn"].base_dist.scale.unique() == torch.tensor(0.5)
         assert "1.weight.direction" not in nodes
-
-    def test_a_direction_may_have_a_prior_around_the_networks_own_weights(self):
-        net = nn.Linear(3, 4)
-        prior = RadialDirectionalPrior(direction=lambda site, loc: VonMisesFisherStable(loc, torch.full((4,), 50.0)))
-        distribution = (
-            poutine.trace(BayesianModule(net, prior)).get_trace(torch.zeros(1, 3)).nodes["weight.direction"]["fn"]
-        )
-        own = nn.functional.normalize(net.weight.detach(), dim=1)
-        torch.testing.assert_close(distribution.base_dist.loc, own)
 
     @pytest.mark.parametrize("grouping", GROUPINGS)
     def test_a_network_that_was_cast_has_sites_of_the_new_dtype(self, grouping):
@@ -177,13 +167,6 @@ class TestBadInput:
         words = rf"grouping must name random parameters, which are \['weight', 'bias'\], got \['{unknown}'\]"
         with pytest.raises(ValueError, match=words):
             BayesianModule(nn.Linear(3, 4), RadialDirectionalPrior({"weight": "row", unknown: "row"}))
-
-    def test_a_direction_that_is_no_distribution_of_directions_is_refused(self):
-        with pytest.raises(ValueError, match="direction must be"):
-            RadialDirectionalPrior(direction="vmf")
-        bnn = BayesianModule(nn.Linear(3, 4), RadialDirectionalPrior(direction=lambda *_: HypersphericalUniform(5)))
-        with pytest.raises(ValueError, match=r"weight\.direction"):
-            bnn(torch.zeros(1, 3))
 
     @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf")])
     def test_a_scale_that_is_not_positive_is_named(self, scale):

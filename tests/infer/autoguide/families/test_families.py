@@ -54,7 +54,6 @@ GUIDES = {
     "radial rows": lambda model, **kwargs: AutoRadial(model, event_dim=1, **kwargs),
     "mean field": AutoMeanField,
     "directional": AutoRadialDirectional,
-    "directional, rest radial": lambda model, **kwargs: AutoRadialDirectional(model, rest="radial", **kwargs),
     "laplace": lambda model, **kwargs: AutoMeanField(model, families={".": Laplace()}, **kwargs),
 }
 
