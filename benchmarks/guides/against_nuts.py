@@ -246,7 +246,7 @@ def post_hoc(make: Callable[[SupervisedModel], Any]) -> Callable[[str, int, Size
         guide = make(model)
         guide.setup(*data_of(NETS[name]))
         guide.load_means(network.state_dict())
-        calibrate_scales(model, guide, data_of(NETS[name], seed=1))
+        calibrate_scales(model, guide, data_of(NETS[name], seed=1), progress=False)
         return predict(model, guide, GRID, num_samples=size.num_samples)
 
     return draws

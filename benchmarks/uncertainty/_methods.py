@@ -386,7 +386,7 @@ def posthoc(task: Task) -> Trained:
     guide = AutoRadial(model)
     guide.setup(task.train[0][:2], task.train[1][:2])
     guide.load_means(points.median())
-    search = calibrate_scales(model, guide, task.validation)
+    search = calibrate_scales(model, guide, task.validation, progress=False)
     seconds += time.process_time() - start
     draws = partial(predict, model, guide, num_samples=task.setting.num_samples)
     return Trained(_seeded(task.seed, draws), seconds, {"number": search.number})

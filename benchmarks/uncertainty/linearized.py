@@ -102,7 +102,7 @@ def score(network: str, train: Pair, test: Pair, seed: int, size: Size) -> list[
         guide = GUIDES[name](model)
         guide.setup(*part(fitted, 0, 2))
         guide.load_means(net.state_dict())
-        number = calibrate_scales(model, guide, held_out, **size.search).number
+        number = calibrate_scales(model, guide, held_out, progress=False, **size.search).number
         x, y = test[0][: size.test], test[1][: size.test]
         by_method = compared(model, guide, x, y, size.rounds)
         own = with_own_scale(model, guide, number, held_out, x, y) | {

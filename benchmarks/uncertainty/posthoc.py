@@ -160,7 +160,7 @@ def posthoc(
     guide.setup(*part(fitted, 0, 2))
     guide.load_means(net.state_dict())
     start = time.process_time()
-    search = calibrate_scales(model, guide, held_out, **size.options)
+    search = calibrate_scales(model, guide, held_out, progress=False, **size.options)
     seconds = time.process_time() - start
     return tested(model, guide, test, size) | {
         "seconds": seconds,

@@ -401,6 +401,7 @@ CALLS = [
                 num_samples=2,
                 chunk_size=8,
                 seed=1,
+                progress=False,
             )
         ),
         lambda found: len(found.tried) == 3 and found.nll == min(found.tried.values()),
@@ -416,6 +417,7 @@ CALLS = [
             num_samples=positive_int,
             chunk_size=positive_int,
             seed=seeds,
+            progress=flag,
         ),
         also=(({"scales": None}, lambda found: len(found.tried) == 3),),
     ),

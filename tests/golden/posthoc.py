@@ -23,7 +23,7 @@ def calibrated_scales():
             trained(model, guide, classification())
             validation = classification(10, seed=8)
             search = calibrate_scales(
-                model, guide, validation, *scales, num_grid=5, num_refinements=2, num_samples=4, seed=2
+                model, guide, validation, *scales, num_grid=5, num_refinements=2, num_samples=4, seed=2, progress=False
             )
             results[f"{name} {guide_type.__name__}"] = {
                 "nll": search.nll,

@@ -11,11 +11,13 @@ from scipy.optimize import minimize_scalar
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
+from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.infer import calibrate_scales
 from pyro_radial.infer.autoguide.families import Delta
+from pyro_radial.infer.posthoc import calibrate_scales as module
 from pyro_radial.infer.posthoc.calibrate_scales import _golden_section
 from pyro_radial.nn import likelihoods
-from tests.helpers.trained import guide_of, overfitted
+from tests.helpers.trained import guide_of, labels, overfitted
 
 
 def one_weight(num_rows=400, noise=0.3, spread=0.5):
@@ -91,6 +93,82 @@ def test_a_function_gives_relative_scales():
     assert float(posterior["0.bias"].stddev.max()) == pytest.approx(1e-6 * search.number, rel=1e-3)
 
 
+def many_rows(kind):
+    if kind == "regression":
+        return one_weight(4000)[:3]
+    network, model, data, _ = overfitted()
+    x = torch.randn(4000, 5)
+    return model, guide_of(AutoRadial, network, model, data), (x, labels(x))
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_with_many_rows_a_few_numbers_on_all_of_them_are_enough(kind, monkeypatch):
+    model, guide, (x, y) = many_rows(kind)
+
+    def nll_of_all(number):
+        guide.set_stddevs({name: torch.full_like(mean, number) for name, mean in guide.loc_scale_means().items()})
+        with seeded(3, torch.device("cpu")):
+            return -float(predict(model, guide, x, 16).log_prob(y).mean())
+
+    lowest = min(_golden_section(nll_of_all, 1e-4, 10.0, 16, 6).values())
+    seen = []
+
+    def counted(model, guide, x, *args):
+        seen.append(len(x))
+        return predict(model, guide, x, *args)
+
+    monkeypatch.setattr(module, "predict", counted)
+    search = calibrate_scales(model, guide, (x, y), seed=3, progress=False)
+    # Without noise, then the grid and its refinements on the part, and the best with what is next to it.
+    assert seen[:23] == [4000] + 22 * [128]
+    assert set(seen[23:]) == {4000}
+    assert len(seen[23:]) == len(search.tried) <= 5
+    # The golden section itself ends within this of the minimum.
+    assert search.nll == min(search.tried.values()) < lowest + 0.001
+    assert search.tried == pytest.approx({number: nll_of_all(number) for number in search.tried}, rel=1e-5)
+    assert not search.at_end
+
+
+def test_the_part_of_many_rows_estimates_the_nll_of_all(monkeypatch):
+    model, guide, (x, y) = many_rows("classification")
+    found = []
+
+    def searched(evaluate, *args):
+        found.append({number: evaluate(number) for number in (0.01, 0.1, 0.3, 1.0)})
+        return found[0]
+
+    monkeypatch.setattr(module, "_golden_section", searched)
+    calibrate_scales(model, guide, (x, y), progress=False)
+    for number, estimate in found[0].items():
+        guide.set_stddevs({name: torch.full_like(mean, number) for name, mean in guide.loc_scale_means().items()})
+        with seeded(0, torch.device("cpu")):
+            per_row = -predict(model, guide, x, 16).log_prob(y)
+        # Four standard errors of as many rows drawn at random.
+        assert estimate == pytest.approx(float(per_row.mean()), abs=4 * float(per_row.std()) / 128**0.5)
+
+
+def test_a_row_outside_of_the_part_whose_density_overflows_leads_to_smaller_scales():
+    model, guide, (x, y), _ = one_weight(2000)
+    # Without noise its NLL is the smallest.
+    x[0] = 1e21
+    y[0] = x[0] * guide.median()["weight"][0]
+    search = calibrate_scales(model, guide, (x, y), progress=False)
+    assert search.number == pytest.approx(1e-4)
+    assert search.at_end
+    assert math.isfinite(search.nll)
+    assert max(search.tried.values()) == math.inf
+
+
+def test_progress_counts_rows(capsys):
+    model, guide, rows, _ = one_weight(60)
+    options = {"num_grid": 3, "num_refinements": 1, "num_samples": 2}
+    calibrate_scales(model, guide, rows, **options)
+    assert "scales" in (shown := capsys.readouterr().err)
+    assert f"{60 + 4 * 2 * 60}/{60 + 4 * 2 * 60}" in shown
+    calibrate_scales(model, guide, rows, **options, progress=False)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_search_that_would_go_on_says_so():
     model, guide, rows, _ = one_weight()
     assert calibrate_scales(model, guide, rows, low=1e-4, high=1e-2).at_end
@@ -135,6 +213,7 @@ def test_what_fails_leaves_the_scales_as_they_were():
         ({"num_grid": 2}, "num_grid must be at least 3, got 2"),
         ({"num_refinements": -1}, "num_refinements must be a non-negative integer, got -1"),
         ({"num_samples": 0}, "num_samples must be a positive integer, got 0"),
+        ({"progress": "x"}, "progress must be True or False, got 'x'"),
     ],
 )
 def test_bad_input_is_named(options, message):
