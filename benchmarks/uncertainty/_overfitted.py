@@ -9,7 +9,7 @@ from torch import nn
 from benchmarks.common import Pair
 from benchmarks.uncertainty import _networks
 
-__all__ = ["dense", "lenet", "trained"]
+__all__ = ["dense", "lenet", "residual", "trained"]
 
 
 def dense(width: int) -> nn.Module:
@@ -20,6 +20,11 @@ def dense(width: int) -> nn.Module:
 def lenet() -> nn.Module:
     """LeNet with 44,426 weights, for images as vectors."""
     return nn.Sequential(nn.Unflatten(-1, (1, 28, 28)), _networks.lenet(0.0))
+
+
+def residual() -> nn.Module:
+    """Three blocks with batch norm and 8, 16 and 32 channels, for images as vectors."""
+    return nn.Sequential(nn.Unflatten(-1, (1, 28, 28)), _networks.residual_net(8, (1, 1, 1), "cpu", 0.0))
 
 
 def trained(net: nn.Module, data: Pair, epochs: int, seed: int) -> nn.Module:

@@ -132,7 +132,7 @@ def calibrate_scales(
         return _mean(weights * losses(guide, num_samples, rows))
 
     before = {name: value.clone() for name, value in guide.state_dict().items()}
-    work = total + num_samples * ((num_grid + num_refinements) * few + 4 * total * (few < total))
+    work = total + num_samples * ((num_grid + num_refinements) * few + 3 * total * (few < total))
     with tqdm(total=work, desc="scales", unit="row", disable=not progress) as bar:
         plain = losses(mean_only(guide), 1)
         # A midpoint rule in t for the mean over the ranks q of rows, from 0 to 1, with q = 1 - (1 - t)^2.
