@@ -316,7 +316,7 @@ def draw(results: Results) -> None:
     left.plot(*row["curve"].values(), "o", color="#D55E00", fillstyle="none", label="numbers that all rows see")
     left.set(xscale="log", ylim=(lowest - 0.1 * (plain - lowest), plain + 0.25 * (plain - lowest)))
     left.set(xlabel="Standard deviation", ylabel="Validation NLL (nats per row)", title="First network with batch norm")
-    left.legend(frameon=False, fontsize="small")
+    left.legend(frameon=False, fontsize="small", loc="center right")
     methods = [*ALL, *IN_ONE_PASS, *WITH_MANY]
     for name, ax in zip(("nll", "calibration_error"), right, strict=True):
         for place, method in enumerate(reversed(methods)):
