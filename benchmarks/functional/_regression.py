@@ -23,12 +23,10 @@ from pyro_radial.functional import (
     GaussianKL,
     GaussianProcess,
     LinearizedKL,
-    RKHSNorm,
     UniformBox,
     function_space_laplace,
 )
 from pyro_radial.functional.measurement_points import MeasurementPoints
-from pyro_radial.infer.autoguide.families import Delta
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn
 
@@ -202,30 +200,13 @@ def trained(
     return model, guide
 
 
-def with_laplace(
-    rows: Pair, setting: Row, prior: GaussianProcess, checkpoint: Path
-) -> tuple[SupervisedModel, nn.Module]:
-    """A network trained for its mean under a fitted process and its noise, with widths by Laplace's approximation."""
+def with_laplace(rows: Pair, setting: Row, prior: GaussianProcess) -> tuple[SupervisedModel, nn.Module]:
+    """An untrained network that Gauss-Newton steps and Laplace's approximation fit under a fitted process."""
     x = rows[0]
     net = network(x.shape[1], setting["hidden"], getattr(nn, setting["activation"]))
     model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=float(prior.observation_noise)))
-    batch_size = min(setting["batch_size"], len(x))
-    noisy = GaussianProcess(prior.kernel, noise=setting["prior_noise"])
-    loss = partial(FunctionalELBO, noisy, BetweenRows(x, setting["num_points"]), divergence=RKHSNorm(), num_functions=1)
-    mean = train(
-        model,
-        rows,
-        lambda kl_weight: loss(kl_weight=kl_weight),
-        steps=setting["steps"],
-        lr=setting["lr"],
-        rates=setting["rates"],
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-        kl_weight=(len(x) / batch_size) ** setting["weigh_up"],
-        make_guide=partial(AutoMeanField, families={".": Delta()}),
-    )
     points = torch.cat([x, BetweenRows(x, LAPLACE_POINTS)(x)])
-    return model, function_space_laplace(model, mean, rows, GaussianProcess(prior.kernel), points)
+    return model, function_space_laplace(model, net, rows, GaussianProcess(prior.kernel), points)
 
 
 def functional_loss(noisy: GaussianProcess, x: Tensor, batch_size: int, setting: Row) -> Callable[..., FunctionalELBO]:

@@ -8,7 +8,6 @@ from pyro_radial.functional.divergences import (
     LinearizedKL,
     MarginalKL,
     RegularizedKL,
-    RKHSNorm,
     SteinKL,
 )
 from pyro_radial.functional.elbo import FunctionalELBO
@@ -43,7 +42,6 @@ __all__ = [
     "PiecewiseConstant",
     "PiecewiseLinear",
     "PosteriorProcess",
-    "RKHSNorm",
     "RegularizedKL",
     "SpectralSteinScore",
     "SteinKL",

@@ -50,11 +50,6 @@ class GuideProcess:
         self._model = run.model_in_full_precision
         self._linearization = Linearization(self._model, mean, blocks, function_site, structures)
 
-    def center(self, x: Tensor) -> Tensor:
-        """The function values ``[N, O]`` at the means of the sites."""
-        with evaluating(self._model):
-            return self._linearization.function(self._linearization.mean, x)
-
     def marginals(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of each function value, ``[N, O]``; the function must depend on sites with moments."""
         with evaluating(self._model):

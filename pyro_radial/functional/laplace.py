@@ -4,14 +4,15 @@
 """A Laplace approximation in function space: a trained network with the widths of a Gaussian process prior."""
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy.sparse.linalg import eigsh
 from torch import Tensor
 
-from pyro_radial._pyro.checks import optional, positive_count
+from pyro_radial._pyro.checks import non_negative_integer, optional, positive_count
 from pyro_radial.functional.gaussian import cholesky, with_diagonal
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_prior
 from pyro_radial.infer.autoguide.correlated import AutoCorrelated
@@ -30,13 +31,24 @@ MAX_JACOBIAN = 2**28
 LEAST_EIGENVALUE = 1e-6
 #: A network that holds less of the prior's variance at the points is named.
 LEAST_HELD = 0.95
+#: The share of the prior's variance that is added at each point while the mean is moved, first much, then next to none.
+SLACKS = (1e-2, 1e-5)
+#: Steps of the mean end when one gains fewer nats, or after many losses; a mean that misses more nats is named.
+LEAST_GAIN, MOST_DAMPING, MOST_MISSED = 1e-3, 1e10, 0.5
 #: Rows of data in one pass.
 CHUNK = 256
 
 
 @torch.no_grad()
 def function_space_laplace(
-    model: Any, trained: Any, data: Any, prior: FunctionPrior, points: Tensor, *, rank: int | None = None
+    model: Any,
+    trained: Any,
+    data: Any,
+    prior: FunctionPrior,
+    points: Tensor,
+    *,
+    rank: int | None = None,
+    num_steps: int = 100,
 ) -> AutoCorrelated:
     r"""Approximate the posterior of a trained network under a Gaussian prior on functions, linear in its weights.
 
@@ -50,23 +62,33 @@ def function_space_laplace(
     B)^T H_n J_n B`, with the Hessian :math:`H_n` of the negative log-likelihood in the outputs, and the covariance of
     the weights is :math:`B A^{-1} B^T`. Put X where predictions are made, the training inputs included; far from its
     points the width is unknown. For a model linear in its weights, with as many points as weights, the posterior is
-    exact. Predict with ``method="linearized"``. Train the mean first, under the same prior, with
-    :class:`~pyro_radial.functional.RKHSNorm`.
+    exact. Predict with ``method="linearized"``.
 
-    Source: Cinquin, Pförtner, Fortuin, Hennig and Bamler (2024), "FSP-Laplace", arXiv 2407.13711, section 3, who
-    restrict the weights to the range of :math:`J^T U`. The widths at X are then not the prior's; here they are.
+    Before that, Gauss-Newton steps in a, with Levenberg and Marquardt's damping of :math:`B^T B`, lead the network to
+    the most probable function, of least
+
+    .. math:: -\sum_n \log p(y_n | f(x_n)) + \tfrac12 \big(f(X) - m\big)^T K^{-1} \big(f(X) - m\big),
+
+    with the prior's mean m. A network that was never trained needs no other training.
+
+    Source: Cinquin, Pförtner, Fortuin, Hennig and Bamler (2024), "FSP-Laplace", arXiv 2407.13711, section 3, who find
+    the mean by stochastic gradients, and restrict the weights to the range of :math:`J^T U`. The widths at X are then
+    not the prior's; here they are.
 
     :param model: a :class:`~pyro_radial.SupervisedModel` of a :class:`~pyro_radial.BayesianModule`, with a categorical,
         Bernoulli, Gaussian or Poisson likelihood.
-    :param trained: its guide, with the trained weights as medians, or the trained network itself.
+    :param trained: its guide, with the first weights as medians, or a network with these weights.
     :param data: the training rows, in any form that :func:`~pyro_radial.fit` takes.
     :param FunctionPrior prior: a prior with moments, such as :class:`~pyro_radial.functional.GaussianProcess`.
     :param Tensor points: X, ``[M, ...]``.
     :param int rank: the number of leading eigenvectors of K over all outputs; by default those with eigenvalues above a
         millionth of the largest.
+    :param int num_steps: the most steps under K with a hundredth of its variance added on the diagonal, and then
+        without, fewer once they gain nothing. 0 keeps the given weights.
     :returns: a guide of all weights with the covariance as its factor, and points at other sites.
     :raises ValueError: for another model or likelihood, a prior without moments or with a covariance at the points that
-        is not positive definite, points that do not fit into memory, and a rank above the number of function values.
+        is not positive definite, points that do not fit into memory, and a rank above the number of function values. A
+        FloatingPointError if the given weights have no finite density.
 
     Example::
 
@@ -86,35 +108,143 @@ def function_space_laplace(
     check_prior(prior)
     check_points(points, "points")
     optional(positive_count, "rank", rank)
+    non_negative_integer("num_steps", num_steps)
     network = TrainedNetwork(model, trained)
     rows = Rows(data, "data", dtype_of(model))
-    device = device_of(model)
     weights = {name: network.values[name] for name in sites_of_network(model)}
     if not weights:
         raise ValueError(f"model must have a network whose parameters are sites, got sites {sorted(network.values)}")
-    blocks = [CovarianceBlock((name,), torch.zeros_like(value)) for name, value in weights.items()]
-    linear = Linearization(model, weights, blocks)
-    points = move(points, device).to(next(iter(weights.values())))
-    precision: Any = 0.0
+    points = move(points, device_of(model)).to(next(iter(weights.values())))
     with undisturbed(), evaluating(model):
+        linear = _linearized(model, weights)
         num_outputs = linear.structure(points).num_outputs
         _check_size(len(points), num_outputs, sum(value.numel() for value in weights.values()))
-        jacobian, functions = linear.jacobian(points)[1], _prior_factor(prior, points, num_outputs, rank)
+        functions = _prior_factor(prior, points, num_outputs, rank)
+        if num_steps:
+            moments = prior.moments(points, num_outputs)
+            weights = _most_probable(model, network, weights, rows, points, moments, num_steps)
+            network.values.update(weights)
+            linear = _linearized(model, weights)
+        jacobian = linear.jacobian(points)[1]
         basis = _basis(jacobian, functions)
         _warn_of_stiff_network(jacobian.double() @ basis, functions)
-        for index in torch.arange(len(rows)).split(CHUNK):
-            f, jacobian = linear.jacobian(move(rows.take(index)[0], device))
-            moved = jacobian.double() @ basis
-            hessian = output_hessian(network.likelihood, f.double(), network.noise)
-            precision = precision + (moved.mT @ hessian @ moved).sum(0)
-    scaled = (network.likelihood.num_data or len(rows)) / len(rows) * precision
-    eigenvalues, vectors = torch.linalg.eigh(with_diagonal(scaled, 1.0))
+        *_, precision = _data_terms(linear, network, rows, basis)
+    eigenvalues, vectors = torch.linalg.eigh(with_diagonal(precision, 1.0))
     factor = basis @ (vectors * eigenvalues.rsqrt())
     if factor.shape[1] > len(factor):
         # The same product with as many columns as weights.
         factor = torch.linalg.qr(factor.mT).R.mT
-    parts = factor.split([value.numel() for value in weights.values()])
-    return _guide(model, network, rows, dict(zip(weights, parts, strict=True)))
+    return _guide(model, network, rows, _parts(factor, weights))
+
+
+def _linearized(model: Any, weights: dict[str, Tensor]) -> Linearization:
+    blocks = [CovarianceBlock((name,), torch.zeros_like(value)) for name, value in weights.items()]
+    return Linearization(model, weights, blocks)
+
+
+def _parts(vectors: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The rows ``[P, ...]`` that belong to each weight."""
+    parts = vectors.split([value.numel() for value in weights.values()])
+    return dict(zip(weights, parts, strict=True))
+
+
+def _data_terms(
+    linear: Linearization, network: TrainedNetwork, rows: Rows, basis: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The negative log-likelihood of all data, and its gradient ``[R]`` and Hessian ``[R, R]`` along a basis."""
+    noise = {name: value.double() for name, value in network.noise.items()}
+    terms: Any = (0.0, 0.0, 0.0)
+    for index in torch.arange(len(rows)).split(CHUNK):
+        x: Any
+        y: Any
+        x, y = (move(part, basis.device) for part in rows.take(index))
+        f, jacobian = linear.jacobian(x)
+        moved = jacobian.double() @ basis
+        hessian = output_hessian(network.likelihood, f.double(), noise)
+        with torch.enable_grad():
+            f = f.double().requires_grad_()
+            nll = -network.likelihood.observation(f, **noise).log_prob(y.double() if y.is_floating_point() else y).sum()
+            (gradient,) = torch.autograd.grad(nll, f)
+        found = nll.detach(), (moved * gradient.unsqueeze(-1)).sum((0, 1)), (moved.mT @ hessian @ moved).sum(0)
+        terms = [term + own for term, own in zip(terms, found, strict=True)]
+    scale = (network.likelihood.num_data or len(rows)) / len(rows)
+    nll, gradient, hessian = (scale * term for term in terms)
+    return nll, gradient, hessian
+
+
+def _most_probable(
+    model: Any,
+    network: TrainedNetwork,
+    weights: dict[str, Tensor],
+    rows: Rows,
+    points: Tensor,
+    moments: tuple[Tensor, Tensor],
+    num_steps: int,
+) -> dict[str, Tensor]:
+    mean, covariances = moments
+    num_outputs = mean.shape[1]
+    variance = covariances.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
+    for slack in SLACKS:
+        root = cholesky(with_diagonal(covariances, slack * variance))
+        functions = torch.block_diag(*root.expand(num_outputs, -1, -1)).unflatten(0, (num_outputs, -1)).transpose(0, 1)
+
+        def measured(weights: dict[str, Tensor], root: Tensor = root, functions: Tensor = functions) -> _Measured:
+            linear = _linearized(model, weights)
+            f, jacobian = linear.jacobian(points)
+            basis = _basis(jacobian, functions)
+            gap = torch.linalg.solve_triangular(root, (f.double() - mean).mT.unsqueeze(-1), upper=False).flatten()
+            nll, gradient, hessian = _data_terms(linear, network, rows, basis)
+            return _Measured(nll + 0.5 * gap.square().sum(), gap + gradient, with_diagonal(hessian, 1.0), basis)
+
+        weights, missed = _descended(measured, weights, num_steps)
+    if not missed < MOST_MISSED:
+        warnings.warn(
+            f"The steps ended {missed:.1f} nats above the most probable function of the linearized network, so means "
+            "may be off. Take other units, more points, or more steps.",
+            stacklevel=4,
+        )
+    return weights
+
+
+class _Measured(NamedTuple):
+    """A negative log-density, its gradient ``[R]`` and Hessian ``[R, R]`` along a basis of the weights ``[P, R]``."""
+
+    objective: Tensor
+    gradient: Tensor
+    hessian: Tensor
+    basis: Tensor
+
+
+def _descended(
+    measured: Callable[[dict[str, Tensor]], _Measured], weights: dict[str, Tensor], num_steps: int
+) -> tuple[dict[str, Tensor], float]:
+    """The weights after Levenberg-Marquardt steps, and the nats that an undamped step would gain if all were linear.
+
+    The damping is that of Nielsen, algorithm 3.16 of Madsen, Nielsen and Tingleff (2004), "Methods for Non-Linear Least
+    Squares Problems".
+    """
+    at = measured(weights)
+    if not bool(at.objective.isfinite()):
+        raise FloatingPointError("trained must have weights with a finite log-likelihood of data, got none")
+    damping, growth = 1.0, 2.0
+    for _ in range(num_steps):
+        damped = at.hessian + damping * at.basis.mT @ at.basis
+        a = -torch.linalg.solve(damped, at.gradient)
+        moved = {
+            name: weights[name] + part.view_as(weights[name]).to(weights[name])
+            for name, part in _parts(at.basis @ a, weights).items()
+        }
+        found = measured(moved)
+        gain = float(at.objective - found.objective)
+        if gain > 0.0:
+            ratio = gain / float(-a @ (at.gradient + 0.5 * at.hessian @ a))
+            weights, at = moved, found
+            damping, growth = damping * max(1.0 / 3.0, 1.0 - (2.0 * min(ratio, 1.0) - 1.0) ** 3), 2.0
+        else:
+            damping, growth = damping * growth, 2.0 * growth
+        if 0.0 < gain < LEAST_GAIN or damping > MOST_DAMPING:
+            break
+    return weights, 0.5 * float(at.gradient @ torch.linalg.solve(at.hessian, at.gradient))
 
 
 def _check_size(num_points: int, num_outputs: int, num_weights: int) -> None:

@@ -28,7 +28,6 @@ from pyro_radial.functional import (
     PiecewiseLinear,
     PosteriorProcess,
     RegularizedKL,
-    RKHSNorm,
     SpectralSteinScore,
     SteinKL,
     SteinScore,
@@ -42,6 +41,7 @@ from tests.calls.sweep import (
     flag,
     function,
     non_negative_float,
+    non_negative_int,
     optional,
     positive_float,
     positive_int,
@@ -381,7 +381,7 @@ DIVERGENCES = [
             invalid=dict(process=processes, x=points, prior=priors),
             on=divergence,
         )
-        for divergence in (LinearizedKL, MarginalKL, RKHSNorm)
+        for divergence in (LinearizedKL, MarginalKL)
     ),
     Call(
         "functional.function_space_laplace",
@@ -392,6 +392,7 @@ DIVERGENCES = [
             prior=process(),
             points=X,
             rank=2,
+            num_steps=0,
         ),
         lambda found: found.covariance().shape == (13, 13),
         invalid=dict(
@@ -401,6 +402,7 @@ DIVERGENCES = [
             prior=priors,
             points=points,
             rank=optional(positive_int) | {"above the values": 6},
+            num_steps=non_negative_int,
         ),
         also=(({"rank": None}, lambda found: found.factor.shape == (13, 5)),),
     ),

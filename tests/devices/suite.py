@@ -441,7 +441,6 @@ DIVERGENCES = {
     "RegularizedKL": partial(functional.RegularizedKL, 0.1),
     "LinearizedKL": partial(functional.LinearizedKL, 0.1),
     "MarginalKL": functional.MarginalKL,
-    "RKHSNorm": functional.RKHSNorm,
     "SteinKL, SteinScore": lambda: functional.SteinKL(functional.SteinScore()),
     "SteinKL, SpectralSteinScore": lambda: functional.SteinKL(functional.SpectralSteinScore()),
     "SteinKL, GaussianScore": lambda: functional.SteinKL(functional.GaussianScore()),

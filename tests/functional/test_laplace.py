@@ -63,17 +63,52 @@ def test_a_linear_model_has_its_exact_posterior(times):
     design = torch.cat([x, torch.ones(10, 1)], 1)
     exact = (times * design.T @ design / NOISE**2 + torch.eye(4) / 2.0).inverse()
     torch.testing.assert_close(guide.covariance(), exact, rtol=1e-3, atol=1e-3 * float(exact.diagonal().min()))
+    mean = (times * exact @ design.T @ x[:, :1] / NOISE**2).flatten()
+    found = torch.cat([value.flatten() for value in guide.median().values()])
+    # What the prior may differ by moves the mean by less than a twentieth of its standard deviations.
+    assert ((found - mean).abs() < 0.05 * exact.diagonal().sqrt()).all()
 
 
 @pytest.mark.parametrize("unit", [nn.Tanh, nn.SiLU])
-def test_widths_are_those_of_the_exact_process_at_the_data_in_a_gap_and_beyond(unit):
-    net = network(unit)
-    model = regression(net)
-    guide = function_space_laplace(model, net, (X, Y), smooth(), POINTS)
+def test_a_network_never_trained_gets_the_exact_process_at_the_data_in_a_gap_and_beyond(unit):
+    model = regression(network(unit))
+    guide = function_space_laplace(model, network(unit), (X, Y), smooth(), POINTS)
     at = torch.linspace(-1.95, 1.95, 100)[:, None]
-    _, covariance = smooth().posterior(X, Y, at)
-    ratio = widths(model, guide, at) / covariance[0].diagonal().sqrt()[:, None]
+    mean, covariance = smooth().posterior(X, Y, at)
+    stddev = covariance[0].diagonal().sqrt()[:, None]
+    ratio = widths(model, guide, at) / stddev
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0.03, atol=0.0)
+    found, _ = PosteriorProcess(model, guide.posterior()).marginals(at)
+    assert ((found - mean).abs() < 0.1 * stddev).all()
+
+
+def test_classes_are_at_the_mode_of_the_posterior_of_functions():
+    x, y = torch.linspace(-1, 1, 6)[:, None], torch.tensor([0, 1, 2, 1, 1, 0])
+    model = SupervisedModel(BayesianModule(network(outputs=3)), likelihoods.Categorical())
+    prior = GaussianProcess(RBF(1, lengthscale=torch.tensor(0.5)))
+    guide = function_space_laplace(model, network(outputs=3), (x, y), prior, x)
+    f = PosteriorProcess(model, guide.posterior()).marginals(x)[0].double()
+    # Rasmussen and Williams (2006), eq. 3.34, f = K (y - softmax(f)).
+    gradient = nn.functional.one_hot(y, 3) - f.softmax(-1)
+    torch.testing.assert_close(f, prior.moments(x)[1][0] @ gradient, rtol=0.0, atol=2e-3)
+
+
+def test_steps_go_on_from_given_weights_and_end_when_they_gain_nothing(monkeypatch):
+    model, net = regression(network()), network()
+    first = function_space_laplace(model, net, (X, Y), smooth(), POINTS, num_steps=100)
+    calls = []
+    data_terms = laplace._data_terms
+    monkeypatch.setattr(laplace, "_data_terms", lambda *args: calls.append(1) or data_terms(*args))
+    function_space_laplace(model, first, (X, Y), smooth(), POINTS, num_steps=100)
+    assert len(calls) < 10
+
+
+def test_weights_without_a_finite_density_are_refused():
+    net = network()
+    with torch.no_grad():
+        net[4].bias.fill_(math.inf)
+    with pytest.raises(FloatingPointError, match="trained must have weights with a finite log-likelihood"):
+        function_space_laplace(regression(network()), net, (X, Y), smooth(), POINTS)
 
 
 def test_without_information_the_width_is_the_priors():
@@ -88,7 +123,7 @@ def test_classes_have_the_covariance_of_the_precisions_of_functions():
     net, x = network(outputs=3), torch.linspace(-1, 1, 4)[:, None]
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical())
     prior = GaussianProcess(RBF(1, lengthscale=torch.tensor(0.5)))
-    guide = function_space_laplace(model, net, (x, torch.tensor([0, 1, 2, 1])), prior, x)
+    guide = function_space_laplace(model, net, (x, torch.tensor([0, 1, 2, 1])), prior, x, num_steps=0)
     hessian = output_hessian(model.likelihood, net(x).detach().double(), {})
     precision = torch.zeros(4, 3, 4, 3).double()
     precision[range(4), :, range(4)] = hessian
@@ -115,7 +150,7 @@ def test_a_network_too_stiff_for_the_prior_is_named():
     rough = GaussianProcess(lambda a, b: torch.exp(-50 * (a - b.T) ** 2))
     net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
     with pytest.warns(UserWarning, match=r"linearized network holds \d+ % of the prior's variance at the points"):
-        function_space_laplace(regression(net), net, (X, Y), rough, POINTS)
+        function_space_laplace(regression(net), net, (X, Y), rough, POINTS, num_steps=0)
 
 
 def test_few_eigenvectors_are_the_leading_ones():
@@ -131,12 +166,12 @@ def test_few_eigenvectors_are_the_leading_ones():
     torch.testing.assert_close(held, exact[-4:].sum(), rtol=0.02, atol=0.0)
 
 
-def test_it_starts_from_a_guide_and_its_state_loads_into_another():
+def test_without_steps_it_keeps_the_means_of_a_guide_and_its_state_loads_into_another():
     net = network()
     model = regression(net)
     trained = AutoMeanField(model)
     trained.setup(X, Y)
-    guide = function_space_laplace(model, trained, (X, Y), smooth(), POINTS)
+    guide = function_space_laplace(model, trained, (X, Y), smooth(), POINTS, num_steps=0)
     other = AutoCorrelated(model, sites="network", rank=guide.factor.shape[1])
     other.setup(X, Y)
     other.load_state_dict(guide.state_dict())

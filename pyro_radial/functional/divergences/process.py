@@ -5,7 +5,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pyro_radial._pyro.checks import non_negative_float, positive_count
@@ -19,7 +18,7 @@ from pyro_radial.functional.divergences.gaussian import (
 from pyro_radial.functional.gaussian import JITTER, cholesky, with_diagonal
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_prior
 
-__all__ = ["LinearizedKL", "MarginalKL", "RKHSNorm", "kl_of_marginals"]
+__all__ = ["LinearizedKL", "MarginalKL", "kl_of_marginals"]
 
 MIN_VARIANCE = 1e-6  # of function values
 
@@ -126,46 +125,6 @@ class MarginalKL(ProcessDivergence):
         variance = variance.double() + prior.noise**2
         divergence = kl_of_marginals((mean, variance), (prior_mean, prior_variance)).to(x.dtype)
         return DivergenceEstimate(divergence, divergence.detach())
-
-
-class RKHSNorm(ProcessDivergence):
-    r"""Half the squared norm of the mean function in the prior's space of functions, at the points.
-
-    .. math:: \tfrac12 \big(f_\mu(X) - m(X)\big)^T \big(K + \mathrm{noise}^2 I\big)^{-1} \big(f_\mu(X) - m(X)\big),
-
-    with the moments of a Gaussian prior. It is the negative log-density of the mean function but for a constant, so a
-    point estimate trained with it, such as one of :class:`~pyro_radial.infer.autoguide.families.Delta` at all sites, is
-    the most probable function. It does not depend on widths; :func:`~pyro_radial.functional.function_space_laplace`
-    finds them afterwards.
-
-    Source: Cinquin, Pförtner, Fortuin, Hennig and Bamler (2024), "FSP-Laplace", arXiv 2407.13711, section 3.
-
-    :raises ValueError: naming the argument that does not fit, or ``kernel`` if it is not positive definite.
-
-    Example::
-
-        >>> import torch
-        >>> from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel
-        >>> from pyro_radial.functional import GaussianProcess
-        >>> from pyro_radial.infer.autoguide.families import Delta
-        >>> from pyro_radial.nn import likelihoods
-        >>> model = SupervisedModel(BayesianModule(torch.nn.Linear(1, 1)), likelihoods.Gaussian(scale=0.1))
-        >>> prior = GaussianProcess(lambda a, b: 1.0 + a @ b.T, noise=0.1)
-        >>> elbo = FunctionalELBO(prior, divergence=RKHSNorm(), num_functions=1)
-        >>> loss = elbo(model, AutoMeanField(model, families={".": Delta()}))(torch.rand(5, 1), torch.rand(5, 1))
-        >>> loss.isfinite()
-        tensor(True)
-    """
-
-    def __call__(self, process: Any, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
-        """Half the squared norm, as a surrogate and a value in the dtype of the points."""
-        _check(process, "marginals", x, prior)
-        # The mean of a guide needs no Jacobian.
-        mean = (process.center(x) if hasattr(process, "center") else process.marginals(x)[0]).double()
-        prior_mean, covariance = prior.moments(x, mean.shape[-1])
-        gap = (mean - prior_mean).mT.unsqueeze(-1)
-        norm = 0.5 * torch.linalg.solve_triangular(cholesky(covariance, JITTER), gap, upper=False).square().sum()
-        return DivergenceEstimate(norm.to(x.dtype), norm.detach().to(x.dtype))
 
 
 def _check(process: Any, method: str, x: Tensor, prior: Any) -> None:

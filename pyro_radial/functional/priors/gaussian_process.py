@@ -27,6 +27,10 @@ from pyro_radial.functional.priors.function_prior import FunctionPrior, check_po
 __all__ = ["GaussianProcess"]
 
 
+#: A loss that no line search accepts, in nats per datum.
+FAR = 1e6
+
+
 class GaussianProcess(FunctionPrior):
     r"""A Gaussian process: at any points the function values are jointly normal.
 
@@ -192,8 +196,14 @@ class GaussianProcess(FunctionPrior):
         history: list[Tensor] = []
 
         def negative_log_likelihood() -> Tensor:
-            optimizer.zero_grad()
-            loss = -self._log_marginal_likelihood(x, y, log_noise.exp()) / y.numel()
+            optimizer.zero_grad(set_to_none=False)
+            try:
+                loss = -self._log_marginal_likelihood(x, y, log_noise.exp()) / y.numel()
+            except ValueError:
+                if not history:
+                    raise
+                # A step too long for floating point; the line search takes a shorter one.
+                return torch.full_like(history[-1], FAR)
             loss.backward()
             history.append(-loss.detach())
             return loss

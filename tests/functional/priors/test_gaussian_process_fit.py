@@ -81,3 +81,26 @@ def test_known_noise_stays_and_the_kernel_is_fitted_to_it():
 def test_settings_of_fit_that_do_not_fit_are_refused_by_name(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         GaussianProcess(rbf()).fit(points(), torch.zeros(6), **bad)
+
+
+def test_a_step_to_a_kernel_beyond_floating_point_is_shortened():
+    class Overflowing(nn.Module):
+        """An RBF kernel that is not positive definite at its second evaluation, as after a step too long."""
+
+        def __init__(self):
+            super().__init__()
+            self.log_length, self.calls = nn.Parameter(torch.zeros(())), 0
+
+        def forward(self, a, b):
+            self.calls += 1
+            sign = -1.0 if self.calls == 2 else 1.0
+            return sign * torch.exp(-0.5 * ((a - b.T) / self.log_length.exp()) ** 2)
+
+    torch.manual_seed(0)
+    x = torch.linspace(-3, 3, 40)[:, None]
+    y = torch.sin(2 * x) + 0.1 * torch.randn(40, 1)
+    first, second = (GaussianProcess(Overflowing()) for _ in range(2))
+    first.kernel.calls = 2  # Does not overflow.
+    expected, found = first.fit(x, y), second.fit(x, y)
+    assert len(found) == second.kernel.calls - 1
+    torch.testing.assert_close(found[-1], expected[-1], rtol=1e-4, atol=0.0)
