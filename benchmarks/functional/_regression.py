@@ -200,13 +200,14 @@ def trained(
     return model, guide
 
 
-def with_laplace(rows: Pair, setting: Row, prior: GaussianProcess) -> tuple[SupervisedModel, nn.Module]:
-    """An untrained network that Gauss-Newton steps and Laplace's approximation fit under a fitted process."""
+def with_laplace(
+    rows: Pair, setting: Row, prior: GaussianProcess, checkpoint: Path
+) -> tuple[SupervisedModel, nn.Module]:
+    """The means of a network trained under a fitted process, with widths by Laplace's approximation."""
     x = rows[0]
-    net = network(x.shape[1], setting["hidden"], getattr(nn, setting["activation"]))
-    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=float(prior.observation_noise)))
+    model, means = trained(rows, setting, prior, checkpoint)
     points = torch.cat([x, BetweenRows(x, LAPLACE_POINTS)(x)])
-    return model, function_space_laplace(model, net, rows, GaussianProcess(prior.kernel), points)
+    return model, function_space_laplace(model, means, rows, GaussianProcess(prior.kernel), points, num_steps=0)
 
 
 def functional_loss(noisy: GaussianProcess, x: Tensor, batch_size: int, setting: Row) -> Callable[..., FunctionalELBO]:

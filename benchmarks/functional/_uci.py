@@ -52,7 +52,7 @@ def score(data_dir: Path, name: str, split: int, method: str, setting: Row, chec
     if method == EXACT:
         scored = exact_prediction(prior, data["train"], data["test"])
     elif method == LAPLACE:
-        network = with_laplace(data["train"], setting, prior)
+        network = with_laplace(data["train"], setting, prior, checkpoint)
         scored = of_network(*network, data["test"], num_samples, "linearized")
     elif method == SPARSE:
         process = SparseProcess(data["train"], setting["steps"])
