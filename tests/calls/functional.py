@@ -353,11 +353,6 @@ DIVERGENCES = [
         lambda found: found.gamma == 0.1,
         invalid=dict(gamma=non_negative, num_prior_samples=positive_int),
     ),
-    Call(
-        "functional.MarginalKL",
-        lambda: dict(),
-        lambda found: isinstance(found, MarginalKL),
-    ),
     *(
         Call(
             "functional.GaussianKL.__call__" if name == "RegularizedKL" else f"functional.{name}.__call__",
