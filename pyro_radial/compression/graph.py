@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ __all__ = [
     "count_weights",
     "is_sequential",
     "read_chain",
+    "weight_layers",
 ]
 
 WeightLayer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -97,23 +99,36 @@ class Layer:
 
 def read_chain(net: nn.Module) -> list[Layer]:
     """Read the layers of a network in the order they run."""
-    check_types(nn.Module, net=net)
+    weight_layers(net)
     layers: list[Layer] = []
     between: list[tuple[str, nn.Module]] = []  # since the last layer
-    owners: dict[int, str] = {}
     for name, module in _leaves(net):
-        for tensor in (*module.parameters(), *module.buffers()):
-            if owners.setdefault(id(tensor), name) != name:
-                raise ValueError(f"net must have no shared tensors, got one in {owners[id(tensor)]!r} and {name!r}")
         if isinstance(module, LAYERS):
             layers.append(_read_layer(name, module, layers[-1] if layers else None, between))
             between = []
         else:
             between.append((name, module))
-    if not layers:
-        kinds = [type(module).__name__ for _, module in between]
-        raise ValueError(f"net must hold a linear layer or a convolution, got {kinds}")
     _refuse_selects(between)
+    return layers
+
+
+def weight_layers(net: nn.Module) -> dict[str, WeightLayer]:
+    """Linear layers and convolutions by name; a ValueError if other modules than norms and PReLUs hold tensors."""
+    check_types(nn.Module, net=net)
+    layers: dict[str, WeightLayer] = {}
+    owners: dict[int, str] = {}
+    for name, module in net.named_modules(remove_duplicate=False):
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        if own and type(module) not in (*LAYERS, *NORMS, nn.PReLU, IndexSelect):
+            raise ValueError(f"net must hold tensors in known layers alone, got {type(module).__name__} at {name!r}")
+        for tensor in own:
+            if owners.setdefault(id(tensor), name) != name:
+                raise ValueError(f"net must have no shared tensors, got one in {owners[id(tensor)]!r} and {name!r}")
+        if isinstance(module, LAYERS):
+            _check_options(name, module)
+            layers[name] = module
+    if not layers:
+        raise ValueError(f"net must hold a linear layer or a convolution, got {type(net).__name__} without one")
     return layers
 
 
@@ -124,23 +139,23 @@ class Counts(NamedTuple):
     total: int
 
 
-def count_weights(net: nn.Sequential) -> Counts:
+def count_weights(net: nn.Module) -> Counts:
     """Count the weights of linear layers and convolutions, without biases and batch norms.
 
-    :param net: a chain, as for :func:`~pyro_radial.compression.cut_network`.
+    :param net: a network, with or without skip connections.
     :returns: the counts ``by_layer`` and their ``total``.
-    :raises ValueError: if the network is not such a chain.
+    :raises ValueError: if the network has other parameters, or shares some.
 
     Example::
 
         >>> count_weights(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
         Counts(by_layer={'0': 12, '2': 6}, total=18)
     """
-    by_layer = {layer.name: layer.module.weight.numel() for layer in read_chain(net)}
+    by_layer = {name: layer.weight.numel() for name, layer in weight_layers(net).items()}
     return Counts(by_layer, sum(by_layer.values()))
 
 
-def count_flops(net: nn.Sequential, input_shape: Sequence[int]) -> Counts:
+def count_flops(net: nn.Module, input_shape: Sequence[int]) -> Counts:
     r"""Count the operations of linear layers and convolutions in one prediction.
 
     Each output takes one multiply-add per incoming weight and one for the bias, with or without a bias. A convolution
@@ -154,30 +169,34 @@ def count_flops(net: nn.Sequential, input_shape: Sequence[int]) -> Counts:
     5.2. The numbers in its table 2 do not follow its formula: they count a layer that no network of the table has, with
     16 inputs per channel of the last convolution, and leave out the last layer.
 
-    :param net: a chain, as for :func:`~pyro_radial.compression.cut_network`.
+    :param net: a network, with or without skip connections.
     :param input_shape: shape of one input, without the batch.
     :returns: the counts ``by_layer`` and their ``total``.
-    :raises ValueError: if the network is not such a chain, or inputs of that shape do not fit it.
+    :raises ValueError: if the network has other parameters, or shares some, or inputs of that shape do not fit it.
 
     Example::
 
         >>> count_flops(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 5)), (1, 4, 4))
         Counts(by_layer={'0': 80, '2': 45}, total=125)
     """
-    read_chain(net)
+    by_layer, at = dict.fromkeys(weight_layers(net), 0), [""]
     check_each(positive_count, "input_shape", input_shape)
     shapes_only = copy.deepcopy(net).to("meta").eval()
     x = torch.empty(1, *input_shape, dtype=next(net.parameters()).dtype, device="meta")
-    by_layer = {}
-    for name, module in _leaves(shapes_only):
-        try:
-            x = module(x)
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise ValueError(
-                f"input_shape must fit the network, got {tuple(input_shape)}, which fails at {name!r}: {error}"
-            ) from error
-        if isinstance(module, LAYERS):
-            by_layer[name] = (module.weight[0].numel() + 1) * x.numel()
+
+    def count(name: str, module: Any, inputs: Any, output: Tensor) -> None:
+        by_layer[name] += (module.weight[0].numel() + 1) * output.numel()
+
+    for name, module in shapes_only.named_modules():
+        module.register_forward_pre_hook(lambda module, inputs, name=name: at.append(name))
+        if name in by_layer:
+            module.register_forward_hook(partial(count, name))
+    try:
+        shapes_only(x)
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise ValueError(
+            f"input_shape must fit the network, got {tuple(input_shape)}, which fails at {at[-1]!r}: {error}"
+        ) from error
     return Counts(by_layer, sum(by_layer.values()))
 
 
@@ -198,7 +217,7 @@ def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             raise ValueError(
                 "net must be a plain nn.Sequential of linear layers, convolutions, batch norms, pools, flattens, "
                 f"dropouts and elementwise activations, got {type(module).__name__}{where}. For networks with "
-                "branches or skip connections, use the library Torch-Pruning"
+                "branches or skip connections, use prune with the library Torch-Pruning"
             )
         _check_options(name, module)
         yield name, module

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import (
@@ -25,6 +26,7 @@ from pyro_radial._pyro.checks import (
     positive_count,
 )
 from pyro_radial.compression.graph import count_flops, count_weights, read_chain
+from pyro_radial.compression.joined import JoinedChannels
 from pyro_radial.compression.scores import Cut, Scores, check_guide, unit_scores
 from pyro_radial.compression.surgery import complete_cut, cut_network
 from pyro_radial.distributions.constraints import is_on_sphere
@@ -58,7 +60,7 @@ class Pruned:
     :param path: the same of all networks that were tried; the first is the whole network.
     """
 
-    network: nn.Sequential
+    network: nn.Module
     record: CutRecord
     path: list[CutRecord]
 
@@ -76,19 +78,24 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
 
     This starts from :func:`mean_network` and cuts units in the order of :func:`unit_scores`, once by the scores
     themselves and once by their ranks within each layer. It returns the smallest network whose error is at most that of
-    the whole network plus the tolerance; fine-tune it like any plain network.
+    the whole network plus the tolerance; fine-tune it like any plain network. Running statistics of batch norms are
+    those of noisy networks, so all networks get new ones, from the inputs of the data.
 
-    :param SupervisedModel model: a classifier around a chain of layers, as for
-        :func:`~pyro_radial.compression.cut_network`, with the likelihood
-        :class:`~pyro_radial.nn.likelihoods.Categorical`.
+    With skip connections the library Torch-Pruning tells which channels can only be cut together: those that an
+    addition joins. They share the largest of their scores, because one layer that needs a channel keeps it for all.
+
+    :param SupervisedModel model: a classifier with the likelihood :class:`~pyro_radial.nn.likelihoods.Categorical`,
+        around a chain of layers, as for :func:`~pyro_radial.compression.cut_network`, or a network with skip
+        connections, with parameters in linear layers, convolutions without groups, batch norms and PReLUs alone.
     :param guide: its trained guide, of this library.
     :param data: validation rows, as for :func:`~pyro_radial.fit`.
     :param float tolerance: the largest allowed rise of the validation error, in percentage points.
     :param int num_cuts: the largest number of cuts in each of the two orders.
-    :returns: a result with ``network``, the smaller :class:`~torch.nn.Sequential`; ``record``, its error and size; and
-        ``path``, the record of every network tried.
-    :raises ValueError: naming the argument: for a network that is not such a chain, another likelihood, a guide without
-        scores, data that do not fit, or a tolerance that is negative or not finite.
+    :returns: a result with ``network``, the smaller network; ``record``, its error and size; and ``path``, the record
+        of every network tried.
+    :raises ValueError: naming the argument: for a network of neither kind, another likelihood, a guide without scores,
+        data that do not fit, or a tolerance that is negative or not finite.
+    :raises ImportError: for skip connections without Torch-Pruning.
 
     Example::
 
@@ -104,15 +111,19 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
     non_negative_float("tolerance", tolerance)
     bnn = _network_of(model)
     rows = Rows(data, "data")
-    example, _ = rows.take(torch.tensor([0]))
+    example, _ = rows.take(torch.arange(min(2, len(rows))))
     if not isinstance(example, Tensor):
         raise ValueError(f"data: x must be one tensor, got {type(example).__name__}")
     scores = unit_scores(guide)
     net: Any = mean_network(bnn, guide)
     try:
         read_chain(net)
-    except ValueError as error:
-        raise ValueError(f"model must hold a chain of layers: {error}") from error
+    except ValueError:
+        try:
+            net = JoinedChannels(net, move(example, device_of(net)))
+            scores = net.pool(scores)
+        except ValueError as error:
+            raise ValueError(f"model must hold a chain of layers or skip connections: {error}") from error
     cuts = cut_path(scores, num_cuts=num_cuts) + cut_path(scores, num_cuts=num_cuts, per_layer=True)[1:]
     with warnings.catch_warnings():
         # At the end of a path, layers that would be left without units keep one.
@@ -121,7 +132,9 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
         path = evaluate_path(net, cuts, measure, example.shape[1:], scores, progress=False)
     allowed = path[0].loss + tolerance + 1e-9
     best = min((record for record in path if record.loss <= allowed), key=lambda record: (record.weights, record.flops))
-    return Pruned(cut_network(net, best.cut), best, path)
+    small = net.cut(best.cut) if isinstance(net, JoinedChannels) else cut_network(net, best.cut)
+    measure(small)  # for its batch norms
+    return Pruned(small.train(model.training), best, path)
 
 
 @torch.no_grad()
@@ -194,9 +207,9 @@ def cut_path(scores: Scores, *, num_cuts: int = 50, per_layer: bool = False) -> 
 
 
 def evaluate_path(
-    net: nn.Sequential,
+    net: nn.Sequential | JoinedChannels,
     path: Iterable[Cut],
-    loss: Callable[[nn.Sequential], float],
+    loss: Callable[[Any], float],
     input_shape: Sequence[int],
     scores: Scores | None = None,
     *,
@@ -225,8 +238,8 @@ def evaluate_path(
     records = []
     with tqdm(check_items(Cut, "path", path), desc="cuts", disable=not check_flag("progress", progress)) as bar:
         for cut in bar:
-            whole = complete_cut(net, cut, scores)
-            small = cut_network(net, whole)
+            whole = cut if isinstance(net, JoinedChannels) else complete_cut(net, cut, scores)
+            small = net.cut(cut) if isinstance(net, JoinedChannels) else cut_network(net, whole)
             weights, flops = count_weights(small).total, count_flops(small, input_shape).total
             value = check_number("loss(net)", loss(small), lambda number: True, "a number")
             bar.set_postfix(weights=weights, loss=f"{value:.4g}")
@@ -246,17 +259,19 @@ def _network_of(model: Any) -> BayesianModule:
     return bnn
 
 
-def _percent_wrong(net: nn.Sequential, rows: Rows, likelihood: Likelihood) -> float:
+def _percent_wrong(net: nn.Module, rows: Rows, likelihood: Likelihood) -> float:
     """The share of rows with another label than the most probable class, in percent."""
-    net.eval()
     device, wrong = device_of(net), 0
-    for index in torch.arange(len(rows)).split(ROWS):
-        x, y = (move(part, device) for part in rows.take(index))
-        try:
+    parts = torch.arange(len(rows)).tensor_split(math.ceil(len(rows) / ROWS))
+    try:
+        update_bn((move(rows.take(index)[0], device) for index in parts), net)
+        net.eval()
+        for index in parts:
+            x, y = (move(part, device) for part in rows.take(index))
             logits = net(x)
             wrong += int((logits.argmax(-1) != likelihood.check_target(logits, y)).sum())
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(f"data: {error}") from error
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"data: {error}") from error
     return 100.0 * wrong / len(rows)
 
 

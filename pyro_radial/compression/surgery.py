@@ -18,7 +18,7 @@ from pyro_radial._pyro.checks import check_types
 from pyro_radial.compression.graph import IndexSelect, Layer, WeightLayer, is_sequential, read_chain
 from pyro_radial.compression.scores import Cut, Scores
 
-__all__ = ["complete_cut", "cut_network", "mask_network"]
+__all__ = ["complete_cut", "cut_along", "cut_layer", "cut_network", "mask_network"]
 
 
 def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> Cut:
@@ -105,11 +105,11 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
     smaller: dict[str, nn.Module] = {}
     selects: dict[str, IndexSelect] = {}
     for layer in read_chain(net):
-        smaller[layer.name] = _cut_layer(layer.module, whole.outputs[layer.name], whole.inputs[layer.name])
+        smaller[layer.name] = cut_layer(layer.module, whole.outputs[layer.name], whole.inputs[layer.name])
         # The network's own inputs arrive whether they are used or not.
         units = whole.outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool)
         for name, module, positions in layer.carried:
-            smaller[name] = _cut_along(module, units.repeat_interleave(positions))
+            smaller[name] = cut_along(module, units.repeat_interleave(positions))
         reaching = units.repeat_interleave(layer.positions)
         index = (reaching.cumsum(0) - 1)[layer.sources.cpu()[whole.inputs[layer.name]]]
         size = int(reaching.sum())
@@ -169,7 +169,8 @@ def _strengths(layer: Layer, owners: Tensor, scores: Scores | None) -> Tensor:
     return norms
 
 
-def _cut_layer(module: WeightLayer, rows: Tensor, columns: Tensor) -> WeightLayer:
+def cut_layer(module: WeightLayer, rows: Tensor, columns: Tensor) -> WeightLayer:
+    """A layer of fewer outputs and inputs."""
     # The copy keeps every setting; only its tensors and their sizes are replaced.
     small = copy.deepcopy(module)
     small.weight = _part(_part(module.weight, 0, rows), 1, columns)
@@ -181,7 +182,7 @@ def _cut_layer(module: WeightLayer, rows: Tensor, columns: Tensor) -> WeightLaye
     return small
 
 
-def _cut_along(module: nn.Module, kept: Tensor) -> nn.Module:
+def cut_along(module: nn.Module, kept: Tensor) -> nn.Module:
     """A batch norm or PReLU of fewer units."""
     small = copy.deepcopy(module)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

@@ -62,7 +62,7 @@ SELECT = IndexSelect(torch.tensor([0, 2]), size=3)
     ("net", "message"),
     [
         (nn.Linear(3, 3), r"net must be a plain nn\.Sequential .* got Linear\. .* Torch-Pruning"),
-        (Skip(), r"got Skip\. .* skip connections, use the library Torch-Pruning"),
+        (Skip(), r"got Skip\. .* skip connections, use prune with the library Torch-Pruning"),
         (Doubled(nn.Linear(3, 3)), r"got Doubled\."),
         (nn.Sequential(nn.Linear(3, 3), nn.Sequential(Skip())), r"got Skip at '1\.0'\. .* Torch-Pruning"),
         (nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 3)), "got LSTM at '1'"),
@@ -97,7 +97,23 @@ SELECT = IndexSelect(torch.tensor([0, 2]), size=3)
     ],
 )
 def test_what_is_no_chain_is_refused_by_name(net, message):
-    for function in (count_weights, lambda net: complete_cut(net, Cut()), lambda net: cut_network(net, Cut())):
+    for function in (lambda net: complete_cut(net, Cut()), lambda net: cut_network(net, Cut())):
+        with pytest.raises(ValueError, match=message):
+            function(net)
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 3)), "tensors in known layers alone, got LSTM at '1'"),
+        (nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), "groups=1 in the Conv2d '0', got 2"),
+        (pruned(), r"the weight of '0', got one made of \['weight_orig'\]"),
+        (tied(), "no shared tensors, got one in '0' and '2'"),
+        (nn.ReLU(), "net must hold a linear layer or a convolution, got ReLU"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused_by_name(net, message):
+    for function in (count_weights, lambda net: count_flops(net, (3,))):
         with pytest.raises(ValueError, match=message):
             function(net)
 

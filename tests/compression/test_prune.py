@@ -144,15 +144,6 @@ def test_nothing_of_the_model_changes_and_its_mode_stays(trained):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.inner(x) + x[:, :2]
-
-
 @pytest.mark.parametrize("tolerance", [-0.1, math.nan, math.inf, "1", None, True])
 def test_a_tolerance_out_of_range_is_named(tolerance):
     with pytest.raises(ValueError, match="tolerance must be a finite number, at least zero, got"):
@@ -162,7 +153,10 @@ def test_a_tolerance_out_of_range_is_named(tolerance):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (lambda: (*untrained(Branches()), points(20, 1)), "model must hold a chain of layers: net must be a plain"),
+        (
+            lambda: (*untrained(nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2))), points(20, 1)),
+            "model must hold a chain of layers or skip connections: net must hold .* got LayerNorm at '1'",
+        ),
         (
             lambda: (*untrained(likelihood=likelihoods.Bernoulli(event_dim=1)), points(20, 1)),
             "model must be a SupervisedModel .* Categorical .* got SupervisedModel with Bernoulli",
