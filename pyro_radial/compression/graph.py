@@ -115,17 +115,15 @@ def read_chain(net: nn.Module) -> list[Layer]:
 def weight_layers(net: nn.Module) -> dict[str, WeightLayer]:
     """Linear layers and convolutions by name; a ValueError if other modules than norms and PReLUs hold tensors."""
     check_types(nn.Module, net=net)
-    layers: dict[str, WeightLayer] = {}
-    owners: dict[int, str] = {}
+    layers, owners = dict[str, WeightLayer](), dict[int, str]()
     for name, module in net.named_modules(remove_duplicate=False):
-        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        if own and type(module) not in (*LAYERS, *NORMS, nn.PReLU, IndexSelect):
-            raise ValueError(f"net must hold tensors in known layers alone, got {type(module).__name__} at {name!r}")
-        for tensor in own:
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if type(module) not in (*LAYERS, *NORMS, nn.PReLU, IndexSelect):
+                raise ValueError(f"net must hold tensors in known layers only, got {type(module).__name__} at {name!r}")
             if owners.setdefault(id(tensor), name) != name:
                 raise ValueError(f"net must have no shared tensors, got one in {owners[id(tensor)]!r} and {name!r}")
+        _check_options(name, module)
         if isinstance(module, LAYERS):
-            _check_options(name, module)
             layers[name] = module
     if not layers:
         raise ValueError(f"net must hold a linear layer or a convolution, got {type(net).__name__} without one")
@@ -219,7 +217,6 @@ def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                 f"dropouts and elementwise activations, got {type(module).__name__}{where}. For networks with "
                 "branches or skip connections, use prune with the library Torch-Pruning"
             )
-        _check_options(name, module)
         yield name, module
 
 

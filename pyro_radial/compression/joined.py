@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pyro_radial.compression.graph import LAYERS, NORMS, weight_layers
 from pyro_radial.compression.scores import Cut, Scores
-from pyro_radial.compression.surgery import cut_along, cut_layer
+from pyro_radial.compression.surgery import cut_module
 
 __all__ = ["JoinedChannels"]
 
@@ -28,12 +28,10 @@ class JoinedChannels:
     """
 
     def __init__(self, net: nn.Module, x: Tensor) -> None:
-        self.net, self.sizes = net, dict[tuple[str, str], int]()
-        for name, layer in weight_layers(net).items():
-            self.sizes[name, "outputs"], self.sizes[name, "inputs"] = layer.weight.shape[:2]
+        self.net, self.sizes = net, {name: [*layer.weight.shape[:2]] for name, layer in weight_layers(net).items()}
         for name, module in net.named_modules():
             if isinstance(module, (*NORMS, nn.PReLU)):
-                self.sizes[name, "outputs"] = vars(module).get("num_features") or vars(module)["num_parameters"]
+                self.sizes[name] = [vars(module).get("num_features") or vars(module)["num_parameters"]]
         try:
             self.groups = _read(copy.deepcopy(net).eval().requires_grad_(), x)
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
@@ -43,73 +41,68 @@ class JoinedChannels:
 
     def pool(self, scores: Scores) -> Scores:
         """Give each channel of a group the largest score of its outputs, or of its inputs, if smaller."""
-        pooled = {}
+        pooled, given = {}, (scores.outputs, scores.inputs)
         for root, members in self.groups.items():
-            size, sides = self.sizes[root, "outputs"], []
-            for wanted, given in scores.sides():
-                found = [(given[name][at], of) for name, side, at, of in members if side == wanted and name in given]
-                if {int(channel) for _, of in found for channel in of} == {*range(size)}:
-                    values, channels = (torch.cat(parts) for parts in zip(*found, strict=True))
-                    least = values.new_full((size,), -math.inf)
-                    sides.append(least.scatter_reduce(0, channels.to(values.device), values, "amax"))
-            if sides:
-                pooled[root] = torch.stack(sides).amin(0)
+            largest = torch.full((2, self.sizes[root][0]), -math.inf, dtype=torch.double)
+            scored = torch.zeros_like(largest, dtype=torch.bool)
+            for name, side, at, of in members:
+                if name in given[side]:
+                    largest[side].scatter_reduce_(0, of, given[side][name].detach().cpu().double()[at], "amax")
+                    scored[side, of] = True
+            if scored.all(1).any():
+                pooled[root] = largest[scored.all(1)].amin(0)
         if not pooled:
             raise ValueError("net must have channels with scores that do not reach its inputs or outputs, got none")
         return Scores(pooled)
 
     def cut(self, cut: Cut) -> nn.Module:
         """Copy the network without the channels that a mask over its group's outputs cuts."""
-        kept, small = self._kept(cut), copy.deepcopy(self.net)
-        for name, module in self.net.named_modules():
-            if isinstance(module, LAYERS):
-                small.set_submodule(name, cut_layer(module, kept[name, "outputs"], kept[name, "inputs"]))
-            elif (name, "outputs") in kept:
-                small.set_submodule(name, cut_along(module, kept[name, "outputs"]))
+        small = copy.deepcopy(self.net)
+        for name, kept in self._kept(cut).items():
+            small.set_submodule(name, cut_module(small.get_submodule(name), *kept))
         return small
 
-    def _kept(self, cut: Cut) -> dict[tuple[str, str], Tensor]:
-        kept = {key: torch.ones(size, dtype=torch.bool) for key, size in self.sizes.items()}
+    def _kept(self, cut: Cut) -> dict[str, list[Tensor]]:
+        kept = {name: [torch.ones(size, dtype=torch.bool) for size in sizes] for name, sizes in self.sizes.items()}
         for root, mask in cut.outputs.items():
             for name, side, at, of in self.groups[root]:
-                kept[name, side][at] &= mask.cpu()[of]
+                kept[name][side][at] &= mask.cpu()[of]
         return kept
 
     @torch.no_grad()
     def _check(self, root: str, x: Tensor) -> None:
         """Raise a ValueError unless a cut gives the outputs of the network in which later layers read zeros."""
-        cut, zeroed = Cut({root: torch.arange(self.sizes[root, "outputs"]) % 2 == 0}), copy.deepcopy(self.net).eval()
-        for (name, side), kept in self._kept(cut).items():
-            if side == "inputs":
-                zeroed.get_parameter(f"{name}.weight")[:, ~kept] = 0
-        expected = zeroed(x)
+        cut, zeroed = Cut({root: torch.arange(self.sizes[root][0]) % 2 == 0}), copy.deepcopy(self.net).eval()
         try:
-            got = self.cut(cut).eval()(x)
+            for name, (_, *inputs) in self._kept(cut).items():
+                for kept in inputs:
+                    zeroed.get_parameter(f"{name}.weight")[:, ~kept] = 0
+            expected, got = zeroed(x), self.cut(cut).eval()(x)
             torch.testing.assert_close(got, expected, rtol=0.0, atol=1e-3 * float(expected.abs().max()))
-        except (RuntimeError, AssertionError) as error:
+        except (RuntimeError, AssertionError, LookupError) as error:
             raise ValueError(f"net must not mix the channels of {root!r}, got without half of them: {error}") from error
 
 
-def _read(net: nn.Module, x: Tensor) -> dict[str, list[tuple[str, str, Tensor, Tensor]]]:
-    """For each group its members: module, side, channels, and which channels of the first member these are."""
+def _read(net: nn.Module, x: Tensor) -> dict[str, list[Any]]:
+    """For each group its members: module, side (outputs 0, inputs 1), channels there, and channels of the group."""
     try:
         from torch_pruning import DependencyGraph
     except ImportError as error:
-        raise ImportError("skip connections need Torch-Pruning: pip install 'pyro-radial[pruning]'") from error
+        message = "networks with skip connections need Torch-Pruning: pip install 'pyro-radial[pruning]'"
+        raise ImportError(message) from error
     with torch.enable_grad():
         # Batch norms at both ends show what reaches the inputs and outputs.
         first, last = (NORMS[max(0, t.ndim - 3)](t.shape[1]).to(x) for t in (x, net(x)))
         graph = DependencyGraph().build_dependency(nn.Sequential(first, net, last).eval(), x, verbose=False)
     names: dict[Any, str] = {module: name for name, module in net.named_modules()}
-    groups = {}
+    groups = dict[str, list[Any]]()
     for group in graph.get_all_groups():
         modules = [item.dep.target.module for item in group.items]
         if first in modules or last in modules or len(group.items[0].idxs) == 1:
             continue
-        members = groups[names[modules[0]]] = list[tuple[str, str, Tensor, Tensor]]()
+        members = groups[names[modules[0]]] = []
         for module, item in zip(modules, group.items, strict=True):
             if isinstance(module, (*LAYERS, *NORMS)) or getattr(module, "num_parameters", 1) > 1:
-                is_input = isinstance(module, LAYERS) and graph.is_in_channel_pruning_fn(item.dep.handler)
-                places = torch.tensor(item.idxs), torch.tensor(item.root_idxs)
-                members.append((names[module], "inputs" if is_input else "outputs", *places))
+                side = int(isinstance(module, LAYERS) and graph.is_in_channel_pruning_fn(item.dep.handler))
+                members.append((names[module], side, torch.tensor(item.idxs), torch.tensor(item.root_idxs)))
     return groups

@@ -18,7 +18,9 @@ from pyro_radial._pyro.checks import check_types
 from pyro_radial.compression.graph import IndexSelect, Layer, WeightLayer, is_sequential, read_chain
 from pyro_radial.compression.scores import Cut, Scores
 
-__all__ = ["complete_cut", "cut_along", "cut_layer", "cut_network", "mask_network"]
+__all__ = ["complete_cut", "cut_module", "cut_network", "mask_network"]
+
+SIZES = {"out_features", "in_features", "out_channels", "in_channels", "num_features", "num_parameters"}
 
 
 def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> Cut:
@@ -105,11 +107,11 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
     smaller: dict[str, nn.Module] = {}
     selects: dict[str, IndexSelect] = {}
     for layer in read_chain(net):
-        smaller[layer.name] = cut_layer(layer.module, whole.outputs[layer.name], whole.inputs[layer.name])
+        smaller[layer.name] = cut_module(layer.module, whole.outputs[layer.name], whole.inputs[layer.name])
         # The network's own inputs arrive whether they are used or not.
         units = whole.outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool)
         for name, module, positions in layer.carried:
-            smaller[name] = cut_along(module, units.repeat_interleave(positions))
+            smaller[name] = cut_module(module, units.repeat_interleave(positions))
         reaching = units.repeat_interleave(layer.positions)
         index = (reaching.cumsum(0) - 1)[layer.sources.cpu()[whole.inputs[layer.name]]]
         size = int(reaching.sum())
@@ -169,26 +171,15 @@ def _strengths(layer: Layer, owners: Tensor, scores: Scores | None) -> Tensor:
     return norms
 
 
-def cut_layer(module: WeightLayer, rows: Tensor, columns: Tensor) -> WeightLayer:
-    """A layer of fewer outputs and inputs."""
+def cut_module(module: nn.Module, *kept: Tensor) -> nn.Module:
+    """A layer of fewer outputs and inputs, or a batch norm or PReLU of fewer units."""
     # The copy keeps every setting; only its tensors and their sizes are replaced.
     small = copy.deepcopy(module)
-    small.weight = _part(_part(module.weight, 0, rows), 1, columns)
-    if module.bias is not None:
-        small.bias = _part(module.bias, 0, rows)
-    sizes = ("out_features", "in_features") if isinstance(module, nn.Linear) else ("out_channels", "in_channels")
-    for name, kept in zip(sizes, (rows, columns), strict=True):
-        setattr(small, name, int(kept.sum()))
-    return small
-
-
-def cut_along(module: nn.Module, kept: Tensor) -> nn.Module:
-    """A batch norm or PReLU of fewer units."""
-    small = copy.deepcopy(module)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if tensor.ndim == 1:  # The number of batches seen is a scalar.
-            setattr(small, name, _part(tensor, 0, kept))
-    setattr(small, "num_parameters" if isinstance(module, nn.PReLU) else "num_features", int(kept.sum()))
+        for dim, mask in enumerate(kept[: tensor.ndim]):  # The number of batches seen is a scalar.
+            setattr(small, name, _part(getattr(small, name), dim, mask))
+    for name in SIZES & vars(module).keys():
+        setattr(small, name, int(kept[name.startswith("in_")].sum()))
     return small
 
 

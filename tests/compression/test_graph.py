@@ -105,7 +105,7 @@ def test_what_is_no_chain_is_refused_by_name(net, message):
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 3)), "tensors in known layers alone, got LSTM at '1'"),
+        (nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 3)), "tensors in known layers only, got LSTM at '1'"),
         (nn.Sequential(nn.Conv2d(4, 4, 1, groups=2)), "groups=1 in the Conv2d '0', got 2"),
         (pruned(), r"the weight of '0', got one made of \['weight_orig'\]"),
         (tied(), "no shared tensors, got one in '0' and '2'"),

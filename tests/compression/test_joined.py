@@ -92,7 +92,7 @@ def random_masks(joined, kind, seed):
     masks = {}
     for outputs, _ in GROUPS[kind]:
         (root,) = (name for name in outputs if name in joined.groups)
-        mask = torch.rand(joined.sizes[root, "outputs"], generator=generator) < 0.6
+        mask = torch.rand(joined.sizes[root][0], generator=generator) < 0.6
         mask[int(torch.randint(len(mask), (), generator=generator))] = True
         masks[root] = mask
     return masks
@@ -130,11 +130,57 @@ def test_a_cut_gives_the_outputs_of_the_network_whose_layers_read_zeros(kind, se
     torch.testing.assert_close(small.train()(X), zeroed.train()(X), rtol=1e-10, atol=1e-10)
 
 
+class Mixed(nn.Module):
+    """Channels that are concatenated and added to others."""
+
+    def __init__(self):
+        super().__init__()
+        self.p, self.q, self.beside = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(2, 2, 1), nn.Conv2d(2, 5, 1)
+        self.norm, self.last, self.head = nn.BatchNorm2d(5), nn.Conv2d(5, 4, 1), nn.Linear(4 * 36, 3)
+
+    def joined(self, x):
+        return torch.cat([self.p(x).sigmoid(), self.q(x)], 1) + self.beside(x)
+
+    def forward(self, x):
+        return self.head(self.last(self.norm(self.joined(x)).cos()).tanh().flatten(1))
+
+
+class MixedAndFlat(Mixed):
+    """Torch-Pruning takes the width after the flatten for that of the concatenation."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last, self.head = nn.BatchNorm1d(5 * 36), nn.Linear(5 * 36, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.last(self.norm(self.joined(x).flatten(1)).cos()).tanh())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_concatenated_channels_that_are_added_to_others_are_cut_with_them(seed):
+    net, generator = trained_like(Mixed, seed), torch.Generator().manual_seed(seed)
+    joined = JoinedChannels(net, X[:2])
+    assert joined.groups.keys() in ({"beside", "last"}, {"p", "q", "last"})
+    masks = {
+        name: torch.rand(sizes[0], generator=generator) < 0.6
+        for name, sizes in joined.sizes.items()
+        if name in joined.groups
+    }
+    for mask in masks.values():
+        mask[0] = True
+    small, zeroed = joined.cut(Cut(masks)), copy.deepcopy(net)
+    together = masks["beside"] if "beside" in masks else torch.cat([masks["p"], masks["q"]])
+    zeroed.last.weight.data[:, ~together] = 0
+    zeroed.head.weight.data[:, ~masks["last"].repeat_interleave(36)] = 0
+    torch.testing.assert_close(small(X), zeroed(X), rtol=1e-10, atol=1e-10)
+    assert small.p.out_channels + small.q.out_channels == small.beside.out_channels == int(together.sum())
+
+
 @pytest.mark.parametrize("kind", GROUPS)
 def test_groups_are_what_additions_join_and_concatenations_do_not(kind):
     joined = JoinedChannels(trained_like(kind), X[:2])
     found = {
-        frozenset(n for n, side, *_ in members if side == "outputs" and n in dict(GROUPS_BY_NAME[kind]))
+        frozenset(n for n, side, *_ in members if side == 0 and n in dict(GROUPS_BY_NAME[kind]))
         for members in joined.groups.values()
     }
     assert found == {frozenset(outputs) for outputs, _ in GROUPS[kind]}
@@ -224,7 +270,8 @@ class LoneWeight(nn.Module):
             "not mix the channels of 'inner.0'",
         ),
         (Views(), (1, 3), "must not mix the channels of 'a'"),
-        (Around(nn.LSTM(3, 3)), (3,), "must hold tensors in known layers alone, got LSTM at 'inner'"),
+        (MixedAndFlat(), (2, 6, 6), "must not mix the channels of 'beside', .* out of bounds"),
+        (Around(nn.LSTM(3, 3)), (3,), "must hold tensors in known layers only, got LSTM at 'inner'"),
         (Around(nn.Linear(3, 3), nn.LayerNorm(3)), (3,), "got LayerNorm at 'after'"),
         (LoneWeight(), (3,), "got LoneWeight at ''"),
         (Around(nn.Conv2d(2, 2, 1, groups=2)), (2, 4, 4), "groups=1 in the Conv2d 'inner'"),
@@ -240,7 +287,10 @@ def test_networks_that_cannot_be_cut_are_refused_by_name(net, shape, message):
 
 def test_the_library_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_pruning", None)
-    with pytest.raises(ImportError, match=r"need Torch-Pruning: pip install 'pyro-radial\[pruning\]'"):
+    with pytest.raises(
+        ImportError,
+        match=r"skip connections need Torch-Pruning: pip install 'pyro-radial\[pruning\]'",
+    ):
         JoinedChannels(Residual(), torch.randn(2, 2, 6, 6))
 
 
