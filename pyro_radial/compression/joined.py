@@ -88,8 +88,7 @@ def _read(net: nn.Module, x: Tensor) -> dict[str, list[Any]]:
     try:
         from torch_pruning import DependencyGraph
     except ImportError as error:
-        message = "networks with skip connections need Torch-Pruning: pip install 'pyro-radial[pruning]'"
-        raise ImportError(message) from error
+        raise ImportError("skip connections need Torch-Pruning: pip install 'pyro-radial[pruning]'") from error
     with torch.enable_grad():
         # Batch norms at both ends show what reaches the inputs and outputs.
         first, last = (NORMS[max(0, t.ndim - 3)](t.shape[1]).to(x) for t in (x, net(x)))

@@ -226,6 +226,14 @@ def test_concatenated_channels_take_the_scores_of_their_own_inputs():
     }
 
 
+def test_a_group_has_scores_only_if_all_its_channels_have():
+    joined = JoinedChannels(trained_like(Mixed), X[:2])
+    p, q, last = torch.tensor([2.0, 0.0, 1.0]), torch.tensor([4.0, 3.0]), torch.arange(4.0)
+    assert joined.pool(Scores({"p": p, "last": last})).outputs.keys() == {"last"}
+    pooled = joined.pool(Scores({"p": p, "q": q})).outputs
+    assert pooled["beside"].tolist() == [2, 0, 1, 4, 3]
+
+
 class Around(nn.Module):
     def __init__(self, inner, after=None):
         super().__init__()
