@@ -25,6 +25,7 @@ from pyro_radial._pyro.checks import (
     non_negative_float,
     positive_count,
 )
+from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.compression.graph import count_flops, count_weights, read_chain
 from pyro_radial.compression.joined import JoinedChannels
 from pyro_radial.compression.scores import Cut, Scores, check_guide, unit_scores
@@ -264,7 +265,8 @@ def _percent_wrong(net: nn.Module, rows: Rows, likelihood: Likelihood) -> float:
     device, wrong = device_of(net), 0
     parts = torch.arange(len(rows)).tensor_split(math.ceil(len(rows) / ROWS))
     try:
-        update_bn((move(rows.take(index)[0], device) for index in parts), net)
+        with seeded(0, device):  # Dropouts draw.
+            update_bn((move(rows.take(index)[0], device) for index in parts), net)
         net.eval()
         for index in parts:
             x, y = (move(part, device) for part in rows.take(index))

@@ -396,6 +396,25 @@ def test_batch_norms_get_the_statistics_of_the_network_that_is_left(trained):
     torch.testing.assert_close(result.network.stem_norm.running_mean, signal.mean((0, 2, 3)), rtol=1e-4, atol=1e-4)
 
 
+def test_dropouts_do_not_make_results_random():
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 4), torch.arange(60) % 2
+    net = nn.Sequential(nn.Linear(4, 30), nn.Dropout(0.5), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 2))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical())
+    guide = AutoMeanField(model)
+    guide.setup(x, y)
+    before = torch.get_rng_state()
+    results = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        results.append(prune(model, guide, (x, y), 5.0, num_cuts=6))
+        assert error(results[-1].network, (x, y)) == pytest.approx(results[-1].record.loss)
+    assert all([r.loss for r in result.path] == [r.loss for r in results[0].path] for result in results)
+    torch.set_rng_state(before)
+    prune(model, guide, (x, y), 5.0, num_cuts=6)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_path_leaves_each_group_a_channel():
     joined = JoinedChannels(trained_like(Dense), X[:2])
     path = cut_path(joined.pool(Scores(inputs={"transition": torch.arange(9.0)})))
