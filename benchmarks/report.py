@@ -10,12 +10,13 @@ python -m benchmarks.report --draw     # draw all plots again from the saved res
 
 import argparse
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.common import Results, markdown_table
+from benchmarks.common import Claim, Results, markdown_table
 
-__all__ = ["PAGE", "committed", "experiments", "is_measured", "page"]
+__all__ = ["MAIN", "PAGE", "committed", "experiments", "is_main", "is_measured", "page"]
 
 HERE = Path(__file__).parent
 PAGE = HERE / "RESULTS.md"
@@ -27,9 +28,36 @@ HEAD = """# Results
 [README.md](README.md) describes how to run an experiment and how to add one. `python -m benchmarks.SUBJECT.NAME` runs
 the experiment `SUBJECT.NAME`.
 
-The first table lists our claims and whether the saved results support them (✓) or not (✗). A number with ± is a mean
-with its standard error. We count a published log-likelihood as reached if it exceeds ours by at most that error. Where
-an experiment has fixed splits of the data, the column "seeds" counts splits."""
+Each claim is held by the saved results (✓) or not (✗). A number with ± is a mean with its standard error. We count a
+published log-likelihood as reached if it exceeds ours by at most that error. Where an experiment has fixed splits of
+the data, the column "seeds" counts splits."""
+COLUMNS = ("claim", "published", "ours", "seeds", "held", "experiment")
+#: The claims of the summary, by experiment and the words that only they begin with.
+MAIN = (
+    ("uncertainty.lenet5", "LeNet, Fashion-MNIST: the NLL of radial, natural gradient is at most"),
+    ("uncertainty.lenet5", "LeNet, Fashion-MNIST: the NLL of radial, natural gradient is below that of plain, SGD"),
+    (
+        "uncertainty.residual_net",
+        "A residual network on Fashion-MNIST: the NLL of radial, natural gradient is below that of plain",
+    ),
+    ("uncertainty.posthoc", "A network trained too long: one radial scale has a lower NLL than a temperature"),
+    ("uncertainty.retinopathy", "RetinaMNIST: the best method with radial posteriors"),
+    ("continual.permuted_mnist", "Permuted MNIST, nothing kept: mean field is at most its standard error below TD-VCL"),
+    ("continual.permuted_mnist", "Permuted MNIST, 200 inputs kept: mean field"),
+    (
+        "continual.split_fashion_functions",
+        "Split Fashion-MNIST, one head per task, 200 inputs kept: the chain with functions (mean",
+    ),
+    ("functional.panels", "One dimension"),
+    ("functional.uci", "UCI concrete: a network with a functional prior reaches"),
+    ("functional.uci", "UCI boston: a network with a functional prior reaches"),
+    ("compression.lenet_mnist", "LeNet-5 on MNIST, at most 113,148 FLOPs"),
+    ("decisions.bandits", "Bandits: the functional radial posterior has the best mean rank"),
+    ("distributions.vmf_cost", "Drawing a direction (forward) takes"),
+    ("guides.step_time", "A step of `AutoRadial, natural gradient, compiled` takes"),
+    ("guides.pyro_examples", "A compiled step is at least twice as fast"),
+    ("guides.against_numpyro", "A compiled step beats NumPyro's"),
+)
 
 
 def experiments() -> list[ModuleType]:
@@ -52,27 +80,40 @@ def is_measured(experiment: ModuleType) -> bool:
 
 
 def page() -> str:
-    """Return the table of all claims, followed by the sections of the experiments, by subject."""
-    lines, sections, waiting, subject = [], [], [], ""
-    for experiment in experiments():
-        results = committed(experiment)
-        name = experiment.__name__.partition(".")[2]
-        if not is_measured(experiment):
-            needs = getattr(experiment, "NEEDS", None)
-            waiting.append(f"`python -m {experiment.__name__}`{f' (needs {needs})' if needs else ''}")
-            continue
-        for claim in experiment.claims(results):
-            held = "✓" if claim.held else "✗"
-            link = f"[`{name}`](#{name})"
-            lines.append([claim.text, claim.published, claim.ours, claim.seeds, held, link])
-        folder = import_module(experiment.__name__.rpartition(".")[0])
-        if folder.__name__ != subject:
-            subject = folder.__name__
-            sections.append(f"## {str(folder.__doc__).rstrip('.')}")
-        sections.append(f'<a id="{name}"></a>\n\n{experiment.report(results)}')
-    claims = markdown_table(["claim", "published", "ours", "seeds", "held", "experiment"], lines)
+    """Return a summary, followed by the claims and the sections of the experiments, by subject."""
+    summary, main, parts, waiting = [], [], [], []
+    for subject, group in groupby(experiments(), lambda experiment: experiment.__name__.split(".")[1]):
+        claims: list[tuple[str, Claim]] = []
+        sections = []
+        for experiment in group:
+            name = experiment.__name__.partition(".")[2]
+            if not is_measured(experiment):
+                needs = getattr(experiment, "NEEDS", None)
+                waiting.append(f"`python -m {experiment.__name__}`{f' (needs {needs})' if needs else ''}")
+                continue
+            results = committed(experiment)
+            claims += [(name, claim) for claim in experiment.claims(results)]
+            sections.append(f'<a id="{name}"></a>\n\n{experiment.report(results)}')
+        title = str(import_module(f"{__package__}.{subject}").__doc__).rstrip(".")
+        held = [claim.held for _, claim in claims]
+        published = [claim.held for _, claim in claims if claim.published]
+        counts = [f"{sum(of)} of {len(of)}" for of in (held, published)]
+        summary.append([f"[{title}](#results.{subject})", *counts])
+        main += [_line(name, claim) for name, claim in claims if is_main(name, claim)]
+        table = markdown_table(COLUMNS, [_line(*claim) for claim in claims])
+        parts += [f'<a id="results.{subject}"></a>\n\n## {title}', table, *sections]
+    counted = markdown_table(["subject", "claims held", "of those about published results"], summary)
     notes = [f"Not measured yet: {'; '.join(waiting)}."] if waiting else []
-    return "\n\n".join([HEAD, claims, *notes, *sections]) + "\n"
+    return "\n\n".join([HEAD, counted, "The main ones:", markdown_table(COLUMNS, main), *notes, *parts]) + "\n"
+
+
+def is_main(name: str, claim: Claim) -> bool:
+    """Return whether a claim belongs to the summary."""
+    return any(name == experiment and claim.text.startswith(words) for experiment, words in MAIN)
+
+
+def _line(name: str, claim: Claim) -> list[str]:
+    return [claim.text, claim.published, claim.ours, claim.seeds, "✓" if claim.held else "✗", f"[`{name}`](#{name})"]
 
 
 def main() -> None:

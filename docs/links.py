@@ -45,8 +45,11 @@ OTHERS = {
 PROJECTS = ("botorch", "collections", "matplotlib", "numpy", "os", "pathlib", "pyro", "torch")
 
 # Files of the repository that are pages of the site too, by the name of the page.
-FILES = {"contributing": "CONTRIBUTING.md", "experiments": "benchmarks/README.md", "results": "benchmarks/RESULTS.md"}
-PAGE_OF = {DOCS.parent / file: page for page, file in FILES.items()}
+RESULTS = "benchmarks/RESULTS.md"
+FILES = {"contributing": "CONTRIBUTING.md", "experiments": "benchmarks/README.md", "results": RESULTS}
+#: Pages of one part of the results each, by the anchor that it begins with.
+FILES |= {f"results/{path.stem}": RESULTS for path in (DOCS / "results").glob("*.md")}
+PAGE_OF = {DOCS.parent / file: page for page, file in FILES.items() if "/" not in page}
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -132,16 +135,21 @@ def take_file(app: Sphinx, docname: str, source: list[str]) -> None:
         return
     path = DOCS.parent / FILES[docname]
     app.env.note_dependency(str(path))
+    text = path.read_text()
+    if FILES[docname] == RESULTS:
+        summary, *parts = re.split(r'(?=<a id="results\.[a-z]+"></a>\n)', text)
+        anchor = f'"{docname.replace("/", ".")}"'
+        text = next((re.sub("^### ", "## ", part, flags=re.M) for part in parts if anchor in part), summary)
     # The page has a title of its own.
-    text = re.sub(r"^# .*\n", "", path.read_text(), count=1)
+    text = re.sub(r"^##? .*\n", "", text, count=1, flags=re.M)
     text = re.sub(r'<a id="([^"]+)"></a>', r"(\1)=", text)
     to_file = r"(?<!!)\[([^\]]+)\]\(([^)#]+\.md)[^)]*\)"
     text = re.sub(to_file, lambda match: _to_page(path.parent, *match.groups()), text)
-    text = re.sub(r"(!\[[^\]]*\]\()", rf"\1{os.path.relpath(path.parent, DOCS)}/", text)
+    text = re.sub(r"(!\[[^\]]*\]\()", rf"\1{os.path.relpath(path.parent, (DOCS / docname).parent)}/", text)
     source[0] = source[0].replace("FILE", text, 1)
 
 
 def _to_page(folder: Path, text: str, target: str) -> str:
     """A link to a file as one to its page, or its bare text where it has none."""
     page = PAGE_OF.get((folder / target).resolve())
-    return text if page is None else f"[{text}]({page}.md)"
+    return text if page is None else f"[{text}](/{page}.md)"

@@ -12,7 +12,7 @@ import scipy
 import torch
 
 from benchmarks.common import Claim, Results
-from benchmarks.report import HELPERS, HERE, PAGE, committed, experiments, is_measured, page
+from benchmarks.report import HELPERS, HERE, MAIN, PAGE, committed, experiments, is_main, is_measured, page
 
 EXPERIMENTS = experiments()
 MEASURED = [experiment for experiment in EXPERIMENTS if is_measured(experiment)]
@@ -122,6 +122,16 @@ def test_the_saved_rows_are_those_of_the_default_form(experiment, tiny_data, mon
 
 def test_the_page_is_made_of_the_saved_results():
     assert PAGE.read_text() == page()
+
+
+@pytest.mark.parametrize(("name", "words"), MAIN, ids=str)
+def test_each_claim_of_the_summary_is_one_of_its_experiment(name, words):
+    (experiment,) = (found for found in EXPERIMENTS if found.__name__.endswith(f".{name}"))
+    if not is_measured(experiment):
+        pytest.skip("not measured yet")
+    claims = experiment.claims(committed(experiment))
+    assert [claim.text for claim in claims if is_main(name, claim) and claim.text.startswith(words)][1:] == []
+    assert any(claim.text.startswith(words) for claim in claims)
 
 
 def test_no_module_imports_an_experiment_or_the_report():
