@@ -19,6 +19,7 @@ release = pyro_radial.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
     "sphinx-mathjax-offline",
@@ -40,6 +41,7 @@ copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 
 autodoc_member_order = "bysource"
+autosummary_generate = False
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True

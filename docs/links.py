@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from docutils.nodes import Element, TextElement
+from docutils.nodes import Element, TextElement, document, image, title
+from docutils.nodes import section as Section
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.config import Config
@@ -47,6 +48,8 @@ PROJECTS = ("botorch", "collections", "matplotlib", "numpy", "os", "pathlib", "p
 # Files of the repository that are pages of the site too, by the name of the page.
 RESULTS = "benchmarks/RESULTS.md"
 FILES = {"contributing": "CONTRIBUTING.md", "experiments": "benchmarks/README.md", "results": RESULTS}
+#: Names that lead the lists of their packages.
+FIRST = ("fit", "predict")
 #: Pages of one part of the results each, by the anchor that it begins with.
 FILES |= {f"results/{path.stem}": RESULTS for path in (DOCS / "results").glob("*.md")}
 PAGE_OF = {DOCS.parent / file: page for page, file in FILES.items() if "/" not in page}
@@ -60,6 +63,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-bases", leave_private_bases_out)
     app.connect("autodoc-process-signature", make_readable)
     app.connect("source-read", take_file)
+    app.connect("source-read", list_names)
+    app.connect("doctree-read", describe_plots)
     return {"parallel_read_safe": True}
 
 
@@ -147,6 +152,26 @@ def take_file(app: Sphinx, docname: str, source: list[str]) -> None:
     text = re.sub(to_file, lambda match: _to_page(path.parent, *match.groups()), text)
     text = re.sub(r"(!\[[^\]]*\]\()", rf"\1{os.path.relpath(path.parent, (DOCS / docname).parent)}/", text)
     source[0] = source[0].replace("FILE", text, 1)
+
+
+def list_names(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Put a list of its names, with the first line of each docstring, at the top of a package's page."""
+    package = docname.removeprefix("api/")
+    if package in pages():
+        names = sorted(pages()[package], key=lambda name: name not in FIRST)
+        lines = "\n".join(f"   ~{package}.{name}" for name in names)
+        listed = f"```{{eval-rst}}\n.. autosummary::\n   :nosignatures:\n\n{lines}\n\n.. automodule"
+        source[0] = source[0].replace("```{eval-rst}\n.. automodule", listed, 1)
+
+
+def describe_plots(app: Sphinx, doctree: document) -> None:
+    """Give the plots of notebooks, which have no text of their own, the title of their section for screen readers."""
+    for plot in doctree.findall(image):
+        section = plot.parent
+        while section is not None and not isinstance(section, Section):
+            section = section.parent
+        if "alt" not in plot and section is not None:
+            plot["alt"] = f"Plot: {section.next_node(title).astext()}"
 
 
 def _to_page(folder: Path, text: str, target: str) -> str:
