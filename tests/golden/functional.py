@@ -18,7 +18,6 @@ from pyro_radial.functional import (
     ImplicitProcess,
     LinearizedKL,
     MarginalKL,
-    Mixture,
     PiecewiseConstant,
     PiecewiseLinear,
     PosteriorProcess,
@@ -28,7 +27,6 @@ from pyro_radial.functional import (
     UniformBox,
 )
 from pyro_radial.functional import GaussianScore as GaussianScore
-from pyro_radial.functional import SpectralSteinScore as SpectralSteinScore
 from pyro_radial.functional import SteinScore as SteinScore
 from tests.golden.programs import classification, loss_and_gradients, network, program, regression, regressor
 
@@ -89,10 +87,9 @@ def regularized_kl():
 def stein_kl():
     return {
         "stein": losses(SteinKL(SteinScore())),
-        "spectral": losses(SteinKL(SpectralSteinScore())),
         "gaussian": losses(SteinKL(GaussianScore())),
         "both estimated": losses(
-            SteinKL(SpectralSteinScore(num_eigenfunctions=4), SteinScore(), num_prior_samples=30),
+            SteinKL(GaussianScore(), SteinScore(), num_prior_samples=30),
             prior=PiecewiseLinear(-2.0, 2.0),
             guide_types=(AutoMeanField,),
         ),
@@ -105,8 +102,6 @@ def score_estimators():
     draws, points = torch.randn(20, 3), torch.randn(7, 3)
     estimators = {
         "stein": SteinScore(ridge=0.1),
-        "spectral": SpectralSteinScore(threshold=0.95),
-        "spectral of a width": SpectralSteinScore(num_eigenfunctions=5, width=1.5),
         "gaussian": GaussianScore(),
         "shrunk": GaussianScore(shrinkage="oas"),
     }
@@ -140,7 +135,6 @@ def priors_on_functions():
         "network": bnn,
         "sampler": ImplicitProcess(lambda x, n: torch.randn(n, 1, 1) * x),
         "sum": Sum([process(), rbf]),
-        "mixture": Mixture([process(), rbf], [0.3, 0.7]),
     }
     results = {}
     for name, prior in priors.items():
@@ -148,10 +142,9 @@ def priors_on_functions():
         results[name] = prior.sample(at, 4)
     for name in ("process", "rbf", "sum"):
         results[f"{name} moments"] = priors[name].moments(at)
-    for name in ("process", "mixture"):
-        f = torch.randn(3, len(at), 1, generator=torch.Generator().manual_seed(6))
-        results[f"{name} score"] = priors[name].score(f, at)
-        results[f"{name} log_prob"] = priors[name].log_prob(f, at)
+    f = torch.randn(3, len(at), 1, generator=torch.Generator().manual_seed(6))
+    results["process score"] = process().score(f, at)
+    results["process log_prob"] = process().log_prob(f, at)
     rbf.observation_noise.fill_(0.1)
     results["evidence"] = rbf.log_marginal_likelihood(x, y)
     results["posterior"] = rbf.posterior(x, y, at)
