@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table
-from pyro_radial.functional.scores import GaussianScore, SpectralSteinScore, SteinScore
+from benchmarks.functional._spectral import SpectralSteinScore
+from pyro_radial.functional.scores import GaussianScore, SteinScore
 
 __all__ = ["claims", "draw", "report", "run"]
 

@@ -24,7 +24,7 @@ from pyro_radial.functional.priors import (
     PosteriorProcess,
     Sum,
 )
-from pyro_radial.functional.scores import GaussianScore, SpectralSteinScore, SteinScore
+from pyro_radial.functional.scores import GaussianScore, SteinScore
 
 __all__ = [
     "BNNPrior",
@@ -43,7 +43,6 @@ __all__ = [
     "PiecewiseLinear",
     "PosteriorProcess",
     "RegularizedKL",
-    "SpectralSteinScore",
     "SteinKL",
     "SteinScore",
     "Sum",

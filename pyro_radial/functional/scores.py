@@ -10,11 +10,11 @@ import torch
 from pyro.infer.util import is_validation_enabled
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_number, non_negative_float, positive_count, positive_float
+from pyro_radial._pyro.checks import positive_float
 from pyro_radial.functional.gaussian import JITTER, with_diagonal
 from pyro_radial.functional.priors.function_prior import check_finite, check_floating
 
-__all__ = ["GaussianScore", "ScoreEstimator", "SpectralSteinScore", "SteinScore"]
+__all__ = ["GaussianScore", "ScoreEstimator", "SteinScore"]
 
 #: A function ``estimator(samples, at=None)`` of draws ``[S, K]`` that returns ``[T, K]``: the score of the distribution
 #: of the draws at the values ``at``, ``[T, K]``, or at the draws. The result has no gradient.
@@ -112,80 +112,6 @@ class SteinScore:
             return white.score(base + solution, samples)
         kernel, h = residual(white.at)
         return white.score(_gaussian_score(white, white.at, False) + (h - kernel @ solution) / eta, samples)
-
-
-class SpectralSteinScore:
-    r"""The spectral Stein gradient estimator: the score's coefficients in eigenfunctions of a kernel.
-
-    .. math:: \hat s(z) = \sum_{j \le J} \beta_j \psi_j(z), \qquad
-        \psi_j(z) = \frac{\sqrt n}{\lambda_j + \eta} \sum_i u_{ij} k(z, x_i), \qquad
-        \beta_j = -\frac1n \sum_i \nabla \psi_j(x_i),
-
-    with the eigenvalues :math:`\lambda_j` (largest first) and eigenvectors :math:`u_j` of the kernel matrix of the n
-    draws, and :math:`\eta` equal to ``ridge`` times n. J is the least number of eigenvalues that reach the threshold's
-    share of their sum. The ridge shrinks the score: its mean slope on the true score of normal distributions is 0.79,
-    and 0.98 for :class:`SteinScore` (``benchmarks/functional/score_estimators.py``).
-
-    Source: Shi, Sun and Zhu (2018), "A spectral approach to gradient estimation for implicit distributions", section 3,
-    with :math:`\eta = 0` and draws that are not white. Their code omits the eigenvalue that crosses the threshold, uses
-    all if none is left, and reuses the J of the first call.
-
-    :param int num_eigenfunctions: J, or None to use the threshold.
-    :param float threshold: in (0, 1].
-    :param float ridge: at least 0; small eigenvalues make the estimate explode without it.
-    :param width: the width of the Gaussian kernel for white draws; ``"median"`` is the median of their distances.
-    :param shrinkage: of the covariance, as in :class:`GaussianScore`.
-    :raises ValueError: naming the argument; when called, as :class:`GaussianScore`, and for fewer draws than
-        ``num_eigenfunctions``.
-
-    Example::
-
-        >>> draws = torch.randn(500, 2)
-        >>> score = SpectralSteinScore()(draws)
-        >>> bool(torch.nn.functional.cosine_similarity(score, -draws).mean() > 0.9)
-        True
-    """
-
-    def __init__(
-        self,
-        num_eigenfunctions: int | None = None,
-        threshold: float = 0.99,
-        ridge: float = 1e-3,
-        width: float | Literal["median"] = "median",
-        shrinkage: Shrinkage = None,
-    ) -> None:
-        if num_eigenfunctions is not None:
-            positive_count("num_eigenfunctions", num_eigenfunctions)
-        self.num_eigenfunctions = num_eigenfunctions
-        self.threshold = check_number("threshold", threshold, lambda share: 0.0 < share <= 1.0, "in (0, 1]")
-        self.ridge = non_negative_float("ridge", ridge)
-        self.width = width if width == "median" else positive_float("width", width)
-        self.shrinkage = _check_shrinkage(shrinkage)
-
-    @torch.no_grad()
-    def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
-        """The estimated score ``[T, K]``."""
-        white = _whiten(samples, at, self.shrinkage)
-        num_samples = len(samples)
-        if self.num_eigenfunctions is not None and num_samples < self.num_eigenfunctions:
-            raise ValueError(
-                f"samples must be at least num_eigenfunctions = {self.num_eigenfunctions} draws, got {num_samples}"
-            )
-        width = _median_distance(white.samples) if self.width == "median" else white.samples.new_tensor(self.width)
-        kernel, slope = _kernel_and_slope(white.samples, white.samples, width)
-        eigenvalues, vectors = (part.flip(-1) for part in torch.linalg.eigh(kernel))
-        weights = torch.where(self._kept(eigenvalues), (eigenvalues + self.ridge * num_samples) ** -2, 0.0)
-        coefficients = weights[:, None] * (vectors.mT @ slope)
-        kernel = kernel if at is None else _kernel_and_slope(white.at, white.samples, width)[0]
-        return white.score(-kernel @ (vectors @ coefficients), samples)
-
-    def _kept(self, eigenvalues: Tensor) -> Tensor:
-        """Which eigenfunctions are used, without a host-device synchronization."""
-        if self.num_eigenfunctions is not None:
-            return torch.arange(len(eigenvalues), device=eigenvalues.device) < self.num_eigenfunctions
-        share = eigenvalues / eigenvalues.sum()
-        # The eigenvalue that crosses the threshold is kept. Rounding makes the last ones negative.
-        return (share.cumsum(0) - share < self.threshold) & (eigenvalues > 0)
 
 
 class _White(NamedTuple):

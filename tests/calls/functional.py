@@ -28,7 +28,6 @@ from pyro_radial.functional import (
     PiecewiseLinear,
     PosteriorProcess,
     RegularizedKL,
-    SpectralSteinScore,
     SteinKL,
     SteinScore,
     Sum,
@@ -425,19 +424,6 @@ SCORES = [
         lambda found: found.ridge == 0.01,
         invalid=dict(ridge=positive, shrinkage=shrinkage),
     ),
-    Call(
-        "functional.SpectralSteinScore",
-        lambda: dict(num_eigenfunctions=2, threshold=0.9, ridge=0.0, width=1.0, shrinkage=None),
-        lambda found: found(SAMPLES).shape == SAMPLES.shape,
-        invalid=dict(
-            num_eigenfunctions=optional(positive_int),
-            threshold=some(None, "x", 0.0, 1.1, NAN, True),
-            ridge=non_negative,
-            width=positive,
-            shrinkage=shrinkage,
-        ),
-        also=(({"num_eigenfunctions": None}, lambda found: found(SAMPLES).shape == SAMPLES.shape),),
-    ),
     *(
         Call(
             f"functional.{estimator.__name__}.__call__",
@@ -447,7 +433,7 @@ SCORES = [
             also=(({"at": None}, finite(20, 3)),),
             on=estimator,
         )
-        for estimator in (GaussianScore, SteinScore, SpectralSteinScore)
+        for estimator in (GaussianScore, SteinScore)
     ),
 ]
 

@@ -442,7 +442,6 @@ DIVERGENCES = {
     "LinearizedKL": partial(functional.LinearizedKL, 0.1),
     "MarginalKL": functional.MarginalKL,
     "SteinKL, SteinScore": lambda: functional.SteinKL(functional.SteinScore()),
-    "SteinKL, SpectralSteinScore": lambda: functional.SteinKL(functional.SpectralSteinScore()),
     "SteinKL, GaussianScore": lambda: functional.SteinKL(functional.GaussianScore()),
 }
 POINTS = {

@@ -5,10 +5,10 @@ import pyro
 import pytest
 import torch
 
-from pyro_radial.functional.scores import GaussianScore, SpectralSteinScore, SteinScore
+from pyro_radial.functional.scores import GaussianScore, SteinScore
 from tests.helpers.functions import white
 
-ESTIMATORS = {"moments": GaussianScore(), "stein": SteinScore(), "spectral": SpectralSteinScore()}
+ESTIMATORS = {"moments": GaussianScore(), "stein": SteinScore()}
 each_estimator = pytest.mark.parametrize("estimator", ESTIMATORS.values(), ids=ESTIMATORS.keys())
 
 
@@ -68,8 +68,6 @@ def test_moments_elsewhere_are_unbiased():
         ("stein", 10, 100, 0.45, (0.9, 1.15)),
         ("stein", 25, 500, 0.3, (0.95, 1.05)),
         ("stein", 60, 500, 0.45, (0.94, 1.06)),
-        ("spectral", 10, 100, 0.5, (0.8, 1.15)),
-        ("spectral", 25, 500, 0.35, (0.78, 0.95)),
     ],
 )
 @pytest.mark.parametrize("smooth", [False, True])
@@ -166,67 +164,6 @@ def test_stein_with_a_large_ridge_is_the_normal_distribution():
         )
 
 
-# The spectral estimator.
-
-
-def test_spectral_with_all_eigenfunctions_and_no_ridge_is_steins_estimator_without_one():
-    draws = white(12, 3)
-    kernel, slope = kernel_and_slope(draws, draws)
-    score = SpectralSteinScore(num_eigenfunctions=12, ridge=0.0)(draws)
-    torch.testing.assert_close(score, -torch.linalg.solve(kernel, slope), rtol=1e-4, atol=1e-4)
-
-
-def test_spectral_is_the_expansion_in_eigenfunctions():
-    draws, at = white(30, 2), torch.randn(5, 2, dtype=torch.double)
-    width, eta = torch.pdist(draws).median(), 0.01 * 30
-    kernel, _ = kernel_and_slope(draws, draws)
-    eigenvalues, vectors = torch.linalg.eigh(kernel)
-    expected = torch.zeros(5, 2, dtype=torch.double)
-    for j in range(1, 5):
-
-        def function(z, j=j):
-            kernel = (-0.5 * (z[:, None] - draws).square().sum(-1) / width**2).exp()
-            return 30**0.5 / (eigenvalues[-j] + eta) * kernel @ vectors[:, -j]
-
-        x = draws.clone().requires_grad_()
-        coefficient = -torch.autograd.grad(function(x).mean(), x)[0].sum(0)
-        expected += function(at)[:, None] * coefficient
-    score = SpectralSteinScore(num_eigenfunctions=4, ridge=0.01)(draws, at)
-    torch.testing.assert_close(score, expected, rtol=1e-6, atol=1e-6)
-
-
-def test_spectral_at_the_draws_is_spectral_anywhere():
-    draws = torch.randn(40, 3, dtype=torch.double)
-    torch.testing.assert_close(SpectralSteinScore()(draws), SpectralSteinScore()(draws, draws.clone()))
-
-
-def test_spectral_keeps_the_eigenvalue_that_crosses_the_threshold():
-    draws = white(30, 2)
-    eigenvalues = torch.linalg.eigvalsh(kernel_and_slope(draws, draws)[0]).flip(0)
-    share = eigenvalues.cumsum(0) / eigenvalues.sum()
-    for count in (1, 4, 9):
-        below = 0.0 if count == 1 else float(share[count - 2])
-        threshold = 0.5 * (below + float(share[count - 1]))
-        by_threshold = SpectralSteinScore(threshold=threshold)(draws)
-        torch.testing.assert_close(by_threshold, SpectralSteinScore(num_eigenfunctions=count)(draws))
-
-
-def test_spectral_uses_at_least_one_eigenfunction():
-    draws = torch.randn(30, 2)
-    least = SpectralSteinScore(threshold=1e-12)(draws)
-    torch.testing.assert_close(least, SpectralSteinScore(num_eigenfunctions=1)(draws))
-    assert float(least.abs().max()) > 0.0
-
-
-def test_spectral_width_is_that_of_white_draws():
-    draws = 10.0 * white(40, 3)
-    width = float(torch.pdist(draws / 10.0).median())
-    torch.testing.assert_close(
-        SpectralSteinScore(width=width)(draws), SpectralSteinScore()(draws), rtol=1e-5, atol=1e-7
-    )
-    assert not torch.allclose(SpectralSteinScore(width=2.0 * width)(draws), SpectralSteinScore()(draws), rtol=0.05)
-
-
 # What holds for all.
 
 
@@ -294,21 +231,9 @@ def test_bad_input_is_named(estimator, call, message):
         call(estimator)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: SteinScore(ridge=0.0), "ridge"),
-        (lambda: SpectralSteinScore(ridge=-1.0), "ridge"),
-        (lambda: SpectralSteinScore(threshold=0.0), "threshold"),
-        (lambda: SpectralSteinScore(threshold=1.1), "threshold"),
-        (lambda: SpectralSteinScore(num_eigenfunctions=0), "num_eigenfunctions"),
-        (lambda: SpectralSteinScore(width=0.0), "width"),
-        (lambda: SpectralSteinScore(num_eigenfunctions=20)(torch.randn(10, 2)), "num_eigenfunctions = 20"),
-    ],
-)
-def test_bad_settings_are_named(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_a_ridge_of_zero_is_named():
+    with pytest.raises(ValueError, match="ridge"):
+        SteinScore(ridge=0.0)
 
 
 @each_estimator
