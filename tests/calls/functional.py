@@ -23,7 +23,6 @@ from pyro_radial.functional import (
     ImplicitProcess,
     LinearizedKL,
     MarginalKL,
-    Mixture,
     PiecewiseConstant,
     PiecewiseLinear,
     PosteriorProcess,
@@ -202,13 +201,6 @@ PRIORS = [
         for prior in (PiecewiseConstant, PiecewiseLinear)
     ),
     Call(
-        "functional.Mixture",
-        lambda: dict(priors=[process(), process()], weights=[1.0, 3.0]),
-        lambda found: found.weights == (0.25, 0.75),
-        invalid=dict(priors=no_priors, weights=some("x", 3.0, [1.0], [1.0, -1.0], [1.0, NAN], [1.0, "x"])),
-        also=(({"weights": None}, lambda found: found.weights == (0.5, 0.5)),),
-    ),
-    Call(
         "functional.Sum",
         lambda: dict(priors=[process(), process()]),
         lambda found: abs(found.noise - 0.1 * 2**0.5) < 1e-12,
@@ -275,7 +267,6 @@ PRIORS = [
             "implicit": lambda: ImplicitProcess(lambda x, number: torch.randn(number, len(x))),
             "constant": PiecewiseConstant,
             "linear": PiecewiseLinear,
-            "mixture": lambda: Mixture([process(), process()]),
             "sum": lambda: Sum([process(), process()]),
             "network": lambda: BNNPrior(*network_and_guide()),
             "posterior": posterior_process,
@@ -287,10 +278,9 @@ PRIORS = [
             lambda: dict(f=F, x=X),
             finite(3, 5, 1) if name.endswith("score") else finite(3),
             invalid=dict(f=values, x=points),
-            on=make,
+            on=process,
         )
-        for prior, make in {"FunctionPrior": process, "Mixture": lambda: Mixture([process(), process()])}.items()
-        for name in (f"functional.{prior}.score", f"functional.{prior}.log_prob")
+        for name in ("functional.FunctionPrior.score", "functional.FunctionPrior.log_prob")
     ),
     *(
         Call(

@@ -380,7 +380,6 @@ def test_streams():
 
 PROCESSES = {
     "GaussianProcess": lambda: functional.GaussianProcess(rbf),
-    "Mixture": lambda: functional.Mixture([functional.GaussianProcess(rbf, noise=0.1) for _ in range(2)]),
     "Sum": lambda: functional.Sum([functional.GaussianProcess(rbf) for _ in range(2)]),
     "BNNPrior": lambda: functional.BNNPrior(BayesianModule(mlp())),
     "ImplicitProcess": lambda: functional.ImplicitProcess(random_lines),
@@ -429,7 +428,7 @@ def test_draws_of_functions(name):
         found = [prior.sample(x, 4, 2)]
         if name in ("GaussianProcess", "Sum", "PosteriorProcess"):
             found += [prior.moments(x, 2), prior.marginals(x, 2)]
-        if name in ("GaussianProcess", "Mixture", "Sum"):
+        if name in ("GaussianProcess", "Sum"):
             found += [prior.score(found[0], x), prior.log_prob(found[0], x)]
         return found
 

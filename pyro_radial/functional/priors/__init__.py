@@ -1,10 +1,10 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Priors on functions: Gaussian processes, piecewise functions, networks, posteriors, samplers, sums and mixtures."""
+"""Priors on functions: Gaussian processes, piecewise functions, networks, posteriors, samplers and sums."""
 
 from pyro_radial.functional.priors.bnn_prior import BNNPrior
-from pyro_radial.functional.priors.combined import Mixture, Sum
+from pyro_radial.functional.priors.combined import Sum
 from pyro_radial.functional.priors.function_prior import FunctionPrior, ImplicitProcess
 from pyro_radial.functional.priors.gaussian_process import GaussianProcess
 from pyro_radial.functional.priors.piecewise import PiecewiseConstant, PiecewiseLinear
@@ -15,7 +15,6 @@ __all__ = [
     "FunctionPrior",
     "GaussianProcess",
     "ImplicitProcess",
-    "Mixture",
     "PiecewiseConstant",
     "PiecewiseLinear",
     "PosteriorProcess",

@@ -7,47 +7,8 @@ import pyro.contrib.gp.kernels as gp_kernels
 import pytest
 import torch
 
-from pyro_radial.functional import GaussianProcess, ImplicitProcess, Mixture, PiecewiseConstant, Sum
+from pyro_radial.functional import GaussianProcess, PiecewiseConstant, Sum
 from tests.helpers.processes import NUM_SAMPLES, column, gaussian_process
-
-
-def test_a_mixture_draws_whole_functions_of_its_members_in_their_shares():
-    constants = [ImplicitProcess(lambda x, s, c=c: torch.full((s, len(x)), c)) for c in (0.0, 1.0, 2.0)]
-    prior = Mixture(constants, weights=[1.0, 2.0, 5.0])
-    f = prior.sample(torch.zeros(3, 1), NUM_SAMPLES)[..., 0]
-    assert bool((f == f[:, :1]).all())
-    for c, share in enumerate((0.125, 0.25, 0.625)):
-        tolerance = 5 * math.sqrt(share * (1 - share) / NUM_SAMPLES)
-        assert float((f[:, 0] == c).double().mean()) == pytest.approx(share, abs=tolerance)
-    # Neighbors are no more alike than any two draws.
-    alike = float((f[1:, 0] == f[:-1, 0]).double().mean())
-    assert alike == pytest.approx(0.125**2 + 0.25**2 + 0.625**2, abs=5 * 0.5 / math.sqrt(NUM_SAMPLES))
-
-
-def test_a_mixture_of_densities_has_their_mean_as_density_and_its_gradient_as_score():
-    x = column(-1.0, 0.0, 0.5)
-    members = [gaussian_process(1.0, mean=-1.0), gaussian_process(0.3, mean=1.5)]
-    prior = Mixture(members, weights=[1.0, 3.0])
-    f = torch.randn(6, 3, 2, dtype=torch.double, requires_grad=True)
-    density = 0.25 * members[0].log_prob(f, x).exp() + 0.75 * members[1].log_prob(f, x).exp()
-    log_prob = prior.log_prob(f, x)
-    torch.testing.assert_close(log_prob, density.log())
-    torch.testing.assert_close(prior.score(f, x), torch.autograd.grad(log_prob.sum(), f)[0])
-    assert prior.score(f.float(), x).dtype == torch.float32
-
-
-def test_a_mixture_is_not_gaussian_and_names_a_member_without_density():
-    prior = Mixture([GaussianProcess(gp_kernels.RBF(1)), PiecewiseConstant()])
-    with pytest.raises(NotImplementedError, match="Mixture"):
-        prior.moments(torch.zeros(3, 1))
-    with pytest.raises(NotImplementedError, match="PiecewiseConstant"):
-        prior.score(torch.zeros(2, 3, 1), torch.zeros(3, 1))
-
-
-def test_a_mixture_carries_the_noise_that_its_members_share():
-    assert Mixture([gaussian_process(1.0), gaussian_process(0.3)]).noise == pytest.approx(0.3)
-    white = GaussianProcess(lambda a, b: a.new_zeros(len(a), len(b)), noise=0.3)
-    assert Mixture([gaussian_process(), Sum([PiecewiseConstant(), white])]).noise == pytest.approx(0.3)
 
 
 def test_a_sum_of_gaussian_processes_is_the_process_of_the_summed_kernel():
@@ -83,17 +44,7 @@ def test_a_sum_with_a_part_that_is_not_gaussian_draws_and_names_that_part():
             call()
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: Sum([]), "priors"),
-        (lambda: Sum([lambda x, s: x]), "priors"),
-        (lambda: Mixture([]), "priors"),
-        (lambda: Mixture([PiecewiseConstant()], weights=[1.0, 2.0]), "weights"),
-        (lambda: Mixture([PiecewiseConstant(), gaussian_process()]), r"same noise, got \[0.0, 0.3\]"),
-        (lambda: Mixture([PiecewiseConstant()], weights=[0.0]), "weights"),
-    ],
-)
-def test_members_and_weights_that_do_not_fit_are_refused_by_name(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
+@pytest.mark.parametrize("priors", [[], [lambda x, s: x]])
+def test_members_that_do_not_fit_are_refused_by_name(priors):
+    with pytest.raises(ValueError, match="priors"):
+        Sum(priors)
