@@ -11,7 +11,6 @@ from pyro.contrib.gp.kernels import RBF
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO
 from pyro_radial.functional import (
     BetweenRows,
-    BNNPrior,
     FromData,
     GaussianKL,
     GaussianProcess,
@@ -126,13 +125,11 @@ def priors_on_functions():
     at = torch.linspace(-1.5, 1.5, 4)[:, None]
     torch.manual_seed(4)
     rbf = GaussianProcess(RBF(input_dim=1), noise=0.05)
-    bnn = BNNPrior(BayesianModule(network(1, 6, 1)))
     priors = {
         "process": process(),
         "rbf": rbf,
         "constant pieces": PiecewiseConstant(-2.0, 2.0),
         "linear pieces": PiecewiseLinear(-2.0, 2.0),
-        "network": bnn,
         "sampler": ImplicitProcess(lambda x, n: torch.randn(n, 1, 1) * x),
         "sum": Sum([process(), rbf]),
     }

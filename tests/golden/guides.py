@@ -9,7 +9,7 @@ import torch
 from pyro.infer import SVI
 
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, RadialELBO
-from pyro_radial.infer.autoguide import families, init_to_fan_in
+from pyro_radial.infer.autoguide import families, init_to_network
 from pyro_radial.infer.autoguide.families import Delta
 from pyro_radial.nn.priors import RadialDirectionalPrior
 from tests.golden.programs import classification, classifier, loss_and_gradients, program, values
@@ -101,7 +101,7 @@ def each_family():
 @program
 def where_guides_start():
     model, data = classifier(), classification()
-    first = AutoRadial(model, init_loc_fn=init_to_fan_in, init_scale=0.2)
+    first = AutoRadial(model, init_loc_fn=init_to_network, init_scale=0.2)
     first.setup(*data)
     second = AutoMeanField(model)
     second.start_at(first.posterior())
