@@ -285,15 +285,6 @@ CALLS = [
         errors=(TypeError, ValueError, RuntimeError),
     ),
     Call(
-        "infer.autoguide.init_to_fan_in",
-        lambda: dict(site=site(), gain=1.0, fallback=init_to_network),
-        lambda found: tuple(found.shape) == (2, 3),
-        invalid=dict(
-            site={"number": 3, "text": "weight", "stranger": STRANGER}, gain=positive_float, fallback=function
-        ),
-        also=(({"site": None}, lambda found: isinstance(found, partial)),),
-    ),
-    Call(
         "infer.autoguide.init_to_network",
         lambda: dict(site=site(), net=nn.Linear(3, 2), fallback=init_to_network),
         lambda found: tuple(found.shape) == (2, 3),

@@ -7,7 +7,7 @@ from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.autoguide.correlated import AutoCorrelated
 from pyro_radial.infer.autoguide.guides import AutoMeanField, AutoRadial, AutoRadialDirectional
-from pyro_radial.infer.autoguide.initialization import init_to_fan_in, init_to_network
+from pyro_radial.infer.autoguide.initialization import init_to_network
 
 __all__ = [
     "AutoCorrelated",
@@ -16,6 +16,5 @@ __all__ = [
     "AutoRadial",
     "AutoRadialDirectional",
     "families",
-    "init_to_fan_in",
     "init_to_network",
 ]
