@@ -14,7 +14,6 @@ from pyro_radial.functional.elbo import FunctionalELBO
 from pyro_radial.functional.laplace import function_space_laplace
 from pyro_radial.functional.measurement_points import BetweenRows, FromData, UniformBox
 from pyro_radial.functional.priors import (
-    BNNPrior,
     FunctionPrior,
     GaussianProcess,
     ImplicitProcess,
@@ -26,7 +25,6 @@ from pyro_radial.functional.priors import (
 from pyro_radial.functional.scores import GaussianScore, SteinScore
 
 __all__ = [
-    "BNNPrior",
     "BetweenRows",
     "FromData",
     "FunctionPrior",

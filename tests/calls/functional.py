@@ -14,7 +14,6 @@ from torch import nn
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel
 from pyro_radial.functional import (
     BetweenRows,
-    BNNPrior,
     FromData,
     FunctionPrior,
     GaussianKL,
@@ -207,16 +206,6 @@ PRIORS = [
         invalid=dict(priors=no_priors),
     ),
     Call(
-        "functional.BNNPrior",
-        lambda: dict(zip(("bnn", "guide"), network_and_guide(), strict=True)),
-        lambda found: found.sample(X, 3).shape == (3, 5, 1),
-        invalid=dict(
-            bnn=some(None, "x", 3, nn.Linear(1, 1), BayesianModule),
-            guide=some("x", 3, nn.Linear(1, 1), Lazy(lambda: AutoRadial(network()))),
-        ),
-        also=(({"guide": None}, lambda found: found.sample(X, 3).shape == (3, 5, 1)),),
-    ),
-    Call(
         "functional.PosteriorProcess",
         lambda: dict(model=model_and_guide()[0], posterior=model_and_guide()[1].posterior(), function_site="f"),
         lambda found: marginals_of_five(found.marginals(X)),
@@ -233,18 +222,12 @@ PRIORS = [
         invalid=dict(x=points, y=observations, at=further, observation_noise=non_negative),
         on=posterior_process,
     ),
-    *(
-        Call(
-            f"functional.{prior}.train",
-            lambda: dict(mode=True),
-            lambda found: not found.training,
-            on=make,
-            unchecked={"mode": "it stays in evaluation mode"},
-        )
-        for prior, make in (
-            ("PosteriorProcess", posterior_process),
-            ("BNNPrior", lambda: BNNPrior(*network_and_guide())),
-        )
+    Call(
+        "functional.PosteriorProcess.train",
+        lambda: dict(mode=True),
+        lambda found: not found.training,
+        on=posterior_process,
+        unchecked={"mode": "it stays in evaluation mode"},
     ),
     Call(
         "functional.FunctionPrior",
@@ -268,7 +251,6 @@ PRIORS = [
             "constant": PiecewiseConstant,
             "linear": PiecewiseLinear,
             "sum": lambda: Sum([process(), process()]),
-            "network": lambda: BNNPrior(*network_and_guide()),
             "posterior": posterior_process,
         }.items()
     ),

@@ -381,7 +381,6 @@ def test_streams():
 PROCESSES = {
     "GaussianProcess": lambda: functional.GaussianProcess(rbf),
     "Sum": lambda: functional.Sum([functional.GaussianProcess(rbf) for _ in range(2)]),
-    "BNNPrior": lambda: functional.BNNPrior(BayesianModule(mlp())),
     "ImplicitProcess": lambda: functional.ImplicitProcess(random_lines),
     "PosteriorProcess": lambda: posterior_process(),
 }

@@ -1,9 +1,8 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Priors on functions: Gaussian processes, piecewise functions, networks, posteriors, samplers and sums."""
+"""Priors on functions: Gaussian processes, piecewise functions, posteriors, samplers and sums."""
 
-from pyro_radial.functional.priors.bnn_prior import BNNPrior
 from pyro_radial.functional.priors.combined import Sum
 from pyro_radial.functional.priors.function_prior import FunctionPrior, ImplicitProcess
 from pyro_radial.functional.priors.gaussian_process import GaussianProcess
@@ -11,7 +10,6 @@ from pyro_radial.functional.priors.piecewise import PiecewiseConstant, Piecewise
 from pyro_radial.functional.priors.posterior_process import PosteriorProcess
 
 __all__ = [
-    "BNNPrior",
     "FunctionPrior",
     "GaussianProcess",
     "ImplicitProcess",
