@@ -15,9 +15,9 @@ from torch import Tensor
 from pyro_radial._pyro.checks import held_numbers, positive_count, proper_fraction
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
-from pyro_radial.infer.training.data import Rows, as_inputs, dtype_of
+from pyro_radial.infer.training.data import Rows, as_inputs, device_of, dtype_of, move
 from pyro_radial.nn.likelihoods import Categorical
-from pyro_radial.nn.named_likelihoods import NamedLikelihoods
+from pyro_radial.nn.named_likelihoods import NamedLikelihoods, split_missing
 from pyro_radial.uncertainty.calibration import expected_calibration_error, reliability
 from pyro_radial.uncertainty.intervals import crps_from_draws, interval_coverage, quantile_calibration
 from pyro_radial.uncertainty.metrics import accuracy, auroc, brier_score, fpr_at_tpr
@@ -26,7 +26,7 @@ from pyro_radial.uncertainty.plots import plot_quantile_calibration, plot_reliab
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "Evaluations", "evaluate"]
 
 GROUPS = 8  # of draws, each left out once
 LEVELS = tuple(level / 20 for level in range(1, 20))
@@ -65,9 +65,16 @@ class Evaluation:
         return plot_quantile_calibration({"test": quantile_calibration(quantiles, LEVELS, self.targets)}, ax)
 
 
+class Evaluations(dict[str, Evaluation]):
+    """The scores of named outputs, by name; printing them gives a table for each."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"{name}\n{found}" for name, found in self.items())
+
+
 def evaluate(
     model: Callable[..., Any], guide: Any, test: Any, *, ood: Any = None, num_samples: int = 64, level: float = 0.9
-) -> Evaluation:
+) -> Any:
     r"""Predict test data and compute the usual scores, each with its standard error over draws.
 
     For classes: accuracy, negative log-likelihood (NLL, nats per point), expected calibration error and Brier score.
@@ -88,7 +95,8 @@ def evaluate(
     :param ood: other inputs ``[M, ...]``, which the model should find unfamiliar.
     :param num_samples: S, the number of draws.
     :param level: the level of intervals for real targets, between zero and one.
-    :returns: an :class:`Evaluation`.
+    :returns: an :class:`Evaluation`; for a model of named outputs, a dict with one for each name, which leaves out rows
+        with missing targets of that output.
     :raises ValueError: naming the argument that does not fit.
     :raises ImportError: for ``ood`` without scikit-learn.
 
@@ -110,14 +118,29 @@ def evaluate(
     likelihood: Any = getattr(model, "likelihood", None)
     if likelihood is None:
         raise ValueError("model must have an attribute `likelihood`, as SupervisedModel has, got none")
-    if isinstance(likelihood, NamedLikelihoods):
-        raise ValueError(f"model must have one likelihood, got {list(likelihood.by_name)}; score each prediction alone")
     dtype = dtype_of(guide, model)
     x, y = Rows(test, "test", dtype).all()
     inputs = [x] if ood is None else [x, as_inputs(ood, "ood", dtype)]
     parts = [predict(model, guide, each, num_samples) for each in inputs]
+    if not isinstance(likelihood, NamedLikelihoods):
+        return _evaluation(parts, y, level)
+    likelihood.check_target({name: each.samples for name, each in parts[0].items()}, move(y, device_of(guide, model)))
+    return Evaluations(
+        {name: _evaluation([each[name] for each in parts], y[name], level, name) for name in likelihood.by_name}
+    )
+
+
+def _evaluation(parts: list[Prediction], y: Any, level: float, output: str | None = None) -> Evaluation:
+    """The scores of one output from the predictions of test inputs, and of others if they are given."""
     samples = parts[0].samples
-    targets: Tensor = likelihood.check_target(samples, held_numbers("test", y, device=samples.device))
+    targets = held_numbers("test", y, device=samples.device)
+    if output is not None:
+        there = split_missing(targets)[1].reshape(len(targets), -1).all(-1)
+        if not bool(there.any()):
+            raise ValueError(f"test must have targets of output {output!r}, got only missing ones")
+        targets, samples = targets[there], samples[:, there]
+        parts = [replace(parts[0], samples=samples), *parts[1:]]
+    targets = parts[0].likelihood.check_target(samples, targets)
 
     def scores(chosen: Tensor | slice) -> dict[str, float]:
         inside, *outside = (_draws(part, chosen) for part in parts)
@@ -125,7 +148,7 @@ def evaluate(
         return found | (_of_detection(inside, outside[0]) if outside else {})
 
     found = scores(slice(None))
-    return Evaluation(found, _jackknife(scores, num_samples, found), parts[0], targets)
+    return Evaluation(found, _jackknife(scores, len(samples), found), parts[0], targets)
 
 
 def _of_labels(prediction: Prediction, labels: Tensor) -> dict[str, float]:

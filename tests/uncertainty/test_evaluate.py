@@ -87,6 +87,58 @@ def test_a_model_without_a_likelihood_is_refused():
         evaluate(bare, guide, (x, y))
 
 
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.height, self.kind = nn.Linear(2, 1), nn.Linear(2, 3)
+
+    def forward(self, x):
+        return {"height": self.height(x), "kind": self.kind(x)}
+
+
+def of_named_outputs():
+    torch.manual_seed(0)
+    x = torch.randn(60, 2)
+    y = {"height": x[:, :1].clone(), "kind": torch.arange(60) % 3}
+    model = SupervisedModel(
+        BayesianModule(Both()), {"height": likelihoods.Gaussian(scale=0.5), "kind": likelihoods.Categorical()}
+    )
+    guide = AutoMeanField(model, init_stddev=0.3)
+    guide.setup(x, y)
+    y["height"][5] = float("nan")
+    y["kind"][[7, 9]] = -100
+    return model, guide, x, y
+
+
+def test_named_outputs_have_the_scores_of_their_own_predictions_without_missing_targets():
+    model, guide, x, y = of_named_outputs()
+    torch.manual_seed(1)
+    found = evaluate(model, guide, (x, y), ood=10 * x)
+    torch.manual_seed(1)
+    prediction, other = predict(model, guide, x), predict(model, guide, 10 * x)
+    heights, kinds = torch.arange(60) != 5, y["kind"] >= 0
+    assert list(found) == ["height", "kind"]
+    assert torch.equal(found["height"].targets, y["height"][heights])
+    error = (prediction["height"].mean - y["height"])[heights].square().mean().sqrt()
+    assert found["height"].scores["RMSE"] == pytest.approx(float(error))
+    assert found["kind"].scores["accuracy"] == float(accuracy(prediction["kind"].mean[kinds], y["kind"][kinds]))
+    entropies = prediction["kind"].entropy[kinds], other["kind"].entropy
+    assert found["kind"].scores["AUROC, entropy"] == pytest.approx(auroc(*entropies))
+    assert all(math.isfinite(value) for each in found.values() for value in each.errors.values())
+    lines = str(found).splitlines()
+    assert [lines.index(name) for name in found] == [0, len(found["height"].scores) + 2]
+
+
+def test_targets_of_named_outputs_must_fit_them():
+    model, guide, x, y = of_named_outputs()
+    with pytest.raises(ValueError, match=r"^y must be a dict with targets for \['height', 'kind'\]"):
+        evaluate(model, guide, (x, y["kind"]))
+    with pytest.raises(ValueError, match=r"^output 'kind': y must have shape"):
+        evaluate(model, guide, (x, y | {"kind": y["kind"][:, None].expand(60, 2)}))
+    with pytest.raises(ValueError, match=r"^test must have targets of output 'kind', got only missing ones"):
+        evaluate(model, guide, (x, y | {"kind": torch.full((60,), -100)}))
+
+
 def test_one_draw_has_no_standard_error():
     model, guide, x, y = of_classes()
     found = evaluate(model, guide, (x, y), num_samples=1)
