@@ -25,7 +25,8 @@ class ConformalSets:
     The set of a point contains the classes whose score is at most the threshold q, the k-th smallest score of n
     calibration points, :math:`k = \lceil (n + 1)\,\mathrm{level} \rceil`. If calibration points and new ones are
     exchangeable, and no scores are equal, the set contains the true class with probability k / (n + 1). That is at
-    least ``level`` on average over points and calibration sets, but not for each kind of point.
+    least ``level`` on average over points and calibration sets, but not for each kind of point. Points are exchangeable
+    only if the same draws predict them, as in :class:`~pyro_radial.infer.SampledNetwork`.
 
     The score of class c is, with p the predicted probabilities,
 
