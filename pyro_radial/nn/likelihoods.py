@@ -20,10 +20,22 @@ from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.site_priors import Following
 
-__all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "MaskedGaussian", "Poisson"]
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "Likelihood",
+    "MaskedCategorical",
+    "MaskedGaussian",
+    "Poisson",
+]
 
 #: The deterministic site that records the network's output, the values of a function.
 FUNCTION_SITE = "f"
+
+#: The integer that stands for a missing target, as in torch's losses; a missing real target is NaN.
+MISSING_LABEL = -100
 
 TARGET: Any = {"is_target": True}
 
@@ -252,6 +264,45 @@ class Categorical(Likelihood):
         """Raise a ValueError naming ``y`` for a label out of range."""
         number = f.shape[-1]
         check_values((y >= 0) & (y < number), y, f"labels from 0 to {number - 1}, of {number} classes,")
+
+
+class MaskedCategorical(Categorical):
+    r"""Labels of which some do not count, such as the tokens of a text without its padding.
+
+    .. math:: \log p(y \mid f) = \sum_{t:\ y_t \neq -100} \log \mathrm{softmax}(f_t)_{y_t}
+
+    Mark labels that do not count by -100, the ``ignore_index`` of torch's losses. For tokens take ``event_dim=2``:
+    ``f`` is ``[B, T, K]`` and ``y`` is ``[B, T]``. The number of data counts rows, so the loss is that of whole texts.
+    Predictions know no targets: their entropy and mutual information are sums over all T labels.
+
+    :param int num_data: as of :class:`Likelihood`.
+    :param int event_dim: as of :class:`Categorical`.
+
+    Example::
+
+        >>> y = torch.tensor([[0, -100]])
+        >>> MaskedCategorical(event_dim=2).observation(torch.zeros(1, 2, 3)).log_prob(y)
+        tensor([-1.0986])
+    """
+
+    def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
+        """The categorical distribution with logits ``f``, and a log density of zero at -100."""
+        return _MaskedCategorical(logits=f, validate_args=False).to_event(self.event_dim - 1)
+
+    def check_target_values(self, f: Tensor, y: Tensor) -> None:
+        """Raise a ValueError for a label out of range other than -100, or if no label counts."""
+        there = y != MISSING_LABEL
+        super().check_target_values(f, torch.where(there, y, 0))
+        if pyro.settings.get("validate_distributions_pyro") and not bool(there.any()):
+            raise ValueError("y must hold at least one label that counts in each batch, got only -100")
+
+
+class _MaskedCategorical(dist.Categorical):
+    """A categorical distribution that ignores labels of -100."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        there = value != MISSING_LABEL
+        return torch.where(there, super().log_prob(torch.where(there, value, 0)), 0.0)
 
 
 class Bernoulli(Likelihood):
@@ -495,7 +546,9 @@ def check_values(allowed: Tensor, y: Tensor, wanted: str) -> None:
     """Raise a ValueError with the first target that is not allowed, if Pyro's validation is on."""
     if pyro.settings.get("validate_distributions_pyro") and not bool(allowed.all()):
         place = tuple((~allowed).nonzero()[0].tolist())
-        raise ValueError(f"y must hold {wanted} for site 'y', got {y[place].item()} at {list(place)}")
+        value = y[place].item()
+        hint = "; MaskedCategorical ignores such labels" if value == MISSING_LABEL and not y.is_floating_point() else ""
+        raise ValueError(f"y must hold {wanted} for site 'y', got {value} at {list(place)}{hint}")
 
 
 def set_num_data(model: Any, num_data: int) -> None:

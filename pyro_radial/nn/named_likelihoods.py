@@ -13,12 +13,9 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_types
-from pyro_radial.nn.likelihoods import FUNCTION_SITE, Likelihood
+from pyro_radial.nn.likelihoods import FUNCTION_SITE, MISSING_LABEL, Likelihood
 
 __all__ = ["MISSING_LABEL", "NamedLikelihoods", "function_sites", "split_missing"]
-
-#: The integer that stands for a missing target, as in torch's losses; a missing real target is NaN.
-MISSING_LABEL = -100
 
 
 class NamedLikelihoods(nn.Module):

@@ -21,6 +21,9 @@ __all__ = ["Following", "ParameterPrior", "Select", "check_net", "expands_in_pla
 
 NORM_LAYERS = (*STATISTICS_LAYERS, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
+#: The most names of parameters in an error.
+SHOWN = 10
+
 Select = Callable[[str, nn.Parameter], bool] | str | None
 
 
@@ -140,7 +143,11 @@ def select_parameters(net: nn.Module, select: Select) -> dict[str, nn.Parameter]
     selected = {name: parameter for name, parameter in net.named_parameters() if chosen(name, parameter)}
     if not selected:
         names = [name for name, _ in net.named_parameters()]
-        raise ValueError(f"select must choose at least one parameter of the network, got none of {names}")
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        frozen = "; all are frozen or belong to normalization layers" if select is None else ""
+        raise ValueError(
+            f"select must choose at least one parameter of the network, got none of {names[:SHOWN]}{more}{frozen}"
+        )
     for name, parameter in selected.items():
         if not parameter.is_floating_point():
             raise ValueError(

@@ -22,7 +22,16 @@ from pyro_radial.nn.local.local_layers import AskForLocalReparameterization
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
 from pyro_radial.poutine.swap_prior import UnderPriors
 
-__all__ = ["ModelNetwork", "NetworkDraw", "SupervisedModel", "find_network", "inputs_of", "network_of", "own_names"]
+__all__ = [
+    "ModelNetwork",
+    "NetworkDraw",
+    "SupervisedModel",
+    "find_network",
+    "for_likelihood",
+    "inputs_of",
+    "network_of",
+    "own_names",
+]
 
 
 class SupervisedModel(nn.Module):
@@ -34,6 +43,7 @@ class SupervisedModel(nn.Module):
     A network with several outputs returns them in a dict. ``likelihood`` and the targets are then dicts of the same
     names, :func:`~pyro_radial.predict` returns a prediction for each, and the sites are ``"name.f"`` and ``"name.y"``.
     Targets may be missing, NaN or, among integers, -100: they add nothing, and a mini-batch keeps its scale N/B.
+    Of an output with an attribute ``logits``, as models of `transformers` return, one likelihood takes the logits.
 
     :param PyroModule bnn: a :class:`~pyro_radial.nn.BayesianModule`, or another model that returns the output of a
         network as a tensor ``[*draws, B, *outputs]``, or a dict of such.
@@ -113,6 +123,7 @@ class SupervisedModel(nn.Module):
             raise ValueError(
                 f"the network of bnn{self._dtype()} failed{_where(error)}, given {_described(x)}: {error}"
             ) from error
+        f = for_likelihood(f, self.likelihood)
         if not isinstance(f, Tensor) and isinstance(self.likelihood, Likelihood):
             raise ValueError(
                 f"the network of bnn must return one tensor, got {type(f).__name__}: "
@@ -131,7 +142,12 @@ def inputs_of(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (x if isinstance(x, tuple) else (x,)), {}
 
 
-def _has_targets(x: Any, y: Any = None) -> bool:
+def for_likelihood(f: Any, likelihood: Any) -> Any:
+    """The part of a network's output that a likelihood takes: the logits, if they are named; else all."""
+    return getattr(f, "logits", f) if isinstance(likelihood, Likelihood) else f
+
+
+def _has_targets(x: Any = None, y: Any = None) -> bool:
     """Whether a call has targets, as that of a loss does."""
     return y is not None
 
@@ -234,7 +250,8 @@ class ModelNetwork:
 
         def function(x: Any, parameters: Mapping[str, Tensor]) -> Any:
             tensors = {**fixed, **self.bnn.one_value_each(parameters)}
-            return self.likelihood.function_values(functional.single(tensors, *inputs_of(x)))
+            f = for_likelihood(functional.single(tensors, *inputs_of(x)), self.likelihood)
+            return self.likelihood.function_values(f)
 
         return function
 

@@ -16,7 +16,7 @@ from pyro_radial._pyro.checks import held_numbers, positive_count, proper_fracti
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.data import Rows, as_inputs, device_of, dtype_of, move
-from pyro_radial.nn.likelihoods import Categorical
+from pyro_radial.nn.likelihoods import MISSING_LABEL, Categorical
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods, split_missing
 from pyro_radial.uncertainty.calibration import expected_calibration_error, reliability
 from pyro_radial.uncertainty.intervals import crps_from_draws, interval_coverage, quantile_calibration
@@ -60,7 +60,8 @@ class Evaluation:
         :raises ImportError: without matplotlib.
         """
         if _of_classes(self.prediction):
-            return plot_reliability({"test": reliability(self.prediction.mean, self.targets)}, ax)
+            labels, prediction = _by_label(self.prediction, self.targets)
+            return plot_reliability({"test": reliability(prediction.mean, labels)}, ax)
         quantiles = self.prediction.quantiles(LEVELS)
         return plot_quantile_calibration({"test": quantile_calibration(quantiles, LEVELS, self.targets)}, ax)
 
@@ -78,6 +79,7 @@ def evaluate(
     r"""Predict test data and compute the usual scores, each with its standard error over draws.
 
     For classes: accuracy, negative log-likelihood (NLL, nats per point), expected calibration error and Brier score.
+    With many labels per point, as for tokens, each label that counts is a point; ``ood`` is then not supported.
     For real targets, in their units: RMSE, NLL, CRPS, and coverage and mean width of central intervals. With ``ood``,
     each measure of unfamiliarity gets an AUROC, and a false positive rate at the threshold that finds 95 % of the
     unfamiliar inputs. The measures are entropy, mutual information, and, with logits f, energy
@@ -142,6 +144,10 @@ def _evaluation(parts: list[Prediction], y: Any, level: float, output: str | Non
         parts = [replace(parts[0], samples=samples), *parts[1:]]
     targets = parts[0].likelihood.check_target(samples, targets)
 
+    event_dim = parts[0].likelihood.event_dim if _of_classes(parts[0]) else 1
+    if len(parts) > 1 and event_dim > 1:
+        raise ValueError(f"ood must be None for many labels per point (event_dim={event_dim})")
+
     def scores(chosen: Tensor | slice) -> dict[str, float]:
         inside, *outside = (_draws(part, chosen) for part in parts)
         found = _of_labels(inside, targets) if _of_classes(inside) else _of_numbers(inside, targets, level)
@@ -152,6 +158,7 @@ def _evaluation(parts: list[Prediction], y: Any, level: float, output: str | Non
 
 
 def _of_labels(prediction: Prediction, labels: Tensor) -> dict[str, float]:
+    labels, prediction = _by_label(prediction, labels)
     probs = prediction.mean
     return {
         "accuracy": float(accuracy(probs, labels)),
@@ -194,6 +201,15 @@ def _unfamiliarity(prediction: Prediction) -> dict[str, Tensor]:
 
 def _of_classes(prediction: Prediction) -> bool:
     return isinstance(prediction.likelihood, Categorical)
+
+
+def _by_label(prediction: Prediction, labels: Tensor) -> tuple[Tensor, Prediction]:
+    """The labels that count, each as a point of its own, and their prediction."""
+    there = labels.flatten() != MISSING_LABEL
+    samples = prediction.samples.flatten(1, -2)
+    if not there.all():
+        samples = samples[:, there]
+    return labels.flatten()[there], replace(prediction, samples=samples, likelihood=Categorical())
 
 
 def _draws(prediction: Prediction, chosen: Tensor | slice) -> Prediction:

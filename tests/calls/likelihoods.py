@@ -28,6 +28,10 @@ TARGETS = {
     ),
     "Gaussian": (torch.ones(4, 2), {"flags": torch.ones(4, 2, dtype=torch.bool)}),
     "HeteroscedasticGaussian": (torch.ones(4, 1), {"flags": torch.ones(4, 1, dtype=torch.bool)}),
+    "MaskedCategorical": (
+        torch.tensor([1, -100, 0, -100]),
+        {"class out of range": torch.full((4,), 2), "no label": torch.full((4,), -100), "real numbers": torch.ones(4)},
+    ),
     "MaskedGaussian": (torch.full((4, 2), math.nan), {"inf": torch.full((4, 2), math.inf)}),
     "Poisson": (torch.ones(4, 2), {"negative": -torch.ones(4, 2), "half": torch.full((4, 2), 0.5)}),
 }
@@ -85,10 +89,10 @@ CALLS = [
             f"nn.likelihoods.{name}",
             lambda: dict(num_data=100, event_dim=2),
             settings(num_data=100, event_dim=2),
-            invalid=shared | ({"event_dim": positive_int} if name == "Categorical" else {}),
+            invalid=shared | ({"event_dim": positive_int} if "Categorical" in name else {}),
             also=(({"num_data": None}, settings(num_data=None)),),
         )
-        for name in ("Bernoulli", "Categorical", "Poisson")
+        for name in ("Bernoulli", "Categorical", "MaskedCategorical", "Poisson")
     ),
     *(
         Call(
@@ -135,6 +139,7 @@ METHODS = {
     "Categorical": "observation inverse_link predictive_entropy target_shape check_target check_target_values",
     "Gaussian": "observation inverse_link noise",
     "HeteroscedasticGaussian": "observation inverse_link target_shape check_output",
+    "MaskedCategorical": "observation check_target_values",
     "MaskedGaussian": "observation check_target_values",
     "Poisson": "observation inverse_link check_target_values",
 }

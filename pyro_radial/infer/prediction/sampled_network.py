@@ -23,7 +23,7 @@ from pyro_radial.nn.bayesian_module import place_below
 from pyro_radial.nn.functional_net import FunctionalNet, loop
 from pyro_radial.nn.likelihoods import full_precision
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
-from pyro_radial.nn.supervised import ModelNetwork, inputs_of, network_of
+from pyro_radial.nn.supervised import ModelNetwork, for_likelihood, inputs_of, network_of
 
 __all__ = ["SampledNetwork"]
 
@@ -160,7 +160,7 @@ class SampledNetwork(nn.Module):
         for start in range(0, number, chunk_size):
             rows = slice(start, min(start + chunk_size, number))
             args, kwargs = inputs_of(move(take(x, rows), device_of(self)))
-            values = self(*args, **kwargs)
+            values = for_likelihood(self(*args, **kwargs), self.likelihood)
             named = isinstance(self.likelihood, NamedLikelihoods)
             for output in self.likelihood.function_values(values).values() if named else (values,):
                 if not isinstance(output, Tensor) or output.shape[1:2] != (rows.stop - start,):

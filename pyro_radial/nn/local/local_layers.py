@@ -23,6 +23,8 @@ from pyro_radial.nn.local.unit_noise import ASKS, LAYERS, NOISE, PARAMETER, Para
 __all__ = ["AskForLocalReparameterization", "LocalLayers"]
 
 PARAMETERS = ("weight", "bias")
+#: What reads the dtype of a tensor, as its ``__torch_function__`` sees it.
+DTYPE_OF = vars(torch._C.TensorBase)["dtype"].__get__
 #: The tensors of a noise, which follow the name of its site.
 NOISE_PARTS = ("loc", "scale")
 
@@ -146,6 +148,7 @@ class LocalLayers:
             loc, scale = (tensors.pop(f"{site}.{part}") for part in NOISE_PARTS)
             parameters[site] = replace(noise, loc=loc, scale=scale)
             tensors[site] = self._elsewhere[site]
+            self._elsewhere[site].drawn_dtype = loc.dtype
         tensors.pop("", None)
         calls = []
         for name in dict.fromkeys(site.rpartition(".")[0] for site in noises):
@@ -183,9 +186,13 @@ class _Call:
 
 
 class _Elsewhere(Tensor):
-    """Takes the place of a layer's parameter; any use of it outside the layer raises a _NotLocalError."""
+    """Takes the place of a layer's parameter; any use of it outside the layer raises a _NotLocalError.
+
+    Reading its dtype is no use: adapters of `peft` do so.
+    """
 
     site: str
+    drawn_dtype: torch.dtype
 
     @classmethod
     def of(cls, site: str, parameter: Tensor) -> "_Elsewhere":
@@ -198,6 +205,8 @@ class _Elsewhere(Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         own = next((arg for arg in tree_leaves((args, kwargs)) if isinstance(arg, cls)), None)
+        if own is not None and func == DTYPE_OF:
+            return own.drawn_dtype
         layer = "" if own is None else own.site.rpartition(".")[0]
         raise _NotLocalError(layer, "it is used outside of its layer")
 
