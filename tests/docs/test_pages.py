@@ -69,8 +69,15 @@ def public_class_is_wrong_as_described(scope):
     )
 
 
+# Pages that need other packages.
+NEEDS = {"adapters": ("peft", "transformers")}
 # What a page promises in words.
 PROMISES = {
+    # Two numbers for each weight of the adapters and the head, and not those of the base model.
+    "adapters": lambda scope: (
+        sum(value.numel() for value in torch.load("adapters.pt").values())
+        == 2 * sum(parameter.numel() for parameter in scope["model"].bnn.sample_parameters().values())
+    ),
     "getting_started": lambda scope: scope["result"].history[-1]["nll"] < 0.5,
     "decisions": lambda scope: (
         scope["result"].relative_regret() < 80 and scope["first"].arms.tolist() == scope["again"].arms.tolist()
@@ -114,6 +121,9 @@ PROMISES = {
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for package in NEEDS.get(page.stem, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     scope = run(page, {"__name__": page.stem})
     assert PROMISES.get(page.stem, lambda scope: True)(scope)
 

@@ -5,7 +5,6 @@
 
 import subprocess
 import sys
-import warnings
 
 import pyro.distributions as dist
 import pytest
@@ -49,10 +48,7 @@ def llama():
 
 
 def with_lora(net, *targets, **options):
-    with warnings.catch_warnings():
-        # transformers deprecates a name that peft reads.
-        warnings.simplefilter("ignore", FutureWarning)
-        return peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=list(targets), **options)).eval()
+    return peft.get_peft_model(net, peft.LoraConfig(r=2, target_modules=list(targets), **options)).eval()
 
 
 def inputs():
