@@ -290,11 +290,8 @@ class MaskedCategorical(Categorical):
         return _MaskedCategorical(logits=f, validate_args=False).to_event(self.event_dim - 1)
 
     def check_target_values(self, f: Tensor, y: Tensor) -> None:
-        """Raise a ValueError for a label out of range other than -100, or if no label counts."""
-        there = y != MISSING_LABEL
-        super().check_target_values(f, torch.where(there, y, 0))
-        if pyro.settings.get("validate_distributions_pyro") and not bool(there.any()):
-            raise ValueError("y must hold at least one label that counts in each batch, got only -100")
+        """Raise a ValueError for a label out of range other than -100."""
+        super().check_target_values(f, torch.where(y != MISSING_LABEL, y, 0))
 
 
 class _MaskedCategorical(dist.Categorical):

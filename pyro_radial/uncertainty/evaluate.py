@@ -206,6 +206,8 @@ def _of_classes(prediction: Prediction) -> bool:
 def _by_label(prediction: Prediction, labels: Tensor) -> tuple[Tensor, Prediction]:
     """The labels that count, each as a point of its own, and their prediction."""
     there = labels.flatten() != MISSING_LABEL
+    if not there.any():
+        raise ValueError("test must hold at least one label that counts, got only -100")
     samples = prediction.samples.flatten(1, -2)
     if not there.all():
         samples = samples[:, there]

@@ -3,6 +3,7 @@
 
 import ast
 import inspect
+import platform
 import re
 from pathlib import Path
 
@@ -116,6 +117,8 @@ def test_the_saved_rows_are_those_of_the_default_form(experiment, tiny_data, mon
     for package in (torch, scipy, mpmath):
         saved = results.setting.get(package.__name__, package.__version__)
         monkeypatch.setattr(package, "__version__", saved)
+    saved = results.setting.get("python", platform.python_version())
+    monkeypatch.setattr(platform, "python_version", lambda: saved)
     monkeypatch.setattr(Results, "_save", lambda self, rows, keys: pytest.fail(f"not saved: {list(keys)}"))
     experiment.run(results.path, **options_of(experiment, data_dir=tiny_data))
 

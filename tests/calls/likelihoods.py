@@ -30,7 +30,7 @@ TARGETS = {
     "HeteroscedasticGaussian": (torch.ones(4, 1), {"flags": torch.ones(4, 1, dtype=torch.bool)}),
     "MaskedCategorical": (
         torch.tensor([1, -100, 0, -100]),
-        {"class out of range": torch.full((4,), 2), "no label": torch.full((4,), -100), "real numbers": torch.ones(4)},
+        {"class out of range": torch.full((4,), 2), "real numbers": torch.ones(4)},
     ),
     "MaskedGaussian": (torch.full((4, 2), math.nan), {"inf": torch.full((4, 2), math.inf)}),
     "Poisson": (torch.ones(4, 2), {"negative": -torch.ones(4, 2), "half": torch.full((4, 2), 0.5)}),

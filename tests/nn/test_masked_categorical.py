@@ -104,10 +104,13 @@ def test_a_label_out_of_range_is_named(label, message):
         model(x, y)
 
 
-def test_a_batch_without_labels_is_refused():
-    x, y, model, _ = problem()
-    with pytest.raises(ValueError, match="y must hold at least one label that counts in each batch, got only -100"):
-        model(x, torch.full_like(y, -100))
+def test_a_batch_without_labels_adds_nothing_but_gives_no_scores():
+    x, y, model, guide = problem()
+    elbo = RadialELBO()
+    elbo(model, guide)(x, torch.full_like(y, -100))
+    assert float(elbo.terms.negative_log_likelihood) == 0.0
+    with pytest.raises(ValueError, match="test must hold at least one label that counts, got only -100"):
+        evaluate(model, guide, (x, torch.full_like(y, -100)), num_samples=2)
 
 
 def test_the_error_of_a_categorical_says_who_ignores_labels():
