@@ -13,7 +13,6 @@ import pkgutil
 import platform
 import random
 import re
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -62,13 +61,11 @@ LENGTH, PADDING, UNKNOWN, START = 32, 0, 1, 2
 #: The most pieces of one object; otherwise a long text could be a third of the validation pieces.
 MOST = 4
 RANK = 4
-#: The seeds that choose settings.
-SEARCH_SEEDS = (0, 1)
 
 POINT, MEAN_FIELD, RADIAL, ON_A, LOW_RANK = "point", "mean field", "radial", "radial on A alone", "low-rank radial"
 METHODS = (POINT, MEAN_FIELD, RADIAL, ON_A, LOW_RANK)
 SETTING = ("method", "prior_scale", "kl_weight")
-SCORES = {"accuracy": "test accuracy", "nll": "NLL", "calibration_error": "ECE", "seconds": "seconds"}
+SCORES = {"accuracy": "test accuracy", "nll": "NLL", "calibration_error": "ECE"}
 
 
 class Size(NamedTuple):
@@ -82,7 +79,7 @@ class Size(NamedTuple):
     first_epochs: int = 9
     epochs: int = 20
     num_samples: int = 64
-    prior_scales: tuple[float, ...] = (0.2, 0.4, 0.8)
+    prior_scales: tuple[float, ...] = (0.4, 0.8)
     kl_weights: tuple[float, ...] = (0.1, 1.0)
 
 
@@ -214,47 +211,74 @@ def families_of(method: str) -> Any:
 
 
 def run(output: Path, *, form: Form = "default", workers: int = 1, threads: int = 1) -> None:
-    """Choose the prior and the weight of the KL by validation rows of two seeds; test on other seeds."""
+    """Choose the prior, the weight of the KL and the epochs by validation rows of seed 0; test on other seeds."""
     size, python = SIZES[form], platform.python_version()
     results = Results(
         output, {"torch": torch.__version__, "python": python, "threads": threads, "rank": RANK, **size._asdict()}
     )
-
-    def job(part: str, seed: int, *setting: Any) -> Job:
-        keys = {"part": part, "seed": seed, **dict(zip(SETTING, setting, strict=True))}
-        return Job(keys, adapted, (seed, size, part == "test", *setting))
-
-    grid = product(SEARCH_SEEDS, METHODS, size.prior_scales, size.kl_weights)
-    compute_all(results, [job("search", *setting) for setting in grid], workers, threads)
-    test = product(range(FIRST_SEED, FIRST_SEED + size.seeds), METHODS)
-    compute_all(results, [job("test", seed, *chosen(results, method)) for seed, method in test], workers, threads)
-
-
-def chosen(results: Results, method: str) -> tuple[str, float, float]:
-    """The setting with the lowest mean validation NLL."""
-
-    def nll(setting: tuple[float, float]) -> float:
-        row = dict(zip(SETTING, (method, *setting), strict=True))
-        return sum(results.values("validation_nll", part="search", **row))
-
-    scales, weights = results.setting["prior_scales"], results.setting["kl_weights"]
-    return method, *min(product(scales, weights), key=nll)
+    search = [
+        Job({"part": "search", **dict(zip(SETTING, setting, strict=True))}, searched, (size, *setting))
+        for setting in product(METHODS, size.prior_scales, size.kl_weights)
+    ]
+    compute_all(results, search, workers, threads)
+    test = [
+        Job({"part": "test", "seed": seed, "method": method}, tested, (seed, size, chosen(results, method)))
+        for seed, method in product(range(FIRST_SEED, FIRST_SEED + size.seeds), METHODS)
+    ]
+    compute_all(results, test, workers, threads)
 
 
-def adapted(seed: int, size: Size, tested: bool, method: str, prior_scale: float, kl_weight: float) -> Row:
-    """Train adapters of the network of a seed, and score them."""
-    net, tokens = first_network(seed, size)
-    train, validation, test = (encode(rows, tokens) for rows in second_task(seed, size))
-    net = with_adapters(net, seed)
-    start = time.process_time()
+def chosen(results: Results, method: str) -> Row:
+    """The setting with the lowest validation NLL."""
+    return min(results.where(part="search", method=method), key=lambda row: row["nll"])
+
+
+def searched(size: Size, method: str, prior_scale: float, kl_weight: float) -> Row:
+    """Find the best epoch for a setting."""
+    model, guide = network(0, size, method, prior_scale)
+    train, validation, _ = parts(0, size)
+    result = trained(model, guide, train, method, kl_weight, size.epochs, 0, validation)
+    return {"epochs": result.best_epoch + 1, **scores(model, guide, validation, method, size)}
+
+
+def tested(seed: int, size: Size, setting: Row) -> Row:
+    """Train with a chosen setting, and score the test pieces."""
+    method = setting["method"]
+    model, guide = network(seed, size, method, setting["prior_scale"])
+    train, _, test = parts(seed, size)
+    trained(model, guide, train, method, setting["kl_weight"], setting["epochs"], seed)
+    return scores(model, guide, test, method, size)
+
+
+def network(seed: int, size: Size, method: str, prior_scale: float) -> tuple[SupervisedModel, AutoRadial]:
+    """A model with adapters, and its guide."""
+    net = with_adapters(first_network(seed, size)[0], seed)
     bnn = BayesianModule(net, dist.Normal(0.0, prior_scale), select="lora_|modules_to_save")
     model = SupervisedModel(bnn, likelihoods.Categorical())
-    guide = AutoRadial(model, families=families_of(method), init_stddev=prior_scale / 10)
-    result = fit(
+    return model, AutoRadial(model, families=families_of(method), init_stddev=prior_scale / 10)
+
+
+def parts(seed: int, size: Size) -> list[Any]:
+    """Pieces to train on, to choose by and to test, as inputs and labels."""
+    return [encode(rows, first_network(seed, size)[1]) for rows in second_task(seed, size)]
+
+
+def trained(
+    model: SupervisedModel,
+    guide: AutoRadial,
+    data: Any,
+    method: str,
+    kl_weight: float,
+    epochs: int,
+    seed: int,
+    validation: Any = None,
+) -> Any:
+    """Train adapters."""
+    return fit(
         model,
         guide,
-        train,
-        epochs=size.epochs,
+        data,
+        epochs=epochs,
         batch_size=32,
         optim=pyro.optim.Adam({"lr": 3e-3}),
         loss=RadialELBO(kl_weight=kl_weight, strict_kl=method not in (POINT, ON_A)),
@@ -262,15 +286,14 @@ def adapted(seed: int, size: Size, tested: bool, method: str, prior_scale: float
         seed=seed,
         progress=False,
     )
-    row: Row = {"best_epoch": result.best_epoch, "seconds": time.process_time() - start}
-    draws = 1 if method == POINT else size.num_samples
-    parts = {"validation_": validation} | ({"": test} if tested else {})
-    for name, (x, y) in parts.items():
-        probabilities = predict(model, guide, x, draws).mean
-        row[f"{name}nll"] = float(negative_log_likelihood(probabilities, y))
-        row[f"{name}accuracy"] = float(accuracy(probabilities, y))
-        row[f"{name}calibration_error"] = float(expected_calibration_error(probabilities, y))
-    return row
+
+
+def scores(model: SupervisedModel, guide: AutoRadial, data: Any, method: str, size: Size) -> Row:
+    """Score predictions; a point needs one draw."""
+    x, y = data
+    probabilities = predict(model, guide, x, 1 if method == POINT else size.num_samples).mean
+    measures = zip(SCORES, (accuracy, negative_log_likelihood, expected_calibration_error), strict=True)
+    return {name: float(measure(probabilities, y)) for name, measure in measures}
 
 
 def bert(num_tokens: int, num_classes: int, hidden: int) -> nn.Module:
@@ -426,9 +449,9 @@ def report(results: Results) -> str:
     lines = []
     for method in METHODS:
         values = {name: results.values(name, part="test", method=method) for name in SCORES}
-        _, scale, weight = chosen(results, method)
-        cells = [with_error(values[name], 1 if name == "seconds" else 3) for name in SCORES]
-        lines.append([method, *cells, f"{scale:g}", f"{weight:g}"])
+        setting = chosen(results, method)
+        cells = [with_error(values[name], 3) for name in SCORES]
+        lines.append([method, *cells, *(f"{setting[name]:g}" for name in ("prior_scale", "kl_weight", "epochs"))])
     setting = results.setting
     scales, weights = (", ".join(map(str, setting[name])) for name in ("prior_scales", "kl_weights"))
     seeds = len(results.where(part="test", method=POINT))
@@ -437,15 +460,15 @@ def report(results: Results) -> str:
 A BERT of `transformers` with two layers of {setting["hidden"]} learns, as a plain network, to say which of ten \
 modules of Python's library a piece of 32 words of a docstring is from. Then its weights are frozen, and LoRA \
 adapters of rank {setting["rank"]} by `peft` and a new head learn eight other modules from {setting["train"]} pieces. \
-A docstring gives at most {MOST} pieces, all to one of the parts. The prior's scale ({scales}) and the KL weight \
-({weights}; for points, of the weight decay) are those with the lowest mean NLL of {setting["validation"]} other \
-pieces with {len(SEARCH_SEEDS)} seeds. The epoch, of {setting["epochs"]}, is the best on such pieces in every run. \
-Numbers are means and standard errors over {seeds} other seeds, each with its own pretraining, pieces and start \
-(`python -m benchmarks.uncertainty.adapters`, with the docstrings of Python {setting["python"]}). A posterior on A \
-alone leaves B and the head points. The low-rank family has one radius and a covariance of two learned directions \
-and a diagonal; it is defined in this file, with its KL in closed form. Seconds are those of one training on one core.
+A docstring gives at most {MOST} pieces, all to one of the parts. The prior's scale ({scales}), the KL weight \
+({weights}; for points, of the weight decay) and the number of epochs, up to {setting["epochs"]}, are those with the \
+lowest NLL of {setting["validation"]} other pieces with seed 0. Numbers are means and standard errors over {seeds} \
+other seeds, each with its own pretraining, pieces and start (`python -m benchmarks.uncertainty.adapters`, with the \
+docstrings of Python {setting["python"]}). A posterior on A alone leaves B and the head points. The low-rank family \
+has one radius and a covariance of two learned directions and a diagonal; it is defined in this file, with its KL in \
+closed form.
 
-{markdown_table(["", *SCORES.values(), "prior scale", "KL weight"], lines)}
+{markdown_table(["", *SCORES.values(), "prior scale", "KL weight", "epochs"], lines)}
 
 {results.plot("Test NLL, calibration error and accuracy of each seed by method")}
 """
