@@ -51,7 +51,7 @@ class ConformalSets:
 
     level: float
     threshold: float
-    score: str = "aps"
+    score: str = "lac"
 
     def __post_init__(self) -> None:
         proper_fraction("level", self.level)
@@ -60,7 +60,7 @@ class ConformalSets:
 
     @classmethod
     def fit(
-        cls, probs: torch.Tensor | Prediction, labels: torch.Tensor, level: float = 0.9, score: str = "aps"
+        cls, probs: torch.Tensor | Prediction, labels: torch.Tensor, level: float = 0.9, score: str = "lac"
     ) -> ConformalSets:
         """Find the threshold from calibration points that were used neither for training nor for any choice.
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import held_numbers, positive_count, proper_fraction
+from pyro_radial._pyro.checks import held_numbers, proper_fraction
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.data import Rows, as_inputs, device_of, dtype_of, move
@@ -74,7 +74,15 @@ class Evaluations(dict[str, Evaluation]):
 
 
 def evaluate(
-    model: Callable[..., Any], guide: Any, test: Any, *, ood: Any = None, num_samples: int = 64, level: float = 0.9
+    model: Callable[..., Any],
+    guide: Any,
+    test: Any,
+    *,
+    ood: Any = None,
+    num_samples: int | None = None,
+    method: Literal["draws", "linearized", "probit"] = "draws",
+    level: float = 0.9,
+    progress: bool = True,
 ) -> Any:
     r"""Predict test data and compute the usual scores, each with its standard error over draws.
 
@@ -84,7 +92,7 @@ def evaluate(
     each measure of unfamiliarity gets an AUROC, and a false positive rate at the threshold that finds 95 % of the
     unfamiliar inputs. The measures are entropy, mutual information, and, with logits f, energy
     :math:`-\log \sum_k e^{f_k}` and :math:`-\max_k f_k`, both means over draws; for real targets, the epistemic
-    variance.
+    variance. One draw, as of the probit, has no mutual information.
 
     Standard errors come from the jackknife over eight groups of draws.
 
@@ -95,8 +103,10 @@ def evaluate(
     :param guide: its guide, or samples.
     :param test: inputs and targets, as the data of :func:`~pyro_radial.fit`.
     :param ood: other inputs ``[M, ...]``, which the model should find unfamiliar.
-    :param num_samples: S, the number of draws.
+    :param num_samples: S, the number of draws, as of :func:`~pyro_radial.predict`.
+    :param method: of the prediction, as of :func:`~pyro_radial.predict`.
     :param level: the level of intervals for real targets, between zero and one.
+    :param progress: whether to show a progress bar.
     :returns: an :class:`Evaluation`; for a model of named outputs, a dict with one for each name, which leaves out rows
         with missing targets of that output.
     :raises ValueError: naming the argument that does not fit.
@@ -111,11 +121,10 @@ def evaluate(
         >>> model = SupervisedModel(BayesianModule(nn.Linear(2, 3)), likelihoods.Categorical())
         >>> guide = AutoRadial(model)
         >>> guide.setup(x, torch.arange(20) % 3)
-        >>> found = evaluate(model, guide, (x, torch.arange(20) % 3), ood=10 * x, num_samples=16)
+        >>> found = evaluate(model, guide, (x, torch.arange(20) % 3), ood=10 * x, progress=False)
         >>> list(found.scores)[:5]
         ['accuracy', 'NLL', 'ECE', 'Brier', 'AUROC, entropy']
     """
-    positive_count("num_samples", num_samples)
     proper_fraction("level", level)
     likelihood: Any = getattr(model, "likelihood", None)
     if likelihood is None:
@@ -123,7 +132,7 @@ def evaluate(
     dtype = dtype_of(guide, model)
     x, y = Rows(test, "test", dtype).all()
     inputs = [x] if ood is None else [x, as_inputs(ood, "ood", dtype)]
-    parts = [predict(model, guide, each, num_samples) for each in inputs]
+    parts = [predict(model, guide, each, num_samples, method=method, progress=progress) for each in inputs]
     if not isinstance(likelihood, NamedLikelihoods):
         return _evaluation(parts, y, level)
     likelihood.check_target({name: each.samples for name, each in parts[0].items()}, move(y, device_of(guide, model)))
@@ -191,9 +200,10 @@ def _unfamiliarity(prediction: Prediction) -> dict[str, Tensor]:
     """Scores that are higher at unfamiliar inputs, ``[N]`` each."""
     if not _of_classes(prediction):
         return {"epistemic variance": prediction.epistemic_variance.flatten(1).sum(-1)}
+    several = {"mutual information": prediction.mutual_information} if len(prediction.samples) > 1 else {}
     return {
         "entropy": prediction.entropy,
-        "mutual information": prediction.mutual_information,
+        **several,
         "energy": -prediction.samples.logsumexp(-1).mean(0),
         "largest logit": -prediction.samples.amax(-1).mean(0),
     }

@@ -21,7 +21,18 @@ from pyro_radial.uncertainty import (
     referral_curve,
     reliability,
 )
-from tests.calls.sweep import Call, mapping, optional, positive_float, positive_int, some, tensor, text
+from tests.calls.sweep import (
+    Call,
+    flag,
+    mapping,
+    name_of_one,
+    optional,
+    positive_float,
+    positive_int,
+    some,
+    tensor,
+    text,
+)
 
 NAN, INF = math.nan, math.inf
 X, Y = torch.tensor([[0.1, 0.2], [0.3, -0.4], [-0.5, 0.6]]), torch.tensor([[0.1], [0.2], [-0.3]])
@@ -183,17 +194,25 @@ CALLS = [
     ),
     Call(
         "uncertainty.evaluate",
-        lambda: dict(regression(), test=(X, Y), ood=10 * X, num_samples=4, level=0.8),
+        lambda: (
+            dict(regression(), test=(X, Y), ood=10 * X, num_samples=4, level=0.8)
+            | dict(method="linearized", progress=False)
+        ),
         lambda found: found.scores["RMSE"] > 0,
         invalid=dict(
             model=some(None, "x", 3) | {"without likelihood": nn.Linear(2, 1)},
             guide=some(None, "x", 3),
             test=some(None, "x", 3, X, (X,), (X, Y[:2]), (X * NAN, Y), (X, Y * NAN)),
             ood=some("x", 3, X * NAN, X[:0]),
-            num_samples=positive_int,
+            num_samples=optional(positive_int),
+            method=name_of_one | {"class": AutoRadial},
             level=levels,
+            progress=flag,
         ),
-        also=((dict(ood=None), lambda found: "AUROC, epistemic variance" not in found.scores),),
+        also=(
+            (dict(ood=None), lambda found: "AUROC, epistemic variance" not in found.scores),
+            (dict(num_samples=None), lambda found: len(found.prediction.samples) == 64),
+        ),
     ),
     Call(
         "uncertainty.ConformalSets",

@@ -38,7 +38,7 @@ def of_numbers(noise=0.5):
 def test_scores_of_classes_are_those_of_the_prediction():
     model, guide, x, y = of_classes()
     torch.manual_seed(1)
-    found = evaluate(model, guide, (x, y), ood=10 * x)
+    found = evaluate(model, guide, (x, y), ood=10 * x, progress=False)
     torch.manual_seed(1)
     prediction, other = predict(model, guide, x), predict(model, guide, 10 * x)
     assert torch.equal(found.prediction.samples, prediction.samples)
@@ -52,6 +52,24 @@ def test_scores_of_classes_are_those_of_the_prediction():
     }
     assert {name: found.scores[name] for name in expected} == pytest.approx({n: float(v) for n, v in expected.items()})
     assert {name.split(",")[0] for name in list(found.scores)[4:]} == {"AUROC", "FPR95"}
+
+
+def test_it_scores_each_method_of_predict_and_the_probit_has_no_mutual_information():
+    model, guide, x, y = of_classes()
+    found = evaluate(model, guide, (x, y), ood=10 * x, method="probit", progress=False)
+    prediction = predict(model, guide, x, method="probit")
+    assert found.scores["NLL"] == pytest.approx(-float(prediction.log_prob(y).mean()))
+    assert "AUROC, entropy" in found.scores
+    assert "AUROC, mutual information" not in found.scores
+    assert math.isnan(found.errors["NLL"])
+
+
+def test_samples_of_another_method_are_scored():
+    model, _, x, y = of_classes()
+    net = nn.Linear(2, 2)
+    samples = {name: value.expand(5, *value.shape) for name, value in net.state_dict().items()}
+    found = evaluate(model, samples, (x, y), progress=False)
+    assert found.scores["NLL"] == pytest.approx(nn.functional.cross_entropy(net(x), y).item(), rel=1e-5)
 
 
 def test_scores_of_real_targets_are_those_of_the_true_model():
@@ -113,7 +131,7 @@ def of_named_outputs():
 def test_named_outputs_have_the_scores_of_their_own_predictions_without_missing_targets():
     model, guide, x, y = of_named_outputs()
     torch.manual_seed(1)
-    found = evaluate(model, guide, (x, y), ood=10 * x)
+    found = evaluate(model, guide, (x, y), ood=10 * x, progress=False)
     torch.manual_seed(1)
     prediction, other = predict(model, guide, x), predict(model, guide, 10 * x)
     heights, kinds = torch.arange(60) != 5, y["kind"] >= 0
