@@ -102,7 +102,6 @@ def score_estimators():
     estimators = {
         "stein": SteinScore(ridge=0.1),
         "gaussian": GaussianScore(),
-        "shrunk": GaussianScore(shrinkage="oas"),
     }
     return {name: [estimate(draws), estimate(draws, points)] for name, estimate in estimators.items()}
 
