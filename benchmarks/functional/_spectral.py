@@ -37,7 +37,7 @@ class SpectralSteinScore:
     @torch.no_grad()
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
         """The estimated score ``[T, K]``."""
-        white = _whiten(samples, at, None)
+        white = _whiten(samples, at)
         width = _median_distance(white.samples)
         kernel, slope = _kernel_and_slope(white.samples, white.samples, width)
         eigenvalues, vectors = (part.flip(-1) for part in torch.linalg.eigh(kernel))

@@ -61,7 +61,6 @@ ESTIMATORS = {
     "SpectralSteinScore()": SpectralSteinScore(),
     "SteinScore()": SteinScore(),
     "GaussianScore()": GaussianScore(),
-    "GaussianScore('oas')": GaussianScore("oas"),
 }
 
 

@@ -4,7 +4,7 @@
 r"""Scores of distributions estimated from draws, :math:`\nabla_f \log q(f)`."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pyro.infer.util import is_validation_enabled
@@ -25,9 +25,6 @@ __all__ = ["GaussianScore", "ScoreEstimator", "SteinScore"]
 #: smooth function's values is largest.
 ScoreEstimator = Callable[..., Tensor]
 
-#: None, or the name of a way to shrink a covariance to a multiple of the identity.
-Shrinkage = Literal["oas"] | None
-
 
 class GaussianScore:
     r"""The score of the normal distribution with the draws' mean m and covariance C.
@@ -39,11 +36,7 @@ class GaussianScore:
     themselves :math:`c = n / (n - 1)`, because each draw had a part in C. Then
     :math:`\frac1n \sum_i \hat s(f_i) (f_i - m)^T = -I`, which is Stein's identity.
 
-    :param shrinkage: None, or ``"oas"`` to shrink C to a multiple of the identity (Chen, Wiesel, Eldar and Hero 2010,
-        "Shrinkage algorithms for MMSE covariance estimation", eq. 23), which works with any two draws. Then c is 1 at
-        other values, and at the draws satisfies the trace of the identity above.
-    :raises ValueError: naming ``shrinkage``; when called, naming ``samples`` or ``at``, or for fewer than d + 3 draws
-        without shrinkage.
+    :raises ValueError: when called, naming ``samples`` or ``at``, also for fewer than d + 3 draws.
 
     Example::
 
@@ -53,13 +46,10 @@ class GaussianScore:
         True
     """
 
-    def __init__(self, shrinkage: Shrinkage = None) -> None:
-        self.shrinkage = _check_shrinkage(shrinkage)
-
     @torch.no_grad()
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
         """The estimated score ``[T, K]``."""
-        white = _whiten(samples, at, self.shrinkage)
+        white = _whiten(samples, at)
         return white.score(_gaussian_score(white, white.at, at is None), samples)
 
 
@@ -81,8 +71,7 @@ class SteinScore:
     estimators", section 3, with a diagonal kernel. With :math:`g = 0` it misses most of the score in 60 dimensions.
 
     :param float ridge: :math:`\rho`.
-    :param shrinkage: of the covariance, as in :class:`GaussianScore`.
-    :raises ValueError: naming ``ridge`` or ``shrinkage``; when called, as :class:`GaussianScore`.
+    :raises ValueError: naming ``ridge``; when called, as :class:`GaussianScore`.
 
     Example::
 
@@ -91,14 +80,13 @@ class SteinScore:
         tensor([ True, False])
     """
 
-    def __init__(self, ridge: float = 0.01, shrinkage: Shrinkage = None) -> None:
+    def __init__(self, ridge: float = 0.01) -> None:
         self.ridge = positive_float("ridge", ridge)
-        self.shrinkage = _check_shrinkage(shrinkage)
 
     @torch.no_grad()
     def __call__(self, samples: Tensor, at: Tensor | None = None) -> Tensor:
         """The estimated score ``[T, K]``."""
-        white = _whiten(samples, at, self.shrinkage)
+        white = _whiten(samples, at)
         width, eta = _median_distance(white.samples), self.ridge * len(samples)
         base = _gaussian_score(white, white.samples, True)
 
@@ -123,8 +111,6 @@ class _White(NamedTuple):
     at: Tensor
     #: The lower Cholesky factor ``[K, K]`` of the covariance of the draws.
     factor: Tensor
-    #: Whether that covariance was shrunk.
-    shrunk: bool
 
     def score(self, score: Tensor, like: Tensor) -> Tensor:
         """Transform a score from white coordinates to those of the draws, in their dtype."""
@@ -134,8 +120,6 @@ class _White(NamedTuple):
 def _gaussian_score(white: _White, values: Tensor, at_samples: bool) -> Tensor:
     """The score of the draws' normal distribution in white coordinates, corrected as :class:`GaussianScore` says."""
     num_samples, dim = white.samples.shape
-    if white.shrunk:
-        return -values * (dim * num_samples / white.samples.square().sum() if at_samples else 1.0)
     return -values * (num_samples if at_samples else num_samples - dim - 2) / (num_samples - 1)
 
 
@@ -152,14 +136,12 @@ def _median_distance(samples: Tensor) -> Tensor:
     return torch.where(median > 0, median, 1.0)
 
 
-def _whiten(samples: Tensor, at: Tensor | None, shrinkage: Shrinkage) -> _White:
+def _whiten(samples: Tensor, at: Tensor | None) -> _White:
     """Draws ``[S, K]``, and other values ``[T, K]``, in coordinates in which the draws are white, in float64."""
     _check_samples(samples, at)
     num_samples, dim = samples.shape
-    least = dim + 3 if shrinkage is None else 2
-    if num_samples < least:
-        hint = " without shrinkage='oas'" if shrinkage is None else ""
-        raise ValueError(f"samples must be at least {least} draws of {dim} values{hint}, got {num_samples}")
+    if num_samples < dim + 3:
+        raise ValueError(f"samples must be at least {dim + 3} draws of {dim} values, got {num_samples}")
     values = samples.double()
     centered = values - values.mean(0)
     covariance = centered.mT @ centered / (num_samples - 1)
@@ -169,8 +151,6 @@ def _whiten(samples: Tensor, at: Tensor | None, shrinkage: Shrinkage) -> _White:
             f"samples must be finite and not all equal, got a variance of {float(mean_variance)}: a distribution at "
             "one point has no score"
         )
-    if shrinkage is not None and dim > 1:
-        covariance = _shrink(covariance, num_samples - 1)
     # Draws may have fewer degrees of freedom than values, so the factor may not exist.
     factor = torch.linalg.cholesky_ex(with_diagonal(covariance, JITTER * mean_variance)).L
 
@@ -179,25 +159,7 @@ def _whiten(samples: Tensor, at: Tensor | None, shrinkage: Shrinkage) -> _White:
 
     white = transform(centered)
     elsewhere = white if at is None else transform(at.double() - values.mean(0))
-    return _White(white, elsewhere, factor, shrinkage is not None)
-
-
-def _check_shrinkage(shrinkage: Shrinkage) -> Shrinkage:
-    """Return the shrinkage, or raise a ValueError."""
-    if shrinkage not in (None, "oas"):
-        raise ValueError(f"shrinkage must be None or 'oas', got {shrinkage!r}")
-    return shrinkage
-
-
-def _shrink(covariance: Tensor, degrees: int) -> Tensor:
-    """The oracle-approximating mixture with the identity, which has the same trace."""
-    dim = len(covariance)
-    trace, squares = covariance.trace(), covariance.square().sum()
-    numerator = (1.0 - 2.0 / dim) * squares + trace**2
-    share = numerator / ((degrees + 1.0 - 2.0 / dim) * (squares - trace**2 / dim))
-    # For a multiple of the identity the difference is only rounding.
-    share = torch.where(squares > trace**2 / dim, share, 1.0).clamp(max=1.0)
-    return with_diagonal((1.0 - share) * covariance, share * trace / dim)
+    return _White(white, elsewhere, factor)
 
 
 def _check_samples(samples: Tensor, at: Tensor | None) -> None:

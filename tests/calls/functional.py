@@ -59,7 +59,6 @@ batch = tensor | some(1.0, X.numpy(), X.long(), X[:, 0])
 observations = tensor | some(1.0, [0.1] * 5, Y.numpy(), Y[:4], Y[:, None, None], Y * NAN, Y.bool())
 further = tensor | some(1.0, X.numpy(), X[:, 0], X.expand(5, 2), X[:0], X * NAN)
 values = tensor | some(1.0, F.numpy(), F[:, :4], F[0], F.long(), F * NAN)
-shrinkage = some("x", 3, True, 0.5)
 site = text | some(["f"])
 
 
@@ -384,17 +383,10 @@ elsewhere = optional(tensor) | some(
 
 SCORES = [
     Call(
-        "functional.GaussianScore",
-        lambda: dict(shrinkage="oas"),
-        lambda found: found.shrinkage == "oas",
-        invalid=dict(shrinkage=shrinkage),
-        also=(({"shrinkage": None}, lambda found: found.shrinkage is None),),
-    ),
-    Call(
         "functional.SteinScore",
-        lambda: dict(ridge=0.01, shrinkage=None),
+        lambda: dict(ridge=0.01),
         lambda found: found.ridge == 0.01,
-        invalid=dict(ridge=positive, shrinkage=shrinkage),
+        invalid=dict(ridge=positive),
     ),
     *(
         Call(

@@ -82,37 +82,6 @@ def test_error_on_normal_distributions_is_as_small_as_measured(name, dim, count,
         assert slopes[0] < slope < slopes[1]
 
 
-def test_shrinkage_helps_where_draws_are_fewer_than_values():
-    draws, others = (normal(40, torch.eye(60, dtype=torch.double)) for _ in range(2))
-    for at in (None, others):
-        error, slope = error_and_slope(GaussianScore("oas")(draws, at), -(draws if at is None else at))
-        assert error < 0.3
-        assert 0.9 < slope < 1.1
-
-
-def test_shrunk_covariance_is_that_of_the_formula():
-    draws = normal(30, smooth_covariance(8))
-    sample = torch.cov(draws.mT)
-    trace, squares = sample.trace(), (sample @ sample).trace()
-    # Chen et al., eq. 23, with n - 1 in place of n since the mean is not known.
-    share = ((1 - 2 / 8) * squares + trace**2) / ((29 + 1 - 2 / 8) * (squares - trace**2 / 8))
-    assert 0.01 < float(share) < 0.5
-    expected = (1 - share) * sample + share * trace / 8 * torch.eye(8, dtype=torch.double)
-    at = normal(5, smooth_covariance(8))
-    score = GaussianScore("oas")(draws, at)
-    torch.testing.assert_close(-score @ expected, at - draws.mean(0), rtol=1e-6, atol=1e-6)
-    # At the draws the trace of Stein's identity holds.
-    score = GaussianScore("oas")(draws)
-    assert float((score * (draws - draws.mean(0))).sum(-1).mean()) == pytest.approx(-8.0)
-
-
-@each_estimator
-def test_one_value_needs_no_shrinkage(estimator):
-    draws = torch.randn(50, 1, dtype=torch.double)
-    shrunk = type(estimator)(shrinkage="oas")(draws)
-    torch.testing.assert_close(shrunk, estimator(draws), rtol=1e-6, atol=1e-6)
-
-
 # Other distributions.
 
 
@@ -190,15 +159,12 @@ def test_scores_have_the_dtype_of_the_draws_and_no_gradient(estimator, dtype):
 
 
 @each_estimator
-@pytest.mark.parametrize("shrinkage", [None, "oas"])
-def test_draws_of_few_degrees_of_freedom_have_finite_scores_along_them(estimator, shrinkage):
-    estimator = type(estimator)(shrinkage=shrinkage)
+def test_draws_of_few_degrees_of_freedom_have_finite_scores_along_them(estimator):
     line = torch.randn(50, 1, dtype=torch.double)
     score = estimator(line * torch.ones(3, dtype=torch.double))
     assert bool(score.isfinite().all())
-    if shrinkage is None:
-        # By the chain rule, the score in the line's one parameter.
-        torch.testing.assert_close(score.sum(-1, keepdim=True), estimator(line), rtol=1e-4, atol=1e-4)
+    # By the chain rule, the score in the line's one parameter.
+    torch.testing.assert_close(score.sum(-1, keepdim=True), estimator(line), rtol=1e-4, atol=1e-4)
 
 
 @each_estimator
@@ -212,7 +178,6 @@ def test_mostly_equal_draws_have_finite_scores(estimator):
     ("call", "message"),
     [
         (lambda e: e(torch.randn(5, 3)), "samples must be at least 6 draws of 3 values"),
-        (lambda e: type(e)(shrinkage="oas")(torch.randn(1, 3)), "samples must be at least 2 draws"),
         (lambda e: e(torch.ones(50, 3)), "samples must be finite and not all equal"),
         (lambda e: e(torch.full((50, 3), torch.nan)), "samples must be finite"),
         (lambda e: e(torch.ones(50, 3, dtype=torch.long)), "samples must be a tensor of floating-point numbers"),
@@ -222,7 +187,6 @@ def test_mostly_equal_draws_have_finite_scores(estimator):
         (lambda e: e(torch.randn(50, 0)), r"samples must be values of shape \[S, K\]"),
         (lambda e: e(torch.randn(50, 3), torch.randn(5, 2)), "at must be values of shape"),
         (lambda e: e(torch.randn(50, 3), torch.ones(5, 3, dtype=torch.long)), "at must be a tensor of floating"),
-        (lambda e: type(e)(shrinkage="ledoit"), "shrinkage must be None or 'oas'"),
     ],
 )
 @each_estimator
