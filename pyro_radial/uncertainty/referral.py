@@ -37,21 +37,6 @@ class ReferralCurve:
         """Standard error of the score at each share, the standard deviation over resamples, ``[L]``."""
         return self.resamples.std(0)
 
-    @property
-    def area(self) -> torch.Tensor:
-        """Mean score over the range of shares, by the trapezoidal rule; with a single share, its score."""
-        return self._area(self.score)
-
-    @property
-    def area_stderr(self) -> torch.Tensor:
-        """Standard error of the area, the standard deviation over resamples."""
-        return self._area(self.resamples).std(0)
-
-    def _area(self, scores: torch.Tensor) -> torch.Tensor:
-        if len(self.share) == 1:
-            return scores[..., 0]
-        return torch.trapezoid(scores, self.share) / (self.share[-1] - self.share[0])
-
 
 @torch.no_grad()
 def referral_curve(
@@ -86,7 +71,7 @@ def referral_curve(
     :param shares: referred shares in ``[0, 1)``, increasing.
     :param num_resamples: R, at least 2.
     :param seed: seed of the resamples and of the order of ties.
-    :returns: a result with ``share``, ``score``, ``stderr``, ``area`` and ``area_stderr``;
+    :returns: a result with ``share``, ``score`` and ``stderr``;
         :func:`~pyro_radial.uncertainty.plots.plot_referral` draws it.
     :raises ValueError: if an argument is out of range, its number of points does not fit, or the score at a share is
         not defined (a class is missing) or not finite; the message names the share.
