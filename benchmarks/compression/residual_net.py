@@ -380,6 +380,10 @@ def draw(results: Results) -> None:
                 spread = y.std(1) / count**0.5 if count > 1 else torch.zeros(len(x))
                 ax.errorbar(x, y.mean(1), spread, color=color, linestyle=style, marker="o", markersize=3, label=name)
         ax.set(xscale="log", yscale="log", xlabel={"flops": "FLOPs", "weights": "Weights"}[against])
+        ticks = {"flops": [200_000, 500_000, 1_000_000, 2_000_000], "weights": [6_000, 15_000, 30_000, 70_000]}[against]
+        ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        ax.set_yticks([10, 20, 40, 80], ["10", "20", "40", "80"])
+        ax.minorticks_off()
         ax.spines[["top", "right"]].set_visible(False)
         if against == "flops":
             ax.set_ylabel("Test error, %")

@@ -240,7 +240,7 @@ LINES = {
     ),
 }
 #: Not run yet; ``--line`` runs one.
-WAITING = tuple(LINES)
+WAITING = tuple(name for name in LINES if name != "split MNIST, a head a task, 200 inputs kept")
 
 
 def run(
