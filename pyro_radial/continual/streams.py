@@ -103,11 +103,15 @@ class TaskStream(Sequence[Task]):
         :param num_outputs: number of outputs of each head.
         :param num_heads: number of output heads.
         :returns: the stream.
+        :raises ValueError: naming the argument, or the task whose head is not among ``num_heads``.
         """
         if not check_items(Task, "tasks", tasks):
             raise ValueError("tasks must hold at least one task, got none")
         builders = tuple(partial(_returned, task) for task in tasks)
-        return cls(tuple(task.name for task in tasks), builders, num_heads=num_heads, num_outputs=num_outputs)
+        stream = cls(tuple(task.name for task in tasks), builders, num_heads=num_heads, num_outputs=num_outputs)
+        for index in range(len(stream)):
+            stream._build(index)  # They are in memory, so a wrong head need not wait for access.
+        return stream
 
     def __len__(self) -> int:
         return len(self.names)

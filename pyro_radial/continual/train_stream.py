@@ -116,7 +116,8 @@ def train_stream(
     guide = partial(PriorChain.guide, guide_type=AutoRadial) if guide is None else guide
     if not isinstance(stream, TaskStream):
         got = type(stream).__name__
-        raise ValueError(f"stream must be a TaskStream, got {got}; TaskStream.of(tasks, num_outputs=...) makes one")
+        make = "TaskStream.of(tasks, num_outputs=..., num_heads=...) makes one"
+        raise ValueError(f"stream must be a TaskStream, got {got}; {make}")
     check_types(Callable, guide=guide)
     run = _StreamRun(chain, stream, guide, coreset, measure_on, num_samples, seed, fit_options, first_task, folder)
     with run.file or nullcontext(), _unchanged_on_refusal(chain):
