@@ -93,6 +93,7 @@ def train_stream(
 
     Example::
 
+        >>> import torch
         >>> from functools import partial
         >>> from pyro_radial import BayesianModule, SupervisedModel
         >>> from pyro_radial.nn import likelihoods

@@ -19,7 +19,6 @@ from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
 from pyro_radial.nn.named_likelihoods import MISSING_LABEL
 from pyro_radial.nn.supervised import find_network
 from pyro_radial.poutine import swap_prior
-from pyro_radial.uncertainty import evaluate
 
 NAN = math.nan
 X = torch.linspace(-1.0, 1.0, 18).reshape(6, 3)
@@ -362,8 +361,6 @@ def test_what_needs_one_output_says_so():
         predict(model, guide, X, method="linearized")
     with pytest.raises(ValueError, match=r"function_site must be 'f' for a model of named outputs, got 'height\.f'"):
         predict(model, guide, X, function_site="height.f")
-    with pytest.raises(ValueError, match=r"model must have one likelihood, got \['height', 'kind'\]"):
-        evaluate(model, guide, (X, {"height": HEIGHT, "kind": KIND}))
     with pytest.raises(ValueError, match=r"must return one tensor, got dict: .*a likelihood for each output"):
         SupervisedModel(BayesianModule(Split()), likelihoods.Gaussian())(X)
 

@@ -42,6 +42,7 @@ def init_to_network(
 
     Example::
 
+        >>> import torch
         >>> from torch import nn
         >>> from pyro_radial import AutoRadial, BayesianModule
         >>> pretrained = nn.Linear(3, 2)

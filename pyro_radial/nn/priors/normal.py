@@ -31,6 +31,7 @@ class FanIn:
 
     Example::
 
+        >>> import torch
         >>> FanIn(gain=2.0)("weight", torch.zeros(10, 16)).scale
         tensor(0.5000)
     """
@@ -62,6 +63,7 @@ class ScaleMixture:
 
     Example::
 
+        >>> import torch
         >>> ScaleMixture()("weight", torch.zeros(3)).log_prob(torch.zeros(())).exp()
         tensor(80.6719)
     """
