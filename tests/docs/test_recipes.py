@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The recipes for other tools call them rightly; stand-ins take the place of the packages, installed or not."""
+"""The recipes for other tools call them rightly: with the packages where they are installed, and with stand-ins."""
 
 import sys
 import types
@@ -30,6 +30,14 @@ def recipe(monkeypatch):
         return scope
 
     return run
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("library", ["tensorboard", "mlflow", "wandb", "optuna", "laplace", "onnxscript"])
+def test_it_runs_with_the_library_itself_where_that_is_installed(library, recipe, tmp_path, monkeypatch):
+    pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    recipe(library)
 
 
 class Run:
