@@ -66,7 +66,10 @@ def test_streams_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="builders must be 1"):
         TaskStream(("one",), (), num_heads=1, num_outputs=2)
     with pytest.raises(ValueError, match="'one': head must be less than num_heads=1, got 1"):
-        TaskStream.of([task(head=1)], num_outputs=2)
+        TaskStream.of([task("zero"), task(head=1)], num_outputs=2)
+    late = TaskStream(("one",), (lambda: task(head=1),), num_heads=1, num_outputs=2)
+    with pytest.raises(ValueError, match="'one': head must be less than num_heads=1, got 1"):
+        late[0]
     with pytest.raises(ValueError, match="must be built with its name 'one', got 'two'"):
         TaskStream(("one",), (lambda: task("two"),), num_heads=1, num_outputs=2)[0]
 
