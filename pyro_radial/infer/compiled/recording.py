@@ -6,6 +6,7 @@
 import gc
 import math
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 import pyro
 import pyro.poutine as poutine
 import torch
+from pyro.distributions import Delta
+from pyro.infer import TraceMeanField_ELBO
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
@@ -110,12 +113,15 @@ class Inputs(Messenger):
         self.scales, self.checked = scales, checked
         self.seen: list[float] = []
         self.observed: set[str] = set()
+        self.densities: dict[str, Any] = {}  # of the guide's Deltas
 
     def _pyro_sample(self, msg: Any) -> None:
         scale, value = msg["scale"], msg["value"]
         if isinstance(scale, int | float) and scale not in (0, 1):
             self.seen.append(scale)
             msg["scale"] = self.scales.get(scale, scale)
+        if isinstance(leaf(msg["fn"]), Delta) and not (msg["done"] or msg["is_observed"]):
+            self.densities[msg["name"]] = leaf(msg["fn"]).log_density
         support = checked_support(msg)
         if support is not None and msg["name"] in self.checked:
             # The remainder in checks of counts takes half as long as their likelihood.
@@ -275,6 +281,10 @@ def record_program(call: Call) -> Recording | Refusal:
     tensors, code, first = ChangedTensors(), Code(), Inputs({})
     with _garbage_kept(), replaced_buffers() as buffers, tensors, first, _weighted(call, call.weight), code.watched():
         evaluation = evaluate(call._replace(update=None))
+    sites = [name for name, density in first.densities.items() if bool(torch.as_tensor(density).any())]
+    if sites and isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, RadialELBO):
+        text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use RadialELBO or the guide AutoMeanField"
+        warnings.warn(text, stacklevel=6)
     changed = [tensor for tensor, _ in tensors.before]
     changed += [now for _, before, now in buffers.values() if now is not before and isinstance(now, Tensor)]
     if call.update is not None:

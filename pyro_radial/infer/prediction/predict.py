@@ -249,7 +249,11 @@ class _ModelRun:
         self._drawn = drawn.copy()
 
     def values(self, inputs: Any) -> Any:
-        self._latest = poutine.trace(poutine.replay(self._model, trace=self._drawn)).get_trace(inputs)
+        try:
+            self._latest = poutine.trace(poutine.replay(self._model, trace=self._drawn)).get_trace(inputs)
+        except TypeError as error:
+            error.add_note("predict calls model(x); unpack several inputs in the model, as in `x, group = inputs`")
+            raise
         nodes: Any = self._latest.nodes
         for site in tree_leaves(self._sites):
             if site not in nodes:

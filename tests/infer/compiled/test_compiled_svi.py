@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import gc
+import warnings
 from functools import partial
+from itertools import product
 from queue import SimpleQueue
 
 import pyro
@@ -18,7 +20,7 @@ from pyro.infer import (
     TraceGraph_ELBO,
     TraceMeanField_ELBO,
 )
-from pyro.infer.autoguide import AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 
 from benchmarks.guides.compiled_programs import Program, compared
 from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, RadialELBO
@@ -104,6 +106,55 @@ def plain(x):
 def plain_guide(x):
     loc = pyro.param("loc", torch.zeros(()))
     pyro.sample("w", dist.Normal(loc, 1.0))
+
+
+EFFECTS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+ERRORS = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+
+
+def schools(effects, signature=0):
+    """Eight schools, not centered."""
+    mu, tau = pyro.sample("mu", dist.Normal(0.0, 5.0)), pyro.sample("tau", dist.HalfCauchy(5.0))
+    pyro.deterministic("log_tau", tau.log())
+    pyro.factor("nothing", 0.0 * tau)
+    with pyro.plate("schools", len(effects)):
+        own = pyro.sample("own", dist.Normal(0.0, 1.0))
+        pyro.sample("effect", dist.Normal(mu + tau * own, ERRORS), obs=effects)
+
+
+@pytest.mark.parametrize("guide", [AutoNormal, AutoMultivariateNormal, AutoDelta, AutoMeanField])
+@pytest.mark.parametrize("loss", [TraceMeanField_ELBO, Trace_ELBO, RadialELBO])
+def test_a_log_jacobian_that_pyros_loss_leaves_out_is_named_once(guide, loss):
+    pyro.clear_param_store()
+    svi = recorded(schools, guide(schools), pyro.optim.Adam({"lr": 0.01}), loss())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("default", "TraceMeanField_ELBO leaves out")
+        for signature in (0, 0, 1):
+            svi.step(EFFECTS, signature)
+    assert svi.num_graphs == 2
+    wrong = loss is TraceMeanField_ELBO and guide in (AutoNormal, AutoMultivariateNormal)
+    named = [str(warning.message).partition("; ")[0] for warning in caught]
+    assert named == ["TraceMeanField_ELBO leaves out the log-Jacobian of ['tau']"] * wrong
+    assert {warning.filename for warning in caught} <= {__file__}
+
+
+@pytest.mark.filterwarnings("ignore:TraceMeanField_ELBO leaves out")
+def test_without_the_log_jacobian_a_scale_falls_to_zero():
+    """Wrong in SVI too; the numbers in docs/compiled.md."""
+    medians = {}
+    right = [(recorded, *pair) for pair in product((AutoNormal, AutoMeanField), (Trace_ELBO, RadialELBO))]
+    wrong = [(make, AutoNormal, TraceMeanField_ELBO) for make in (SVI, recorded)]
+    for way in (*wrong, *right, (recorded, AutoMeanField, TraceMeanField_ELBO)):
+        make, guide, loss = way
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        made = guide(schools)
+        svi = make(schools, made, pyro.optim.Adam({"lr": 0.05}), loss())
+        for _ in range(600):
+            svi.step(EFFECTS)
+        medians[way] = float(made.median()["tau"])
+    assert max(medians.pop(way) for way in wrong) < 0.05
+    assert 1.2 < min(medians.values()) < max(medians.values()) < 4.0
 
 
 def with_gradients(model, guide, *args):

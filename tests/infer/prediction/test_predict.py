@@ -347,3 +347,15 @@ def test_a_model_without_a_function_of_its_rows_is_named(model, message):
     guide(X)
     with pytest.raises(ValueError, match=message):
         predict(model, guide, X)
+
+
+def test_a_model_of_several_arguments_is_told_to_take_one():
+    def model(x, group, y=None):
+        pyro.deterministic("f", pyro.sample("w", dist.Normal(0.0, 1.0)) * x + group)
+
+    guide = AutoMeanField(model)
+    guide(X, X)
+    for inputs in (X, (X, X)):
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'group'") as caught:
+            predict(model, guide, inputs)
+        assert "`x, group = inputs`" in caught.value.__notes__[0]
