@@ -28,7 +28,7 @@ HEAD = """# Results
 [README.md](README.md) describes how to run an experiment and how to add one. `python -m benchmarks.SUBJECT.NAME` runs
 the experiment `SUBJECT.NAME`.
 
-Each claim is held by the saved results (✓) or not (✗). A number with ± is a mean with its standard error. We count a
+The saved results support a claim (✓) or do not (✗). A number with ± is a mean with its standard error. We count a
 published log-likelihood as reached if it exceeds ours by at most that error. Where an experiment has fixed splits of
 the data, the column "seeds" counts splits."""
 COLUMNS = ("claim", "published", "ours", "seeds", "held", "experiment")
@@ -81,7 +81,7 @@ def is_measured(experiment: ModuleType) -> bool:
 
 def page() -> str:
     """Return a summary, followed by the claims and the sections of the experiments, by subject."""
-    summary, main, parts, waiting = [], [], [], []
+    summary, chosen, parts, waiting = [], [], [], []
     for subject, group in groupby(experiments(), lambda experiment: experiment.__name__.split(".")[1]):
         claims: list[tuple[str, Claim]] = []
         sections = []
@@ -99,12 +99,12 @@ def page() -> str:
         published = [claim.held for _, claim in claims if claim.published]
         counts = [f"{sum(of)} of {len(of)}" for of in (held, published)]
         summary.append([f"[{title}](#results.{subject})", *counts])
-        main += [_line(name, claim) for name, claim in claims if is_main(name, claim)]
+        chosen += [_line(name, claim) for name, claim in claims if is_main(name, claim)]
         table = markdown_table(COLUMNS, [_line(*claim) for claim in claims])
         parts += [f'<a id="results.{subject}"></a>\n\n## {title}', table, *sections]
     counted = markdown_table(["subject", "claims held", "of those about published results"], summary)
     notes = [f"Not measured yet: {'; '.join(waiting)}."] if waiting else []
-    return "\n\n".join([HEAD, counted, "The main ones:", markdown_table(COLUMNS, main), *notes, *parts]) + "\n"
+    return "\n\n".join([HEAD, counted, "The main ones:", markdown_table(COLUMNS, chosen), *notes, *parts]) + "\n"
 
 
 def is_main(name: str, claim: Claim) -> bool:

@@ -18,6 +18,7 @@ from statistics import mean
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from benchmarks.common import (
     FIRST_SEED,
@@ -189,21 +190,6 @@ def train(net: nn.Module, rows: Pair, epochs: int, setting: Setting) -> None:
             schedule.step()
 
 
-@torch.no_grad()
-def renew_statistics(net: nn.Module, rows: Pair) -> None:
-    """Batch norms get the statistics of this network's own channels, as the mean over batches."""
-    net.train()
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.reset_running_stats()
-            module.momentum = None
-    for part in rows[0].split(500):
-        net(part)
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.momentum = 0.1
-
-
 def train_posterior(net: nn.Module, rows: Pair, setting: Setting, seed: int) -> tuple[nn.Module, Scores]:
     """The plain network at the center of a posterior, and the scores of its channels."""
     x, y = rows
@@ -267,7 +253,7 @@ def all_sizes(data_dir: Path, setting: Setting, method: str, seed: int, part: st
     begun = time.process_time()
     net, scores = trained(method, data, setting, seed)
     seconds = time.process_time() - begun
-    renew_statistics(net, data["train"])
+    update_bn(data["train"][0].split(500), net)
     whole = {"share": 1.0, **sizes(net), **errors_of(net, data, setting, seed, part)}
     points = [whole]
     joined = JoinedChannels(net, data["train"][0][:2])
@@ -275,7 +261,7 @@ def all_sizes(data_dir: Path, setting: Setting, method: str, seed: int, part: st
     path = cut_path(joined.pool(scores), num_cuts=200, per_layer=True)
     for share in setting.shares:
         small = next(net for net in map(joined.cut, path) if sizes(net)["flops"] <= share * whole["flops"])
-        renew_statistics(small, data["train"])
+        update_bn(data["train"][0].split(500), small)
         points.append({"share": share, **sizes(small), **errors_of(small, data, setting, seed, part)})
     return {"seconds": seconds, "points": points}
 

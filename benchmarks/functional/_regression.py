@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import gpytorch.kernels as kernels
 import torch
@@ -24,7 +24,6 @@ from pyro_radial.functional import (
     GaussianProcess,
     LinearizedKL,
     UniformBox,
-    function_space_laplace,
 )
 from pyro_radial.functional.measurement_points import MeasurementPoints
 from pyro_radial.nn import likelihoods
@@ -33,8 +32,6 @@ from pyro_radial.nn.priors import FanIn
 SMALL_SETS = ("boston", "concrete", "energy", "wine", "yacht")
 MOST_ROWS = 3_000
 LEVEL = 0.95
-#: Points between training rows where a Laplace approximation has the prior's covariance.
-LAPLACE_POINTS = 500
 DEFAULT: Row = {
     "hidden": [50, 50],
     "activation": "SiLU",
@@ -120,15 +117,9 @@ class Scored(NamedTuple):
     covered: Tensor
 
 
-def of_network(
-    model: SupervisedModel,
-    guide: nn.Module,
-    test: Pair,
-    num_samples: int,
-    method: Literal["draws", "linearized"] = "draws",
-) -> Scored:
+def of_network(model: SupervisedModel, guide: nn.Module, test: Pair, num_samples: int) -> Scored:
     x, y = test
-    draws = predict(model, guide, x, num_samples=num_samples, method=method)
+    draws = predict(model, guide, x, num_samples=num_samples)
     low, high = draws.quantiles([(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Scored(draws.mean, draws.log_prob(y), (low <= y) & (y <= high))
 
@@ -198,16 +189,6 @@ def trained(
         mean_only_epochs=setting["pretrain_epochs"],
     )
     return model, guide
-
-
-def with_laplace(
-    rows: Pair, setting: Row, prior: GaussianProcess, checkpoint: Path
-) -> tuple[SupervisedModel, nn.Module]:
-    """The means of a network trained under a fitted process, with widths by Laplace's approximation."""
-    x = rows[0]
-    model, means = trained(rows, setting, prior, checkpoint)
-    points = torch.cat([x, BetweenRows(x, LAPLACE_POINTS)(x)])
-    return model, function_space_laplace(model, means, rows, GaussianProcess(prior.kernel), points, num_steps=0)
 
 
 def functional_loss(noisy: GaussianProcess, x: Tensor, batch_size: int, setting: Row) -> Callable[..., FunctionalELBO]:

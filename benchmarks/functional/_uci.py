@@ -12,11 +12,11 @@ import pyro
 from matplotlib.figure import Figure
 
 from benchmarks.common import REGRESSION, Claim, Results, Row, markdown_table, paired, reaches, uci_split, with_error
-from benchmarks.functional._regression import exact_prediction, kept_prior, of_network, of_normal, trained, with_laplace
+from benchmarks.functional._regression import exact_prediction, kept_prior, of_network, of_normal, trained
 from benchmarks.functional._sparse import SparseProcess
 
 FUNCTIONAL, MEAN_FIELD, EXACT = METHODS = ("functional", "mean field", "exact process")
-SPARSE, LAPLACE = "sparse process", "function-space Laplace"
+SPARSE = "sparse process"
 FOLDERS = {
     "boston": "bostonHousing",
     "concrete": "concrete",
@@ -45,15 +45,12 @@ def score(data_dir: Path, name: str, split: int, method: str, setting: Row, chec
     (_, y), unit = data["test"], data["unit"]
     start, seconds, prior = time.process_time(), 0.0, None
     pyro.set_rng_seed(split)
-    if method in (FUNCTIONAL, EXACT, LAPLACE):
+    if method in (FUNCTIONAL, EXACT):
         prior, seconds = kept_prior(data["train"], setting, checkpoint.with_name(f"{name}_{split}_prior"))
         start = time.process_time()
         pyro.set_rng_seed(split)
     if method == EXACT:
         scored = exact_prediction(prior, data["train"], data["test"])
-    elif method == LAPLACE:
-        network = with_laplace(data["train"], setting, prior, checkpoint)
-        scored = of_network(*network, data["test"], num_samples, "linearized")
     elif method == SPARSE:
         process = SparseProcess(data["train"], setting["steps"])
         scored = of_normal(*process.predict(data["test"][0]), y)

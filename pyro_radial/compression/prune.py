@@ -133,7 +133,7 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
         path = evaluate_path(net, cuts, measure, example.shape[1:], scores, progress=False)
     allowed = path[0].loss + tolerance + 1e-9
     best = min((record for record in path if record.loss <= allowed), key=lambda record: (record.weights, record.flops))
-    small = net.cut(best.cut) if isinstance(net, JoinedChannels) else cut_network(net, best.cut)
+    _, small = _cut(net, best.cut, scores)
     measure(small)  # for its batch norms
     return Pruned(small.train(model.training), best, path)
 
@@ -239,8 +239,7 @@ def evaluate_path(
     records = []
     with tqdm(check_items(Cut, "path", path), desc="cuts", disable=not check_flag("progress", progress)) as bar:
         for cut in bar:
-            whole = cut if isinstance(net, JoinedChannels) else complete_cut(net, cut, scores)
-            small = net.cut(cut) if isinstance(net, JoinedChannels) else cut_network(net, whole)
+            whole, small = _cut(net, cut, scores)
             weights, flops = count_weights(small).total, count_flops(small, input_shape).total
             value = check_number("loss(net)", loss(small), lambda number: True, "a number")
             bar.set_postfix(weights=weights, loss=f"{value:.4g}")
@@ -258,6 +257,14 @@ def _network_of(model: Any) -> BayesianModule:
             f"for each row, got {type(model).__name__} with {type(likelihood).__name__}"
         )
     return bnn
+
+
+def _cut(net: nn.Sequential | JoinedChannels, cut: Cut, scores: Scores | None) -> tuple[Cut, nn.Module]:
+    """The cut with all that follows from it, and the smaller network."""
+    if isinstance(net, JoinedChannels):
+        return cut, net.cut(cut)
+    whole = complete_cut(net, cut, scores)
+    return whole, cut_network(net, whole)
 
 
 def _percent_wrong(net: nn.Module, rows: Rows, likelihood: Likelihood) -> float:

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A Laplace approximation in function space: a trained network with the widths of a Gaussian process prior."""
+"""A Laplace approximation in function space: a network with the mean and the widths of a Gaussian process."""
 
 import warnings
 from collections.abc import Callable
@@ -50,10 +50,10 @@ def function_space_laplace(
     rank: int | None = None,
     num_steps: int = 100,
 ) -> AutoCorrelated:
-    r"""Approximate the posterior of a trained network under a Gaussian prior on functions, linear in its weights.
+    r"""Approximate the posterior of a network under a Gaussian prior on functions, linear in its weights.
 
     With the covariance :math:`K \approx U \Lambda U^T` of the prior at points X, and the Jacobian J there in the
-    weights w around their trained values :math:`w_0`, the weights of least norm with the functions :math:`U
+    weights w around their most probable values :math:`w_0`, the weights of least norm with the functions :math:`U
     \Lambda^{1/2}` are
 
     .. math:: B = J^T (J J^T)^{-1} U \Lambda^{1/2}, \qquad w = w_0 + B a, \quad a \sim \mathcal N(0, I),
@@ -83,8 +83,8 @@ def function_space_laplace(
     :param Tensor points: X, ``[M, ...]``.
     :param int rank: the number of leading eigenvectors of K over all outputs; by default those with eigenvalues above a
         millionth of the largest.
-    :param int num_steps: the most steps under K with a hundredth of its variance added on the diagonal, and then
-        without, fewer once they gain nothing. 0 keeps the given weights.
+    :param int num_steps: the most steps with a hundredth of K's variance added on its diagonal, and again with a
+        hundred-thousandth; fewer once they gain nothing. 0 keeps the given weights.
     :returns: a guide of all weights with the covariance as its factor, and points at other sites.
     :raises ValueError: for another model or likelihood, a prior without moments or with a covariance at the points that
         is not positive definite, points that do not fit into memory, and a rank above the number of function values. A
@@ -119,9 +119,9 @@ def function_space_laplace(
         linear = _linearized(model, weights)
         num_outputs = linear.structure(points).num_outputs
         _check_size(len(points), num_outputs, sum(value.numel() for value in weights.values()))
-        functions = _prior_factor(prior, points, num_outputs, rank)
+        moments = _moments(prior, points, num_outputs)
+        functions = _prior_factor(moments[1], rank)
         if num_steps:
-            moments = prior.moments(points, num_outputs)
             weights = _most_probable(model, network, weights, rows, points, moments, num_steps)
             network.values.update(weights)
             linear = _linearized(model, weights)
@@ -256,20 +256,24 @@ def _check_size(num_points: int, num_outputs: int, num_weights: int) -> None:
         )
 
 
-def _prior_factor(prior: FunctionPrior, points: Tensor, num_outputs: int, rank: int | None) -> Tensor:
-    """The leading eigenvectors ``[N, O, R]`` of the prior's covariance, times the roots of their eigenvalues."""
+def _moments(prior: FunctionPrior, points: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
     try:
-        _, covariances = prior.moments(points, num_outputs)
+        return prior.moments(points, num_outputs)
     except NotImplementedError as error:
         raise ValueError(f"prior must have moments, as GaussianProcess has: {error}") from None
-    if rank is not None and rank > len(points) * num_outputs:
-        raise ValueError(f"rank must be at most {len(points) * num_outputs}, the function values, got {rank}")
+
+
+def _prior_factor(covariances: Tensor, rank: int | None) -> Tensor:
+    """The leading eigenvectors ``[N, O, R]`` of the prior's covariances, times the roots of their eigenvalues."""
+    num_outputs, num_points, _ = covariances.shape
+    if rank is not None and rank > num_points * num_outputs:
+        raise ValueError(f"rank must be at most {num_points * num_outputs}, the function values, got {rank}")
     one = covariances.stride(0) == 0
     cholesky(covariances[:1] if one else covariances)  # Raises an error unless it is positive definite.
     pairs = [_leading(covariance, rank) for covariance in (covariances[:1] if one else covariances)]
     pairs = pairs * num_outputs if one else pairs
     eigenvalues = torch.cat([values for values, _ in pairs])
-    columns = torch.zeros(len(points), num_outputs, len(eigenvalues), dtype=torch.double, device=points.device)
+    columns = torch.zeros(num_points, num_outputs, len(eigenvalues), dtype=torch.double, device=covariances.device)
     start = 0
     for output, (values, vectors) in enumerate(pairs):
         columns[:, output, start : start + len(values)] = vectors * values.sqrt()

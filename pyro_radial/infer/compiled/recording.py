@@ -281,10 +281,11 @@ def record_program(call: Call) -> Recording | Refusal:
     tensors, code, first = ChangedTensors(), Code(), Inputs({})
     with _garbage_kept(), replaced_buffers() as buffers, tensors, first, _weighted(call, call.weight), code.watched():
         evaluation = evaluate(call._replace(update=None))
-    sites = [name for name, density in first.densities.items() if bool(torch.as_tensor(density).any())]
-    if sites and isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, RadialELBO):
+    if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, RadialELBO):
+        sites = [name for name, density in first.densities.items() if bool(torch.as_tensor(density).any())]
         text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use RadialELBO or the guide AutoMeanField"
-        warnings.warn(text, stacklevel=6)
+        if sites:
+            warnings.warn(text, stacklevel=6)
     changed = [tensor for tensor, _ in tensors.before]
     changed += [now for _, before, now in buffers.values() if now is not before and isinstance(now, Tensor)]
     if call.update is not None:
