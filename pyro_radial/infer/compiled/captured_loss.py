@@ -18,6 +18,7 @@ from pyro_radial._pyro.compat import CompilerMissingError, compile_graph, handle
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.compiled.graph import ChangedTensors, Graph, put_back
 from pyro_radial.infer.compiled.recording import (
+    JITTED,
     Call,
     Evaluation,
     Recording,
@@ -131,7 +132,9 @@ class CapturedLoss:
         if handlers_around():
             return True
         if not is_differentiable(self.loss):
-            self._say(f"{type(self.loss).__name__} has no differentiable_loss, so its loss_and_grads runs")
+            name = type(self.loss).__name__
+            own = f"compiles it itself, more slowly; use {name.removeprefix('Jit')}"
+            self._say(f"{name} {own if isinstance(self.loss, JITTED) else 'has no differentiable_loss'}")
             return True
         unknown = next((leaf for leaf in leaves if not isinstance(leaf, (Tensor, *PLAIN))), None)
         if unknown is not None:
@@ -196,7 +199,7 @@ class CapturedLoss:
     def _say(self, reason: str) -> None:
         if reason not in self.eager_because:
             self.eager_because.append(reason)
-            warnings.warn(f"the program runs uncompiled: {reason}", stacklevel=5)
+            warnings.warn(f"the program runs uncompiled: {reason}", stacklevel=6)
 
     def _code(self, recording: Recording, inputs: list[Tensor]) -> Code:
         """The compiled code of a recording, made when it is time, or the graph itself."""

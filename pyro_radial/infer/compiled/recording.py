@@ -16,7 +16,13 @@ import pyro
 import pyro.poutine as poutine
 import torch
 from pyro.distributions import Delta
-from pyro.infer import TraceMeanField_ELBO
+from pyro.infer import (
+    JitTrace_ELBO,
+    JitTraceEnum_ELBO,
+    JitTraceGraph_ELBO,
+    JitTraceMeanField_ELBO,
+    TraceMeanField_ELBO,
+)
 from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
@@ -46,6 +52,7 @@ from pyro_radial.infer.elbo import RadialELBO, entropies
 from pyro_radial.infer.training.data import device_of, dtype_of
 
 __all__ = [
+    "JITTED",
     "Call",
     "Evaluation",
     "Recording",
@@ -195,8 +202,9 @@ def evaluate(call: Call) -> Evaluation:
 
 
 def is_differentiable(loss: Any) -> bool:
-    """Whether a loss, or a function in its place, returns a tensor to differentiate."""
-    return hasattr(loss, "differentiable_loss") or not hasattr(loss, "loss_and_grads")
+    """Whether a loss, or a function in its place, returns a tensor to differentiate, and leaves compiling to others."""
+    differentiable = hasattr(loss, "differentiable_loss") or not hasattr(loss, "loss_and_grads")
+    return differentiable and not isinstance(loss, JITTED)
 
 
 def _apart(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -233,6 +241,8 @@ def _constrained(trace: Trace) -> dict[int, Tensor]:
     return {id(value.unconstrained()): value.detach() for value in values if hasattr(value, "unconstrained")}
 
 
+# Losses of Pyro that compile their programs.
+JITTED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO, JitTraceMeanField_ELBO)
 # The weight of the KL is an input of the graph.
 UNREAD = ("loss.step", "loss.kl_weight")
 

@@ -3,6 +3,7 @@
 
 import gc
 import warnings
+from copy import deepcopy
 from functools import partial
 from itertools import product
 from queue import SimpleQueue
@@ -13,6 +14,8 @@ import pytest
 import torch
 from pyro.infer import (
     SVI,
+    JitTrace_ELBO,
+    JitTraceMeanField_ELBO,
     RenyiELBO,
     ReweightedWakeSleep,
     Trace_ELBO,
@@ -170,15 +173,17 @@ def with_gradients(model, guide, *args):
         ({"loss": lambda *args: Trace_ELBO().loss(*args), "loss_and_grads": with_gradients}, False),
         ({"loss": RenyiELBO(num_particles=2, vectorize_particles=False)}, False),
         ({"loss": TraceGraph_ELBO()}, False),
+        ({"loss": JitTrace_ELBO(ignore_jit_warnings=True)}, False),
+        ({"loss": JitTraceMeanField_ELBO(ignore_jit_warnings=True)}, False),
     ],
-    ids=["function", "function and gradients", "RenyiELBO", "TraceGraph_ELBO"],
+    ids=["function", "function and gradients", "RenyiELBO", "TraceGraph_ELBO", "JitTrace_ELBO", "JitTraceMeanField"],
 )
 @pytest.mark.filterwarnings("ignore:the program runs uncompiled")
 def test_what_svi_takes_as_a_loss_takes_the_same_steps(arguments, compiled):
     outcomes = []
     for make in (SVI, recorded):
         pyro.clear_param_store()
-        svi = make(plain, plain_guide, pyro.optim.SGD({"lr": 0.01}), **arguments)
+        svi = make(plain, plain_guide, pyro.optim.SGD({"lr": 0.01}), **deepcopy(arguments))
         losses = []
         for seed in range(4):
             pyro.set_rng_seed(seed)
