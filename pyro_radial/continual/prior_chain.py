@@ -50,25 +50,23 @@ class PriorChain(UnderPriors):
     The chain runs the model with the priors in :attr:`prior` instead of the model's own. For N tasks this is Bayes'
     rule in N steps, each approximate only as far as its guide is.
 
-    ``form="normal"`` chains the normal with the posterior's means and variances, element by element in unconstrained
-    space. Start with this form. ``form="exact"`` chains the posterior itself: directions and gammas, which have no such
-    normal, and radial posteriors with the term of their KL that Farquhar, Osborne and Gal (2020), appendix C, leave
-    out. A radial prior holds a group of D means where it is until the likelihood's gradient exceeds 1.2533 (D - 1) in
-    units of the prior's scale. It forgets little with one head for each task, more than the normal form with one head.
+    ``form="normal"``, the one to start with, chains the normal with the posterior's means and variances, element by
+    element in unconstrained space. ``form="exact"`` chains the posterior itself: directions and gammas, which have no
+    such normal, and radial posteriors. A radial prior holds a group of D means where it is until the likelihood's
+    gradient exceeds 1.2533 (D - 1) in units of the prior's scale. It forgets little with one head for each task, more
+    than the normal form with one head.
 
     ``weight`` says how often the data of each task but the first count in the next prior. Element by element, the
     precision :math:`\lambda` of a posterior under a prior of precision :math:`\lambda_0` becomes
 
     .. math:: \lambda_0 + \mathrm{weight} \cdot (\lambda - \lambda_0),
 
-    unless it has fallen; the mean stays the posterior's. A chain of normals forgets where weights are correlated. A
-    weight of two holds them better, as in elastic weight consolidation; a large one leaves little to learn with. Below
-    one, the precision is a decaying mean over all past posteriors.
+    unless it has fallen; the mean stays the posterior's. A chain of normals forgets where weights are correlated; a
+    weight of two holds them better, and a large one leaves little to learn with. Below one, the precision is a decaying
+    mean over all past posteriors. A fresh chain around the same model loads the ``state_dict()``, which has the priors.
 
-    A chain is a plain module. A fresh one around the same model loads its ``state_dict()``, which has the priors.
-
-    Source: Nguyen et al. (2018), *Variational Continual Learning*, equation 3; Kirkpatrick et al. (2017), *Overcoming
-    catastrophic forgetting in neural networks*, equation 3, for the weight.
+    Source: Nguyen et al. (2018), *Variational Continual Learning*, equation 3; for the weight, Kirkpatrick et al.
+    (2017), *Overcoming catastrophic forgetting in neural networks*, equation 3.
 
     :param model: a Pyro model, a function or a module.
     :param str form: "normal" for the normal of the posterior's moments, "exact" for the posterior itself.

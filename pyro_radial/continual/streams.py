@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, overload
@@ -143,24 +143,21 @@ def class_split_stream(
     train: Pair,
     test: Pair,
     *,
-    classes: Sequence[Sequence[int]] | None = None,
     classes_per_task: int = 2,
     multi_head: bool = True,
     validation_fraction: float = 0.0,
     seed: int = 0,
 ) -> TaskStream:
-    """Split a data set into tasks of a few classes each.
+    """Split a data set into tasks of a few classes each, in ascending order.
 
-    With several heads, every task has its own, and its labels count the classes of the task from zero in the order of
-    its group. With a single head, the labels stay the same.
+    With several heads, every task has its own, and its labels count the classes of the task from zero. With a single
+    head, the labels stay the same. For another order, number the classes in that order.
 
     Source: Zenke, Poole and Ganguli (2017), *Continual Learning Through Synaptic Intelligence*, on split MNIST.
 
     :param train: inputs ``[N, ...]`` and integer labels ``[N]``; NumPy arrays are converted, as in :class:`Task`.
     :param test: inputs and labels to measure on.
-    :param classes: the classes of each task; rows of other classes are left out. The default is consecutive classes in
-        ascending order, ``classes_per_task`` in each task.
-    :param classes_per_task: number of classes of a task, unless ``classes`` is given.
+    :param classes_per_task: number of classes of a task.
     :param multi_head: whether each task has its own head.
     :param validation_fraction: share of the training rows to hold out. They are drawn from all rows before the split,
         so they do not depend on the tasks. The others keep their order.
@@ -181,10 +178,13 @@ def class_split_stream(
     train, test = _labeled(train, "train"), _labeled(test, "test")
     positive_count("classes_per_task", classes_per_task)
     check_flag("multi_head", multi_head)
-    if classes is None:
-        present = torch.cat([y.unique().cpu() for _, y in (train, test)]).unique()
-        classes = [group.tolist() for group in present.split(classes_per_task)]
-    _check_groups(classes, {"train": train, "test": test}, multi_head)
+    present = torch.cat([y.unique().cpu() for _, y in (train, test)]).unique()
+    classes = [group.tolist() for group in present.split(classes_per_task)]
+    for name, (_, y) in {"train": train, "test": test}.items():
+        if missing := sorted({*present.tolist()} - {*y.unique().tolist()}):
+            raise ValueError(f"{name}: y must hold every class, got no row of class {missing[0]}")
+    if multi_head and len(classes[0]) > len(classes[-1]):
+        raise ValueError(f"classes_per_task must divide the {len(present)} classes of heads, got {classes_per_task}")
     learned, held_out = _hold_out(train, validation_fraction, seed)
     tasks = [
         Task(
@@ -312,18 +312,3 @@ def _labeled(data: Any, name: str) -> Pair:
     if int(y.min()) < 0:
         raise ValueError(f"{name}: y must be non-negative, got {int(y.min())}")
     return x, y
-
-
-def _check_groups(classes: Sequence[Sequence[int]], data: Mapping[str, Pair], same_size: bool) -> None:
-    """Refuse groups of classes that overlap or have no rows."""
-    if not check_items(Iterable, "classes", classes) or not all(len(group) for group in classes):
-        raise ValueError(f"classes must be groups of at least one class, got {classes!r}")
-    wanted = [label for group in classes for label in group]
-    if len(set(wanted)) != len(wanted):
-        raise ValueError(f"classes must not overlap, got {classes!r}")
-    for name, (_, y) in data.items():
-        if missing := sorted(set(wanted) - set(y.unique().tolist())):
-            raise ValueError(f"{name}: y must hold every class of classes, got no row of class {missing[0]}")
-    if same_size and len({len(group) for group in classes}) > 1:
-        sizes = [len(group) for group in classes]
-        raise ValueError(f"classes must be groups of one size if each task has its own head, got sizes {sizes}")

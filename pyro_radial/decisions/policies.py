@@ -141,16 +141,9 @@ class ThompsonSampling(Policy):
         self.refits.begin(torch.zeros(2, num_features), torch.zeros(2, num_arms))
 
     def choose(self, context: Tensor) -> int:
-        """Choose the arm to pull."""
-        return int(self.expected_rewards(context)[0].argmax())
-
-    def expected_rewards(self, context: Tensor, num_samples: int = 1) -> Tensor:
-        """Return the expected rewards ``[S, K]`` under S draws of the posterior, in units of ``reward_scale``."""
+        """Choose the arm with the largest function value under a draw of the posterior."""
         self.check_context(context)
-        positive_count("num_samples", num_samples)
-        f = predict(self.model, self.guide, context.unsqueeze(0), num_samples=num_samples).samples.squeeze(1)
-        likelihood: Any = getattr(self.model, "likelihood", None)
-        return f if likelihood is None else likelihood.inverse_link(f)
+        return int(predict(self.model, self.guide, context.unsqueeze(0), num_samples=1).samples.argmax())
 
     def refit(self, contexts: Tensor, arms: Tensor, rewards: Tensor) -> None:
         """Train the guide further, from where the last refit ended."""

@@ -23,6 +23,7 @@ from pyro_radial.functional.priors import (
     Sum,
 )
 from pyro_radial.functional.scores import GaussianScore, SteinScore
+from pyro_radial.functional.starts import init_to_prior
 
 __all__ = [
     "BetweenRows",
@@ -44,4 +45,5 @@ __all__ = [
     "Sum",
     "UniformBox",
     "function_space_laplace",
+    "init_to_prior",
 ]

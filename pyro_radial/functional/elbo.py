@@ -44,8 +44,7 @@ class FunctionalELBO(RadialELBO):
 
     The loss bounds the log evidence only if X holds *all* training inputs and the prior has no ``noise``. A
     divergence of a process, such as :class:`~pyro_radial.functional.MarginalKL`, takes the model linearized at the
-    means of the guide's sites, in evaluation mode, instead of draws. The weights can keep a KL to their own prior,
-    ``weight_space_kl`` times the terms' ``weight_space_kl``, which ``kl_weight`` does not scale.
+    means of the guide's sites, in evaluation mode, instead of draws.
 
     Source: Sun, Zhang, Shi and Grosse (2019), "Functional variational Bayesian neural networks", eq. 3 to 9; their
     weight of the divergence, one over the number of measurement points, is ``kl_weight`` here.
@@ -55,7 +54,7 @@ class FunctionalELBO(RadialELBO):
         :class:`~pyro_radial.functional.UniformBox`, or None for the inputs alone.
     :param divergence: one of :mod:`pyro_radial.functional.divergences`, by default ``SteinKL()``.
     :param compare_at: "both" for inputs and measurement points, "measurement_points" for these alone.
-    :param float weight_space_kl: the weight of the KL of the weights that the function depends on.
+    :param float weight_space_kl: the weight of the KL of these weights to their own prior, whatever ``kl_weight``.
     :param str function_site: the deterministic site of the function values; the model must run on inputs alone too.
     :param int num_functions: S, the functions drawn for one loss.
     :param kl_weight: :math:`\lambda`, a number or a function of the step, as in :class:`~pyro_radial.RadialELBO`.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import non_negative_integer, optional, positive_count
 from pyro_radial.functional.gaussian import cholesky, with_diagonal
-from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_prior
+from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_prior, moments_of
 from pyro_radial.infer.autoguide.correlated import AutoCorrelated
 from pyro_radial.infer.autoguide.families.family import Family
 from pyro_radial.infer.autoguide.families.normal import Delta
@@ -28,7 +28,7 @@ __all__ = ["function_space_laplace"]
 #: The most numbers in the Jacobian at the points, in float64: two gigabytes.
 MAX_JACOBIAN = 2**28
 #: Eigenvalues of the prior's covariance below this share of the largest are left out.
-LEAST_EIGENVALUE = 1e-6
+LEAST_EIGENVALUE = 1e-9
 #: A network that holds less of the prior's variance at the points is named.
 LEAST_HELD = 0.95
 #: The share of the prior's variance that is added at each point while the mean is moved, first much, then next to none.
@@ -61,19 +61,16 @@ def function_space_laplace(
     so at X the linearized network has the prior's width. The posterior precision of a is :math:`A = I + \sum_n (J_n
     B)^T H_n J_n B`, with the Hessian :math:`H_n` of the negative log-likelihood in the outputs, and the covariance of
     the weights is :math:`B A^{-1} B^T`. Put X where predictions are made, the training inputs included; far from its
-    points the width is unknown. For a model linear in its weights, with as many points as weights, the posterior is
-    exact. Predict with ``method="linearized"``.
+    points the width is unknown. Predict with ``method="linearized"``.
 
-    Before that, Gauss-Newton steps in a, with Levenberg and Marquardt's damping of :math:`B^T B`, lead the network to
-    the most probable function, of least
+    Before that, damped Gauss-Newton steps in a lead the network to the most probable function, of least
 
     .. math:: -\sum_n \log p(y_n | f(x_n)) + \tfrac12 \big(f(X) - m\big)^T K^{-1} \big(f(X) - m\big),
 
-    with the prior's mean m. A network that was never trained needs no other training.
+    with the prior's mean m. Start the network with :func:`init_to_prior`; it needs no other training.
 
-    Source: Cinquin, Pförtner, Fortuin, Hennig and Bamler (2024), "FSP-Laplace", arXiv 2407.13711, section 3, who find
-    the mean by stochastic gradients, and restrict the weights to the range of :math:`J^T U`. The widths at X are then
-    not the prior's; here they are.
+    Source: Cinquin et al. (2024), "FSP-Laplace", arXiv 2407.13711, section 3, who find the mean by stochastic
+    gradients, and restrict the weights to the range of :math:`J^T U`. The widths at X are then not the prior's.
 
     :param model: a :class:`~pyro_radial.SupervisedModel` of a :class:`~pyro_radial.BayesianModule`, with a categorical,
         Bernoulli, Gaussian or Poisson likelihood.
@@ -81,25 +78,26 @@ def function_space_laplace(
     :param data: the training rows, in any form that :func:`~pyro_radial.fit` takes.
     :param FunctionPrior prior: a prior with moments, such as :class:`~pyro_radial.functional.GaussianProcess`.
     :param Tensor points: X, ``[M, ...]``.
-    :param int rank: the number of leading eigenvectors of K over all outputs; by default those with eigenvalues above a
-        millionth of the largest.
+    :param int rank: the number of leading eigenvectors of K; by default those with eigenvalues above a billionth of the
+        largest.
     :param int num_steps: the most steps with a hundredth of K's variance added on its diagonal, and again with a
         hundred-thousandth; fewer once they gain nothing. 0 keeps the given weights.
     :returns: a guide of all weights with the covariance as its factor, and points at other sites.
-    :raises ValueError: for another model or likelihood, a prior without moments or with a covariance at the points that
-        is not positive definite, points that do not fit into memory, and a rank above the number of function values. A
-        FloatingPointError if the given weights have no finite density.
+    :raises ValueError: for another model or likelihood, a prior without moments or a covariance at the points, points
+        that do not fit into memory, and a rank above the number of function values. A FloatingPointError if the given
+        weights have no finite density.
 
     Example::
 
         >>> from torch import nn
         >>> from pyro_radial import BayesianModule, SupervisedModel, predict
-        >>> from pyro_radial.functional import GaussianProcess
+        >>> from pyro_radial.functional import GaussianProcess, init_to_prior
         >>> from pyro_radial.nn import likelihoods
-        >>> network = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1))
-        >>> model = SupervisedModel(BayesianModule(network), likelihoods.Gaussian(scale=0.1))
         >>> prior = GaussianProcess(lambda a, b: torch.exp(-0.5 * (a - b.T) ** 2))
         >>> x, points = torch.zeros(1, 1), torch.linspace(-2, 2, 15)[:, None]
+        >>> network = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1))
+        >>> network = init_to_prior(network, prior, points)
+        >>> model = SupervisedModel(BayesianModule(network), likelihoods.Gaussian(scale=0.1))
         >>> guide = function_space_laplace(model, network, (x, x), prior, points)
         >>> draws = predict(model, guide, torch.tensor([[0.0], [2.0]]), num_samples=5_000, method="linearized")
         >>> [round(float(stddev), 1) for stddev in draws.epistemic_variance.sqrt()]  # at the datum, and away from it
@@ -119,7 +117,7 @@ def function_space_laplace(
         linear = _linearized(model, weights)
         num_outputs = linear.structure(points).num_outputs
         _check_size(len(points), num_outputs, sum(value.numel() for value in weights.values()))
-        moments = _moments(prior, points, num_outputs)
+        moments = moments_of(prior, points, num_outputs)
         functions = _prior_factor(moments[1], rank)
         if num_steps:
             weights = _most_probable(model, network, weights, rows, points, moments, num_steps)
@@ -254,13 +252,6 @@ def _check_size(num_points: int, num_outputs: int, num_weights: int) -> None:
             f"points must be fewer, because the Jacobian of {num_points} points with {num_outputs} outputs in "
             f"{num_weights:,} weights, or the covariances, have {size:,} numbers, more than {MAX_JACOBIAN:,}"
         )
-
-
-def _moments(prior: FunctionPrior, points: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
-    try:
-        return prior.moments(points, num_outputs)
-    except NotImplementedError as error:
-        raise ValueError(f"prior must have moments, as GaussianProcess has: {error}") from None
 
 
 def _prior_factor(covariances: Tensor, rank: int | None) -> Tensor:

@@ -72,11 +72,7 @@ class UniformBox:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Points ``[M, D]``."""
-        return self.place(torch.rand(self.num_points, *_shape_of_input(x), dtype=x.dtype, device=x.device))
-
-    def place(self, unit: Tensor) -> Tensor:
-        """Return the points with the given coordinates ``[M, D]`` in the unit cube."""
-        check_floating("unit", unit)
+        unit = torch.rand(self.num_points, *_shape_of_input(x), dtype=x.dtype, device=x.device)
         low, high = (_fitting(name, bound, unit) for name, bound in (("low", self.low), ("high", self.high)))
         # Rounding may move a point beyond the end of a side.
         return (low + (high - low) * unit).clamp(low, high)

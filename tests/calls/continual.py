@@ -149,7 +149,6 @@ CALLS = [
         lambda: dict(
             train=(X, Y),
             test=(X, Y),
-            classes=[[0, 1], [2, 3]],
             classes_per_task=2,
             multi_head=True,
             validation_fraction=0.25,
@@ -159,13 +158,11 @@ CALLS = [
         invalid=dict(
             train=classified,
             test=classified,
-            classes=some("x", 3, [], [[]], [0, 1], [[0], [0]], [[0, 1], [9, 8]], [["x"]], [[0, 1], [2]], [[0.5]]),
-            classes_per_task=positive_int,
+            classes_per_task=positive_int | {"another size at the end": 3},
             multi_head=flag,
             validation_fraction=shares,
             seed=seeds,
         ),
-        also=(({"classes": None}, lambda found: len(found) == 2),),
     ),
     Call(
         "continual.permuted_stream",

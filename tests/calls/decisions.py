@@ -177,13 +177,6 @@ CALLS = [
         on=lambda: begun(thompson()),
     ),
     Call(
-        "decisions.ThompsonSampling.expected_rewards",
-        lambda: dict(context=torch.zeros(2), num_samples=3),
-        lambda found: found.shape == (3, 4),
-        invalid=dict(context=contexts_of_one, num_samples=positive_int),
-        on=lambda: begun(thompson()),
-    ),
-    Call(
         "decisions.ThompsonSampling.refit",
         lambda: dict(contexts=X[:3], arms=torch.tensor([0, 1, 2]), rewards=torch.tensor([0.1, 0.2, 0.3])),
         lambda found: found is None,

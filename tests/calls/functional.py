@@ -305,17 +305,10 @@ DIVERGENCES = [
     ),
     Call(
         "functional.SteinKL",
-        lambda: dict(estimator=GaussianScore(), prior_estimator=SteinScore(), num_prior_samples=100),
+        lambda: dict(estimator=GaussianScore(), num_prior_samples=100),
         lambda found: isinstance(found.estimator, GaussianScore),
-        invalid=dict(
-            estimator=optional(function) | some([1], SteinScore),
-            prior_estimator=optional(function) | some([1], SteinScore),
-            num_prior_samples=positive_int,
-        ),
-        also=(
-            ({"estimator": None}, lambda found: isinstance(found.estimator, SteinScore)),
-            ({"prior_estimator": None}, lambda found: found.prior_estimator is found.estimator),
-        ),
+        invalid=dict(estimator=optional(function) | some([1], SteinScore), num_prior_samples=positive_int),
+        also=(({"estimator": None}, lambda found: isinstance(found.estimator, SteinScore)),),
     ),
     Call(
         "functional.LinearizedKL",
@@ -347,6 +340,16 @@ DIVERGENCES = [
             on=divergence,
         )
         for divergence in (LinearizedKL, MarginalKL)
+    ),
+    Call(
+        "functional.init_to_prior",
+        lambda: dict(network=nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)), prior=process(), points=X),
+        lambda found: found[0].weight.shape == (3, 1),
+        invalid=dict(
+            network=some(None, 3, nn.Linear(2, 1), nn.Tanh(), nn.Conv1d(1, 1, 1)),
+            prior=priors,
+            points=points,
+        ),
     ),
     Call(
         "functional.function_space_laplace",
@@ -419,13 +422,6 @@ POINTS = [
         invalid=dict(x_train=points, num_points=positive_int, margin=non_negative),
     ),
     Call("functional.UniformBox.__call__", lambda: dict(x=X), finite(4, 1), invalid=dict(x=batch), on=box),
-    Call(
-        "functional.UniformBox.place",
-        lambda: dict(unit=torch.tensor([[0.0], [0.5]])),
-        lambda found: found.tolist() == [[-1.0], [0.0]],
-        invalid=dict(unit=tensor | some(3.0)),
-        on=box,
-    ),
     *(
         Call(
             f"functional.{points_of.__name__}",

@@ -119,6 +119,17 @@ def test_without_information_the_width_is_the_priors():
     torch.testing.assert_close(widths(model, guide, at), torch.ones(100, 1).double(), rtol=0.02, atol=0.0)
 
 
+def test_widths_of_a_thousandth_of_the_priors_are_kept():
+    x = torch.linspace(-1, 1, 60)[:, None]
+    exact = smooth()
+    exact.observation_noise.fill_(1e-3)
+    model = regression(network(), scale=1e-3)
+    guide = function_space_laplace(model, network(), (x, torch.sin(4 * x)), smooth(), x)
+    stddev = exact.posterior(x, torch.sin(4 * x), x)[1][0].diagonal().sqrt()[:, None]
+    assert stddev.max() < 2e-3
+    torch.testing.assert_close(widths(model, guide, x), stddev, rtol=0.05, atol=0.0)
+
+
 def test_classes_have_the_covariance_of_the_precisions_of_functions():
     net, x = network(outputs=3), torch.linspace(-1, 1, 4)[:, None]
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical())

@@ -29,10 +29,9 @@ class SteinKL:
 
     Source: Sun et al. (2019), "Functional Variational Bayesian Neural Networks", section 3.1.
 
-    :param estimator: estimates the score of q from draws, such as :class:`~pyro_radial.functional.SteinScore`, which
-        is the default: it is right for normal distributions and follows others.
-    :param prior_estimator: estimates the score of a prior without a known one; by default like ``estimator``.
-    :param int num_prior_samples: draws of such a prior.
+    :param estimator: estimates scores from draws, such as :class:`~pyro_radial.functional.SteinScore`, which is the
+        default: it is right for normal distributions and follows others.
+    :param int num_prior_samples: draws of a prior without a known score.
     :raises ValueError: naming the argument that does not fit, and if the estimator has too few draws.
 
     Example::
@@ -47,15 +46,9 @@ class SteinKL:
         True
     """
 
-    def __init__(
-        self,
-        estimator: ScoreEstimator | None = None,
-        prior_estimator: ScoreEstimator | None = None,
-        num_prior_samples: int = 500,
-    ) -> None:
+    def __init__(self, estimator: ScoreEstimator | None = None, num_prior_samples: int = 500) -> None:
         self.estimator: ScoreEstimator = SteinScore() if estimator is None else estimator
-        self.prior_estimator = self.estimator if prior_estimator is None else prior_estimator
-        check_types(Callable, estimator=self.estimator, prior_estimator=self.prior_estimator)
+        check_types(Callable, estimator=self.estimator)
         self.num_prior_samples = positive_count("num_prior_samples", num_prior_samples)
 
     def __call__(self, f: Tensor, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
@@ -73,4 +66,4 @@ class SteinKL:
             return prior.score(values, x)
         except NotImplementedError:
             draws = prior.sample(x, self.num_prior_samples, values.shape[-1]).double()
-            return self.prior_estimator(draws.flatten(1), values.flatten(1)).view_as(values)
+            return self.estimator(draws.flatten(1), values.flatten(1)).view_as(values)

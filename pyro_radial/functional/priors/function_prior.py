@@ -24,6 +24,7 @@ __all__ = [
     "check_targets",
     "check_values",
     "joined_points",
+    "moments_of",
 ]
 
 
@@ -163,6 +164,14 @@ def check_prior(prior: FunctionPrior) -> None:
         raise ValueError(
             f"prior must be a prior on functions, such as GaussianProcess(kernel), got {type(prior).__name__}"
         )
+
+
+def moments_of(prior: FunctionPrior, points: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
+    """The moments of a prior, or a ValueError for one without."""
+    try:
+        return prior.moments(points, num_outputs)
+    except NotImplementedError as error:
+        raise ValueError(f"prior must have moments, as GaussianProcess has: {error}") from None
 
 
 def check_targets(y: Tensor, x: Tensor) -> Tensor:

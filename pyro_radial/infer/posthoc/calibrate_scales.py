@@ -69,9 +69,8 @@ def calibrate_scales(
     .. math:: -\frac{1}{N} \sum_n \log \frac{1}{S} \sum_{i=1}^S p(y_n | f_{\mu + c r \epsilon_i}(x_n))
 
     over a grid of log c, refined by a golden-section search. All c share the noise :math:`\epsilon`. Sites without a
-    scale, or on a constrained support, do not change. With more than 1024 rows, the search weights one in 32, at least
-    128, half of them from the quarter with the highest NLL without noise. All rows then compare its best c with those
-    next to it, until none is better.
+    scale, or on a constrained support, do not change. With more than 1024 rows, the search takes one in 32, at least
+    128, half from the quarter with the highest NLL; all rows then compare its best c with its neighbors.
 
     Source: Kiefer (1953), "Sequential Minimax Search for a Maximum".
 

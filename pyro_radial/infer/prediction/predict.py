@@ -63,19 +63,19 @@ def predict(
 
     It takes guides of this library, and every site of the function needs a mean and a variance in closed form; positive
     sites have none. For classes, ``method="probit"`` draws nothing: with the diagonal v(x) of that covariance it
-    returns one sample, the logits :math:`f_m(x) / \sqrt{1 + \pi v(x) / 8}`. ``dropout=True`` is Monte Carlo dropout:
-    each row of each draw has its own masks, which depend on ``chunk_size``. With these a draw is not a single function;
-    quantities of one input hold (mean, variance, entropy, log density).
+    returns one sample, the logits :math:`f_m(x) / \sqrt{1 + \pi v(x) / 8}`. ``dropout=True`` is Monte Carlo dropout,
+    with own masks for each row of each draw, which depend on ``chunk_size``. With these a draw is not a single
+    function; only quantities of one input hold.
 
     Source: Immer, Korzepa and Bauer (2021), "Improving Predictions of Bayesian Neural Nets via Local Linearization";
-    Gal and Ghahramani (2016), "Dropout as a Bayesian Approximation", eq. 6; MacKay (1992), "The Evidence Framework
-    Applied to Classification Networks", for the probit.
+    Gal and Ghahramani (2016), "Dropout as a Bayesian Approximation", eq. 6; for the probit, MacKay (1992), "The
+    Evidence Framework Applied to Classification Networks".
 
     :param model: a Pyro model ``model(x)`` that records the function's values at a site.
     :param guide: its trained guide, or a mapping from latent sites to S samples of each, ``[S, *shape]``, such as
         Pyro's ``mcmc.get_samples()``. Sites without samples are drawn from their priors.
-    :param x: inputs ``[N, ...]``, a tuple or a dict of tensors of N rows each, NumPy arrays, or a ``Dataset`` or
-        ``DataLoader``, with or without targets, in the dataset's order.
+    :param x: inputs ``[N, ...]``, a tuple or a dict of tensors of N rows each, NumPy arrays, a ``Dataset`` or a
+        ``DataLoader`` with or without targets, in the dataset's order.
     :param int num_samples: S, the number of functions; 64 by default, and with samples all of them.
     :param int chunk_size: the number of inputs in one pass.
     :param str method: "draws" of the weights, or "linearized" or "probit", for a guide and inputs in one tensor.
