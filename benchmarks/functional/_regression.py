@@ -117,9 +117,9 @@ class Scored(NamedTuple):
     covered: Tensor
 
 
-def of_network(model: SupervisedModel, guide: nn.Module, test: Pair, num_samples: int, **options: Any) -> Scored:
+def of_network(model: SupervisedModel, guide: nn.Module, test: Pair, num_samples: int) -> Scored:
     x, y = test
-    draws = predict(model, guide, x, num_samples=num_samples, **options)
+    draws = predict(model, guide, x, num_samples=num_samples)
     low, high = draws.quantiles([(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Scored(draws.mean, draws.log_prob(y), (low <= y) & (y <= high))
 
