@@ -4,13 +4,14 @@
 """Laplace in function space: exact linear models, the exact process in one dimension, classification, bad input."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from pyro.contrib.gp.kernels import RBF
 from torch import nn
 
-from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel, predict
+from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel, fit, predict
 from pyro_radial.functional import (
     GaussianProcess,
     ImplicitProcess,
@@ -101,6 +102,17 @@ def test_steps_go_on_from_given_weights_and_end_when_they_gain_nothing(monkeypat
     monkeypatch.setattr(laplace, "_data_terms", lambda *args: calls.append(1) or data_terms(*args))
     function_space_laplace(model, first, (X, Y), smooth(), POINTS, num_steps=100)
     assert len(calls) < 10
+
+
+def test_training_goes_on_from_the_leading_directions_of_the_prior():
+    model = regression(network(), num_data=16)
+    guide = function_space_laplace(model, network(), (X, Y), smooth(), POINTS, rank=10)
+    assert guide.factor.shape[1] == 10
+    prior = GaussianProcess(smooth().kernel, noise=0.01)
+    loss = FunctionalELBO(prior, lambda x: POINTS[::2] + 0.01, divergence=LinearizedKL(), num_functions=8)
+    adam = partial(torch.optim.Adam, lr=1e-3)
+    history = fit(model, guide, (X, Y), epochs=100, batch_size=16, loss=loss, optim=adam, progress=False).history
+    assert history[-1]["loss"] < history[0]["loss"] - 0.05
 
 
 def test_weights_without_a_finite_density_are_refused():
