@@ -42,7 +42,7 @@ MAIN = (
     ),
     ("uncertainty.posthoc", "A network trained too long: one radial scale has a lower NLL than a temperature"),
     ("uncertainty.retinopathy", "RetinaMNIST: the best method with radial posteriors"),
-    ("continual.permuted_mnist", "Permuted MNIST, nothing kept: mean field is at most its standard error below TD-VCL"),
+    ("continual.published_settings", "permuted MNIST, nothing kept: mean field is not below CoVON"),
     ("continual.permuted_mnist", "Permuted MNIST, 200 inputs kept: mean field"),
     (
         "continual.split_fashion_functions",
@@ -50,7 +50,7 @@ MAIN = (
     ),
     ("functional.panels", "One dimension"),
     ("functional.uci", "UCI concrete: a network with a functional prior reaches"),
-    ("functional.uci", "UCI boston: a network with a functional prior reaches"),
+    ("functional.uci_laplace", "UCI boston: function-space Laplace against its exact process in log-likelihood"),
     ("compression.lenet_mnist", "LeNet-5 on MNIST, at most 113,148 FLOPs"),
     ("decisions.bandits", "Bandits: the functional radial posterior has the best mean rank"),
     ("distributions.vmf_cost", "Drawing a direction (forward) takes"),

@@ -198,7 +198,7 @@ def _most_probable(
     if not missed < MOST_MISSED:
         warnings.warn(
             f"The steps ended {missed:.1f} nats above the most probable function of the linearized network, so means "
-            "may be off. Take other units, more points, or more steps.",
+            "may be off. Call again with the guide as trained, or take other units or more points.",
             stacklevel=4,
         )
     return weights
