@@ -146,6 +146,13 @@ def test_a_process_that_was_killed_is_continued_by_another(tmp_path):
     assert_same(learn(checkpoint=tmp_path, epochs=3, callback=callback), learn(epochs=3, callback=callback))
 
 
+def renamed():
+    """The stream with another name of its second task."""
+    whole = stream(validation_fraction=0.25)
+    tasks = [whole[0], replace(whole[1], name="another")]
+    return TaskStream.of(tasks, num_outputs=whole.num_outputs, num_heads=whole.num_heads)
+
+
 def other_settings():
     return {
         "seed": {"seed": 4},
@@ -153,7 +160,7 @@ def other_settings():
         "measure_on": {"measure_on": "validation"},
         "coreset": {"coreset": CORESET},
         "guide": {"guide": lambda c: c.guide(AutoMeanField)},
-        "tasks": {"tasks": stream(classes=[[0, 1], [3, 2]], validation_fraction=0.25)},
+        "tasks": {"tasks": renamed()},
         "form": {"one": chain(form="exact")},
         "weight": {"one": chain(weight=2.0)},
         "epochs": {"epochs": 3},

@@ -452,7 +452,7 @@ POINTS = {
 
 def test_all_divergences_and_points_are_here():
     kinds = {part for name in DIVERGENCES for part in name.split(", ")} | POINTS.keys()
-    others = {*PROCESSES, *ONE_INPUT, "FunctionPrior", "FunctionalELBO", "function_space_laplace"}
+    others = {*PROCESSES, *ONE_INPUT, "FunctionPrior", "FunctionalELBO", "function_space_laplace", "init_to_prior"}
     assert kinds | others == set(functional.__all__)
 
 

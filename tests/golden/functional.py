@@ -88,7 +88,7 @@ def stein_kl():
         "stein": losses(SteinKL(SteinScore())),
         "gaussian": losses(SteinKL(GaussianScore())),
         "both estimated": losses(
-            SteinKL(GaussianScore(), SteinScore(), num_prior_samples=30),
+            SteinKL(GaussianScore(), num_prior_samples=30),
             prior=PiecewiseLinear(-2.0, 2.0),
             guide_types=(AutoMeanField,),
         ),
