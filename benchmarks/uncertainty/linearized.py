@@ -73,7 +73,7 @@ class Size(NamedTuple):
 
 SIZES = {
     "default": Size(),
-    "small": Size(200, 50, 50, 10, 2, 1, {"num_grid": 4, "num_refinements": 1, "num_samples": 2}),
+    "small": Size(200, 50, 50, 10, 2, 1, {"num_samples": 2}),
 }
 
 

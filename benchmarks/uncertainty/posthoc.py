@@ -90,7 +90,7 @@ class Size(NamedTuple):
 
 SIZES = {
     "default": Size(),
-    "small": Size(200, 50, 50, 10, 2, 2, {"num_grid": 4, "num_refinements": 1, "num_samples": 2}),
+    "small": Size(200, 50, 50, 10, 2, 2, {"num_samples": 2}),
 }
 
 
@@ -184,7 +184,7 @@ def searched(train: Pair, seed: int, size: Size) -> Row:
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=size.train // 2))
     guide = AutoRadial(model)
     guide.setup(*part(fitted, 0, 2))
-    defaults = {"low": 1e-4, "high": 10.0, "num_grid": 16, "num_refinements": 6, "num_samples": 16} | size.options
+    defaults = {"low": 1e-4, "high": 10.0, "num_samples": 16} | size.options
     num_samples = defaults.pop("num_samples")
 
     def nll_of_all(number: float) -> float:

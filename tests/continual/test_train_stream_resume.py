@@ -228,6 +228,14 @@ def test_pyro_s_optimizers_are_told_apart_by_their_settings(tmp_path):
         learn(optim=pyro.optim.Adam({"lr": 0.2}), **options)
 
 
+def test_numbers_in_a_function_of_settings_are_compared(tmp_path):
+    options = {"checkpoint": tmp_path, "optim": lambda parameters: torch.optim.Adam(parameters, lr=0.1)}
+    learn(**options)
+    learn(**options)
+    with pytest.raises(ValueError, match=r"stream\.pt was made with .*0\.1"):
+        learn(**{**options, "optim": lambda parameters: torch.optim.Adam(parameters, lr=0.2)})
+
+
 def test_another_model_is_refused(tmp_path):
     learn(checkpoint=tmp_path)
     with pytest.raises(ValueError, match=r"stream\.pt is from another model.*bnn\.net\.trunk\.1"):

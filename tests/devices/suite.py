@@ -513,7 +513,7 @@ AFTER = {
     "quantities": lambda model, guide, rows: quantities(predict(model, guide, rows[0], num_samples=4), rows[1]),
     "SampledNetwork": lambda model, guide, rows: served(SampledNetwork(model, guide, 4), rows[0]),
     "calibrate_scales": lambda model, guide, rows: (
-        calibrate_scales(model, guide, rows, num_grid=3, num_refinements=1, num_samples=2, progress=False).number,
+        calibrate_scales(model, guide, rows, num_samples=2, progress=False).number,
         values(guide),
     ),
     "last_layer_laplace": lambda model, guide, rows: laplace(model, guide, rows, "full"),

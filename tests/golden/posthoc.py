@@ -22,9 +22,7 @@ def calibrated_scales():
             guide = guide_type(model, init_stddev=0.05)
             trained(model, guide, classification())
             validation = classification(10, seed=8)
-            search = calibrate_scales(
-                model, guide, validation, *scales, num_grid=5, num_refinements=2, num_samples=4, seed=2, progress=False
-            )
+            search = calibrate_scales(model, guide, validation, *scales, num_samples=4, seed=2, progress=False)
             results[f"{name} {guide_type.__name__}"] = {
                 "nll": search.nll,
                 "plain": search.plain_nll,

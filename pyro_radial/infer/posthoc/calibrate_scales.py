@@ -21,6 +21,8 @@ from pyro_radial.poutine import mean_only
 
 __all__ = ["ScaleSearch", "calibrate_scales"]
 
+#: Values of c on the grid, and after it.
+NUM_GRID, NUM_REFINEMENTS = 16, 6
 GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
@@ -39,11 +41,6 @@ class ScaleSearch:
     plain_nll: float
     tried: dict[float, float]
 
-    @property
-    def at_end(self) -> bool:
-        """Whether the best number is the smallest or the largest tried, so that a wider range may be better."""
-        return self.number in (min(self.tried), max(self.tried))
-
 
 @torch.no_grad()
 def calibrate_scales(
@@ -54,8 +51,6 @@ def calibrate_scales(
     *,
     low: float = 1e-4,
     high: float = 10.0,
-    num_grid: int = 16,
-    num_refinements: int = 6,
     num_samples: int = 16,
     chunk_size: int = 1024,
     seed: int = 0,
@@ -68,9 +63,9 @@ def calibrate_scales(
 
     .. math:: -\frac{1}{N} \sum_n \log \frac{1}{S} \sum_{i=1}^S p(y_n | f_{\mu + c r \epsilon_i}(x_n))
 
-    over a grid of log c, refined by a golden-section search. All c share the noise :math:`\epsilon`. Sites without a
-    scale, or on a constrained support, do not change. With more than 1024 rows, the search takes one in 32, at least
-    128, half from the quarter with the highest NLL; all rows then compare its best c with its neighbors.
+    over 16 values on a grid of log c and six of a golden-section search. All c share the noise :math:`\epsilon`. Sites
+    without a scale, or on a constrained support, do not change. With more than 1024 rows, the search takes one in 32,
+    at least 128, half from the quarter with the highest NLL; all rows then compare its best c with its neighbors.
 
     Source: Kiefer (1953), "Sequential Minimax Search for a Maximum".
 
@@ -80,8 +75,6 @@ def calibrate_scales(
     :param scales: a function of a site's name and mean that returns its relative scales (broadcast to the mean).
     :param float low: the smallest c.
     :param float high: the largest c.
-    :param int num_grid: values of c on the grid, at least 3.
-    :param int num_refinements: values of c tried after the grid.
     :param int num_samples: S, draws for each NLL.
     :param int chunk_size: rows in one pass.
     :param int seed: seed of the noise; the global random state is restored.
@@ -107,11 +100,8 @@ def calibrate_scales(
     checks.positive_count("num_samples", num_samples)
     checks.random_seed("seed", seed)
     checks.check_flag("progress", progress)
-    checks.non_negative_integer("num_refinements", num_refinements)
     if not checks.positive_float("high", high) > checks.positive_float("low", low):
         raise ValueError(f"high must be larger than low, got {high} and {low}")
-    if checks.positive_count("num_grid", num_grid) < 3:
-        raise ValueError(f"num_grid must be at least 3, got {num_grid}")
     if scales is not None and not callable(scales):
         raise ValueError(f"scales must be a function of a site's name and its mean, or None, got {scales!r}")
     relative = _relative_scales(guide, scales)
@@ -131,14 +121,14 @@ def calibrate_scales(
         return _mean(weights * losses(guide, num_samples, rows))
 
     before = {name: value.clone() for name, value in guide.state_dict().items()}
-    work = total + num_samples * ((num_grid + num_refinements) * few + 3 * total * (few < total))
+    work = total + num_samples * ((NUM_GRID + NUM_REFINEMENTS) * few + 3 * total * (few < total))
     with tqdm(total=work, desc="scales", unit="row", disable=not progress) as bar:
         plain = losses(mean_only(guide), 1)
         # A midpoint rule in t for the mean over the ranks q of rows, from 0 to 1, with q = 1 - (1 - t)^2.
         t = (torch.arange(few, dtype=torch.float64) + 0.5) / few
         part = (plain.argsort()[(total * (1.0 - (1.0 - t) ** 2)).long()], 2.0 * (1.0 - t)) if few < total else ()
         try:
-            known = _golden_section(lambda number: nll_at(number, *part), low, high, num_grid, num_refinements)
+            known = _golden_section(lambda number: nll_at(number, *part), low, high)
             numbers, near, tried = list(known), [min(known, key=known.__getitem__)], {} if part else known
             while left := [number for number in near if number not in tried]:
                 new = min(left, key=known.__getitem__)
@@ -173,7 +163,11 @@ def _relative_scales(guide: Any, scales: Callable[[str, Tensor], Any] | None) ->
 
 
 def _golden_section(
-    evaluate: Callable[[float], float], low: float, high: float, num_grid: int, num_refinements: int
+    evaluate: Callable[[float], float],
+    low: float,
+    high: float,
+    num_grid: int = NUM_GRID,
+    num_refinements: int = NUM_REFINEMENTS,
 ) -> dict[float, float]:
     """The values by ascending number: of a logarithmic grid, and of golden sections around its smallest."""
     logs = torch.linspace(math.log(low), math.log(high), num_grid, dtype=torch.float64).tolist()

@@ -142,7 +142,7 @@ class SampledNetwork(nn.Module):
         for start in range(0, self.num_samples, self.chunk_size):
             chunk = {name: tensor[start : start + self.chunk_size] for name, tensor in drawn.items()}
             outputs.append(run(shared, chunk, args, kwargs))
-        return tree_map(_joined, *outputs)
+        return tree_map(lambda *own: torch.cat(own) if isinstance(own[0], Tensor) else own[0], *outputs)
 
     @torch.no_grad()
     def predict(self, x: Any, chunk_size: int = 1024) -> Any:
@@ -253,7 +253,3 @@ def _tensors(root: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
 
 def _no_change(layer: nn.Module, args: Any) -> None:
     """A hook that does nothing."""
-
-
-def _joined(*leaves: Any) -> Any:
-    return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]

@@ -6,8 +6,8 @@
 import functools
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Mapping
-from types import BuiltinFunctionType, FunctionType, MethodType
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ def described(value: Any) -> Settings:
     """Describe a setting by names of classes and functions, numbers, and hashes of tensors.
 
     A module is described by its layers and settings, not by values that training changes. A function is described by
-    its name and the values that it closes over, not by its code.
+    its name, the values that it closes over, and the numbers in its code.
     """
     settings: Settings = {}
     _describe(settings, "", value, frozen=False, above=())
@@ -182,11 +182,22 @@ def _module(module: nn.Module, frozen: bool) -> tuple[str, Mapping[str, Any]]:
 
 
 def _closed_over(function: FunctionType) -> Settings:
-    """The values that a function closes over, and its defaults."""
+    """The values that a function closes over, its defaults, and its numbers."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     values = {name: cell.cell_contents for name, cell in cells} | (function.__kwdefaults__ or {})
     values |= {f"default_{number}": part for number, part in enumerate(function.__defaults__ or ())}
+    if function.__module__.partition(".")[0] not in LIBRARIES:
+        values["numbers"] = tuple(_numbers(function.__code__.co_consts))
     return {name: part for name, part in values.items() if not _collects(part)}
+
+
+def _numbers(constants: Iterable[Any]) -> Iterator[float]:
+    """The numbers among the constants of a function, and of those within; booleans and texts are left out."""
+    for own in constants:
+        if isinstance(own, CodeType | tuple):
+            yield from _numbers(own if isinstance(own, tuple) else own.co_consts)
+        elif isinstance(own, int | float) and not isinstance(own, bool):
+            yield own
 
 
 def _attributes(value: Any) -> Settings:

@@ -228,7 +228,7 @@ def _flipped_output(layer: nn.Module, x: Tensor, weight: UnitNoise) -> Tensor:
     flips = _signs(rows, outputs, noise)
     if radii is not None:
         flips = flips * radii
-    inputs = x.shape[_channel_dim(layer, x.dim())]
+    inputs = x.shape[-1 if isinstance(layer, nn.Linear) else 1]
     flipped = x * _at_channels(layer, _signs(rows, inputs, x), x.dim())
     output = _apply(layer, flipped, weight.scale * noise, None)
     return output * _at_channels(layer, flips, output.dim()).to(output.dtype)
@@ -236,10 +236,6 @@ def _flipped_output(layer: nn.Module, x: Tensor, weight: UnitNoise) -> Tensor:
 
 def _signs(rows: int, size: int, like: Tensor) -> Tensor:
     return torch.where(torch.rand((rows, size), device=like.device) < 0.5, -1.0, 1.0).to(like.dtype)
-
-
-def _channel_dim(layer: nn.Module, dims: int) -> int:
-    return dims - 1 if isinstance(layer, nn.Linear) else 1
 
 
 def _at_channels(layer: nn.Module, values: Tensor, dims: int) -> Tensor:
