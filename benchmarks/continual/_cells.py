@@ -42,8 +42,6 @@ class Size(NamedTuple):
     learned_rows: int
     batch_size: int
     coreset: int = 200
-    #: Of the training on kept rows before a prediction.
-    label_epochs: int = 60
     #: Of all data; None for all.
     rows: int | None = None
     epochs_factor: float = 1.0
@@ -60,7 +58,7 @@ class Size(NamedTuple):
     def small(self, learned_rows: int) -> "Size":
         """The same experiment in seconds."""
         tiny = {"sizes": (784, 20), "num_tasks": 2, "num_samples": 2, "coreset": 20, "rows": 300, "rates": FAST}
-        return self._replace(**tiny, learned_rows=learned_rows, epochs_factor=0.1, label_epochs=1)
+        return self._replace(**tiny, learned_rows=learned_rows, epochs_factor=0.1)
 
 
 class Cell(NamedTuple):
@@ -69,8 +67,6 @@ class Cell(NamedTuple):
     settings: Sequence[Setting]
     keepings: Sequence[Keeping] = (NOTHING,)
     methods: Sequence[str] = METHODS
-    #: Test seeds, where these are fewer than those of the table.
-    most_seeds: int | None = None
 
     @property
     def pairs(self) -> list[tuple[Setting, Keeping]]:
@@ -101,10 +97,9 @@ def compute_cells(
     compute_all(results, choosing, workers, threads)
     jobs = []
     for cell in cells:
-        number = min(seeds, cell.most_seeds or seeds)
         for method in cell.methods:
             setting, keeping = chosen(results, cell, method, **where)
-            jobs += [job(method, setting, FIRST_SEED + seed, "test", keeping) for seed in range(number)]
+            jobs += [job(method, setting, FIRST_SEED + seed, "test", keeping) for seed in range(seeds)]
     compute_all(results, jobs, workers, threads)
 
 
@@ -136,6 +131,8 @@ def keeping_of(row: Row) -> Keeping:
 
 def described(row: Row) -> str:
     """The setting of a row in a few words."""
+    if row["method"].startswith("plain"):
+        return f"{row['epochs']} epochs, Adam at {row['learning_rate']:g}, rate to zero"
     start = f"sigma from {row['init_scale']:g}" if row["init_stddev"] is None else f"from {row['init_stddev']:g}"
     words = [f"{row['epochs']} epochs", start]
     if (weight := row.get("past_weight", 1.0)) != 1.0:
@@ -150,8 +147,9 @@ def described(row: Row) -> str:
         words.append("one radius per tensor" if row["event_dim"] is None else "one radius per row")
     if row["reset_scales"]:
         words.append("scales reset")
-    if row["decay_over"]:
-        words.append("rate to zero")
+    if not row.get("natural"):
+        rates = [f"{row[name]:g}" for name in ("learning_rate", "scale_rate") if row[name] is not None]
+        words.append(f"rate {' and '.join(dict.fromkeys(rates))}{' to zero' if row['decay_over'] else ''}")
     if row["later_kl"] != 1.0:
         words.append(f"later KL x {row['later_kl']:g}")
     return ", ".join(words)

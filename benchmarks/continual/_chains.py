@@ -34,13 +34,12 @@ from pyro_radial import (
 from pyro_radial.continual import (
     AccuracyMatrix,
     Coreset,
-    Task,
     TaskStream,
     class_split_stream,
     permuted_stream,
     train_stream,
 )
-from pyro_radial.continual.coresets import random_coreset, split_coreset
+from pyro_radial.continual.coresets import random_coreset
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.wrappers import map_leaf
 from pyro_radial.nn import MultiHead, likelihoods
@@ -179,7 +178,7 @@ LOCAL_NOISE = MappingProxyType(
 class Keeping:
     """What is kept of each task, and how it is used."""
 
-    use: Literal["nothing", "labels", "functions", "replay"] = "nothing"
+    use: Literal["nothing", "labels", "functions"] = "nothing"
     #: Of each task.
     coreset: int = 0
     #: Of the KL of functions, and the most inputs in one step.
@@ -192,19 +191,10 @@ class Keeping:
             return Coreset(self.coreset, use="functions", weight=self.function_weight, max_points=self.max_points)
         return Coreset(self.coreset, fit_options=labels) if self.use == "labels" else None
 
-    def stream(self, stream: TaskStream, seed: int) -> TaskStream:
-        """The tasks; where kept rows are replayed, each with those of all earlier ones among its own."""
-        if self.use != "replay":
-            return stream
-        builders = (partial(_with_replay, stream, number, self.coreset, seed) for number in range(len(stream)))
-        return replace(stream, builders=tuple(builders))
-
     def __str__(self) -> str:
         if self.use == "functions":
             return f"{self.coreset} inputs, weight {self.function_weight:g}"
-        return {"nothing": "nothing", "labels": f"{self.coreset} rows", "replay": f"{self.coreset} rows, replayed"}[
-            self.use
-        ]
+        return f"{self.coreset} rows" if self.use == "labels" else "nothing"
 
 
 NOTHING = Keeping()
@@ -262,14 +252,6 @@ class Holding(Keeping):
         kept = {"kept": f"{self.coreset} a task", "current": "nothing"}[self.inputs]
         where = self.source if self.inputs == "kept" else f"{self.source} of the task in training"
         return f"{kept}; functions at {where}, weight {self.function_weight:g}"
-
-
-def _with_replay(stream: TaskStream, number: int, rows: int, seed: int) -> Task:
-    parts = [stream[earlier].train for earlier in range(number)]
-    kept = [split_coreset(part, random_coreset(part[0], rows, seed=seed))[0] for part in parts]
-    task = stream[number]
-    x, y = zip(task.train, *kept, strict=True)
-    return replace(task, train=(torch.cat(x), torch.cat(y)))
 
 
 def _guide(family: Any, reset_scales: bool, options: dict[str, Any], chain: PriorChain) -> Any:
@@ -345,7 +327,7 @@ def learn(
     ``labels`` are the options of the training on kept rows before each prediction. The seconds are those of the CPU,
     and of a run that was killed those since then.
     """
-    stream = keeping.stream(make_stream(), seed)
+    stream = make_stream()
     pyro.clear_param_store()
     pyro.set_rng_seed(seed)
     net = make_net(sizes, stream.num_heads, stream.num_outputs)
@@ -371,6 +353,32 @@ def learn(
     seconds = process_time() - began
     rmtree(checkpoint)
     return measures(matrix) | {"seconds": round(seconds, 1)}
+
+
+def fine_tuned(
+    make_stream: Callable[[], TaskStream], sizes: Sequence[int], setting: Setting, seed: int, measure_on: str
+) -> Row:
+    """A plain network with one head, trained by Adam on one task after another with nothing against forgetting."""
+    stream = make_stream()
+    pyro.set_rng_seed(seed)
+    net = make_net(sizes, 1, stream.num_outputs)
+    matrix = AccuracyMatrix.empty(stream.names)
+    began = process_time()
+    for number in range(len(stream)):
+        x, y = stream[number].train
+        optimizer = torch.optim.Adam(net.parameters(), setting.learning_rate)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, setting.decay_over or 1)
+        for _ in range(setting.epochs):
+            for index in torch.randperm(len(x)).split(setting.batch_size):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(x[index]), y[index]).backward()
+                optimizer.step()
+                scheduler.step()
+        with torch.no_grad():
+            tasks = (getattr(stream[earlier], measure_on) for earlier in range(number + 1))
+            row = [float((net(x).argmax(-1) == y).double().mean()) for x, y in tasks]
+        matrix = matrix.with_row(number, row)
+    return measures(matrix) | {"seconds": round(process_time() - began, 1)}
 
 
 def _is_worth_compiling(stream: TaskStream, keeping: Keeping) -> bool:

@@ -7,7 +7,6 @@ python -m benchmarks.continual.split_fashion_functions
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -18,7 +17,6 @@ from matplotlib.figure import Figure
 
 from benchmarks.common import Claim, Form, Job, Results, Row, main
 from benchmarks.continual._cells import (
-    EXACT,
     METHODS,
     Cell,
     Size,
@@ -30,7 +28,6 @@ from benchmarks.continual._cells import (
     tested_rows,
 )
 from benchmarks.continual._chains import (
-    LOCAL_NOISE,
     Keeping,
     learn,
     row_keys,
@@ -46,36 +43,17 @@ PUBLISHED = {"with a coreset": 99.05, "without": 99.17}
 SAME_NETWORK = 98.50
 #: The best of a single head before functions were kept, with 200 labels a task.
 LABELS_BEFORE = 80.3
-#: Seeds of the lines that the others are compared with.
-FEW = 1
-
 
 DEFAULT = Size((784, 200, 200, 200, 200), num_tasks=5, num_samples=32, learned_rows=10_600, batch_size=256)
 SIZES = {"default": DEFAULT, "small": DEFAULT.small(40)}
 
 
-def cells(size: Size, heads: str) -> dict[str, Cell]:
-    """By name, for several heads or one."""
-
-    def functions(*weights: float) -> list[Keeping]:
-        return [Keeping("functions", size.coreset, weight, 200) for weight in weights]
-
+def cells(size: Size, heads: str) -> Cell:
+    """For several heads or one."""
     # Without a KL of weights both forms of a chain are one.
-    alone = {"init_stddev": 0.01, "later_kl": 0.0}
-    if heads == "multi":
-        bounded = size.setting(20, init_stddev=0.005, noise="local")
-        return {
-            "functions": Cell([size.setting(20, **alone)], functions(20.0)),
-            # The noise bounded by its start and rates: what serves permuted MNIST forgets here, as the last line shows.
-            "bounded local noise": Cell([bounded], methods=(*METHODS, EXACT), most_seeds=FEW),
-            "local noise": Cell([size.setting(20, **LOCAL_NOISE)], most_seeds=FEW),
-        }
-    start = size.setting(10, init_stddev=0.01)
-    replay = [Keeping("replay", size.coreset)]
-    return {
-        "functions": Cell([size.setting(10, **alone)], functions(20.0, 200.0)),
-        "replay": Cell([replace(start, later_kl=kl) for kl in (0.0, 0.1)], replay, most_seeds=2 * FEW),
-    }
+    epochs, weights = (20, (20.0,)) if heads == "multi" else (10, (20.0, 200.0))
+    keepings = [Keeping("functions", size.coreset, weight, 200) for weight in weights]
+    return Cell([size.setting(epochs, init_stddev=0.01, later_kl=0.0)], keepings)
 
 
 def run(
@@ -102,14 +80,13 @@ def run(
 
     number = seeds if form == "default" else 1
     for heads in HEADS:
-        lines = list(cells(size, heads).values())
-        compute_cells(results, lines, partial(job, heads), number, workers, threads, heads=heads)
+        compute_cells(results, [cells(size, heads)], partial(job, heads), number, workers, threads, heads=heads)
 
 
-def of(results: Results, heads: str, name: str, method: str) -> list[Row]:
+def of(results: Results, heads: str, method: str) -> list[Row]:
     """The tested rows of a method in a cell."""
     size = next(size for size in SIZES.values() if results.where(coreset=size.coreset))
-    return tested_rows(results, cells(size, heads)[name], method, heads=heads)
+    return tested_rows(results, cells(size, heads), method, heads=heads)
 
 
 def average(rows: Sequence[Row]) -> float:
@@ -117,7 +94,7 @@ def average(rows: Sequence[Row]) -> float:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Compare with the strongest published results with several heads, and with ours without functions."""
+    """Compare with the strongest published results with several heads, and with ours with labels."""
 
     def above(text: str, published: str, rows: list[Row], least: float) -> Claim:
         ours = percent(rows, "average_accuracy")
@@ -127,40 +104,21 @@ def claims(results: Results) -> list[Claim]:
         above(
             f"one head per task, 200 inputs kept: the chain with functions ({method}) reaches 99.0 %",
             f"{PUBLISHED['with a coreset']} (S-FSVI)",
-            of(results, "multi", "functions", method),
+            of(results, "multi", method),
             99.0,
-        )
-        for method in METHODS
-    ]
-    bounded = [
-        above(
-            f"one head per task, nothing kept: bounded local noise ({method}) reaches 98.8 %",
-            f"{PUBLISHED['without']} (S-FSVI)",
-            of(results, "multi", "bounded local noise", method),
-            98.8,
-        )
-        for method in (*METHODS, EXACT)
-    ]
-    recipe = [
-        above(
-            f"one head per task, nothing kept: the recipe for permuted MNIST ({method}) also reaches 98.8 %",
-            "",
-            of(results, "multi", "local noise", method),
-            98.8,
         )
         for method in METHODS
     ]
     single = [
         above(
-            f"one head, 200 {what}: {method} is above {LABELS_BEFORE} %, our earlier result with 200 labels",
+            f"one head, 200 inputs kept: {method} is above {LABELS_BEFORE} %, our earlier result with 200 labels",
             "",
-            of(results, "single", cell, method),
+            of(results, "single", method),
             LABELS_BEFORE,
         )
         for method in METHODS
-        for cell, what in (("functions", "inputs kept"), ("replay", "labeled rows replayed"))
     ]
-    return supported([*several, *bounded, *recipe, *single])
+    return supported([*several, *single])
 
 
 def report(results: Results) -> str:
@@ -170,12 +128,11 @@ def report(results: Results) -> str:
 Five tasks of two classes each, as below, with 784-200-200-200-200 and batches of 256 (\
 `python -m benchmarks.continual.split_fashion_functions`). Accuracies are in percent, mean and standard error over \
 test seeds; seconds are median CPU seconds of a run on one thread. "kept" says what is kept of each task: inputs at \
-which functions are compared, with the weight of their KL, or labeled rows, which are replayed with those of later \
-tasks. With one head, the validation tenth chose the settings with seed 0. Lines with one or two seeds are for \
-comparison and support no claim; there was no time for more.
+which functions are compared, with the weight of their KL. With one head, the validation tenth chose the settings with \
+seed 0.
 
 With a head for each task and 200 inputs kept, a network of four layers of 200 (radial normal) ends at \
-{percent(of(results, "multi", "functions", METHODS[1]), "average_accuracy")} % after 20 epochs a task. S-FSVI has \
+{percent(of(results, "multi", METHODS[1]), "average_accuracy")} % after 20 epochs a task. S-FSVI has \
 {SAME_NETWORK} with the same network and 60 epochs, {PUBLISHED["with a coreset"]} with its best network and a \
 coreset, and {PUBLISHED["without"]} with 256-256 and functions held at the current batch in place of a coreset.
 
@@ -196,20 +153,12 @@ def draw(results: Results) -> None:
     """Average accuracy after each task, for both kinds of heads."""
     for heads in HEADS:
         runs: dict[str, list[Any]] = {}
-        # As many lines as the eye can tell apart: the exact form is like the normal one here.
-        for row in (row for row in results.where(heads=heads, measured_on="test") if row["method"] != EXACT):
+        for row in results.where(heads=heads, measured_on="test"):
             names = [f"classes {2 * task}, {2 * task + 1}" for task in range(len(row["values"]))]
-            runs.setdefault(label_of(row), []).append(as_matrix(row, names))
+            runs.setdefault(row["method"], []).append(as_matrix(row, names))
         figure = Figure(figsize=(7.5, 4.5), layout="constrained", dpi=130)
         plot_average_accuracy(runs, figure.subplots()).set_title(f"Split Fashion-MNIST, {heads} head")
         results.save_plot(figure, f"{heads}_head")
-
-
-def label_of(row: Row) -> str:
-    words = [row["method"], "nothing kept" if row["use"] == "nothing" else row["use"]]
-    if row["noise"] == "local":
-        words.append("bounded local noise" if row["prior_stddev"] == 1.0 else "local noise")
-    return ", ".join(words)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ MEASURED = [experiment for experiment in EXPERIMENTS if is_measured(experiment)]
 # One of each subject, a quick one; ``make soak`` runs the small form of all.
 IN_THE_SUITE = {
     "compression.lenet_mnist",
-    "continual.larger_networks",
+    "continual.permuted_mnist",
     "decisions.bandits",
     "distributions.radial_kl",
     "functional.uci",
