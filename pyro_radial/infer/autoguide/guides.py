@@ -22,7 +22,7 @@ __all__ = ["AutoMeanField", "AutoRadial", "AutoRadialDirectional"]
 class AutoRadial(AutoPerSite):
     r"""Guide with one :class:`~pyro_radial.distributions.RadialNormal` for each latent site.
 
-    The whole site shares one radius, so the distance of a draw from the mean does not grow with the number of weights,
+    The whole event shares one radius, so the distance of a draw from the mean does not grow with the number of weights,
     as it does in mean field. Against factorized normal priors the KL has a closed form.
 
     One radius suits weights that act together. For a large site of local variables, such as the topics of every
