@@ -53,6 +53,7 @@ MAIN = (
     ("functional.uci_laplace", "UCI boston: function-space Laplace against its exact process in log-likelihood"),
     ("compression.lenet_mnist", "LeNet-5 on MNIST, at most 113,148 FLOPs"),
     ("decisions.bandits", "Bandits: the functional radial posterior has the best mean rank"),
+    ("decisions.optimization", "Optimization, Thompson: of networks"),
     ("distributions.vmf_cost", "Drawing a direction (forward) takes"),
     ("guides.step_time", "A step of `AutoRadial, natural gradient, compiled` takes"),
     ("guides.pyro_examples", "A compiled step is at least twice as fast"),

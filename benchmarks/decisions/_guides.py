@@ -45,20 +45,26 @@ def network(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
 def mean_ranks(
     results: Results, name: str, problem: str, methods: Sequence[str], **keys: Any
 ) -> dict[str, list[float]]:
-    """Return each method's rank by a score (1 is the lowest), averaged over problems, for each seed of all methods."""
+    """Return each method's rank by a score (1 is the lowest), averaged over problems, for each seed of all methods.
+
+    Methods whose scores agree to three decimals share the mean of their ranks.
+    """
     found: dict[str, list[float]] = {method: [] for method in methods}
     problems = results.distinct(problem)
     scores = {
-        (row[problem], row["method"], row["seed"]): row[name]
+        (row[problem], row["method"], row["seed"]): round(row[name], 3)
         for row in results.where(**keys)
         if row["method"] in methods
     }
     for seed in sorted({seed for _, _, seed in scores}):
         if any((own, method, seed) not in scores for own in problems for method in methods):
             continue
-        by_problem = [sorted(methods, key=lambda method, own=own: scores[own, method, seed]) for own in problems]
         for method in methods:
-            found[method].append(statistics.mean(order.index(method) + 1 for order in by_problem))
+            ranks = []
+            for own in problems:
+                differences = [scores[own, other, seed] - scores[own, method, seed] for other in methods]
+                ranks.append(sum(d < 0.0 for d in differences) + 0.5 * (differences.count(0.0) + 1))
+            found[method].append(statistics.mean(ranks))
     return found
 
 

@@ -10,6 +10,7 @@ in float64. ``draws(S)`` are S functions of its posterior and ``normal()`` is a 
 import math
 import warnings
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -20,15 +21,19 @@ from botorch.models import SingleTaskGP
 from botorch.sampling.pathwise import draw_matheron_paths
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
+from pyro_radial import BayesianModule, SupervisedModel
 from pyro_radial.decisions.botorch_models import FunctionDraws, ProcessModel
 from pyro_radial.decisions.refits import Refits
-from pyro_radial.functional import PosteriorProcess
+from pyro_radial.functional import GaussianProcess, PosteriorProcess, function_space_laplace
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
+from pyro_radial.nn.likelihoods import Gaussian
 
 __all__ = [
     "GaussianProcessSurrogate",
+    "LaplaceSurrogate",
     "NetworkSurrogate",
     "RandomFeatures",
     "max_value_entropy",
@@ -73,6 +78,61 @@ class NetworkSurrogate:
         model: Any = self.refits.model
         guide: Any = self.refits.guide
         return ProcessModel(PosteriorProcess(model, guide.posterior()), float(model.likelihood.scale))
+
+
+class LaplaceSurrogate:
+    """A network under a prior on functions, by function-space Laplace at the evaluations and at points of the cube.
+
+    Each refit continues from the weights of the last. Draws are linear in the weights, as the approximation is.
+
+    :param nn.Module network: the network, as it starts, in float64 with one output.
+    :param float noise: standard deviation of the evaluations.
+    :param GaussianProcess prior: the prior.
+    :param Tensor points: points of the cube, where predictions are made.
+    :param int num_steps: the most steps of a refit.
+    """
+
+    gradient_steps = 0
+
+    def __init__(
+        self, network: nn.Module, noise: float, prior: GaussianProcess, points: Tensor, num_steps: int
+    ) -> None:
+        self._network, self._prior, self._points, self._num_steps = network, prior, points, num_steps
+        self._model: Any = SupervisedModel(BayesianModule(deepcopy(network)), Gaussian(scale=noise))
+        self._guide: Any = network
+
+    def refit(self, x: Tensor, y: Tensor) -> None:
+        """Approximate the posterior given all evaluations."""
+        points = torch.cat([x, self._points])
+        with warnings.catch_warnings():
+            # A refit that has not ended goes on in the next.
+            warnings.filterwarnings("ignore", message=r"The steps ended .* nats above")
+            self._guide = function_space_laplace(
+                self._model, self._guide, (x, y), self._prior, points, num_steps=self._num_steps
+            )
+
+    def draws(self, num_draws: int) -> FunctionDraws:
+        """Draws of the linearized network."""
+        means = {name: value.detach() for name, value in self._guide.median().items()}
+        with torch.no_grad():
+            drawn = [self._guide() for _ in range(num_draws)]
+
+        def linearized(x: Tensor) -> Tensor:
+            def value(weights: dict[str, Tensor]) -> Any:
+                return functional_call(self._network, weights, (x,), strict=True)
+
+            found = []
+            for weights in drawn:
+                moved = {name: weights[name] - mean for name, mean in means.items()}
+                pair: Any = torch.func.jvp(value, (means,), (moved,))
+                found.append(sum(pair))
+            return torch.stack(found)
+
+        return FunctionDraws(_Draws(linearized, num_draws))
+
+    def normal(self) -> ProcessModel:
+        """The linearized process."""
+        return ProcessModel(PosteriorProcess(self._model, self._guide.posterior()), float(self._model.likelihood.scale))
 
 
 class GaussianProcessSurrogate:
@@ -138,7 +198,7 @@ class RandomFeatures:
         return ProcessModel(self.process, float(self.process.noise.sqrt()))
 
 
-Surrogate = NetworkSurrogate | GaussianProcessSurrogate | RandomFeatures
+Surrogate = NetworkSurrogate | LaplaceSurrogate | GaussianProcessSurrogate | RandomFeatures
 
 
 def thompson(surrogate: Surrogate, num_inputs: int) -> AcquisitionFunction:

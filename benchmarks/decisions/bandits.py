@@ -279,12 +279,20 @@ def report(results: Results) -> str:
         for m in BY_WIDTH
         if m in methods
     ]
+    exact = ranks.get("Gaussian process")
+    why = (
+        f" The exact Gaussian process, with the prior of the functional posteriors, has a mean rank of "
+        f"{with_error(exact, 2)}, so a posterior that is closer to it, as function-space Laplace is, cannot lead here: "
+        "the prior with its fixed length scales is what does not fit."
+        if exact
+        else ""
+    )
     return f"""### Contextual bandits
 
 Regret over {setting["horizon"]:,} decisions, relative to choosing arms at random, which has 100; mean and standard \
 error over {runs_of(results)} runs (`python -m benchmarks.decisions.bandits`). All policies learn after every \
 {setting["refit_every"]} decisions. Networks have two layers of {width} units and take {setting["steps"]} further \
-steps of Adam each time:
+steps of Adam each time.{why}
 
 {markdown_table(["", *tasks, "mean rank", "gradient steps per decision", "ms per decision"], regrets["relative"])}
 

@@ -11,6 +11,7 @@ pytest.importorskip("botorch")
 
 from benchmarks.common import Results
 from benchmarks.decisions import bandits, optimization
+from benchmarks.decisions._guides import mean_ranks
 
 SUBJECTS = {"bandits": bandits, "optimization": optimization}
 
@@ -71,3 +72,11 @@ def test_only_seeds_that_both_have_are_compared(tmp_path, monkeypatch):
     few, many = bandits.of_common_seeds(results, "relative", "width", (narrow, wide), **keys)
     assert few == [next(row["relative"] for row in kept if row["width"] == narrow)]
     assert many == [next(row["relative"] for row in kept if row["width"] == wide)]
+
+
+def test_methods_with_equal_scores_share_their_ranks(tmp_path):
+    results = Results(tmp_path / "rows.json", {})
+    for method, score in {"one": 1.0, "two": 0.0001, "three": 0.0002}.items():
+        results.add({"problem": "p", "method": method, "seed": 10}, lambda score=score: {"regret": score})
+    found = mean_ranks(results, "regret", "problem", ["one", "two", "three"])
+    assert found == {"one": [3.0], "two": [1.5], "three": [1.5]}

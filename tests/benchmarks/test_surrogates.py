@@ -15,6 +15,7 @@ pytest.importorskip("botorch")
 from benchmarks.decisions import optimization
 from benchmarks.decisions._surrogates import (
     GaussianProcessSurrogate,
+    LaplaceSurrogate,
     NetworkSurrogate,
     RandomFeatures,
     max_value_entropy,
@@ -22,7 +23,7 @@ from benchmarks.decisions._surrogates import (
 )
 from benchmarks.decisions.optimization import Problem, Size, optimized
 from pyro_radial import AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel
-from pyro_radial.functional import GaussianProcess, MarginalKL, UniformBox
+from pyro_radial.functional import GaussianProcess, MarginalKL, UniformBox, init_to_prior
 from pyro_radial.nn import likelihoods
 
 
@@ -33,12 +34,22 @@ def network(steps=30, functional=False):
     model = SupervisedModel(BayesianModule(net), likelihood, local_reparameterization=not functional)
     options = {"optim": partial(torch.optim.Adam, lr=3e-3)}
     if functional:
-        prior = GaussianProcess(lambda a, b: torch.exp(-2.0 * torch.cdist(a, b).square()))
         box = UniformBox(0.0, 1.0, 8)
         options["loss"] = FunctionalELBO(
-            prior, box, divergence=MarginalKL(), compare_at="measurement_points", num_functions=1
+            GaussianProcess(near), box, divergence=MarginalKL(), compare_at="measurement_points", num_functions=1
         )
     return NetworkSurrogate(model, AutoRadial(model), 2, steps=steps, batch_size=16, compile=False, **options)
+
+
+def near(a, b):
+    return torch.exp(-2.0 * torch.cdist(a, b).square())
+
+
+def laplace():
+    torch.manual_seed(0)
+    prior, points = GaussianProcess(near), torch.rand(60, 2).double()
+    net = nn.Sequential(nn.Linear(2, 60), nn.SiLU(), nn.Linear(60, 1)).double()
+    return LaplaceSurrogate(init_to_prior(net, prior, points), 0.1, prior, points, 20)
 
 
 SURROGATES = {
@@ -46,6 +57,7 @@ SURROGATES = {
     "random features": lambda: RandomFeatures(100),
     "radial": network,
     "functional": lambda: network(functional=True),
+    "function-space Laplace": laplace,
 }
 
 
@@ -70,6 +82,24 @@ def test_every_acquisition_runs_on_every_surrogate(make, acquisition):
     (gradient,) = torch.autograd.grad(value.sum(), at)
     assert gradient.isfinite().all()
     assert (gradient != 0).any()
+
+
+def test_function_space_laplace_is_the_process_that_is_its_prior_in_moments_and_in_draws():
+    surrogate, (x, at) = laplace(), torch.rand(2, 30, 2, generator=torch.Generator().manual_seed(1)).double()
+    y = (3.0 * x).sin().sum(1, keepdim=True)
+    surrogate.refit(x[:6], y[:6])
+    exact = GaussianProcess(near)
+    exact.observation_noise.fill_(0.1)
+    mean, covariance = exact.posterior(x[:6], y[:6], at)
+    stddev = covariance[0].diagonal().sqrt().unsqueeze(-1)
+    posterior = surrogate.normal().posterior(at.unsqueeze(1))
+    assert ((posterior.mean.squeeze(1) - mean) / stddev).abs().max() < 0.2
+    assert (posterior.variance.squeeze(1).sqrt() / stddev).log().abs().max() < 0.2
+    draws = surrogate.draws(400)(at).squeeze(-1)
+    # Four standard errors of a mean, and of a standard deviation, of 400 draws.
+    own = posterior.variance.squeeze(1).sqrt()
+    assert ((draws.mean(0).unsqueeze(-1) - posterior.mean.squeeze(1)) / own).abs().max() < 4 / 400**0.5
+    assert (draws.std(0).unsqueeze(-1) / own - 1.0).abs().max() < 4 / 800**0.5
 
 
 def test_random_features_have_the_posterior_of_a_gaussian_process():
