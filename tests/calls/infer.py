@@ -440,10 +440,13 @@ CALLS = [
             trained=guides,
             data=rows,
             prior_precision=positive_float,
-            structure=name_of_one,
+            structure={"number": 3, "unknown": "no_such_name", "both": ("full", "kronecker")},
             chunk_size=positive_int,
         ),
-        also=(({"prior_precision": "evidence"}, lambda found: found.prior_precision > 0.0),),
+        also=(
+            ({"prior_precision": "evidence"}, lambda found: found.prior_precision > 0.0),
+            ({"structure": None}, lambda found: math.isfinite(found.log_evidence)),
+        ),
     ),
 ]
 

@@ -64,7 +64,7 @@ def calibrate_scales(
     .. math:: -\frac{1}{N} \sum_n \log \frac{1}{S} \sum_{i=1}^S p(y_n | f_{\mu + c r \epsilon_i}(x_n))
 
     over 16 values on a grid of log c and six of a golden-section search. All c share the noise :math:`\epsilon`. Sites
-    without a scale, or on a constrained support, do not change. With more than 1024 rows, the search takes one in 32,
+    without a scale, or on a constrained support, do not change. With more than 256 rows, the search takes one in 32,
     at least 128, half from the quarter with the highest NLL; all rows then compare its best c with its neighbors.
 
     Source: Kiefer (1953), "Sequential Minimax Search for a Maximum".
@@ -108,7 +108,7 @@ def calibrate_scales(
     x, y = Rows(validation, "validation", dtype_of(guide, model)).all()
 
     total = num_rows(x)
-    few = total if total <= 1024 else max(128, total // 32)
+    few = total if total <= 256 else max(128, total // 32)
 
     def losses(draws_of: Any, number_of_draws: int, rows: Any = slice(None)) -> Tensor:
         with seeded(seed, device_of(guide, model)):

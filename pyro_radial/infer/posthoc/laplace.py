@@ -118,7 +118,7 @@ def last_layer_laplace(
     data: Any,
     *,
     prior_precision: float | Literal["evidence"] = "evidence",
-    structure: Literal["full", "kronecker"] = "full",
+    structure: Literal["full", "kronecker"] | None = None,
     chunk_size: int = 1024,
 ) -> LastLayerLaplace:
     r"""Approximate the posterior of the last layer's weights by a normal distribution at the trained weights.
@@ -144,7 +144,7 @@ def last_layer_laplace(
     :param trained: its guide, with the trained weights as medians, or the trained network itself.
     :param data: the training rows, in any form that :func:`~pyro_radial.fit` takes.
     :param prior_precision: :math:`\delta`, or "evidence".
-    :param str structure: "full", for at most 3000 weights, or "kronecker".
+    :param str structure: "full" or "kronecker"; by default full for at most 3000 weights.
     :param int chunk_size: rows in one pass.
     :returns: a guide for :func:`~pyro_radial.predict`, with ``prior_precision`` and ``log_evidence``. The methods
         "linearized", which is exact here, and "probit" need one pass.
@@ -162,8 +162,8 @@ def last_layer_laplace(
         >>> guide.covariance().shape, predict(model, guide, x, num_samples=8).mean.shape
         (torch.Size([27, 27]), torch.Size([50, 3]))
     """
-    if structure not in ("full", "kronecker"):
-        raise ValueError(f"structure must be 'full' or 'kronecker', got {structure!r}")
+    if structure not in ("full", "kronecker", None):
+        raise ValueError(f"structure must be 'full', 'kronecker' or None, got {structure!r}")
     if prior_precision != "evidence":
         prior_precision = positive_float("prior_precision", prior_precision)
     positive_count("chunk_size", chunk_size)
@@ -178,6 +178,7 @@ def last_layer_laplace(
             f"{weights.numel()} of site '{layer.weight}' and its bias"
         )
     outputs, inputs = weights.shape
+    structure = structure or ("full" if weights.numel() <= MAX_FULL else "kronecker")
     curvature = _Curvature(outputs, inputs, structure, weights.device)
     for index in torch.arange(len(rows)).split(chunk_size):
         x, y = (move(part, device) for part in rows.take(index))

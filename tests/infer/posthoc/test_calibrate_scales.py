@@ -42,7 +42,7 @@ def norm(name, mean):
 
 
 def test_the_scale_of_one_weight_and_the_nll_of_each_number_tried_are_those_of_the_closed_form():
-    model, guide, rows, exact_nll = one_weight()
+    model, guide, rows, exact_nll = one_weight(250)
     search = calibrate_scales(model, guide, rows, low=0.1, high=1.0, num_samples=500)
     best = minimize_scalar(lambda log: exact_nll(math.exp(log)), bounds=(-4.0, 2.0), method="bounded")
     # The estimate of a scale from 500 draws has an error of about 1 / sqrt(1000); that of the search is smaller.

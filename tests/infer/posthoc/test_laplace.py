@@ -157,6 +157,15 @@ def test_the_kronecker_factors_are_the_mean_curvature_and_the_summed_features():
     torch.testing.assert_close(guide.covariance().inverse(), exact, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize(("width", "factors"), [(600, 1), (1500, 2)])
+def test_the_structure_is_full_for_as_many_weights_as_it_can_be(width, factors):
+    network = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 3))
+    model = SupervisedModel(BayesianModule(network), likelihoods.Categorical())
+    rows = torch.randn(20, 2), torch.arange(20) % 3
+    guide = last_layer_laplace(model, network, rows, prior_precision=1.0)
+    assert len([name for name, _ in guide.named_buffers() if "basis" in name]) == factors
+
+
 @pytest.mark.parametrize("structure", ["full", "kronecker"])
 def test_the_precision_of_the_evidence_is_a_fixed_point_of_mackay_and_the_best(structure):
     network, model, data, _ = overfitted()
@@ -230,10 +239,14 @@ class Twice(nn.Module):
     [
         (nn.Sequential(nn.Linear(2, 2), nn.Tanh()), {}, r"ends with a linear layer.*the linear layers \['0'\]"),
         (Twice(), {}, "a linear layer, which it calls once"),
-        (nn.Linear(2, 2), {"structure": "diagonal"}, "structure must be 'full' or 'kronecker', got 'diagonal'"),
+        (nn.Linear(2, 2), {"structure": "diagonal"}, "structure must be 'full', 'kronecker' or None, got 'diagonal'"),
         (nn.Linear(2, 2), {"prior_precision": 0.0}, "prior_precision must be a positive finite number, got 0.0"),
         (nn.Linear(2, 2), {"chunk_size": 0}, "chunk_size must be a positive integer, got 0"),
-        (nn.Linear(2, 2000), {}, "'kronecker' for more than 3000 weights, got 'full' for the 6000 of site 'weight'"),
+        (
+            nn.Linear(2, 2000),
+            {"structure": "full"},
+            "'kronecker' for more than 3000 weights, got 'full' for the 6000 of site 'weight'",
+        ),
     ],
 )
 def test_bad_input_is_named(network, options, message):
