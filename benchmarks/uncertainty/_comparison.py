@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.axes import Axes
@@ -96,6 +96,17 @@ CANDIDATES: Mapping[str, Sequence[Row]] = MappingProxyType(
 SMALL = Setting(epochs=3, batch_size=32, rate=0.01, num_samples=2, num_members=2, compile=False)
 #: What all tables begin with, and its digits.
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "calibration_error": "ECE"}
+
+
+class Size(NamedTuple):
+    """How much is trained and tested, of small images for a hundred epochs."""
+
+    train: int = 54_000
+    validation: int = 6_000
+    test: int | None = None
+    num_candidates: int = 8
+    seeds: int = 5
+    setting: Setting = Setting(epochs=100, warm_up=0.05, best_epoch=True, num_samples=64, num_members=5)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
 
 import torch
 
@@ -18,6 +17,7 @@ from benchmarks.common import Claim, Form, Pair, Results, Row, main, with_error
 from benchmarks.uncertainty._comparison import (
     SCORES,
     SMALL,
+    Size,
     Standardized,
     Study,
     candidates_table,
@@ -43,7 +43,6 @@ from benchmarks.uncertainty._methods import (
     SGD_ENSEMBLE,
     SGD_LAPLACE,
     SGD_TEMPERATURE,
-    Setting,
     Trained,
 )
 from benchmarks.uncertainty._networks import lenet
@@ -100,17 +99,6 @@ CANDIDATES = {
     RADIAL: _BY_ADAM,
 }
 SMALL_CANDIDATES = {name: ({**own[0], "epochs": 8, "prior_stddev": 1.0},) for name, own in CANDIDATES.items()}
-
-
-class Size(NamedTuple):
-    """How much is trained and tested."""
-
-    train: int = 54_000
-    validation: int = 6_000
-    test: int | None = None
-    num_candidates: int = 8
-    seeds: int = 5
-    setting: Setting = Setting(epochs=100, warm_up=0.05, best_epoch=True, num_samples=64, num_members=5)
 
 
 SIZES = {

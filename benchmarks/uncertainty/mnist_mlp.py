@@ -17,6 +17,7 @@ from benchmarks.common import Claim, Form, Pair, Results, Row, main
 from benchmarks.uncertainty._comparison import (
     SCORES,
     SMALL,
+    Size,
     Standardized,
     Study,
     candidates_table,
@@ -41,7 +42,6 @@ from benchmarks.uncertainty._methods import (
     Trained,
 )
 from benchmarks.uncertainty._overfitted import dense
-from benchmarks.uncertainty.lenet5 import Size
 
 __all__ = ["claims", "draw", "report", "run"]
 
