@@ -104,7 +104,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> ImageData
 
     :param name: ``digits``, ``mnist``, ``fashion_mnist`` or ``retinamnist``.
     :param data_dir: the only folder to search.
-    :returns: the set; its tensors are on the CPU.
+    :returns: the set, on the CPU; images ``[N, C, H, W]`` are float32 from 0 to 1.
     :raises ValueError: if the name is unknown or a file is damaged.
     :raises FileNotFoundError: if ``data_dir`` lacks the set.
     :raises ConnectionError: if the download fails.
