@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -254,6 +255,17 @@ class Standardized:
     def test(self, count: int | None = None) -> Pair:
         """The first test images."""
         return self(self.data.test_images[:count]), self.data.test_labels[:count]
+
+
+@cache
+def images_of(name: str, data_dir: Path | None) -> Standardized:
+    return Standardized(name, data_dir)
+
+
+@cache
+def load(data_dir: Path | None, size: Any, name: str) -> tuple[Pair, Pair]:
+    """As many images of a data set to train on as a size has, and the last for validation."""
+    return split(images_of(name, data_dir).train, size.validation, size.train)
 
 
 def scores(prediction: Prediction, labels: Tensor) -> Row:

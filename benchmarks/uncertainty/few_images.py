@@ -17,7 +17,6 @@ from benchmarks.data.augmentation import shifted_and_mirrored
 from benchmarks.uncertainty._comparison import (
     SCORES,
     SMALL,
-    Standardized,
     Study,
     candidates_table,
     choices,
@@ -25,6 +24,7 @@ from benchmarks.uncertainty._comparison import (
     counted,
     described,
     draw_by_method,
+    images_of,
     score_table,
     scores,
     split,
@@ -97,19 +97,14 @@ def kept(data: Pair, name: str) -> Pair:
 
 
 @cache
-def images_of(data_dir: Path | None) -> Standardized:
-    return Standardized("fashion_mnist", data_dir)
-
-
-@cache
 def load(data_dir: Path | None, size: Size, name: str) -> tuple[Pair, Pair]:
-    train, validation = split(images_of(data_dir).train, size.validation)
+    train, validation = split(images_of("fashion_mnist", data_dir).train, size.validation)
     x, y = kept(train, name)
     return (x[: size.train], y[: size.train]), kept(validation, name)
 
 
 def judge(data_dir: Path | None, size: Size, learned: Trained, name: str) -> Row:
-    images, labels = images_of(data_dir).test(size.test)
+    images, labels = images_of("fashion_mnist", data_dir).test(size.test)
     x, y = kept((images, labels), name)
     inside = learned.predict(x)
     if name == ALL:

@@ -13,12 +13,11 @@ from statistics import mean
 
 import torch
 
-from benchmarks.common import Claim, Form, Pair, Results, Row, main, with_error
+from benchmarks.common import Claim, Form, Results, Row, main, with_error
 from benchmarks.uncertainty._comparison import (
     SCORES,
     SMALL,
     Size,
-    Standardized,
     Study,
     candidates_table,
     choices,
@@ -26,9 +25,10 @@ from benchmarks.uncertainty._comparison import (
     counted,
     described,
     draw_by_method,
+    images_of,
+    load,
     score_table,
     scores,
-    split,
 )
 from benchmarks.uncertainty._methods import (
     ADAMW,
@@ -108,23 +108,13 @@ SIZES = {
 
 
 @cache
-def images_of(data_dir: Path | None) -> Standardized:
-    return Standardized(NAME, data_dir)
-
-
-@cache
 def others(data_dir: Path | None, count: int | None) -> torch.Tensor:
     """Test images of MNIST in units of Fashion-MNIST."""
-    return images_of(data_dir)(datasets.load("mnist", data_dir).test_images[:count])
-
-
-@cache
-def load(data_dir: Path | None, size: Size, name: str) -> tuple[Pair, Pair]:
-    return split(images_of(data_dir).train, size.validation, size.train)
+    return images_of(NAME, data_dir)(datasets.load("mnist", data_dir).test_images[:count])
 
 
 def judge(data_dir: Path | None, size: Size, learned: Trained, name: str) -> Row:
-    x, y = images_of(data_dir).test(size.test)
+    x, y = images_of(NAME, data_dir).test(size.test)
     inside, outside = learned.predict(x), learned.predict(others(data_dir, size.test))
     detected = auroc(inside.entropy, outside.entropy)
     return scores(inside, y) | {"auroc_mnist": float(detected)}

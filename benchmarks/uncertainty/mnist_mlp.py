@@ -7,18 +7,17 @@ python -m benchmarks.uncertainty.mnist_mlp
 """
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from benchmarks.common import Claim, Form, Pair, Results, Row, main
+from benchmarks.common import Claim, Form, Results, Row, main
 from benchmarks.uncertainty._comparison import (
     SCORES,
     SMALL,
     Size,
-    Standardized,
     Study,
     candidates_table,
     choices,
@@ -26,9 +25,10 @@ from benchmarks.uncertainty._comparison import (
     counted,
     described,
     draw_by_method,
+    images_of,
+    load,
     score_table,
     scores,
-    split,
 )
 from benchmarks.uncertainty._methods import (
     ADAMW,
@@ -75,18 +75,8 @@ SIZES = {
 }
 
 
-@cache
-def images_of(data_dir: Path | None) -> Standardized:
-    return Standardized("mnist", data_dir)
-
-
-@cache
-def load(data_dir: Path | None, size: Size, name: str) -> tuple[Pair, Pair]:
-    return split(images_of(data_dir).train, size.validation, size.train)
-
-
 def judge(data_dir: Path | None, size: Size, learned: Trained, name: str) -> Row:
-    x, y = images_of(data_dir).test(size.test)
+    x, y = images_of("mnist", data_dir).test(size.test)
     return scores(learned.predict(x), y)
 
 

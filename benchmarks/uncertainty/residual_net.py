@@ -18,7 +18,6 @@ from benchmarks.data.augmentation import shifted_and_mirrored
 from benchmarks.uncertainty._comparison import (
     SCORES,
     SMALL,
-    Standardized,
     Study,
     candidates_table,
     choices,
@@ -26,6 +25,7 @@ from benchmarks.uncertainty._comparison import (
     counted,
     described,
     draw_by_method,
+    images_of,
     score_table,
     scores,
     split,
@@ -88,19 +88,14 @@ FEW = {DIRECTIONAL: 2}
 
 
 @cache
-def images_of(data_dir: Path | None) -> Standardized:
-    return Standardized(NAME, data_dir)
-
-
-@cache
 def load(data_dir: Path | None, size: Size, device: str, name: str) -> tuple[Pair, Pair]:
     """All on the device, where the networks are."""
-    x, y = images_of(data_dir).train
+    x, y = images_of(NAME, data_dir).train
     return split((x.to(device), y.to(device)), size.validation, size.train)
 
 
 def judge(data_dir: Path | None, size: Size, device: str, learned: Trained, name: str) -> Row:
-    x, y = images_of(data_dir).test(size.test)
+    x, y = images_of(NAME, data_dir).test(size.test)
     return scores(learned.predict(x.to(device)), y)
 
 

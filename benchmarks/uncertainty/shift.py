@@ -6,7 +6,7 @@
 python -m benchmarks.uncertainty.shift
 """
 
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -15,20 +15,20 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from benchmarks.common import Claim, Form, Pair, Results, Row, main, markdown_table, with_error
+from benchmarks.common import Claim, Form, Results, Row, main, markdown_table, with_error
 from benchmarks.uncertainty._comparison import (
     CANDIDATES,
     SCORES,
     SMALL,
-    Standardized,
     Study,
     bare,
     choices,
     compared,
     described,
+    images_of,
+    load,
     score_table,
     scores,
-    split,
     style_of,
     tested_methods,
 )
@@ -105,15 +105,6 @@ def make_net(hidden: int, dropout: float) -> nn.Module:
     for inputs in (784, hidden):
         layers += [nn.Linear(inputs, hidden), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
     return nn.Sequential(*layers, nn.Linear(hidden, 10))
-
-
-@cache
-def images_of(name: str, data_dir: Path | None) -> Standardized:
-    return Standardized(name, data_dir)
-
-
-def load(data_dir: Path | None, size: Size, name: str) -> tuple[Pair, Pair]:
-    return split(images_of(name, data_dir).train, size.validation, size.train)
 
 
 def judge(data_dir: Path | None, size: Size, learned: Trained, name: str) -> Row:
