@@ -168,6 +168,12 @@ def test_progress_counts_rows(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_search_whose_best_lies_beyond_its_range_ends_at_the_end():
+    model, guide, rows, _ = one_weight()
+    search = calibrate_scales(model, guide, rows, low=1e-4, high=1e-2)
+    assert search.number == max(search.tried)
+
+
 def searched(best, low, high, num_grid, num_refinements):
     """The numbers that a search for the minimum of a parabola in log number has tried."""
     search = _golden_section(lambda number: math.log(number / best) ** 2, low, high, num_grid, num_refinements)
