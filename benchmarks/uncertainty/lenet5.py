@@ -61,9 +61,13 @@ METHODS = (
     SGD_ENSEMBLE,
     SGD_LAPLACE,
     ADAMW,
+    NATURAL_ROWS,
+    RADIAL,
+    MEAN_FIELD,
+    SGD_DROPOUT,
 )
-#: Not run yet.
-WAITING = (RADIAL, MEAN_FIELD, SGD_DROPOUT, NATURAL_ROWS)
+#: With three seeds, to save time.
+BRIEF = (NATURAL_ROWS, RADIAL, MEAN_FIELD)
 #: NLL, accuracy in percent and calibration error: AdamW with early stopping, and IVON.
 PUBLISHED = {"AdamW": (0.294, 90.0, 0.026), "IVON": (0.258, 91.1, 0.013)}
 _LENGTHS = (20, 40, 60, 100)
@@ -94,8 +98,9 @@ CANDIDATES = {
         {"rate": 0.1, "prior_stddev": 0.1, "epochs": 100},
     ),
     ADAMW: tuple({"rate": 1e-3, "weight_decay": decay, "epochs": 20} for decay in (0.01, 0.1, 1.0)),
-    SGD_DROPOUT: tuple({"rate": 0.2, "prior_stddev": 0.1, "epochs": 40, "dropout": rate} for rate in (0.1, 0.2, 0.3)),
-    MEAN_FIELD: _BY_ADAM,
+    # At a rate of 0.2 it diverged with one seed, and with another it ended at an accuracy of 82 %.
+    SGD_DROPOUT: ({"rate": 0.1, "prior_stddev": 0.1, "epochs": 40, "dropout": 0.1},),
+    MEAN_FIELD: _BY_ADAM[:2],
     RADIAL: _BY_ADAM,
 }
 SMALL_CANDIDATES = {name: ({**own[0], "epochs": 8, "prior_stddev": 1.0},) for name, own in CANDIDATES.items()}
@@ -144,7 +149,7 @@ def run(
         METHODS,
         size.num_candidates,
         shares=True,
-        seeds_of=dict.fromkeys((MEAN_FIELD, SGD_DROPOUT, NATURAL_ROWS), 3),
+        seeds_of=dict.fromkeys(BRIEF, 3),
         settings_of=CANDIDATES if form == "default" else SMALL_CANDIDATES,
     )
     results = Results(output, {"torch": torch.__version__, "threads": threads, **described(size)})
@@ -155,6 +160,7 @@ def run(
 PAIRS = (
     ("nll", NATURAL_RADIAL, SGD),
     ("nll", NATURAL_RADIAL, SGD_TEMPERATURE),
+    ("nll", NATURAL_RADIAL, SGD_DROPOUT),
     ("nll", NATURAL_RADIAL, ADAMW),
     ("nll", NATURAL_RADIAL, NATURAL_MEAN_FIELD),
     ("nll", NATURAL_RADIAL, RADIAL),
@@ -189,7 +195,6 @@ def report(results: Results) -> str:
     columns = SCORES | {"auroc_mnist": "AUROC, MNIST", "seconds": "seconds"}
     table = score_table(results, columns, {"accuracy": 4, "nll": 4, "calibration_error": 4, "seconds": 0})
     counts = counted(results)
-    cut = f" Not run yet, for lack of time: {'; '.join(WAITING)}."
     published = "; ".join(
         f"{name} NLL {nll:.3f}, accuracy {accuracy / 100:.3f}, ECE {error:.3f}"
         for name, (nll, accuracy, error) in PUBLISHED.items()
@@ -199,12 +204,13 @@ def report(results: Results) -> str:
 The network has 44,426 weights. All networks train on {size["train"]:,} images in batches of {size["batch_size"]}, \
 for {size["epochs"]} epochs or the number of epochs that was chosen. Rates rise in the first 5 % of the steps and then \
 fall to zero along a cosine (`python -m benchmarks.uncertainty.lenet5`). Every method keeps the epoch with the lowest \
-NLL of {size["validation"]:,} other images. Numbers are means and standard errors over seeds: {counts}.{cut} The \
+NLL of {size["validation"]:,} other images. Numbers are means and standard errors over seeds: {counts}. The \
 {size["num_members"]} members of an ensemble are the single networks of {size["num_members"]} seeds; they share its \
 {size["num_samples"]} draws. Seconds are the training time on one core, summed over all members of an ensemble.
 
 Each method uses the best of up to {size["num_candidates"]} settings by the NLL of these other images, at full length \
-and with another seed: {choices(results)}. The validation NLL of all candidates:
+and with another seed: {choices(results)}. Dropout has a setting of its own without a choice: at a rate of 0.2 it \
+diverged with one seed, and with another it ended at an accuracy of 82 %. The validation NLL of all candidates:
 
 {candidates_table(results)}
 
