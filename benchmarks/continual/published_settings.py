@@ -284,6 +284,7 @@ def run(
 
 def learned(precision: str, *run: Any) -> Row:
     """What :func:`learn` measures; on validation rows, a training that diverges has learned nothing."""
+    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
         return learn(*run)
@@ -291,6 +292,8 @@ def learned(precision: str, *run: Any) -> Row:
         if "validation" not in run:
             raise
         return {"average_accuracy": 0.0}
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def measured(results: Results) -> dict[str, Line]:

@@ -360,6 +360,15 @@ def compared_methods(
     return [compared(text, *(values[:count] for values in pair), higher_is_better=higher_is_better)]
 
 
+def compared_pairs(results: Results, of: str, pairs: Sequence[tuple[str, str, str]]) -> list[Claim]:
+    """Claim of each score, method and other method that the score of the first is lower."""
+    return [
+        claim
+        for name, ours, theirs in pairs
+        for claim in compared_methods(results, of, SCORES[name], name, ours, theirs)
+    ]
+
+
 def counted(results: Results, **keys: Any) -> str:
     """How many results each method has."""
     methods = tested_methods(results)

@@ -21,7 +21,7 @@ from benchmarks.uncertainty._comparison import (
     Study,
     candidates_table,
     choices,
-    compared_methods,
+    compared_pairs,
     counted,
     described,
     draw_by_method,
@@ -184,9 +184,7 @@ def claims(results: Results) -> list[Claim]:
             text = f"LeNet, Fashion-MNIST: the {SCORES[name]} of {method} is at most {most}"
             ours = with_error(values, 4)
             found.append(Claim(text, f"{published:.3f}", ours, str(len(values)), mean(values) <= most))
-    for name, ours, theirs in PAIRS:
-        found += compared_methods(results, "LeNet, Fashion-MNIST", SCORES[name], name, ours, theirs)
-    return found
+    return found + compared_pairs(results, "LeNet, Fashion-MNIST", PAIRS)
 
 
 def report(results: Results) -> str:

@@ -21,7 +21,7 @@ from benchmarks.uncertainty._comparison import (
     Study,
     candidates_table,
     choices,
-    compared_methods,
+    compared_pairs,
     counted,
     described,
     draw_by_method,
@@ -123,10 +123,7 @@ PAIRS = (
 
 def claims(results: Results) -> list[Claim]:
     """Compare with plain networks trained as well."""
-    found = []
-    for name, ours, theirs in PAIRS:
-        found += compared_methods(results, "MNIST", SCORES[name], name, ours, theirs)
-    return found
+    return compared_pairs(results, "MNIST", PAIRS)
 
 
 def report(results: Results) -> str:

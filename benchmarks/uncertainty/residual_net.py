@@ -21,7 +21,7 @@ from benchmarks.uncertainty._comparison import (
     Study,
     candidates_table,
     choices,
-    compared_methods,
+    compared_pairs,
     counted,
     described,
     draw_by_method,
@@ -147,10 +147,7 @@ PAIRS = (
 
 def claims(results: Results) -> list[Claim]:
     """Compare radial posteriors with the plain network, seed by seed."""
-    found: list[Claim] = []
-    for name, ours, theirs in PAIRS:
-        found += compared_methods(results, "A residual network on Fashion-MNIST", SCORES[name], name, ours, theirs)
-    return found
+    return compared_pairs(results, "A residual network on Fashion-MNIST", PAIRS)
 
 
 def report(results: Results) -> str:
