@@ -95,8 +95,9 @@ CANDIDATES: Mapping[str, Sequence[Row]] = MappingProxyType(
 )
 #: Of an experiment's small form, which must learn more than nothing.
 SMALL = Setting(epochs=3, batch_size=32, rate=0.01, num_samples=2, num_members=2, compile=False)
-#: What all tables begin with, and its digits.
+#: What all tables begin with.
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "calibration_error": "ECE"}
+FOUR_DIGITS: Mapping[str, int] = MappingProxyType({**dict.fromkeys(SCORES, 4), "auroc_unseen": 4, "seconds": 0})
 
 
 class Size(NamedTuple):
@@ -282,8 +283,10 @@ def tested_methods(results: Results) -> list[str]:
     return list(dict.fromkeys(row["method"] for row in results.rows if row["use"] == "test"))
 
 
-def score_table(results: Results, columns: Mapping[str, str], digits: Mapping[str, int], **keys: Any) -> str:
-    """Make a table of results by method, with a dash where a method has none."""
+def score_table(
+    results: Results, columns: Mapping[str, str], digits: Mapping[str, int] = FOUR_DIGITS, **keys: Any
+) -> str:
+    """Make a table of results by method, with three digits or ``digits``, and a dash where a method has none."""
     lines = []
     for method in tested_methods(results):
         rows = results.where(use="test", method=method, **keys)

@@ -169,7 +169,6 @@ def claims(results: Results) -> list[Claim]:
 def report(results: Results) -> str:
     """Report scores by method, on all classes and on eight."""
     size = results.setting
-    digits = {"accuracy": 4, "nll": 4, "calibration_error": 4, "auroc_unseen": 4, "seconds": 0}
     counts = counted(results, data=ALL)
     there = {row["data"] for row in results.where(use="test")}
     eight = (
@@ -178,7 +177,7 @@ def report(results: Results) -> str:
 The same settings with {size["train"]:,} images of eight classes. The AUROC tells apart test images of these classes \
 and of the other two, bags and ankle boots, by the entropy of the prediction:
 
-{score_table(results, SCORES | {"auroc_unseen": "AUROC, unseen classes"}, digits, data=EIGHT)}"""
+{score_table(results, SCORES | {"auroc_unseen": "AUROC, unseen classes"}, data=EIGHT)}"""
         if EIGHT in there
         else ""
     )
@@ -199,7 +198,7 @@ and with another seed: {choices(results)}. The validation NLL of all candidates:
 
 The scores on the test images:
 
-{score_table(results, SCORES | {"seconds": "seconds"}, digits, data=ALL)}{eight}
+{score_table(results, SCORES | {"seconds": "seconds"}, data=ALL)}{eight}
 
 {results.plot("NLL and calibration error of each network on all classes and on eight")}"""
 

@@ -191,7 +191,7 @@ def report(results: Results) -> str:
     """Report scores by method, with the published ones."""
     size = results.setting
     columns = SCORES | {"auroc_mnist": "AUROC, MNIST", "seconds": "seconds"}
-    table = score_table(results, columns, {"accuracy": 4, "nll": 4, "calibration_error": 4, "seconds": 0})
+    table = score_table(results, columns)
     counts = counted(results)
     published = "; ".join(
         f"{name} NLL {nll:.3f}, accuracy {accuracy / 100:.3f}, ECE {error:.3f}"

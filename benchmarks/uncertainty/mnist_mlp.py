@@ -129,9 +129,6 @@ def claims(results: Results) -> list[Claim]:
 def report(results: Results) -> str:
     """Report scores by method."""
     size = results.setting
-    table = score_table(
-        results, SCORES | {"seconds": "seconds"}, {"accuracy": 4, "nll": 4, "calibration_error": 4, "seconds": 0}
-    )
     return f"""### A dense network on MNIST
 
 784-200-200-10 on {size["train"]:,} images of MNIST, by the protocol of [LeNet](#uncertainty.lenet5): at most \
@@ -144,7 +141,7 @@ validation NLL of all candidates:
 
 {candidates_table(results)}
 
-{table}
+{score_table(results, SCORES | {"seconds": "seconds"})}
 
 A plain network, trained as long and at its best epoch, is ahead of every posterior here.
 

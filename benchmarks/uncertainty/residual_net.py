@@ -154,7 +154,6 @@ def report(results: Results) -> str:
     """Report scores by method."""
     size = results.setting
     counts = counted(results)
-    digits = {"accuracy": 4, "nll": 4, "calibration_error": 4, "seconds": 0}
     return f"""### A residual network
 
 The network has a convolution that halves the image, followed by {sum(size["blocks"])} residual blocks. Each block has \
@@ -176,7 +175,7 @@ and with another seed: {choices(results)}. The validation NLL of all candidates:
 
 The scores on the test images:
 
-{score_table(results, SCORES | {"seconds": "seconds"}, digits)}
+{score_table(results, SCORES | {"seconds": "seconds"})}
 
 {results.plot("NLL and calibration error of each network")}"""
 
