@@ -249,7 +249,7 @@ class Holding(Keeping):
     def __str__(self) -> str:
         if self.use == "nothing":
             return "nothing"
-        kept = {"kept": f"{self.coreset} a task", "current": "nothing"}[self.inputs]
+        kept = {"kept": f"{self.coreset} points a task", "current": "nothing"}[self.inputs]
         where = self.source if self.inputs == "kept" else f"{self.source} of the task in training"
         return f"{kept}; functions at {where}, weight {self.function_weight:g}"
 

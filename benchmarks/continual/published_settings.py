@@ -364,11 +364,14 @@ All candidates, by the accuracy on the rows held out:
 def draw(results: Results) -> None:
     """Average accuracy after each task, a plot for each line."""
     lines = measured(results)
-    figure = Figure(figsize=(4.5 * len(lines), 4.0), layout="constrained", dpi=110)
-    for (name, line), axes in zip(lines.items(), figure.subplots(1, len(lines), squeeze=False)[0], strict=True):
-        tasks = [f"task {number + 1}" for number in range(line.num_tasks)]
+    columns = min(3, len(lines))
+    rows = ceil(len(lines) / columns)
+    figure = Figure(figsize=(4.0 * columns, 3.4 * rows), layout="constrained", dpi=110)
+    for number, (name, line) in enumerate(lines.items(), 1):
+        axes = figure.add_subplot(rows, columns, number)
+        tasks = [f"task {task + 1}" for task in range(line.num_tasks)]
         runs = {m: [as_matrix(row, tasks) for row in tested_rows(results, line, m, line=name)] for m in line.methods}
-        plot_average_accuracy(runs, axes).set_title(name.replace(", ", ",\n"), fontsize=8)
+        plot_average_accuracy(runs, axes).set_title(name.replace(", ", ",\n"), fontsize=9)
     results.save_plot(figure)
 
 
