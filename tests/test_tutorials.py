@@ -36,6 +36,11 @@ def table_rows(output: str) -> dict[str, list[float]]:
     return {method: [float(cell) for cell in cells.split() if cell != "-"] for method, cells in rows}
 
 
+# Five epochs have 35 steps.
+SHORT = pytest.mark.filterwarnings("ignore:.*trains widths in:UserWarning")
+
+
+@SHORT
 def test_quickstart_prints_all_methods_and_saves_plots(quickstart, tmp_path, capsys):
     quickstart.main(["--epochs", "5", "--output-dir", str(tmp_path / "new")])
     output = capsys.readouterr().out
@@ -57,6 +62,7 @@ def test_quickstart_prints_all_methods_and_saves_plots(quickstart, tmp_path, cap
         assert str(tmp_path / "new" / name) in output
 
 
+@SHORT
 def test_quickstart_ends_with_same_scores_for_same_seed(quickstart):
     task = quickstart.make_task(load("digits"))
     labels = task.test[1]
@@ -82,6 +88,7 @@ def test_quickstart_network_fits_images_of_every_set(quickstart, data_dir, name)
     assert int(task.unseen[1].min()) == num_classes
 
 
+@SHORT
 def test_quickstart_says_what_each_image_is_taken_for(quickstart, tmp_path):
     task = quickstart.make_task(load("digits"))
     outcome = quickstart.run_method("AutoRadial", task, 1, seed=0)

@@ -157,7 +157,9 @@ class Tuned(Setting):
             assert self.beta2 is not None
             del options["scheduler"]  # It has its own.
             options["options"] = replace(options["options"], scheduler_interval="epoch")
-            options["optim"] = NaturalGradient(self.learning_rate, hess_init=self.hess_init, beta2=self.beta2)
+            # The learning rate is that of SGD at the first widths, and the curvature about their precision for a datum.
+            rate = self.learning_rate * self.hess_init
+            options["optim"] = NaturalGradient(rate, hess_init=self.hess_init, beta2=self.beta2)
         return options
 
 

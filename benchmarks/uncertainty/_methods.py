@@ -57,6 +57,8 @@ ADAMW, SGD = "plain, AdamW", "plain, SGD"
 SGD_TEMPERATURE, SGD_DROPOUT, SGD_LAPLACE = "SGD, temperature", "SGD, MC dropout", "SGD, last-layer Laplace"
 SGD_ENSEMBLE = "SGD, deep ensemble"
 NATURAL_MEAN_FIELD, NATURAL_RADIAL = "mean field, natural gradient", "radial, natural gradient"
+#: The same with the optimizer's default rates, which train widths.
+TRAINED_MEAN_FIELD, TRAINED_RADIAL = "mean field, trained widths", "radial, trained widths"
 NATURAL_ROWS, NATURAL_ENSEMBLE = "radial by row, natural gradient", "radial ensemble, natural gradient"
 #: Von Mises-Fisher directions for convolutions; batch norm divides out their lengths.
 DIRECTIONAL = "von Mises-Fisher directions"
@@ -95,13 +97,14 @@ class Setting:
     dropout: float = 0.1
     #: Of standard deviations, in truncated mean field.
     truncation: float = 1.0
-    #: In units of its own, nearer to those of SGD.
+    #: Of natural gradients, times the first variance and the number of data: the rate of SGD at first.
     ivon_rate: float = 0.1
-    #: Of natural gradients, in the units of SGD; without, `rate` in those of the first rows.
     lr: float | None = None
-    #: The curvature that widths start from, None for the guide's own, and one minus the decay of its average.
+    #: The curvature that widths start from, None for the guide's own, and one minus the decay of its average; with a
+    #: rate of zero, the optimizer's default rates, which train widths.
     hess_init: float | None = 0.5
     hess_rate: float = 1e-5
+    kl_weight: float = 1.0
     #: The structure of a Laplace approximation: "kronecker" for last layers of more than 3000 weights.
     laplace: str = "full"
     num_members: int = 5
@@ -245,10 +248,12 @@ def _made(kind: str, make_net: MakeNet, setting: Setting, seed: int) -> tuple[Su
 def optimizer(setting: Setting, num_data: int) -> Any:
     """With a rate of its own for scales. Losses are sums over all data, which Adam does not see."""
     if setting.optimizer == "natural":
-        # In the first rows a rate multiplies the variance and the gradient for all data.
-        unit = (setting.hess_init or 0.0) + 1.0 / (num_data * setting.prior_stddev**2)
-        lr = setting.rate / unit if setting.lr is None else setting.lr
-        return NaturalGradient(lr, hess_init=setting.hess_init, beta2=1.0 - setting.hess_rate)
+        # One over the first variance and the number of data.
+        own, least = 1.0 / (num_data * setting.init_stddev**2), 1.0 / (num_data * setting.prior_stddev**2)
+        unit = own if setting.hess_init is None else setting.hess_init + least
+        rate = setting.rate if setting.lr is None else setting.lr * unit
+        beta2 = 1.0 - setting.hess_rate if setting.hess_rate else None
+        return NaturalGradient(rate, hess_init=setting.hess_init, beta2=beta2)
 
     def options(name: str) -> dict[str, Any]:
         own = setting.scale_rate if "scales" in name and setting.scale_rate is not None else setting.rate
@@ -299,11 +304,12 @@ class _Clock:
 
 
 class Training(NamedTuple):
-    """Trained guides, their CPU seconds, and the epochs of all."""
+    """Trained guides, their CPU seconds, the epochs of all, and the mean loss of a datum in the last epoch."""
 
     ensemble: Ensemble
     seconds: float
     epochs: int
+    loss: float
 
 
 def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **options: Any) -> Training:
@@ -312,6 +318,8 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
     timed = size > 1 and task.folder is not None
     before = trained(task, kind, validation=validation, **options).seconds if timed else 0.0
     place = kind if setting.optimizer == "adam" else f"{kind}_{setting.optimizer}"
+    place += "_trained" if setting.optimizer == "natural" and not setting.hess_rate else ""
+    kl_weight = 0.0 if setting.optimizer == "adamw" else setting.kl_weight
     folder = None if task.folder is None else task.folder / place.replace(", ", "_").replace(" ", "_")
     clock = _Clock(None if folder is None else folder / f"seconds_{size}", before)
     scheduler, interval = schedule(setting, setting.epochs * -(-num_data // setting.batch_size))
@@ -322,7 +330,7 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
         batch_size=setting.batch_size,
         optim=optimizer(setting, num_data),
         scheduler=scheduler,
-        loss=RadialELBO(setting.num_particles, strict_kl=True, kl_weight=0.0 if setting.optimizer == "adamw" else 1.0),
+        loss=RadialELBO(setting.num_particles, strict_kl=True, kl_weight=kl_weight),
         callback=clock,
         checkpoint=folder,
         progress=False,
@@ -333,7 +341,8 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
             **{"mean_only_epochs": setting.pretrain_epochs, **options},
         ),
     )
-    return Training(ensemble, clock.seconds, sum(len(result.history) for result in results))
+    loss = sum(result.history[-1]["loss"] for result in results) / size
+    return Training(ensemble, clock.seconds, sum(len(result.history) for result in results), loss)
 
 
 def _seeded(seed: int, draws: Callable[[Tensor], Prediction]) -> Callable[[Tensor], Prediction]:
@@ -348,21 +357,23 @@ def _seeded(seed: int, draws: Callable[[Tensor], Prediction]) -> Callable[[Tenso
 
 def plain(task: Task, size: int = 1) -> Trained:
     """Points, one for each member."""
-    ensemble, seconds, epochs = trained(task, PLAIN, size)
+    ensemble, seconds, epochs, _ = trained(task, PLAIN, size)
     return Trained(partial(ensemble.predict, num_samples=1), seconds, {"epochs": epochs})
 
 
 def dropout(task: Task) -> Trained:
-    ensemble, seconds, epochs = trained(task, DROPOUT)
+    ensemble, seconds, epochs, _ = trained(task, DROPOUT)
     draws = partial(predict, *ensemble.members[0], num_samples=task.setting.num_samples, dropout=True)
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": epochs})
 
 
 def variational(kind: str, task: Task, size: int = 1) -> Trained:
     """Guides, whose members share the draws of a prediction."""
-    ensemble, seconds, epochs = trained(task, kind, size)
+    ensemble, seconds, epochs, loss = trained(task, kind, size)
     draws = partial(ensemble.predict, num_samples=max(1, task.setting.num_samples // size))
-    return Trained(_seeded(task.seed, draws), seconds, {"epochs": epochs})
+    changes = ensemble.members[0][1].scale_change().values()
+    details = {"epochs": epochs, "loss": loss, "width_change": sum(changes) / len(changes)}
+    return Trained(_seeded(task.seed, draws), seconds, details)
 
 
 def tweaks(task: Task) -> Trained:
@@ -373,14 +384,14 @@ def tweaks(task: Task) -> Trained:
         "validation": task.validation,
         "patience": max(2, epochs // 5),
     }
-    ensemble, seconds, run = trained(task, TWEAKS, **own)
+    ensemble, seconds, run, _ = trained(task, TWEAKS, **own)
     draws = partial(ensemble.predict, num_samples=task.setting.num_samples)
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": run})
 
 
 def posthoc(task: Task) -> Trained:
     """Radial scales for the plain network, one number for all, by the NLL of validation rows."""
-    ensemble, seconds, _ = trained(task, PLAIN)
+    ensemble, seconds, *_ = trained(task, PLAIN)
     model, points = ensemble.members[0]
     start = time.process_time()
     guide = AutoRadial(model)
@@ -406,7 +417,7 @@ def temperature(task: Task) -> Trained:
 
 def laplace(task: Task) -> Trained:
     """A Laplace approximation of the plain network's last layer, whose prior the evidence chooses."""
-    ensemble, seconds, _ = trained(task, PLAIN)
+    ensemble, seconds, *_ = trained(task, PLAIN)
     model, points = ensemble.members[0]
     start = time.process_time()
     guide = last_layer_laplace(model, points, task.train, structure=task.setting.laplace)
@@ -424,7 +435,7 @@ def ivon(task: Task) -> Trained:
     least = setting.prior_stddev**-2 / num_data
     guide = AutoMeanField(model)
     hess_init = max(setting.init_stddev**-2 / num_data - least, 0.01 * least)
-    optim = NaturalGradient(setting.ivon_rate, hess_init=hess_init)
+    optim = NaturalGradient(setting.ivon_rate * (hess_init + least), hess_init=hess_init, beta2=1.0 - setting.hess_rate)
     schedule = {"epochs": setting.epochs, "batch_size": setting.batch_size, "progress": False}
     fit(model, guide, task.data, optim=optim, seed=task.seed, **schedule)
     seconds = time.process_time() - start
@@ -470,6 +481,8 @@ OTHERS: dict[str, Method] = {
     SGD_ENSEMBLE: partial(_with_members, partial(_with, plain, **_BY_SGD)),
     NATURAL_MEAN_FIELD: partial(_with, partial(variational, MEAN_FIELD), **_NATURAL),
     NATURAL_RADIAL: partial(_with, partial(variational, RADIAL), **_NATURAL),
+    TRAINED_MEAN_FIELD: partial(_with, partial(variational, MEAN_FIELD), **_NATURAL),
+    TRAINED_RADIAL: partial(_with, partial(variational, RADIAL), **_NATURAL),
     NATURAL_ROWS: partial(_with, partial(variational, ROWS), **_NATURAL),
     NATURAL_ENSEMBLE: partial(_with_members, partial(_with, partial(variational, RADIAL), **_NATURAL)),
 }

@@ -43,6 +43,8 @@ from benchmarks.uncertainty._methods import (
     SGD_ENSEMBLE,
     SGD_LAPLACE,
     SGD_TEMPERATURE,
+    TRAINED_MEAN_FIELD,
+    TRAINED_RADIAL,
     Trained,
 )
 from benchmarks.uncertainty._networks import lenet
@@ -65,9 +67,11 @@ METHODS = (
     RADIAL,
     MEAN_FIELD,
     SGD_DROPOUT,
+    TRAINED_RADIAL,
+    TRAINED_MEAN_FIELD,
 )
 #: With three seeds, to save time.
-BRIEF = (NATURAL_ROWS, RADIAL, MEAN_FIELD)
+BRIEF = (NATURAL_ROWS, RADIAL, MEAN_FIELD, TRAINED_MEAN_FIELD)
 #: NLL, accuracy in percent and calibration error: AdamW with early stopping, and IVON.
 PUBLISHED = {"AdamW": (0.294, 90.0, 0.026), "IVON": (0.258, 91.1, 0.013)}
 _LENGTHS = (20, 40, 60, 100)
@@ -101,6 +105,7 @@ CANDIDATES = {
     SGD_DROPOUT: ({"rate": 0.1, "prior_stddev": 0.1, "epochs": 40, "dropout": 0.1},),
     MEAN_FIELD: _BY_ADAM[:2],
     RADIAL: _BY_ADAM,
+    TRAINED_RADIAL: ({"rate": 1.0, "hess_init": 0.2, "hess_rate": 0.0, "prior_stddev": 0.1},),
 }
 SMALL_CANDIDATES = {name: ({**own[0], "epochs": 8, "prior_stddev": 1.0},) for name, own in CANDIDATES.items()}
 

@@ -12,6 +12,7 @@ import pyro.poutine as poutine
 import torch
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
+from torch.distributions import transform_to
 
 from pyro_radial._pyro.checks import check_types, positive_count
 from pyro_radial._pyro.compat import tree_leaves
@@ -20,6 +21,7 @@ from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.elbo import LossTerms, RadialELBO, not_finite_parameter
 from pyro_radial.infer.training.data import Inputs, Rows, device_of, dtype_of, evaluating, move, num_rows, take
+from pyro_radial.infer.training.natural_gradient import MOST_PULL, by_log_scale
 from pyro_radial.infer.training.not_finite import first_not_finite
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Gaussian, HeteroscedasticGaussian
@@ -49,6 +51,9 @@ class Diagnosis:
     :param LossTerms terms: the loss in nats for the whole data set, estimated from the given rows.
     :param int num_rows: the number of given rows.
     :param unmoved_scales: the sites with scales where they started.
+    :param scale_pulls: the derivative of the loss by log(scale), for each weight, of the sites where it is far from
+        zero. There the scales are not trained: a positive number says they are too wide, -1 that the data hardly limit
+        them yet.
     :param sampled_kl: the sites with a KL estimated from samples.
     :param float signal: the standard deviation over inputs of the mean function; None without the function site or with
         one row of data.
@@ -60,6 +65,7 @@ class Diagnosis:
     terms: LossTerms
     num_rows: int
     unmoved_scales: list[str]
+    scale_pulls: dict[str, float]
     sampled_kl: list[str]
     signal: float | None
     noise: float | None
@@ -96,7 +102,7 @@ def diagnose(
     new_inputs: Tensor | None = None,
     batch_size: int | None = None,
 ) -> Diagnosis:
-    """Say which term of the loss dominates, which scales never moved, and what to try.
+    """Say which term of the loss dominates, which scales are not trained, and what to try.
 
     Nothing is trained, and random number generators keep their states.
 
@@ -151,7 +157,10 @@ def diagnose(
         spreads = [_spreads(model, guide, x, max(2, num_particles), site) for site in sites]
         # Of several outputs, the one that follows its inputs least.
         signal, noise = min(spreads, key=lambda pair: (pair[0] or 0.0) / max(pair[1] or 0.0, 1e-30))
-        wide = share_wider_than(WIDE, model, guide, x) if isinstance(guide, AutoPerSite) and loss is None else None
+        wide, pulls = None, {}
+        if isinstance(guide, AutoPerSite) and loss is None:
+            pulls = _scale_pulls(RadialELBO(kl_weight=kl_weight), model, guide, (x, y), max(4, num_particles))
+            wide = share_wider_than(WIDE, model, guide, x)
     terms, sampled = elbo.terms, list(elbo.terms.sampled_kl)
     changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
     unmoved = [name for name, change in changes.items() if change < UNMOVED]
@@ -161,9 +170,10 @@ def diagnose(
         # The advice on the KL of weights does not apply to a divergence of functions.
         *(_on_terms(terms, follows_inputs) if comparison is None else comparison.findings),
         *_on_scales(unmoved, changes, wide),
+        *_on_pulls({name: pull for name, pull in pulls.items() if name not in unmoved}),
         *_on_draws(signal, noise, sampled),
     ]
-    return Diagnosis(terms, num_rows(y), unmoved, sampled, signal, noise, findings, comparison)
+    return Diagnosis(terms, num_rows(y), unmoved, pulls, sampled, signal, noise, findings, comparison)
 
 
 @torch.no_grad()
@@ -200,6 +210,29 @@ def _spreads(model: Any, guide: Any, x: Any, num_draws: int, function_site: str)
     draws = torch.stack([function(guide) for _ in range(num_draws)])
     signal = center.var(0, unbiased=False).mean().sqrt()
     return float(signal), float(draws.var(0).mean().sqrt())
+
+
+def _scale_pulls(loss: RadialELBO, model: Any, guide: AutoPerSite, batch: Any, number: int) -> dict[str, float]:
+    """The mean of dL / d log(scale) over the weights of each site where it is far from zero, beyond its noise."""
+    sites = {name: site for name, site in guide.loc_scale_sites().items() if site.scale.requires_grad}
+    found: dict[str, list[float]] = {name: [] for name in sites}
+    for _ in range(number if sites else 0):
+        with torch.enable_grad():
+            value = loss(model, guide)(*batch)
+            gradients = torch.autograd.grad(value, [site.scale for site in sites.values()], allow_unused=True)
+        for (name, site), gradient in zip(sites.items(), gradients, strict=True):
+            if gradient is not None:
+                to_scale = transform_to(site.family.scale_constraint)
+                by_log = gradient * by_log_scale(to_scale, site.scale, to_scale(site.scale))
+                found[name].append(float(by_log.mean()))
+    pulls = {}
+    for name, values in found.items():
+        if values:
+            means = torch.tensor(values, dtype=torch.float64)
+            mean, error = float(means.mean()), float(means.std()) / len(means) ** 0.5
+            if abs(mean) > max(MOST_PULL, 4.0 * error):
+                pulls[name] = mean
+    return pulls
 
 
 def _on_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:
@@ -245,6 +278,18 @@ def _on_scales(unmoved: list[str], changes: dict[str, float], share_wide: float 
             "(fit(..., validation=...)), give scales a smaller rate, or take a narrower prior or a tempered "
             "RadialELBO(kl_weight=0.1)."
         )
+
+
+def _on_pulls(pulls: dict[str, float]) -> Iterator[str]:
+    for words, change, names in (
+        ("narrow", "grow", [name for name, pull in pulls.items() if pull < 0]),
+        ("wide", "shrink", [name for name, pull in pulls.items() if pull > 0]),
+    ):
+        if names:
+            yield (
+                f"The scales of {', '.join(names)} are too {words}: the loss falls if they {change}, so they are not "
+                "trained. Train longer, or with NaturalGradient() without beta2."
+            )
 
 
 def _on_draws(signal: float | None, noise: float | None, sampled: list[str]) -> Iterator[str]:

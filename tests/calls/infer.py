@@ -232,13 +232,17 @@ CALLS = [
         lambda: dict(lr=0.1, hess_init=0.5, beta1=0.9, beta2=0.99, others=adam),
         lambda found: (found.lr, found.beta2) == (0.1, 0.99),
         invalid=dict(
-            lr=positive_float,
+            lr=optional(positive_float),
             hess_init=optional(positive_float),
             beta1=NONE | {"text": "half", "one": 1.0, "negative": -0.1, "nan": math.nan},
-            beta2=NONE | {"text": "half", "one": 1.0, "negative": -0.1, "nan": math.nan},
+            beta2={"text": "half", "one": 1.0, "negative": -0.1, "nan": math.nan},
             others=NONE | optims | {"natural gradient": NaturalGradient()},
         ),
-        also=(({"hess_init": None}, lambda found: found.hess_init is None),),
+        also=(
+            ({"hess_init": None}, lambda found: found.hess_init is None),
+            ({"lr": None}, lambda found: found.lr == 0.1),
+            ({"lr": None, "beta2": None}, lambda found: found.lr == 1.0),
+        ),
     ),
     Call(
         "infer.NaturalGradient.optimizer",
@@ -452,6 +456,8 @@ CALLS = [
 
 NOT_CALLED = {
     "infer.RadialELBO.weighted_by": "a compiled step gives it a weight",
+    "infer.NaturalGradient.advice_before": "fit gives it the number of steps",
+    "infer.NaturalGradient.advice_after": "fit gives it the optimizer",
     "infer.NaturalGradient.scheduler": "fit gives it the optimizer and the number of steps",
     "infer.RadialELBO.keep": "a compiled step gives it the terms of its graph",
     "infer.HalfCauchyReparam.apply": "poutine.reparam gives it a site",

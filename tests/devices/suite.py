@@ -310,6 +310,7 @@ FITS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*trains widths in:UserWarning")
 @pytest.mark.parametrize("name", FITS)
 def test_fit(name):
     def case(device):

@@ -100,7 +100,7 @@ KINDS = {
         },
     ),
     "dataset": (problem, {"data": TensorDataset(*data())}),
-    "natural gradient": (problem, {"optim": NaturalGradient(beta2=0.9)}),
+    "natural gradient": (problem, {"optim": NaturalGradient(beta2=0.5)}),
     "autocast": (problem, {"autocast": torch.bfloat16}),
     "float16": (problem, {"autocast": torch.float16, "clip_norm": 5.0}),
     "schedule with a state": (problem, {"loss": lambda: RadialELBO(kl_weight=Counting())}),

@@ -39,6 +39,10 @@ Scheduler = PyroLRScheduler | Callable[[Optimizer], Any]
 
 DEFAULT_BATCH_SIZE = 128
 DEFAULT_OPTIONS = FitOptions()
+# After fewer steps a loss may still be on its way down.
+FEWEST_STEPS = 100
+# A loss that ends this many nats per datum above its start, and at more than twice of it, has diverged.
+LEAST_RISE = 0.5
 
 
 @dataclass(frozen=True)
@@ -136,17 +140,45 @@ def fit(
         shuffle_seed = seed if seed is not None else processes.from_first(lambda: int(torch.randint(2**31, ())))
         with processes.together():
             batches = Batches(rows, size, shuffle_seed, device, processes.rank, processes.size)
+            too_short = optim.advice_before(epochs * batches.per_epoch) if isinstance(optim, GuideOptim) else None
+            if processes.is_first:
+                _warn(too_short)
             if scheduler is None and isinstance(optim, GuideOptim):
                 scheduler = partial(optim.scheduler, steps=epochs * batches.per_epoch)
                 options = replace(options, scheduler_interval="step")
             own: dict[str, Any] = {"seed": seed, "options": options, "processes": processes, "callback": callback}
-            if rows.dataset is None and processes.is_first and (advice := not_standardized(model, *rows.tensors)):
-                warnings.warn(advice, stacklevel=2)
+            if rows.dataset is None and processes.is_first:
+                _warn(not_standardized(model, *rows.tensors))
             run = TrainingRun(model, guide, loss, batches, optim, scheduler, held_out, **own)
         run.begin(kept, epochs)
         run.train(epochs, kept, progress and processes.is_first)
         run.end()
+        if processes.is_first:
+            _warn(_diverged(run))
+        if isinstance(optim, GuideOptim) and processes.is_first and too_short is None:
+            _warn(optim.advice_after(run.trainer.optimizer))
     return FitResult(run.history, run.best_epoch, run.stopped)
+
+
+def _warn(advice: str | None) -> None:
+    """Warn at the line that calls :func:`fit`."""
+    if advice is not None:
+        warnings.warn(advice, stacklevel=3)
+
+
+def _diverged(run: TrainingRun) -> str | None:
+    """Say so if the loss or the negative log-likelihood of the last epoch is far above that of the first step."""
+    last = run.history[-1]
+    if run.trainer.steps_done < FEWEST_STEPS or run.start["kl_weight"] != last["kl_weight"]:
+        return None
+    for name, words in (("nll", "negative log-likelihood"), ("loss", "loss")):
+        start = run.start[name]
+        if last[name] - start > max(LEAST_RISE, abs(start)):
+            return (
+                f"the {words} ended at {last[name]:.3g} nats per datum, far above its start at {start:.3g}; try a "
+                "smaller learning rate, or print(diagnose(model, guide, data))"
+            )
+    return None
 
 
 def _read(

@@ -35,7 +35,31 @@ __all__ = ["NaturalGradient", "NaturalGradientOptimizer"]
 
 # The share of the steps in which the learning rate rises.
 WARM_UP = 0.05
-# Widths that changed by less, in the logarithm, were not trained: their parameter is rounded.
+# The learning rates of means by default, in standard deviations, and with ``beta2``, in variances.
+LR, LR_AS_PUBLISHED = 1.0, 0.1
+# The rate of widths falls like this number over that of the steps, from the most to the least. In any run the rates sum
+# to 12, so a width grows from 0.01 to 0.97 where the best is one.
+WIDTH_STEPS, MOST_WIDTH_RATE, LEAST_WIDTH_RATE = 5.0, 0.5, 1e-5
+# It falls from this share of a run on, or from this step where the length is unknown. In a network widths that grow
+# before the means have learned end at a higher loss.
+SETTLING_SHARE, SETTLING_STEPS = 0.1, 30.0
+# The rate of means falls like one over the root of the number of steps after these.
+STEADY_STEPS = 100
+# The logarithm of a variance changes by at most this in a step.
+MOST_GROWTH = 0.2
+# The share of a new value in the averages of squared gradients and of recent means.
+SQUARE_SHARE, RECENT_SHARE = 0.05, 0.05
+# How much the distance from the average of recent means counts, beside the standard deviation.
+TRAVEL = 0.5
+# Added to the root of averages of squares; the square of a smaller gradient may underflow.
+TINY = 1e-12
+# With fewer steps by default, or with a smaller sum of rates, widths cannot have arrived.
+FEWEST_STEPS, LEAST_SUM_OF_RATES = 100, 3.0
+# Widths are marked at steps that grow by the eighth root of two, so the marks span the last 30 to 35 % of the steps.
+MARKS, MARKS_PER_DOUBLING = 5, 8.0
+# Widths are on their way if the loss falls by more nats than this for each weight and unit of log(width).
+MOST_PULL = 0.4
+# A smaller change of the logarithm of a width is rounding; such a width was not trained.
 ROUNDING = 1e-5
 
 
@@ -43,30 +67,35 @@ class NaturalGradient(GuideOptim):
     r"""Train the normal and radial sites of a guide along the natural gradient of the ELBO.
 
     Let L be the loss in nats for the whole data set, m a site's mean, :math:`\sigma` its scale and v its marginal
-    variance: :math:`\sigma^2`, or :math:`\sigma^2 / D` with D elements to a radius. A step is
+    variance: :math:`\sigma^2`, or :math:`\sigma^2 / D` with D elements to a radius. Step t is
 
     .. math::
-        v^{-1} &\leftarrow v^{-1} \big(1 + a + \tfrac12 a^2\big), \qquad
-            a = (1 - \beta_2)\, \frac{\partial L}{\partial \log \sigma} \\
-        m &\leftarrow m - \mathrm{lr} \cdot \frac{v}{v_0} \cdot \frac{1}{N} \overline{\nabla_m L}
+        \log v &\leftarrow \log v - \mathrm{clip}\big(\rho_t\, \partial L / \partial \log \sigma,\ \pm 0.2\big), \qquad
+            \rho_t = \max\big(10^{-5}, \min(\tfrac12, 5 / (t + s))\big) \\
+        m &\leftarrow m - \eta_t\, u\, \overline{\nabla_m L} \Big/ \sqrt{\overline{(\nabla_m L)^2}}, \qquad
+            u^2 = v + \tfrac14 (m - \bar m)^2, \quad \eta_t = \mathrm{lr}\,\min\big(1, \sqrt{100 / t}\big)
 
-    where the bar is a running average with decay :math:`\beta_1`, N the number of data and :math:`v_0` the mean of the
-    site's first variances. So ``lr`` is that of SGD at first. The term :math:`a^2 / 2` keeps the variance positive.
-    At rest, for both families and any prior p, with g the gradient of the negative log-likelihood at the drawn weights,
+    where bars are running averages, :math:`\bar m` over about 20 steps, and s is a tenth of the steps of
+    :func:`~pyro_radial.fit`, else 30. So means move as in Adam, in units of their posterior standard deviation, or of
+    the way that they came lately. Widths average over about the last fifth of the steps. Neither depends on where
+    widths started. At rest, for both families and any prior p, with g the gradient of
+    the negative log-likelihood at the drawn weights w,
 
     .. math:: v^{-1} = E[g\,(w - m) / v] - E[(\partial \log p / \partial w)\,(w - m) / v].
 
-    Source: Shen et al. (2024), "Variational Learning is Effective for Large Deep Networks", algorithm 1, for normal
-    posteriors and priors; its :math:`h + \delta` is :math:`1 / N v`. Here the prior's gradient is averaged too.
+    With ``beta2``, steps are those of Shen et al. (2024), "Variational Learning is Effective for Large Deep Networks",
+    algorithm 1: the rate of widths is :math:`1 - \beta_2`, and means move by :math:`\mathrm{lr}\, v\,
+    \overline{\nabla_m L}`. Here the prior's gradient is averaged too. At the published 0.99999, widths stay near their
+    start in all but very long runs, and the start decides how well a network predicts.
 
-    Other sites and parameters, such as those of norm layers, take a step of an ordinary optimizer. Without a scheduler,
-    :func:`~pyro_radial.fit` lets all rates rise in the first 5 % of the steps and fall to zero along a cosine.
+    Other sites and parameters take a step of an ordinary optimizer. Without a scheduler, :func:`~pyro_radial.fit` lets
+    all rates rise in the first 5 % of the steps and fall to zero along a cosine.
 
-    :param float lr: the learning rate of the means. Regression with little noise needs a smaller one.
+    :param float lr: the learning rate of means: by default 1 standard deviation, or with ``beta2`` 0.1 variances.
     :param float hess_init: the curvature h of the loss per datum that widths start from: :math:`v = 1 / (N h + 1/s^2)`
-        with s the prior's standard deviation. By default, and in a trained guide, they start where the guide has them.
+        with N the number of data and s the prior's standard deviation; by default they start where the guide has them.
     :param float beta1: the decay of the average of gradients.
-    :param float beta2: the decay of the average of curvatures.
+    :param float beta2: the decay of the average of curvatures in the published algorithm.
     :param others: the optimizer of other parameters, as for :func:`~pyro_radial.fit`; Adam at 1e-3 by default.
     :raises ValueError: for a number out of range, a guide without normal or radial sites, or an unknown number of data.
 
@@ -77,25 +106,24 @@ class NaturalGradient(GuideOptim):
         >>> x = torch.randn(64, 2)
         >>> model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian())
         >>> data = x, x.sum(-1, keepdim=True)
-        >>> result = fit(model, AutoRadial(model), data, epochs=3, optim=NaturalGradient(lr=0.1), progress=False)
+        >>> result = fit(model, AutoRadial(model), data, epochs=100, optim=NaturalGradient(), progress=False)
         >>> len(result.history)
-        3
+        100
     """
 
     def __init__(
         self,
-        lr: float = 1.0,
+        lr: float | None = None,
         *,
         hess_init: float | None = None,
         beta1: float = 0.9,
-        beta2: float = 0.99999,
+        beta2: float | None = None,
         others: Optim = DEFAULT_OPTIM,
     ) -> None:
-        self.lr, self.hess_init = positive_float("lr", lr), optional(positive_float, "hess_init", hess_init)
-        self.beta1, self.beta2 = (
-            check_number(name, beta, lambda decay: 0.0 <= decay < 1.0, "at least zero and less than one")
-            for name, beta in (("beta1", beta1), ("beta2", beta2))
-        )
+        usual = LR if beta2 is None else LR_AS_PUBLISHED
+        self.lr = usual if lr is None else positive_float("lr", lr)
+        self.hess_init = optional(positive_float, "hess_init", hess_init)
+        self.beta1, self.beta2 = _decay("beta1", beta1), optional(_decay, "beta2", beta2)
         check_optim(others, "others")
         if isinstance(others, GuideOptim):
             raise ValueError(f"others must be an optimizer of any parameters, got {type(others).__name__}")
@@ -119,7 +147,7 @@ class NaturalGradient(GuideOptim):
             num_data = _known_num_data(model, trace)
             if self.hess_init is not None:
                 self._set_widths(part, sites, trace, num_data * self.hess_init)
-            pairs += [Pair.of(site, num_data) for site in sites.values()]
+            pairs += [Pair.of(name, site) for name, site in sites.items()]
         if not pairs:
             families = {n: type(f).__name__ for part in parts for n, f in part.chosen_families().items()}
             raise ValueError(
@@ -132,11 +160,40 @@ class NaturalGradient(GuideOptim):
         # Each parameter under one name.
         once = dict({id(parameter): (name, parameter) for name, parameter in rest.items()}.values())
         others = make_optimizer(self.others, once) if rest else None
-        return NaturalGradientOptimizer(pairs, others, lr=self.lr, beta1=self.beta1, beta2=self.beta2)
+        return NaturalGradientOptimizer(
+            pairs, others, lr=self.lr, beta1=self.beta1, beta2=self.beta2, settling=SETTLING_STEPS
+        )
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LambdaLR:
-        """Let rates rise for 5 % of the steps, then fall to zero along a cosine; ``step`` it after each step."""
+        """Let rates rise for 5 % of the steps, then fall to zero along a cosine; ``step`` it after each step.
+
+        The rates of widths fall from a tenth of the steps on.
+        """
+        optimizer.param_groups[0]["settling"] = SETTLING_SHARE * steps
         return LambdaLR(optimizer, partial(_rise_and_fall, steps=steps, rising=max(1, round(WARM_UP * steps))))
+
+    def advice_before(self, steps: int) -> str | None:
+        """Say so if a run of so many steps is too short for widths."""
+        if self.beta2 is None and steps < FEWEST_STEPS:
+            return (
+                f"epochs gives {steps} steps, but NaturalGradient trains widths in {FEWEST_STEPS} or more; give more "
+                "epochs or a smaller batch_size"
+            )
+        if self.beta2 is not None and steps * (1.0 - self.beta2) < LEAST_SUM_OF_RATES:
+            return (
+                f"beta2={self.beta2:g} trains widths in {LEAST_SUM_OF_RATES / (1.0 - self.beta2):.0f} steps or more, "
+                f"but epochs gives {steps}, so widths stay near their start; leave beta2 out, or make it smaller"
+            )
+        return None
+
+    def advice_after(self, optimizer: Any) -> str | None:
+        """Say so if a run ended with widths on their way."""
+        pulls = optimizer.pulls()
+        if not pulls:
+            return None
+        sites = ", ".join(f"'{name}' (too {'wide' if pull > 0 else 'narrow'})" for name, pull in pulls.items())
+        change = "give more epochs" if self.beta2 is None else "leave beta2 out, or make it smaller"
+        return f"the widths of {sites} were still on their way when training ended; {change}, or another init_stddev"
 
     def _set_widths(self, guide: AutoPerSite, sites: Mapping[str, Any], trace: Any, curvature: float) -> None:
         """Start the widths that were never trained at the prior's precision and the curvature of all data."""
@@ -149,37 +206,83 @@ class NaturalGradient(GuideOptim):
 
 
 class Pair(NamedTuple):
-    """The unconstrained parameters of a site, its average gradient and unit of rates, and how scales are computed."""
+    """A site's unconstrained parameters, what is remembered of its steps, and how scales are computed."""
 
+    name: str
     loc: Tensor
     scale: Tensor
+    #: Averages of the gradients of ``loc``, of their squares, and of ``loc``.
     average: Tensor
-    unit: float
+    square: Tensor
+    recent: Tensor
+    #: The sum of rates and the mean of log(scale) at some earlier steps; see :func:`is_marked`.
+    marks: Tensor
     to_scale: Transform
     per_stddev: float
 
     @classmethod
-    def of(cls, found: LocScaleSite, num_data: int) -> "Pair":
-        """The parameters of a site; the unit of its rate is the precision for each datum."""
+    def of(cls, name: str, found: LocScaleSite) -> "Pair":
+        """The parameters of a site, with nothing remembered."""
         to_scale, per_stddev = transform_to(found.family.scale_constraint), found.family.scale_of(found.site, 1.0)
-        variance = (to_scale(found.scale.detach()) / per_stddev).double().square().mean()
-        unit = 1.0 / (num_data * float(variance))
-        return cls(found.loc, found.scale, torch.zeros_like(found.loc), unit, to_scale, per_stddev)
+        average, square = torch.zeros_like(found.loc), torch.zeros_like(found.loc)
+        recent, marks = found.loc.detach().clone(), found.loc.new_zeros(MARKS, 2)
+        marks[:, 1] = to_scale(found.scale.detach()).log().mean()
+        return cls(name, found.loc, found.scale, average, square, recent, marks, to_scale, per_stddev)
+
+    def changed_by_steps(self) -> list[Tensor]:
+        """The tensors that a step changes."""
+        return [self.loc, self.scale, self.average, self.square, self.recent]
+
+    def remembered(self) -> dict[str, Tensor]:
+        """The tensors of the optimizer's state."""
+        return {"average": self.average, "square": self.square, "recent": self.recent, "marks": self.marks}
+
+    def mark(self, sum_of_rates: float) -> None:
+        """Replace the oldest mark by one of the present widths."""
+        log_scale = self.to_scale(self.scale).log().mean()
+        latest = torch.stack([log_scale.new_tensor(sum_of_rates), log_scale])
+        self.marks.copy_(torch.cat([self.marks[1:], latest[None]]))
+
+    def pull(self, sum_of_rates: float) -> float:
+        """The mean of dL / d log(scale) over about the last third of the steps, or zero where noise may explain it."""
+        log_scale = self.to_scale(self.scale).log().mean()
+        latest = torch.stack([log_scale.new_tensor(sum_of_rates), log_scale])
+        changes = torch.cat([self.marks, latest[None]]).double().diff(dim=0)
+        rates, moved = changes[changes[:, 0] > 0].unbind(-1)
+        if len(rates) < MARKS - 1:
+            return 0.0
+        # A step of log(scale) is half of a step of log(variance).
+        pulls = -2.0 * moved / rates
+        error = float(pulls.std()) / math.sqrt(len(pulls))
+        mean = float(-2.0 * moved.sum() / rates.sum())
+        return mean if abs(mean) > 4.0 * error else 0.0
+
+
+class Rates(NamedTuple):
+    """The numbers of a site's next step; a graph has them as 0-d tensors, and zero in all undoes a step."""
+
+    loc: Any
+    width: Any
+    #: The shares of new values in the averages.
+    average: Any
+    square: Any
+    recent: Any
 
 
 class NaturalGradientOptimizer(Optimizer):
     """The optimizer that :meth:`NaturalGradient.optimizer` makes; set ``compile`` to compile its steps."""
 
-    def __init__(self, pairs: list[Pair], others: Optimizer | None, **settings: float) -> None:
+    def __init__(self, pairs: list[Pair], others: Optimizer | None, **settings: Any) -> None:
         super().__init__([parameter for pair in pairs for parameter in (pair.loc, pair.scale)], settings)
         self._pairs, self._others = pairs, others
-        self.state.update({pair.loc: {"steps": 0, "average": pair.average, "unit": pair.unit} for pair in pairs})
+        counts = {"steps": 0, "width_steps": 0, "sum_of_rates": 0.0}
+        self.state.update({pair.loc: {**counts, **pair.remembered()} for pair in pairs})
         self.compile = False
         self._compiled: Callable[..., Any] | None = None
-        self._changed = [tensor for pair in pairs for tensor in (pair.loc, pair.scale, pair.average)]
+        self._changed = [tensor for pair in pairs for tensor in pair.changed_by_steps()]
         # Whether the graph of the latest loss was to take the step.
         self._in_graph = False
-        self._numbers = pairs[0].loc.new_zeros(2 + len(pairs), dtype=accumulation_dtype(pairs[0].loc))
+        self._numbers = pairs[0].loc.new_zeros(len(pairs), len(Rates._fields), dtype=accumulation_dtype(pairs[0].loc))
         if others is not None:
             self.defaults["others"] = f"{type(others).__name__}({ {**others.defaults, 'lr': None} })"
             self.param_groups += others.param_groups
@@ -196,8 +299,9 @@ class NaturalGradientOptimizer(Optimizer):
         """Load a state as in torch."""
         super().load_state_dict(dict(state_dict))
         for pair in self._pairs:
-            # Graphs hold the tensor.
-            self.state[pair.loc]["average"] = pair.average.copy_(self.state[pair.loc]["average"])
+            # Graphs hold the tensors.
+            loaded = self.state[pair.loc]
+            loaded.update({name: tensor.copy_(loaded[name]) for name, tensor in pair.remembered().items()})
         self._share()
 
     @torch.no_grad()
@@ -206,14 +310,37 @@ class NaturalGradientOptimizer(Optimizer):
         gradients = [tensor.grad for pair in self._pairs for tensor in (pair.loc, pair.scale)]
         taken = self._in_graph and all(gradient is None for gradient in gradients)
         self._in_graph = False
+        rates = self._next_rates()
         if self.compile and all(gradient is not None for gradient in gradients):
             self._step_compiled(gradients)
         elif not taken:
-            self._update(gradients, self._next_numbers())
-        for pair in self._pairs:
-            self.state[pair.loc]["steps"] += taken or pair.loc.grad is not None
+            self._update(gradients, rates)
+        for pair, own in zip(self._pairs, rates, strict=True):
+            state = self.state[pair.loc]
+            state["steps"] += taken or pair.loc.grad is not None
+            if taken or pair.scale.grad is not None:
+                state["width_steps"] += 1
+                state["sum_of_rates"] += own.width
+                if is_marked(state["width_steps"]):
+                    pair.mark(state["sum_of_rates"])
         if self._others is not None:
             self._others.step()
+
+    def clipped(self) -> list[Tensor]:
+        """The parameters with gradients to clip: scales arrive at a wrong point if their gradients are clipped."""
+        scales = {id(pair.scale) for pair in self._pairs}
+        return [p for group in self.param_groups for p in group["params"] if id(p) not in scales]
+
+    @torch.no_grad()
+    def pulls(self) -> dict[str, float]:
+        """The sites with widths on their way, with dL / d log(scale) for each weight; positive where too wide."""
+        found = {}
+        for pair in self._pairs:
+            state = self.state[pair.loc]
+            pull = pair.pull(state["sum_of_rates"]) if state["width_steps"] >= FEWEST_STEPS else 0.0
+            if abs(pull) > MOST_PULL:
+                found[pair.name] = pull
+        return found
 
     def in_graph(self, check: Callable[[], None] | None = None) -> Update:
         """Return the next step, and a check of the loss's terms, for its graph; call :meth:`step` afterwards too."""
@@ -224,63 +351,104 @@ class NaturalGradientOptimizer(Optimizer):
     @torch.no_grad()
     def _move(self, loss: Tensor, gradients: Mapping[int, Any], scales: Mapping[int, Tensor]) -> set[int]:
         """Record a step, unless a site has no gradient; see :class:`Update`."""
-        found = {id(t): gradients.get(id(t)) for pair in self._pairs for t in (pair.loc, pair.scale)}
-        if any(gradient is None for gradient in found.values()):
+        found: dict[int, Tensor | None] = {
+            id(t): gradients.get(id(t)) for pair in self._pairs for t in (pair.loc, pair.scale)
+        }
+        known = [gradient for gradient in found.values() if gradient is not None]
+        if len(known) < len(found):
             return set()
-        self._update([*found.values()], self._numbers.unbind(), scales, torch.isfinite(loss))
+        finite = torch.isfinite(loss)
+        clean = [torch.where(finite, gradient, 0.0) for gradient in known]
+        self._update(clean, self._rates_in_graph(torch.where(finite, self._numbers, 0.0)), scales)
         return {*found}
 
     def _step_compiled(self, gradients: Sequence[Any]) -> None:
         self._write_numbers()
         if self._compiled is None:
             with restored(self._changed):
-                graph = record(lambda *own: (self._update(own, self._numbers.unbind()), None), gradients)
+                graph = record(lambda *own: (self._update(own, self._rates_in_graph(self._numbers)), None), gradients)
             code = compiled(graph, gradients, {})
             self._compiled = lambda *own: code(*graph.constants, *own)
         self._compiled(*gradients)
 
-    def _next_numbers(self) -> list[float]:
-        """The shares of a new gradient and a new curvature, and each site's learning rate in the next step."""
+    def _next_rates(self) -> list[Rates]:
+        """The numbers of each site's next step."""
         group = self.param_groups[0]
-        states = [self.state[pair.loc] for pair in self._pairs]
-        rates = [group["lr"] * own["unit"] / (1.0 - group["beta1"] ** (own["steps"] + 1)) for own in states]
-        return [1.0 - group["beta1"], 1.0 - group["beta2"], *rates]
+        share, beta2 = 1.0 - group["beta1"], group["beta2"]
+        rates = []
+        for pair in self._pairs:
+            state = self.state[pair.loc]
+            # The weights of the gradients so far in the averages, as in Adam.
+            of_average, of_square = (1.0 - (1.0 - part) ** (state["steps"] + 1) for part in (share, SQUARE_SHARE))
+            loc, width = group["lr"] / of_average, 1.0 - (beta2 or 0.0)
+            if beta2 is None:
+                loc *= math.sqrt(of_square) * min(1.0, math.sqrt(STEADY_STEPS / (state["steps"] + 1)))
+                width = width_rate(state["width_steps"] + 1, group["settling"])
+            rates.append(Rates(loc, width, share, SQUARE_SHARE, RECENT_SHARE))
+        return rates
 
     def _write_numbers(self) -> None:
-        self._numbers.copy_(torch.tensor(self._next_numbers(), dtype=torch.float64))
+        self._numbers.copy_(torch.tensor(self._next_rates(), dtype=torch.float64))
+
+    def _rates_in_graph(self, numbers: Tensor) -> list[Rates]:
+        """The numbers in the dtype of each site."""
+        return [Rates(*row.to(pair.loc).unbind()) for pair, row in zip(self._pairs, numbers.unbind(), strict=True)]
 
     def _update(
-        self, gradients: Sequence[Any], numbers: Sequence[Any], scales: Mapping[int, Tensor] = {}, finite: Any = True
+        self, gradients: Sequence[Any], rates: Sequence[Rates], scales: Mapping[int, Tensor] = {}
     ) -> list[Tensor]:
         """Move all sites with a gradient, from gradients of each ``loc`` and ``scale``; returns no outputs."""
-        share, rate, *rates = numbers
-        for pair, by_loc, by_scale, lr in zip(self._pairs, gradients[::2], gradients[1::2], rates, strict=True):
-            if by_loc is not None:
-                _update(pair, by_loc, by_scale, (lr, share, rate), scales.get(id(pair.scale)), finite)
+        published = self.param_groups[0]["beta2"] is not None
+        for pair, by_loc, by_scale, own in zip(self._pairs, gradients[::2], gradients[1::2], rates, strict=True):
+            scale = scales.get(id(pair.scale))
+            scale = pair.to_scale(pair.scale) if scale is None else scale
+            variance = (scale / pair.per_stddev).square()
+            fall = None if by_scale is None else _move_scale(pair, by_scale, own, scale)
+            if by_loc is not None and not published:
+                _move_loc(pair, by_loc, own, variance)
+            elif by_loc is not None:
+                _move_loc_as_published(pair, by_loc, own, variance if fall is None else variance * torch.exp(-fall))
         return []
 
 
-def _update(
-    pair: Pair, by_loc: Tensor, by_scale: Any, numbers: Sequence[Any], deviation: Tensor | None, finite: Any
-) -> None:
-    """Move a site's parameters and its average gradient by rates of means, averages and precisions, if ``finite``."""
-    lr, share, rate = numbers
-    deviation = pair.to_scale(pair.scale) if deviation is None else deviation
-    variance = (deviation / pair.per_stddev).square()
-    if by_scale is not None:
-        per_log = deviation * _inverse_slope(pair.to_scale, pair.scale, deviation)
-        # rate * dL / d log(scale)
-        a = by_scale * per_log * rate
-        growth = a + 0.5 * a.square()
-        # Half of log(1 + growth), to the third order; its logarithm takes as long as the rest of this step.
-        pair.scale.sub_(_if(finite, growth / (2.0 + growth) * per_log))
-        variance = variance / (1.0 + growth)
-    pair.average.add_(_if(finite, (by_loc - pair.average) * share))
-    pair.loc.sub_(_if(finite, variance * pair.average * lr))
+def width_rate(step: int, settling: float) -> float:
+    """The rate of widths in a step, counted from one."""
+    return max(LEAST_WIDTH_RATE, min(MOST_WIDTH_RATE, WIDTH_STEPS / (step + settling)))
 
 
-def _if(finite: Any, change: Tensor) -> Tensor:
-    return change if finite is True else torch.where(finite, change, 0.0)
+def is_marked(step: int) -> bool:
+    """Whether a step, counted from one, is a power of the eighth root of two, rounded up."""
+    power = int(MARKS_PER_DOUBLING * math.log2(step))
+    return step in (math.ceil(2.0 ** (near / MARKS_PER_DOUBLING)) for near in (power - 1, power, power + 1))
+
+
+def by_log_scale(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:
+    """The derivative of unconstrained scales by log(scale)."""
+    return scale * _inverse_slope(to_scale, unconstrained, scale)
+
+
+def _move_scale(pair: Pair, by_scale: Tensor, rates: Rates, scale: Tensor) -> Tensor:
+    """Move a site's scales; returns the fall of the logarithm of its variances."""
+    per_log = by_log_scale(pair.to_scale, pair.scale, scale)
+    fall = (by_scale * per_log * rates.width).clamp(-MOST_GROWTH, MOST_GROWTH)
+    pair.scale.addcmul_(fall, per_log, value=-0.5)
+    return fall
+
+
+def _move_loc(pair: Pair, by_loc: Tensor, rates: Rates, variance: Tensor) -> None:
+    """Move a site's means by a step of Adam in units of its posterior and of the way that it came."""
+    pair.average.lerp_(by_loc, rates.average)
+    pair.square.lerp_(by_loc.square(), rates.square)
+    pair.recent.lerp_(pair.loc, rates.recent)
+    travel = pair.loc - pair.recent
+    unit = torch.addcmul(variance, travel, travel, value=TRAVEL**2).sqrt()
+    pair.loc.sub_(unit * pair.average / (pair.square.sqrt() + TINY) * rates.loc)
+
+
+def _move_loc_as_published(pair: Pair, by_loc: Tensor, rates: Rates, variance: Tensor) -> None:
+    """Move a site's means by the average gradient times its variance."""
+    pair.average.lerp_(by_loc, rates.average)
+    pair.loc.sub_(variance * pair.average * rates.loc)
 
 
 def _inverse_slope(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> Tensor:
@@ -288,6 +456,10 @@ def _inverse_slope(to_scale: Transform, unconstrained: Tensor, scale: Tensor) ->
     if isinstance(to_scale, SoftplusTransform):
         return 1.0 + unconstrained.exp().reciprocal()
     return torch.exp(-to_scale.log_abs_det_jacobian(unconstrained, scale))
+
+
+def _decay(name: str, value: Any) -> float:
+    return check_number(name, value, lambda decay: 0.0 <= decay < 1.0, "at least zero and less than one")
 
 
 def _rise_and_fall(step: int, steps: int, rising: int) -> float:

@@ -52,6 +52,14 @@ class GuideOptim(ABC):
     def scheduler(self, optimizer: Optimizer, steps: int) -> Any:
         """Make the schedule of its learning rates for a run of so many steps."""
 
+    def advice_before(self, steps: int) -> str | None:
+        """Say what to change if a run of so many steps cannot succeed."""
+        return None
+
+    def advice_after(self, optimizer: Any) -> str | None:
+        """Say what to change if a run with this optimizer has ended too early."""
+        return None
+
 
 Optim = PyroOptim | GuideOptim | Callable[[list[Tensor]], Optimizer]
 

@@ -181,7 +181,10 @@ class OptimizerStep:
         """Take the step."""
         if self.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
-            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            if isinstance(self.optimizer, NaturalGradientOptimizer):
+                parameters = self.optimizer.clipped()
+            else:
+                parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()

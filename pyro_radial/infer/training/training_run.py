@@ -44,7 +44,7 @@ SET_UP = 2**32
 VALIDATION_SEED = 0
 VALIDATION_SAMPLES = 16
 # What a resume restores as it is, and what a checkpoint must have.
-RESUMED = ("epoch", "step_in_epoch", "best_epoch", "sums", "kl_weight", "history", "ended", "best")
+RESUMED = ("epoch", "step_in_epoch", "best_epoch", "start", "sums", "kl_weight", "history", "ended", "best")
 SAVED = (*RESUMED, "settings", "data", "shuffle_seed", "processes", "optimizer", "guide", "model", "loose")
 
 
@@ -100,6 +100,8 @@ class TrainingRun:
         self.epoch = self.step_in_epoch = self.best_epoch = 0
         self.sums = dict.fromkeys(TERMS, 0.0)
         self.history: list[Record] = []
+        #: The terms of the first step.
+        self.start: Record = {}
         self.ended = False
         self.best: State | None = None
         self.latest = dict.fromkeys(TERMS, 0.0)
@@ -136,6 +138,7 @@ class TrainingRun:
         self._schedule("step")
         self.kl_weight = 0.0 if of_means else self.trainer.loss.terms.kl_weight
         self.latest = dict(zip(TERMS, terms, strict=True))
+        self.start = self.start or {**self.latest, "kl_weight": self.kl_weight}
         for name, value in self.latest.items():
             self.sums[name] += value * self.batches.num_rows(self.step_in_epoch) / len(self.batches.rows)
         self.step_in_epoch += 1

@@ -30,12 +30,15 @@ from pyro_radial import (
 )
 from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.compiled import captured_loss
-from pyro_radial.infer.training import training_run
+from pyro_radial.infer.training import natural_gradient, training_run
 from pyro_radial.infer.training.natural_gradient import NaturalGradient, _inverse_slope
 from pyro_radial.infer.training.trainer import OptimizerStep, Trainer
 from pyro_radial.nn import likelihoods
 from tests.helpers.ranks import on_ranks, values
 from tests.helpers.runs import ROWS, assert_same, data, function_problem, killed, problem, trained
+
+# Most runs here are too short for widths.
+pytestmark = pytest.mark.filterwarnings("ignore:.*trains widths in:UserWarning")
 
 DOUBLE = torch.float64
 GUIDES = {
@@ -159,7 +162,7 @@ def test_a_normal_posterior_takes_the_steps_of_ivon(double, monkeypatch, beta1, 
     decay = 1 / (30 * prior**2)
     optimizer = NaturalGradient(lr=0.1, hess_init=0.7, beta1=beta1, beta2=0.9999).optimizer(model, guide, x, y)
     settings = {"lr": 0.1, "hess_init": 0.7, "beta1": beta1, "beta2": 0.9999, "weight_decay": decay}
-    theirs = ivon.IVON([net.weight], ess=30, **settings)
+    theirs = ivon.IVON([net.weight], ess=30, rescale_lr=False, **settings)
     elbo = RadialELBO()(model, guide)
     for _ in range(50):
         optimizer.zero_grad()
@@ -182,6 +185,148 @@ def test_a_normal_posterior_takes_the_steps_of_ivon(double, monkeypatch, beta1, 
         torch.testing.assert_close(now.scale, (30 * (hessian + decay)).rsqrt(), rtol=1e-7, atol=0.0)
 
 
+def exact(x, noise):
+    """The mean and the best standard deviations of a linear regression under the prior N(0, 1), without an offset."""
+    inputs, targets = x
+    precision = inputs.T @ inputs / noise**2 + torch.eye(inputs.shape[1])
+    mean = torch.linalg.solve(precision, inputs.T @ targets / noise**2)
+    return mean.T, precision.diagonal().rsqrt()
+
+
+def layer(rows=200, features=4, noise=0.5, correlation=0.0, scales=1.0):
+    """A linear layer as a model, and its data."""
+    x = math.sqrt(1 - correlation) * torch.randn(rows, features) + math.sqrt(correlation) * torch.randn(rows, 1)
+    x = x * torch.as_tensor(scales)
+    y = x @ torch.randn(features, 1) + noise * torch.randn(rows, 1)
+    net = nn.Linear(features, 1, bias=False)
+    return SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=noise)), (x, y)
+
+
+def assert_arrived(guide, data, means=0.3, widths=0.1, noise=0.5):
+    """Means in exact standard deviations and the logarithm of widths; both limits are three times what noise leaves."""
+    mean, stddev = exact(data, noise)
+    found = guide.posterior()["weight"]
+    assert bool(((found.mean - mean).abs() < means * stddev).all()), (found.mean - mean) / stddev
+    assert bool(((found.stddev / stddev).log().abs() < widths).all()), found.stddev / stddev
+
+
+@pytest.mark.parametrize("start", [0.001, 0.1, 1.0, "hess_init=100", "hess_init=0.01"])
+@pytest.mark.parametrize("kind", GUIDES)
+def test_the_default_arrives_from_any_start(double, kind, start):
+    model, data = layer()
+    named = isinstance(start, str)
+    guide = GUIDES[kind](model.double(), **({} if named else {"init_stddev": start}))
+    optim = NaturalGradient(**({"hess_init": float(start.split("=")[1])} if named else {}))
+    trained(model, guide, data=data, optim=optim, epochs=2000, batch_size=200)
+    assert_arrived(guide, data)
+
+
+PROBLEMS = {
+    "features on scales from 0.01 to 100": ({"scales": [0.01, 1.0, 10.0, 100.0]}, {"epochs": 6000}),
+    "correlated features": ({"correlation": 0.9}, {"epochs": 4000}),
+    "batches": ({}, {"batch_size": 50, "epochs": 1500}),
+    "several draws": ({}, {"loss": RadialELBO(4, vectorize_particles=True, max_plate_nesting=1), "epochs": 1000}),
+    "accumulated": ({}, {"accumulate": 2}),
+    "clipped": ({}, {"clip_norm": 1.0}),
+    "recorded": ({}, {"compile": True}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The data have inputs:UserWarning")
+@pytest.mark.parametrize("setting", PROBLEMS)
+def test_the_default_arrives_in_each_setting(double, setting, recorded_only):
+    problem, options = PROBLEMS[setting]
+    model, data = layer(**problem)
+    guide = AutoRadial(model.double())
+    trained(model, guide, data=data, optim=NaturalGradient(), **{"epochs": 2000, "batch_size": 200, **options})
+    assert_arrived(guide, data)
+
+
+def test_the_default_arrives_with_local_reparameterization(double):
+    model, data = layer()
+    model.local_reparameterization = True
+    guide = AutoMeanField(model.double())
+    trained(model, guide, data=data, optim=NaturalGradient(), epochs=1000, batch_size=200)
+    assert_arrived(guide, data)
+
+
+@pytest.mark.parametrize("kind", GUIDES)
+def test_a_run_of_three_hundred_steps_trains_widths(double, kind):
+    model, data = layer()
+    guide = GUIDES[kind](model.double())
+    trained(model, guide, data=data, optim=NaturalGradient(), epochs=300, batch_size=200)
+    # The noise of widths is about the root of three in two times the number of steps.
+    assert_arrived(guide, data, means=0.7, widths=0.35)
+
+
+def test_widths_are_trained_under_frozen_means(double):
+    model, data = layer()
+    guide = AutoMeanField(model.double())
+    guide.setup(*data)
+    mean, _ = exact(data, 0.5)
+    guide.load_means({"weight": mean})
+    guide.locs.requires_grad_(False)
+    trained(model, guide, data=data, optim=NaturalGradient(), epochs=1000, batch_size=200)
+    torch.testing.assert_close(guide.posterior()["weight"].mean, mean)
+    assert_arrived(guide, data, widths=0.15)
+
+
+def test_means_arrive_under_frozen_widths(double):
+    model, data = layer()
+    guide = AutoMeanField(model.double())
+    guide.setup(*data)
+    guide.scales.requires_grad_(False)
+    trained(model, guide, data=data, optim=NaturalGradient(), epochs=1000, batch_size=200)
+    mean, stddev = exact(data, 0.5)
+    assert all(bool((q.stddev == q.stddev.flatten()[0]).all()) for q in guide.posterior().values())
+    assert bool(((guide.posterior()["weight"].mean - mean).abs() < 0.3 * stddev).all())
+
+
+def test_rates_of_widths_fall_from_a_half_to_one_in_a_hundred_thousand():
+    rates = [natural_gradient.width_rate(step, 4.0) for step in (1, 6, 46, 4_996, 10_000_000)]
+    assert rates == pytest.approx([0.5, 0.5, 0.1, 1e-3, 1e-5])
+
+
+def test_marks_span_about_the_last_third_of_the_steps():
+    marked = [step for step in range(1, 5000) if natural_gradient.is_marked(step)]
+    for steps in range(100, 5000):
+        first = [step for step in marked if step <= steps][-natural_gradient.MARKS]
+        assert 0.64 * steps < first < 0.72 * steps
+
+
+@pytest.mark.filterwarnings("default:.*trains widths in:UserWarning")
+@pytest.mark.parametrize(
+    ("settings", "epochs", "match"),
+    [({}, 20, r"epochs gives 20 steps"), ({"beta2": 0.99999}, 200, r"beta2=0.99999 .* 300000 steps .* gives 200")],
+)
+def test_a_run_too_short_for_widths_says_so(settings, epochs, match):
+    model, data = layer()
+    with pytest.warns(UserWarning, match=match):
+        trained(model, AutoRadial(model), data=data, optim=NaturalGradient(**settings), epochs=epochs, batch_size=200)
+
+
+def test_widths_on_their_way_are_named_and_widths_that_arrived_are_not():
+    x = torch.randn(200, 3)
+    for beta2, ends in ((0.9995, True), (None, False)):
+        model = SupervisedModel(BayesianModule(nn.Linear(3, 20)), likelihoods.Gaussian(num_data=200))
+        guide = AutoMeanField(model, init_stddev=0.003)
+        optimizer = NaturalGradient(beta2=beta2).optimizer(model, guide, x, x.mean(1, keepdim=True).expand(-1, 20))
+        elbo = RadialELBO()(model, guide)
+        for _ in range(400):
+            optimizer.zero_grad()
+            elbo(x, x.mean(1, keepdim=True).expand(-1, 20)).backward()
+            optimizer.step()
+        assert set(optimizer.pulls()) == ({"weight", "bias"} if ends else set())
+        advice = NaturalGradient(beta2=beta2).advice_after(optimizer)
+        if ends:
+            # Far too narrow widths add nothing to the loss but the entropy.
+            assert all(pull == pytest.approx(-1.0, abs=0.1) for pull in optimizer.pulls().values())
+            assert "'weight' (too narrow), 'bias' (too narrow)" in advice
+            assert "beta2" in advice
+        else:
+            assert advice is None
+
+
 def test_widths_start_at_the_curvature_of_the_data_and_the_precision_of_the_prior():
     model, guide = problem()
     NaturalGradient(hess_init=0.3).optimizer(model, guide, *data())
@@ -191,7 +336,7 @@ def test_widths_start_at_the_curvature_of_the_data_and_the_precision_of_the_prio
 
 
 @pytest.mark.parametrize("guide_class", [AutoRadial, AutoMeanField])
-def test_widths_start_where_the_guide_has_them_and_the_first_step_is_that_of_sgd(double, guide_class):
+def test_widths_start_where_the_guide_has_them_and_the_first_step_is_one_of_adam_in_their_units(double, guide_class):
     model, _ = problem()
     x, y = data()
     guide = guide_class(model.double(), init_stddev=0.03)
@@ -201,8 +346,29 @@ def test_widths_start_where_the_guide_has_them_and_the_first_step_is_that_of_sgd
     RadialELBO()(model, guide)(x.double(), y).backward()
     optimizer.step()
     for name, site in guide.loc_scale_sites().items():
-        # One minus beta2 is 1e-5, and widths move by that times their gradient.
-        torch.testing.assert_close(before[name] - site.loc, 0.5 * site.loc.grad / ROWS, rtol=0.01, atol=0.0)
+        torch.testing.assert_close(before[name] - site.loc, 0.5 * 0.03 * site.loc.grad.sign())
+
+
+def test_means_take_the_steps_of_adam_in_units_of_a_fixed_width(double, monkeypatch):
+    """Without travel and with widths held, a mean divided by its width is what Adam trains."""
+    monkeypatch.setattr(natural_gradient, "TRAVEL", 0.0)
+    model, _ = problem()
+    x, y = data()
+    guide = AutoMeanField(model.double(), init_stddev=0.03)
+    optimizer = NaturalGradient(lr=0.5).optimizer(model, guide, x.double(), y)
+    site = guide.loc_scale_sites()["0.weight"]
+    scaled = (site.loc.detach() / 0.03).requires_grad_()
+    adam = torch.optim.Adam([scaled], lr=0.5, betas=(0.9, 0.95), eps=0.0)
+    elbo = RadialELBO()(model, guide)
+    for _ in range(20):
+        optimizer.zero_grad()
+        elbo(x.double(), y).backward()
+        scaled.grad = 0.03 * site.loc.grad
+        for own in guide.loc_scale_sites().values():
+            own.scale.grad = None
+        optimizer.step()
+        adam.step()
+    torch.testing.assert_close(site.loc, 0.03 * scaled, rtol=1e-9, atol=1e-12)
 
 
 def test_a_trained_guide_keeps_its_widths():
@@ -361,7 +527,7 @@ def test_a_compiled_step_in_the_graph_is_the_step_as_it_is():
 def test_a_resumed_run_with_steps_in_graphs_ends_where_an_undisturbed_one_does(tmp_path, recorded_only, monkeypatch):
     def run(**settings):
         model, guide = problem("batch norm")
-        return trained(model, guide, optim=NaturalGradient(lr=0.05, beta2=0.99), compile=True, **settings)[0]
+        return trained(model, guide, optim=NaturalGradient(lr=0.05), compile=True, **settings)[0]
 
     path = tmp_path / "a.pt"
     with killed(monkeypatch, "save", 7, "after"):
@@ -558,10 +724,10 @@ def test_two_processes_with_draws_of_their_own_rest_at_the_exact_variances():
 
 
 BAD = {
-    "lr": (0.0, -1.0, math.inf, math.nan, "0.1", None, True),
+    "lr": (0.0, -1.0, math.inf, math.nan, "0.1", True),
     "hess_init": (0.0, -1.0, math.inf, "0.1"),
     "beta1": (-0.1, 1.0, "0.9", None, True),
-    "beta2": (-0.1, 1.0, 2, None, math.nan),
+    "beta2": (-0.1, 1.0, 2, "0.9", math.nan),
     "others": (3, None, SGD([torch.zeros(1)], lr=0.1)),
 }
 
