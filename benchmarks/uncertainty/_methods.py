@@ -4,6 +4,7 @@
 """Train methods for classification experiments with ``fit``, and score them with a ``Prediction``."""
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -57,8 +58,6 @@ ADAMW, SGD = "plain, AdamW", "plain, SGD"
 SGD_TEMPERATURE, SGD_DROPOUT, SGD_LAPLACE = "SGD, temperature", "SGD, MC dropout", "SGD, last-layer Laplace"
 SGD_ENSEMBLE = "SGD, deep ensemble"
 NATURAL_MEAN_FIELD, NATURAL_RADIAL = "mean field, natural gradient", "radial, natural gradient"
-#: The same with the optimizer's default rates, which train widths.
-TRAINED_MEAN_FIELD, TRAINED_RADIAL = "mean field, trained widths", "radial, trained widths"
 NATURAL_ROWS, NATURAL_ENSEMBLE = "radial by row, natural gradient", "radial ensemble, natural gradient"
 #: Von Mises-Fisher directions for convolutions; batch norm divides out their lengths.
 DIRECTIONAL = "von Mises-Fisher directions"
@@ -104,7 +103,6 @@ class Setting:
     #: rate of zero, the optimizer's default rates, which train widths.
     hess_init: float | None = 0.5
     hess_rate: float = 1e-5
-    kl_weight: float = 1.0
     #: The structure of a Laplace approximation: "kronecker" for last layers of more than 3000 weights.
     laplace: str = "full"
     num_members: int = 5
@@ -318,29 +316,32 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
     timed = size > 1 and task.folder is not None
     before = trained(task, kind, validation=validation, **options).seconds if timed else 0.0
     place = kind if setting.optimizer == "adam" else f"{kind}_{setting.optimizer}"
-    place += "_trained" if setting.optimizer == "natural" and not setting.hess_rate else ""
-    kl_weight = 0.0 if setting.optimizer == "adamw" else setting.kl_weight
     folder = None if task.folder is None else task.folder / place.replace(", ", "_").replace(" ", "_")
     clock = _Clock(None if folder is None else folder / f"seconds_{size}", before)
     scheduler, interval = schedule(setting, setting.epochs * -(-num_data // setting.batch_size))
     ensemble = Ensemble(partial(_made, kind, task.make_net, setting), size, seed=task.seed)
-    results = ensemble.fit(
-        task.data,
-        epochs=setting.epochs,
-        batch_size=setting.batch_size,
-        optim=optimizer(setting, num_data),
-        scheduler=scheduler,
-        loss=RadialELBO(setting.num_particles, strict_kl=True, kl_weight=kl_weight),
-        callback=clock,
-        checkpoint=folder,
-        progress=False,
-        validation=task.validation if setting.best_epoch else validation,
-        options=FitOptions(
-            scheduler_interval=interval,
-            compile=setting.compile,
-            **{"mean_only_epochs": setting.pretrain_epochs, **options},
-        ),
-    )
+    with warnings.catch_warnings():
+        # Some widths are chosen, not trained, and small forms are short.
+        warnings.filterwarnings("ignore", "beta2=.*trains widths|epochs gives.*trains widths|the widths of")
+        results = ensemble.fit(
+            task.data,
+            epochs=setting.epochs,
+            batch_size=setting.batch_size,
+            optim=optimizer(setting, num_data),
+            scheduler=scheduler,
+            loss=RadialELBO(
+                setting.num_particles, strict_kl=True, kl_weight=0.0 if setting.optimizer == "adamw" else 1.0
+            ),
+            callback=clock,
+            checkpoint=folder,
+            progress=False,
+            validation=task.validation if setting.best_epoch else validation,
+            options=FitOptions(
+                scheduler_interval=interval,
+                compile=setting.compile,
+                **{"mean_only_epochs": setting.pretrain_epochs, **options},
+            ),
+        )
     loss = sum(result.history[-1]["loss"] for result in results) / size
     return Training(ensemble, clock.seconds, sum(len(result.history) for result in results), loss)
 
@@ -437,7 +438,9 @@ def ivon(task: Task) -> Trained:
     hess_init = max(setting.init_stddev**-2 / num_data - least, 0.01 * least)
     optim = NaturalGradient(setting.ivon_rate * (hess_init + least), hess_init=hess_init, beta2=1.0 - setting.hess_rate)
     schedule = {"epochs": setting.epochs, "batch_size": setting.batch_size, "progress": False}
-    fit(model, guide, task.data, optim=optim, seed=task.seed, **schedule)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "beta2=.*trains widths|the widths of")
+        fit(model, guide, task.data, optim=optim, seed=task.seed, **schedule)
     seconds = time.process_time() - start
     draws = partial(predict, model, guide, num_samples=setting.num_samples)
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": setting.epochs})
@@ -481,8 +484,6 @@ OTHERS: dict[str, Method] = {
     SGD_ENSEMBLE: partial(_with_members, partial(_with, plain, **_BY_SGD)),
     NATURAL_MEAN_FIELD: partial(_with, partial(variational, MEAN_FIELD), **_NATURAL),
     NATURAL_RADIAL: partial(_with, partial(variational, RADIAL), **_NATURAL),
-    TRAINED_MEAN_FIELD: partial(_with, partial(variational, MEAN_FIELD), **_NATURAL),
-    TRAINED_RADIAL: partial(_with, partial(variational, RADIAL), **_NATURAL),
     NATURAL_ROWS: partial(_with, partial(variational, ROWS), **_NATURAL),
     NATURAL_ENSEMBLE: partial(_with_members, partial(_with, partial(variational, RADIAL), **_NATURAL)),
 }
