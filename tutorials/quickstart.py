@@ -6,7 +6,7 @@
 Run it as ``python tutorials/quickstart.py``; ``--help`` lists the options.
 """
 
-# The posteriors have a prior N(0, 1) on every weight, natural gradients, and a KL weight of 0.3: with so few images the
+# The posteriors have a prior N(0, 1) on every weight, natural gradients, and a KL weight of 0.1: with so few images the
 # best posterior of the true ELBO is the prior, which predicts nothing. The plain network has the same prior as its
 # weight decay. Rates and the KL weight are the best of three on the validation images. Each keeps its best epoch.
 # One seed and few images cannot rank methods: see benchmarks/RESULTS.md for that.
@@ -70,7 +70,7 @@ EPOCHS = {"digits": 60, "fashion_mnist": 3, "mnist": 3, "retinamnist": 30}
 NUM_TRAIN = {"digits": 200}
 SMALL = 10_000  # Fewer images than this are trained on in batches of 32, more in batches of 128.
 UNSEEN_CLASSES = 2
-KL_WEIGHT = 0.3
+KL_WEIGHT = 0.1
 NUM_DRAWS = 32
 #: Few, so that most hold enough of a few hundred test images.
 NUM_BINS = 4

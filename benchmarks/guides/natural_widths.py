@@ -9,7 +9,6 @@ python -m benchmarks.guides.natural_widths
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -222,7 +221,7 @@ def trained_by_adam(problem: Problem, steps: int, size: Size) -> Row:
     groups = [{"params": pair, "lr": rate} for rate, *pair in zip(RATES, locs, logs, strict=True)]
     optimizer = torch.optim.Adam(groups, fused=True)
     steps *= LONGER
-    rate = partial(NaturalGradient().scheduler, steps=steps)(optimizer)
+    rate = NaturalGradient().scheduler(optimizer, steps)
     for chosen in batches(len(known.x), problem.batch, steps):
         x, y = known.x[chosen], known.y[chosen]
         loc, log = torch.stack(locs), torch.stack(logs)

@@ -302,12 +302,11 @@ class _Clock:
 
 
 class Training(NamedTuple):
-    """Trained guides, their CPU seconds, the epochs of all, and the mean loss of a datum in the last epoch."""
+    """Trained guides, their CPU seconds, and the epochs of all."""
 
     ensemble: Ensemble
     seconds: float
     epochs: int
-    loss: float
 
 
 def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **options: Any) -> Training:
@@ -342,8 +341,7 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
                 **{"mean_only_epochs": setting.pretrain_epochs, **options},
             ),
         )
-    loss = sum(result.history[-1]["loss"] for result in results) / size
-    return Training(ensemble, clock.seconds, sum(len(result.history) for result in results), loss)
+    return Training(ensemble, clock.seconds, sum(len(result.history) for result in results))
 
 
 def _seeded(seed: int, draws: Callable[[Tensor], Prediction]) -> Callable[[Tensor], Prediction]:
@@ -358,23 +356,21 @@ def _seeded(seed: int, draws: Callable[[Tensor], Prediction]) -> Callable[[Tenso
 
 def plain(task: Task, size: int = 1) -> Trained:
     """Points, one for each member."""
-    ensemble, seconds, epochs, _ = trained(task, PLAIN, size)
+    ensemble, seconds, epochs = trained(task, PLAIN, size)
     return Trained(partial(ensemble.predict, num_samples=1), seconds, {"epochs": epochs})
 
 
 def dropout(task: Task) -> Trained:
-    ensemble, seconds, epochs, _ = trained(task, DROPOUT)
+    ensemble, seconds, epochs = trained(task, DROPOUT)
     draws = partial(predict, *ensemble.members[0], num_samples=task.setting.num_samples, dropout=True)
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": epochs})
 
 
 def variational(kind: str, task: Task, size: int = 1) -> Trained:
     """Guides, whose members share the draws of a prediction."""
-    ensemble, seconds, epochs, loss = trained(task, kind, size)
+    ensemble, seconds, epochs = trained(task, kind, size)
     draws = partial(ensemble.predict, num_samples=max(1, task.setting.num_samples // size))
-    changes = ensemble.members[0][1].scale_change().values()
-    details = {"epochs": epochs, "loss": loss, "width_change": sum(changes) / len(changes)}
-    return Trained(_seeded(task.seed, draws), seconds, details)
+    return Trained(_seeded(task.seed, draws), seconds, {"epochs": epochs})
 
 
 def tweaks(task: Task) -> Trained:
@@ -385,14 +381,14 @@ def tweaks(task: Task) -> Trained:
         "validation": task.validation,
         "patience": max(2, epochs // 5),
     }
-    ensemble, seconds, run, _ = trained(task, TWEAKS, **own)
+    ensemble, seconds, run = trained(task, TWEAKS, **own)
     draws = partial(ensemble.predict, num_samples=task.setting.num_samples)
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": run})
 
 
 def posthoc(task: Task) -> Trained:
     """Radial scales for the plain network, one number for all, by the NLL of validation rows."""
-    ensemble, seconds, *_ = trained(task, PLAIN)
+    ensemble, seconds, _ = trained(task, PLAIN)
     model, points = ensemble.members[0]
     start = time.process_time()
     guide = AutoRadial(model)
@@ -418,7 +414,7 @@ def temperature(task: Task) -> Trained:
 
 def laplace(task: Task) -> Trained:
     """A Laplace approximation of the plain network's last layer, whose prior the evidence chooses."""
-    ensemble, seconds, *_ = trained(task, PLAIN)
+    ensemble, seconds, _ = trained(task, PLAIN)
     model, points = ensemble.members[0]
     start = time.process_time()
     guide = last_layer_laplace(model, points, task.train, structure=task.setting.laplace)

@@ -237,17 +237,18 @@ class Pair(NamedTuple):
         """The tensors of the optimizer's state."""
         return {"average": self.average, "square": self.square, "recent": self.recent, "marks": self.marks}
 
+    def _with_present(self, sum_of_rates: float) -> Tensor:
+        """The marks and one of the present widths."""
+        log_scale = self.to_scale(self.scale).log().mean()
+        return torch.cat([self.marks, torch.stack([log_scale.new_tensor(sum_of_rates), log_scale])[None]])
+
     def mark(self, sum_of_rates: float) -> None:
         """Replace the oldest mark by one of the present widths."""
-        log_scale = self.to_scale(self.scale).log().mean()
-        latest = torch.stack([log_scale.new_tensor(sum_of_rates), log_scale])
-        self.marks.copy_(torch.cat([self.marks[1:], latest[None]]))
+        self.marks.copy_(self._with_present(sum_of_rates)[1:])
 
     def pull(self, sum_of_rates: float) -> float:
         """The mean of dL / d log(scale) over about the last third of the steps, or zero where noise may explain it."""
-        log_scale = self.to_scale(self.scale).log().mean()
-        latest = torch.stack([log_scale.new_tensor(sum_of_rates), log_scale])
-        changes = torch.cat([self.marks, latest[None]]).double().diff(dim=0)
+        changes = self._with_present(sum_of_rates).double().diff(dim=0)
         rates, moved = changes[changes[:, 0] > 0].unbind(-1)
         if len(rates) < MARKS - 1:
             return 0.0
