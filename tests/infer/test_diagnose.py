@@ -75,6 +75,22 @@ def test_scales_have_not_moved_before_training_and_have_after_it(guide):
     assert not says(after, "moved")
 
 
+@pytest.mark.parametrize(("stddev", "words"), [(0.01, "too narrow"), (3.0, "too wide"), (None, None)])
+def test_widths_far_from_the_best_are_named_with_the_way_to_go(stddev, words):
+    """A linear regression has known best widths, at which nothing is said."""
+    x = torch.randn(100, 3)
+    data = x, x.sum(-1, keepdim=True)
+    model = SupervisedModel(BayesianModule(nn.Linear(3, 1)), likelihoods.Gaussian(num_data=100, scale=1.0))
+    guide = AutoMeanField(model, init_stddev=0.5)
+    guide.setup(*data)
+    best = {"weight": (1 + x.square().sum(0, keepdim=True)).rsqrt(), "bias": torch.tensor([101.0]).rsqrt()}
+    guide.load_means({"weight": torch.ones(1, 3), "bias": torch.zeros(1)})
+    guide.set_stddevs({name: torch.full_like(own, stddev) if stddev else own for name, own in best.items()})
+    diagnosis = diagnose(model, guide, data, num_particles=64)
+    assert set(diagnosis.scale_pulls) == (set(best) if words else set())
+    assert says(diagnosis, f"weight, bias are {words}") == bool(words)
+
+
 def test_the_scales_that_stayed_are_named():
     model, guide = problem()
     guide.setup(*DATA)

@@ -93,6 +93,14 @@ def test_a_callback_gets_each_record_and_stops_the_training():
     assert result.stopped_early
 
 
+@pytest.mark.parametrize(("rate", "epochs", "far"), [(3.0, 40, True), (0.01, 40, False), (3.0, 2, False)])
+def test_a_loss_that_ends_far_above_its_start_is_named(recwarn, rate, epochs, far):
+    """The first rate is far too large; two epochs are too short to judge."""
+    trained(*problem(), optim=partial(Adam, lr=rate), epochs=epochs)
+    messages = [str(warning.message) for warning in recwarn]
+    assert ["far above its start" in message and "learning rate" in message for message in messages] == [True] * far
+
+
 def test_progress_shows_the_terms(capsys):
     trained(*problem(), progress=True)
     shown = capsys.readouterr().err

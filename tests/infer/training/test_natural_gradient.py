@@ -122,14 +122,14 @@ def nodes(kind):
     return noise.reshape(-1, 2), weights.repeat_interleave(64) / 64
 
 
-@pytest.mark.parametrize("kind", ["normal", "radial"])
-def test_a_prior_of_another_family_leads_to_the_best_posterior_by_quadrature(double, kind):
-    x = torch.randn(12, 2)
-    y = (x @ torch.tensor([1.0, -0.5]) + torch.randn(12) > 0).double()
+def best_logistic(x, y, kind):
+    """The best mean and marginal precision for :func:`logistic`, by quadrature."""
     noise, weights = nodes(kind)
     best = torch.tensor([0.0, 0.0, -1.0, -1.0], requires_grad=True)
+    optimizer = torch.optim.LBFGS([best], max_iter=200, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
 
     def loss():
+        optimizer.zero_grad()
         w = best[:2] + best[2:].exp() * noise
         logits = w @ x.T
         nll = nn.functional.binary_cross_entropy_with_logits(logits, y.expand_as(logits), reduction="none").sum(-1)
@@ -137,18 +137,24 @@ def test_a_prior_of_another_family_leads_to_the_best_posterior_by_quadrature(dou
         value.backward()
         return value
 
-    optimizer = torch.optim.LBFGS([best], max_iter=200, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
+    optimizer.step(loss)
+    return best.detach()[:2], (-2 * best.detach()[2:]).exp()
 
-    def closure():
-        optimizer.zero_grad()
-        return loss()
 
-    optimizer.step(closure)
-    mean, precision = best.detach()[:2], (-2 * best.detach()[2:]).exp()
+@pytest.mark.parametrize("start", ["beta2", 0.01, 3.0])
+@pytest.mark.parametrize("kind", ["normal", "radial"])
+def test_a_prior_of_another_family_leads_to_the_best_posterior_by_quadrature(double, kind, start):
+    x = torch.randn(12, 2)
+    y = (x @ torch.tensor([1.0, -0.5]) + torch.randn(12) > 0).double()
+    mean, precision = best_logistic(x, y, kind)
     model = logistic(x, y)
-    means, precisions = train(model, GUIDES[kind](model), (x, y), NaturalGradient(lr=0.3, hess_init=0.2, beta2=0.98))
+    if start == "beta2":
+        guide, optim = GUIDES[kind](model), NaturalGradient(lr=0.3, hess_init=0.2, beta2=0.98)
+    else:
+        guide, optim = GUIDES[kind](model, init_stddev=start), NaturalGradient()
+    means, precisions = train(model, guide, (x, y), optim)
     assert bool(((means - mean).abs() < 0.01 * precision.rsqrt()).all())
-    torch.testing.assert_close(precisions, precision, rtol=0.01, atol=0.0)
+    torch.testing.assert_close(precisions, precision, rtol=0.01 if start == "beta2" else 0.03, atol=0.0)
 
 
 @pytest.mark.parametrize(("beta1", "prior"), [(0.0, 0.5), (0.9, 1e4)])
@@ -280,6 +286,18 @@ def test_means_arrive_under_frozen_widths(double):
     mean, stddev = exact(data, 0.5)
     assert all(bool((q.stddev == q.stddev.flatten()[0]).all()) for q in guide.posterior().values())
     assert bool(((guide.posterior()["weight"].mean - mean).abs() < 0.3 * stddev).all())
+
+
+def test_a_network_with_batch_norm_in_eval_mode_learns(double):
+    """The layer then divides by its first statistics, so the inputs stay on their own scale."""
+    x = 20 * torch.randn(200, 5)
+    data = x, (x[:, 0] > x[:, 1]).long()
+    net = nn.Sequential(nn.Linear(5, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 2)).double()
+    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical()).eval()
+    guide = AutoMeanField(model)
+    trained(model, guide, data=data, optim=NaturalGradient(), epochs=100, batch_size=40)
+    correct = predict(model, guide, x, num_samples=16).mean.argmax(-1) == data[1]
+    assert float(correct.double().mean()) > 0.9
 
 
 def test_rates_of_widths_fall_from_a_half_to_one_in_a_hundred_thousand():
