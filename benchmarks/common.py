@@ -4,7 +4,6 @@
 """Shared by all experiments: result files, jobs, timing, data, pieces of text, and the command line."""
 
 import argparse
-import ctypes
 import importlib
 import inspect
 import json
@@ -44,7 +43,6 @@ __all__ = [
     "Subjects",
     "compute_all",
     "flat_images",
-    "keep_pages",
     "main",
     "markdown_table",
     "medians",
@@ -297,14 +295,6 @@ def medians(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def keep_pages() -> None:
-    """Make the allocator of Linux reuse memory instead of returning it."""
-    if sys.platform == "linux":
-        library = ctypes.CDLL(None)
-        for option, value in ((-3, 2**25), (-1, 2**30)):  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
-            library.mallopt(option, value)
-
-
 def flat_images(name: str, data_dir: Path | None) -> tuple[Pair, Pair]:
     """Return training and test images as vectors with labels; all pixels are standardized together."""
     data = datasets.load(name, data_dir)
@@ -356,7 +346,7 @@ def paired(ours: Iterable[float], theirs: Iterable[float]) -> list[float]:
 
 
 OPTIONS = {
-    "data_dir": "folder of real data, with images/, uci/ and timeseries/",
+    "data_dir": "folder of real data, with images/ and uci/",
     "seeds": "number of seeds, or of splits of the data",
     "workers": "number of processes",
     "backend": "joblib backend: loky (processes on this machine, the default), dask, ray, ...",

@@ -47,7 +47,12 @@ PROJECTS = ("botorch", "collections", "matplotlib", "numpy", "os", "pathlib", "p
 
 # Files of the repository that are pages of the site too, by the name of the page.
 RESULTS = "benchmarks/RESULTS.md"
-FILES = {"contributing": "CONTRIBUTING.md", "experiments": "benchmarks/README.md", "results": RESULTS}
+FILES = {
+    "contributing": "CONTRIBUTING.md",
+    "experiments": "benchmarks/README.md",
+    "past": "benchmarks/PAST.md",
+    "results": RESULTS,
+}
 #: Names that lead the lists of their packages.
 FIRST = ("fit", "predict")
 #: Pages of one part of the results each, by the anchor that it begins with.

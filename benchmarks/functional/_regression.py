@@ -53,11 +53,6 @@ DEFAULT: Row = {
     "prior_steps": 1_000,
     "prior_points": 500,
 }
-OF_LARGE: Row = {"num_points": 20, "steps": 10_000}
-LARGE_SETTINGS: dict[str, Row] = {
-    "naval": DEFAULT | OF_LARGE | {"pretrain_epochs": 100, "init_stddev": 0.001},
-    "protein": DEFAULT | OF_LARGE | {"pretrain_epochs": 20},
-}
 PAPER: Row = DEFAULT | {
     "divergence": "GaussianKL",
     "measurement_points": "box",

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pyro.optim
-import torch
 from torch import Tensor, nn
 
 from benchmarks.common import Pair
-from pyro_radial import AutoMeanField, FitOptions, RadialELBO, SupervisedModel, fit, predict
+from pyro_radial import AutoMeanField, FitOptions, RadialELBO, SupervisedModel, fit
 
 # Draws from a posterior, by the form of an experiment.
 NUM_SAMPLES = {"default": 500, "small": 10, "paper": 500}
@@ -32,18 +31,6 @@ def network(inputs: int, hidden: Sequence[int], activation: type[nn.Module]) -> 
     sizes = [inputs, *hidden]
     layers = [layer for i, o in pairwise(sizes) for layer in (nn.Linear(i, o), activation())]
     return nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
-
-
-@torch.no_grad()
-def spread_kinks(net: nn.Sequential, low: float, high: float) -> nn.Sequential:
-    """The same network of one input, with the points where its first units change uniform between two numbers.
-
-    PyTorch's own start has half of them within one unit of zero, wherever the data and the measurement points lie.
-    """
-    first = net[0]
-    kinks = low + (high - low) * torch.rand(len(first.bias))
-    first.bias.copy_(-first.weight[:, 0] * kinks)
-    return net
 
 
 def weight_space(kl_weight: Callable[[int], float]) -> RadialELBO:
@@ -96,11 +83,6 @@ def train(
         if end > start:
             run(end - start, factor * lr, str(number), loss=make_loss(partial(weight_after, start * steps_per_epoch)))
     return guide
-
-
-def function_draws(model: SupervisedModel, guide: AutoMeanField, x: Tensor, num_samples: int) -> Tensor:
-    """Values ``[S, N]`` of draws from the posterior, in float64."""
-    return predict(model, guide, x, num_samples=num_samples).samples.squeeze(-1).double()
 
 
 def rounded(values: Tensor) -> list[float]:

@@ -12,19 +12,15 @@ import pyro
 from matplotlib.figure import Figure
 
 from benchmarks.common import REGRESSION, Claim, Results, Row, markdown_table, paired, reaches, uci_split, with_error
-from benchmarks.functional._regression import exact_prediction, kept_prior, of_network, of_normal, trained
-from benchmarks.functional._sparse import SparseProcess
+from benchmarks.functional._regression import exact_prediction, kept_prior, of_network, trained
 
 FUNCTIONAL, MEAN_FIELD, EXACT = METHODS = ("functional", "mean field", "exact process")
-SPARSE = "sparse process"
 FOLDERS = {
     "boston": "bostonHousing",
     "concrete": "concrete",
     "energy": "energy",
     "wine": "wine-quality-red",
     "yacht": "yacht",
-    "naval": "naval-propulsion-plant",
-    "protein": "protein-tertiary-structure",
 }
 MEASURES = REGRESSION | {"coverage": "coverage", "seconds": "seconds"}
 # As published (Farquhar, Osborne and Gal, 2020, table 2): RMSE and log-likelihood of functional networks.
@@ -34,8 +30,6 @@ FBNN = {
     "energy": ("0.41", "-0.68"),
     "wine": ("0.67 ± 0.01", "-1.04"),
     "yacht": ("0.61 ± 0.07", "-1.03"),
-    "naval": ("", "7.13 ± 0.02"),
-    "protein": ("4.33 ± 0.03", "-2.89"),
 }
 
 
@@ -51,9 +45,6 @@ def score(data_dir: Path, name: str, split: int, method: str, setting: Row, chec
         pyro.set_rng_seed(split)
     if method == EXACT:
         scored = exact_prediction(prior, data["train"], data["test"])
-    elif method == SPARSE:
-        process = SparseProcess(data["train"], setting["steps"])
-        scored = of_normal(*process.predict(data["test"][0]), y)
     else:
         scored = of_network(*trained(data["train"], setting, prior, checkpoint), data["test"], num_samples)
     seconds += time.process_time() - start
@@ -83,7 +74,7 @@ def table(results: Results, others: Sequence[str]) -> str:
     for data in results.distinct("data"):
         for (name, title), theirs in zip(MEASURES.items(), (*FBNN[data], "", ""), strict=True):
             ours, *rest = (results.values(name, data=data, method=method) for method in (FUNCTIONAL, *others))
-            digits = 5 if (data, name) == ("naval", "rmse") else 1 if name == "seconds" else 3
+            digits = 1 if name == "seconds" else 3
             cells = [with_error(values, digits) for values in (ours, *rest)]
             less = "" if name in ("coverage", "seconds") else with_error(paired(ours, rest[-1]), digits)
             lines.append([f"{data}, {title}", *cells, less, theirs, str(len(ours))])

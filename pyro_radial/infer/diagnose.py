@@ -35,7 +35,7 @@ UNMOVED = 0.01
 # A term dominates if it is this many times the other one.
 DOMINATES = 2.0
 # In mean field the accuracy of a small perceptron fell as scales grew to this share of the prior's standard deviation
-# (benchmarks/guides/gradients_in_training.py).
+# (benchmarks/PAST.md).
 WIDE = 0.5
 # Measured root mean squares. In regression, inputs of 30 are predicted no better than by the mean, and a mean target of
 # 10 is missed by several standard deviations. Classes are still learned from pixels up to 255, but not well from 4000.

@@ -22,7 +22,6 @@ def tiny_data(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "load_table", tiny_table)
     folder = tmp_path / "data"
     write_uci(folder / "uci")
-    write_series(folder / "timeseries")
     return folder
 
 
@@ -61,18 +60,9 @@ def write_uci(folder):
     order = rng.permutation(40)
     splits = {f"{part}_indices_{i}": rows for i in range(NUM_SPLITS) for part, rows in halves(order).items()}
     columns = {"feature_columns": np.arange(3), "target_column": np.array(3)}
-    for name in ("yacht", "bostonHousing", "naval-propulsion-plant", "protein-tertiary-structure"):
+    for name in ("yacht", "bostonHousing"):
         np.savez(folder / f"{name}.npz", data=np.column_stack([x, y]), **columns, **splits)
 
 
 def halves(order):
     return {"train": order[:30], "test": order[30:]}
-
-
-def write_series(folder):
-    folder.mkdir(parents=True)
-    lines = ["date,decimal_date,average"]
-    for month in range(2006 * 12, 2021 * 12):
-        year = month / 12
-        lines.append(f"x,{year:.4f},{300 + 2 * (year - 2006) + 3 * np.sin(2 * np.pi * year):.2f}")
-    (folder / "co2_mauna_loa_monthly.csv").write_text("\n".join(lines) + "\n")

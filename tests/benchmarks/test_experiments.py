@@ -24,10 +24,10 @@ IN_THE_SUITE = {
     "compression.lenet_mnist",
     "continual.permuted_mnist",
     "decisions.bandits",
-    "distributions.radial_kl",
+    "distributions.vmf_accuracy",
     "functional.uci",
     "guides.step_time",
-    "uncertainty.robustness",
+    "uncertainty.retinopathy",
 }
 
 

@@ -5,30 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.uncertainty import _networks, lenet5, residual_net, shift
-from benchmarks.uncertainty._comparison import Standardized
-from benchmarks.uncertainty._corruptions import ANGLES, CORRUPTIONS, NUM_STRENGTHS, corrupted, turned
-from benchmarks.uncertainty._methods import Trained
-from pyro_radial.infer.prediction.prediction import Prediction
-from pyro_radial.nn import likelihoods
-
-SIZE = shift.SIZES["small"]
+from benchmarks.uncertainty import _networks, lenet5, residual_net
 
 
 def weights(net):
     return sum(parameter.numel() for parameter in net.parameters())
-
-
-class Seen:
-    """A method that has learned nothing, and keeps what it was asked."""
-
-    def __init__(self, num_samples):
-        self.num_samples, self.inputs = num_samples, []
-
-    def __call__(self, x):
-        self.inputs.append(x)
-        samples = torch.randn(self.num_samples, len(x), 10, generator=torch.Generator().manual_seed(0))
-        return Prediction(samples, likelihoods.Categorical())
 
 
 def test_lenet_has_the_weights_of_the_published_one():
@@ -69,40 +50,6 @@ def test_a_block_is_the_identity_where_its_convolutions_give_nothing():
     torch.testing.assert_close(block(x), x)
 
 
-@pytest.mark.parametrize("make", [lambda rate: residual_net.residual_net(2, (1, 1), "cpu", rate), lenet5.lenet, None])
+@pytest.mark.parametrize("make", [lambda rate: residual_net.residual_net(2, (1, 1), "cpu", rate), lenet5.lenet])
 def test_dropout_is_there_where_it_is_asked_for(make):
-    make = make or (lambda rate: shift.make_net(5, rate))
     assert [sum(isinstance(module, nn.Dropout) for module in make(rate).modules()) for rate in (0.0, 0.3)] == [0, 2]
-
-
-def test_fashion_networks_are_judged_on_unseen_and_corrupted_images(tiny_data):
-    seen = Seen(3)
-    row = shift.judge(tiny_data, SIZE, Trained(seen, 0.0), shift.FASHION)
-    assert {"accuracy", "nll", "calibration_error", *shift.UNSEEN, *CORRUPTIONS} == row.keys()
-    images = Standardized(shift.FASHION, tiny_data)
-    familiar, unseen, as_they_are, *changed = seen.inputs
-    assert len(familiar) == len(unseen) == SIZE.test
-    pixels = images.data.test_images[: SIZE.changed]
-    assert torch.equal(as_they_are, images(pixels))
-    expected = [images(corrupted(pixels, kind, strength)) for kind in CORRUPTIONS for strength in range(1, 6)]
-    assert all(torch.equal(*pair) for pair in zip(changed, expected, strict=True))
-    assert {len(row[kind]["nll"]) for kind in CORRUPTIONS} == {NUM_STRENGTHS + 1}
-    assert shift.over(row, "blur", "nll") == pytest.approx(sum(row["blur"]["nll"][1:]) / NUM_STRENGTHS)
-
-
-def test_digit_networks_are_judged_on_turned_images(tiny_data):
-    seen = Seen(1)
-    row = shift.judge(tiny_data, SIZE, Trained(seen, 0.0), shift.DIGITS)
-    assert {"accuracy", "nll", "calibration_error", shift.TURNED} == row.keys()
-    images = Standardized(shift.DIGITS, tiny_data)
-    expected = [images(turned(images.data.test_images[: SIZE.changed], angle)) for angle in ANGLES[1:]]
-    assert all(torch.equal(*pair) for pair in zip(seen.inputs[2:], expected, strict=True))
-    assert len(row[shift.TURNED]["accuracy"]) == len(ANGLES)
-
-
-def test_unseen_images_are_told_apart_by_what_is_higher():
-    sure, unsure = torch.tensor([9.0, 0.0, 0.0]), torch.tensor([0.1, 0.0, 0.0])
-    familiar = Prediction(sure.expand(1, 8, 3), likelihoods.Categorical())
-    unseen = Prediction(unsure.expand(1, 5, 3), likelihoods.Categorical())
-    assert shift.detection(familiar, unseen) == {"auroc_entropy": 1.0, "fpr_entropy": 0.0}
-    assert shift.detection(unseen, familiar) == {"auroc_entropy": 0.0, "fpr_entropy": 1.0}

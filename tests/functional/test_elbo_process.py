@@ -13,7 +13,7 @@ from pyro.infer import SVI
 from pyro.infer.autoguide import AutoIAFNormal, AutoNormal
 from torch import nn
 
-from benchmarks.guides.compiled_programs import Program, compared
+from benchmarks.guides._examples.program import Program, compared
 from pyro_radial import (
     AutoMeanField,
     AutoRadial,

@@ -15,7 +15,7 @@ from pyro import poutine
 from pyro.poutine.messenger import Messenger
 from torch import nn
 
-from benchmarks.guides.compiled_programs import Program, compared
+from benchmarks.guides._examples.program import Program, compared
 from pyro_radial import (
     AutoMeanField,
     BayesianModule,

@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 # The number of directions, and the least number of draws for all elements: a small event is noisier, and cheap; in a
-# batch of small events the noise averages out. The noise is then below 1 % of max(KL, 100 nats) in every case of
-# benchmarks/distributions/radial_kl.py.
+# batch of small events the noise averages out. The noise is then below 1 % of max(KL, 100 nats) in every measured
+# case (benchmarks/PAST.md).
 NUM_DIRECTIONS = 2
 _LEAST_DRAWS = 1000
 # A fixed seed makes a KL a function of its parameters; None draws fresh directions from torch's global generator.

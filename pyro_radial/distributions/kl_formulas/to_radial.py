@@ -136,8 +136,7 @@ def radial_to_radial(ratio: Tensor, shift: Tensor, noise: Tensor, with_gradient:
     Along a direction :math:`\rho^2 = A r^2 + 2 B r + C`, and ``log_distance`` is the exact mean of its logarithm over
     r. The average over directions remains. Each direction stands for the antithetic pair :math:`\pm u`, and control
     variates with known means remove the variation to first order in :math:`A` and :math:`B^2` and to second order in A.
-    The noise then falls with the dimension; ``benchmarks/distributions/radial_kl.py`` measures it. Arguments and
-    results are those of ``normal_to_radial``.
+    The noise then falls with the dimension. Arguments and results are those of ``normal_to_radial``.
     """
     dim = ratio.shape[-1]
     squared, product = ratio.square(), ratio * shift

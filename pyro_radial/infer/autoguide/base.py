@@ -34,7 +34,7 @@ from pyro_radial.poutine.local_reparameterization import LocalReparameterization
 
 __all__ = ["AutoPerSite", "LocScaleSite", "MissingMeans"]
 
-# From benchmarks/guides/init_scale.py: with 0.003 the best on average, and better on two of three data sets.
+# Measured (benchmarks/PAST.md): with 0.003 the best on average, and better on two of three data sets.
 NETWORK_INIT_STDDEV = 0.01
 # As Pyro's AutoNormal.
 INIT_STDDEV = 0.1

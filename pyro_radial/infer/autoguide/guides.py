@@ -27,7 +27,7 @@ class AutoRadial(AutoPerSite):
 
     One radius suits weights that act together. For a large site of local variables, such as the topics of every
     document, use ``families={"local": families.Normal()}`` or ``event_dim={"local": 1}`` instead: with one radius a
-    hidden Markov model fits worse (2,105 nats against 2,015; ``benchmarks/guides/pyro_models.py``).
+    hidden Markov model fits worse (2,105 nats against 2,015).
 
     Source: Farquhar, Osborne and Gal (2020), "Radial Bayesian Neural Networks", section 3.
 
@@ -36,7 +36,7 @@ class AutoRadial(AutoPerSite):
         :class:`~pyro_radial.nn.BayesianModule`'s network, and elsewhere as Pyro's ``AutoNormal`` does.
     :param float init_scale: the initial scale of every element, the paper's sigma.
     :param float init_stddev: instead, the initial marginal standard deviation sigma / sqrt(D) in unconstrained space;
-        by default 0.01 at sites of a network (``benchmarks/guides/init_scale.py``) and 0.1 at others.
+        by default 0.01 at sites of a network and 0.1 at others.
     :param event_dim: how many of a site's last dimensions share one radius, as a number or a mapping by site; 1 means
         one radius for each row of a matrix. The default is the whole event.
     :param families: other families for some sites: a mapping from site names, or regular expressions searched in them,

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.guides.compiled_programs import PROGRAMS, Program, classifier, compared
+from benchmarks.guides._examples.program import Program, compared
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO
 from pyro_radial.infer.compiled import captured_loss
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.poutine import mean_only
 from tests.helpers.networks import classifier as small_classifier
 from tests.helpers.networks import data
+from tests.helpers.programs import PROGRAMS, classifier
 
 X, Y = data(8)
 

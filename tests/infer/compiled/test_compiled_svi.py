@@ -25,7 +25,7 @@ from pyro.infer import (
 )
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 
-from benchmarks.guides.compiled_programs import Program, compared
+from benchmarks.guides._examples.program import Program, compared
 from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, RadialELBO
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from tests.helpers.host_reads import CountHostReads
