@@ -21,7 +21,7 @@ from tests.oldest import oldest
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 # What the extras bring, by the names they are imported by.
-EXTRAS = ("matplotlib", "sklearn", "gpytorch", "torch_pruning", "joblib", "ivon", "botorch", "PIL", "sphinx")
+EXTRAS = ("matplotlib", "sklearn", "gpytorch", "joblib", "ivon", "botorch", "PIL", "sphinx")
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
 
 

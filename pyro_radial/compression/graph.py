@@ -215,7 +215,7 @@ def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             raise ValueError(
                 "net must be a plain nn.Sequential of linear layers, convolutions, batch norms, pools, flattens, "
                 f"dropouts and elementwise activations, got {type(module).__name__}{where}. For networks with "
-                "branches or skip connections, use prune with the library Torch-Pruning"
+                "branches or skip connections, use the library Torch-Pruning"
             )
         yield name, module
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from pyro_radial._pyro.checks import (
 )
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.compression.graph import count_flops, count_weights, read_chain
-from pyro_radial.compression.joined import JoinedChannels
 from pyro_radial.compression.scores import Cut, Scores, check_guide, unit_scores
 from pyro_radial.compression.surgery import complete_cut, cut_network
 from pyro_radial.distributions.constraints import is_on_sphere
@@ -82,21 +81,16 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
     the whole network plus the tolerance; fine-tune it like any plain network. Running statistics of batch norms are
     those of noisy networks, so all networks get new ones, from the inputs of the data.
 
-    With skip connections the library Torch-Pruning tells which channels can only be cut together: those that an
-    addition joins. They share the largest of their scores, because one layer that needs a channel keeps it for all.
-
     :param SupervisedModel model: a classifier with the likelihood :class:`~pyro_radial.nn.likelihoods.Categorical`,
-        around a chain of layers, as for :func:`~pyro_radial.compression.cut_network`, or a network with skip
-        connections, with parameters in linear layers, convolutions without groups, batch norms and PReLUs alone.
+        around a chain of layers, as for :func:`~pyro_radial.compression.cut_network`.
     :param guide: its trained guide, of this library.
     :param data: validation rows, as for :func:`~pyro_radial.fit`.
     :param float tolerance: the largest allowed rise of the validation error, in percentage points.
     :param int num_cuts: the largest number of cuts in each of the two orders.
     :returns: a result with ``network``, the smaller network; ``record``, its error and size; and ``path``, the record
         of every network tried.
-    :raises ValueError: naming the argument: for a network of neither kind, another likelihood, a guide without scores,
-        data that do not fit, or a tolerance that is negative or not finite.
-    :raises ImportError: for skip connections without Torch-Pruning.
+    :raises ValueError: naming the argument: for a network that is no such chain, another likelihood, a guide without
+        scores, data that do not fit, or a tolerance that is negative or not finite.
 
     Example::
 
@@ -116,15 +110,7 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
     if not isinstance(example, Tensor):
         raise ValueError(f"data: x must be one tensor, got {type(example).__name__}")
     scores = unit_scores(guide)
-    net: Any = mean_network(bnn, guide)
-    try:
-        read_chain(net)
-    except ValueError:
-        try:
-            net = JoinedChannels(net, move(example, device_of(net)))
-            scores = net.pool(scores)
-        except ValueError as error:
-            raise ValueError(f"model must hold a chain of layers or skip connections: {error}") from error
+    net = _chain(mean_network(bnn, guide))
     cuts = cut_path(scores, num_cuts=num_cuts) + cut_path(scores, num_cuts=num_cuts, per_layer=True)[1:]
     with warnings.catch_warnings():
         # At the end of a path, layers that would be left without units keep one.
@@ -133,7 +119,7 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
         path = evaluate_path(net, cuts, measure, example.shape[1:], scores, progress=False)
     allowed = path[0].loss + tolerance + 1e-9
     best = min((record for record in path if record.loss <= allowed), key=lambda record: (record.weights, record.flops))
-    _, small = _cut(net, best.cut, scores)
+    small = cut_network(net, best.cut)
     measure(small)  # for its batch norms
     return Pruned(small.train(model.training), best, path)
 
@@ -208,7 +194,7 @@ def cut_path(scores: Scores, *, num_cuts: int = 50, per_layer: bool = False) -> 
 
 
 def evaluate_path(
-    net: nn.Sequential | JoinedChannels,
+    net: nn.Sequential,
     path: Iterable[Cut],
     loss: Callable[[Any], float],
     input_shape: Sequence[int],
@@ -239,7 +225,8 @@ def evaluate_path(
     records = []
     with tqdm(check_items(Cut, "path", path), desc="cuts", disable=not check_flag("progress", progress)) as bar:
         for cut in bar:
-            whole, small = _cut(net, cut, scores)
+            whole = complete_cut(net, cut, scores)
+            small = cut_network(net, whole)
             weights, flops = count_weights(small).total, count_flops(small, input_shape).total
             value = check_number("loss(net)", loss(small), lambda number: True, "a number")
             bar.set_postfix(weights=weights, loss=f"{value:.4g}")
@@ -259,12 +246,13 @@ def _network_of(model: Any) -> BayesianModule:
     return bnn
 
 
-def _cut(net: nn.Sequential | JoinedChannels, cut: Cut, scores: Scores | None) -> tuple[Cut, nn.Module]:
-    """The cut with all that follows from it, and the smaller network."""
-    if isinstance(net, JoinedChannels):
-        return cut, net.cut(cut)
-    whole = complete_cut(net, cut, scores)
-    return whole, cut_network(net, whole)
+def _chain(net: nn.Module) -> nn.Sequential:
+    """The network, or a ValueError if it is no chain of layers."""
+    try:
+        read_chain(net)
+    except ValueError as error:
+        raise ValueError(f"model must hold a chain of layers: {error}") from error
+    return cast("nn.Sequential", net)
 
 
 def _percent_wrong(net: nn.Module, rows: Rows, likelihood: Likelihood) -> float:

@@ -62,7 +62,7 @@ SELECT = IndexSelect(torch.tensor([0, 2]), size=3)
     ("net", "message"),
     [
         (nn.Linear(3, 3), r"net must be a plain nn\.Sequential .* got Linear\. .* Torch-Pruning"),
-        (Skip(), r"got Skip\. .* skip connections, use prune with the library Torch-Pruning"),
+        (Skip(), r"got Skip\. .* skip connections, use the library Torch-Pruning"),
         (Doubled(nn.Linear(3, 3)), r"got Doubled\."),
         (nn.Sequential(nn.Linear(3, 3), nn.Sequential(Skip())), r"got Skip at '1\.0'\. .* Torch-Pruning"),
         (nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 3)), "got LSTM at '1'"),
@@ -227,6 +227,18 @@ def test_formula_with_strides_padding_positions_and_no_bias():
     assert count_flops(nn.Sequential(nn.Linear(4, 2)), (7, 4)).total == 7 * 5 * 2
     assert count_flops(nn.Sequential(nn.Conv1d(1, 1, 2)), (1, 4)).total == 3 * 3
     assert count_flops(nn.Sequential(nn.Conv3d(1, 1, 2)), (1, 2, 2, 2)).total == 9
+
+
+def test_operations_count_again_in_each_call():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.inner(self.inner(x))
+
+    assert (count_weights(Twice()).total, count_flops(Twice(), (3,)).total) == (9, 24)
 
 
 def test_counting_changes_nothing():

@@ -54,6 +54,11 @@ def test_without_directions_it_is_the_network_at_the_median():
     assert torch.equal(mean_network(bnn, guide).weight, guide.median()["weight"])
 
 
+class Residual(nn.Sequential):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
 def points(number, seed):
     """Four inputs; the label tells whether the first two have the same sign."""
     x = torch.randn(number, 4, generator=torch.Generator().manual_seed(seed))
@@ -144,6 +149,43 @@ def test_nothing_of_the_model_changes_and_its_mode_stays(trained):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_batch_norms_get_the_statistics_of_the_network_that_is_left():
+    torch.manual_seed(0)
+    x, y = points(800, 0)
+    net = nn.Sequential(nn.Linear(4, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 2))
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        net[1].running_mean += 10.0
+    model, guide = untrained(net)
+    validation = points(300, 1)
+    assert error(mean_network(model.bnn, guide), validation) > 40  # by the statistics of the network as it was
+    result = prune(model, guide, validation, 0.0, num_cuts=4)
+    assert result.path[0].loss < 15
+    signal = result.network[0](validation[0])
+    torch.testing.assert_close(result.network[1].running_mean, signal.mean(0), rtol=1e-4, atol=1e-4)
+
+
+def test_dropouts_do_not_make_results_random():
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 4), torch.arange(60) % 2
+    net = nn.Sequential(nn.Linear(4, 30), nn.Dropout(0.5), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 2))
+    model, guide = untrained(net)
+    before = torch.get_rng_state()
+    results = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        results.append(prune(model, guide, (x, y), 5.0, num_cuts=6))
+        assert error(results[-1].network, (x, y)) == pytest.approx(results[-1].record.loss)
+    assert all([r.loss for r in result.path] == [r.loss for r in results[0].path] for result in results)
+    torch.set_rng_state(before)
+    prune(model, guide, (x, y), 5.0, num_cuts=6)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("tolerance", [-0.1, math.nan, math.inf, "1", None, True])
 def test_a_tolerance_out_of_range_is_named(tolerance):
     with pytest.raises(ValueError, match="tolerance must be a finite number, at least zero, got"):
@@ -155,7 +197,11 @@ def test_a_tolerance_out_of_range_is_named(tolerance):
     [
         (
             lambda: (*untrained(nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2))), points(20, 1)),
-            "model must hold a chain of layers or skip connections: net must hold .* got LayerNorm at '1'",
+            "model must hold a chain of layers: net must hold .* got LayerNorm at '1'",
+        ),
+        (
+            lambda: (*untrained(nn.Sequential(Residual(nn.Linear(4, 4)), nn.Linear(4, 2))), points(20, 1)),
+            "model must hold a chain of layers: .* got Residual at '0'. .* skip connections, .* library Torch-Pruning",
         ),
         (
             lambda: (*untrained(likelihood=likelihoods.Bernoulli(event_dim=1)), points(20, 1)),
