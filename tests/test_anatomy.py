@@ -31,7 +31,7 @@ MAY_IMPORT = {
 BELOW_TASKS = {*MAY_IMPORT} - {"_version"}
 MAY_IMPORT |= {
     "uncertainty": BELOW_TASKS,
-    "compression": BELOW_TASKS | {"uncertainty"},
+    "compression": BELOW_TASKS,
     "continual": BELOW_TASKS | {"uncertainty"},
     "decisions": BELOW_TASKS,
     "datasets": {"_pyro"},

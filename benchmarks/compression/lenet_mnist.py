@@ -33,7 +33,6 @@ from benchmarks.common import (
 from benchmarks.compression._cheapest_path import cheapest_path
 from pyro_radial import AutoRadialDirectional, BayesianModule, RadialELBO, SupervisedModel, fit
 from pyro_radial.compression import count_flops, count_weights, cut_network, mean_network, unit_scores
-from pyro_radial.compression.plots import plot_scores
 from pyro_radial.compression.prune import CutRecord
 from pyro_radial.compression.scores import Cut, Scores
 from pyro_radial.nn import likelihoods
@@ -381,10 +380,26 @@ def draw(results: Results) -> None:
     )
     figure.tight_layout()
     results.save_plot(figure)
-    first = rows[0]
-    scores = Scores({layer: torch.tensor(values) for layer, values in first["first_scores"].items()})
-    cut = Cut({layer: torch.tensor(kept) for layer, kept in first["first_cut"].items()})
-    results.save_plot(plot_scores(scores, cut)[0].figure, "scores")
+    results.save_plot(figure_of_scores(rows[0]["first_scores"], rows[0]["first_cut"]), "scores")
+
+
+def figure_of_scores(scores: dict[str, list[float]], kept: dict[str, list[bool]]) -> Figure:
+    """The sorted scores of each layer, and which of its units the cut keeps."""
+    figure = Figure(figsize=(8.4, 2.7), layout="constrained", dpi=150)
+    for ax, layer in zip(figure.subplots(1, len(scores)), scores, strict=True):
+        values, mask = torch.tensor(scores[layer]), torch.tensor(kept[layer])
+        order = values.argsort(descending=True)
+        values, mask = values[order], mask[order]
+        ranks = torch.arange(1, len(values) + 1)
+        ax.plot(ranks[mask], values[mask], "o", color="#0072B2", markersize=3, label="kept")
+        ax.plot(ranks[~mask], values[~mask], "o", color="#D55E00", markersize=3, label="cut")
+        ax.set_title(f"Layer {layer}, outputs: {int(mask.sum())} of {len(mask)} kept", fontsize=9)
+        ax.set_xlabel("Unit, by score", fontsize=9)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.tick_params(labelsize=8)
+    figure.axes[0].set_ylabel("Score (log scale)", fontsize=9)
+    figure.axes[0].legend(loc="upper right", frameon=False, fontsize=8)
+    return figure
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Calls of ``pyro_radial.compression`` and its plots."""
+"""Calls of ``pyro_radial.compression``."""
 
 import math
 from functools import cache
@@ -53,7 +53,6 @@ cuts = some(
 scores = some("x", 3, {"0": torch.zeros(3)}, Scores({"zzz": torch.zeros(1)}), Scores({"0": torch.zeros(1)}), a_cut())
 shapes = some(None, "x", 3, (0,), (5,), (-1,), ("x",), (1.5,))
 guides = some(None, "x", 3, AutoRadial, nn.Linear(1, 1), Lazy(untrained))
-figures = some("x", 3, torch.ones(1))
 
 
 def has_two_units(net):
@@ -146,15 +145,5 @@ CALLS = [
         lambda found: set(found.outputs) == {"0"} and set(found.inputs) == {"0", "2"},
         invalid=dict(guide=guides),
         errors=(RuntimeError, ValueError),
-    ),
-    Call(
-        "compression.plots.plot_scores",
-        lambda: dict(scores=some_scores(), cut=a_cut(), figure=None),
-        lambda axes: axes[0].get_title() == "Layer 0, outputs: 2 of 3 kept",
-        invalid=dict(
-            scores=some(None, "x", 3, a_cut()),
-            cut=some(None, "x", 3, {}, some_scores(), Cut({"0": torch.tensor([True])})),
-            figure=figures,
-        ),
     ),
 ]
