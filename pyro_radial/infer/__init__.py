@@ -6,7 +6,6 @@
 from pyro_radial.infer.compiled.compiled_svi import CompiledSVI
 from pyro_radial.infer.diagnose import diagnose
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.last_layer import LastLayerELBO
 from pyro_radial.infer.posthoc.calibrate_scales import calibrate_scales
 from pyro_radial.infer.posthoc.laplace import last_layer_laplace
 from pyro_radial.infer.prediction.predict import predict
@@ -22,7 +21,6 @@ __all__ = [
     "Ensemble",
     "FitOptions",
     "HalfCauchyReparam",
-    "LastLayerELBO",
     "NaturalGradient",
     "RadialELBO",
     "SampledNetwork",

@@ -130,13 +130,6 @@ CALLS = [
         invalid=dict(num_particles=positive_int, kl_weight=non_negative_float, strict_kl=flag),
         unchecked=dict(kwargs="given to Pyro's own class as they are"),
     ),
-    Call(
-        "infer.LastLayerELBO",
-        lambda: dict(num_particles=2, kl_weight=0.5, strict_kl=True, kwargs={"max_plate_nesting": 1}),
-        lambda loss: (loss.num_particles, loss.weight_now(), loss.strict_kl) == (2, 0.5, True),
-        invalid=dict(num_particles=positive_int, kl_weight=non_negative_float, strict_kl=flag),
-        unchecked=dict(kwargs="given to Pyro's own class as they are"),
-    ),
     *(
         Call(
             f"infer.RadialELBO.{method}",

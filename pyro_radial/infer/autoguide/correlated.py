@@ -119,8 +119,6 @@ class AutoCorrelated(AutoMeanField):
         self._rank = optional(positive_count, "rank", rank)
         #: The names of the correlated sites, in the order of the vector; empty before the guide has parameters.
         self.correlated: tuple[str, ...] = ()
-        #: The place in the network of its last layer, if its weights are the correlated sites.
-        self.last_layer: str | None = None
         #: Whether the covariance is that of a linearized network, which draws of the weights would leave.
         self.linear_only = False
 
@@ -151,7 +149,6 @@ class AutoCorrelated(AutoMeanField):
         self.factor = PyroParam(torch.randn(size, rank).to(like) / (2.0 * rank) ** 0.5, constraints.real)
         self.own = PyroParam(own, constraints.softplus_positive)
         self.correlated = correlated
-        self.last_layer = self._last.place if self._last.sites.issuperset(correlated) else None
 
     def _check(self, correlated: Sequence[str]) -> None:
         """Raise a ValueError for a wish that the sites do not fulfill."""
@@ -266,8 +263,8 @@ class _LastLayer:
         self._networks = [network.skeleton for network in networks_in(model)]
         self._handles: list[Any] = []
         self._outputs: dict[str, Tensor] = {}
-        #: The place of the layer, and the names of its sites, as far as its weight and bias are sites.
-        self.place, self.sites = "", frozenset[str]()
+        #: The names of the sites, as far as the layer has a weight and a bias that are sites.
+        self.sites = frozenset[str]()
 
     def __enter__(self) -> "_LastLayer":
         for network in self._networks if len(self._networks) == 1 else ():
@@ -288,5 +285,4 @@ class _LastLayer:
     def _ended(self, network: nn.Module, args: Any, output: Any) -> None:
         for place, own in self._outputs.items():
             if isinstance(output, Tensor) and output.shape == own.shape and output.data_ptr() == own.data_ptr():
-                names = (f"{place}.{leaf}" if place else leaf for leaf in ("weight", "bias"))
-                self.place, self.sites = place, frozenset(names)
+                self.sites = frozenset(f"{place}.{leaf}" if place else leaf for leaf in ("weight", "bias"))
