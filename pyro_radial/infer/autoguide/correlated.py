@@ -4,7 +4,7 @@
 """A normal posterior in which the weights of a layer, or of a whole network, are correlated."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from contextlib import ExitStack
 from typing import Any, Literal
 
 import pyro
@@ -14,7 +14,7 @@ import torch
 from pyro.distributions import constraints
 from pyro.nn.module import PyroParam
 from pyro.poutine.messenger import Messenger
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import transform_to
 
 from pyro_radial._pyro.checks import check_types, optional, positive_count
@@ -24,6 +24,7 @@ from pyro_radial.infer.autoguide.families.family import Families, Family, LocSca
 from pyro_radial.infer.autoguide.families.normal import Normal
 from pyro_radial.infer.autoguide.guides import AutoMeanField
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
+from pyro_radial.nn.last_layer import LastLayerFinder, parameter_names
 from pyro_radial.nn.linearized.layers import networks_in
 from pyro_radial.nn.linearized.linearization import CovarianceBlock
 
@@ -128,8 +129,11 @@ class AutoCorrelated(AutoMeanField):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         self.correlated = ()
-        self._last = _LastLayer(poutine.unwrap(self.model))
-        with self._last:
+        self._last = LastLayerFinder()
+        networks = networks_in(poutine.unwrap(self.model))
+        with ExitStack() as stack:
+            if len(networks) == 1:
+                stack.enter_context(self._last.watching(networks[0].skeleton))
             super()._setup_prototype(*args, **kwargs)
         correlated = tuple(name for name, family in self._families.items() if isinstance(family, _Part))
         self._check(correlated)
@@ -166,7 +170,9 @@ class AutoCorrelated(AutoMeanField):
     def _is_wanted(self, name: str, site: Any) -> bool:
         if self._wanted == "network":
             return carries_initial_value(site) and is_real(site["fn"].support)
-        return name in (self._last.sites if self._wanted == "last layer" else self._wanted)
+        if self._wanted == "last layer":
+            return self._last.place is not None and name in parameter_names(self._last.place)
+        return name in self._wanted
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample every latent site; takes the arguments of the model."""
@@ -254,35 +260,3 @@ class _Given(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         if msg["name"] in self._values:
             msg["fn"] = dist.Delta(self._values[msg["name"]], event_dim=msg["fn"].event_dim)
-
-
-class _LastLayer:
-    """Finds, in a run of a model inside the block, the sites of the linear layer that makes its network's output."""
-
-    def __init__(self, model: Any) -> None:
-        self._networks = [network.skeleton for network in networks_in(model)]
-        self._handles: list[Any] = []
-        self._outputs: dict[str, Tensor] = {}
-        #: The names of the sites, as far as the layer has a weight and a bias that are sites.
-        self.sites = frozenset[str]()
-
-    def __enter__(self) -> "_LastLayer":
-        for network in self._networks if len(self._networks) == 1 else ():
-            for place, module in network.named_modules():
-                if isinstance(module, nn.Linear):
-                    self._handles.append(module.register_forward_hook(partial(self._seen, place)))
-            self._handles.append(network.register_forward_hook(self._ended))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._outputs = {}
-
-    def _seen(self, place: str, module: nn.Module, args: Any, output: Tensor) -> None:
-        self._outputs[place] = output
-
-    def _ended(self, network: nn.Module, args: Any, output: Any) -> None:
-        for place, own in self._outputs.items():
-            if isinstance(output, Tensor) and output.shape == own.shape and output.data_ptr() == own.data_ptr():
-                self.sites = frozenset(f"{place}.{leaf}" if place else leaf for leaf in ("weight", "bias"))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.training.data import Rows, device_of, dtype_of, evaluating, move
+from pyro_radial.nn.last_layer import LastLayerFinder, hooked, parameter_names
 from pyro_radial.nn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from pyro_radial.nn.supervised import inputs_of, network_of
 
@@ -312,23 +313,13 @@ class TrainedNetwork:
         """The modules that compute."""
         return self._functional.skeleton
 
-    def run(self, x: Any, layers: Mapping[str, nn.Module]) -> tuple[Tensor, dict[str, list[tuple[Tensor, Tensor]]]]:
-        """The network's output at some rows, and the input and output of each call of some of its layers."""
-        calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
-
-        def seen(place: str) -> Any:
-            return lambda module, args, output: calls.setdefault(place, []).append((args[0], output))
-
+    def run(self, x: Any) -> Tensor:
+        """The network's output at some rows."""
         args, kwargs = inputs_of(x)
-        handles = [layer.register_forward_hook(seen(place)) for place, layer in layers.items()]
-        try:
-            output = self._functional.single(self._parameters, args, kwargs)
-        finally:
-            for handle in handles:
-                handle.remove()
+        output = self._functional.single(self._parameters, args, kwargs)
         if not isinstance(output, Tensor):
             raise ValueError(f"model must have a network that returns one tensor, got {type(output).__name__}")
-        return output, calls
+        return output
 
 
 def _trained_values(trained: Any) -> dict[str, Tensor]:
@@ -351,8 +342,11 @@ class LastLayer(NamedTuple):
 
     def features(self, network: TrainedNetwork, x: Any) -> tuple[Tensor, Tensor]:
         """The layer's inputs ``[N, E]``, with a final one for a random bias, and the outputs ``[N, K]``."""
-        f, calls = network.run(x, {self.place: network.skeleton.get_submodule(self.place)})
-        ((inputs, _),) = calls[self.place]
+        found: list[Tensor] = []
+        layers = {self.place: network.skeleton.get_submodule(self.place)}
+        with hooked(layers, lambda place, inputs, output: found.append(inputs)):
+            f = network.run(x)
+        (inputs,) = found
         return (inputs if self.bias is None else torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)), f
 
     def matrix(self, values: dict[str, Tensor]) -> Tensor:
@@ -373,22 +367,22 @@ def find_last_layer(network: TrainedNetwork, x: Any) -> LastLayer:
     :raises ValueError: if the network does not end with a linear layer, called once with a vector for each row, or if
         its weight is fixed or shared.
     """
-    linear = {place: module for place, module in network.skeleton.named_modules() if isinstance(module, nn.Linear)}
-    f, calls = network.run(x, linear)
-    once = {place: found[0] for place, found in calls.items() if len(found) == 1 and found[0][0].dim() == 2}
-    last = [p for p, (_, out) in once.items() if out.shape == f.shape and out.data_ptr() == f.data_ptr()]
-    if not last:
+    finder = LastLayerFinder()
+    with finder.watching(network.skeleton):
+        network.run(x)
+    if finder.place is None or not finder.takes_vectors_once:
+        linear = [place for place, module in network.skeleton.named_modules() if isinstance(module, nn.Linear)]
         raise ValueError(
             "model must have a network that ends with a linear layer, which it calls once with a vector for each row, "
             f"got {type(network.skeleton).__name__} with the linear layers {sorted(linear)}"
         )
-    place = last[0]
-    weight, bias = (f"{place}.{leaf}" if place else leaf for leaf in ("weight", "bias"))
+    weight, bias = parameter_names(finder.place)
     named = network.skeleton.named_parameters(remove_duplicate=False)
-    owners = [name for name, parameter in named if parameter is linear[place].weight]
+    own = network.skeleton.get_submodule(finder.place).weight
+    owners = [name for name, parameter in named if parameter is own]
     if weight not in network.values or len(owners) > 1:
         raise ValueError(
             f"site '{weight}' of the last layer must be random and its own, got a weight of {owners} and the sites "
             f"{sorted(network.values)}"
         )
-    return LastLayer(place, weight, bias if bias in network.values else None)
+    return LastLayer(finder.place, weight, bias if bias in network.values else None)

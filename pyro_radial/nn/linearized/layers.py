@@ -4,8 +4,7 @@
 """Covariances of a linearized network's outputs, carried to the output layer by layer."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.nn.last_layer import hooked
 from pyro_radial.nn.linearized.site_function import SiteFunction, gradients
 from pyro_radial.nn.site_priors import ParameterPrior
 
@@ -56,12 +56,14 @@ def linear_layers(
     leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
     called: dict[str, list[tuple[int, ...]]] = {layer.place: [] for layer in layers}
 
-    def cut(layer: LinearLayer, a: Tensor, output: Tensor) -> Tensor:
-        fits = a.dim() == (2 if isinstance(_layer(function, layer), nn.Linear) else 4) and len(a) == len(x)
-        called[layer.place].append(tuple(output.shape[1:]) if fits else ())
+    modules = _modules(function, layers)
+
+    def cut(place: str, a: Tensor, output: Tensor) -> Tensor:
+        fits = a.dim() == (2 if isinstance(modules[place], nn.Linear) else 4) and len(a) == len(x)
+        called[place].append(tuple(output.shape[1:]) if fits else ())
         return output.detach()
 
-    with torch.enable_grad(), _hooked(function, layers, cut):
+    with torch.enable_grad(), hooked(modules, cut):
         output = function(leaves, x)
     # A weight that is also used outside of its layer still has a gradient.
     beside = any(gradient is not None for gradient in gradients(output, list(leaves.values())))
@@ -88,15 +90,16 @@ def layerwise_terms(
     """
     like = next(iter(mean.values()))
     shifts = {layer.place: like.new_zeros(len(x), *layer.shape) for layer in layers}
+    modules = _modules(function, layers)
 
     def shifted(shifts: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         inputs: dict[str, Tensor] = {}
 
-        def add(layer: LinearLayer, a: Tensor, output: Tensor) -> Tensor:
-            inputs[layer.place] = a
-            return output + shifts[layer.place]
+        def add(place: str, a: Tensor, output: Tensor) -> Tensor:
+            inputs[place] = a
+            return output + shifts[place]
 
-        with _hooked(function, layers, add):
+        with hooked(modules, add):
             return function(mean, x), inputs
 
     values, pull, inputs = vjp(shifted, shifts, has_aux=True)  # type: ignore[misc]
@@ -114,7 +117,7 @@ def layerwise_terms(
                 yield delta, both.expand(len(a), -1)  # type: ignore[union-attr]
                 continue
             if weight is not None:
-                own: Any = _layer(function, layer)
+                own: Any = modules[layer.place]
                 # What each output of a convolution sees of its input, [N, K, places].
                 patches = nn.functional.unfold(a, own.kernel_size, own.dilation, own.padding, own.stride)
                 by_weight = delta.flatten(3).flatten(1, 2) @ patches.mT
@@ -163,22 +166,7 @@ def _is_known(module: nn.Module) -> bool:
     return type(module) is nn.Linear
 
 
-def _layer(function: SiteFunction, layer: LinearLayer) -> nn.Module:
-    return networks_in(function.model)[0].skeleton.get_submodule(layer.place)
-
-
-@contextmanager
-def _hooked(
-    function: SiteFunction, layers: Sequence[LinearLayer], change: Callable[[LinearLayer, Tensor, Tensor], Tensor]
-) -> Iterator[None]:
-    """Replace the output of each layer by a function of the layer, its input and its output."""
-
-    def hook(layer: LinearLayer) -> Callable[..., Tensor]:
-        return lambda module, args, output: change(layer, args[0], output)
-
-    handles = [_layer(function, layer).register_forward_hook(hook(layer)) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _modules(function: SiteFunction, layers: Sequence[LinearLayer]) -> dict[str, nn.Module]:
+    """The layers by their places."""
+    skeleton = networks_in(function.model)[0].skeleton
+    return {layer.place: skeleton.get_submodule(layer.place) for layer in layers}

@@ -1,0 +1,75 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the layers of a network compute in a run, and which linear layer computes the network's output."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+__all__ = ["LastLayerFinder", "hooked", "parameter_names"]
+
+
+def parameter_names(place: str) -> tuple[str, str]:
+    """The names of the weight and the bias of the layer at a place in the network."""
+    prefix = f"{place}." if place else ""
+    return f"{prefix}weight", f"{prefix}bias"
+
+
+@contextmanager
+def hooked(layers: Mapping[str, nn.Module], hook: Callable[[str, Tensor, Tensor], Tensor | None]) -> Iterator[None]:
+    """Call a function of the place, the input and the output after each call of some layers inside the block.
+
+    If it returns a tensor, this is the output.
+    """
+
+    def registered(place: str, layer: nn.Module) -> Any:
+        def called(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
+            inputs = args[0] if args else next(iter(kwargs.values()))
+            return hook(place, inputs, output)
+
+        return layer.register_forward_hook(called, with_kwargs=True)
+
+    handles = [registered(place, layer) for place, layer in layers.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class LastLayerFinder:
+    """Finds the linear layer whose output is that of the network, in a run of the network."""
+
+    def __init__(self) -> None:
+        #: The place of the layer in the network; None before a run, and for a network that ends with something else.
+        self.place: str | None = None
+        #: Whether the network calls the layer once, with a vector for each row.
+        self.takes_vectors_once = False
+
+    @contextmanager
+    def watching(self, network: nn.Module) -> Iterator[None]:
+        """Look at the network's runs inside the block."""
+        layers = {place: module for place, module in network.named_modules() if isinstance(module, nn.Linear)}
+        calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+        def seen(place: str, inputs: Tensor, output: Tensor) -> None:
+            calls.setdefault(place, []).append((inputs, output))
+
+        def ended(module: nn.Module, args: Any, output: Any) -> None:
+            for place, found in calls.items():
+                inputs, own = found[-1]
+                if isinstance(output, Tensor) and output.shape == own.shape and output.data_ptr() == own.data_ptr():
+                    self.place = place
+                    self.takes_vectors_once = len(found) == 1 and inputs.dim() == 2
+                    break
+            calls.clear()
+
+        with hooked(layers, seen):
+            handle = network.register_forward_hook(ended)
+            try:
+                yield
+            finally:
+                handle.remove()

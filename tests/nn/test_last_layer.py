@@ -1,0 +1,87 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""The linear layer that computes a network's output, in networks that call it in different ways."""
+
+import pytest
+import torch
+from torch import nn
+
+from pyro_radial.nn.last_layer import LastLayerFinder, hooked, parameter_names
+
+
+class Net(nn.Module):
+    """A body, a head, and a function that says how the network calls them."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.body, self.head, self.call = nn.Linear(3, 3), nn.Linear(3, 3), call
+
+    def forward(self, x):
+        return self.call(self, x)
+
+
+def found(net, x):
+    finder = LastLayerFinder()
+    with finder.watching(net):
+        net(x)
+    return finder.place, finder.takes_vectors_once
+
+
+@pytest.mark.parametrize(
+    ("net", "expected"),
+    [
+        (nn.Linear(3, 2), ("", True)),
+        (nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)), ("2", True)),
+        (nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1)), (None, False)),
+        (nn.Sequential(nn.Linear(3, 2), nn.Flatten(0)), (None, False)),
+        (nn.Sequential(nn.Linear(3, 2), nn.Identity()), ("0", True)),
+        (Net(lambda net, x: net.head(input=net.body(x))), ("head", True)),
+        (Net(lambda net, x: net.body(net.head(x))), ("body", True)),
+        (Net(lambda net, x: net.head(net.head(x))), ("head", False)),
+        (Net(lambda net, x: {"f": net.head(x)}), (None, False)),
+        (Net(lambda net, x: net.head(x) + net.body(x)), (None, False)),
+    ],
+)
+def test_the_layer_that_returns_the_networks_own_output_is_found(net, expected):
+    assert found(net, torch.ones(4, 3)) == expected
+
+
+def test_a_layer_of_sequences_does_not_take_vectors():
+    assert found(nn.Sequential(nn.Linear(3, 2)), torch.ones(4, 5, 3)) == ("0", False)
+
+
+def test_each_run_counts_its_own_calls():
+    net, finder = Net(lambda net, x: net.head(x)), LastLayerFinder()
+    with finder.watching(net):
+        net(torch.ones(4, 3))
+        net(torch.ones(4, 3))
+    assert (finder.place, finder.takes_vectors_once) == ("head", True)
+
+
+def test_a_hook_sees_input_and_output_and_may_replace_it():
+    net, x, seen = nn.Sequential(nn.Linear(3, 2), nn.Tanh()), torch.ones(1, 3), []
+
+    def double(place, inputs, output):
+        seen.append((place, inputs, output))
+        return 2.0 * output
+
+    with hooked({"0": net[0]}, double):
+        inside = net(x)
+    ((place, inputs, output),) = seen
+    assert (place, inputs is x) == ("0", True)
+    torch.testing.assert_close(inside, (2.0 * output).tanh())
+
+
+def test_hooks_are_removed_when_the_block_ends_and_when_it_fails():
+    net, finder = nn.Linear(3, 2), LastLayerFinder()
+    with pytest.raises(RuntimeError, match="shapes"), finder.watching(net):
+        net(torch.ones(4, 7))
+    net(torch.ones(4, 3))
+    assert finder.place is None
+    assert not net._forward_hooks
+
+
+def test_a_layer_without_a_place_has_parameters_without_a_prefix():
+    assert parameter_names("") == ("weight", "bias")
+    assert parameter_names("body.2") == ("body.2.weight", "body.2.bias")
