@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from matplotlib.figure import Figure
 from pyro.contrib.gp.kernels import RBF
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.common import (
     FIRST_SEED,
@@ -37,7 +37,7 @@ from benchmarks.decisions._guides import GUIDES, mean_of, mean_ranks, network, o
 from benchmarks.decisions._policies import EnsembleSampling, EpsilonGreedy, LinearThompson, NeuralLinear, UniformPolicy
 from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel
 from pyro_radial.decisions import Policy, ThompsonSampling, run_bandit
-from pyro_radial.functional import FromData, GaussianProcess, RegularizedKL
+from pyro_radial.functional import GaussianProcess, RegularizedKL
 from pyro_radial.nn.likelihoods import MaskedGaussian
 
 __all__ = ["claims", "draw", "report", "run"]
@@ -199,7 +199,11 @@ def policy_of(method: str, width: int, bandit: Bandit, task: Task, size: Size, s
     if method in makers:
         policy: Policy = makers[method]()
         return policy
-    points = FromData(bandit.contexts, min(16, size.horizon))
+    rows = bandit.contexts
+
+    def points(batch: Tensor) -> Tensor:
+        return rows[torch.randperm(len(rows))[: min(16, size.horizon)]].to(batch)
+
     divergence = RegularizedKL(1e-2, factorize=True)
     loss = FunctionalELBO(
         prior_of(task), points, divergence=divergence, compare_at="measurement_points", num_functions=8

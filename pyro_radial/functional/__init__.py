@@ -12,22 +12,18 @@ from pyro_radial.functional.divergences import (
 )
 from pyro_radial.functional.elbo import FunctionalELBO
 from pyro_radial.functional.laplace import function_space_laplace
-from pyro_radial.functional.measurement_points import BetweenRows, FromData, UniformBox
+from pyro_radial.functional.measurement_points import BetweenRows, UniformBox
 from pyro_radial.functional.priors import (
     FunctionPrior,
     GaussianProcess,
     ImplicitProcess,
-    PiecewiseConstant,
-    PiecewiseLinear,
     PosteriorProcess,
-    Sum,
 )
 from pyro_radial.functional.scores import GaussianScore, SteinScore
 from pyro_radial.functional.starts import init_to_prior
 
 __all__ = [
     "BetweenRows",
-    "FromData",
     "FunctionPrior",
     "FunctionalELBO",
     "GaussianKL",
@@ -36,13 +32,10 @@ __all__ = [
     "ImplicitProcess",
     "LinearizedKL",
     "MarginalKL",
-    "PiecewiseConstant",
-    "PiecewiseLinear",
     "PosteriorProcess",
     "RegularizedKL",
     "SteinKL",
     "SteinScore",
-    "Sum",
     "UniformBox",
     "function_space_laplace",
     "init_to_prior",

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyro_radial._pyro.checks import held_numbers, non_negative_float, positive_count
 from pyro_radial.functional.priors.function_prior import check_floating
 
-__all__ = ["BetweenRows", "FromData", "MeasurementPoints", "UniformBox"]
+__all__ = ["BetweenRows", "MeasurementPoints", "UniformBox"]
 
 #: A function of a batch of inputs ``[B, D]`` (or ``[B, ...]``) that returns further points ``[M, D]`` in the batch's
 #: dtype and on its device, such as ``lambda x: torch.randn(20, 2)``. The prior does not shape functions where no point
@@ -81,55 +81,7 @@ class UniformBox:
         return f"UniformBox(low={_shown(self.low)}, high={_shown(self.high)}, num_points={self.num_points})"
 
 
-class _OfRows:
-    """A number of points from finite rows."""
-
-    def __init__(self, points: Tensor, num_points: int) -> None:
-        self.points = _points("points", points)
-        self.num_points = positive_count("num_points", num_points)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Points ``[M, ...]``."""
-        if self.points.shape[1:] != _shape_of_input(x):
-            raise ValueError(
-                f"points must give points of the shape of one input of the batch, {list(x.shape[1:])}, "
-                f"got {list(self.points.shape[1:])}"
-            )
-        return self._draw().to(x)
-
-    def _draw(self) -> Tensor:
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self.points.shape)}, num_points={self.num_points})"
-
-
-class FromData(_OfRows):
-    """Random rows of a data set, new ones for each batch.
-
-    No row is drawn twice for one batch, because a prior has a singular covariance at equal points.
-
-    :param Tensor points: floating-point rows ``[R, ...]``, scaled like the batches.
-    :param int num_points: the number of points M, at most R.
-    :raises ValueError: naming the argument that does not fit.
-
-    Example::
-
-        >>> points = FromData(torch.rand(1000, 1, 28, 28), num_points=16)
-        >>> points(torch.rand(32, 1, 28, 28)).shape
-        torch.Size([16, 1, 28, 28])
-    """
-
-    def __init__(self, points: Tensor, num_points: int) -> None:
-        super().__init__(points, num_points)
-        if num_points > len(points):
-            raise ValueError(f"num_points must be at most the {len(points)} rows of points, got {num_points}")
-
-    def _draw(self) -> Tensor:
-        return self.points[torch.randperm(len(self.points), device=self.points.device)[: self.num_points]]
-
-
-class BetweenRows(_OfRows):
+class BetweenRows:
     r"""Points on the lines between random pairs of rows, new ones for each batch.
 
     .. math:: x = x_i + u\,(x_j - x_i), \qquad i \ne j, \qquad u \sim U(0, 1).
@@ -149,17 +101,27 @@ class BetweenRows(_OfRows):
     """
 
     def __init__(self, points: Tensor, num_points: int) -> None:
-        super().__init__(points, num_points)
+        self.points = _points("points", points)
+        self.num_points = positive_count("num_points", num_points)
         if len(self.points) < 2:
             raise ValueError(f"points must have at least 2 rows, got {len(self.points)}")
 
-    def _draw(self) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
+        """Points ``[M, ...]``."""
+        if self.points.shape[1:] != _shape_of_input(x):
+            raise ValueError(
+                f"points must give points of the shape of one input of the batch, {list(x.shape[1:])}, "
+                f"got {list(self.points.shape[1:])}"
+            )
         number, device = len(self.points), self.points.device
         first = torch.randint(number, (self.num_points,), device=device)
         # Another row than the first, each with the same probability.
         second = (first + torch.randint(1, number, (self.num_points,), device=device)) % number
         share = torch.rand(self.num_points, *(1,) * (self.points.dim() - 1), dtype=self.points.dtype, device=device)
-        return torch.lerp(self.points[first], self.points[second], share)
+        return torch.lerp(self.points[first], self.points[second], share).to(x)
+
+    def __repr__(self) -> str:
+        return f"BetweenRows({list(self.points.shape)}, num_points={self.num_points})"
 
 
 def _finite(argument: str, value: Any) -> Tensor:

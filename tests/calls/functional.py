@@ -13,8 +13,6 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel
 from pyro_radial.functional import (
-    BetweenRows,
-    FromData,
     FunctionPrior,
     GaussianKL,
     GaussianProcess,
@@ -22,13 +20,10 @@ from pyro_radial.functional import (
     ImplicitProcess,
     LinearizedKL,
     MarginalKL,
-    PiecewiseConstant,
-    PiecewiseLinear,
     PosteriorProcess,
     RegularizedKL,
     SteinKL,
     SteinScore,
-    Sum,
     UniformBox,
 )
 from pyro_radial.nn import likelihoods
@@ -118,7 +113,6 @@ class OfMoments(FunctionPrior):
 
 priors = some(None, "x", 3, kernel(), GaussianProcess)
 processes = some(None, "x", 3, kernel())
-no_priors = some(None, "x", 3, [], [None], Lazy(process))
 
 
 def finite(*shape):
@@ -187,23 +181,6 @@ PRIORS = [
         invalid=dict(sampler=function | some(lambda x, n: None, lambda x, n: 3.0, lambda x, n: [1.0])),
         then=lambda found: (found.sample(X, 3), found)[1],
     ),
-    *(
-        Call(
-            f"functional.{prior.__name__}",
-            lambda: dict(low=0.0, high=1.0, rate=3.0),
-            lambda found: found.sample(X, 3).shape == (3, 5, 1),
-            invalid=dict(
-                low=some(None, "x", NAN, INF, 2.0, True), high=some(None, "x", NAN, INF, -1.0, False), rate=positive
-            ),
-        )
-        for prior in (PiecewiseConstant, PiecewiseLinear)
-    ),
-    Call(
-        "functional.Sum",
-        lambda: dict(priors=[process(), process()]),
-        lambda found: abs(found.noise - 0.1 * 2**0.5) < 1e-12,
-        invalid=dict(priors=no_priors),
-    ),
     Call(
         "functional.PosteriorProcess",
         lambda: dict(model=model_and_guide()[0], posterior=model_and_guide()[1].posterior(), function_site="f"),
@@ -247,9 +224,6 @@ PRIORS = [
             "own": OfMoments,
             "process": process,
             "implicit": lambda: ImplicitProcess(lambda x, number: torch.randn(number, len(x))),
-            "constant": PiecewiseConstant,
-            "linear": PiecewiseLinear,
-            "sum": lambda: Sum([process(), process()]),
             "posterior": posterior_process,
         }.items()
     ),
@@ -274,7 +248,6 @@ PRIORS = [
         for method, make in (
             ("FunctionPrior.marginals", process),
             ("GaussianProcess.moments", process),
-            ("Sum.moments", lambda: Sum([process(), process()])),
         )
     ),
     *(
@@ -422,14 +395,11 @@ POINTS = [
         invalid=dict(x_train=points, num_points=positive_int, margin=non_negative),
     ),
     Call("functional.UniformBox.__call__", lambda: dict(x=X), finite(4, 1), invalid=dict(x=batch), on=box),
-    *(
-        Call(
-            f"functional.{points_of.__name__}",
-            lambda: dict(points=X, num_points=3),
-            lambda found: found(X).shape == (3, 1),
-            invalid=dict(points=points, num_points=positive_int),
-        )
-        for points_of in (FromData, BetweenRows)
+    Call(
+        "functional.BetweenRows",
+        lambda: dict(points=X, num_points=3),
+        lambda found: found(X).shape == (3, 1),
+        invalid=dict(points=points, num_points=positive_int),
     ),
 ]
 

@@ -11,9 +11,6 @@ import torch
 from pyro.infer import Trace_ELBO
 from torch import nn
 
-from pyro_radial.functional.elbo import FunctionalELBO
-from pyro_radial.functional.measurement_points import UniformBox
-from pyro_radial.functional.priors.piecewise import PiecewiseConstant
 from pyro_radial.infer import CompiledSVI, FitOptions, NaturalGradient, RadialELBO, SampledNetwork, predict
 from pyro_radial.infer.autoguide import AutoRadial
 from pyro_radial.nn import likelihoods
@@ -60,10 +57,6 @@ def prediction():
 @cache
 def sampled():
     return SampledNetwork(**guided(), num_samples=5)
-
-
-def functional_loss():
-    return FunctionalELBO(PiecewiseConstant(-1.0, 1.0, 1.0), UniformBox([-1.0] * 3, [1.0] * 3, 4))
 
 
 def shaped(*expected):

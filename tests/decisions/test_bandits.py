@@ -21,7 +21,7 @@ from pyro_radial import (
     SupervisedModel,
 )
 from pyro_radial.decisions import Policy, ThompsonSampling, run_bandit
-from pyro_radial.functional import FromData, GaussianProcess, MarginalKL
+from pyro_radial.functional import BetweenRows, GaussianProcess, MarginalKL
 from pyro_radial.infer.autoguide.families import Delta
 from pyro_radial.nn.likelihoods import MaskedGaussian
 
@@ -61,7 +61,7 @@ def functional():
     prior = GaussianProcess(RBF(input_dim=2))
     points = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
     loss = FunctionalELBO(
-        prior, FromData(points, 8), divergence=MarginalKL(), compare_at="measurement_points", num_functions=1
+        prior, BetweenRows(points, 8), divergence=MarginalKL(), compare_at="measurement_points", num_functions=1
     )
     return network(AutoRadial, loss=loss)
 

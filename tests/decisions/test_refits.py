@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel, diagnose
 from pyro_radial.decisions.refits import Refits
-from pyro_radial.functional import FromData, GaussianProcess, MarginalKL
+from pyro_radial.functional import BetweenRows, GaussianProcess, MarginalKL
 from pyro_radial.infer.autoguide.families import Delta
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.likelihoods import MaskedGaussian
@@ -105,7 +105,7 @@ def of_functions():
     kernel = lambda a, b: torch.exp(-0.5 * torch.cdist(a, b).square())  # noqa: E731
     return FunctionalELBO(
         GaussianProcess(kernel),
-        FromData(X, 5),
+        BetweenRows(X, 5),
         divergence=MarginalKL(),
         compare_at="measurement_points",
         num_functions=1,

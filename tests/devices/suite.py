@@ -382,11 +382,9 @@ def test_streams():
 
 PROCESSES = {
     "GaussianProcess": lambda: functional.GaussianProcess(rbf),
-    "Sum": lambda: functional.Sum([functional.GaussianProcess(rbf) for _ in range(2)]),
     "ImplicitProcess": lambda: functional.ImplicitProcess(random_lines),
     "PosteriorProcess": lambda: posterior_process(),
 }
-ONE_INPUT = {"PiecewiseConstant": functional.PiecewiseConstant, "PiecewiseLinear": functional.PiecewiseLinear}
 
 
 class Kernel(nn.Module):
@@ -418,18 +416,18 @@ def posterior_process():
 def test_all_processes_are_here():
     classes = {name: item for name in functional.__all__ if isinstance(item := getattr(functional, name), type)}
     known = {name for name, item in classes.items() if issubclass(item, functional.FunctionPrior)}
-    assert known == {*PROCESSES, *ONE_INPUT, "FunctionPrior"}
+    assert known == {*PROCESSES, "FunctionPrior"}
 
 
-@pytest.mark.parametrize("name", [*PROCESSES, *ONE_INPUT])
+@pytest.mark.parametrize("name", PROCESSES)
 def test_draws_of_functions(name):
     def case(device):
-        prior = {**PROCESSES, **ONE_INPUT}[name]().to(device)
-        x = torch.rand(7, 1 if name in ONE_INPUT else 3).to(device)
+        prior = PROCESSES[name]().to(device)
+        x = torch.rand(7, 3).to(device)
         found = [prior.sample(x, 4, 2)]
-        if name in ("GaussianProcess", "Sum", "PosteriorProcess"):
+        if name in ("GaussianProcess", "PosteriorProcess"):
             found += [prior.moments(x, 2), prior.marginals(x, 2)]
-        if name in ("GaussianProcess", "Sum"):
+        if name == "GaussianProcess":
             found += [prior.score(found[0], x), prior.log_prob(found[0], x)]
         return found
 
@@ -446,14 +444,13 @@ DIVERGENCES = {
 }
 POINTS = {
     "UniformBox": lambda x: functional.UniformBox(-1.0, 1.0, 5),
-    "FromData": lambda x: functional.FromData(x, 5),
     "BetweenRows": lambda x: functional.BetweenRows(x, 5),
 }
 
 
 def test_all_divergences_and_points_are_here():
     kinds = {part for name in DIVERGENCES for part in name.split(", ")} | POINTS.keys()
-    others = {*PROCESSES, *ONE_INPUT, "FunctionPrior", "FunctionalELBO", "function_space_laplace", "init_to_prior"}
+    others = {*PROCESSES, "FunctionPrior", "FunctionalELBO", "function_space_laplace", "init_to_prior"}
     assert kinds | others == set(functional.__all__)
 
 

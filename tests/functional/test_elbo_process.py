@@ -26,7 +26,7 @@ from pyro_radial import (
 )
 from pyro_radial.continual.prior_chain import posterior_of
 from pyro_radial.functional import (
-    FromData,
+    BetweenRows,
     FunctionalELBO,
     GaussianKL,
     GaussianProcess,
@@ -210,7 +210,7 @@ def test_the_gradient_is_that_of_finite_differences():
 def test_a_step_under_a_recorded_graph_is_the_step_as_it_is(make):
     chain, guide, process = second_task(AutoRadial, make)
     elbo = loss_of(process, weight_space_kl=0.3)
-    elbo.measurement_points = FromData(torch.randn(20, 3), 5)
+    elbo.measurement_points = BetweenRows(torch.randn(20, 3), 5)
     captured = CapturedLoss(chain, guide, elbo, compile=False)
     for seed in (1, 2):
         _, error, _ = compared(Program(chain, guide, elbo, (X, Y)), captured, seed)

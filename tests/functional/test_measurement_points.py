@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from pyro_radial.functional import BetweenRows, FromData, UniformBox
+from pyro_radial.functional import BetweenRows, UniformBox
 
 
 def test_points_are_uniform_in_the_box():
@@ -44,20 +44,10 @@ def test_points_have_the_dtype_of_the_batch_and_stay_in_the_box(dtype):
     x = torch.zeros(3, 2, dtype=dtype)
     data = torch.rand(50, 2, dtype=torch.double)
     box = UniformBox(-1.0, 0.3, num_points=4000)
-    for measurement_points in (box, FromData(data, num_points=5), BetweenRows(data, num_points=5)):
+    for measurement_points in (box, BetweenRows(data, num_points=5)):
         assert measurement_points(x).dtype == dtype
     points = box(x)
     assert bool((points <= torch.tensor(0.3, dtype=dtype)).all() and (points >= -1).all())
-
-
-def test_rows_of_data_are_drawn_without_repeats_and_each_as_often():
-    data = torch.arange(10.0).unsqueeze(-1)
-    measurement_points = FromData(data, num_points=4)
-    drawn = torch.stack([measurement_points(torch.zeros(2, 1)) for _ in range(3000)]).squeeze(-1)
-    assert all(len(set(choice.tolist())) == 4 for choice in drawn)
-    counts = torch.bincount(drawn.flatten().long(), minlength=10)
-    # Each row is in a choice with probability 0.4.
-    assert float((counts - 1200).abs().max()) < 5 * math.sqrt(3000 * 0.4 * 0.6)
 
 
 def test_points_between_rows_are_uniform_on_the_lines_between_any_two():
@@ -78,7 +68,6 @@ def test_measurement_points_show_what_they_are():
     box = UniformBox(0.0, [1.0, 2.0], num_points=3)
     assert repr(box) == "UniformBox(low=0.0, high=[1.0, 2.0], num_points=3)"
     assert repr(UniformBox.around(torch.rand(5, 28, 28), 2)).startswith("UniformBox(low=<[28, 28]>")
-    assert repr(FromData(torch.zeros(9, 2), 3)) == "FromData([9, 2], num_points=3)"
     assert repr(BetweenRows(torch.rand(9, 2), 3)) == "BetweenRows([9, 2], num_points=3)"
 
 
@@ -94,8 +83,7 @@ def test_measurement_points_show_what_they_are():
         (lambda: UniformBox.around(torch.zeros(3, 2, dtype=torch.long), 3), "x_train"),
         (lambda: UniformBox.around(torch.full((3, 2), math.nan), 3), "x_train must be finite"),
         (lambda: UniformBox.around(torch.zeros(3, 2), 3, margin=-0.1), "margin"),
-        (lambda: FromData(torch.zeros(3, 2), 4), "num_points must be at most the 3 rows of points, got 4"),
-        (lambda: FromData(torch.zeros(3, 2, dtype=torch.uint8), 2), "points"),
+        (lambda: BetweenRows(torch.zeros(3, 2, dtype=torch.uint8), 2), "points"),
         (lambda: BetweenRows(torch.zeros(1, 2), 3), "points must have at least 2 rows, got 1"),
         (lambda: BetweenRows(torch.zeros(3, 2), 0), "num_points"),
     ],
@@ -110,7 +98,6 @@ def test_arguments_that_do_not_fit_are_refused_by_name(make, words):
     [
         (UniformBox([0.0, 0.0], [1.0, 1.0], 3), r"low must have the shape .* \[3\], got \[2\]"),
         (UniformBox(0.0, [1.0, 1.0], 3), r"high must have the shape .* \[3\], got \[2\]"),
-        (FromData(torch.zeros(9, 2), 3), r"points must give points of the shape .* \[3\], got \[2\]"),
         (BetweenRows(torch.zeros(9, 2), 3), r"points must give points of the shape .* \[3\], got \[2\]"),
     ],
 )
@@ -121,11 +108,7 @@ def test_points_of_another_width_than_the_batch_are_refused_by_name(measurement_
 
 @pytest.mark.parametrize("x", [torch.zeros(5), torch.zeros(5, 2, dtype=torch.long)])
 def test_a_batch_that_is_none_is_refused_by_name(x):
-    for measurement_points in (
-        UniformBox(0.0, 1.0, 3),
-        FromData(torch.zeros(9, 2), 3),
-        BetweenRows(torch.zeros(9, 2), 3),
-    ):
+    for measurement_points in (UniformBox(0.0, 1.0, 3), BetweenRows(torch.zeros(9, 2), 3)):
         with pytest.raises(ValueError, match="x must be a batch"):
             measurement_points(x)
 
@@ -133,9 +116,5 @@ def test_a_batch_that_is_none_is_refused_by_name(x):
 @pytest.mark.cuda
 def test_on_cuda_points_are_where_the_batch_is():
     x = torch.zeros(5, 2, device="cuda")
-    for measurement_points in (
-        UniformBox(0.0, 1.0, 3),
-        FromData(torch.zeros(9, 2), 3),
-        BetweenRows(torch.zeros(9, 2), 3),
-    ):
+    for measurement_points in (UniformBox(0.0, 1.0, 3), BetweenRows(torch.zeros(9, 2), 3)):
         assert measurement_points(x).is_cuda

@@ -11,18 +11,14 @@ from pyro.contrib.gp.kernels import RBF
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO
 from pyro_radial.functional import (
     BetweenRows,
-    FromData,
     GaussianKL,
     GaussianProcess,
     ImplicitProcess,
     LinearizedKL,
     MarginalKL,
-    PiecewiseConstant,
-    PiecewiseLinear,
     PosteriorProcess,
     RegularizedKL,
     SteinKL,
-    Sum,
     UniformBox,
 )
 from pyro_radial.functional import GaussianScore as GaussianScore
@@ -39,6 +35,10 @@ def kernel(a, b):
 
 def process(noise=0.05):
     return GaussianProcess(kernel, noise=noise)
+
+
+def noisy_lines(x, num_samples):
+    return torch.randn(num_samples, 1) * x[:, 0] + 0.3 * torch.randn(num_samples, len(x))
 
 
 def box():
@@ -89,7 +89,7 @@ def stein_kl():
         "gaussian": losses(SteinKL(GaussianScore())),
         "both estimated": losses(
             SteinKL(GaussianScore(), num_prior_samples=30),
-            prior=PiecewiseLinear(-2.0, 2.0),
+            prior=ImplicitProcess(noisy_lines),
             guide_types=(AutoMeanField,),
         ),
     }
@@ -112,7 +112,6 @@ def measurement_points():
     torch.manual_seed(3)
     kinds = {
         "box": UniformBox.around(x, num_points=5),
-        "data": FromData(x, 4),
         "between": BetweenRows(x, 4),
     }
     return {name: points(x[:3]) for name, points in kinds.items()}
@@ -127,16 +126,13 @@ def priors_on_functions():
     priors = {
         "process": process(),
         "rbf": rbf,
-        "constant pieces": PiecewiseConstant(-2.0, 2.0),
-        "linear pieces": PiecewiseLinear(-2.0, 2.0),
         "sampler": ImplicitProcess(lambda x, n: torch.randn(n, 1, 1) * x),
-        "sum": Sum([process(), rbf]),
     }
     results = {}
     for name, prior in priors.items():
         torch.manual_seed(5)
         results[name] = prior.sample(at, 4)
-    for name in ("process", "rbf", "sum"):
+    for name in ("process", "rbf"):
         results[f"{name} moments"] = priors[name].moments(at)
     f = torch.randn(3, len(at), 1, generator=torch.Generator().manual_seed(6))
     results["process score"] = process().score(f, at)
@@ -152,7 +148,7 @@ def priors_on_functions():
 
 @program
 def implicit_prior():
-    return losses(SteinKL(num_prior_samples=40), prior=PiecewiseConstant(-2.0, 2.0), guide_types=(AutoRadial,))
+    return losses(SteinKL(num_prior_samples=40), prior=ImplicitProcess(noisy_lines), guide_types=(AutoRadial,))
 
 
 @program

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributions import kl_divergence
 
 from pyro_radial import BayesianModule
-from pyro_radial.functional import FunctionPrior, GaussianProcess, MarginalKL, PiecewiseConstant, PosteriorProcess
+from pyro_radial.functional import FunctionPrior, GaussianProcess, ImplicitProcess, MarginalKL, PosteriorProcess
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization
 from tests.helpers.linear_models import by_hand, inputs, of_functions, posterior
 
@@ -89,11 +89,15 @@ def test_its_gradient_runs_through_the_jacobian():
     assert torch.autograd.gradcheck(divergence, (*mean.values(), *scale.values()))
 
 
+def zeros(x, num_samples):
+    return torch.zeros(num_samples, len(x))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
         (lambda p: MarginalKL()(p, torch.zeros(0, 2), p), ValueError, "x must be points of shape"),
-        (lambda p: MarginalKL()(p, inputs(), PiecewiseConstant()), NotImplementedError, "PiecewiseConstant is not"),
+        (lambda p: MarginalKL()(p, inputs(), ImplicitProcess(zeros)), NotImplementedError, "ImplicitProcess is not"),
     ],
 )
 def test_bad_input_is_named(call, error, words):

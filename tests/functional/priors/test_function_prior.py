@@ -5,7 +5,7 @@
 import pytest
 import torch
 
-from pyro_radial.functional import FunctionPrior, GaussianProcess, ImplicitProcess, PiecewiseConstant
+from pyro_radial.functional import FunctionPrior, GaussianProcess, ImplicitProcess
 from tests.helpers.processes import points, rbf
 
 
@@ -32,9 +32,9 @@ def test_marginals_are_those_of_the_moments():
     assert torch.equal(variance, torch.stack([own.diagonal() for own in covariance], -1))
 
 
-@pytest.mark.parametrize("prior", [PiecewiseConstant(), ImplicitProcess(lambda x, s: torch.zeros(s, len(x)))])
-def test_what_has_no_density_says_so(prior):
-    with pytest.raises(NotImplementedError, match=type(prior).__name__):
+def test_a_prior_that_is_only_a_sampler_has_no_density_and_says_so():
+    prior = ImplicitProcess(lambda x, s: torch.zeros(s, len(x)))
+    with pytest.raises(NotImplementedError, match="ImplicitProcess"):
         prior.score(torch.zeros(2, 3, 1), torch.zeros(3, 1))
-    with pytest.raises(NotImplementedError, match=type(prior).__name__):
+    with pytest.raises(NotImplementedError, match="ImplicitProcess"):
         prior.moments(torch.zeros(3, 1))
