@@ -9,6 +9,7 @@ from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.posthoc.calibrate_scales import calibrate_scales
 from pyro_radial.infer.posthoc.laplace import last_layer_laplace
 from pyro_radial.infer.prediction.predict import predict
+from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
 from pyro_radial.infer.reparam import HalfCauchyReparam
 from pyro_radial.infer.training.ensemble import Ensemble
@@ -22,6 +23,7 @@ __all__ = [
     "FitOptions",
     "HalfCauchyReparam",
     "NaturalGradient",
+    "Prediction",
     "RadialELBO",
     "SampledNetwork",
     "calibrate_scales",

@@ -10,7 +10,7 @@ from torch import nn
 
 from benchmarks.uncertainty import _methods as methods
 from benchmarks.uncertainty._methods import METHODS, OTHERS, Setting, measures, optimizer, train
-from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 
 SETTING = Setting(epochs=16, batch_size=20, rate=0.03, ivon_rate=0.5, num_members=2, num_samples=8, compile=False)

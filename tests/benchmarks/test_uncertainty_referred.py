@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.common import Results
 from benchmarks.uncertainty._referred import SHARES, compared, curve_of, judged, pooled
-from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 
 LABELS = torch.arange(60) % 2

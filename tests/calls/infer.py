@@ -332,21 +332,31 @@ CALLS = [
         on=sampled,
     ),
     Call(
-        "infer.prediction.prediction.Prediction.log_prob",
+        "infer.Prediction",
+        lambda: dict(
+            samples=torch.zeros(3, 2, 1), likelihood=likelihoods.Gaussian(), noise={"scale": torch.ones(3, 1)}
+        ),
+        lambda found: found.mean.shape == (2, 1),
+        unchecked=dict.fromkeys(
+            ("samples", "likelihood", "noise"), "predict makes it; its methods check their arguments"
+        ),
+    ),
+    Call(
+        "infer.Prediction.log_prob",
         lambda: dict(y=Y),
         shaped(8),
         invalid=dict(y=tensor | {"another shape": Y[:3], "complex": Y.to(torch.cfloat)}),
         on=prediction,
     ),
     Call(
-        "infer.prediction.prediction.Prediction.sample_targets",
+        "infer.Prediction.sample_targets",
         lambda: dict(num_targets=2),
         shaped(10, 8, 1),
         invalid=dict(num_targets=positive_int),
         on=prediction,
     ),
     Call(
-        "infer.prediction.prediction.Prediction.quantiles",
+        "infer.Prediction.quantiles",
         lambda: dict(levels=[0.25, 0.75], num_targets=2),
         lambda found: tuple(found.shape) == (2, 8, 1) and bool((found[0] <= found[1]).all()),
         invalid=dict(

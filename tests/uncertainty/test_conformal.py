@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 
-from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import ConformalIntervals, ConformalSets
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import crps_from_draws, interval_coverage, quantile_calibration
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
 
@@ -170,7 +170,7 @@ def test_the_mean_log_probability_does_not_depend_on_the_number_of_test_points(c
 MEASURED = """
 import resource
 import torch
-from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 
 def peak():
