@@ -33,17 +33,11 @@ from pyro_radial import (
 )
 from pyro_radial.datasets import load
 from pyro_radial.datasets.images import ImageDataset
+from pyro_radial.infer import Prediction
 from pyro_radial.infer.autoguide import AutoPerSite, families
-from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.training.fit import FitResult
 from pyro_radial.nn import likelihoods
-from pyro_radial.uncertainty import (
-    accuracy,
-    auroc,
-    expected_calibration_error,
-    negative_log_likelihood,
-    reliability,
-)
+from pyro_radial.uncertainty import auroc, expected_calibration_error, reliability
 from pyro_radial.uncertainty.plots import COLORS, plot_images, plot_reliability
 
 PLAIN = "plain network"
@@ -190,8 +184,8 @@ def score(outcome: Outcome, labels: Tensor) -> Scores:
     """Scores on the test images, and how well either uncertainty tells the other kind apart."""
     probs = outcome.test.mean
     return Scores(
-        float(accuracy(probs, labels)),
-        float(negative_log_likelihood(probs, labels)),
+        float((probs.argmax(-1) == labels).float().mean()),
+        -float(outcome.test.log_prob(labels).mean()),
         float(expected_calibration_error(probs, labels)),
         auroc(outcome.test.entropy, outcome.unseen.entropy),
         auroc(outcome.test.mutual_information, outcome.unseen.mutual_information),

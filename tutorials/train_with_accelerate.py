@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel, predict
 from pyro_radial.datasets import load
 from pyro_radial.nn import likelihoods
-from pyro_radial.uncertainty import accuracy, negative_log_likelihood
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -59,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     if accelerator.is_main_process:
         prediction = predict(model, guide, digits.test_images)
-        print(f"accuracy {accuracy(prediction.mean, digits.test_labels):.4f}")
-        print(f"log-likelihood {-negative_log_likelihood(prediction.mean, digits.test_labels):.4f}")
+        right = prediction.mean.argmax(-1) == digits.test_labels
+        print(f"accuracy {right.float().mean():.4f}")
+        print(f"log-likelihood {prediction.log_prob(digits.test_labels).mean():.4f}")
     accelerator.end_training()
 
 

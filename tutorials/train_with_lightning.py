@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel, predict
 from pyro_radial.datasets import load
 from pyro_radial.nn import likelihoods
-from pyro_radial.uncertainty import accuracy, negative_log_likelihood
 
 Batch = tuple[Tensor, Tensor]
 
@@ -54,7 +53,7 @@ class BayesianClassifier(lightning.LightningModule):
         """The negative log predictive density, in nats per row."""
         x, y = batch
         prediction = predict(self.loss.model, self.loss.guide, x, num_samples=16)
-        self.log("validation_nll", negative_log_likelihood(prediction.mean, y), sync_dist=True, prog_bar=True)
+        self.log("validation_nll", -prediction.log_prob(y).mean(), sync_dist=True, prog_bar=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam for the guide, and for what the model has of its own."""
@@ -85,8 +84,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     trainer.fit(module, DataLoader(rows, batch_size=32, shuffle=True), DataLoader(test, batch_size=256))
     if trainer.is_global_zero:
         prediction = predict(module.loss.model, module.loss.guide, digits.test_images)
-        print(f"accuracy {accuracy(prediction.mean, digits.test_labels):.4f}")
-        print(f"log-likelihood {-negative_log_likelihood(prediction.mean, digits.test_labels):.4f}")
+        right = prediction.mean.argmax(-1) == digits.test_labels
+        print(f"accuracy {right.float().mean():.4f}")
+        print(f"log-likelihood {prediction.log_prob(digits.test_labels).mean():.4f}")
 
 
 if __name__ == "__main__":

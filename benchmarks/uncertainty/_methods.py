@@ -34,11 +34,10 @@ from pyro_radial import (
     predict,
 )
 from pyro_radial.distributions import HypersphericalUniform
-from pyro_radial.infer import Ensemble, calibrate_scales, last_layer_laplace
+from pyro_radial.infer import Ensemble, Prediction, calibrate_scales, last_layer_laplace
 from pyro_radial.infer.autoguide import families
-from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.nn import likelihoods
-from pyro_radial.uncertainty import TemperatureScaling, accuracy, class_auroc, expected_calibration_error
+from pyro_radial.uncertainty import TemperatureScaling, auroc, expected_calibration_error
 from pyro_radial.uncertainty.metrics import brier_score
 
 #: From a dropout rate to a new network, whose weights are drawn from torch's random numbers.
@@ -179,12 +178,20 @@ def measures(prediction: Prediction, labels: Tensor) -> Row:
     """Accuracy, negative log-likelihood, expected calibration error, Brier score and area under the ROC curve."""
     probabilities = prediction.mean
     return {
-        "accuracy": float(accuracy(probabilities, labels)),
+        "accuracy": float((probabilities.argmax(-1) == labels).float().mean()),
         "nll": -float(prediction.log_prob(labels).mean()),
         "calibration_error": float(expected_calibration_error(probabilities, labels)),
         "brier": float(brier_score(probabilities, labels)),
-        "auc": class_auroc(probabilities, labels),
+        "auc": area(probabilities, labels),
     }
+
+
+def area(probabilities: Tensor, labels: Tensor) -> float:
+    """The area under the ROC curve of the second of two classes, or the mean over classes of one against the rest."""
+    num_classes = probabilities.shape[-1]
+    counted = [1] if num_classes == 2 else range(num_classes)
+    areas = [auroc(probabilities[labels != k, k], probabilities[labels == k, k]) for k in counted]
+    return sum(areas) / len(areas)
 
 
 class _DirectionalConvolutions:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Results, Row
-from benchmarks.uncertainty._methods import measures
-from pyro_radial.infer.prediction.prediction import Prediction
-from pyro_radial.uncertainty import class_auroc, referral_curve, reliability
+from benchmarks.uncertainty._methods import area, measures
+from pyro_radial.infer import Prediction
+from pyro_radial.uncertainty import referral_curve, reliability
 from pyro_radial.uncertainty.calibration import Reliability
 from pyro_radial.uncertainty.referral import ReferralCurve
 
@@ -29,7 +29,7 @@ def judged(prediction: Prediction, labels: Tensor, num_resamples: int) -> Row:
         rankings = {"mutual information": prediction.mutual_information, **rankings}
     referred = {}
     for name, uncertainty in rankings.items():
-        curve = referral_curve(class_auroc, probabilities, labels, uncertainty, SHARES, num_resamples=num_resamples)
+        curve = referral_curve(area, probabilities, labels, uncertainty, SHARES, num_resamples=num_resamples)
         referred[name] = {
             "score": _listed(curve.score),
             "resamples": _listed(curve.resamples),

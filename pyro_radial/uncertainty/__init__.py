@@ -7,7 +7,7 @@ from pyro_radial.uncertainty.calibration import expected_calibration_error, reli
 from pyro_radial.uncertainty.conformal import ConformalIntervals, ConformalSets
 from pyro_radial.uncertainty.evaluate import evaluate
 from pyro_radial.uncertainty.intervals import crps_from_draws, interval_coverage, quantile_calibration
-from pyro_radial.uncertainty.metrics import accuracy, auroc, class_auroc, negative_log_likelihood
+from pyro_radial.uncertainty.metrics import auroc
 from pyro_radial.uncertainty.referral import referral_curve
 from pyro_radial.uncertainty.temperature import TemperatureScaling
 
@@ -15,14 +15,11 @@ __all__ = [
     "ConformalIntervals",
     "ConformalSets",
     "TemperatureScaling",
-    "accuracy",
     "auroc",
-    "class_auroc",
     "crps_from_draws",
     "evaluate",
     "expected_calibration_error",
     "interval_coverage",
-    "negative_log_likelihood",
     "quantile_calibration",
     "referral_curve",
     "reliability",

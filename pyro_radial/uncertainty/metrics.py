@@ -11,49 +11,22 @@ from torch.nn.functional import one_hot
 from pyro_radial._pyro.checks import proper_fraction
 from pyro_radial.uncertainty._inputs import class_probabilities, finite_numbers
 
-__all__ = ["accuracy", "auroc", "brier_score", "class_auroc", "fpr_at_tpr", "negative_log_likelihood"]
+__all__ = ["accuracy", "auroc", "brier_score", "fpr_at_tpr"]
 
 # scikit-learn works on NumPy arrays and clips the logarithm, so the scores of probabilities are written in torch: they
 # run on any device and have gradients.
 
 
 def accuracy(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    r"""Compute the share of points whose most probable class is the label.
+    """Compute the share of points whose most probable class is the label, a 0-d tensor.
 
     :param probs: predictive probabilities, such as the mean of the softmax over posterior draws, floating-point of
         shape ``[N, K]``; rows sum to one within 0.001. Half precision is computed in float32.
     :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
-    :returns: 0-d tensor in ``[0, 1]``.
     :raises ValueError: if shapes, values or types do not fit; the message names the argument.
-
-    Example::
-
-        >>> accuracy(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
-        tensor(0.5000)
     """
     probs, labels = class_probabilities(probs, labels)
     return (probs.argmax(-1) == labels).to(probs.dtype).mean()
-
-
-def negative_log_likelihood(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    r"""Compute the mean negative log predictive probability of the labels, in nats per point.
-
-    .. math:: -\frac{1}{N} \sum_{n=1}^N \log p_{n, y_n}
-
-    It is infinite if a label has probability zero; nothing is clipped.
-
-    :param probs: predictive probabilities ``[N, K]``, as for :func:`accuracy`.
-    :param labels: true classes from 0 to K - 1, integers of shape ``[N]``.
-    :returns: 0-d tensor, nats.
-    :raises ValueError: if shapes, values or types do not fit; the message names the argument.
-
-    Example::
-
-        >>> negative_log_likelihood(torch.tensor([[0.5, 0.5], [0.75, 0.25]]), torch.tensor([0, 1]))
-        tensor(1.0397)
-    """
-    probs, labels = class_probabilities(probs, labels)
-    return -probs.gather(-1, labels[:, None]).log().mean()
 
 
 def brier_score(probs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -89,39 +62,6 @@ def auroc(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> float
         0.75
     """
     return float(_sklearn_metrics().roc_auc_score(*_pooled(scores_negative, scores_positive)))
-
-
-def class_auroc(probs: torch.Tensor, labels: torch.Tensor) -> float:
-    r"""Compute the area under the ROC curve of class probabilities.
-
-    With two classes this is the area for the probability of class 1. With more it is the mean over classes of one class
-    against the rest; each class counts the same, however rare it is.
-
-    :param probs: predictive probabilities, floating-point of shape ``[N, K]``; rows sum to one within 0.001.
-    :param labels: true classes from 0 to K - 1, each at least once, integers of shape ``[N]``.
-    :returns: a number in ``[0, 1]``; 0.5 is chance.
-    :raises ValueError: if shapes, values or types do not fit, or a class is missing among the labels; the message
-        names the argument.
-    :raises ImportError: without scikit-learn.
-
-    Example::
-
-        >>> probs = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.85, 0.15], [0.7, 0.3]])
-        >>> class_auroc(probs, torch.tensor([0, 0, 1, 1]))
-        0.75
-    """
-    probs, labels = class_probabilities(probs, labels)
-    num_classes = probs.shape[-1]
-    if num_classes < 2:
-        raise ValueError(f"probs must have at least two classes, got shape {list(probs.shape)}")
-    missing = sorted(set(range(num_classes)) - set(labels.tolist()))
-    if missing:
-        raise ValueError(
-            f"labels must hold every class from 0 to {num_classes - 1}, because the area is not defined otherwise, "
-            f"got none of {missing} in {len(labels)} labels"
-        )
-    counted = [1] if num_classes == 2 else range(num_classes)
-    return sum(auroc(probs[labels != k, k], probs[labels == k, k]) for k in counted) / len(counted)
 
 
 def fpr_at_tpr(scores_negative: torch.Tensor, scores_positive: torch.Tensor, tpr: float = 0.95) -> float:

@@ -134,8 +134,9 @@ def plot_referral(curves: Mapping[str, ReferralCurve], score: str = "Score", ax:
 
     Example::
 
-        >>> from pyro_radial.uncertainty import accuracy, referral_curve
+        >>> from pyro_radial.uncertainty import referral_curve
         >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.45, 0.55], [0.6, 0.4]])
+        >>> accuracy = lambda probs, labels: (probs.argmax(-1) == labels).float().mean()
         >>> curve = referral_curve(accuracy, probs, torch.tensor([0, 1, 0, 0]), 1 - probs.amax(-1), shares=[0, 0.25])
         >>> ax = plot_referral({"radial": curve}, "Accuracy")
         >>> ax.get_legend().get_texts()[0].get_text()

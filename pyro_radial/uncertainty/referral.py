@@ -64,7 +64,7 @@ def referral_curve(
     ``score`` is the area under the ROC curve and ``uncertainty`` the mutual information.
 
     :param score: a function of predictions and targets that returns a number, such as
-        :func:`~pyro_radial.uncertainty.accuracy` or :func:`~pyro_radial.uncertainty.class_auroc`.
+        ``lambda probs, y: (probs.argmax(-1) == y).float().mean()`` or one of scikit-learn's.
     :param predictions: first argument of ``score``, such as class probabilities, ``[N, ...]``.
     :param targets: second argument of ``score``, ``[N, ...]``.
     :param uncertainty: uncertainty of each point, such as ``Prediction.mutual_information``, shape ``[N]``.
@@ -78,7 +78,7 @@ def referral_curve(
 
     Example::
 
-        >>> from pyro_radial.uncertainty import accuracy
+        >>> accuracy = lambda probs, labels: (probs.argmax(-1) == labels).float().mean()
         >>> probs = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.45, 0.55], [0.6, 0.4]])
         >>> curve = referral_curve(accuracy, probs, torch.tensor([0, 1, 0, 0]), 1 - probs.amax(-1), shares=[0, 0.25])
         >>> curve.score.tolist()

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
-from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import (
     ConformalIntervals,
     ConformalSets,
     TemperatureScaling,
-    accuracy,
     quantile_calibration,
     referral_curve,
     reliability,
 )
+from pyro_radial.uncertainty.metrics import accuracy
 from tests.calls.sweep import (
     Call,
     flag,
@@ -92,15 +92,6 @@ def curve():
 
 
 CALLS = [
-    *(
-        Call(
-            f"uncertainty.{name}",
-            lambda: dict(probs=PROBS, labels=LABELS),
-            near(value),
-            invalid=dict(probs=probabilities, labels=classes),
-        )
-        for name, value in (("accuracy", 0.5), ("negative_log_likelihood", 0.6122), ("class_auroc", 0.75))
-    ),
     Call(
         "uncertainty.reliability",
         lambda: dict(probs=PROBS, labels=LABELS, num_bins=4),

@@ -45,6 +45,7 @@ from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import MultiHead, likelihoods, priors
 from pyro_radial.poutine import local_reparameterization, mean_only, swap_prior
 from pyro_radial.testing.guides import constrained_model, weights_model
+from pyro_radial.uncertainty.metrics import accuracy
 from tests.helpers import device as pretend
 from tests.helpers.scale_priors import HyperScale, LearnedScale
 from tests.tables import DISTRIBUTIONS, GUIDES
@@ -567,14 +568,10 @@ def test_ensembles():
 
 
 METRICS = {
-    "accuracy": lambda probs, y: uncertainty.accuracy(probs, y),
+    "accuracy": accuracy,
     "auroc": lambda probs, y: uncertainty.auroc(probs[:, 0], y.bool()),
-    "class_auroc": uncertainty.class_auroc,
     "expected_calibration_error": uncertainty.expected_calibration_error,
-    "negative_log_likelihood": uncertainty.negative_log_likelihood,
-    "referral_curve": lambda probs, y: uncertainty.referral_curve(
-        uncertainty.accuracy, probs, y, probs[:, 0]
-    ).score.tolist(),
+    "referral_curve": lambda probs, y: uncertainty.referral_curve(accuracy, probs, y, probs[:, 0]).score.tolist(),
     "crps_from_draws": lambda probs, y: uncertainty.crps_from_draws(probs.T, y.float()),
 }
 

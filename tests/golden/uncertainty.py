@@ -7,16 +7,15 @@ import torch
 
 from pyro_radial.uncertainty import (
     TemperatureScaling,
-    accuracy,
     auroc,
     crps_from_draws,
     expected_calibration_error,
     interval_coverage,
-    negative_log_likelihood,
     quantile_calibration,
     referral_curve,
     reliability,
 )
+from pyro_radial.uncertainty.metrics import accuracy
 from tests.golden.programs import program
 
 
@@ -36,7 +35,6 @@ def scores():
     levels = torch.tensor([0.1, 0.5, 0.9])
     return {
         "accuracy": accuracy(probs, labels),
-        "nll": negative_log_likelihood(probs, labels),
         "calibration error": expected_calibration_error(probs, labels),
         "reliability": [curve.confidence.nan_to_num(-1.0), curve.accuracy.nan_to_num(-1.0), curve.count],
         "auroc": auroc(entropy[~wrong], entropy[wrong]),

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyro_radial.uncertainty import accuracy, expected_calibration_error, reliability
+from pyro_radial.uncertainty import expected_calibration_error, reliability
+from pyro_radial.uncertainty.metrics import accuracy
 from tests.helpers.class_probabilities import simulate
 
 

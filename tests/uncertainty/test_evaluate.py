@@ -10,7 +10,8 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.nn import likelihoods
-from pyro_radial.uncertainty import accuracy, auroc, evaluate, expected_calibration_error
+from pyro_radial.uncertainty import auroc, evaluate, expected_calibration_error
+from pyro_radial.uncertainty.metrics import accuracy
 
 
 def of_classes():

@@ -7,35 +7,19 @@ import sys
 import pytest
 import torch
 from sklearn.calibration import calibration_curve
-from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, roc_auc_score
+from sklearn.metrics import accuracy_score, brier_score_loss
 
-from pyro_radial.uncertainty import (
-    accuracy,
-    auroc,
-    class_auroc,
-    expected_calibration_error,
-    negative_log_likelihood,
-    reliability,
-)
-from pyro_radial.uncertainty.metrics import brier_score, fpr_at_tpr
+from pyro_radial.uncertainty import auroc, expected_calibration_error, reliability
+from pyro_radial.uncertainty.metrics import accuracy, brier_score, fpr_at_tpr
 from tests.helpers.class_probabilities import simulate
 
-METRICS = [
-    accuracy,
-    negative_log_likelihood,
-    brier_score,
-    expected_calibration_error,
-    reliability,
-    class_auroc,
-]
+METRICS = [accuracy, brier_score, expected_calibration_error, reliability]
 
 
 def test_worked_by_hand():
     probs = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.7, 0.2], [0.6, 0.3, 0.1], [0.2, 0.0, 0.8]])
     labels = torch.tensor([0, 1, 2, 2])
     assert accuracy(probs, labels).item() == 0.75
-    expected = -(math.log(0.5) + math.log(0.7) + math.log(0.1) + math.log(0.8)) / 4
-    assert negative_log_likelihood(probs, labels).item() == pytest.approx(expected, rel=1e-6)
     # Rows: 0.25 + 0.0625 + 0.0625, 0.01 + 0.09 + 0.04, 0.36 + 0.09 + 0.81, 0.04 + 0.04.
     assert brier_score(probs, labels).item() == pytest.approx((0.375 + 0.14 + 1.26 + 0.08) / 4, rel=1e-6)
     # Two bins: 0.5 alone and right; 0.7, 0.6, 0.8 with two of three right.
@@ -47,12 +31,10 @@ def test_worked_by_hand():
     assert expected_calibration_error(probs, labels, num_bins=2).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_agrees_with_scikit_learn():
+def test_accuracy_agrees_with_scikit_learn():
     probs, labels = simulate(500, 4)
     labels[:100] = 0  # Away from calibration, so that no score is at a special value.
     assert accuracy(probs, labels).item() == pytest.approx(accuracy_score(labels, probs.argmax(-1)))
-    expected = log_loss(labels.numpy(), probs.numpy(), labels=range(4))
-    assert negative_log_likelihood(probs, labels).item() == pytest.approx(expected)
 
 
 def test_binary_case_agrees_with_scikit_learn():
@@ -93,28 +75,19 @@ def test_brier_score_is_reliability_less_resolution_plus_uncertainty():
     assert brier_score(forecasts[which], labels).item() == pytest.approx((parts[0] - parts[1] + uncertainty).item())
 
 
-def test_negative_log_likelihood_of_the_impossible_is_infinite():
-    probs = torch.tensor([[1.0, 0.0]])
-    assert negative_log_likelihood(probs, torch.tensor([1])).item() == math.inf
-    assert negative_log_likelihood(probs, torch.tensor([0])).item() == 0
-
-
 def test_half_precision_is_computed_in_single_precision():
     probs = torch.tensor([[0.7, 0.3]], dtype=torch.float16)
     rounded = probs[0, 0].item()
     labels = torch.zeros(1, dtype=torch.uint8)
-    assert negative_log_likelihood(probs, labels).item() == pytest.approx(-math.log(rounded), rel=1e-6)
     assert expected_calibration_error(probs, labels).item() == pytest.approx(1 - rounded, rel=1e-6)
 
 
-def test_scores_are_tensors_with_gradients():
+def test_the_brier_score_is_a_tensor_with_gradients():
     logits = torch.randn(5, 3, requires_grad=True)
-    labels = torch.tensor([0, 1, 2, 0, 1])
-    for metric in (negative_log_likelihood, brier_score):
-        score = metric(logits.softmax(-1), labels)
-        assert score.shape == ()
-        (gradient,) = torch.autograd.grad(score, logits)
-        assert gradient.abs().max() > 0
+    score = brier_score(logits.softmax(-1), torch.tensor([0, 1, 2, 0, 1]))
+    assert score.shape == ()
+    (gradient,) = torch.autograd.grad(score, logits)
+    assert gradient.abs().max() > 0
 
 
 GOOD = torch.tensor([[0.5, 0.5], [0.2, 0.8]])
@@ -183,29 +156,6 @@ def test_false_positives_of_a_shift_of_normals_are_in_closed_form():
     slope = normal.log_prob(normal.icdf(1 - expected)).exp() / normal.log_prob(normal.icdf(torch.tensor(0.05))).exp()
     error = math.sqrt((expected * (1 - expected) + slope**2 * 0.05 * 0.95) / number)
     assert fpr_at_tpr(negative, positive) == pytest.approx(expected.item(), abs=5 * error)
-
-
-def test_area_of_two_classes_is_that_of_the_second():
-    probs, labels = simulate(200, 2)
-    expected = auroc(probs[labels == 0, 1], probs[labels == 1, 1])
-    assert class_auroc(probs, labels) == expected
-    assert class_auroc(probs.flip(-1), labels) == pytest.approx(1 - expected)
-
-
-def test_area_of_more_classes_is_the_mean_of_one_against_the_rest():
-    probs, labels = simulate(300, 4)
-    expected = roc_auc_score(labels.numpy(), probs.numpy(), multi_class="ovr")
-    assert class_auroc(probs, labels) == pytest.approx(expected)
-    # Rows that sum to one only nearly are as good, where scikit-learn refuses them.
-    assert class_auroc((probs * 1.0005).float(), labels) == pytest.approx(expected)
-
-
-def test_a_missing_class_leaves_no_area():
-    probs, labels = simulate(50, 4)
-    with pytest.raises(ValueError, match=r"labels must hold every class from 0 to 3.* got none of \[1, 3\] in"):
-        class_auroc(probs, 2 * (labels // 2))
-    with pytest.raises(ValueError, match="probs must have at least two classes"):
-        class_auroc(torch.ones(3, 1), torch.zeros(3, dtype=torch.long))
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(0), torch.zeros(2, 2), torch.tensor([0.0, math.nan])])

@@ -6,10 +6,12 @@ import math
 import pytest
 import torch
 from scipy.optimize import minimize_scalar
+from torch.nn.functional import nll_loss
 
-from pyro_radial.infer.prediction.prediction import Prediction
+from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
-from pyro_radial.uncertainty import TemperatureScaling, accuracy, negative_log_likelihood
+from pyro_radial.uncertainty import TemperatureScaling
+from pyro_radial.uncertainty.metrics import accuracy
 from tests.helpers.class_probabilities import simulate
 
 
@@ -48,7 +50,7 @@ def test_it_is_the_least_of_the_likelihood_and_keeps_the_accuracy():
     scaling = TemperatureScaling.fit(logits, labels)
 
     def loss(log_temperature):
-        return negative_log_likelihood(TemperatureScaling(math.exp(log_temperature))(logits), labels).item()
+        return nll_loss(TemperatureScaling(math.exp(log_temperature))(logits).log(), labels).item()
 
     found = minimize_scalar(loss, bounds=(-5, 5), method="bounded", options={"xatol": 1e-10})
     # A minimum is known to the root of the rounding of its value.

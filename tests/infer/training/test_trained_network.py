@@ -12,7 +12,7 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, NaturalGradient, SupervisedModel, fit, predict
 from pyro_radial.nn import likelihoods
-from pyro_radial.uncertainty import accuracy
+from pyro_radial.uncertainty.metrics import accuracy
 
 X = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
 Y = (X[:, :1] * X[:, 1:2] > 0).long().squeeze(-1) + 2 * (X[:, 2] > 0).long()
