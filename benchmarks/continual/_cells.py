@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import FIRST_SEED, Claim, Job, Results, Row, compute_all, markdown_table, with_error
 from benchmarks.continual._chains import NOTHING, Holding, Keeping, Setting, row_keys
-from pyro_radial.continual import AccuracyMatrix
+from pyro_radial.continual.measures import AccuracyMatrix
 
 METHODS = ("mean field", "radial normal")
 EXACT = "radial exact"

@@ -32,7 +32,6 @@ from pyro_radial import (
     SupervisedModel,
 )
 from pyro_radial.continual import (
-    AccuracyMatrix,
     Coreset,
     TaskStream,
     class_split_stream,
@@ -40,6 +39,7 @@ from pyro_radial.continual import (
     train_stream,
 )
 from pyro_radial.continual.coresets import random_coreset
+from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.wrappers import map_leaf
 from pyro_radial.nn import MultiHead, likelihoods

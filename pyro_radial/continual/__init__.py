@@ -3,22 +3,17 @@
 
 """Continual learning: one task after another, with the posterior as the next prior."""
 
-from pyro_radial.continual.coresets import Coreset, k_center_coreset
-from pyro_radial.continual.function_memory import FunctionChainELBO
-from pyro_radial.continual.measures import AccuracyMatrix
+from pyro_radial.continual.coresets import Coreset
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.streams import Task, TaskStream, class_split_stream, permuted_stream
 from pyro_radial.continual.train_stream import train_stream
 
 __all__ = [
-    "AccuracyMatrix",
     "Coreset",
-    "FunctionChainELBO",
     "PriorChain",
     "Task",
     "TaskStream",
     "class_split_stream",
-    "k_center_coreset",
     "permuted_stream",
     "train_stream",
 ]

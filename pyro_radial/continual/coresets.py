@@ -16,54 +16,23 @@ from pyro_radial._pyro.checks import check_types, positive_count, positive_float
 from pyro_radial.continual.streams import Pair, Task, TaskStream
 from pyro_radial.infer.training.data import Rows, check_inputs, num_rows, take
 
-__all__ = ["Coreset", "KeptRows", "k_center_coreset", "random_coreset", "split_coreset"]
+__all__ = ["Coreset", "KeptRows", "random_coreset", "split_coreset"]
 
 USES = ("labels", "functions")
 INPUTS = ("kept", "current")
 
 
 def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
-    """Draw rows at random without replacement, with the arguments and results of :func:`k_center_coreset`."""
-    _check(x, size, seed)
-    return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:size].sort().values
+    """Draw rows at random without replacement.
 
-
-def k_center_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
-    r"""Choose rows that are spread out: each one is the farthest from those already chosen.
-
-    The first row is drawn at random. The largest distance of any row to its nearest center,
-
-    .. math:: \max_n \min_{c \in C} \lVert x_n - x_c \rVert_2,
-
-    is at most twice the smallest possible with as many rows. The first of equally far rows is taken, and a copy of a
-    chosen row only after all other rows. The work is ``size`` passes over ``x``.
-
-    Source: Gonzalez (1985), *Clustering to minimize the maximum intercluster distance*.
-
-    :param x: inputs ``[N, ...]``; the distance is Euclidean over all elements of a row, in float32 or wider.
-    :param size: number of rows to choose, from 1 to N - 1.
-    :param seed: seed of the first row.
+    :param x: inputs ``[N, ...]``.
+    :param size: number of rows to draw, from 1 to N - 1.
+    :param seed: seed of the draw.
     :returns: the indices of the rows in ascending order, int64, on the CPU.
     :raises ValueError: naming the argument that does not fit.
-
-    Example::
-
-        >>> k_center_coreset(torch.tensor([[0.0], [0.1], [5.0], [5.1], [9.0]]), 3)
-        tensor([0, 2, 4])
     """
     _check(x, size, seed)
-    rows = x.detach().reshape(len(x), -1).to(torch.promote_types(x.dtype, torch.float32))
-    latest = int(torch.randint(len(x), (), generator=torch.Generator().manual_seed(seed)))
-    chosen = [latest]
-    nearest = torch.full_like(rows[:, 0], torch.inf)
-    while len(chosen) < size:
-        # The faster way, by matrix products, rounds: copies of a row would have a distance above zero.
-        distance = torch.cdist(rows, rows[latest : latest + 1], compute_mode="donot_use_mm_for_euclid_dist")
-        nearest = torch.minimum(nearest, distance[:, 0])
-        nearest[latest] = -1.0  # Less than for a copy, which has distance zero.
-        latest = int(nearest.argmax())
-        chosen.append(latest)
-    return torch.tensor(chosen).sort().values
+    return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:size].sort().values
 
 
 def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
@@ -100,15 +69,16 @@ class Coreset:
     and algorithm 1).
 
     With ``use="functions"`` no label is kept. While later tasks are learned, the functions at the kept inputs are held
-    where the last posterior had them: see :class:`~pyro_radial.continual.FunctionChainELBO`. Its ``kl_weight`` is
-    ``weight`` here, and its ``weight_space_kl`` is the ``kl_weight`` of the stream's loss (Rudner et al. 2022,
-    *Continual Learning via Sequential Function-Space Variational Inference*). With ``inputs="current"`` nothing is
-    kept: ``choose`` takes the inputs from the task in training, which learns all its rows.
+    where the last posterior had them: see :class:`~pyro_radial.continual.function_memory.FunctionChainELBO`. Its
+    ``kl_weight`` is ``weight`` here, and its ``weight_space_kl`` is the ``kl_weight`` of the stream's loss (Rudner et
+    al. 2022, *Continual Learning via Sequential Function-Space Variational Inference*). With ``inputs="current"``
+    nothing is kept: ``choose`` takes the inputs from the task in training, which learns all its rows.
 
     :param int size: number of rows of each task.
-    :param choose: a function of (x, size, seed=...) that returns their indices, such as
-        :func:`~pyro_radial.continual.k_center_coreset`, or, for functions, inputs of its own ``[M, ...]``, such as
-        noise; a task then learns all its rows.
+    :param choose: a function of (x, size, seed=...) that returns their indices, random ones by default, or, for
+        functions, inputs of its own ``[M, ...]``, such as noise; a task then learns all its rows. Rows that are spread
+        out: ``lambda x, size, seed: torch.tensor(kmeans_plusplus(x.flatten(1).numpy(), size, random_state=seed)[1])``
+        with scikit-learn.
     :param Mapping fit_options: options of :func:`~pyro_radial.fit` for the training on labels, if they differ from
         those of a task.
     :param str use: "labels" or "functions".
@@ -119,7 +89,7 @@ class Coreset:
 
     Example::
 
-        >>> Coreset(200, k_center_coreset, fit_options={"epochs": 5}).size
+        >>> Coreset(200, fit_options={"epochs": 5}).size
         200
         >>> Coreset(200, use="functions").weight
         10.0

@@ -10,23 +10,15 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO, SupervisedModel, fit
-from pyro_radial.continual import (
-    AccuracyMatrix,
-    Coreset,
-    FunctionChainELBO,
-    Task,
-    TaskStream,
-    class_split_stream,
-    k_center_coreset,
-)
-from pyro_radial.continual.function_memory import FunctionMemory
+from pyro_radial.continual import Coreset, Task, TaskStream, class_split_stream
+from pyro_radial.continual.coresets import random_coreset
+from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import (
     Call,
     Lazy,
     flag,
     function,
-    non_negative_float,
     non_negative_int,
     optional,
     positive_float,
@@ -64,13 +56,6 @@ def trained():
     return found, guide
 
 
-@cache
-def memory():
-    found, guide = trained()
-    found.advance(guide)
-    return FunctionMemory.of(found, X[:3])
-
-
 def task():
     return Task("a", (X, Y), (X, Y))
 
@@ -94,22 +79,13 @@ shares = some(None, "x", 1.0, -0.1, NAN, True)
 
 CALLS = [
     Call(
-        "continual.AccuracyMatrix",
-        lambda: dict(values=VALUES, names=("a", "b")),
-        lambda found: abs(found.average_accuracy - 0.7) < 1e-6,
-        invalid=dict(
-            values=tensor | some(3, [[0.5]], torch.ones(1, 1), 2 * VALUES, torch.tensor([[0.9, 0.1], [NAN, 0.8]])),
-            names=names,
-        ),
-    ),
-    Call(
-        "continual.AccuracyMatrix.empty",
+        "continual.measures.AccuracyMatrix.empty",
         lambda: dict(names=["a", "b"]),
         lambda found: bool(found.values.isnan().all()),
         invalid=dict(names=names),
     ),
     Call(
-        "continual.AccuracyMatrix.with_row",
+        "continual.measures.AccuracyMatrix.with_row",
         lambda: dict(i=1, accuracies=[0.5, 0.6]),
         lambda found: torch.allclose(found.values[1], torch.tensor([0.5, 0.6]).double()),
         invalid=dict(
@@ -176,20 +152,17 @@ CALLS = [
             seed=seeds,
         ),
     ),
-    *(
-        Call(
-            name,
-            lambda: dict(x=X, size=3, seed=0),
-            lambda found: len(found.unique()) == 3,
-            invalid=dict(x=inputs, size=positive_int | {"all": 24}, seed=seeds),
-            on=on,
-        )
-        for name, on in (("continual.k_center_coreset", None), ("continual.Coreset.choose", lambda: Coreset(3)))
+    Call(
+        "continual.Coreset.choose",
+        lambda: dict(x=X, size=3, seed=0),
+        lambda found: len(found.unique()) == 3,
+        invalid=dict(x=inputs, size=positive_int | {"all": 24}, seed=seeds),
+        on=lambda: Coreset(3),
     ),
     Call(
         "continual.Coreset",
         lambda: dict(
-            size=3, choose=k_center_coreset, fit_options={}, use="functions", weight=1.0, max_points=3, inputs="current"
+            size=3, choose=random_coreset, fit_options={}, use="functions", weight=1.0, max_points=3, inputs="current"
         ),
         lambda found: found.weight == 1.0,
         invalid=dict(
@@ -210,7 +183,7 @@ CALLS = [
         "continual.Coreset",
         lambda: dict(
             size=3,
-            choose=k_center_coreset,
+            choose=random_coreset,
             fit_options={"epochs": 1},
             use="labels",
             weight=None,
@@ -228,19 +201,6 @@ CALLS = [
             inputs=some(None, "x", "current"),
         ),
         case="labels",
-    ),
-    Call(
-        "continual.FunctionChainELBO",
-        lambda: dict(kept=[memory()], num_particles=1, kl_weight=1.0, weight_space_kl=1.0, max_points=3),
-        lambda found: isinstance(found, FunctionChainELBO) and found.kl_weight == 1.0,
-        invalid=dict(
-            kept=some(None, "x", 3, [], [3], Lazy(memory)),
-            num_particles=positive_int,
-            kl_weight=non_negative_float,
-            weight_space_kl=non_negative_float,
-            max_points=positive_int,
-        ),
-        unchecked={"kwargs": "other arguments of RadialELBO"},
     ),
     Call(
         "continual.PriorChain",

@@ -27,13 +27,12 @@ from pyro_radial import (
 )
 from pyro_radial.continual import (
     Coreset,
-    FunctionChainELBO,
     Task,
     TaskStream,
     permuted_stream,
 )
 from pyro_radial.continual.coresets import KeptRows, random_coreset
-from pyro_radial.continual.function_memory import FunctionMemory
+from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.functional import FunctionalELBO, GaussianProcess, PosteriorProcess, UniformBox
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.training.training_run import TrainingRun

@@ -17,7 +17,6 @@ from pyro_radial.continual import (
     Task,
     TaskStream,
     class_split_stream,
-    k_center_coreset,
     permuted_stream,
     train_stream,
 )
@@ -151,7 +150,7 @@ def test_the_coreset_of_each_head_is_learned_just_before_its_prediction(fits):
 
 
 def test_a_single_head_learns_the_union_of_all_coresets(fits):
-    coreset = Coreset(6, k_center_coreset, fit_options={"epochs": 1})
+    coreset = Coreset(6, fit_options={"epochs": 1})
     learn(chain(multi_head=False), stream(multi_head=False), coreset=coreset)
     assert [call["rows"] for call in fits] == [ROWS - 6, 6, ROWS - 6, 12]
 

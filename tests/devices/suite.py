@@ -37,8 +37,8 @@ from pyro_radial import (
     uncertainty,
 )
 from pyro_radial.compression import mean_network, prune
-from pyro_radial.continual import Coreset, FunctionChainELBO, class_split_stream, train_stream
-from pyro_radial.continual.function_memory import FunctionMemory
+from pyro_radial.continual import Coreset, class_split_stream, train_stream
+from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.infer import Ensemble, NaturalGradient, SampledNetwork, calibrate_scales, last_layer_laplace
 from pyro_radial.infer.training.trainer import Trainer

@@ -8,14 +8,12 @@ import torch
 from pyro_radial import AutoMeanField, AutoRadial, PriorChain, RadialELBO
 from pyro_radial.continual import (
     Coreset,
-    FunctionChainELBO,
     class_split_stream,
-    k_center_coreset,
     permuted_stream,
     train_stream,
 )
 from pyro_radial.continual.coresets import random_coreset
-from pyro_radial.continual.function_memory import FunctionMemory
+from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.nn import MultiHead
 from tests.golden.programs import classification, classifier, loss_and_gradients, network, program, trained, values
 
@@ -100,7 +98,7 @@ def streams():
         "permuted with a coreset": learned(
             PriorChain(classifier(network(4, 5, 4), num_data=None)),
             permuted_stream(train, test, 2),
-            coreset=Coreset(6, k_center_coreset, fit_options={"epochs": 1}),
+            coreset=Coreset(6, fit_options={"epochs": 1}),
         ),
         "split with functions": learned(
             PriorChain(classifier(network(4, 5, 4), num_data=None)),
@@ -113,4 +111,4 @@ def streams():
 @program
 def coresets():
     x, _ = clusters(48, 0)
-    return {"centers": k_center_coreset(x, 7, seed=1), "random": random_coreset(x, 7, seed=1)}
+    return {"random": random_coreset(x, 7, seed=1)}
