@@ -38,9 +38,10 @@ from pyro_radial.infer.autoguide import AutoPerSite, families
 from pyro_radial.infer.training.fit import FitResult
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import auroc, expected_calibration_error, reliability
-from pyro_radial.uncertainty.plots import COLORS, plot_images, plot_reliability
+from pyro_radial.uncertainty.plots import plot_images, plot_reliability
 
 PLAIN = "plain network"
+BLUE, ORANGE = "#0072B2", "#D55E00"
 
 
 def point(model: nn.Module) -> AutoPerSite:
@@ -269,15 +270,15 @@ def draw_training_terms(outcomes: dict[str, Outcome]) -> Figure:
         history = outcome.training.history
         epochs = [record["epoch"] for record in history]
         total = [record["nll"] + record["kl"] for record in history]
-        ax.plot(epochs, [record["nll"] for record in history], label="NLL", color=COLORS[0], linewidth=1.5)
-        ax.plot(epochs, [record["kl"] for record in history], label="KL", color=COLORS[1], linewidth=1.5)
+        ax.plot(epochs, [record["nll"] for record in history], label="NLL", color=BLUE, linewidth=1.5)
+        ax.plot(epochs, [record["kl"] for record in history], label="KL", color=ORANGE, linewidth=1.5)
         ax.plot(epochs, total, label="NLL + KL", color="0.85", linewidth=5, zorder=1)
         validated = [record for record in history if "validation_nll" in record]
         ax.plot(
             [record["epoch"] for record in validated],
             [record["validation_nll"] for record in validated],
             label="NLL, validation",
-            color=COLORS[0],
+            color=BLUE,
             linestyle="--",
         )
         ax.axvline(outcome.training.best_epoch, color="0.6", linewidth=1, zorder=0, label="parameters kept")

@@ -10,12 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import chi, halfnorm
 
-from pyro_radial.uncertainty.plots import COLORS
-
 PLOT = Path(__file__).with_suffix(".png")
 # Of the draws, the middle nine tenths.
 BAND = (0.05, 0.5, 0.95)
-RADIAL, MEAN_FIELD = COLORS[:2]
+RADIAL, MEAN_FIELD = "#0072B2", "#D55E00"
 SHELLS = (10, 100, 1_000, 10_000)
 
 

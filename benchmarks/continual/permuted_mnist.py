@@ -37,7 +37,7 @@ from benchmarks.continual._chains import (
     permuted_mnist,
     row_keys,
 )
-from pyro_radial.continual.plots import plot_average_accuracy
+from benchmarks.continual._plots import plot_average_accuracy
 
 __all__ = ["claims", "draw", "report", "run"]
 

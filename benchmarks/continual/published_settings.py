@@ -41,7 +41,7 @@ from benchmarks.continual._chains import (
     split_fashion_mnist,
     split_mnist,
 )
-from pyro_radial.continual.plots import plot_average_accuracy
+from benchmarks.continual._plots import plot_average_accuracy
 
 __all__ = ["claims", "draw", "report", "run"]
 

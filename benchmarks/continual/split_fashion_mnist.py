@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from benchmarks.common import FIRST_SEED, Claim, Form, Job, Results, Row, compute_all, main
 from benchmarks.continual._cells import accuracy_table, as_matrix, percent, setting_of
 from benchmarks.continual._chains import METHODS, NOTHING, Keeping, Setting, learn, row_keys, split_fashion_mnist
-from pyro_radial.continual.plots import plot_average_accuracy, plot_final_accuracy
+from benchmarks.continual._plots import plot_average_accuracy, plot_final_accuracy
 
 __all__ = ["claims", "draw", "report", "run"]
 

@@ -59,7 +59,6 @@ from pyro_radial import datasets
 from pyro_radial.datasets.images import ImageDataset
 from pyro_radial.infer import Prediction
 from pyro_radial.uncertainty import expected_calibration_error
-from pyro_radial.uncertainty.plots import COLORS
 
 #: Whose setting a method has that chooses none.
 SETTING_OF = {
@@ -95,6 +94,8 @@ CANDIDATES: Mapping[str, Sequence[Row]] = MappingProxyType(
 )
 #: Of an experiment's small form, which must learn more than nothing.
 SMALL = Setting(epochs=3, batch_size=32, rate=0.01, num_samples=2, num_members=2, compile=False)
+# Okabe and Ito's palette, which color-blind readers can tell apart, without its black and yellow.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 #: What all tables begin with.
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "calibration_error": "ECE"}
 FOUR_DIGITS: Mapping[str, int] = MappingProxyType({**dict.fromkeys(SCORES, 4), "auroc_unseen": 4, "seconds": 0})

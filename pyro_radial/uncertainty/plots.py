@@ -24,24 +24,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-__all__ = [
-    "COLORS",
-    "MARKERS",
-    "new_axes",
-    "new_figure",
-    "plot_coverage",
-    "plot_images",
-    "plot_quantile_calibration",
-    "plot_referral",
-    "plot_reliability",
-    "styled",
-]
+__all__ = ["plot_images", "plot_quantile_calibration", "plot_referral", "plot_reliability"]
 
 # Okabe and Ito's palette, which color-blind readers can tell apart, without its black and yellow.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = "osD^vP"
 FEW = 10  # predictions in a bin; the standard error of their accuracy is up to 0.16
-GROUPS = 10  # of intervals, by their width
 T = TypeVar("T")
 
 
@@ -154,44 +142,6 @@ def plot_referral(curves: Mapping[str, ReferralCurve], score: str = "Score", ax:
     return ax
 
 
-def plot_coverage(results: Mapping[str, tuple[torch.Tensor, torch.Tensor]], ax: Axes | None = None) -> Axes:
-    """Draw how often sets or intervals contain the truth, by their size, one line per method.
-
-    Sets are grouped by their number of classes, intervals into ten groups of equal number. The area of a point is its
-    share of all. If coverage falls as sizes grow, some kinds of points are covered less often than requested. The
-    legend gives the overall coverage and mean size.
-
-    :param results: sizes ``[N]`` and whether the truth was held ``[N]``, by the name of the method.
-    :param ax: axes to draw into; default a new figure.
-    :returns: the axes.
-    :raises ValueError: if there is no method, or shapes do not fit.
-
-    Example::
-
-        >>> sets = torch.tensor([[True, False, False], [True, True, False], [False, True, True]])
-        >>> held = sets.gather(-1, torch.tensor([[0], [1], [0]])).squeeze(-1)
-        >>> ax = plot_coverage({"radial": (sets.sum(-1), held)})
-        >>> ax.get_legend().get_texts()[0].get_text()
-        'radial (covers 66.7 %, mean size 1.67)'
-    """
-    methods = styled("results", results, tuple)
-    ax = new_axes((5.0, 3.6), ax)
-    for name, result, color, marker in methods:
-        sizes, held = _sizes_and_held(name, result)
-        if sizes.is_floating_point():
-            parts = sizes.argsort().tensor_split(min(GROUPS, len(sizes)))
-        else:
-            parts = tuple((sizes == size).nonzero().squeeze(-1) for size in sizes.unique())
-        places = [float(sizes[part].double().mean()) for part in parts]
-        covers = [100 * float(held[part].double().mean()) for part in parts]
-        label = f"{name} (covers {100 * held.double().mean():.1f} %, mean size {sizes.double().mean():.3g})"
-        ax.plot(places, covers, color=color, linewidth=1.5, label=label)
-        ax.scatter(places, covers, [8 + 200 * len(part) / len(sizes) for part in parts], color=color, marker=marker)
-    ax.set(xlabel="Size of the set or interval", ylabel="Truths held, %")
-    ax.legend(frameon=False)
-    return ax
-
-
 def plot_images(
     images: torch.Tensor,
     titles: Sequence[str] | None = None,
@@ -244,13 +194,6 @@ def plot_images(
             ax.set_ylabel(row_labels[index // num_columns], fontsize=9)
         axes.append(ax)
     return axes
-
-
-def _sizes_and_held(name: str, result: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    fits = len(result) == 2 and all(isinstance(part, torch.Tensor) and part.ndim == 1 for part in result)
-    if not fits or not len(result[0]) or len(result[0]) != len(result[1]):
-        raise ValueError(f"results[{name!r}] must be two vectors of one length, sizes and whether the truth was held")
-    return result[0].detach().cpu(), result[1].detach().cpu()
 
 
 def styled(argument: str, results: Mapping[str, T], kind: type) -> list[tuple[str, T, str, str]]:

@@ -72,7 +72,6 @@ data = some(None, "x", 3, X, (X,), (X, None), (X, Y[:3]), (X[:0], Y[:0]), (X * N
 classified = data | {"real labels": (X, Y.float()), "a label below zero": (X, Y - 1), "no tensors": (None, None)}
 names = some(None, 3, "ab", (), (1, 2))
 axes = some("x", 3, torch.ones(1))
-runs = some(None, "x", 3, {}, {"a": 3}, {"a": []}, {"a": [3]}, matrix())
 inputs = tensor | some(3, [[1.0]], X.numpy(), X[:0], X * NAN, torch.tensor(1.0))
 seeds = non_negative_int | {"too long": 2**70}
 shares = some(None, "x", 1.0, -0.1, NAN, True)
@@ -269,17 +268,5 @@ CALLS = [
         lambda: dict(matrix=matrix(), ax=None),
         lambda ax: [label.get_text() for label in ax.texts] == ["0.900", "0.600", "0.800"],
         invalid=dict(matrix=some(None, "x", 3, VALUES), ax=axes),
-    ),
-    Call(
-        "continual.plots.plot_average_accuracy",
-        lambda: dict(runs={"a": matrix()}, ax=None),
-        lambda ax: ax.lines[0].get_ydata().tolist() == [0.9, 0.7],
-        invalid=dict(runs=runs, ax=axes),
-    ),
-    Call(
-        "continual.plots.plot_final_accuracy",
-        lambda: dict(runs={"a": matrix()}, ax=None),
-        lambda ax: ax.lines[0].get_ydata().tolist() == [0.6, 0.8],
-        invalid=dict(runs=runs | {"not learned": {"a": AccuracyMatrix.empty(["a"])}}, ax=axes),
     ),
 ]

@@ -248,14 +248,6 @@ CALLS = [
         on=lambda: ConformalIntervals(0.9, torch.tensor([2.0]), "normalized"),
     ),
     Call(
-        "uncertainty.plots.plot_coverage",
-        lambda: dict(results={"a": (torch.tensor([1, 2, 2]), torch.tensor([True, True, False]))}, ax=None),
-        with_legend("a (covers 66.7 %, mean size 1.67)"),
-        invalid=dict(
-            results=results | {"one": {"a": (torch.ones(3),)}, "rows": {"a": (torch.ones(3), torch.ones(2))}}, ax=axes
-        ),
-    ),
-    Call(
         "uncertainty.plots.plot_reliability",
         lambda: dict(reliabilities={"a": reliability(PROBS, LABELS)}, ax=None),
         with_legend("a (ECE"),

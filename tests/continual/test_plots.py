@@ -11,13 +11,11 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from pyro_radial.continual.measures import AccuracyMatrix
-from pyro_radial.continual.plots import plot_accuracy_matrix, plot_average_accuracy, plot_final_accuracy
+from pyro_radial.continual.plots import plot_accuracy_matrix
 
 NAMES = ("first", "second", "third")
 PARTIAL = AccuracyMatrix.empty(NAMES).with_row(0, [1.0]).with_row(1, [0.875, 0.5])
 DONE = PARTIAL.with_row(2, [0.25, 0.5, 0.75])
-OTHER = AccuracyMatrix.empty(NAMES).with_row(0, [0.5]).with_row(1, [0.5, 0.5]).with_row(2, [0.75, 1.0, 0.5])
-LINES = [plot_average_accuracy, plot_final_accuracy]
 
 
 def assert_draws(figure):
@@ -75,74 +73,12 @@ def test_numbers_are_readable_on_every_color():
     assert {text.get_color() for text in ax.texts} == {"white", "black"}
 
 
-def test_average_accuracy_by_number_of_tasks():
-    ax = plot_average_accuracy({"one": DONE, "many": [DONE, OTHER]})
-    one, many = ax.lines
-    assert one.get_xydata().tolist() == [[1, 1.0], [2, 0.6875], [3, 0.5]]
-    assert many.get_ydata().tolist() == [0.75, 0.59375, 0.625]
-    # The band reaches from the lowest to the highest seed; one seed has none.
-    (band,) = ax.collections
-    corners = band.get_paths()[0].vertices
-    for x, low, high in [(1, 0.5, 1.0), (2, 0.5, 0.6875), (3, 0.5, 0.75)]:
-        ys = corners[corners[:, 0] == x, 1]
-        assert (ys.min(), ys.max()) == (low, high)
-    assert one.get_color() != many.get_color()
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["one", "many"]
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("Tasks learned", "Average accuracy")
-    assert all(tick == int(tick) for tick in ax.get_xticks())
-    assert_draws(ax.figure)
-
-
-def test_average_accuracy_so_far():
-    ax = plot_average_accuracy({"unfinished": PARTIAL})
-    assert np.isnan(ax.lines[0].get_ydata()).tolist() == [False, False, True]
-    assert_draws(ax.figure)
-
-
-def test_final_accuracy_by_task():
-    ax = plot_final_accuracy({"one": DONE, "many": [DONE, OTHER]})
-    one, many = ax.containers
-    assert one.lines[0].get_ydata().tolist() == [0.25, 0.5, 0.75]
-    assert many.lines[0].get_ydata().tolist() == [0.5, 0.75, 0.625]
-    assert one.lines[2] == ()
-    (bars,) = many.lines[2]
-    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [[0.25, 0.75], [0.5, 1.0], [0.5, 0.75]]
-    # Side by side, so that no bar hides another.
-    assert many.lines[0].get_xdata() == pytest.approx(one.lines[0].get_xdata() + 0.1)
-    assert [label.get_text() for label in ax.get_xticklabels()] == list(NAMES)
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["one", "many"]
-    assert ax.get_ylabel() == "Accuracy after the last task"
-    assert_draws(ax.figure)
-
-
-def test_one_method_is_right_above_its_tasks():
-    assert plot_final_accuracy({"one": DONE}).lines[0].get_xdata().tolist() == [0, 1, 2]
-
-
 def test_given_axes_are_used():
-    first, second, third = Figure().subplots(1, 3)
-    assert plot_accuracy_matrix(DONE, first) is first
-    assert plot_average_accuracy({"one": DONE}, second) is second
-    assert plot_final_accuracy({"one": DONE}, third) is third
+    ax = Figure().subplots()
+    assert plot_accuracy_matrix(DONE, ax) is ax
 
 
-@pytest.mark.parametrize("plot", LINES)
-def test_bad_runs_are_named(plot):
-    with pytest.raises(ValueError, match="runs must hold at least one method"):
-        plot({})
-    with pytest.raises(ValueError, match="runs: 'many' must hold at least one matrix"):
-        plot({"one": DONE, "many": []})
-    with pytest.raises(ValueError, match="runs must be of the same tasks"):
-        plot({"one": DONE, "many": [AccuracyMatrix.empty(("first", "second", "other"))]})
-
-
-def test_final_accuracy_needs_the_last_task():
-    with pytest.raises(ValueError, match="'many' must hold matrices whose last task is learned"):
-        plot_final_accuracy({"one": DONE, "many": [DONE, PARTIAL]})
-
-
-@pytest.mark.parametrize("draw", [lambda: plot_accuracy_matrix(DONE), *(lambda p=p: p({"one": DONE}) for p in LINES)])
-def test_without_matplotlib_the_extra_is_named(monkeypatch, draw):
+def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pyro-radial\[plots\]"):
-        draw()
+        plot_accuracy_matrix(DONE)

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from pyro_radial.uncertainty.calibration import Reliability
 from pyro_radial.uncertainty.intervals import QuantileCalibration
 from pyro_radial.uncertainty.plots import (
-    plot_coverage,
     plot_images,
     plot_quantile_calibration,
     plot_referral,
@@ -183,21 +182,6 @@ def test_quantile_calibration_has_a_diagonal_a_band_of_chance_and_a_line_per_met
     middle = corners[abs(corners[:, 0] - 0.5) < 1e-9, 1]
     # Of the fewer targets, 100: two times 0.05.
     assert sorted({round(value, 9) for value in middle.tolist()}) == [0.4, 0.6]
-    assert_draws(ax.figure)
-
-
-def test_coverage_has_a_point_for_each_size_of_set_or_tenth_of_the_intervals():
-    sizes, held = torch.tensor([2, 1, 2, 1, 3]), torch.tensor([True, True, False, True, False])
-    widths = torch.arange(100.0)
-    ax = plot_coverage({"sets": (sizes, held), "intervals": (widths, widths < 90)})
-    of_sets, of_intervals = ax.lines
-    assert of_sets.get_xydata().tolist() == [[1, 100], [2, 50], [3, 0]]
-    assert of_intervals.get_xdata().tolist() == pytest.approx([4.5 + 10 * part for part in range(10)])
-    assert of_intervals.get_ydata().tolist() == [100] * 9 + [0]
-    assert labels(ax) == ["sets (covers 60.0 %, mean size 1.8)", "intervals (covers 90.0 %, mean size 49.5)"]
-    # The area is the share of all.
-    small, middle, large = ax.collections[0].get_sizes()
-    assert small == middle > large
     assert_draws(ax.figure)
 
 
