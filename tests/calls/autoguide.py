@@ -349,8 +349,7 @@ NOT_CALLED = {
         for name, methods in FAMILY_METHODS.items()
         for method in methods.split()
     },
-    "infer.autoguide.families.Site": "a guide makes it from a trace of the model",
-    "infer.autoguide.families.Site.of": "a guide makes it from a trace of the model",
+    "infer.autoguide.families.family.Site.of": "a guide makes it from a trace of the model",
     "infer.autoguide.AutoPerSite.scales_start_at_distribution": "training asks for each site of the guide",
     **{
         f"infer.autoguide.{name}.default_family": "a guide gives it a site of its trace of the model"

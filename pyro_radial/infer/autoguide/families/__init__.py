@@ -4,7 +4,7 @@
 """Posterior families. Each defines the parameters of a site, their start, and the distribution that they make."""
 
 from pyro_radial.infer.autoguide.families.directional import Directional, VonMisesFisher
-from pyro_radial.infer.autoguide.families.family import Family, LocScale, Site
+from pyro_radial.infer.autoguide.families.family import Family, LocScale
 from pyro_radial.infer.autoguide.families.normal import Delta, Normal
 from pyro_radial.infer.autoguide.families.radial import Radial
 
@@ -15,6 +15,5 @@ __all__ = [
     "LocScale",
     "Normal",
     "Radial",
-    "Site",
     "VonMisesFisher",
 ]
