@@ -3,8 +3,8 @@
 
 """Count the files of the package that one call of a program passes through.
 
-    python -m tests.golden.walks           # five numbers
-    python -m tests.golden.walks --files   # and the files, in the order in which they are entered
+    python -m tools.walks           # five numbers
+    python -m tools.walks --files   # and the files, in the order in which they are entered
 
 A file counts if a function in it is entered during the call. What happens only once, at first use, happens before.
 """
@@ -34,10 +34,12 @@ class Walk:
         self.files: dict[str, None] = {}
 
     def start(self) -> None:
+        """Watch from here on."""
         threading.setprofile(self._enter)
         sys.setprofile(self._enter)
 
     def stop(self) -> None:
+        """Stop watching."""
         sys.setprofile(None)
         threading.setprofile(None)
 
@@ -132,7 +134,7 @@ WALKS = {
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.golden.walks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.walks", description=__doc__)
     parser.add_argument("--files", action="store_true", help="print the files too")
     with_files = parser.parse_args().files
     for name, program in WALKS.items():

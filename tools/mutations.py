@@ -3,9 +3,9 @@
 
 """Forty changes of one operator each: does some test fail? Compare what two checkouts catch.
 
-    python -m tests.golden.mutations run CHECKOUT RESULT   # apply each to a copy of a checkout, and run its tests
-    python -m tests.golden.mutations compare BEFORE AFTER  # the changes that were caught before and are not now
-    python -m tests.golden.mutations choose CHECKOUT       # choose forty anew, as they are stored beside this file
+    python -m tools.mutations run CHECKOUT RESULT   # apply each to a copy of a checkout, and run its tests
+    python -m tools.mutations compare BEFORE AFTER  # the changes that were caught before and are not now
+    python -m tools.mutations choose CHECKOUT       # choose forty anew, as they are stored beside this file
 
 A change is a line of the package and what replaces it. It is found by the text of the line, wherever the line is now;
 a line that a checkout does not have, or has twice, is skipped. Its tests are the programs of ``tests.golden`` and the
@@ -144,6 +144,7 @@ def is_caught(mutation: Mutation, checkout: Path) -> bool | None:
 
 
 def stored() -> list[Mutation]:
+    """Return the forty changes."""
     return [Mutation(*row) for row in json.loads(STORED.read_text())]
 
 
@@ -173,7 +174,7 @@ def compare(before: Path, after: Path) -> int:
 
 def main() -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.golden.mutations", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.mutations", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run")
     runs.add_argument("checkout", type=Path)
