@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test test-oldest soak lint format docs dist benchmark clean
+.PHONY: quickstart test test-site test-oldest soak lint format docs dist benchmark clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -18,12 +18,16 @@ quickstart: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --quiet
 
+# Notebooks, the site and its examples, the install, recipes with other libraries, and a pretend device.
+test-site: $(READY)
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --quiet -m "site and not slow" tests
+
 # Each dependency at its lower bound, with Python 3.11 or 3.12, which these have wheels for.
 test-oldest:
 	$(PYTHON) -m venv $(VENV)-oldest
 	$(PYTHON) -m tests.oldest > $(VENV)-oldest/constraints.txt
 	$(VENV)-oldest/bin/python -m pip install --quiet --constraint $(VENV)-oldest/constraints.txt --editable '.[dev]'
-	$(VENV)-oldest/bin/python -m pytest --numprocesses 2 --dist worksteal --quiet --ignore tests/test_tutorials.py --ignore tests/benchmarks \
+	$(VENV)-oldest/bin/python -m pytest --numprocesses 2 --dist worksteal --quiet --ignore tests/benchmarks \
 		--deselect pyro_radial/infer/prediction/sampled_network.py::pyro_radial.infer.prediction.sampled_network.SampledNetwork
 
 # Full counts of kills and damage, which the suite has in a small form, and a plain installation; no part of `make test`.

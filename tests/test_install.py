@@ -18,6 +18,8 @@ import pytest
 import pyro_radial
 from tests.oldest import oldest
 
+pytestmark = pytest.mark.site
+
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
 # What the extras bring, by the names they are imported by.

@@ -18,6 +18,8 @@ from matplotlib import pyplot as plt
 from pyro_radial.datasets import load
 from tests.helpers.notebooks import run_notebook
 
+pytestmark = pytest.mark.site
+
 TUTORIALS = Path(__file__).resolve().parents[1] / "tutorials"
 PLOTS = ("reliability.png", "certainty.png", "training_terms.png")
 

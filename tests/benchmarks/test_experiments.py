@@ -15,6 +15,8 @@ import torch
 from benchmarks.common import Claim, Results
 from benchmarks.report import HELPERS, HERE, MAIN, PAGE, committed, experiments, is_main, is_measured, page
 
+pytestmark = pytest.mark.site
+
 EXPERIMENTS = experiments()
 MEASURED = [experiment for experiment in EXPERIMENTS if is_measured(experiment)]
 

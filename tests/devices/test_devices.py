@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.helpers.compilers import recent_compiler
+
+pytestmark = pytest.mark.site
 
 SUITE = Path(__file__).with_name("suite.py")
 

@@ -19,6 +19,8 @@ from pyro_radial.distributions import HypersphericalUniform
 from pyro_radial.testing import DistributionTests, GuideTests
 from tests.helpers.pages import DOCS, examples
 
+pytestmark = pytest.mark.site
+
 # A module, so that its classes can be pickled.
 PAGE = ModuleType("new_family")
 sys.modules[PAGE.__name__] = PAGE

@@ -17,6 +17,8 @@ from pyro_radial.distributions import HypersphericalUniform
 from pyro_radial.uncertainty import interval_coverage
 from tests.helpers.pages import DOCS, examples
 
+pytestmark = pytest.mark.site
+
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if examples(page)]
 # Blocks that need a library, by page and by the name of the caption, in lower case the module.
 LINES = {

@@ -12,6 +12,8 @@ import torch
 from tests.docs.test_pages import LINES
 from tests.helpers.pages import DOCS, examples
 
+pytestmark = pytest.mark.site
+
 NUMBERS = {"loss", "nll", "kl", "kl_weight", "validation_nll", "epoch"}
 
 

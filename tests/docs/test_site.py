@@ -13,6 +13,8 @@ import pytest
 
 from tests.helpers.pages import DOCS, ROOT, module_of_site
 
+pytestmark = pytest.mark.site
+
 reference = module_of_site("reference")
 
 

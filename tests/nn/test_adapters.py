@@ -14,6 +14,8 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, S
 from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import likelihoods
 
+pytestmark = pytest.mark.site
+
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
