@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from pyro_radial.compression.prune import CutRecord, evaluate_path
+from pyro_radial.compression.prune import CutRecord, evaluate_cut
 from pyro_radial.compression.scores import Cut
 
 
@@ -26,12 +26,11 @@ def cheapest_path(
 ) -> list[CutRecord]:
     """Cuts, each inside the one before, by the layer where a share of the units costs least loss for what it saves."""
     cut = Cut({layer: torch.ones(len(values), dtype=torch.bool) for layer, values in scores.items()})
-    path = evaluate_path(net, [cut], loss, input_shape, progress=False)
+    path = [evaluate_cut(net, cut, loss, input_shape)]
     allowed = path[0].loss + limit
     while True:
-        candidates = evaluate_path(
-            net, next_cuts(path[-1].cut, scores, units_per_cut), loss, input_shape, progress=False
-        )
+        cuts = next_cuts(path[-1].cut, scores, units_per_cut)
+        candidates = [evaluate_cut(net, cut, loss, input_shape) for cut in cuts]
         candidates = [record for record in candidates if record.loss <= allowed]
         if not candidates:
             return path

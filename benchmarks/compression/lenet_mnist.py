@@ -32,7 +32,8 @@ from benchmarks.common import (
 )
 from benchmarks.compression._cheapest_path import cheapest_path
 from pyro_radial import AutoRadialDirectional, BayesianModule, RadialELBO, SupervisedModel, fit
-from pyro_radial.compression import count_flops, count_weights, cut_network, mean_network, unit_scores
+from pyro_radial.compression import cut_network, mean_network, unit_scores
+from pyro_radial.compression.graph import count_flops, count_weights
 from pyro_radial.compression.prune import CutRecord
 from pyro_radial.compression.scores import Cut, Scores
 from pyro_radial.nn import likelihoods
@@ -221,8 +222,8 @@ def sizes(net: nn.Sequential) -> Row:
     architecture = [layers[0].out_channels, layers[1].out_channels, layers[2].in_features, layers[2].out_features]
     return {
         "architecture": "-".join(map(str, architecture)),
-        "weights": count_weights(net).total,
-        "flops": count_flops(net, INPUT_SHAPE).total,
+        "weights": count_weights(net),
+        "flops": count_flops(net, INPUT_SHAPE),
     }
 
 

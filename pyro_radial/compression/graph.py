@@ -6,27 +6,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from pyro_radial._pyro.checks import check_each, check_types, positive_count
+from pyro_radial._pyro.checks import check_types
 
-__all__ = [
-    "Counts",
-    "IndexSelect",
-    "Layer",
-    "WeightLayer",
-    "count_flops",
-    "count_weights",
-    "is_sequential",
-    "read_chain",
-    "weight_layers",
-]
+__all__ = ["IndexSelect", "Layer", "WeightLayer", "count_flops", "count_weights", "is_sequential", "read_chain"]
 
 WeightLayer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -98,8 +87,7 @@ class Layer:
 
 
 def read_chain(net: nn.Module) -> list[Layer]:
-    """Read the layers of a network in the order they run."""
-    weight_layers(net)
+    """Read the layers of a network in the order they run; a ValueError names what is no part of such a chain."""
     layers: list[Layer] = []
     between: list[tuple[str, nn.Module]] = []  # since the last layer
     for name, module in _leaves(net):
@@ -109,51 +97,17 @@ def read_chain(net: nn.Module) -> list[Layer]:
         else:
             between.append((name, module))
     _refuse_selects(between)
-    return layers
-
-
-def weight_layers(net: nn.Module) -> dict[str, WeightLayer]:
-    """Linear layers and convolutions by name; a ValueError if other modules than norms and PReLUs hold tensors."""
-    check_types(nn.Module, net=net)
-    layers, owners = dict[str, WeightLayer](), dict[int, str]()
-    for name, module in net.named_modules(remove_duplicate=False):
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            if type(module) not in (*LAYERS, *NORMS, nn.PReLU, IndexSelect):
-                raise ValueError(f"net must hold tensors in known layers only, got {type(module).__name__} at {name!r}")
-            if owners.setdefault(id(tensor), name) != name:
-                raise ValueError(f"net must have no shared tensors, got one in {owners[id(tensor)]!r} and {name!r}")
-        _check_options(name, module)
-        if isinstance(module, LAYERS):
-            layers[name] = module
     if not layers:
         raise ValueError(f"net must hold a linear layer or a convolution, got {type(net).__name__} without one")
     return layers
 
 
-class Counts(NamedTuple):
-    """A count by the name of the layer, and in total."""
-
-    by_layer: dict[str, int]
-    total: int
+def count_weights(net: nn.Module) -> int:
+    """Count the weights of linear layers and convolutions, without biases and batch norms."""
+    return sum(layer.weight.numel() for layer in net.modules() if isinstance(layer, LAYERS))
 
 
-def count_weights(net: nn.Module) -> Counts:
-    """Count the weights of linear layers and convolutions, without biases and batch norms.
-
-    :param net: a network, with or without skip connections.
-    :returns: the counts ``by_layer`` and their ``total``.
-    :raises ValueError: if the network has other parameters, or shares some.
-
-    Example::
-
-        >>> count_weights(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
-        Counts(by_layer={'0': 12, '2': 6}, total=18)
-    """
-    by_layer = {name: layer.weight.numel() for name, layer in weight_layers(net).items()}
-    return Counts(by_layer, sum(by_layer.values()))
-
-
-def count_flops(net: nn.Module, input_shape: Sequence[int]) -> Counts:
+def count_flops(net: nn.Module, input_shape: Sequence[int]) -> int:
     r"""Count the operations of linear layers and convolutions in one prediction.
 
     Each output takes one multiply-add per incoming weight and one for the bias, with or without a bias. A convolution
@@ -166,36 +120,30 @@ def count_flops(net: nn.Module, input_shape: Sequence[int]) -> Counts:
     Source: Oh, Adamczewski and Park (2019), *Radial and Directional Posteriors for Bayesian Neural Networks*, section
     5.2. The numbers in its table 2 do not follow its formula: they count a layer that no network of the table has, with
     16 inputs per channel of the last convolution, and leave out the last layer.
-
-    :param net: a network, with or without skip connections.
-    :param input_shape: shape of one input, without the batch.
-    :returns: the counts ``by_layer`` and their ``total``.
-    :raises ValueError: if the network has other parameters, or shares some, or inputs of that shape do not fit it.
-
-    Example::
-
-        >>> count_flops(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 5)), (1, 4, 4))
-        Counts(by_layer={'0': 80, '2': 45}, total=125)
     """
-    by_layer, at = dict.fromkeys(weight_layers(net), 0), [""]
-    check_each(positive_count, "input_shape", input_shape)
     shapes_only = copy.deepcopy(net).to("meta").eval()
-    x = torch.empty(1, *input_shape, dtype=next(net.parameters()).dtype, device="meta")
+    total = 0
+    reached = ""
 
-    def count(name: str, module: Any, inputs: Any, output: Tensor) -> None:
-        by_layer[name] += (module.weight[0].numel() + 1) * output.numel()
+    def enter(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        nonlocal reached
+        reached = name
+
+    def count(layer: WeightLayer, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal total
+        total += (layer.weight[0].numel() + 1) * output.numel()
 
     for name, module in shapes_only.named_modules():
-        module.register_forward_pre_hook(lambda module, inputs, name=name: at.append(name))
-        if name in by_layer:
-            module.register_forward_hook(partial(count, name))
+        module.register_forward_pre_hook(partial(enter, name))
+        if isinstance(module, LAYERS):
+            module.register_forward_hook(count)
     try:
-        shapes_only(x)
+        shapes_only(torch.empty(1, *input_shape, dtype=next(net.parameters()).dtype, device="meta"))
     except (RuntimeError, ValueError, IndexError) as error:
         raise ValueError(
-            f"input_shape must fit the network, got {tuple(input_shape)}, which fails at {at[-1]!r}: {error}"
+            f"data: x must fit the network, got rows of shape {[*input_shape]}, which fails at {reached!r}: {error}"
         ) from error
-    return Counts(by_layer, sum(by_layer.values()))
+    return total
 
 
 def is_sequential(module: nn.Module) -> bool:
@@ -203,21 +151,38 @@ def is_sequential(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
 
 
-def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules of nested Sequentials in the order they run, with their names; a ValueError if one is unknown."""
+def _leaves(net: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The modules of nested Sequentials in the order they run, with their names; a ValueError for an unfit one."""
+    check_types(nn.Module, net=net)
+    leaves: list[tuple[str, nn.Module]] = []
+    owners: dict[int, str] = {}  # of the tensors
     # A module without tensors, such as an activation, may stand in several places.
     for name, module in net.named_modules(remove_duplicate=False):
+        own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if is_sequential(module):
+            if own:
+                raise ValueError(f"net must hold tensors in known layers only, got {type(module).__name__} at {name!r}")
             continue
-        known = (*LAYERS, *NORMS, *POOLS, *ELEMENTWISE, *AT_THE_ENDS, nn.Flatten, IndexSelect)
-        if not name or type(module) not in known:
-            where = f" at {name!r}" if name else ""
-            raise ValueError(
-                "net must be a plain nn.Sequential of linear layers, convolutions, batch norms, pools, flattens, "
-                f"dropouts and elementwise activations, got {type(module).__name__}{where}. For networks with "
-                "branches or skip connections, use the library Torch-Pruning"
-            )
-        yield name, module
+        _check_known(name, module)
+        _check_options(name, module)
+        for tensor in own:
+            owner = owners.setdefault(id(tensor), name)
+            if owner != name:
+                raise ValueError(f"net must have no shared tensors, got one in {owner!r} and {name!r}")
+        leaves.append((name, module))
+    return leaves
+
+
+def _check_known(name: str, module: nn.Module) -> None:
+    """Raise a ValueError for a module that a chain cannot hold, or that is no Sequential around others."""
+    known = (*LAYERS, *NORMS, *POOLS, *ELEMENTWISE, *AT_THE_ENDS, nn.Flatten, IndexSelect)
+    if not name or type(module) not in known:
+        where = f" at {name!r}" if name else ""
+        raise ValueError(
+            "net must be a plain nn.Sequential of linear layers, convolutions, batch norms, pools, flattens, "
+            f"dropouts and elementwise activations, got {type(module).__name__}{where}. For networks with "
+            "branches or skip connections, use the library Torch-Pruning"
+        )
 
 
 def _check_options(name: str, module: nn.Module) -> None:
@@ -271,9 +236,10 @@ def _link(
         raise ValueError(f"net must fit the {num_units} units of {before.name!r} at {name!r}, got {size} inputs")
     carried = []
     for inner, other, after_flatten in norms:
-        carried.append((inner, other, positions if after_flatten else 1))
+        of_unit = positions if after_flatten else 1
         width = other.num_parameters if isinstance(other, nn.PReLU) else other.num_features
-        if width != num_units * carried[-1][2]:
+        carried.append((inner, other, of_unit))
+        if width != num_units * of_unit:
             raise ValueError(f"net must fit the {num_units} units of {before.name!r} at {inner!r}, got {other}")
     return Layer(name, module, before, num_units, positions, sources, tuple(carried))
 

@@ -1,13 +1,13 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""A trained Bayesian network, pruned to a smaller plain network: in one call, or by the loss of nested cuts."""
+"""A trained Bayesian network, pruned to a smaller plain network by the loss of nested cuts."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -15,16 +15,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
-from tqdm.auto import tqdm
 
-from pyro_radial._pyro.checks import (
-    check_flag,
-    check_items,
-    check_number,
-    check_types,
-    non_negative_float,
-    positive_count,
-)
+from pyro_radial._pyro.checks import check_types, non_negative_float, positive_count
 from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.compression.graph import count_flops, count_weights, read_chain
 from pyro_radial.compression.scores import Cut, Scores, check_guide, unit_scores
@@ -36,7 +28,7 @@ from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import Categorical, Likelihood
 from pyro_radial.nn.supervised import SupervisedModel
 
-__all__ = ["CutRecord", "Pruned", "cut_path", "evaluate_path", "mean_network", "prune"]
+__all__ = ["CutRecord", "Pruned", "evaluate_cut", "mean_network", "nested_cuts", "prune"]
 
 ROWS = 1_000  # evaluated at a time
 
@@ -55,12 +47,12 @@ class Pruned:
     """A pruned network, from :func:`prune`.
 
     :param network: the smaller plain network.
-    :param record: its ``cut``, its validation error in percent (``loss``), and its numbers of ``weights`` and
-        ``flops``.
+    :param record: its ``cut``, its validation error in percent (``loss``), its number of ``weights`` without biases,
+        and its ``flops``: for each output of a layer a multiply-add for each weight that enters it, and one more.
     :param path: the same of all networks that were tried; the first is the whole network.
     """
 
-    network: nn.Module
+    network: nn.Sequential
     record: CutRecord
     path: list[CutRecord]
 
@@ -104,6 +96,8 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
         (3, 48)
     """
     non_negative_float("tolerance", tolerance)
+    if positive_count("num_cuts", num_cuts) < 2:
+        raise ValueError(f"num_cuts must be at least 2, got {num_cuts}")
     bnn = _network_of(model)
     rows = Rows(data, "data")
     example, _ = rows.take(torch.arange(min(2, len(rows))))
@@ -111,12 +105,13 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
         raise ValueError(f"data: x must be one tensor, got {type(example).__name__}")
     scores = unit_scores(guide)
     net = _chain(mean_network(bnn, guide))
-    cuts = cut_path(scores, num_cuts=num_cuts) + cut_path(scores, num_cuts=num_cuts, per_layer=True)[1:]
+    # Both orders start with the whole network.
+    cuts = nested_cuts(scores, num_cuts, per_layer=False) + nested_cuts(scores, num_cuts, per_layer=True)[1:]
     with warnings.catch_warnings():
         # At the end of a path, layers that would be left without units keep one.
         warnings.filterwarnings("ignore", message=".* would be cut", category=UserWarning)
         measure = partial(_percent_wrong, rows=rows, likelihood=model.likelihood)
-        path = evaluate_path(net, cuts, measure, example.shape[1:], scores, progress=False)
+        path = [evaluate_cut(net, cut, measure, example.shape[1:], scores) for cut in cuts]
     allowed = path[0].loss + tolerance + 1e-9
     best = min((record for record in path if record.loss <= allowed), key=lambda record: (record.weights, record.flops))
     small = cut_network(net, best.cut)
@@ -154,84 +149,42 @@ def mean_network(bnn: BayesianModule, guide: AutoPerSite) -> nn.Module:
     return bnn.to_module({**draw, **means})
 
 
-def cut_path(scores: Scores, *, num_cuts: int = 50, per_layer: bool = False) -> list[Cut]:
+def nested_cuts(scores: Scores, num_cuts: int, *, per_layer: bool) -> list[Cut]:
     """List nested cuts, from one that keeps everything to one that keeps a single unit of each layer.
 
     Each cut removes the units below a threshold, except the best unit of each layer (of its outputs and of its inputs).
-
-    :param scores: how much the units matter. Scores of different layers, and of outputs and inputs, are compared with
-        each other, so they must be on a common scale.
-    :param num_cuts: the largest number of cuts, at least 2, spread evenly over the distinct scores.
-    :param per_layer: compare ranks of the scores within their own layer: each cut then removes the same share of every
-        layer, and no common scale is needed.
-    :returns: the cuts, starting with the one that keeps everything.
-    :raises ValueError: if ``num_cuts`` is below two.
-
-    Example::
-
-        >>> scores = Scores(outputs={"0": torch.tensor([-1.0, -9.0, 0.0]), "2": torch.tensor([-3.0, -2.0])})
-        >>> cut_path(scores, num_cuts=3)
-        [Cut(outputs={'0': 3 of 3, '2': 2 of 2}, inputs={}), Cut(outputs={'0': 2 of 3, '2': 1 of 2}, inputs={}),
-         Cut(outputs={'0': 1 of 3, '2': 1 of 2}, inputs={})]
+    Scores of all layers, outputs and inputs are compared with each other, so they must be on a common scale. With
+    ``per_layer`` their ranks within their own layer are compared: each cut then removes the same share of every layer.
+    There are at most ``num_cuts``, spread evenly over the distinct scores.
     """
-    check_types(Scores, scores=scores)
-    check_flag("per_layer", per_layer)
-    if positive_count("num_cuts", num_cuts) < 2:
-        raise ValueError(f"num_cuts must be at least 2, got {num_cuts}")
-    plain = [{layer: v.detach().cpu().double() for layer, v in side.items()} for _, side in scores.sides()]
-    everything = torch.cat([values for side in plain for values in side.values()]).sort().values
-    outputs, inputs = (
-        {layer: _ranks(values, None if per_layer else everything) for layer, values in side.items()} for side in plain
-    )
+    outputs = {layer: values.detach().cpu().double() for layer, values in scores.outputs.items()}
+    inputs = {layer: values.detach().cpu().double() for layer, values in scores.inputs.items()}
+    everything = None if per_layer else torch.cat([*outputs.values(), *inputs.values()])
+    outputs = {layer: _ranks(values, everything) for layer, values in outputs.items()}
+    inputs = {layer: _ranks(values, everything) for layer, values in inputs.items()}
     ranks = torch.cat([*outputs.values(), *inputs.values()])
-    levels = torch.cat([torch.tensor([-1.0], dtype=ranks.dtype), ranks[ranks < math.inf].unique()])
+    levels = torch.cat([ranks.new_tensor([-1.0]), ranks[ranks < math.inf].unique()])
     chosen = torch.linspace(0, len(levels) - 1, min(num_cuts, len(levels))).round().long()
+    cuts = []
+    for level in levels[chosen]:
+        kept_outputs = {layer: values > level for layer, values in outputs.items()}
+        kept_inputs = {layer: values > level for layer, values in inputs.items()}
+        cuts.append(Cut(kept_outputs, kept_inputs))
+    return cuts
 
-    def above(level: Tensor) -> Cut:
-        return Cut(*({layer: values > level for layer, values in side.items()} for side in (outputs, inputs)))
 
-    return [above(level) for level in levels[chosen]]
-
-
-def evaluate_path(
+def evaluate_cut(
     net: nn.Sequential,
-    path: Iterable[Cut],
-    loss: Callable[[Any], float],
+    cut: Cut,
+    loss: Callable[[nn.Sequential], float],
     input_shape: Sequence[int],
     scores: Scores | None = None,
-    *,
-    progress: bool = True,
-) -> list[CutRecord]:
-    """Cut a network by each cut of a path, and measure the loss and the size of what is left.
-
-    :param net: a chain, as for :func:`~pyro_radial.compression.cut_network`; not changed.
-    :param path: the cuts, such as those of :func:`cut_path`.
-    :param loss: a function from a network to its loss, such as its error on validation data.
-    :param input_shape: shape of one input without the batch, to count operations.
-    :param scores: how much the units matter, to choose the unit that a layer keeps if the cut would leave none.
-    :param progress: whether to show progress.
-    :returns: for each cut its completed form (:func:`~pyro_radial.compression.surgery.complete_cut`), the ``loss``,
-        and the number of ``weights`` and ``flops``.
-
-    Example::
-
-        >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-        >>> path = cut_path(Scores(outputs={"0": torch.tensor([0.0, 2.0, 1.0])}))
-        >>> records = evaluate_path(net, path, lambda net: 0.1 * net[0].in_features, (2,), progress=False)
-        >>> [(record.weights, record.flops, record.loss) for record in records]
-        [(9, 13, 0.2), (6, 9, 0.2), (3, 5, 0.2)]
-    """
-    check_types(Callable, loss=loss)
-    records = []
-    with tqdm(check_items(Cut, "path", path), desc="cuts", disable=not check_flag("progress", progress)) as bar:
-        for cut in bar:
-            whole = complete_cut(net, cut, scores)
-            small = cut_network(net, whole)
-            weights, flops = count_weights(small).total, count_flops(small, input_shape).total
-            value = check_number("loss(net)", loss(small), lambda number: True, "a number")
-            bar.set_postfix(weights=weights, loss=f"{value:.4g}")
-            records.append(CutRecord(whole, value, weights, flops))
-    return records
+) -> CutRecord:
+    """Cut a network, and measure the loss and the size of what is left; the arguments are those of ``cut_network``."""
+    whole = complete_cut(net, cut, scores)
+    small = cut_network(net, whole)
+    weights, flops = count_weights(small), count_flops(small, input_shape)
+    return CutRecord(whole, loss(small), weights, flops)
 
 
 def _network_of(model: Any) -> BayesianModule:
@@ -274,7 +227,7 @@ def _percent_wrong(net: nn.Module, rows: Rows, likelihood: Likelihood) -> float:
 
 def _ranks(scores: Tensor, among: Tensor | None) -> Tensor:
     """The share of scores below each, by default within its layer; infinite for the best, which is never cut."""
-    among = scores.sort().values if among is None else among
-    ranks = torch.searchsorted(among, scores).double() / len(among)
+    among = scores if among is None else among
+    ranks = torch.searchsorted(among.sort().values, scores).double() / len(among)
     ranks[int(scores.argmax())] = math.inf
     return ranks

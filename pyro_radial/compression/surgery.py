@@ -9,16 +9,15 @@ import copy
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import check_types
-from pyro_radial.compression.graph import IndexSelect, Layer, WeightLayer, is_sequential, read_chain
+from pyro_radial.compression.graph import IndexSelect, Layer, is_sequential, read_chain
 from pyro_radial.compression.scores import Cut, Scores
 
-__all__ = ["complete_cut", "cut_module", "cut_network", "mask_network"]
+__all__ = ["complete_cut", "cut_network"]
 
 SIZES = {"out_features", "in_features", "out_channels", "in_channels", "num_features", "num_parameters"}
 
@@ -51,38 +50,13 @@ def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> 
     return Cut(outputs, inputs)
 
 
-def mask_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> nn.Sequential:
-    """Copy a network and set all weights and biases of the cut units, incoming and outgoing, to zero.
-
-    The architecture stays the same. The copy computes what the smaller network of :func:`cut_network` computes; the
-    arguments and errors are the same.
-
-    Example::
-
-        >>> net = nn.Sequential(nn.Linear(4, 2), nn.Sigmoid(), nn.Linear(2, 1))
-        >>> masked = mask_network(net, Cut(outputs={"0": torch.tensor([True, False])}))
-        >>> masked[0].weight[1].tolist(), masked[2].weight[0, 1].item()
-        ([0.0, 0.0, 0.0, 0.0], 0.0)
-    """
-    whole = complete_cut(net, cut, scores)
-    masked = copy.deepcopy(net)
-    for layer in read_chain(net):
-        module = cast("WeightLayer", masked.get_submodule(layer.name))
-        weight, bias = module.weight, module.bias
-        rows, columns = (masks[layer.name].to(weight.device) for masks in (whole.outputs, whole.inputs))
-        kept = (rows[:, None] & columns).reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))
-        module.weight = nn.Parameter(torch.where(kept, weight.detach(), 0), weight.requires_grad)
-        if bias is not None:
-            module.bias = nn.Parameter(torch.where(rows, bias.detach(), 0), bias.requires_grad)
-    return masked
-
-
 def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> nn.Sequential:
     """Build a smaller network that computes what the network does without the cut units.
 
-    Its outputs equal those of :func:`mask_network` to rounding, also in training, except for the random numbers of
-    dropouts and fractional pools. Modules keep their names and settings, and share nothing with the original. Where a
-    layer uses only some of its inputs, an ``IndexSelect`` before it picks them, named as the layer with ``_inputs``.
+    Its outputs equal those of the network whose cut units have zero weights and biases, incoming and outgoing. This
+    holds to rounding, and in training too, but dropouts and fractional pools draw other random numbers. Modules keep
+    their names and settings, and share nothing with the original. Where a layer uses only some of its inputs, an
+    ``IndexSelect`` before it picks them, named as the layer with ``_inputs``.
 
     :param net: a :class:`~torch.nn.Sequential`, nested or not, of linear layers, convolutions without groups, pools,
         flattens from dimension 1, elementwise activations, dropouts, and batch norms after a layer. The tensors of
@@ -107,11 +81,11 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
     smaller: dict[str, nn.Module] = {}
     selects: dict[str, IndexSelect] = {}
     for layer in read_chain(net):
-        smaller[layer.name] = cut_module(layer.module, whole.outputs[layer.name], whole.inputs[layer.name])
+        smaller[layer.name] = _cut_module(layer.module, whole.outputs[layer.name], whole.inputs[layer.name])
         # The network's own inputs arrive whether they are used or not.
         units = whole.outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool)
         for name, module, positions in layer.carried:
-            smaller[name] = cut_module(module, units.repeat_interleave(positions))
+            smaller[name] = _cut_module(module, units.repeat_interleave(positions))
         reaching = units.repeat_interleave(layer.positions)
         index = (reaching.cumsum(0) - 1)[layer.sources.cpu()[whole.inputs[layer.name]]]
         size = int(reaching.sum())
@@ -171,7 +145,7 @@ def _strengths(layer: Layer, owners: Tensor, scores: Scores | None) -> Tensor:
     return norms
 
 
-def cut_module(module: nn.Module, *kept: Tensor) -> nn.Module:
+def _cut_module(module: nn.Module, *kept: Tensor) -> nn.Module:
     """A layer of fewer outputs and inputs, or a batch norm or PReLU of fewer units."""
     # The copy keeps every setting; only its tensors and their sizes are replaced.
     small = copy.deepcopy(module)

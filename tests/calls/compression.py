@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
-from pyro_radial.compression.prune import cut_path
 from pyro_radial.compression.scores import Cut, Scores
 from pyro_radial.nn import likelihoods
-from tests.calls.sweep import Call, Lazy, flag, function, non_negative_float, positive_int, some
+from tests.calls.sweep import Call, Lazy, non_negative_float, positive_int, some
 
 NAN = math.nan
 X, Y = torch.linspace(-1, 1, 80).reshape(20, 4).sin(), torch.arange(20) % 2
@@ -43,15 +42,13 @@ def untrained():
     return AutoRadial(model_and_guide()[0])
 
 
-countable = some(
+networks = some(
     *(None, "x", 3, network, nn.Sequential, nn.Sequential(), nn.Sequential(nn.ReLU()), nn.Sequential(nn.LSTM(2, 2)))
-)
-networks = countable | {"not sequential": nn.Linear(2, 2)}
+) | {"not sequential": nn.Linear(2, 2)}
 cuts = some(
     None, "x", 3, {"0": torch.tensor([True, False, True])}, Cut({"zzz": torch.tensor([True])}), some_scores()
 ) | {"of another layer": Cut({"0": torch.tensor([True])})}
 scores = some("x", 3, {"0": torch.zeros(3)}, Scores({"zzz": torch.zeros(1)}), Scores({"0": torch.zeros(1)}), a_cut())
-shapes = some(None, "x", 3, (0,), (5,), (-1,), ("x",), (1.5,))
 guides = some(None, "x", 3, AutoRadial, nn.Linear(1, 1), Lazy(untrained))
 
 
@@ -61,61 +58,11 @@ def has_two_units(net):
 
 CALLS = [
     Call(
-        "compression.count_flops",
-        lambda: dict(net=network(), input_shape=(4,)),
-        lambda found: found.by_layer == {"0": 15, "2": 8},
-        invalid=dict(net=countable, input_shape=shapes),
-    ),
-    Call(
-        "compression.count_weights",
-        lambda: dict(net=network()),
-        lambda found: found.total == 18,
-        invalid=dict(net=countable),
-    ),
-    Call(
         "compression.cut_network",
         lambda: dict(net=network(), cut=a_cut(), scores=some_scores()),
         has_two_units,
         invalid=dict(net=networks, cut=cuts, scores=scores),
         also=(({"scores": None}, has_two_units),),
-    ),
-    Call(
-        "compression.mask_network",
-        lambda: dict(net=network(), cut=a_cut(), scores=some_scores()),
-        lambda net: not net[0].weight[1].any(),
-        invalid=dict(net=networks, cut=cuts, scores=scores),
-        also=(({"scores": None}, lambda net: not net[0].weight[1].any()),),
-    ),
-    Call(
-        "compression.cut_path",
-        lambda: dict(scores=some_scores(), num_cuts=3, per_layer=False),
-        lambda found: [int(cut.outputs["0"].sum()) for cut in found] == [3, 2, 1],
-        invalid=dict(
-            scores=some(None, "x", 3, {"0": torch.zeros(1)}, a_cut()),
-            num_cuts=positive_int | {"one": 1},
-            per_layer=flag,
-        ),
-    ),
-    Call(
-        "compression.evaluate_path",
-        lambda: dict(
-            net=network(),
-            path=cut_path(some_scores()),
-            loss=lambda net: 0.1,
-            input_shape=(4,),
-            scores=some_scores(),
-            progress=False,
-        ),
-        lambda found: [record.weights for record in found] == [18, 12, 6],
-        invalid=dict(
-            net=networks,
-            path=some(None, "x", 3, [None], ["x"], a_cut(), some_scores()),
-            loss=function | some(lambda net: None, lambda net: "x"),
-            input_shape=shapes,
-            scores=scores,
-            progress=flag,
-        ),
-        also=(({"scores": None}, lambda found: len(found) == 3),),
     ),
     Call(
         "compression.mean_network",
@@ -133,7 +80,9 @@ CALLS = [
         invalid=dict(
             model=some(None, "x", 3, network(), SupervisedModel, Lazy(lambda: model_and_guide()[0].bnn)),
             guide=guides,
-            data=some(None, "x", 3, (X,), (X, None), (X, Y[:3]), (X[:0], Y[:0]), (X * NAN, Y), (X, Y + 5)),
+            data=some(
+                None, "x", 3, (X,), (X, None), (X, Y[:3]), (X[:0], Y[:0]), (X * NAN, Y), (X, Y + 5), (X[:, :3], Y)
+            ),
             tolerance=non_negative_float | {"flag": True},
             num_cuts=positive_int | {"one": 1},
         ),

@@ -5,9 +5,12 @@
 
 import math
 import warnings
+from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -19,10 +22,13 @@ from pyro_radial import (
     BayesianModule,
     SupervisedModel,
 )
-from pyro_radial.compression import count_flops, count_weights, mask_network, mean_network, prune
-from pyro_radial.compression.graph import IndexSelect
+from pyro_radial.compression import cut_network, mean_network, prune
+from pyro_radial.compression.graph import IndexSelect, count_flops, count_weights
+from pyro_radial.compression.prune import evaluate_cut, nested_cuts
+from pyro_radial.compression.scores import Scores
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior
+from tests.helpers.chains import masked
 
 X = torch.zeros(1, 3)
 
@@ -107,8 +113,8 @@ def test_the_error_rises_by_at_most_the_tolerance_and_the_network_is_smaller(tra
     assert result.path[0].loss == pytest.approx(error(whole, validation))
     assert result.record.loss == pytest.approx(error(result.network, validation))
     assert result.record.loss <= result.path[0].loss + tolerance + 1e-9
-    assert result.record.weights == count_weights(result.network).total < count_weights(whole).total
-    assert result.record.flops == count_flops(result.network, (4,)).total
+    assert result.record.weights == count_weights(result.network) < count_weights(whole)
+    assert result.record.flops == count_flops(result.network, (4,))
     # Nothing that was tried and is good enough is smaller.
     for record in result.path:
         assert record.weights >= result.record.weights or record.loss > result.path[0].loss + tolerance
@@ -118,8 +124,8 @@ def test_the_pruned_network_gives_the_outputs_of_the_masked_one(trained):
     model, guide = trained
     x, y = points(400, 1)
     result = prune(model, guide, (x, y), 3.0)
-    masked = mask_network(mean_network(model.bnn, guide), result.record.cut)
-    torch.testing.assert_close(result.network.eval()(x), masked.eval()(x))
+    zeroed = masked(mean_network(model.bnn, guide), result.record.cut)
+    torch.testing.assert_close(result.network.eval()(x), zeroed.eval()(x))
     assert {type(module) for module in result.network} <= {nn.Linear, nn.ReLU, nn.Dropout, IndexSelect}
     assert "of 760 weights" in repr(result)
 
@@ -197,7 +203,7 @@ def test_a_tolerance_out_of_range_is_named(tolerance):
     [
         (
             lambda: (*untrained(nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2))), points(20, 1)),
-            "model must hold a chain of layers: net must hold .* got LayerNorm at '1'",
+            "model must hold a chain of layers: net must be .* got LayerNorm at '1'",
         ),
         (
             lambda: (*untrained(nn.Sequential(Residual(nn.Linear(4, 4)), nn.Linear(4, 2))), points(20, 1)),
@@ -213,6 +219,10 @@ def test_a_tolerance_out_of_range_is_named(tolerance):
         (lambda: (*untrained(), (points(20, 1)[0], points(19, 1)[1])), "data: y must have as many rows as x"),
         (lambda: (*untrained(), (points(20, 1)[0], points(20, 1)[1] + 2)), "data: y must hold labels from 0 to 1"),
         (lambda: (*untrained(), (points(20, 1)[0] * math.nan, points(20, 1)[1])), "data: x must not hold NaN"),
+        (
+            lambda: (*untrained(), (points(20, 1)[0][:, :3], points(20, 1)[1])),
+            r"data: x must fit the network, got rows of shape \[3\], which fails at '0'",
+        ),
         (lambda: (*untrained(), ({"x": points(20, 1)[0]}, points(20, 1)[1])), "data: x must be one tensor, got dict"),
     ],
 )
@@ -224,3 +234,78 @@ def test_bad_arguments_are_named(arguments, message):
 def test_a_path_of_one_cut_is_refused():
     with pytest.raises(ValueError, match="num_cuts must be at least 2, got 1"):
         prune(*untrained(), points(20, 1), 1.0, num_cuts=1)
+
+
+def kept(cut):
+    """What is kept, as a set."""
+    sides = {"outputs": cut.outputs, "inputs": cut.inputs}
+    return {
+        (s, layer, i) for s, side in sides.items() for layer, m in side.items() for i in m.nonzero().flatten().tolist()
+    }
+
+
+def test_cuts_over_all_layers_take_away_the_lowest_scores_of_all():
+    scores = Scores(outputs={"0": torch.tensor([5.0, 1.0, 3.0])}, inputs={"0": torch.tensor([2.0, 4.0])})
+    cuts = nested_cuts(scores, 50, per_layer=False)
+    assert [cut.outputs["0"].int().tolist() for cut in cuts] == [[1, 1, 1], [1, 0, 1], [1, 0, 1], [1, 0, 0]]
+    # The input with score 4 is the best of its layer, and is kept.
+    assert [cut.inputs["0"].int().tolist() for cut in cuts] == [[1, 1], [1, 1], [0, 1], [0, 1]]
+
+
+def test_cuts_per_layer_take_away_the_same_share_of_each():
+    cuts = nested_cuts(Scores(outputs={"0": torch.arange(8.0), "1": -100 * torch.arange(4.0)}), 50, per_layer=True)
+    for cut in cuts:
+        shares = [float(mask.float().mean()) for mask in cut.outputs.values()]
+        assert abs(shares[0] - shares[1]) <= 1 / 4
+    assert [len(kept(cut)) for cut in cuts] == [12, 10, 9, 7, 6, 4, 3, 2]
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([-math.inf, -3.0, -1.0, 0.0, 0.5, 2.0]), min_size=1, max_size=6),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(2, 12),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=100)
+def test_cuts_are_nested_from_everything_to_one_unit_of_each_layer(layers, num_cuts, per_layer):
+    values = [torch.tensor(layer) for layer in layers]
+    outputs, inputs = ({str(i): layer for i, layer in enumerate(values) if i % 2 == side} for side in (0, 1))
+    cuts = nested_cuts(Scores(outputs, inputs), num_cuts, per_layer=per_layer)
+    assert 1 <= len(cuts) <= num_cuts
+    sets = [kept(cut) for cut in cuts]
+    assert len(sets[0]) == sum(map(len, layers))
+    assert all(later < earlier for earlier, later in pairwise(sets))
+    for layer, mask in [*cuts[-1].outputs.items(), *cuts[-1].inputs.items()]:
+        assert mask.sum() == 1
+        assert values[int(layer)][mask] == max(layers[int(layer)])
+
+
+def test_cuts_are_spread_evenly():
+    cuts = nested_cuts(Scores(outputs={"0": torch.randn(101)}), 11, per_layer=False)
+    assert [len(kept(cut)) for cut in cuts] == [101, 91, 81, 71, 61, 51, 41, 31, 21, 11, 1]
+    assert len(nested_cuts(Scores(outputs={"0": torch.zeros(4)}), 50, per_layer=False)) == 2
+
+
+def test_a_cut_is_evaluated_with_the_size_of_the_cut_network():
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    scores = Scores(outputs={"0": torch.randn(6)}, inputs={"0": torch.randn(4)})
+    for number, cut in enumerate(nested_cuts(scores, 50, per_layer=False)):
+        seen = []
+        record = evaluate_cut(net, cut, lambda small, seen=seen, number=number: seen.append(small) or number, (4,))
+        assert record.cut.outputs["0"].tolist() == record.cut.inputs["2"].tolist() == cut.outputs["0"].tolist()
+        assert [repr(small) for small in seen] == [repr(cut_network(net, record.cut))]
+        assert record[1:] == (number, count_weights(seen[0]), count_flops(seen[0], (4,)))
+
+
+def test_the_last_cut_keeps_the_best_pair_by_the_scores():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    net[0].weight.data[2] = 100  # Its norm would speak for unit 2.
+    scores = Scores(outputs={"0": torch.tensor([9.0, 1.0, 3.0])}, inputs={"1": torch.tensor([0.0, 2.0, 1.0])})
+    last = nested_cuts(scores, 50, per_layer=False)[-1]
+    with pytest.warns(UserWarning, match="layer '0' would be cut to nothing; its unit 1 is kept"):
+        record = evaluate_cut(net, last, lambda small: 0.0, (2,), scores)
+    assert record.cut.outputs["0"].tolist() == [False, True, False]
+    assert torch.equal(cut_network(net, record.cut)[0].weight, net[0].weight[[1]])

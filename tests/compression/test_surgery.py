@@ -13,8 +13,8 @@ from torch import nn
 
 from pyro_radial.compression.graph import IndexSelect
 from pyro_radial.compression.scores import Cut, Scores
-from pyro_radial.compression.surgery import complete_cut, cut_network, mask_network
-from tests.helpers.chains import keep, lenet, random_chain, random_cut, weight_layers
+from pyro_radial.compression.surgery import complete_cut, cut_network
+from tests.helpers.chains import keep, lenet, masked, random_chain, random_cut, weight_layers
 
 CHAINS = range(60)
 
@@ -49,18 +49,18 @@ def without_cut_units(net, x, cut):
 
 
 def cut_silently(net, cut):
-    """The masked and the cut network; small chains are often cut to nothing, which is another test's matter."""
+    """The network with zeros and the cut one; small chains are often cut to nothing, which is another test's matter."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        return mask_network(net, cut), cut_network(net, cut), bool(caught)
+        return masked(net, cut), cut_network(net, cut), bool(caught)
 
 
 @pytest.mark.parametrize("seed", CHAINS)
 def test_cut_network_computes_what_the_network_does_without_the_units(seed):
     net, x = random_chain(seed)
     cut = random_cut(net, seed)
-    masked, small, rescued = cut_silently(net, cut)
-    expected = masked(x)
+    zeroed, small, rescued = cut_silently(net, cut)
+    expected = zeroed(x)
     torch.testing.assert_close(small(x), expected, rtol=1e-10, atol=1e-10)
     if not rescued:
         torch.testing.assert_close(expected, without_cut_units(net, x, cut), rtol=1e-10, atol=1e-10)
@@ -83,8 +83,8 @@ def test_random_chains_are_cut_in_every_way():
 def test_cut_of_a_cut_is_exact(seed):
     net, x = random_chain(seed)
     _, small, _ = cut_silently(net, random_cut(net, seed, share=0.8))
-    masked, smaller, _ = cut_silently(small, random_cut(small, seed + 1, share=0.8))
-    torch.testing.assert_close(smaller(x), masked(x), rtol=1e-10, atol=1e-10)
+    zeroed, smaller, _ = cut_silently(small, random_cut(small, seed + 1, share=0.8))
+    torch.testing.assert_close(smaller(x), zeroed(x), rtol=1e-10, atol=1e-10)
     assert len(parts(smaller, IndexSelect)) <= len(weight_layers(net))
 
 
@@ -111,13 +111,12 @@ def test_nothing_cut_is_a_deep_copy():
     torch.testing.assert_close(small(x), net(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("surgery", [cut_network, mask_network])
-def test_original_is_neither_written_nor_shared(surgery):
+def test_original_is_neither_written_nor_shared():
     net, _ = random_chain(5)
     before, text = copy.deepcopy(net.state_dict()), repr(net)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        small = surgery(net, random_cut(net, 5))
+        small = cut_network(net, random_cut(net, 5))
     for tensor in (*small.parameters(), *small.buffers()):
         tensor.data.fill_(7)
     assert repr(net) == text
@@ -136,32 +135,10 @@ def test_masks_and_scores_are_not_written():
     assert scores.tolist() == [1, 3, 2, 0]
 
 
-def test_masked_network_has_zeros_where_units_are_cut_and_the_weights_elsewhere():
-    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Softplus(), nn.Conv2d(3, 2, 1))
-    masked = mask_network(net, Cut(outputs={"0": keep(3, [0, 2])}, inputs={"0": keep(2, [1])}))
-    assert repr(masked) == repr(net)
-    expected = net[0].weight.detach().clone()
-    expected[1], expected[:, 0] = 0, 0
-    torch.testing.assert_close(masked[0].weight.detach(), expected, rtol=0, atol=0)
-    assert masked[0].bias[1] == 0
-    assert masked[2].weight[:, 1].abs().sum() == 0
-    torch.testing.assert_close(masked[2].bias, net[2].bias)
-
-
-def test_frozen_parameters_stay_frozen_under_a_mask():
-    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    net[0].weight.requires_grad_(False)
-    net[1].bias.requires_grad_(False)
-    masked = mask_network(net, Cut(outputs={"0": keep(2, [0])}))
-    assert [tensor.requires_grad for tensor in masked.parameters()] == [False, True, True, False]
-
-
-def test_a_mask_hides_weights_that_are_not_numbers():
+def test_weights_that_are_not_numbers_go_with_their_units():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     net[0].weight.data[1] = torch.nan
-    cut = Cut(outputs={"0": keep(2, [0])})
-    for without in (mask_network(net, cut), cut_network(net, cut)):
-        assert without(torch.randn(3, 2)).isfinite().all()
+    assert cut_network(net, Cut(outputs={"0": keep(2, [0])}))(torch.randn(3, 2)).isfinite().all()
 
 
 def test_unit_without_a_use_goes():
@@ -206,7 +183,7 @@ def test_inputs_of_the_network_are_cut(net, shape, dim):
     small = cut_network(net, cut)
     (select,) = parts(small, IndexSelect).values()
     assert (select.index.tolist(), select.size, select.dim) == ([0, 2], 3, dim)
-    torch.testing.assert_close(small(x), mask_network(net, cut)(x))
+    torch.testing.assert_close(small(x), masked(net, cut)(x))
     y = x.clone()
     y[:, 1] = torch.nan
     assert small(y).isfinite().all()
@@ -240,9 +217,9 @@ def test_batch_norm_is_exact_while_training():
     net = nn.Sequential(nn.Conv1d(2, 4, 2), nn.BatchNorm1d(4), nn.Sigmoid(), nn.Flatten(), nn.Linear(12, 2)).double()
     x = torch.randn(6, 2, 4, dtype=torch.float64)
     cut = Cut(outputs={"0": keep(4, [0, 3])})
-    masked, small = mask_network(net, cut), cut_network(net, cut)
-    torch.testing.assert_close(small(x), masked(x), rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(small[1].running_var, masked[1].running_var[[0, 3]])
+    zeroed, small = masked(net, cut), cut_network(net, cut)
+    torch.testing.assert_close(small(x), zeroed(x), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(small[1].running_var, zeroed[1].running_var[[0, 3]])
     assert small[1].num_batches_tracked == 1
     small(x).sum().backward()
     assert small[1].weight.grad.shape == (2,)
@@ -302,9 +279,9 @@ def test_layer_cut_to_nothing_keeps_its_best_unit(scores):
     assert torch.equal(small[0].weight[0], net[0].weight[best])
     assert small[2].in_features == 3
     with pytest.warns(UserWarning, match="cut to nothing"):
-        masked = mask_network(net, cut, scores)
+        zeroed = masked(net, cut, scores)
     x = torch.randn(3, 2, 3)
-    torch.testing.assert_close(masked(x), small(x))
+    torch.testing.assert_close(zeroed(x), small(x))
 
 
 def test_kept_units_without_kept_uses_leave_the_best_pair():
@@ -335,7 +312,7 @@ def test_inputs_of_the_network_cut_to_nothing_keep_the_best():
         (Cut(), Scores(inputs={"5": torch.zeros(2)}), r"scores.inputs must be of the layers .*, got '5'"),
     ],
 )
-@pytest.mark.parametrize("surgery", [cut_network, mask_network, complete_cut])
+@pytest.mark.parametrize("surgery", [cut_network, complete_cut])
 def test_bad_input(surgery, cut, scores, message):
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     with pytest.raises(ValueError, match=message):
@@ -352,7 +329,7 @@ def test_a_network_is_cut_where_it_lies():
     net, x = random_chain(1)
     cut = random_cut(net, 1)
     expected = cut_silently(net, cut)[1](x)
-    masked, small, _ = cut_silently(net.cuda(), cut)
+    zeroed, small, _ = cut_silently(net.cuda(), cut)
     assert {tensor.device.type for tensor in (*small.parameters(), *small.buffers())} == {"cuda"}
     torch.testing.assert_close(small(x.cuda()).cpu(), expected)
-    torch.testing.assert_close(masked(x.cuda()).cpu(), expected)
+    torch.testing.assert_close(zeroed(x.cuda()).cpu(), expected)

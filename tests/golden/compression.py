@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoRadialDirectional, RadialELBO
-from pyro_radial.compression import cut_network, cut_path, evaluate_path, mask_network, mean_network, unit_scores
+from pyro_radial.compression import cut_network, mean_network, unit_scores
+from pyro_radial.compression.prune import evaluate_cut, nested_cuts
 from pyro_radial.nn.priors import RadialDirectionalPrior
 from tests.golden.losses import images
 from tests.golden.programs import classifier, program, trained
+from tests.helpers.chains import masked
 
 
 @program
@@ -25,13 +27,14 @@ def pruning():
     trained(model, guide, (x, y), lr=0.1, epochs=3, loss=RadialELBO(strict_kl=True))
     plain, scores = mean_network(model.bnn, guide), unit_scores(guide)
     results = {"scores": dict(scores.outputs), "mean network": plain(x)}
-    path = cut_path(scores, num_cuts=6)
-    results["kept"] = [dict(cut.outputs) for cut in path]
-    records = evaluate_path(
-        plain, path, lambda n: nn.functional.cross_entropy(n(x), y).item(), input_shape=(1, 6, 6), progress=False
-    )
+    cuts = nested_cuts(scores, 6, per_layer=False)
+    results["kept"] = [dict(cut.outputs) for cut in cuts]
+
+    def loss(small):
+        return nn.functional.cross_entropy(small(x), y).item()
+
+    records = [evaluate_cut(plain, cut, loss, (1, 6, 6)) for cut in cuts]
     results["records"] = [[record.loss, record.weights, record.flops] for record in records]
-    cut = path[3]
-    results["masked"] = mask_network(plain, cut)(x)
-    results["small"] = cut_network(plain, cut)(x)
+    results["masked"] = masked(plain, cuts[3])(x)
+    results["small"] = cut_network(plain, cuts[3])(x)
     return results

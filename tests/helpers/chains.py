@@ -3,12 +3,14 @@
 
 """Networks to cut, drawn at random or known from the literature."""
 
+import copy
 import random
 
 import torch
 from torch import nn
 
 from pyro_radial.compression.scores import Cut
+from pyro_radial.compression.surgery import complete_cut
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -117,3 +119,16 @@ def random_cut(net, seed, share=0.6):
     layers = weight_layers(net)
     outputs = masks([(name, module.weight.shape[0]) for name, module in layers[:-1]])
     return Cut(outputs, masks([(name, module.weight.shape[1]) for name, module in layers]))
+
+
+def masked(net, cut, scores=None):
+    """A copy of a chain whose cut units have zero weights and biases, incoming and outgoing."""
+    whole = complete_cut(net, cut, scores)
+    zeroed = copy.deepcopy(net)
+    with torch.no_grad():
+        for name, module in weight_layers(zeroed):
+            module.weight[~whole.outputs[name]] = 0
+            module.weight[:, ~whole.inputs[name]] = 0
+            if module.bias is not None:
+                module.bias[~whole.outputs[name]] = 0
+    return zeroed
