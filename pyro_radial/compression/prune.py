@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.optim.swa_utils import update_bn
 
 from pyro_radial._pyro.checks import check_types, non_negative_float, positive_count
@@ -144,9 +145,11 @@ def mean_network(bnn: BayesianModule, guide: AutoPerSite) -> nn.Module:
     """
     check_types(BayesianModule, bnn=bnn)
     check_guide(guide)
-    draw, posterior = guide.median(), dict[str, Any](guide.posterior())
-    means = {site: distribution.mean for site, distribution in posterior.items() if is_on_sphere(distribution.support)}
-    return bnn.to_module({**draw, **means})
+    values = guide.median()
+    for site, distribution in cast("dict[str, Distribution]", guide.posterior()).items():
+        if is_on_sphere(distribution.support):
+            values[site] = distribution.mean
+    return bnn.to_module(values)
 
 
 def nested_cuts(scores: Scores, num_cuts: int, *, per_layer: bool) -> list[Cut]:
@@ -187,9 +190,10 @@ def evaluate_cut(
     return CutRecord(whole, loss(small), weights, flops)
 
 
-def _network_of(model: Any) -> BayesianModule:
+def _network_of(model: object) -> BayesianModule:
     """The network of a classifier, or a ValueError."""
-    bnn, likelihood = getattr(model, "bnn", None), getattr(model, "likelihood", None)
+    bnn = getattr(model, "bnn", None)
+    likelihood = getattr(model, "likelihood", None)
     is_classifier = isinstance(likelihood, Categorical) and likelihood.event_dim == 1
     if not isinstance(model, SupervisedModel) or not isinstance(bnn, BayesianModule) or not is_classifier:
         raise ValueError(
@@ -210,7 +214,8 @@ def _chain(net: nn.Module) -> nn.Sequential:
 
 def _percent_wrong(net: nn.Module, rows: Rows, likelihood: Likelihood) -> float:
     """The share of rows with another label than the most probable class, in percent."""
-    device, wrong = device_of(net), 0
+    device = device_of(net)
+    wrong = 0
     parts = torch.arange(len(rows)).tensor_split(math.ceil(len(rows) / ROWS))
     try:
         with seeded(0, device):  # Dropouts draw.

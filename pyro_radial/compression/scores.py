@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import ExpTransform
+from torch.distributions import Distribution, ExpTransform
 
 from pyro_radial._pyro.checks import check_types
 from pyro_radial.distributions.constraints import is_real
@@ -52,11 +52,7 @@ class Cut:
                     raise ValueError(f"{side}[{layer!r}] must be a boolean vector, got {mask.dtype}, {[*mask.shape]}")
 
     def __repr__(self) -> str:
-        outputs, inputs = (
-            "{" + ", ".join(f"{name!r}: {int(mask.sum())} of {len(mask)}" for name, mask in masks.items()) + "}"
-            for masks in (self.outputs, self.inputs)
-        )
-        return f"Cut(outputs={outputs}, inputs={inputs})"
+        return f"Cut(outputs={_counts(self.outputs)}, inputs={_counts(self.inputs)})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +70,7 @@ class Scores:
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for side, scores in self.sides():
+        for side, scores in (("outputs", self.outputs), ("inputs", self.inputs)):
             check_types(Mapping, **{side: scores})
             for layer, values in scores.items():
                 check_types(Tensor, **{f"{side}[{layer!r}]": values})
@@ -86,12 +82,8 @@ class Scores:
         if not (self.outputs or self.inputs):
             raise ValueError("outputs or inputs must hold scores, got none")
 
-    def sides(self) -> tuple[tuple[str, Mapping[str, Tensor]], tuple[str, Mapping[str, Tensor]]]:
-        """Return ``("outputs", scores of outputs)`` and ``("inputs", scores of inputs)``."""
-        return ("outputs", self.outputs), ("inputs", self.inputs)
 
-
-def check_guide(guide: Any) -> None:
+def check_guide(guide: object) -> None:
     """Raise a ValueError unless this is a guide of the library."""
     if not isinstance(guide, AutoPerSite):
         raise ValueError(f"guide must be a guide of this library, such as AutoRadial, got {type(guide).__name__}")
@@ -133,7 +125,7 @@ def unit_scores(guide: AutoPerSite) -> Scores:
         (dict_keys(['0']), dict_keys(['0', '2']))
     """
     check_guide(guide)
-    posterior = guide.posterior()
+    posterior = cast("dict[str, Distribution]", guide.posterior())
     scores: dict[str, dict[str, Tensor]] = {units: {} for units in _SIDES}
     names = list(_weight_tensors(posterior))
     if not names:
@@ -149,7 +141,13 @@ def unit_scores(guide: AutoPerSite) -> Scores:
     return Scores(**scores)
 
 
-def _weight_tensors(posterior: dict[str, Any]) -> Iterator[str]:
+def _counts(masks: Mapping[str, Tensor]) -> str:
+    """How many units of each layer are kept."""
+    counts = [f"{name!r}: {int(mask.sum())} of {len(mask)}" for name, mask in masks.items()]
+    return "{" + ", ".join(counts) + "}"
+
+
+def _weight_tensors(posterior: dict[str, Distribution]) -> Iterator[str]:
     """Names of parameters of two or more dims, in the order of the network."""
     for site, distribution in posterior.items():
         if tensor := TensorSites.with_global_radius(site):
@@ -158,16 +156,18 @@ def _weight_tensors(posterior: dict[str, Any]) -> Iterator[str]:
             yield site
 
 
-def _directional(posterior: dict[str, Any], sites: TensorSites, side: Side) -> Tensor | None:
+def _directional(posterior: dict[str, Distribution], sites: TensorSites, side: Side) -> Tensor | None:
     if sites.direction(side) not in posterior:
         return None
     radius = sites.local_radius(side)
-    logs = (moments(posterior[factor], ExpTransform()) for factor in (radius.gamma, radius.inverse_gamma))
-    factors = (dist.LogNormal(*of_log) for of_log in logs)
+    gamma = dist.LogNormal(*moments(posterior[radius.gamma], ExpTransform()))
+    inverse_gamma = dist.LogNormal(*moments(posterior[radius.inverse_gamma], ExpTransform()))
     length = torch.linalg.vector_norm(posterior[sites.direction(side)].mean, dim=-1)
-    return log_mode(sqrt_product(*factors)) + length.log()
+    return log_mode(sqrt_product(gamma, inverse_gamma)) + length.log()
 
 
-def _ratio(distribution: Any, side: Side) -> Tensor:
-    mean, variance = (t if side == "row" else t.transpose(0, 1) for t in (distribution.mean, distribution.variance))
+def _ratio(distribution: Distribution, side: Side) -> Tensor:
+    mean, variance = distribution.mean, distribution.variance
+    if side == "column":
+        mean, variance = mean.transpose(0, 1), variance.transpose(0, 1)
     return 0.5 * (mean.square().flatten(1).sum(-1) / variance.flatten(1).sum(-1)).log()

@@ -40,7 +40,7 @@ def complete_cut(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> 
         raise ValueError(f"cut.outputs[{layers[-1].name!r}] must keep all outputs of the network, got some cut")
     for layer in layers:
         owners = layer.owners.cpu()
-        units = outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool)
+        units = _units_before(layer, outputs)
         used = inputs[layer.name] & units[owners]
         if not used.any():
             used = _rescue(layer, owners, inputs[layer.name], scores)
@@ -82,13 +82,14 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
     selects: dict[str, IndexSelect] = {}
     for layer in read_chain(net):
         smaller[layer.name] = _cut_module(layer.module, whole.outputs[layer.name], whole.inputs[layer.name])
-        # The network's own inputs arrive whether they are used or not.
-        units = whole.outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool)
+        units = _units_before(layer, whole.outputs)
         for name, module, positions in layer.carried:
             smaller[name] = _cut_module(module, units.repeat_interleave(positions))
-        reaching = units.repeat_interleave(layer.positions)
-        index = (reaching.cumsum(0) - 1)[layer.sources.cpu()[whole.inputs[layer.name]]]
-        size = int(reaching.sum())
+        arriving = units.repeat_interleave(layer.positions)
+        size = int(arriving.sum())
+        new_position = arriving.cumsum(0) - 1
+        used = layer.sources.cpu()[whole.inputs[layer.name]]
+        index = new_position[used]
         if not torch.equal(index, torch.arange(size)):
             select = IndexSelect(index.to(layer.module.weight.device), size, layer.dim)
             selects[layer.name] = select.train(layer.module.training)
@@ -114,6 +115,11 @@ def _check_fit(layers: Sequence[Layer], cut: Cut, scores: Scores | None) -> None
 def _mask(masks: Mapping[str, Tensor], layer: Layer, side: int) -> Tensor:
     everything = torch.ones(layer.module.weight.shape[side], dtype=torch.bool)
     return masks.get(layer.name, everything).detach().cpu()
+
+
+def _units_before(layer: Layer, outputs: Mapping[str, Tensor]) -> Tensor:
+    """Which units of the layer before are kept; the network's own inputs arrive whether they are used or not."""
+    return outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool)
 
 
 def _rescue(layer: Layer, owners: Tensor, kept: Tensor, scores: Scores | None) -> Tensor:
@@ -166,6 +172,7 @@ def _rebuild(
     net: nn.Module, prefix: str, smaller: Mapping[str, nn.Module], selects: Mapping[str, IndexSelect]
 ) -> nn.Sequential:
     children: OrderedDict[str, nn.Module] = OrderedDict()
+    # named_children would leave out the second place of an activation that stands in two.
     for name, child in net.named_modules(remove_duplicate=False):
         path = prefix + name
         if not name or "." in name or isinstance(child, IndexSelect):
