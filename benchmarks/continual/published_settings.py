@@ -248,6 +248,12 @@ LINES = {
     ),
 }
 
+#: Lines with a claim of their own, and what they are to reach.
+QUOTED = (
+    ("permuted MNIST, nothing kept", 92.1, "CoVON, as others quote it"),
+    ("split Fashion-MNIST, ten outputs for all tasks, 200 inputs kept", 81.6, "81.6 %"),
+)
+
 
 def run(
     output: Path,
@@ -308,16 +314,19 @@ def tested(results: Results) -> dict[tuple[str, str], list[Row]]:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Compare with the published results, and with what we wanted to reach."""
-    found = []
-    for (name, method), rows in tested(results).items():
-        published, ours = LINES[name].published, 100.0 * mean(row["average_accuracy"] for row in rows)
-        targets = {f"reaches {LINES[name].target:g} %": LINES[name].target}
-        targets |= {f"is not below {source}": accuracy for source, accuracy in published.items()}
-        for text, least in targets.items():
-            theirs = f"{least:g}" if least in published.values() else ""
-            shown = percent(rows, "average_accuracy"), str(len(rows)), ours >= least
-            found.append(Claim(f"{name}: {method} {text}", theirs, *shown))
+    """Compare with the best published result of each line, and two lines with what they are to reach."""
+    accuracies = {name: rows for (name, method), rows in tested(results).items() if method == METHODS[0]}
+    means = {name: 100.0 * mean(row["average_accuracy"] for row in rows) for name, rows in accuracies.items()}
+    best = {name: max(LINES[name].published.values()) for name in means if LINES[name].published}
+    reached = [name for name, accuracy in best.items() if means[name] >= accuracy]
+    seeds = str(min(map(len, accuracies.values()), default=0))
+    text = "Continual learning in published settings: mean field is not below the best published accuracy"
+    found = [Claim(text, f"{len(best)} settings", f"{len(reached)} of {len(best)}", seeds, reached == list(best))]
+    for name, least, whom in QUOTED:
+        if name in means:
+            ours = percent(accuracies[name], "average_accuracy")
+            text = f"{name}: {METHODS[0]} is not below {whom}"
+            found.append(Claim(text, f"{least:g}", ours, str(len(accuracies[name])), means[name] >= least))
     return supported(found)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyro
 from matplotlib.figure import Figure
 
-from benchmarks.common import REGRESSION, Claim, Results, Row, markdown_table, paired, reaches, uci_split, with_error
+from benchmarks.common import REGRESSION, Results, Row, markdown_table, paired, uci_split, with_error
 from benchmarks.functional._regression import exact_prediction, kept_prior, of_network, trained
 
 FUNCTIONAL, MEAN_FIELD, EXACT = METHODS = ("functional", "mean field", "exact process")
@@ -55,17 +55,6 @@ def score(data_dir: Path, name: str, split: int, method: str, setting: Row, chec
         "coverage": float(scored.covered.double().mean()),
         "seconds": round(seconds, 1),
     }
-
-
-def published_claims(results: Results) -> list[Claim]:
-    """Compare functional networks with published ones."""
-    found = []
-    for data in results.distinct("data"):
-        ours, published = results.values("log_likelihood", data=data, method=FUNCTIONAL), FBNN[data][1]
-        held = reaches(ours, float(published.split()[0]))
-        text = f"UCI {data}: a network with a functional prior reaches the log-likelihood of FBNN"
-        found.append(Claim(text, published, with_error(ours, 3), str(len(ours)), held))
-    return found
 
 
 def table(results: Results, others: Sequence[str]) -> str:

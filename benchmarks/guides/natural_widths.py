@@ -298,18 +298,21 @@ def cells(results: Results) -> list[Cell]:
 
 
 def claims(results: Results) -> list[Claim]:
-    """Compare with Adam, by the number of steps."""
-    found, seeds = [], str(results.setting["seeds"])
+    """Compare with Adam, for all numbers of steps at once."""
     every = cells(results)
-    for steps in sorted({cell.steps for cell in every}):
-        there = [cell for cell in every if cell.steps == steps and cell.adam_arrived]
-        both = sum(cell.arrived for cell in there)
-        text = (
-            f"Linear regressions, {steps:,} steps of NaturalGradient(): means are within {MOST_MEAN:g} exact standard "
-            f"deviations and widths within {MOST_WIDTH:.0%} wherever Adam is with ten times the steps"
-        )
-        found.append(Claim(text, f"{len(there)} cells", f"{both} cells", seeds, both == len(there)))
-    return found
+    numbers = sorted({cell.steps for cell in every})
+    there, both = [], []
+    for steps in numbers:
+        arrived = [cell for cell in every if cell.steps == steps and cell.adam_arrived]
+        there.append(len(arrived))
+        both.append(sum(cell.arrived for cell in arrived))
+    text = (
+        f"Linear regressions, {' / '.join(f'{steps:,}' for steps in numbers)} steps of NaturalGradient(): means are "
+        f"within {MOST_MEAN:g} exact standard deviations and widths within {MOST_WIDTH:.0%} wherever Adam is with ten "
+        "times the steps"
+    )
+    shown = [" / ".join(map(str, counts)) for counts in (there, both)]
+    return [Claim(text, f"{shown[0]} cells", f"{shown[1]} cells", str(results.setting["seeds"]), both == there)]
 
 
 def in_words(own: list[Cell]) -> str:

@@ -138,10 +138,8 @@ def run(
 #: A score of one method lower than that of another.
 PAIRS = (
     ("nll", NATURAL_RADIAL, SGD),
-    ("nll", NATURAL_RADIAL, SGD_TEMPERATURE),
     ("nll", NATURAL_RADIAL, NATURAL_MEAN_FIELD),
     ("nll", DIRECTIONAL, NATURAL_RADIAL),
-    ("calibration_error", NATURAL_RADIAL, SGD),
 )
 
 
