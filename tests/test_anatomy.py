@@ -33,7 +33,7 @@ MAY_IMPORT |= {
     "uncertainty": BELOW_TASKS,
     "compression": BELOW_TASKS,
     "continual": BELOW_TASKS | {"uncertainty"},
-    "decisions": BELOW_TASKS,
+    "botorch": {"_pyro"},
     "datasets": {"_pyro"},
     "testing": BELOW_TASKS,
 }

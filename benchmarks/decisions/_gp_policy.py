@@ -4,13 +4,11 @@
 """Thompson sampling with a Gaussian process for each arm."""
 
 import copy
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_radial.decisions.policies import Policy
+from benchmarks.decisions._policies import Policy
 from pyro_radial.functional import GaussianProcess
 from pyro_radial.functional.gaussian import cholesky, with_diagonal
 
@@ -64,7 +62,6 @@ class GaussianProcessThompson(Policy):
     @torch.no_grad()
     def choose(self, context: Tensor) -> int:
         """The arm to pull."""
-        self.check_context(context)
         at = context.unsqueeze(0)
         arms = zip(self._arms, self._data, self._solved, strict=True)
         mean, variance = torch.stack([_moments(arm, x, *solved, at) for arm, (x, _), solved in arms]).unbind(1)
@@ -84,22 +81,6 @@ class GaussianProcessThompson(Policy):
                 arm.fit(*self._data[number], num_points=self.fit_points, steps=self.steps)
                 arm.observation_noise.clamp_(min=min(before, 0.01))
                 self._gradient_steps += self.steps
-        self._solve()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The priors' parameters and the rewards in the posteriors."""
-        return {
-            "arms": [arm.state_dict() for arm in self._arms],
-            "data": [list(pair) for pair in self._data],
-            "gradient_steps": self.gradient_steps,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load them."""
-        for arm, own in zip(self._arms, state["arms"], strict=True):
-            arm.load_state_dict(own)
-        self._data = [(x, y) for x, y in state["data"]]
-        self._gradient_steps = state["gradient_steps"]
         self._solve()
 
     @torch.no_grad()

@@ -1,20 +1,94 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Policies to compare Thompson sampling with."""
+"""Policies choose the arms of a bandit and learn from the rewards: Thompson sampling, and what it is compared with."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.decisions._linear_model import LinearModel
-from pyro_radial.decisions.policies import Policy, ThompsonSampling
+from benchmarks.decisions._refits import Refits
+from pyro_radial import predict
 from pyro_radial.infer.posthoc.laplace import LastLayer, TrainedNetwork, find_last_layer
 from pyro_radial.infer.training.data import device_of, dtype_of
 
-__all__ = ["EnsembleSampling", "EpsilonGreedy", "LinearThompson", "NeuralLinear", "UniformPolicy"]
+__all__ = [
+    "EnsembleSampling",
+    "EpsilonGreedy",
+    "LinearThompson",
+    "NeuralLinear",
+    "Policy",
+    "ThompsonSampling",
+    "UniformPolicy",
+]
+
+
+class Policy:
+    """Base class of policies. Random numbers come from torch; the loop seeds it before each decision and refit."""
+
+    #: Gradient steps taken so far.
+    gradient_steps: int = 0
+    #: Width D of a context, after :meth:`begin`.
+    num_features: int = 0
+    #: Number K of arms, after :meth:`begin`.
+    num_arms: int = 0
+
+    def begin(self, num_features: int, num_arms: int) -> None:
+        """Create what depends on the width D of a context and the number K of arms."""
+        self.num_features = num_features
+        self.num_arms = num_arms
+
+    def choose(self, context: Tensor) -> int:
+        """Choose the arm to pull in a context ``[D]``, an integer from 0 to K - 1."""
+        raise NotImplementedError
+
+    def refit(self, contexts: Tensor, arms: Tensor, rewards: Tensor) -> None:
+        """Learn from all decisions so far, at least one: contexts ``[N, D]``, arms pulled ``[N]``, rewards ``[N]``."""
+
+
+class ThompsonSampling(Policy):
+    """Draw a network from the posterior for each decision, and pull the arm with the largest reward in that draw.
+
+    Source: Thompson (1933), "On the likelihood that one unknown probability exceeds another in view of the evidence of
+    two samples"; with functional posteriors Sun et al. (2019), "Functional variational Bayesian neural networks",
+    section 5.3.
+
+    :param nn.Module model: a :class:`~pyro_radial.SupervisedModel` of a network with one output per arm and
+        :class:`~pyro_radial.nn.likelihoods.MaskedGaussian`, without ``num_data``.
+    :param nn.Module guide: its guide.
+    :param float reward_scale: typical size of a reward; rewards are divided by it for training.
+    :param refit_options: options of :class:`~benchmarks.decisions._refits.Refits`.
+    """
+
+    def __init__(self, model: nn.Module, guide: nn.Module, *, reward_scale: float = 1.0, **refit_options: Any) -> None:
+        self.model = model
+        self.guide = guide
+        self.reward_scale = reward_scale
+        self.refits = Refits(model, guide, **refit_options)
+
+    @property
+    def gradient_steps(self) -> int:  # type: ignore[override]
+        """Gradient steps taken so far."""
+        return self.refits.steps_done
+
+    def begin(self, num_features: int, num_arms: int) -> None:
+        """Create all parameters."""
+        super().begin(num_features, num_arms)
+        self.refits.begin(torch.zeros(2, num_features), torch.zeros(2, num_arms))
+
+    def choose(self, context: Tensor) -> int:
+        """Choose the arm with the largest function value under a draw of the posterior."""
+        return int(predict(self.model, self.guide, context.unsqueeze(0), num_samples=1).samples.argmax())
+
+    def refit(self, contexts: Tensor, arms: Tensor, rewards: Tensor) -> None:
+        """Train the guide further, from where the last refit ended."""
+        targets = rewards.new_full((len(arms), self.num_arms), math.nan)
+        targets.scatter_(1, arms.unsqueeze(1), rewards.unsqueeze(1))
+        self.refits.refit(contexts, targets / self.reward_scale)
 
 
 class UniformPolicy(Policy):
@@ -22,7 +96,6 @@ class UniformPolicy(Policy):
 
     def choose(self, context: Tensor) -> int:
         """The arm to pull."""
-        self.check_context(context)
         return int(torch.randint(self.num_arms, ()))
 
 
@@ -49,7 +122,6 @@ class LinearThompson(Policy):
 
     def choose(self, context: Tensor) -> int:
         """The arm with the largest reward in a draw of all arms."""
-        self.check_context(context)
         x = with_one(context)
         return int(torch.stack([arm.draw() @ x for arm in self._arms]).argmax())
 
@@ -58,14 +130,6 @@ class LinearThompson(Policy):
         for number in range(self.num_arms):
             x, y = contexts[arms == number], rewards[arms == number]
             self._arms[number] = self._prior(x.shape[1]).updated(with_one(x), y.double())
-
-    def state_dict(self) -> dict[str, Any]:
-        """The posterior of each arm."""
-        return {"arms": [arm._asdict() for arm in self._arms]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load it."""
-        self._arms = [LinearModel(**arm) for arm in state["arms"]]
 
     def _prior(self, num_features: int) -> LinearModel:
         return LinearModel.prior(num_features + 1, self.prior_precision, self.shape, self.rate)
@@ -80,10 +144,10 @@ def with_one(x: Tensor) -> Tensor:
 class EpsilonGreedy(ThompsonSampling):
     """Choose the arm with the largest mean reward, and sometimes any arm.
 
-    :param model: model, as for :class:`~pyro_radial.decisions.ThompsonSampling`.
+    :param model: model, as for :class:`ThompsonSampling`.
     :param guide: its guide; for a point estimate one draw is the mean.
     :param float epsilon: probability of a random arm.
-    :param options: options of :class:`~pyro_radial.decisions.ThompsonSampling`.
+    :param options: options of :class:`ThompsonSampling`.
     """
 
     def __init__(self, model: nn.Module, guide: nn.Module, *, epsilon: float = 0.05, **options: Any) -> None:
@@ -105,7 +169,7 @@ class NeuralLinear(ThompsonSampling):
 
     :param model: model of a network that ends with a linear layer.
     :param guide: its guide, usually a point estimate.
-    :param options: options of :class:`~pyro_radial.decisions.ThompsonSampling`.
+    :param options: options of :class:`ThompsonSampling`.
     """
 
     def __init__(self, model: nn.Module, guide: nn.Module, **options: Any) -> None:
@@ -122,7 +186,6 @@ class NeuralLinear(ThompsonSampling):
 
     def choose(self, context: Tensor) -> int:
         """The arm to pull."""
-        self.check_context(context)
         x = self._features(context.unsqueeze(0))[0]
         return int(torch.stack([arm.draw() @ x for arm in self._arms]).argmax())
 
@@ -134,16 +197,6 @@ class NeuralLinear(ThompsonSampling):
         for number in range(self.num_arms):
             own = rewards[arms == number].double() / self.reward_scale
             self._arms[number] = _prior(features.shape[1]).updated(features[arms == number], own)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the training and the posterior of each arm."""
-        return {**super().state_dict(), "arms": [arm._asdict() for arm in self._arms]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load it."""
-        super().load_state_dict(state)
-        self._arms = [LinearModel(**arm) for arm in state["arms"]]
-        self._find_last_layer()
 
     def _find_last_layer(self) -> None:
         self._network = TrainedNetwork(self.model, self.guide)
@@ -194,12 +247,3 @@ class EnsembleSampling(Policy):
         """Train all members further."""
         for member in self.members:
             member.refit(contexts, arms, rewards)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The states of the members."""
-        return {"members": [member.state_dict() for member in self.members]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load them."""
-        for member, own in zip(self.members, state["members"], strict=True):
-            member.load_state_dict(own)

@@ -24,9 +24,9 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from benchmarks.decisions._refits import Refits
 from pyro_radial import BayesianModule, SupervisedModel
-from pyro_radial.decisions.botorch_models import FunctionDraws, ProcessModel
-from pyro_radial.decisions.refits import Refits
+from pyro_radial.botorch import FunctionDraws, ProcessModel
 from pyro_radial.functional import GaussianProcess, PosteriorProcess, function_space_laplace
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
 from pyro_radial.nn.likelihoods import Gaussian

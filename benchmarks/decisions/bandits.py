@@ -31,12 +31,20 @@ from benchmarks.common import (
     with_error,
 )
 from benchmarks.data import tables
+from benchmarks.decisions._bandit_loop import run_bandit
 from benchmarks.decisions._environments import Bandit, classification_bandit, mushroom_bandit, wheel_bandit
 from benchmarks.decisions._gp_policy import GaussianProcessThompson
 from benchmarks.decisions._guides import GUIDES, mean_of, mean_ranks, network, of_common_seeds, runs_of
-from benchmarks.decisions._policies import EnsembleSampling, EpsilonGreedy, LinearThompson, NeuralLinear, UniformPolicy
+from benchmarks.decisions._policies import (
+    EnsembleSampling,
+    EpsilonGreedy,
+    LinearThompson,
+    NeuralLinear,
+    Policy,
+    ThompsonSampling,
+    UniformPolicy,
+)
 from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel
-from pyro_radial.decisions import Policy, ThompsonSampling, run_bandit
 from pyro_radial.functional import GaussianProcess, RegularizedKL
 from pyro_radial.nn.likelihoods import MaskedGaussian
 
@@ -131,30 +139,21 @@ def run(
     for seed in range(FIRST_SEED, FIRST_SEED + (seeds if form == "default" else 1)):
         for task, method, width in dict.fromkeys(cells):
             keys = {"task": task, "method": method, "width": width, "seed": seed}
-            jobs.append(Job(keys, decided, (keys, size, data_dir, results.checkpoint(*keys.values()))))
+            jobs.append(Job(keys, decided, (keys, size, data_dir)))
     compute_all(results, jobs, workers, threads)
 
 
-def decided(keys: Row, size: Size, data_dir: Path | None, checkpoint: Path) -> Row:
+def decided(keys: Row, size: Size, data_dir: Path | None) -> Row:
     """Run one policy on one bandit."""
     bandit = bandit_of(keys["task"], size.horizon, keys["seed"], data_dir)
     policy = policy_of(keys["method"], keys["width"], bandit, TASKS[keys["task"]], size, keys["seed"])
     before = time.process_time()
-    result = run_bandit(
-        bandit.contexts,
-        bandit.rewards,
-        policy,
-        expected=bandit.expected,
-        refit_every=size.refit_every,
-        seed=keys["seed"],
-        checkpoint=checkpoint,
-        progress=False,
-    )
+    result = run_bandit(bandit, policy, refit_every=size.refit_every, seed=keys["seed"])
     return {
         "relative": result.relative_regret(),
         "relative_simple": result.relative_regret(size.last),
         "cumulative": result.cumulative_regret,
-        "steps_per_decision": result.gradient_steps / size.horizon,
+        "steps_per_decision": policy.gradient_steps / size.horizon,
         "seconds": result.seconds,
         "process_seconds": time.process_time() - before,
         "curve": result.regrets.cumsum(0)[:: max(1, size.horizon // 50)].tolist(),

@@ -1,46 +1,49 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The policies that Thompson sampling is compared with: against closed forms, stopped and resumed."""
+"""Thompson sampling and what it is compared with: against closed forms and chance."""
 
 import math
 
 import pytest
 import torch
 from pyro.contrib.gp.kernels import RBF
+from torch import nn
 
+from benchmarks.decisions._bandit_loop import run_bandit
 from benchmarks.decisions._gp_policy import GaussianProcessThompson
+from benchmarks.decisions._guides import GUIDES
 from benchmarks.decisions._linear_model import LinearModel
-from benchmarks.decisions._policies import EnsembleSampling, EpsilonGreedy, LinearThompson, NeuralLinear, UniformPolicy
+from benchmarks.decisions._policies import (
+    EnsembleSampling,
+    EpsilonGreedy,
+    LinearThompson,
+    NeuralLinear,
+    ThompsonSampling,
+    UniformPolicy,
+)
+from pyro_radial import BayesianModule, SupervisedModel
 from pyro_radial.functional import GaussianProcess
-from tests.decisions.test_bandits import Stopping, linear_bandit, network, point, raise_stopping, run, same, stopping
+from pyro_radial.nn.likelihoods import MaskedGaussian
+from tests.benchmarks.test_bandit_loop import linear_bandit
 
 
-def of_network(policy, seed=0, **options):
-    made = network(point, seed=seed)
-    return policy(made.model, made.guide, steps=10, batch_size=16, compile=False, **options)
+def network(guide, kind=ThompsonSampling, seed=0):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(2, 10), nn.ReLU(), nn.Linear(10, 3))
+    model = SupervisedModel(BayesianModule(net), MaskedGaussian(scale=0.3))
+    return kind(model, GUIDES[guide](model), steps=10, batch_size=16, compile=False)
 
 
 POLICIES = {
     "uniform": UniformPolicy,
     "linear": LinearThompson,
     "Gaussian process": lambda: GaussianProcessThompson(GaussianProcess(RBF(input_dim=2)), steps=2),
-    "greedy": lambda: of_network(EpsilonGreedy, epsilon=0.1),
-    "neural-linear": lambda: of_network(NeuralLinear),
-    "ensemble": lambda: EnsembleSampling([network(point, seed=seed) for seed in range(2)]),
+    "greedy": lambda: network("point", EpsilonGreedy),
+    "neural-linear": lambda: network("point", NeuralLinear),
+    "ensemble": lambda: EnsembleSampling([network("point", seed=seed) for seed in range(2)]),
+    "radial": lambda: network("radial"),
 }
-
-
-@pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
-def test_a_run_that_ends_early_ends_where_an_undisturbed_one_does(make, tmp_path):
-    options = {"bandit": linear_bandit(46), "refit_every": 10, "seed": 3}
-    undisturbed = run(make(), **options)
-    path = tmp_path / "run.pt"
-    with pytest.raises(Stopping):
-        run(stopping(make, "choose", 14, raise_stopping), checkpoint=path, **options)
-    resumed = run(make(), checkpoint=path, **options)
-    assert same(resumed, undisturbed)
-    assert resumed.gradient_steps == undisturbed.gradient_steps
 
 
 @pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
@@ -54,7 +57,7 @@ def test_an_arm_never_pulled_is_no_error(make):
 
 def test_linear_thompson_holds_the_conjugate_posterior_of_what_it_saw():
     policy, bandit = LinearThompson(), linear_bandit(50)
-    result = run(policy, bandit, refit_every=1)
+    result = run_bandit(bandit, policy, refit_every=1)
     for arm in range(3):
         seen = result.arms == arm
         x = torch.cat([bandit[0][seen], torch.ones(int(seen.sum()), 1)], 1).double()
@@ -69,17 +72,17 @@ def test_linear_thompson_holds_the_conjugate_posterior_of_what_it_saw():
 
 def test_linear_thompson_finds_linear_rewards():
     # Its regret per decision falls to almost zero; that of chance stays.
-    result = run(LinearThompson(), linear_bandit(1500))
+    result = run_bandit(linear_bandit(1500), LinearThompson())
     assert result.relative_regret(500) < 5
     assert result.relative_regret() < 20
 
 
-@pytest.mark.parametrize("name", ["neural-linear", "ensemble"])
+@pytest.mark.parametrize("name", ["neural-linear", "ensemble", "radial"])
 def test_networks_do_better_than_chance(name):
     policy = POLICIES[name]()
     for member in getattr(policy, "members", [policy]):
         member.refits.steps = 60
-    assert run(policy, linear_bandit(160)).relative_regret(60) < 60
+    assert run_bandit(linear_bandit(160), policy).relative_regret(60) < 60
 
 
 def test_a_gaussian_process_decides_by_its_exact_posterior():

@@ -88,9 +88,7 @@ PROMISES = {
         == 2 * sum(parameter.numel() for parameter in scope["model"].bnn.sample_parameters().values())
     ),
     "getting_started": lambda scope: scope["result"].history[-1]["nll"] < 0.5,
-    "decisions": lambda scope: (
-        scope["result"].relative_regret() < 80 and scope["first"].arms.tolist() == scope["again"].arms.tolist()
-    ),
+    "decisions": lambda scope: scope["regret"][100:].mean() < 0.3 * scope["chance"][100:].mean(),
     "trained_network": lambda scope: (
         max(scope["scaled"], scope["around"], scope["last"], scope["trained_on"]) < scope["before"] - 0.05
         and scope["scaled"] == min(scope["scaled"], scope["around"], scope["last"], scope["trained_on"])

@@ -18,7 +18,6 @@ from pyro_radial.nn import likelihoods
 FILES = (
     "chains",
     "compression",
-    "decisions",
     "distributions",
     "functional",
     "guides",

@@ -22,7 +22,7 @@ from botorch.generation import MaxPosteriorSampling
 from botorch.optim import optimize_acqf
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
-from pyro_radial.decisions.botorch_models import FunctionDraws, ProcessModel
+from pyro_radial.botorch import FunctionDraws, ProcessModel
 from pyro_radial.functional import PosteriorProcess
 from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import likelihoods

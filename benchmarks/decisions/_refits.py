@@ -3,7 +3,7 @@
 
 """Training that continues whenever new data arrive."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,10 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from pyro_radial._pyro.checks import check_flag, check_types, positive_count
+from pyro_radial import RadialELBO
 from pyro_radial._pyro.compat import is_deterministic
-from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.data import device_of, dtype_of
-from pyro_radial.infer.training.optimizers import check_optim, fused_optimizer
+from pyro_radial.infer.training.optimizers import fused_optimizer
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihoods import set_num_data
 
@@ -41,7 +39,6 @@ class Refits:
     :param int steps: gradient steps of one call.
     :param int batch_size: rows of a batch, B.
     :param bool compile: whether to compile the graph; otherwise it is replayed as recorded.
-    :raises ValueError: naming the argument that does not fit.
     """
 
     def __init__(
@@ -55,15 +52,13 @@ class Refits:
         batch_size: int = 64,
         compile: bool = True,
     ) -> None:
-        check_types(nn.Module, model=model, guide=guide)
-        self.model, self.guide = model, guide
+        self.model = model
+        self.guide = guide
         self.loss = RadialELBO() if loss is None else loss
-        if not hasattr(type(self.loss), "terms"):
-            raise ValueError(f"loss must keep its terms, as RadialELBO does, got {type(loss).__name__}")
-        check_optim(optim)
-        self.optim, self.compile = optim, check_flag("compile", compile)
-        self.steps = positive_count("steps", steps)
-        self.batch_size = positive_count("batch_size", batch_size)
+        self.optim = optim
+        self.steps = steps
+        self.batch_size = batch_size
+        self.compile = compile
         self._weighted = _Weighted(model)
         self._trainer: Trainer | None = None
 
@@ -72,60 +67,29 @@ class Refits:
         """Gradient steps taken so far."""
         return 0 if self._trainer is None else self._trainer.steps_done
 
-    def begin(self, x: Tensor, y: Tensor) -> None:
-        """Create all parameters and the optimizer from some inputs and targets, unless they exist.
-
-        :raises ValueError: if the model does not take such inputs and targets.
-        """
-        if self._trainer is not None:
-            return
-        set_num_data(self.model, self.batch_size)
-        rows = torch.arange(self.batch_size)
-        batch = (self._batch(x, rows % len(x)), self._batch(y, rows % len(y)))
-        # No batch has -1 rows, so the graph is never compiled, only replayed.
-        compile_rows = self.batch_size if self.compile else -1
-        self._trainer = Trainer(
-            self._weighted, self.guide, batch, loss=self.loss, optim=self.optim, compile_rows=compile_rows
-        )
+    def begin(self, x: Tensor, y: Tensor) -> Trainer:
+        """Create all parameters and the optimizer from some inputs and targets, unless they exist."""
+        if self._trainer is None:
+            set_num_data(self.model, self.batch_size)
+            rows = torch.arange(self.batch_size)
+            batch = (self._batch(x, rows % len(x)), self._batch(y, rows % len(y)))
+            # No batch has -1 rows, so the graph is never compiled, only replayed.
+            compile_rows = self.batch_size if self.compile else -1
+            self._trainer = Trainer(
+                self._weighted, self.guide, batch, loss=self.loss, optim=self.optim, compile_rows=compile_rows
+            )
+        return self._trainer
 
     def refit(self, x: Tensor, y: Tensor) -> None:
-        """Take ``steps`` gradient steps on random batches of inputs ``[N, ...]`` and targets ``[N, ...]``.
-
-        :raises ValueError: if there are no rows, or different numbers of inputs and targets.
-        :raises FloatingPointError: naming what is NaN or infinite in the loss; no step is taken.
-        """
-        if not len(x) or len(x) != len(y):
-            raise ValueError(f"x and y must have the same number of rows, at least one, got {len(x)} and {len(y)}")
-        self.begin(x, y)
+        """Take ``steps`` gradient steps on random batches of inputs ``[N, ...]`` and targets ``[N, ...]``."""
+        trainer = self.begin(x, y)
         # The recorded graph needs the size of a batch, users of the model the number of rows.
         set_num_data(self.model, self.batch_size)
         self._weighted.weight.fill_(len(x) / self.batch_size)
-        try:
-            for _ in range(self.steps):
-                rows = self._rows(len(x))
-                self._begun.step((self._batch(x, rows), self._batch(y, rows)))
-        finally:
-            set_num_data(self.model, len(x))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that later calls depend on, after :meth:`begin`."""
-        return self._begun.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned, after :meth:`begin`; a ValueError names the entries that differ."""
-        lacking = sorted(self._begun.state_dict().keys() - (state.keys() if isinstance(state, Mapping) else ()))
-        if lacking:
-            raise ValueError(f"state must be what state_dict() returned, got one without {', '.join(lacking)}")
-        self._begun.check_entries(Checkpoint("state"), state)
-        self._begun.load_state_dict(state)
-        if self.steps_done:
-            set_num_data(self.model, round(float(self._weighted.weight) * self.batch_size))
-
-    @property
-    def _begun(self) -> Trainer:
-        if self._trainer is None:
-            raise RuntimeError("training must begin before it has a state; call begin first")
-        return self._trainer
+        for _ in range(self.steps):
+            rows = self._rows(len(x))
+            trainer.step((self._batch(x, rows), self._batch(y, rows)))
+        set_num_data(self.model, len(x))
 
     def _rows(self, number: int) -> Tensor:
         """Random rows of a batch; no row repeats before all have come once."""

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Posteriors over functions as BoTorch models; needs the extra ``bo``."""
+"""Posteriors over functions as BoTorch models, for Bayesian optimization; needs the extra ``botorch``."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ try:
     from botorch.posteriors import GPyTorchPosterior
     from gpytorch.distributions import MultivariateNormal
 except ImportError as error:
-    raise ImportError("Bayesian optimization needs BoTorch: pip install 'pyro-radial[bo]'") from error
+    raise ImportError("Bayesian optimization needs BoTorch: pip install 'pyro-radial[botorch]'") from error
 
 from pyro_radial._pyro.checks import check_flag, check_types, non_negative_float, non_negative_integer, positive_count
 
