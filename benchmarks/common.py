@@ -26,7 +26,7 @@ from filelock import FileLock
 from joblib import Parallel, delayed, parallel_config
 from matplotlib.figure import Figure
 
-from pyro_radial import datasets
+from tutorials import image_sets
 
 __all__ = [
     "BLOCK",
@@ -297,7 +297,7 @@ def medians(
 
 def flat_images(name: str, data_dir: Path | None) -> tuple[Pair, Pair]:
     """Return training and test images as vectors with labels; all pixels are standardized together."""
-    data = datasets.load(name, data_dir)
+    data = image_sets.load(name, data_dir)
     mean, stddev = data.train_images.mean(), data.train_images.std()
     train, test = (((images - mean) / stddev).flatten(1) for images in (data.train_images, data.test_images))
     return (train, data.train_labels), (test, data.test_labels)
@@ -346,7 +346,7 @@ def paired(ours: Iterable[float], theirs: Iterable[float]) -> list[float]:
 
 
 OPTIONS = {
-    "data_dir": "folder of real data, with images/ and uci/",
+    "data_dir": "folder of real data, with images/, uci/ and bandits/",
     "seeds": "number of seeds, or of splits of the data",
     "workers": "number of processes",
     "backend": "joblib backend: loky (processes on this machine, the default), dask, ray, ...",

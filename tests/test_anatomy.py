@@ -34,7 +34,6 @@ MAY_IMPORT |= {
     "compression": BELOW_TASKS,
     "continual": BELOW_TASKS | {"uncertainty"},
     "botorch": {"_pyro"},
-    "datasets": {"_pyro"},
     "testing": BELOW_TASKS,
 }
 PARTS = (r"^Source: ", r"^:param ", r"^:returns?: ", r"^:raises ", r"^Example.*::")

@@ -15,8 +15,8 @@ import nbformat
 import pytest
 from matplotlib import pyplot as plt
 
-from pyro_radial.datasets import load
 from tests.helpers.notebooks import run_notebook
+from tutorials.image_sets import load
 
 pytestmark = pytest.mark.site
 
@@ -24,8 +24,16 @@ TUTORIALS = Path(__file__).resolve().parents[1] / "tutorials"
 PLOTS = ("reliability.png", "certainty.png", "training_terms.png")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def beside_the_tutorials():
+    """As for a script or a notebook, modules are searched in the folder of the tutorials."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TUTORIALS)
+        yield
+
+
 @pytest.fixture(scope="module")
-def quickstart():
+def quickstart(beside_the_tutorials):
     spec = importlib.util.spec_from_file_location("quickstart", TUTORIALS / "quickstart.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

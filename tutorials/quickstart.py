@@ -21,6 +21,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from image_sets import Images, load
 from pyro_radial import (
     AutoMeanField,
     AutoRadial,
@@ -31,8 +32,6 @@ from pyro_radial import (
     fit,
     predict,
 )
-from pyro_radial.datasets import load
-from pyro_radial.datasets.images import ImageDataset
 from pyro_radial.infer import Prediction
 from pyro_radial.infer.autoguide import AutoPerSite, families
 from pyro_radial.infer.training.fit import FitResult
@@ -113,7 +112,7 @@ class Outcome:
     unseen: Prediction
 
 
-def make_task(data: ImageDataset, num_train: int | None = None) -> Task:
+def make_task(data: Images, num_train: int | None = None) -> Task:
     """Learn all classes but the last two, from the first images; the test images of those two are the other kind."""
     num_classes = len(data.class_names)
     num_known = num_classes - UNSEEN_CLASSES

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from image_sets import load
 from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel, predict
-from pyro_radial.datasets import load
 from pyro_radial.nn import likelihoods
 
 Batch = tuple[Tensor, Tensor]

@@ -5,18 +5,12 @@
 
 import gzip
 import hashlib
-import io
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-
-from benchmarks.data.lzw import decompress
-from pyro_radial.datasets.download import MAX_BYTES, cache_folder, download_file, search_folders, write_atomically
 
 Rows = list[list[str]]
 
@@ -95,49 +89,27 @@ TABLES: dict[str, TableSource] = {
 
 
 def load_table(name: str, data_dir: str | os.PathLike[str] | None = None) -> Table:
-    """Load a table by name, downloading it at most once.
+    """Load a table by name.
 
-    A folder may hold the publisher's files, plain or gzipped, directly or in a folder ``bandits``. Folders are searched
-    as by :func:`pyro_radial.datasets.load`.
+    A folder holds the publisher's files, plain or gzipped, directly or in a folder ``bandits``.
 
     :param name: ``mushroom`` (117 features, 2 classes), ``statlog`` (9 features, 7 classes) or ``adult`` (92 features,
         14 occupations).
-    :param data_dir: the only folder to search.
+    :param data_dir: the folder; by default ``$PYRO_RADIAL_DATA``, or ``data`` in the working folder.
     :returns: the table; its tensors are on the CPU.
-    :raises ValueError: if the name is unknown or a file is damaged.
-    :raises FileNotFoundError: if ``data_dir`` lacks a file.
-    :raises ConnectionError: if the download fails.
+    :raises ValueError: if a file is damaged.
+    :raises FileNotFoundError: if the folder lacks a file, with the address to download it from.
     """
-    if name not in TABLES:
-        raise ValueError(f"name must be one of {', '.join(sorted(TABLES))}, got {name!r}")
     source = TABLES[name]
-    folders = search_folders(data_dir)
-    paths, fetched = [], list[Path]()
-    for url in source.urls:
-        file = url.rsplit("/", 1)[-1]
-        path = _found(file, folders)
-        if path is None:
-            if data_dir is not None:
-                raise FileNotFoundError(f"no {file} in {', '.join(map(str, folders))}")
-            path = write_atomically(cache_folder() / file, partial(download_file, url))
-            fetched.append(path)
-        paths.append(path)
-    try:
-        return _table(source, _checked(source, paths))
-    except ValueError:
-        for path in fetched:  # The next call fetches them again.
-            path.unlink()
-        raise
-
-
-def _checked(source: TableSource, paths: Sequence[Path]) -> Rows:
-    """The rows of all files, or a ValueError that names the files."""
+    folder = Path(data_dir or os.environ.get("PYRO_RADIAL_DATA") or "data")
+    paths = [_found(url, folder) for url in source.urls]
     rows = [row for path in paths for row in _read(path, source.separator)]
-    if (digest := rows_digest(rows)) != source.digest:
+    found = rows_digest(rows)
+    if found != source.digest:
         raise ValueError(
-            f"{' and '.join(map(str, paths))} damaged: {len(rows)} rows have MD5 {digest}, expected {source.digest}"
+            f"{' and '.join(map(str, paths))} damaged: {len(rows)} rows have MD5 {found}, expected {source.digest}"
         )
-    return rows
+    return _table(source, rows)
 
 
 def rows_digest(rows: Rows) -> str:
@@ -146,22 +118,21 @@ def rows_digest(rows: Rows) -> str:
     return hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def _found(name: str, folders: Sequence[Path]) -> Path | None:
-    """The first file of that name, plain or compressed."""
-    stem = name.removesuffix(".Z")
-    for folder in folders:
-        for place in (folder, folder / "bandits"):
-            for candidate in dict.fromkeys((name, stem, f"{stem}.gz")):
-                if (place / candidate).is_file():
-                    return place / candidate
-    return None
+def _found(url: str, folder: Path) -> Path:
+    """The file of that name, plain or gzipped."""
+    file = url.rsplit("/", 1)[-1].removesuffix(".Z")
+    for place in (folder, folder / "bandits"):
+        for path in (place / file, place / f"{file}.gz"):
+            if path.is_file():
+                return path
+    raise FileNotFoundError(f"no {file} and no {file}.gz in {folder}; download and unpack {url}")
 
 
 def _read(path: Path, separator: str | None) -> Rows:
     """The rows of a file, without comments and empty lines."""
-    unpack: Callable[[bytes], bytes] = {".gz": _gunzip, ".Z": decompress}.get(path.suffix, bytes)
+    content = path.read_bytes()
     try:
-        text = unpack(path.read_bytes()).decode("ascii")
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("ascii")
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"{path} is damaged: expected a text of rows, {error}") from error
     lines = [line.strip() for line in text.splitlines()]
@@ -171,13 +142,6 @@ def _read(path: Path, separator: str | None) -> Rows:
         for line in lines
         if line and not line.startswith("|")
     ]
-
-
-def _gunzip(content: bytes) -> bytes:
-    unpacked = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MAX_BYTES + 1)
-    if len(unpacked) > MAX_BYTES:
-        raise ValueError(f"content must unpack to at most {MAX_BYTES} bytes, got more")
-    return unpacked
 
 
 def _table(source: TableSource, rows: Rows) -> Table:

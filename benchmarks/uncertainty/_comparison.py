@@ -55,10 +55,9 @@ from benchmarks.uncertainty._methods import (
     Trained,
     train,
 )
-from pyro_radial import datasets
-from pyro_radial.datasets.images import ImageDataset
 from pyro_radial.infer import Prediction
 from pyro_radial.uncertainty import expected_calibration_error
+from tutorials import image_sets
 
 #: Whose setting a method has that chooses none.
 SETTING_OF = {
@@ -244,7 +243,7 @@ class Standardized:
     """
 
     def __init__(self, name: str, data_dir: Path | None) -> None:
-        self.data: ImageDataset = datasets.load(name, data_dir)
+        self.data = image_sets.load(name, data_dir)
         self._mean, self._stddev = self.data.train_images.mean(), self.data.train_images.std()
 
     def __call__(self, images: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ from benchmarks.common import Pair
 from benchmarks.data.augmentation import RandomAffine
 from benchmarks.uncertainty._methods import Augment, MakeNet
 from benchmarks.uncertainty._networks import VGG4, vgg
-from pyro_radial import datasets
-from pyro_radial.datasets.images import ImageDataset
+from tutorials import image_sets
 
 #: The grade from which on an image is referred.
 REFERABLE = 2
@@ -31,7 +30,7 @@ class Fundus(NamedTuple):
 
 def fundus(data_dir: Path | None) -> Fundus:
     """RetinaMNIST, each channel standardized by the training images."""
-    data: ImageDataset = datasets.load("retinamnist", data_dir)
+    data = image_sets.load("retinamnist", data_dir)
     assert data.val_images is not None
     assert data.val_labels is not None
     mean = data.train_images.mean((0, 2, 3), keepdim=True)

@@ -46,8 +46,8 @@ from benchmarks.uncertainty._methods import (
     Trained,
 )
 from benchmarks.uncertainty._networks import lenet
-from pyro_radial import datasets
 from pyro_radial.uncertainty import auroc
+from tutorials import image_sets
 
 __all__ = ["claims", "draw", "report", "run"]
 
@@ -116,7 +116,7 @@ SIZES = {
 @cache
 def others(data_dir: Path | None, count: int | None) -> torch.Tensor:
     """Test images of MNIST in units of Fashion-MNIST."""
-    return images_of(NAME, data_dir)(datasets.load("mnist", data_dir).test_images[:count])
+    return images_of(NAME, data_dir)(image_sets.load("mnist", data_dir).test_images[:count])
 
 
 def judge(data_dir: Path | None, size: Size, learned: Trained, name: str) -> Row:

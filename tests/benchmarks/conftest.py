@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.data import tables
 from benchmarks.data.tables import Table
-from pyro_radial import datasets
-from pyro_radial.datasets.images import ImageDataset
+from tutorials import image_sets
+from tutorials.image_sets import Images
 
 NUM_SPLITS = 20
 
@@ -18,7 +18,7 @@ NUM_SPLITS = 20
 @pytest.fixture
 def tiny_data(tmp_path, monkeypatch):
     """A folder of data as the experiments expect it; images come from memory, since real ones are checked by digest."""
-    monkeypatch.setattr(datasets, "load", tiny_images)
+    monkeypatch.setattr(image_sets, "load", tiny_images)
     monkeypatch.setattr(tables, "load_table", tiny_table)
     folder = tmp_path / "data"
     write_uci(folder / "uci")
@@ -30,21 +30,21 @@ def tiny_images(name, data_dir=None):
         return tiny_fundus_images()
     generator = torch.Generator().manual_seed(0)
     labels = [torch.arange(10).repeat(count) for count in (30, 10)]
-    images = [0.5 * torch.rand(len(own), 1, 28, 28, generator=generator) for own in labels]
-    for pixels, own in zip(images, labels, strict=True):
-        pixels[torch.arange(len(own)), 0, :, 2 * own] += 0.5
-    return ImageDataset(name, images[0], labels[0], images[1], labels[1], tuple("0123456789"))
+    pixels = [0.5 * torch.rand(len(own), 1, 28, 28, generator=generator) for own in labels]
+    for part, own in zip(pixels, labels, strict=True):
+        part[torch.arange(len(own)), 0, :, 2 * own] += 0.5
+    return Images(tuple("0123456789"), pixels[0], labels[0], pixels[1], labels[1])
 
 
 def tiny_fundus_images():
     """Grades from 2 on are red, in three parts as the publisher's."""
     generator = torch.Generator().manual_seed(0)
     labels = [torch.arange(5).repeat(count) for count in (12, 8, 8)]
-    images = [0.5 * torch.rand(len(own), 3, 28, 28, generator=generator) for own in labels]
-    for pixels, own in zip(images, labels, strict=True):
-        pixels[own >= 2, 0] += 0.5
-    (train, validation, test), grades = zip(images, labels, strict=True), tuple("01234")
-    return ImageDataset("retinamnist", *train, *test, grades, *validation)
+    pixels = [0.5 * torch.rand(len(own), 3, 28, 28, generator=generator) for own in labels]
+    for part, own in zip(pixels, labels, strict=True):
+        part[own >= 2, 0] += 0.5
+    train, validation, test = zip(pixels, labels, strict=True)
+    return Images(tuple("01234"), *train, *test, *validation)
 
 
 def tiny_table(name, data_dir=None):
