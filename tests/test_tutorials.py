@@ -5,10 +5,7 @@
 
 import importlib.util
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -120,29 +117,6 @@ def test_quickstart_refuses_an_unknown_dataset(quickstart, capsys):
     with pytest.raises(SystemExit):
         quickstart.parse(["--dataset", "cats"])
     assert "invalid choice: 'cats'" in capsys.readouterr().err
-
-
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
-RECIPES = {
-    "lightning": ("lightning", (), ()),
-    "lightning in two processes": ("lightning", (), ("--processes", "2")),
-    "accelerate": ("accelerate", (), ("--mixed-precision", "bf16")),
-    "accelerate in two processes": ("accelerate", TORCHRUN, ()),
-}
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_recipe_trains_and_prints_its_scores_once(recipe):
-    package, launcher, options = RECIPES[recipe]
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
-    command = [sys.executable, *launcher, str(TUTORIALS / f"train_with_{package}.py"), "--epochs", "4", *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TUTORIALS.parent)}
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert process.returncode == 0, process.stderr
-    (score,) = re.findall(r"^accuracy (0\.\d+)$", process.stdout, flags=re.MULTILINE)
-    # A tenth by guessing.
-    assert float(score) > 0.8
 
 
 @pytest.mark.parametrize("path", sorted(TUTORIALS.glob("*.ipynb")), ids=lambda path: path.stem)

@@ -6,7 +6,6 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from datetime import timedelta
 from functools import reduce
 from types import ModuleType
 from typing import Any, TypeVar
@@ -66,7 +65,6 @@ __all__ = [
     "prototype_hide_fn",
     "pyro_settings",
     "record_graph",
-    "rendezvous",
     "set_context",
     "standard_gamma",
     "stop_where",
@@ -133,15 +131,6 @@ def loc_and_scale(guide: Any, name: str) -> tuple[Tensor, Tensor]:
 def mark_stepped(optimizer: Optimizer) -> None:
     """Tell learning-rate schedulers that the optimizer has taken a step, although another object took it."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
-
-
-def rendezvous(timeout: timedelta) -> tuple[Any, int, int]:
-    """The store, the rank and the number of processes from the environment variables of ``torch.distributed``."""
-    # Missing in builds of torch without distributed training.
-    from torch.distributed import rendezvous as found  # type: ignore[attr-defined]
-
-    store, rank, size = next(found("env://", timeout=timeout))
-    return store, rank, size
 
 
 def stored_name(module: PyroModule, parameter: str | None = None) -> str:

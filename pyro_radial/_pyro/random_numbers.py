@@ -83,7 +83,7 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
 
 
 def noise_of(seed: int, index: int) -> int:
-    """An independent seed for each process or member of a run."""
+    """An independent seed for each member of a run."""
     return int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
 
 

@@ -36,7 +36,6 @@ from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.checkpoint import Checkpoint, copied
 from pyro_radial.infer.training.data import Rows, device_of, num_rows
-from pyro_radial.infer.training.distributed import num_processes
 from pyro_radial.infer.training.fit import fit
 from pyro_radial.infer.training.identity import data_identity, described
 from pyro_radial.nn.bayesian_module import submodules
@@ -112,8 +111,6 @@ def train_stream(
     random_seed("seed", seed, bits=64)
     check_flag("progress", progress)
     folder = optional(path_of, "checkpoint", checkpoint)
-    if folder is not None and num_processes() > 1:
-        raise ValueError(f"checkpoint must be None with several processes, which would all write it, got {folder}")
     guide = partial(PriorChain.guide, guide_type=AutoRadial) if guide is None else guide
     if not isinstance(stream, TaskStream):
         got = type(stream).__name__

@@ -8,10 +8,8 @@ import importlib
 import inspect
 import pkgutil
 import re
-import socket
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 
 import pyro
@@ -31,17 +29,6 @@ def test_deep_setattr_makes_the_modules_between():
     module = PyroModule("m")
     compat.deep_setattr(module, "0.weight", torch.nn.Parameter(torch.ones(2)))
     assert dict(module.named_parameters()).keys() == {"0.weight"}
-
-
-def test_a_rendezvous_is_with_the_processes_of_the_environment(monkeypatch):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
-        monkeypatch.setenv(name, str(value))
-    store, rank, size = compat.rendezvous(timedelta(seconds=20))
-    store.set("key", "value")
-    assert (rank, size, store.get("key")) == (0, 1, b"value")
 
 
 def test_a_scheduler_takes_an_optimizer_for_one_that_has_taken_steps():

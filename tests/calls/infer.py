@@ -193,7 +193,6 @@ CALLS = [
             compile=True,
             scheduler_interval="step",
             checkpoint_every=5,
-            timeout=10.0,
         ),
         lambda found: (found.num_data, found.accumulate, found.scheduler_interval) == (100, 2, "step"),
         invalid=dict(
@@ -206,7 +205,6 @@ CALLS = [
             compile=flag,
             scheduler_interval=name_of_one,
             checkpoint_every=optional(positive_int),
-            timeout=positive_float,
         ),
         also=tuple(
             ({name: None}, lambda found: found.accumulate == 2)

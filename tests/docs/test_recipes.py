@@ -34,6 +34,7 @@ def recipe(monkeypatch):
     return run
 
 
+@pytest.mark.site
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("library", ["tensorboard", "mlflow", "wandb", "optuna", "laplace", "onnxscript"])
 def test_it_runs_with_the_library_itself_where_that_is_installed(library, recipe, tmp_path, monkeypatch):

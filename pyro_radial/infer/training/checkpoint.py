@@ -26,7 +26,7 @@ except ImportError:  # Without such locks, nothing keeps a second writer away.
 
 __all__ = ["Checkpoint", "State", "copied", "differences", "entry_kinds", "plain"]
 
-FORMAT = 3
+FORMAT = 4
 # A file ends with this mark and a digest of everything before it; torch.load ignores both.
 MARK = b"pyro_radial.sha256="
 DIGEST_SIZE = hashlib.sha256().digest_size

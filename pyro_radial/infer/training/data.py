@@ -229,46 +229,28 @@ def _check_loader(loader: DataLoader[Any], name: str) -> None:
 
 
 class Batches:
-    """Take mini-batches: every epoch passes over each row once, in its own random order.
+    """Take mini-batches: every epoch passes over each row once, in its own random order."""
 
-    All processes have the same order, and each takes its part of every batch. If a batch has fewer rows than there are
-    processes, the others take a row of it with a share of zero.
-    """
-
-    def __init__(
-        self, rows: Rows, size: int, seed: int, device: torch.device, rank: int = 0, processes: int = 1
-    ) -> None:
+    def __init__(self, rows: Rows, size: int, seed: int, device: torch.device) -> None:
         self.rows, self.size, self.seed, self.device = rows, size, seed, device
-        self._rank, self._processes = rank, processes
         self._latest: tuple[int, Tensor] | None = None
 
     @property
     def per_epoch(self) -> int:
         """The number of batches in one epoch."""
-        return -(-len(self.rows) // self._whole_size)
+        return -(-len(self.rows) // self.size)
 
     def get(self, epoch: int, number: int) -> tuple[Any, Any]:
-        """The inputs and targets of this process in one batch of an epoch, both counted from zero."""
-        whole = self._order(epoch)[number * self._whole_size : (number + 1) * self._whole_size]
-        own = whole.tensor_split(self._processes)[self._rank]
-        return self._at(own if len(own) else whole[:1])
-
-    def share(self, number: int) -> float:
-        """The part of one batch's rows that this process has."""
-        whole = self.num_rows(number)
-        return (whole // self._processes + (self._rank < whole % self._processes)) / whole
+        """The inputs and targets of one batch of an epoch, both counted from zero."""
+        return self._at(self._order(epoch)[number * self.size : (number + 1) * self.size])
 
     def num_rows(self, number: int) -> int:
-        """The rows of one batch in all processes."""
-        return min(self._whole_size, len(self.rows) - number * self._whole_size)
+        """The rows of one batch."""
+        return min(self.size, len(self.rows) - number * self.size)
 
     def first_rows(self) -> tuple[Any, Any]:
         """Two rows, or the only one: enough to run model and guide once."""
         return self._at(torch.arange(min(2, len(self.rows))))
-
-    @property
-    def _whole_size(self) -> int:
-        return self.size * self._processes
 
     def _at(self, index: Tensor) -> tuple[Any, Any]:
         x, y = self.rows.take(index)

@@ -4,6 +4,7 @@
 """A training loop with progress, validation, early stopping, and a resume that loses nothing."""
 
 import inspect
+import os
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from typing import Any
 
 import pyro
 import torch
+import torch.distributed as dist
 from pyro.infer import ELBO
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
@@ -26,7 +28,6 @@ from pyro_radial.infer.diagnose import not_standardized
 from pyro_radial.infer.elbo import RadialELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.data import Batches, Rows, device_of, dtype_of
-from pyro_radial.infer.training.distributed import Processes, joined
 from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, GuideOptim, Optim, check_optim
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.training_run import Record, TrainingRun
@@ -90,7 +91,7 @@ def fit(
     :param data: ``(x, y)``, where x is a tensor, a tuple or a dict of tensors; ``(x1, x2, ..., y)``; a map-style
         ``Dataset`` of such items; or a ``DataLoader`` of one. NumPy arrays are converted.
     :param int epochs: the passes over the data.
-    :param int batch_size: the rows of one optimizer step in each process; a ``DataLoader``'s own by default, else 128.
+    :param int batch_size: the rows of one optimizer step; a ``DataLoader``'s own by default, else 128.
     :param optim: a function from parameters to a torch optimizer; a Pyro optimizer, whose settings may be a function of
         a parameter's name, as with ``SVI``; or :class:`~pyro_radial.infer.NaturalGradient`. By default Adam at 1e-3.
     :param scheduler: a function from the optimizer to a torch scheduler, or a Pyro scheduler, which replaces ``optim``.
@@ -108,6 +109,7 @@ def fit(
     :raises ValueError: naming the argument, if a value is out of range, the data hold NaN, or a checkpoint is damaged,
         from another run, or being written by another run.
     :raises FloatingPointError: naming the term and site, if a loss is NaN or infinite; no step is taken on it.
+    :raises RuntimeError: in one of several processes, such as those of ``torchrun``.
 
     Example::
 
@@ -119,43 +121,38 @@ def fit(
         >>> len(result.history), sorted(result.history[0])
         (3, ['epoch', 'kl', 'kl_weight', 'loss', 'nll'])
     """
+    _check_one_process()
     check_types(FitOptions, options=options)
     check_flag("progress", progress)
-    device, loss = device_of(guide, model), RadialELBO() if loss is None else loss
+    loss = RadialELBO() if loss is None else loss
     with ExitStack() as stack:
-        processes = stack.enter_context(joined(device, options.timeout))
-        with processes.together():
-            epochs = positive_count("epochs", epochs)
-            seed = optional(random_seed, "seed", seed)
-            batch_size = optional(positive_count, "batch_size", batch_size)
-            _check(model, guide, loss, validation, callback, options)
-            _check_rates(optim, scheduler, options)
-            kept = None if checkpoint is None else Checkpoint(checkpoint)
-            if kept is not None and processes.is_first:
-                stack.enter_context(kept)
-            rows, held_out = _read(model, guide, data, validation, options.num_data, processes)
-            size = batch_size or rows.batch_size or DEFAULT_BATCH_SIZE
-            if seed is not None:
-                pyro.set_rng_seed(seed)
-        shuffle_seed = seed if seed is not None else processes.from_first(lambda: int(torch.randint(2**31, ())))
-        with processes.together():
-            batches = Batches(rows, size, shuffle_seed, device, processes.rank, processes.size)
-            too_short = optim.advice_before(epochs * batches.per_epoch) if isinstance(optim, GuideOptim) else None
-            if processes.is_first:
-                _warn(too_short)
-            if scheduler is None and isinstance(optim, GuideOptim):
-                scheduler = partial(optim.scheduler, steps=epochs * batches.per_epoch)
-                options = replace(options, scheduler_interval="step")
-            own: dict[str, Any] = {"seed": seed, "options": options, "processes": processes, "callback": callback}
-            if rows.dataset is None and processes.is_first:
-                _warn(not_standardized(model, *rows.tensors))
-            run = TrainingRun(model, guide, loss, batches, optim, scheduler, held_out, **own)
-        run.begin(kept, epochs)
-        run.train(epochs, kept, progress and processes.is_first)
+        epochs = positive_count("epochs", epochs)
+        seed = optional(random_seed, "seed", seed)
+        batch_size = optional(positive_count, "batch_size", batch_size)
+        _check(model, guide, loss, validation, callback, options)
+        _check_rates(optim, scheduler, options)
+        kept = None if checkpoint is None else stack.enter_context(Checkpoint(checkpoint))
+        rows, held_out = _read(model, guide, data, validation, options.num_data)
+        size = batch_size or rows.batch_size or DEFAULT_BATCH_SIZE
+        if seed is not None:
+            pyro.set_rng_seed(seed)
+        shuffle_seed = seed if seed is not None else int(torch.randint(2**31, ()))
+        batches = Batches(rows, size, shuffle_seed, device_of(guide, model))
+        too_short = optim.advice_before(epochs * batches.per_epoch) if isinstance(optim, GuideOptim) else None
+        _warn(too_short)
+        if scheduler is None and isinstance(optim, GuideOptim):
+            scheduler = partial(optim.scheduler, steps=epochs * batches.per_epoch)
+            options = replace(options, scheduler_interval="step")
+        if rows.dataset is None:
+            _warn(not_standardized(model, *rows.tensors))
+        own: dict[str, Any] = {"seed": seed, "options": options, "callback": callback}
+        run = TrainingRun(model, guide, loss, batches, optim, scheduler, held_out, **own)
+        if kept is not None:
+            run.begin(kept, epochs)
+        run.train(epochs, kept, progress)
         run.end()
-        if processes.is_first:
-            _warn(_diverged(run))
-        if isinstance(optim, GuideOptim) and processes.is_first and too_short is None:
+        _warn(_diverged(run))
+        if isinstance(optim, GuideOptim) and too_short is None:
             _warn(optim.advice_after(run.trainer.optimizer))
     return FitResult(run.history, run.best_epoch, run.stopped)
 
@@ -181,18 +178,23 @@ def _diverged(run: TrainingRun) -> str | None:
     return None
 
 
-def _read(
-    model: Any, guide: Any, data: Any, validation: Any, num_data: int | None, processes: Processes
-) -> tuple[Rows, Rows | None]:
+def _check_one_process() -> None:
+    """Raise a RuntimeError in one of several processes, which would each train a guide of their own."""
+    joined = dist.is_available() and dist.is_initialized()
+    size = str(dist.get_world_size()) if joined else os.environ.get("WORLD_SIZE", "1")
+    if size != "1":
+        raise RuntimeError(
+            f"fit trains in one process, got WORLD_SIZE={size}; Accelerate and Lightning train in several: see "
+            '"Several processes" in docs/scale.md. To train in this process alone, unset WORLD_SIZE'
+        )
+
+
+def _read(model: Any, guide: Any, data: Any, validation: Any, num_data: int | None) -> tuple[Rows, Rows | None]:
     """The rows to train and to validate on; tells the likelihood how many there are."""
     dtype = dtype_of(guide, model)
     rows = Rows(data, "data", dtype)
     held_out = None if validation is None else Rows(validation, "validation", dtype)
     set_num_data(model, num_data or len(rows))
-    if processes.size > len(rows):
-        raise ValueError(
-            f"data must have at least one row for each process, got {len(rows)} rows for {processes.size} processes"
-        )
     return rows, held_out
 
 

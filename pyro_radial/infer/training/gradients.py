@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""The loss of a batch and its gradients: from the program or from a graph of it, in parts, over several processes."""
+"""The loss of a batch and its gradients: from the program or from a graph of it, and in parts."""
 
 import math
 from abc import ABC, abstractmethod
@@ -15,8 +15,7 @@ from torch import Tensor
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
-from pyro_radial.infer.training.data import Batches, num_rows, parts
-from pyro_radial.infer.training.distributed import Processes
+from pyro_radial.infer.training.data import num_rows, parts
 from pyro_radial.infer.training.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.training.not_finite import not_finite_error, not_finite_parts
 from pyro_radial.poutine import mean_only
@@ -28,9 +27,7 @@ __all__ = [
     "Gradients",
     "LossGradients",
     "accumulated",
-    "fetched",
     "of_means",
-    "summed",
 ]
 
 TERMS = ("loss", "nll", "kl")
@@ -153,28 +150,3 @@ def accumulated(gradients: Gradients, number: int) -> Gradients:
         return totals
 
     return evaluate if number > 1 else gradients
-
-
-def fetched(gradients: Gradients, batches: Batches) -> Gradients:
-    """Take this process's batches by epoch and number, with its share of all rows of the batch."""
-
-    def evaluate(place: tuple[int, int], step: int, share: float = 1.0) -> list[float]:
-        return gradients(batches.get(*place), step, share * batches.share(place[1]))
-
-    return evaluate
-
-
-def summed(gradients: Gradients, processes: Processes, parameters: Mapping[str, Tensor]) -> Gradients:
-    """Sum gradients and terms over the processes; an error in one of them is raised in all."""
-    trained = list(parameters.values())
-
-    def evaluate(place: Any, step: int, share: float = 1.0) -> list[float]:
-        def own() -> list[float]:
-            terms = gradients(place, step, share)
-            return [*terms, *(float(parameter.grad is not None) for parameter in trained)]
-
-        numbers = processes.sums(own, len(TERMS) + len(trained))
-        processes.sum_gradients(trained, numbers[len(TERMS) :])
-        return numbers[: len(TERMS)]
-
-    return evaluate if processes.size > 1 else gradients

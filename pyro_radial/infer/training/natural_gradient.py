@@ -306,8 +306,12 @@ class NaturalGradientOptimizer(Optimizer):
         self._share()
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take a step on the gradients."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step on the gradients, after a closure that makes them; returns what it returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         gradients = [tensor.grad for pair in self._pairs for tensor in (pair.loc, pair.scale)]
         taken = self._in_graph and all(gradient is None for gradient in gradients)
         self._in_graph = False
@@ -326,6 +330,7 @@ class NaturalGradientOptimizer(Optimizer):
                     pair.mark(state["sum_of_rates"])
         if self._others is not None:
             self._others.step()
+        return loss
 
     def clipped(self) -> list[Tensor]:
         """The parameters with gradients to clip: scales arrive at a wrong point if their gradients are clipped."""

@@ -34,7 +34,6 @@ class FitOptions:
     :param str scheduler_interval: "epoch" or "step": when the scheduler takes a step. ``ReduceLROnPlateau`` needs
         "epoch".
     :param int checkpoint_every: the number of optimizer steps between checkpoints; by default one checkpoint per epoch.
-    :param float timeout: the seconds that a process waits for another one that trains with it.
     :raises ValueError: naming the option and its value, if the value is out of range.
 
     Example::
@@ -52,11 +51,9 @@ class FitOptions:
     compile: bool = False
     scheduler_interval: str = "epoch"
     checkpoint_every: int | None = None
-    timeout: float = 1800.0
 
     def __post_init__(self) -> None:
         positive_count("accumulate", self.accumulate)
-        positive_float("timeout", self.timeout)
         check_flag("compile", self.compile)
         non_negative_integer("mean_only_epochs", self.mean_only_epochs)
         for name in ("num_data", "patience", "checkpoint_every"):

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import pyro
 import torch
 from pyro import poutine
 from pyro.optim.lr_scheduler import PyroLRScheduler
@@ -18,15 +17,14 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import check_types, has_state, load_states, states
-from pyro_radial._pyro.compat import mark_stepped, tree_map, tree_map_only
-from pyro_radial._pyro.random_numbers import noise_of, one_at_a_time, rng_state, seeded, set_rng_state
+from pyro_radial._pyro.compat import mark_stepped, tree_map
+from pyro_radial._pyro.random_numbers import one_at_a_time, rng_state, seeded, set_rng_state
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
 from pyro_radial.infer.prediction.predict import predict
-from pyro_radial.infer.training.checkpoint import Checkpoint, State, differences, entry_kinds
+from pyro_radial.infer.training.checkpoint import Checkpoint, State
 from pyro_radial.infer.training.data import Batches, Rows, evaluating, num_rows
-from pyro_radial.infer.training.distributed import Processes
-from pyro_radial.infer.training.gradients import TERMS, Gradients, accumulated, fetched, of_means, summed
+from pyro_radial.infer.training.gradients import TERMS, accumulated, of_means
 from pyro_radial.infer.training.identity import data_identity, optimizer_identity, run_identity
 from pyro_radial.infer.training.not_finite import check_parameters
 from pyro_radial.infer.training.optimizers import Optim, change_rates, check_fused_state
@@ -45,15 +43,11 @@ VALIDATION_SEED = 0
 VALIDATION_SAMPLES = 16
 # What a resume restores as it is, and what a checkpoint must have.
 RESUMED = ("epoch", "step_in_epoch", "best_epoch", "start", "sums", "kl_weight", "history", "ended", "best")
-SAVED = (*RESUMED, "settings", "data", "shuffle_seed", "processes", "optimizer", "guide", "model", "loose")
+SAVED = (*RESUMED, "settings", "data", "shuffle_seed", "rng", "loss", "optimizer", "guide", "model", "loose")
 
 
 class TrainingRun:
-    """Train for some epochs; the parameters are those of :func:`~pyro_radial.fit`, checked.
-
-    Every process that trains together has one such run, and all take the same steps. Each process evaluates the loss on
-    its own rows with its own noise. The gradients, weighted by rows, sum to the gradient of the loss of all rows.
-    """
+    """Train for some epochs; the parameters are those of :func:`~pyro_radial.fit`, checked."""
 
     def __init__(
         self,
@@ -67,11 +61,10 @@ class TrainingRun:
         *,
         seed: int | None,
         options: FitOptions,
-        processes: Processes,
         callback: Callable[[Record], Any] | None = None,
     ) -> None:
         self.batches, self.validation, self.seed, self.options = batches, validation, seed, options
-        self.processes, self.callback = processes, callback
+        self.callback = callback
         # The state of a method is that of its object.
         self._callback_parts = {"callback": getattr(callback, "__self__", callback)}
         self.num_data = options.num_data or len(batches.rows)
@@ -88,12 +81,12 @@ class TrainingRun:
                 clip_norm=options.clip_norm,
                 autocast=options.autocast,
                 compile_rows=usual_rows if options.compile else None,
-                step_in_graph=options.accumulate == 1 and processes.size == 1,
+                step_in_graph=options.accumulate == 1,
                 check=self._check_num_data,
             )
-        self._gradients = self._on_batches(self.trainer.gradients)
+        self._gradients = accumulated(self.trainer.gradients, options.accumulate)
         likelihood = self.trainer.gradients_of(RadialELBO(kl_weight=0.0))
-        self._gradients_of_means = self._on_batches(of_means(likelihood))
+        self._gradients_of_means = accumulated(of_means(likelihood), options.accumulate)
         self.scheduler = _made(scheduler, self.trainer.optimizer, options.scheduler_interval)
         self.settings: dict[str, Any] = {}
         self.data: dict[str, dict[str, Any]] = {}
@@ -125,8 +118,7 @@ class TrainingRun:
                     bar.set_postfix({name: f"{self.latest[name]:.4g}" for name in ("nll", "kl")}, refresh=False)
                     if checkpoint is not None and every and self.trainer.steps_done % every == 0:
                         self.save(checkpoint)
-                self.ended = self.processes.from_first(partial(self._asks_to_stop, self.end_epoch()))
-                self._synchronize()
+                self.ended = self._asks_to_stop(self.end_epoch())
                 if checkpoint is not None and (not every or self.stopped or self.epoch == epochs):
                     self.save(checkpoint)
 
@@ -134,7 +126,7 @@ class TrainingRun:
         """Take one optimizer step on the next batch."""
         of_means = self.epoch < self.options.mean_only_epochs
         self.trainer.gradients = self._gradients_of_means if of_means else self._gradients
-        terms = self.trainer.step((self.epoch, self.step_in_epoch))
+        terms = self.trainer.step(self.batches.get(self.epoch, self.step_in_epoch))
         self._schedule("step")
         self.kl_weight = 0.0 if of_means else self.trainer.loss.terms.kl_weight
         self.latest = dict(zip(TERMS, terms, strict=True))
@@ -150,7 +142,7 @@ class TrainingRun:
         if self.best is None:
             self.best_epoch = self.epoch  # Until a validation is finite, the latest epoch is the best.
         if self.validation is not None:
-            value = record["validation_nll"] = self.processes.from_first(partial(self._validate, self.validation))
+            value = record["validation_nll"] = self._validate(self.validation)
             if math.isfinite(value) and (self.best is None or value < self.history[self.best_epoch]["validation_nll"]):
                 self.best_epoch, self.best = self.epoch, self.trainer.copy_of_modules()
         self.history.append(record)
@@ -159,37 +151,24 @@ class TrainingRun:
         self.sums = dict.fromkeys(TERMS, 0.0)
         return record
 
-    def begin(self, checkpoint: Checkpoint | None, epochs: int) -> None:
-        """Agree with the other processes, and resume from a checkpoint if there is one."""
-        if checkpoint is None and self.processes.size == 1:
-            return
-        with self.processes.together():
-            self._identify()
-        if self.processes.size > 1:
-            self._join(epochs, checkpoint is not None)
-        if checkpoint is None:
-            return
-        saved = self.processes.from_first(partial(checkpoint.load, needed=SAVED))
+    def begin(self, checkpoint: Checkpoint, epochs: int) -> None:
+        """Resume from a checkpoint if its file exists, and check that it can be written."""
+        self._identify()
+        saved = checkpoint.load(self.trainer.device, needed=SAVED)
         if saved is not None:
-            with self.processes.together():
-                device = self.trainer.device
-                self._load(checkpoint, tree_map_only(Tensor, lambda tensor: tensor.to(device), saved))
+            self._load(checkpoint, saved)
         if self.epoch < epochs and not self.stopped:
-            self._write(checkpoint, dry_run=True)
+            checkpoint.save(self._state(), dry_run=True)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write everything that the rest of the run depends on; a broken state never replaces a good one."""
-        self._synchronize()
-        self._write(checkpoint)
+        check_parameters(self.trainer.parameters.items(), self.trainer.steps_done)
+        checkpoint.save(self._state())
 
     def end(self) -> None:
-        """Leave all processes with the best parameters and with the same random numbers."""
+        """Leave guide and model with the best parameters."""
         if self.best is not None:
             self.trainer.load_modules(self.best)
-        self._synchronize()
-        if self.processes.size > 1:
-            device = self.trainer.device
-            set_rng_state(self.processes.from_first(lambda: rng_state(device)), device)
 
     def _asks_to_stop(self, record: Record) -> bool:
         return self.callback is not None and bool(self.callback(dict(record)))
@@ -203,11 +182,6 @@ class TrainingRun:
             if check is not None and rows is not None:
                 rows.check_targets(check)
         return first
-
-    def _on_batches(self, gradients: Gradients) -> Gradients:
-        """The gradients of numbered batches, in parts and over processes."""
-        in_parts = accumulated(gradients, self.options.accumulate)
-        return summed(fetched(in_parts, self.batches), self.processes, self.trainer.parameters)
 
     def _check_num_data(self, terms: LossTerms) -> None:
         """Refuse plates of another size than the data, because then the KL has a wrong weight."""
@@ -250,7 +224,7 @@ class TrainingRun:
 
     def _identify(self) -> None:
         """Write down what the run is, before it changes."""
-        trainer, changeable = self.trainer, ("patience", "checkpoint_every", "timeout")
+        trainer, changeable = self.trainer, ("patience", "checkpoint_every")
         self.settings = {
             **run_identity(trainer.model, trainer.guide, trainer.loss, self.scheduler),
             **{name: value for name, value in asdict(self.options).items() if name not in changeable},
@@ -258,7 +232,6 @@ class TrainingRun:
             "autocast": str(self.options.autocast),
             "num_data": self.num_data,
             "rows": len(self.batches.rows),
-            "processes": self.processes.size,
             "batch_size": self.batches.size,
             "seed": self.seed,
             "validation": self.validation is not None,
@@ -266,67 +239,28 @@ class TrainingRun:
         rows = {"data": self.batches.rows, "validation data": self.validation}
         self.data = {name: data_identity(known) for name, known in rows.items() if known is not None}
 
-    def _join(self, epochs: int, has_checkpoint: bool) -> None:
-        """Check that all processes do the same, and start from the first one's parameters, each with its own noise."""
-        options = {name: getattr(self.options, name) for name in ("patience", "checkpoint_every")}
-        call = {"epochs": epochs, "checkpoint": has_checkpoint, **options}
-        state = {role: entry_kinds(entries) for role, entries in self.trainer.modules().items()}
-        own = {**call, "learning rates": self.trainer.learning_rates, **self.settings, **self.data, "state": state}
-        first, *others = self.processes.gather(own)
-        for rank, other in enumerate(others, start=1):
-            for name, one, two in differences(first, other):
-                raise ValueError(
-                    "every process must train the same model on the same data with the same settings, got "
-                    f"{name}={one!r} in process 0 and {name}={two!r} in process {rank}"
-                )
-        self._synchronize()
-        if self.processes.rank:
-            pyro.set_rng_seed(noise_of(self.batches.seed, self.processes.rank))
-
-    def _synchronize(self) -> None:
-        """Give model and guide the state that they have in the first process; only buffers can differ."""
-        if self.processes.size == 1:
-            return
-        state = self.trainer.modules()
-        tensors = [value for part in state.values() for value in part.values() if isinstance(value, Tensor)]
-        self.processes.take_over(tensors)
-        rest = {role: {n: v for n, v in part.items() if not isinstance(v, Tensor)} for role, part in state.items()}
-        if any(rest.values()):
-            first = self.processes.from_first(lambda: rest)
-            self.trainer.load_modules({role: part | first[role] for role, part in state.items()})
-
-    def _write(self, checkpoint: Checkpoint, *, dry_run: bool = False) -> None:
-        trainer = self.trainer
-        own = {"rng": rng_state(trainer.device), "loss": trainer.loss_state()}
-        of_each = self.processes.gather(tree_map_only(Tensor, Tensor.cpu, own))
-
-        def write() -> None:
-            if not dry_run:
-                check_parameters(trainer.parameters.items(), trainer.steps_done)
-            state = {name: getattr(self, name) for name in (*RESUMED, "settings", "data")}
-            state |= {"shuffle_seed": self.batches.seed, "processes": of_each}
-            state |= {"scheduler": states({"own": self.scheduler}), "callback": states(self._callback_parts)}
-            state |= trainer.state_dict()
-            checkpoint.save(state, dry_run=dry_run)
-
-        self.processes.from_first(write)
+    def _state(self) -> State:
+        state = {name: getattr(self, name) for name in (*RESUMED, "settings", "data")}
+        state |= {"shuffle_seed": self.batches.seed, "rng": rng_state(self.trainer.device)}
+        state |= {"scheduler": states({"own": self.scheduler}), "callback": states(self._callback_parts)}
+        return state | self.trainer.state_dict()
 
     def _load(self, checkpoint: Checkpoint, state: State) -> None:
         """Resume this very run; if it is refused, nothing has changed."""
-        trainer, own = self.trainer, state["processes"][self.processes.rank]
+        trainer = self.trainer
         trainer.check_entries(checkpoint, state)
         checkpoint.check(state["settings"], self.settings)
         checkpoint.check(state["data"], self.data)
         check_fused_state(trainer.optimizer, state["optimizer"], checkpoint.path)
         load_states(self._callback_parts, state.get("callback", {}))
-        trainer.load_state_dict(state | {"loss": own["loss"]})
+        trainer.load_state_dict(state)
         load_states({"own": self.scheduler}, state["scheduler"])
         before, now = state["learning_rates"], trainer.learning_rates
         change_rates(trainer.optimizer, self.scheduler, before, now, checkpoint.path)
         for name in RESUMED:
             setattr(self, name, state[name])
         self.batches.seed = state["shuffle_seed"]
-        set_rng_state(own["rng"], trainer.device)
+        set_rng_state(state["rng"], trainer.device)
 
 
 def target_check(model: Callable[..., Any], x: Any) -> Callable[[Any], None] | None:

@@ -163,27 +163,6 @@ def test_a_batch_does_not_depend_on_those_before_it(rows, size, per_epoch):
     assert torch.equal(batches().first_rows()[0], data(rows)[0][:2])
 
 
-@pytest.mark.parametrize(("rows", "size", "processes"), [(20, 5, 2), (20, 3, 3), (7, 3, 2), (3, 9, 3)])
-def test_the_batches_of_processes_make_up_those_of_one(rows, size, processes):
-    def batches(*place):
-        return Batches(Rows(data(rows), "data"), size * (1 if place else processes), 3, torch.device("cpu"), *place)
-
-    whole, each = batches(), [batches(rank, processes) for rank in range(processes)]
-    assert {own.per_epoch for own in each} == {whole.per_epoch}
-    for number in range(whole.per_epoch):
-        x, y = whole.get(1, number)
-        assert whole.share(number) == 1.0
-        assert {own.num_rows(number) for own in each} == {len(x)}
-        got = [(own.get(1, number), own.share(number)) for own in each]
-        assert all(len(part[0]) <= size for part, _ in got)
-        assert sum(share for _, share in got) == pytest.approx(1.0)
-        assert [share * len(x) for _, share in got if share] == pytest.approx([len(p[0]) for p, share in got if share])
-        assert torch.equal(torch.cat([part[0] for part, share in got if share]), x)
-        assert torch.equal(torch.cat([part[1] for part, share in got if share]), y)
-        # One without rows of its own has one to evaluate, so that it takes part in all else.
-        assert all(torch.equal(part[0], x[:1]) for part, share in got if not share)
-
-
 @pytest.mark.parametrize(("rows", "number"), [(6, 1), (6, 4), (3, 5)])
 def test_the_parts_of_a_batch_are_its_rows_in_order_and_their_shares_make_one(rows, number):
     x, y = data(rows)

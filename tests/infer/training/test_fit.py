@@ -4,6 +4,7 @@
 """Validation, early stopping, callbacks, and every way a fit can end badly."""
 
 from functools import partial
+from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
@@ -19,6 +20,32 @@ from pyro_radial import AutoRadial, BayesianModule, fit
 from pyro_radial.infer.training import training_run
 from pyro_radial.poutine import mean_only, swap_prior
 from tests.helpers.runs import FIT, ROWS, assert_same, data, function_problem, problem, state_of, trained
+
+# ---------------------------------------------------------------------------------------------- several processes
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["torch.distributed", "environment"])
+def test_one_of_several_processes_is_sent_to_the_page_on_them(joined, monkeypatch):
+    if joined:
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    else:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    model, guide = problem()
+    with pytest.raises(RuntimeError, match=r"fit trains in one process, got WORLD_SIZE=2; .*docs/scale\.md"):
+        trained(model, guide)
+    assert guide.prototype_trace is None
+
+
+def test_a_single_process_of_a_launcher_trains(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert len(trained(*problem())[1].history) == FIT["epochs"]
+
+
+def test_the_page_on_scale_has_the_section_that_the_error_names():
+    page = Path(__file__).resolve().parents[3] / "docs" / "scale.md"
+    assert "## Several processes" in page.read_text()
+
 
 # -------------------------------------------------------------------------------- validation, early stop, callback
 
@@ -172,7 +199,6 @@ def infinity_in(rows):
         ({"callback": 3}, "callback must be a function, got int"),
         ({"progress": "x"}, "progress must be True or False, got 'x'"),
         ({"compile": "x"}, "compile must be True or False, got 'x'"),
-        ({"timeout": 0.0}, "timeout must be a positive finite number, got 0.0"),
         ({"data": Table()}, r"data must be a pair .*, got Table, whose to_numpy\(\) is an array"),
         ({"data": (Table(), data()[1])}, r"data: x must be a tensor of rows .*, got Table, whose to_numpy\(\)"),
         ({"data": (data()[0], Table())}, r"data: y must be a tensor of rows .*, got Table, whose to_numpy\(\)"),

@@ -30,11 +30,10 @@ from pyro_radial import (
 )
 from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.compiled import captured_loss
-from pyro_radial.infer.training import natural_gradient, training_run
+from pyro_radial.infer.training import natural_gradient
 from pyro_radial.infer.training.natural_gradient import NaturalGradient, _inverse_slope
 from pyro_radial.infer.training.trainer import OptimizerStep, Trainer
 from pyro_radial.nn import likelihoods
-from tests.helpers.ranks import on_ranks, values
 from tests.helpers.runs import ROWS, assert_same, data, function_problem, killed, problem, trained
 
 # Most runs here are too short for widths.
@@ -682,63 +681,25 @@ def test_a_chained_posterior_is_a_prior_like_any_other():
     assert bool(torch.isfinite(predict(chain, guide, data()[0]).mean).all())
 
 
-def in_two(rank, shared):
-    """The parameters after twenty steps, in one of two processes or alone."""
-    torch.set_default_dtype(DOUBLE)
-    if shared:
-        training_run.noise_of = lambda seed, index: seed
-    model, guide = problem()
-    x, y = data(40)
-    model.likelihood.num_data = 40
-    state, _ = trained(
-        model.double(), guide, data=(x.double(), y), optim=NaturalGradient(), epochs=20, batch_size=20 if shared else 40
-    )
-    return state
+def test_a_step_calls_the_closure_that_makes_its_gradients():
+    ends = []
+    for given in (True, False):
+        model, guide = problem()
+        optimizer = NaturalGradient().optimizer(model, guide, *data())
+        loss = RadialELBO()(model, guide)
 
+        def closure(optimizer=optimizer, loss=loss):
+            optimizer.zero_grad()
+            value = loss(*data())
+            value.backward()
+            return value
 
-def test_two_processes_with_one_draw_take_the_steps_of_one_at_twice_the_batch(double):
-    whole = in_two(0, shared=False)
-    one, other = values(on_ranks(partial(in_two, shared=True)))
-    assert_same(one, other)
-    for name, value in whole.items():
-        torch.testing.assert_close(one[name], value, rtol=0.0, atol=1e-5)
-
-
-def rest_in_two(rank):
-    """Precisions after each step of two processes with draws of their own, and the exact ones."""
-    torch.manual_seed(2)
-    net, x = nn.Linear(3, 1, bias=False), torch.randn(40, 3)
-    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(scale=0.5))
-    guide, found = AutoRadial(model), []
-
-    def callback(record):
-        found.append(guide.posterior()["weight"].variance.reciprocal())
-
-    optim, loss = NaturalGradient(lr=0.3, hess_init=0.2, beta2=0.95), RadialELBO(16, vectorize_particles=True)
-    constant = partial(LambdaLR, lr_lambda=lambda epoch: 1.0)
-    data = x, x @ net.weight.T.detach() + 0.5 * torch.randn(40, 1)
-    trained(
-        model,
-        guide,
-        data=data,
-        optim=optim,
-        scheduler=constant,
-        epochs=500,
-        batch_size=20,
-        callback=callback,
-        loss=loss,
-    )
-    # Only the first process calls it.
-    return found and torch.cat(found), x.square().sum(0) / 0.25 + 1.0
-
-
-def test_two_processes_with_draws_of_their_own_rest_at_the_exact_variances():
-    (found, exact), _ = values(on_ranks(rest_in_two))
-    # Means of 40 steps, twice the memory of the average of curvatures, are nearly independent.
-    means = found[100:].reshape(10, 40, 3).mean(1)
-    error = means.std(0) / math.sqrt(10)
-    assert bool((error < 0.03 * exact).all())
-    assert bool(((means.mean(0) - exact).abs() < 3 * error).all())
+        torch.manual_seed(3)
+        value = optimizer.step(closure) if given else closure()
+        if not given:
+            assert optimizer.step() is None
+        ends.append({"value": value.detach(), **copy.deepcopy(guide.state_dict())})
+    assert_same(*ends)
 
 
 BAD = {
