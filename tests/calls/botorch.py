@@ -14,7 +14,7 @@ from pyro_radial.botorch import FunctionDraws, ProcessModel
 from pyro_radial.functional import PosteriorProcess
 from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import likelihoods
-from tests.calls.sweep import Call, Lazy, non_negative_float, non_negative_int, positive_int, some, tensor
+from tests.calls.sweep import Lazy, Row, some
 
 NAN = math.nan
 POINTS = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.9]]).double()
@@ -43,52 +43,41 @@ def process():
     return PosteriorProcess(bnn, guide.posterior())
 
 
-points = tensor | some(3, POINTS.numpy(), torch.rand(3, 3).double(), POINTS[0], POINTS.long())
-index = non_negative_int | {"too large": 3}
-
-CALLS = [
-    Call(
+ROWS = [
+    Row(
         "botorch.FunctionDraws",
-        lambda: dict(functions=functions(), num_outputs=1),
-        lambda found: found(POINTS).shape == (3, 3, 1),
-        invalid=dict(functions=some(None, "x", 3, nn.Linear(2, 1), lambda x: x), num_outputs=positive_int | {"two": 2}),
-        then=lambda found: (found(POINTS), found)[1],
+        lambda: dict(functions=functions()),
+        dict(functions=some(nn.Linear(2, 1), lambda x: x), num_outputs={"two": 2}),
+        then=lambda found: found(POINTS),
     ),
-    Call(
+    Row(
         "botorch.FunctionDraws.forward",
         lambda: dict(X=POINTS),
-        lambda found: found.shape == (3, 3, 1),
-        invalid=dict(X=points),
+        dict(X=some(torch.rand(3, 3).double())),
+        takes=dict(X=("all nan", "no rows")),
         on=lambda: FunctionDraws(functions()),
     ),
-    Call(
+    Row(
         "botorch.FunctionDraws.one",
         lambda: dict(index=1),
-        lambda found: torch.equal(found(POINTS), FunctionDraws(functions())(POINTS)[1]),
-        invalid=dict(index=index),
+        dict(index={"too large": 3}),
         on=lambda: FunctionDraws(functions()),
     ),
-    Call(
+    Row(
         "botorch.ProcessModel",
-        lambda: dict(process=process(), noise=0.1),
-        lambda found: found.noise == 0.1,
-        invalid=dict(
-            process=some(None, "x", 3, nn.Linear(2, 1)) | {"network": Lazy(lambda: network_and_guide()[0])},
-            noise=non_negative_float | {"flag": True},
-        ),
+        lambda: dict(process=process()),
+        dict(process=some(nn.Linear(2, 1), Lazy(lambda: network_and_guide()[0]))),
+        takes=dict(process=("class",)),
     ),
-    Call(
+    Row(
         "botorch.ProcessModel.posterior",
-        lambda: dict(X=POINTS, observation_noise=False, posterior_transform=None),
-        lambda found: found.mean.shape == (3, 1),
-        invalid=dict(
-            X=points,
-            observation_noise=some(None, "x", 3, torch.rand(3, 5))
-            | {"negative": -torch.ones(3, 1).double(), "nan": torch.full((3, 1), NAN).double()},
-            posterior_transform=some("x", 3, [1]),
+        lambda: dict(X=POINTS),
+        dict(
+            X=some(torch.rand(3, 3).double()),
+            observation_noise=some(torch.rand(3, 5), -torch.ones(3, 1).double(), torch.full((3, 1), NAN).double()),
         ),
-        also=(({"observation_noise": 0.01 * torch.ones(3, 1).double()}, lambda found: found.mean.shape == (3, 1)),),
+        takes=dict(X=("no rows",)),
+        unread=("output_indices",),
         on=lambda: ProcessModel(process()),
-        unchecked={"output_indices": "ignored, since there is one output"},
     ),
 ]

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Calls of ``pyro_radial.infer``, without ensembles."""
+"""Calls of ``pyro_radial.infer``, without guides."""
 
 import math
 from functools import cache, partial
@@ -11,30 +11,14 @@ import torch
 from pyro.infer import Trace_ELBO
 from torch import nn
 
-from pyro_radial.infer import CompiledSVI, FitOptions, NaturalGradient, RadialELBO, SampledNetwork, predict
-from pyro_radial.infer.autoguide import AutoRadial
+from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, predict
+from pyro_radial.infer import CompiledSVI, Ensemble, FitOptions, NaturalGradient, RadialELBO, SampledNetwork
 from pyro_radial.nn import likelihoods
-from pyro_radial.nn.bayesian_module import BayesianModule
-from pyro_radial.nn.supervised import SupervisedModel
-from tests.calls.sweep import (
-    NONE,
-    STRANGER,
-    Call,
-    Lazy,
-    Part,
-    flag,
-    function,
-    name_of_one,
-    non_negative_float,
-    non_negative_int,
-    optional,
-    positive_float,
-    positive_int,
-    tensor,
-)
+from tests.calls.sweep import Lazy, Part, Row, some
 
+NAN = math.nan
 X, Y = torch.linspace(-1.0, 1.0, 24).reshape(8, 3), torch.linspace(0.0, 1.0, 8).unsqueeze(-1)
-ARGUMENTS = "given to the model and the guide as they are"
+SETTINGS = dict(epochs=1, batch_size=6, optim=partial(torch.optim.Adam, lr=0.1))
 
 
 def model():
@@ -59,400 +43,182 @@ def sampled():
     return SampledNetwork(**guided(), num_samples=5)
 
 
-def shaped(*expected):
-    return lambda found: tuple(found.shape) == expected and bool(found.isfinite().all())
-
-
-def finite(found):
-    return math.isfinite(float(found))
-
-
 def adam(parameters):
     return torch.optim.Adam(parameters, lr=0.01)
 
 
-models = function | {"class": SupervisedModel}
-guides = function | {"class": AutoRadial}
-inputs = tensor | {"nan": torch.full((8, 3), math.nan), "no rows": torch.zeros(0, 3)}
-rows = {
-    **NONE,
-    "text": "rows",
-    "number": 3,
-    "inputs alone": (X,),
-    "ragged": (X, Y[:3]),
-    "nan": (X, Y * math.nan),
-    "no rows": (X[:0], Y[:0]),
-    "stranger": STRANGER,
-}
-optims = {
-    "text": "adam",
-    "number": 0.1,
-    "class": pyro.optim.PyroOptim,
-    "optimizer": Lazy(lambda: adam(nn.Linear(2, 1).parameters())),
-}
-losses = {"text": "elbo", "number": 3, "class": RadialELBO, "without terms": Trace_ELBO()}
-seeds = non_negative_int | {"too large": 2**70}
+def compiled():
+    return CompiledSVI(**guided(), optim=adam, loss=RadialELBO(), compile=False)
 
 
-def fit_arguments():
-    return guided() | dict(
-        data=(X, Y),
-        epochs=1,
-        batch_size=4,
-        optim=adam,
-        scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1),
-        loss=RadialELBO(),
-        validation=(X, Y),
-        seed=1,
-        checkpoint=None,
-        callback=lambda record: True,
-        progress=False,
-        options=FitOptions(),
-    )
+def make(seed):
+    made = SupervisedModel(BayesianModule(nn.Linear(3, 1)), likelihoods.Gaussian())
+    return made, AutoRadial(made)
 
 
-def one_epoch(result):
-    return len(result.history) == 1 and math.isfinite(result.history[0]["loss"])
+@cache
+def trained():
+    found = Ensemble(make, size=2)
+    found.fit((X, Y), progress=False, **SETTINGS)
+    return found
 
 
-CALLS = [
-    Call(
-        "infer.RadialELBO",
-        lambda: dict(num_particles=2, kl_weight=0.5, strict_kl=True, kwargs={"vectorize_particles": True}),
-        lambda loss: (loss.num_particles, loss.weight_now(), loss.strict_kl) == (2, 0.5, True),
-        invalid=dict(num_particles=positive_int, kl_weight=non_negative_float, strict_kl=flag),
-        unchecked=dict(kwargs="given to Pyro's own class as they are"),
-    ),
+PAIR = make(0)
+models, guides = some(SupervisedModel), some(AutoRadial)
+losses = some(RadialELBO)
+made_optimizer = Lazy(lambda: adam(nn.Linear(2, 1).parameters()))
+#: Inputs of another type are left to the network.
+any_inputs = {"x": ("whole numbers", "a dimension too few")}
+
+ROWS = [
+    Row("infer.RadialELBO"),
     *(
-        Call(
+        Row(
             f"infer.RadialELBO.{method}",
-            lambda: guided() | dict(args=(X, Y), kwargs={}),
-            finite,
-            invalid=dict(model=models, guide=guides),
+            lambda: guided() | dict(args=(X, Y)),
+            dict(model=models, guide=guides),
             on=RadialELBO,
-            unchecked=dict(args=ARGUMENTS, kwargs=ARGUMENTS),
-            then=lambda found: found.detach() if isinstance(found, torch.Tensor) else found,
         )
         for method in ("loss", "differentiable_loss", "loss_and_grads")
     ),
-    Call(
+    Row(
         "infer.CompiledSVI",
-        lambda: (
-            guided()
-            | dict(
-                optim=pyro.optim.Adam({"lr": 0.01}),
-                loss=RadialELBO(),
-                loss_and_grads=None,
-                compile=False,
-                max_signatures=2,
-                check_every=1,
-                options={"max_autotune": False},
-            )
-        ),
-        finite,
-        invalid=dict(
-            model=models,
-            guide=guides,
-            optim=NONE | {name: value for name, value in optims.items() if name != "optimizer"},
-            loss=NONE | {name: value for name, value in losses.items() if name != "without terms"},
-            loss_and_grads={"text": "fast", "number": 3, "stranger": STRANGER},
-            compile=flag,
-            max_signatures=positive_int,
-            check_every=optional(positive_int),
-            options={"text": "fast", "number": 3, "stranger": STRANGER},
-        ),
-        also=(({"check_every": None}, finite), ({"options": None}, finite), ({"optim": adam}, finite)),
+        lambda: guided() | dict(optim=adam, loss=RadialELBO(), compile=False),
+        dict(model=models, guide=guides, optim=some(pyro.optim.PyroOptim), loss=losses),
         then=lambda svi: svi.step(X, Y),
     ),
     *(
-        Call(
-            f"infer.CompiledSVI.{method}",
-            lambda: dict(args=(X, Y), kwargs={}),
-            finite,
-            on=lambda: CompiledSVI(**guided(), optim=adam, loss=RadialELBO(), compile=False),
-            unchecked=dict(args=ARGUMENTS, kwargs=ARGUMENTS),
-        )
+        Row(f"infer.CompiledSVI.{method}", lambda: dict(args=(X, Y)), on=compiled)
         for method in ("step", "evaluate_loss")
     ),
-    Call(
+    Row(
         "infer.CompiledSVI.loss_and_grads",
-        lambda: dict(**guided(), args=(X, Y), kwargs={}),
-        finite,
-        on=lambda: CompiledSVI(**guided(), optim=adam, loss=RadialELBO(), compile=False),
-        unchecked=dict(model=ARGUMENTS, guide=ARGUMENTS, args=ARGUMENTS, kwargs=ARGUMENTS),
+        lambda: guided() | dict(args=(X, Y)),
+        unread=("model", "guide"),
+        on=compiled,
     ),
-    Call(
-        "infer.FitOptions",
-        lambda: dict(
-            num_data=100,
-            patience=2,
-            mean_only_epochs=1,
-            accumulate=2,
-            clip_norm=1.0,
-            autocast=torch.bfloat16,
-            compile=True,
-            scheduler_interval="step",
-            checkpoint_every=5,
-        ),
-        lambda found: (found.num_data, found.accumulate, found.scheduler_interval) == (100, 2, "step"),
-        invalid=dict(
-            num_data=optional(positive_int),
-            patience=optional(positive_int),
-            mean_only_epochs=non_negative_int,
-            accumulate=positive_int,
-            clip_norm=optional(positive_float),
-            autocast={"text": "bfloat16", "number": 16, "float64": torch.float64, "integers": torch.int8},
-            compile=flag,
-            scheduler_interval=name_of_one,
-            checkpoint_every=optional(positive_int),
-        ),
-        also=tuple(
-            ({name: None}, lambda found: found.accumulate == 2)
-            for name in ("num_data", "patience", "clip_norm", "autocast", "checkpoint_every")
-        ),
-    ),
-    Call(
-        "infer.NaturalGradient",
-        lambda: dict(lr=0.1, hess_init=0.5, beta1=0.9, beta2=0.99, others=adam),
-        lambda found: (found.lr, found.beta2) == (0.1, 0.99),
-        invalid=dict(
-            lr=optional(positive_float),
-            hess_init=optional(positive_float),
-            beta1=NONE | {"text": "half", "one": 1.0, "negative": -0.1, "nan": math.nan},
-            beta2={"text": "half", "one": 1.0, "negative": -0.1, "nan": math.nan},
-            others=NONE | optims | {"natural gradient": NaturalGradient()},
-        ),
-        also=(
-            ({"hess_init": None}, lambda found: found.hess_init is None),
-            ({"lr": None}, lambda found: found.lr == 0.1),
-            ({"lr": None, "beta2": None}, lambda found: found.lr == 1.0),
-        ),
-    ),
-    Call(
+    Row("infer.FitOptions", extra=dict(autocast=some(torch.float64, torch.int8))),
+    Row("infer.NaturalGradient", extra=dict(others=some(pyro.optim.PyroOptim, NaturalGradient(), made_optimizer))),
+    Row(
         "infer.NaturalGradient.optimizer",
-        lambda: guided() | dict(args=(X, Y), kwargs={}),
-        lambda found: isinstance(found, torch.optim.Optimizer),
-        invalid=dict(model=models, guide=guides),
+        lambda: guided() | dict(args=(X, Y)),
+        dict(model=models, guide=guides),
         on=NaturalGradient,
-        unchecked=dict(args=ARGUMENTS, kwargs=ARGUMENTS),
     ),
-    Call(
+    Row(
         "infer.fit",
-        fit_arguments,
-        one_epoch,
-        invalid=dict(
-            model=models | {"plain network": nn.Linear(3, 1)},
+        lambda: guided() | dict(data=(X, Y), epochs=1, batch_size=4, optim=adam, validation=(X, Y)),
+        dict(
+            model=models | some(nn.Linear(3, 1)),
             guide=guides | {"function": lambda x, y: None},
-            data=rows,
-            epochs=positive_int,
-            batch_size=optional(positive_int),
-            optim=NONE | optims,
-            scheduler={"text": "step", "number": 3, "stranger": STRANGER, "optimizer": pyro.optim.Adam({"lr": 0.1})},
-            loss=losses,
-            validation={name: value for name, value in rows.items() if name != "None"},
-            seed=optional(seeds),
-            checkpoint={"number": 3, "folder": "/", "empty": "", "stranger": STRANGER},
-            callback=optional(function) | {"stranger": STRANGER},
-            progress=flag,
-            options=NONE | {"mapping": {}, "class": FitOptions, "number": 3},
-        ),
-        also=tuple(
-            ({name: None}, one_epoch) for name in ("batch_size", "scheduler", "loss", "validation", "seed", "callback")
+            optim=some(pyro.optim.PyroOptim, made_optimizer),
+            scheduler=some(pyro.optim.Adam({"lr": 0.1})),
+            loss=losses | {"without terms": Trace_ELBO()},
+            checkpoint=some("/", ""),
+            options=some({}, FitOptions),
         ),
     ),
-    Call(
-        "infer.predict",
-        lambda: (
-            guided()
-            | dict(x=X, num_samples=5, chunk_size=4, method="draws", dropout=False, function_site="f", progress=False)
-        ),
-        lambda found: tuple(found.samples.shape) == (5, 8, 1),
-        invalid=dict(
-            model=models,
-            guide=guides | {"no samples": Part("samples", {}), "number for a site": Part("samples", {"weight": 1.0})},
-            x=inputs,
-            num_samples=optional(positive_int),
-            chunk_size=positive_int,
-            method=name_of_one | {"class": AutoRadial},
-            dropout=flag | {"without layers": True},
-            function_site=name_of_one,
-            progress=flag,
-        ),
-        also=(({"num_samples": None}, lambda found: tuple(found.samples.shape) == (64, 8, 1)),),
+    *(
+        Row(
+            "infer.predict",
+            lambda method=method: guided() | dict(x=X, num_samples=5, chunk_size=4, method=method),
+            dict(
+                model=models,
+                guide=guides | given,
+                method=some(AutoRadial),
+                dropout={"without layers": True},
+                x=some((X, X)) if method == "linearized" else {},
+            ),
+            takes=taken,
+            case=case,
+        )
+        for case, method, given, taken in (
+            ("", "draws", some(Part("samples", {}), Part("samples", {"weight": 1.0})), {"x": ("a dimension too few",)}),
+            ("linearized", "linearized", some({"weight": torch.zeros(5, 1, 3)}, lambda *args: None), {}),
+        )
     ),
-    Call(
-        "infer.predict",
-        lambda: (
-            guided()
-            | dict(x=X, num_samples=5, chunk_size=4, method="linearized", dropout=False)
-            | dict(function_site="f", progress=False)
-        ),
-        lambda found: tuple(found.samples.shape) == (5, 8, 1),
-        invalid=dict(
-            model=models,
-            guide=guides | {"samples": {"weight": torch.zeros(5, 1, 3)}, "function": lambda *args: None},
-            x=inputs | {"two": (X, X)},
-            num_samples=optional(positive_int),
-            chunk_size=positive_int,
-            dropout=flag | {"on": True},
-            function_site=name_of_one,
-            progress=flag,
-        ),
-        unchecked=dict(method="it is what this row is about"),
-        also=(({"num_samples": None}, lambda found: tuple(found.samples.shape) == (64, 8, 1)),),
-        case="linearized",
-    ),
-    Call(
+    Row(
         "infer.SampledNetwork",
         lambda: guided() | dict(num_samples=5, chunk_size=2, x=X[:2]),
-        lambda found: tuple(found(X).shape) == (5, 8, 1),
-        invalid=dict(
-            model=models | {"plain network": nn.Linear(3, 1)},
-            guide=guides,
-            num_samples=positive_int,
-            chunk_size=positive_int,
-            x=optional(inputs),
-        ),
-        also=(({"x": None}, lambda found: tuple(found(X).shape) == (5, 8, 1)),),
+        dict(model=models | some(nn.Linear(3, 1)), guide=guides),
+        takes=any_inputs,
     ),
-    Call(
-        "infer.SampledNetwork.forward",
-        lambda: dict(args=(X,), kwargs={}),
-        shaped(5, 8, 1),
-        on=sampled,
-        unchecked=dict(args="given to the network as they are", kwargs="given to the network as they are"),
-    ),
-    Call(
-        "infer.SampledNetwork.predict",
-        lambda: dict(x=X, chunk_size=4),
-        lambda found: tuple(found.samples.shape) == (5, 8, 1),
-        invalid=dict(x=inputs, chunk_size=positive_int),
-        on=sampled,
-    ),
-    Call(
-        "infer.Prediction",
-        lambda: dict(
-            samples=torch.zeros(3, 2, 1), likelihood=likelihoods.Gaussian(), noise={"scale": torch.ones(3, 1)}
-        ),
-        lambda found: found.mean.shape == (2, 1),
-        unchecked=dict.fromkeys(
-            ("samples", "likelihood", "noise"), "predict makes it; its methods check their arguments"
-        ),
-    ),
-    Call(
+    Row("infer.SampledNetwork.forward", lambda: dict(args=(X,)), on=sampled),
+    Row("infer.SampledNetwork.predict", lambda: dict(x=X), takes=any_inputs, on=sampled),
+    Row(
         "infer.Prediction.log_prob",
         lambda: dict(y=Y),
-        shaped(8),
-        invalid=dict(y=tensor | {"another shape": Y[:3], "complex": Y.to(torch.cfloat)}),
+        dict(y=some(Y[:3], Y.to(torch.cfloat))),
+        takes=dict(y=("all nan", "nested lists", "array", "a dimension too few")),
         on=prediction,
     ),
-    Call(
+    Row(
         "infer.Prediction.sample_targets",
         lambda: dict(num_targets=2),
-        shaped(10, 8, 1),
-        invalid=dict(num_targets=positive_int),
         on=prediction,
     ),
-    Call(
+    Row(
         "infer.Prediction.quantiles",
         lambda: dict(levels=[0.25, 0.75], num_targets=2),
-        lambda found: tuple(found.shape) == (2, 8, 1) and bool((found[0] <= found[1]).all()),
-        invalid=dict(
-            levels=NONE
-            | {"text": "half", "zero": 0.0, "one": [0.5, 1.0], "nan": math.nan, "none": [], "stranger": STRANGER},
-            num_targets=positive_int,
-        ),
+        dict(levels=some(0.0, [0.5, 1.0], NAN)),
         on=prediction,
     ),
-    Call(
+    Row(
         "infer.diagnose",
-        lambda: (
-            guided()
-            | dict(
-                data=(X, Y),
-                num_particles=2,
-                kl_weight=0.5,
-                function_site="f",
-                loss=None,
-                new_inputs=None,
-                batch_size=None,
-            )
-        ),
-        lambda found: found.num_rows == 8 and found.unmoved_scales == ["weight", "bias"],
-        invalid=dict(
-            model=models,
-            guide=guides,
-            data=rows,
-            num_particles=positive_int,
-            kl_weight=non_negative_float,
-            function_site=name_of_one,
-            loss={name: value for name, value in losses.items() if name != "without terms"}
-            | {"of weights": RadialELBO()},
-            new_inputs=optional(inputs),
-            batch_size=optional(positive_int),
+        lambda: guided() | dict(data=(X, Y), num_particles=2),
+        dict(
+            model=models, guide=guides, loss=losses | {"of weights": RadialELBO()}, new_inputs=some("x", X * NAN, X[:0])
         ),
     ),
-    Call(
+    Row(
         "infer.calibrate_scales",
-        lambda: (
-            guided()
-            | dict(
-                validation=(X, Y),
-                scales=lambda name, mean: 1.0,
-                low=0.01,
-                high=1.0,
-                num_samples=2,
-                chunk_size=8,
-                seed=1,
-                progress=False,
-            )
-        ),
-        lambda found: len(found.tried) == 22 and found.nll == min(found.tried.values()),
-        invalid=dict(
+        lambda: guided() | dict(validation=(X, Y), low=0.01, high=1.0, num_samples=2),
+        dict(
             model=models,
             guide=guides | {"not of the library": lambda x, y: None},
-            validation=rows,
-            scales={"text": "he", "number": 1.0, "negative": lambda name, mean: -1.0, "texts": lambda name, mean: "he"},
-            low=positive_float | {"above high": 2.0},
-            high=positive_float | {"below low": 0.001},
-            num_samples=positive_int,
-            chunk_size=positive_int,
-            seed=seeds,
-            progress=flag,
+            scales=some(lambda name, mean: -1.0, lambda name, mean: "he"),
+            low=some(0.0, -1.0, 2.0),
+            high=some(0.0, -1.0, 0.001),
         ),
-        also=(({"scales": None}, lambda found: len(found.tried) == 22),),
     ),
-    Call(
+    Row(
         "infer.last_layer_laplace",
-        lambda: dict(
-            model=(made := guided())["model"],
-            trained=made["guide"],
-            data=(X, Y),
-            prior_precision=2.0,
-            structure="full",
-            chunk_size=4,
+        lambda: dict(zip(("model", "trained"), guided().values(), strict=True)) | dict(data=(X, Y)),
+        dict(model=models | some(nn.Linear(3, 1)), trained=guides, structure=some(("full", "kronecker"))),
+        takes=dict(trained=("tensor",)),
+    ),
+    Row(
+        "infer.Ensemble",
+        lambda: dict(make=make, size=2),
+        dict(
+            make=some(
+                *(PAIR, lambda seed: None, lambda seed: 3, lambda seed: (1, 2), lambda seed: PAIR, lambda seed: PAIR[0])
+            )
         ),
-        lambda found: found.prior_precision == 2.0 and math.isfinite(found.log_evidence),
-        invalid=dict(
-            model=models | {"plain network": nn.Linear(3, 1)},
-            trained=guides,
-            data=rows,
-            prior_precision=positive_float,
-            structure={"number": 3, "unknown": "no_such_name", "both": ("full", "kronecker")},
-            chunk_size=positive_int,
-        ),
-        also=(
-            ({"prior_precision": "evidence"}, lambda found: found.prior_precision > 0.0),
-            ({"structure": None}, lambda found: math.isfinite(found.log_evidence)),
-        ),
+        takes=dict(seed=("too long",)),
+        then=lambda found: found.fit((X, Y), progress=False, **SETTINGS),
+    ),
+    Row(
+        "infer.Ensemble.fit",
+        lambda: dict(data=(X, Y), settings=SETTINGS),
+        dict(settings={str(seed): Part("seed", {"seed": seed}) for seed in (0, 1, None)}),
+        on=lambda: Ensemble(make, size=2),
+    ),
+    Row(
+        "infer.Ensemble.predict",
+        lambda: dict(x=X),
+        dict(x=some(torch.rand(3, 5))),
+        takes={"x": ("a dimension too few",)},
+        on=trained,
     ),
 ]
-
+#: fit, compiled steps and poutine.reparam call these.
 NOT_CALLED = {
-    "infer.RadialELBO.weighted_by": "a compiled step gives it a weight",
-    "infer.NaturalGradient.advice_before": "fit gives it the number of steps",
-    "infer.NaturalGradient.advice_after": "fit gives it the optimizer",
-    "infer.NaturalGradient.scheduler": "fit gives it the optimizer and the number of steps",
-    "infer.RadialELBO.keep": "a compiled step gives it the terms of its graph",
-    "infer.HalfCauchyReparam.apply": "poutine.reparam gives it a site",
+    "infer.Prediction",
+    "infer.RadialELBO.weighted_by",
+    "infer.RadialELBO.keep",
+    "infer.NaturalGradient.advice_before",
+    "infer.NaturalGradient.advice_after",
+    "infer.NaturalGradient.scheduler",
+    "infer.HalfCauchyReparam.apply",
 }

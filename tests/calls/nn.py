@@ -1,44 +1,24 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Calls of ``pyro_radial.nn`` and its priors."""
+"""Calls of ``pyro_radial.nn``, its likelihoods and priors, and ``pyro_radial.poutine``."""
 
+import math
+
+import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
 from torch import nn
 
-from pyro_radial.nn import likelihoods
-from pyro_radial.nn.bayesian_module import BayesianModule
-from pyro_radial.nn.input_gradient import InputGradient
-from pyro_radial.nn.multi_head import MultiHead
-from pyro_radial.nn.supervised import SupervisedModel
-from tests.calls.sweep import (
-    NONE,
-    Call,
-    Lazy,
-    Part,
-    distribution,
-    flag,
-    fraction,
-    mapping,
-    module,
-    optional,
-    positive_float,
-    tensor,
-    text,
-)
+from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
+from pyro_radial.nn import InputGradient, MultiHead, likelihoods
+from pyro_radial.poutine.local_reparameterization import LocalReparameterizationMessenger
+from tests.calls.sweep import Lazy, Part, Row, some
 
-X = torch.zeros(4, 3)
+NAN = math.nan
+X, F = torch.zeros(4, 3), torch.zeros(4, 2)
 WEIGHTS = {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}
-INPUTS = "given to the network as they are"
-
-weights = mapping | {
-    "number for a site": {"weight": 1.0},
-    "another shape": Part("weight", {"weight": torch.ones(3, 3), "bias": torch.zeros(2)}),
-    "unknown site": {**WEIGHTS, "gain": torch.zeros(2)},
-}
-inputs = tensor | {"number": 3, "another width": torch.zeros(4, 2), "integers": torch.zeros(4, 3, dtype=torch.long)}
 
 
 def linear():
@@ -57,200 +37,208 @@ def multi_head():
     return MultiHead(nn.Linear(3, 4), [nn.Linear(4, 2), nn.Linear(4, 5)])
 
 
-def shaped(*expected):
-    return lambda found: tuple(found.shape) == expected and bool(found.isfinite().all())
+def guide():
+    made = AutoRadial(bayesian())
+    made.setup(X)
+    return made
 
 
-def has(*sites):
-    return lambda found: found.sites == sites
+def normal_model(x=X):
+    return pyro.sample("w", dist.Normal(x.new_zeros(3), 1.0).to_event(1))
 
 
-def has_scale(prior, weight, bias):
-    return (float(prior("w", torch.zeros(2, 4)).stddev), float(prior("b", torch.zeros(2)).stddev)) == (weight, bias)
+def own_guide(x):
+    pyro.sample("weight", dist.Normal(torch.zeros(1, 3), 1.0).to_event(2))
+
+
+def run_once(handled):
+    """Run a handled guide, but not a handler."""
+    if not isinstance(handled, LocalReparameterizationMessenger):
+        handled(X)
 
 
 def sites_of(prior):
-    """The sites that a network has under a prior."""
-    return list(poutine.trace(BayesianModule(linear(), prior)).get_trace(X).stochastic_nodes)
+    return poutine.trace(BayesianModule(linear(), prior)).get_trace(X)
 
 
-parameters = [("name", lambda: "weight"), ("parameter", lambda: torch.zeros(2, 3))]
+class Own(likelihoods.Likelihood):
+    """A likelihood as a user writes it."""
 
-CALLS = [
-    Call(
+    def observation(self, f, **noise):
+        return dist.Normal(f, 1.0).to_event(self.event_dim)
+
+
+others_shape = {**WEIGHTS, "weight": torch.ones(3, 3)}
+draws = {**WEIGHTS, "weight": torch.ones(5, 2, 3)}
+parameters = {
+    "another shape": Part("weight", others_shape),
+    "unknown site": {**WEIGHTS, "gain": torch.zeros(2)},
+    "number for a site": {"weight": 1.0},
+}
+width = {"another width": F, "whole numbers": X.long()}
+#: Right targets of each likelihood for the output F, and wrong ones.
+TARGETS = {
+    "Bernoulli": (torch.ones(4, 2), some(torch.full((4, 2), 2.0), torch.ones(4, 2, dtype=torch.cfloat))),
+    "Categorical": (torch.ones(4, dtype=torch.long), some(torch.full((4,), 2), torch.eye(2)[[0, 1, 0, 1]])),
+    "Gaussian": (torch.ones(4, 2), some(torch.ones(4, 2, dtype=torch.bool))),
+    "HeteroscedasticGaussian": (torch.ones(4, 1), some(torch.ones(4, 1, dtype=torch.bool))),
+    "MaskedCategorical": (torch.tensor([1, -100, 0, -100]), some(torch.full((4,), 2))),
+    "MaskedGaussian": (torch.full((4, 2), NAN), some(torch.full((4, 2), math.inf))),
+    "Poisson": (torch.ones(4, 2), some(-torch.ones(4, 2), torch.full((4, 2), 0.5))),
+}
+#: What likelihoods leave to the distribution, which may name it otherwise.
+ANY_OUTPUT = ("all nan", "whole numbers")
+TAKEN = {
+    "Gaussian": {"y": ("all nan",)},
+    "MaskedGaussian": {"y": ("all nan",)},
+    "HeteroscedasticGaussian": {"y": ("all nan", "a dimension too few"), "observed": ("a dimension too few",)},
+}
+
+ROWS = [
+    Row(
         "nn.BayesianModule",
-        lambda: dict(net=linear(), prior=dist.Normal(0.0, 2.0), select="weight"),
-        has("weight"),
-        invalid=dict(
-            net=module | {"Bayesian": Lazy(bayesian), "lazy layer": nn.LazyLinear(2)},
-            prior=distribution
-            | {
-                "another shape": dist.Normal(torch.zeros(5), 1.0),
-                "missing site": {},
-                "unknown site": {"weight": dist.Normal(0.0, 1.0), "gain": dist.Normal(0.0, 1.0)},
-                "function of numbers": lambda name, parameter: 1.0,
-                "torch's own": torch.distributions.Normal(0.0, 1.0),
-            },
-            select={"number": 3, "pattern": "(", "nothing": "gain", "function": lambda name, parameter: False},
+        lambda: dict(net=linear(), prior=dist.Normal(0.0, 2.0)),
+        dict(
+            net=some(Lazy(bayesian), nn.LazyLinear(2)),
+            prior=some(
+                *({}, dist.Normal(torch.zeros(5), 1.0), torch.distributions.Normal(0.0, 1.0), lambda name, value: 1.0),
+                {"weight": dist.Normal(0.0, 1.0), "gain": dist.Normal(0.0, 1.0)},
+            ),
+            select=some("(", "gain", lambda name, parameter: False),
         ),
-        also=(({"select": None}, has("weight", "bias")),),
     ),
-    Call(
-        "nn.BayesianModule.forward",
-        lambda: dict(args=(X,), kwargs={}),
-        shaped(4, 2),
-        on=bayesian,
-        unchecked=dict(args=INPUTS, kwargs=INPUTS),
-    ),
-    Call(
-        "nn.BayesianModule.at",
-        lambda: dict(parameters=WEIGHTS, args=(X,), kwargs={}),
-        lambda found: bool((found == 0.0).all()),
-        invalid=dict(parameters=weights),
-        on=bayesian,
-        unchecked=dict(args=INPUTS, kwargs=INPUTS),
-    ),
-    Call(
+    Row("nn.BayesianModule.forward", lambda: dict(args=(X,)), on=bayesian),
+    Row("nn.BayesianModule.at", lambda: dict(parameters=WEIGHTS, args=(X,)), dict(parameters=parameters), on=bayesian),
+    Row(
         "nn.BayesianModule.one_value_each",
-        lambda: dict(parameters={name: value.unsqueeze(0) for name, value in WEIGHTS.items()}),
-        lambda found: {name: value.shape for name, value in found.items()} == {"weight": (2, 3), "bias": (2,)},
-        invalid=dict(parameters=weights | {"draws": {"weight": torch.ones(5, 2, 3)}}),
+        lambda: dict(parameters={name: value[None] for name, value in WEIGHTS.items()}),
+        dict(parameters=parameters | some(draws)),
         on=bayesian,
     ),
-    Call(
+    Row(
         "nn.BayesianModule.to_module",
         lambda: dict(draw=WEIGHTS),
-        lambda found: type(found) is nn.Linear and bool((found.weight == 1.0).all()),
-        invalid=dict(
-            draw=mapping
-            | {
-                "number for a site": {**WEIGHTS, "weight": 1.0},
-                "missing site": {"weight": torch.ones(2, 3)},
-                "another shape": {**WEIGHTS, "weight": torch.ones(3, 3)},
-                "draws": {**WEIGHTS, "weight": torch.ones(5, 2, 3)},
-            }
-        ),
+        dict(draw=some({"weight": torch.ones(2, 3)}, others_shape, draws, {**WEIGHTS, "weight": 1.0})),
         on=bayesian,
     ),
-    Call(
-        "nn.BayesianModule.train",
-        lambda: dict(mode=False),
-        lambda found: not found.training,
-        invalid=dict(mode=flag),
-        on=bayesian,
-    ),
-    Call(
+    Row("nn.BayesianModule.train", lambda: dict(mode=False), on=bayesian),
+    Row(
         "nn.InputGradient",
         lambda: dict(net=nn.Linear(3, 1), of="energy", name="force", factor=-1.0),
-        lambda found: bool((found(X)["force"] == -found.net.weight).all()),
-        invalid=dict(
-            net=module,
-            of=text,
-            name=text | {"that of the output": "energy"},
-            factor={**NONE, "text": "-", "infinite": float("inf"), "flag": True},
-        ),
+        dict(name=some("energy")),
     ),
-    Call(
+    Row(
         "nn.InputGradient.forward",
-        lambda: dict(x=X, args=(), kwargs={}),
-        lambda found: {name: tuple(value.shape) for name, value in found.items()} == {"E": (4, 1), "F": (4, 3)},
+        lambda: dict(x=X),
+        unread=("x",),
         on=lambda: InputGradient(nn.Linear(3, 1), "E", "F"),
-        unchecked=dict(x=INPUTS, args=INPUTS, kwargs=INPUTS),
     ),
-    Call(
+    Row(
         "nn.MultiHead",
         lambda: dict(trunk=nn.Linear(3, 4), heads=[nn.Linear(4, 2), nn.Linear(4, 5)]),
-        lambda found: tuple(found(X).shape) == (4, 2),
-        invalid=dict(trunk=module, heads={**NONE, "number": 2, "none": [], "numbers": [2, 5], "text": "two"}),
+        dict(heads=some([2, 5])),
     ),
-    Call(
-        "nn.MultiHead.forward",
-        lambda: dict(args=(X,), kwargs={}),
-        shaped(4, 2),
-        on=multi_head,
-        unchecked=dict(args=INPUTS, kwargs=INPUTS),
-    ),
-    Call(
+    Row("nn.MultiHead.forward", lambda: dict(args=(X,)), on=multi_head),
+    Row(
         "nn.use_head",
         lambda: dict(model=BayesianModule(multi_head()), head=1, also=[0]),
-        lambda found: found is None,
-        invalid=dict(
-            model=module | {"without heads": Lazy(bayesian)},
-            head={**NONE, "text": "one", "negative": -1, "too large": 2, "flag": True, "fraction": 0.5},
-            also={**NONE, "number": 0, "text": "0", "too large": [2], "texts": ["0"]},
-        ),
+        dict(model=some(Lazy(bayesian)), head=some(2), also=some([2], ["0"])),
+        takes=dict(also=("empty",)),
     ),
-    Call(
+    Row(
         "nn.SupervisedModel",
-        lambda: dict(bnn=bayesian(), likelihood=likelihoods.Gaussian(), local_reparameterization=True),
-        lambda found: found.local_reparameterization and tuple(found(X).shape) == (4, 2),
-        invalid=dict(
-            bnn=module | {"plain network": nn.Linear(3, 2)},
-            likelihood=module
-            | {
-                "class": likelihoods.Gaussian,
-                "distribution": dist.Normal(0.0, 1.0),
-                "no names": {},
-                "name with a dot": {"a.b": likelihoods.Gaussian()},
-                "network under a name": {"a": nn.Linear(3, 2)},
-            },
-            local_reparameterization=flag,
+        lambda: dict(bnn=bayesian(), likelihood=likelihoods.Gaussian()),
+        dict(
+            bnn=some(nn.Linear(3, 2)),
+            likelihood=some(dist.Normal(0.0, 1.0), {}, {"a.b": likelihoods.Gaussian()}, {"a": nn.Linear(3, 2)}),
         ),
     ),
-    Call(
+    Row(
         "nn.SupervisedModel.forward",
         lambda: dict(x=X, y=torch.ones(4, 2)),
-        lambda found: bool((found == 1.0).all()),
-        invalid=dict(
-            x=inputs | {"no rows": Part("f", torch.zeros(0, 3))},
-            y=optional(tensor) | {"another shape": torch.zeros(3, 2), "number": 1.0},
-        ),
-        also=(({"y": None}, shaped(4, 2)),),
+        dict(x=width | {"no rows": Part("f", X[:0])}),
+        takes=dict(x=("all nan",), y=("all nan",)),
         on=supervised,
     ),
-    Call(
+    Row(
         "nn.SupervisedModel.output",
         lambda: dict(x=X, parameters=WEIGHTS),
-        lambda found: bool((found == 0.0).all()),
-        invalid=dict(x=inputs, parameters=optional(weights)),
-        also=(({"parameters": None}, shaped(4, 2)),),
+        dict(x=width, parameters=parameters),
+        takes=dict(x=("all nan", "no rows")),
         on=supervised,
     ),
-    Call(
-        "nn.priors.FanIn",
-        lambda: dict(gain=2.0, bias_scale=3.0),
-        lambda found: has_scale(found, 1.0, 3.0),
-        invalid=dict(gain=positive_float, bias_scale=positive_float),
-    ),
-    Call(
-        "nn.priors.ScaleMixture",
-        lambda: dict(pi=0.25, scale1=2.0, scale2=0.5),
-        lambda found: abs(float(found("w", torch.zeros(3)).variance) - (0.25 * 4.0 + 0.75 * 0.25)) < 1e-6,
-        invalid=dict(pi=fraction, scale1=positive_float, scale2=positive_float),
-    ),
-    Call(
+    Row("nn.priors.FanIn"),
+    Row("nn.priors.ScaleMixture"),
+    Row(
         "nn.priors.RadialDirectionalPrior",
-        lambda: dict(grouping="column", global_scale=2.0, bias_scale=3.0),
-        lambda found: found[0] == "weight.global_radius_gamma" and "weight.column_direction" in found,
+        extra=dict(grouping=some({"weight": "rows"}, {"w": "row"})),
         then=sites_of,
-        invalid=dict(
-            grouping={
-                **NONE,
-                "number": 3,
-                "unknown": "rows",
-                "unknown of a site": {"weight": "rows"},
-                "unknown site": {"w": "row"},
-            },
-            global_scale=positive_float,
-            bias_scale=positive_float,
+    ),
+    Row("poutine.mean_only", lambda: dict(guide=guide())),
+    Row(
+        "poutine.local_reparameterization",
+        lambda: dict(guide=own_guide, sites=["weight"]),
+        dict(sites=some(["bias"], [3], "weight")),
+        then=run_once,
+    ),
+    Row(
+        "poutine.swap_prior",
+        lambda: dict(model=normal_model, priors={"w": dist.Laplace(torch.zeros(3), 0.1).to_event(1)}),
+        dict(
+            priors={
+                "stranger by name": Part("w", {"w": 1.0}),
+                "unknown site": {"v": dist.Normal(0.0, 1.0)},
+                "another shape": Part("w", {"w": dist.Normal(torch.zeros(2), 1.0).to_event(1)}),
+                "another support": Part("w", {"w": dist.HalfNormal(torch.ones(3)).to_event(1)}),
+            }
         ),
+        then=lambda found: found(X),
+    ),
+    Row("nn.likelihoods.Likelihood", lambda: dict(num_data=100, event_dim=0)),
+    *(
+        Row(f"nn.likelihoods.{name}", extra={"event_dim": {"zero": 0}} if "Categorical" in name else {})
+        for name in ("Bernoulli", "Categorical", "MaskedCategorical", "Poisson")
+    ),
+    *(
+        Row(
+            f"nn.likelihoods.{name}",
+            extra=dict(
+                precision_prior=some(
+                    dist.Normal, dist.Normal(0.0, 1.0), dist.Gamma(torch.ones(2), torch.ones(2)).to_event(1)
+                )
+            ),
+        )
+        for name in ("Gaussian", "MaskedGaussian")
+    ),
+    Row("nn.likelihoods.HeteroscedasticGaussian", extra=dict(event_dim={"zero": 0})),
+    Row("nn.likelihoods.Likelihood.train_on", lambda: dict(num_data=100), on=lambda: Own(num_data=100)),
+    Row("nn.likelihoods.Likelihood.function_values", lambda: dict(f=F), takes={"f": ANY_OUTPUT}, on=Own),
+    *(
+        Row(
+            "nn.likelihoods.Likelihood.forward",
+            lambda right=right: dict(f=F, y=right, observed=torch.ones(right.shape, dtype=torch.bool)),
+            dict(y=wrong | {"another shape": torch.ones(3, 2)}, observed={"numbers": right}),
+            takes={"f": ANY_OUTPUT, **TAKEN.get(name, {})},
+            on=getattr(likelihoods, name),
+            case=name,
+        )
+        for name, (right, wrong) in TARGETS.items()
     ),
 ]
 
+CHECKED = "observation inverse_link noise predictive_entropy target_shape check_output check_target check_target_dtype "
+CHECKED += "check_target_values"
+#: forward and predictions give them an output that function_values has checked; priors get parameters of the network.
 NOT_CALLED = {
-    "nn.MultiHead.uses_parameter": "a name of a parameter of the network",
-    "nn.priors.FanIn.__call__": "a name and a parameter of the network",
-    "nn.priors.ScaleMixture.__call__": "a name and a parameter of the network",
-    "nn.priors.RadialDirectionalPrior.setup": "the names and parameters of the network",
-    "nn.priors.RadialDirectionalPrior.sample_parameter": "a name and a parameter of the network",
+    "nn.MultiHead.uses_parameter",
+    "nn.priors.FanIn.__call__",
+    "nn.priors.ScaleMixture.__call__",
+    "nn.priors.RadialDirectionalPrior.setup",
+    "nn.priors.RadialDirectionalPrior.sample_parameter",
+    *(
+        f"nn.likelihoods.{name}.{method}"
+        for name in ("Likelihood", *TARGETS)
+        for method in CHECKED.split()
+        if method in vars(getattr(likelihoods, name))
+    ),
 }

@@ -1,30 +1,27 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Calls of the public names: valid ones with a check of the result, and values that an argument must refuse.
+"""Calls of all public names: a valid one each, and faulty ones that are made from annotations and docstrings.
 
-A table is a module of this folder with a list ``CALLS``. ``test_calls.py`` runs all tables, and compares them with the
-signatures of the public names.
+A table is a module of this folder with a list ``ROWS``. A row has what no annotation tells: valid values of arguments
+without a default, faults of one argument alone (``extra``), and what an argument takes after all (``takes``).
 """
 
 import importlib
 import inspect
-import math
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyro.distributions as dist
-import torch
-
 import pyro_radial
+from tests.calls.faults import Values, faults
 from tests.helpers.pages import module_of_site
 
 reference = module_of_site("reference")
 
-Values = Mapping[str, Any]  # A value by its name in the test's name; a Lazy one is made when its test runs.
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -42,70 +39,30 @@ class Part:
     value: Any
 
 
-class Stranger:
-    """A value of a type that no argument takes."""
-
-    def __repr__(self) -> str:
-        return "<stranger>"
-
-
-STRANGER = Stranger()
-NONE = {"None": None}
-
-# Kinds of arguments, as the values that each of them must refuse; ``kind | {"another": value}`` adds some.
-positive_int = {**NONE, "text": "two", "zero": 0, "negative": -1, "fraction": 1.5, "flag": True}
-non_negative_int = {**NONE, "text": "two", "negative": -1, "fraction": 1.5, "flag": True}
-positive_float = {**NONE, "text": "two", "zero": 0.0, "negative": -1.0, "nan": math.nan, "inf": math.inf, "list": [1.0]}
-non_negative_float = {**NONE, "text": "two", "negative": -1.0, "nan": math.nan, "inf": math.inf}
-fraction = {**NONE, "text": "half", "zero": 0.0, "one": 1.0, "negative": -0.5, "nan": math.nan}
-flag = {**NONE, "text": "yes", "number": 2, "zero": 0}
-tensor = {**NONE, "text": "two", "stranger": STRANGER}
-shape = {**NONE, "text": "two", "negative": (-1,), "fraction": (1.5,), "stranger": STRANGER}
-distribution = {**NONE, "number": 1.0, "text": "normal", "class": dist.Normal}
-function = {**NONE, "number": 3, "text": "f"}
-module = {**NONE, "number": 3, "text": "net", "class": torch.nn.Linear}
-name_of_one = {**NONE, "number": 3, "unknown": "no_such_name"}
-text = {**NONE, "number": 3, "stranger": STRANGER}
-mapping = {**NONE, "number": 3, "text": "a", "stranger": STRANGER}
-path = {**NONE, "number": 3.5, "stranger": STRANGER}
-
-
-def some(*values: Any) -> Values:
-    """Values by their place and type."""
-    return {"None" if value is None else f"{place} {type(value).__name__}": value for place, value in enumerate(values)}
-
-
-def optional(kind: Values) -> Values:
-    """The kind of an argument that may be None; a row has then a valid call with None."""
-    return {name: value for name, value in kind.items() if name != "None"}
-
-
 @dataclass(frozen=True)
-class Call:
-    """A row of a table: one public callable.
+class Row:
+    """One public callable.
 
     :param name: the public name, from its package on: ``distributions.RadialNormal`` or, for a method,
         ``distributions.RadialNormal.log_prob``.
-    :param valid: makes a value for each argument.
-    :param check: whether the result of the valid call is right.
-    :param invalid: for each argument the values that it must refuse, at least three with None and other valid ones.
-    :param also: other valid calls, as changed arguments and a check.
+    :param valid: makes valid values; the other arguments keep their defaults.
+    :param extra: for some arguments further faults, by their names.
+    :param takes: for some arguments the names of generated faults that they take.
+    :param unread: arguments that the callable passes on as they are.
     :param on: for a method, makes the object.
-    :param errors: the documented errors.
     :param then: what is done with the result in every call, where an argument is read only then.
-    :param unchecked: arguments that the callable passes on as they are, with the reason.
+    :param errors: the documented errors.
     :param case: tells apart the rows of one name.
     """
 
     name: str
-    valid: Callable[[], dict[str, Any]]
-    check: Callable[[Any], Any]
-    invalid: Mapping[str, Values] = field(default_factory=dict)
-    also: tuple[tuple[dict[str, Any], Callable[[Any], Any]], ...] = ()
+    valid: Callable[[], dict[str, Any]] = dict
+    extra: Mapping[str, Values] = field(default_factory=dict)
+    takes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
     on: Callable[[], Any] | None = None
-    errors: tuple[type[Exception], ...] = (TypeError, ValueError)
     then: Callable[[Any], Any] = lambda result: result
-    unchecked: Mapping[str, str] = field(default_factory=dict)
+    errors: tuple[type[Exception], ...] = (TypeError, ValueError)
     case: str = ""
 
     @property
@@ -113,18 +70,51 @@ class Call:
         """The name, with the case where there are several."""
         return f"{self.name}-{self.case}" if self.case else self.name
 
-    def target(self) -> Any:
-        """What is called."""
-        return public(self.name) if self.on is None else getattr(self.on(), self.name.rpartition(".")[2])
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The arguments that are checked: all that have a name, but those that are only passed on."""
+        target = public(self.name)
+        parameters = inspect.signature(target).parameters
+        checked = [name for name in arguments_of(target) if name not in self.unread]
+        return {name: parameters[name] for name in checked if parameters[name].kind not in VARIADIC}
 
-    def run(self, **changed: Any) -> Any:
-        """Call it with its valid arguments, some of them changed."""
-        return self.then(call(self.target(), self.valid() | {name: _made(value) for name, value in changed.items()}))
+    def arguments(self) -> dict[str, Any]:
+        """Valid arguments; nothing shows its progress."""
+        quiet = {"progress": False} if "progress" in self.parameters() else {}
+        return quiet | self.valid()
+
+    def run(self, arguments: Mapping[str, Any]) -> Any:
+        """Call it, with lazy values made."""
+        target = public(self.name) if self.on is None else getattr(self.on(), self.name.rpartition(".")[2])
+        return self.then(call(target, {name: made(value) for name, value in arguments.items()}))
+
+    def faults(self, argument: str) -> Values:
+        """The values that an argument must refuse."""
+        parameter = self.parameters()[argument]
+        valid = made(self.arguments().get(argument, parameter.default))
+        text = described(public(self.name), argument)
+        optional = parameter.default is None
+        generated = faults(argument, parameter.annotation, valid, text, optional=optional)
+        for label in self.takes.get(argument, ()):
+            del generated[label]
+        return generated | self.extra.get(argument, {})
 
 
-def _made(value: Any) -> Any:
+def some(*values: Any) -> Values:
+    """Values by their place and type."""
+    return {f"{place} {type(value).__name__}": value for place, value in enumerate(values)}
+
+
+def made(value: Any) -> Any:
+    """A value to call with."""
     value = value.value if isinstance(value, Part) else value
     return value.make() if isinstance(value, Lazy) else value
+
+
+def described(target: Any, argument: str) -> str:
+    """What a docstring says of an argument."""
+    text = inspect.getdoc(target) or ""
+    found = re.search(rf":param {argument}: (.*?)(?=\n:|\n\n|\Z)", text, re.DOTALL)
+    return "" if found is None else " ".join(found[1].split())
 
 
 def call(target: Any, arguments: Mapping[str, Any]) -> Any:
@@ -166,31 +156,32 @@ def public(name: str) -> Any:
     return found
 
 
-def callables() -> dict[str, dict[str, list[str]]]:
-    """For each page of the reference its callables that take arguments, methods too, with the arguments.
+def callables() -> dict[str, set[str]]:
+    """For each page of the reference its callables that take arguments, methods too.
 
     A result type, which functions return, has methods only.
     """
-    found: dict[str, dict[str, list[str]]] = {}
+    found: dict[str, set[str]] = {}
     for package, names in reference.pages().items():
-        own = found[package.removeprefix("pyro_radial.")] = {}
+        own = found[package.removeprefix("pyro_radial.")] = set()
         for name in names:
             member = getattr(importlib.import_module(package), name)
             if callable(member):
-                own[f"{package}.{name}"] = arguments_of(member)
-                own.update(_methods(package, name, member))
+                own |= with_arguments({f"{package}.{name}": member})
+                own |= with_arguments(methods(package, name, member))
         for module, name in reference.AUTOCLASS.findall((reference.PAGES / f"{package}.md").read_text()):
-            own.update(_methods(module, name, getattr(importlib.import_module(module), name)))
-    return {
-        package: {name.removeprefix("pyro_radial."): arguments for name, arguments in own.items() if arguments}
-        for package, own in found.items()
-    }
+            own |= with_arguments(methods(module, name, getattr(importlib.import_module(module), name)))
+    return found
 
 
-def _methods(module: str, name: str, cls: Any) -> dict[str, list[str]]:
-    """The arguments of the public methods that a class defines, with a docstring of its own or of a base."""
+def with_arguments(members: Mapping[str, Any]) -> set[str]:
+    return {name.removeprefix("pyro_radial.") for name, member in members.items() if arguments_of(member)}
+
+
+def methods(module: str, name: str, cls: Any) -> dict[str, Any]:
+    """The public methods that a class defines, with a docstring of its own or of a base."""
     return {
-        f"{module}.{name}.{method}": arguments_of(getattr(cls, method))
+        f"{module}.{name}.{method}": getattr(cls, method)
         for method, member in (vars(cls).items() if inspect.isclass(cls) else ())
         if (not method.startswith("_") or method == "__call__")
         and inspect.isroutine(member)
@@ -203,18 +194,18 @@ def arguments_of(target: Any) -> list[str]:
     return [name for name in names if not name.startswith("_") and name != "self"]
 
 
-def _tables() -> Iterator[Any]:
+def tables() -> Iterator[Any]:
     folder = __name__.rpartition(".")[0]
     for module in pkgutil.iter_modules(importlib.import_module(folder).__path__):
         if not module.name.startswith("test_"):
             yield importlib.import_module(f"{folder}.{module.name}")
 
 
-def rows() -> dict[str, Call]:
+def rows() -> dict[str, Row]:
     """The rows of all tables by key."""
-    return {row.key: row for table in _tables() for row in getattr(table, "CALLS", ())}
+    return {row.key: row for table in tables() for row in getattr(table, "ROWS", ())}
 
 
-def not_called() -> dict[str, str]:
-    """What users define or override and only the library calls, with what it gives them: ``NOT_CALLED`` of a table."""
-    return {name: reason for table in _tables() for name, reason in getattr(table, "NOT_CALLED", {}).items()}
+def not_called() -> set[str]:
+    """What users define or override and only the library calls: ``NOT_CALLED`` of a table."""
+    return {name for table in tables() for name in getattr(table, "NOT_CALLED", ())}
