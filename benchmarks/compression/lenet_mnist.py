@@ -232,7 +232,7 @@ def all_stages(data_dir: Path, setting: Setting, seed: int, folder: Path) -> Row
     data = load(data_dir, setting.num_train)
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    net, points, first, teacher = make_net(), [], {}, None
+    net, points, teacher = make_net(), [], None
     for stage in range(setting.num_stages):
         epochs = setting.epochs if stage else setting.first_epochs
         model, guide = train_posterior(net, data, setting, epochs, not stage, seed, folder / f"stage_{stage}.pt")
@@ -247,11 +247,8 @@ def all_stages(data_dir: Path, setting: Setting, seed: int, folder: Path) -> Row
         if stage == setting.num_stages - 1:
             break
         cut = next_cut(net, scores, data, setting, folder / f"cut_{stage}.pt")
-        if not first:
-            rounded = {layer: [round(float(score), 3) for score in values] for layer, values in scores.items()}
-            first = {"first_scores": rounded, "first_cut": {layer: cut.outputs[layer].tolist() for layer in scores}}
         net = cut_network(net, cut)
-    return {"points": points, **first}
+    return {"points": points}
 
 
 def next_cut(net: nn.Sequential, scores: dict[str, Tensor], data: Split, setting: Setting, saved: Path) -> Cut:
@@ -349,13 +346,11 @@ The whole frontier:
 
 {markdown_table(headings, lines)}
 
-{results.plot("Test error by size, beside published results")}
-
-{results.plot("Scores of the units of the first network, and its first cut", "scores")}"""
+{results.plot("Test error by size, beside published results")}"""
 
 
 def draw(results: Results) -> None:
-    """The frontier of every seed, and the scores of the first network with its first cut."""
+    """The frontier of every seed."""
     rows = results.where()
     figure = Figure(figsize=(9, 3.4), dpi=110)
     axes = figure.subplots(1, 2, sharey=True)
@@ -381,26 +376,6 @@ def draw(results: Results) -> None:
     )
     figure.tight_layout()
     results.save_plot(figure)
-    results.save_plot(figure_of_scores(rows[0]["first_scores"], rows[0]["first_cut"]), "scores")
-
-
-def figure_of_scores(scores: dict[str, list[float]], kept: dict[str, list[bool]]) -> Figure:
-    """The sorted scores of each layer, and which of its units the cut keeps."""
-    figure = Figure(figsize=(8.4, 2.7), layout="constrained", dpi=150)
-    for ax, layer in zip(figure.subplots(1, len(scores)), scores, strict=True):
-        values, mask = torch.tensor(scores[layer]), torch.tensor(kept[layer])
-        order = values.argsort(descending=True)
-        values, mask = values[order], mask[order]
-        ranks = torch.arange(1, len(values) + 1)
-        ax.plot(ranks[mask], values[mask], "o", color="#0072B2", markersize=3, label="kept")
-        ax.plot(ranks[~mask], values[~mask], "o", color="#D55E00", markersize=3, label="cut")
-        ax.set_title(f"Layer {layer}, outputs: {int(mask.sum())} of {len(mask)} kept", fontsize=9)
-        ax.set_xlabel("Unit, by score", fontsize=9)
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.tick_params(labelsize=8)
-    figure.axes[0].set_ylabel("Score (log scale)", fontsize=9)
-    figure.axes[0].legend(loc="upper right", frameon=False, fontsize=8)
-    return figure
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import FIRST_SEED, Claim, Job, Results, Row, compute_all, markdown_table, with_error
 from benchmarks.continual._chains import NOTHING, Holding, Keeping, Setting, row_keys
-from pyro_radial.continual.measures import AccuracyMatrix
 
 METHODS = ("mean field", "radial normal")
 EXACT = "radial exact"
@@ -22,14 +21,6 @@ SCORES = {
     "learned": "just learned",
     "backward_transfer": "backward transfer",
 }
-
-
-def as_matrix(row: Row, names: Sequence[str]) -> AccuracyMatrix:
-    """The accuracy matrix of a saved row."""
-    matrix = AccuracyMatrix.empty(names)
-    for i, accuracies in enumerate(row["values"]):
-        matrix = matrix.with_row(i, accuracies)
-    return matrix
 
 
 class Size(NamedTuple):

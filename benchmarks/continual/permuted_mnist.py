@@ -13,7 +13,6 @@ from statistics import mean
 from typing import NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 
 from benchmarks.common import Claim, Form, Job, Results, Row, main, markdown_table, reaches, with_error
 from benchmarks.continual._cells import (
@@ -21,7 +20,6 @@ from benchmarks.continual._cells import (
     Cell,
     Size,
     accuracy_table,
-    as_matrix,
     compute_cells,
     percent,
     seconds,
@@ -37,9 +35,8 @@ from benchmarks.continual._chains import (
     permuted_mnist,
     row_keys,
 )
-from benchmarks.continual._plots import plot_average_accuracy
 
-__all__ = ["claims", "draw", "report", "run"]
+__all__ = ["claims", "report", "run"]
 
 
 class Published(NamedTuple):
@@ -185,32 +182,12 @@ five tasks, in a separate program.
 Tried and removed: a prior made of the last two posteriors of each site, without earlier data, ends at 88.4 %, against \
 92.1 % with only the last posterior (mean field, one seed, memory of two). Commit 802762c has the code.
 
-{accuracy_table(results)}
-
-{results.plot("Average accuracy by task")}"""
+{accuracy_table(results)}"""
 
 
 def kept_by(row: Row) -> str:
     return "nothing" if row["use"] == "nothing" else f"{row['coreset']} inputs a task"
 
 
-def draw(results: Results) -> None:
-    """Average accuracy after each task."""
-    lines = {
-        "mean field, functions kept": (METHODS[0], "functions"),
-        "radial, normal form, functions kept": (METHODS[1], "functions"),
-        "mean field": (METHODS[0], "nothing"),
-        "radial, normal form": (METHODS[1], "nothing"),
-    }
-    runs = {label: [as_matrix(row, task_names(row)) for row in of(results, *line)] for label, line in lines.items()}
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained", dpi=130)
-    plot_average_accuracy(runs, figure.subplots()).set_title("Permuted MNIST")
-    results.save_plot(figure)
-
-
-def task_names(row: Row) -> list[str]:
-    return [f"permutation {number + 1}" for number in range(len(row["values"]))]
-
-
 if __name__ == "__main__":
-    main(run, report, draw)
+    main(run, report)

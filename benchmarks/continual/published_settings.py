@@ -15,14 +15,12 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 
 from benchmarks.common import Claim, Form, Job, Results, Row, main, markdown_table
 from benchmarks.continual._cells import (
     FAST,
     METHODS,
     SCORES,
-    as_matrix,
     compute_cells,
     described,
     keeping_of,
@@ -41,9 +39,8 @@ from benchmarks.continual._chains import (
     split_fashion_mnist,
     split_mnist,
 )
-from benchmarks.continual._plots import plot_average_accuracy
 
-__all__ = ["claims", "draw", "report", "run"]
+__all__ = ["claims", "report", "run"]
 
 NOTHING = Holding()
 
@@ -363,26 +360,10 @@ configuration files (S-FSVI) and code (TD-VCL, whose split MNIST with one head h
 
 {markdown_table(heading, lines)}
 
-{results.plot("Average accuracy by task")}
-
 All candidates, by the accuracy on the rows held out:
 
 {markdown_table(["", "method", "setting", "average accuracy"], tried)}"""
 
 
-def draw(results: Results) -> None:
-    """Average accuracy after each task, a plot for each line."""
-    lines = measured(results)
-    columns = min(3, len(lines))
-    rows = ceil(len(lines) / columns)
-    figure = Figure(figsize=(4.0 * columns, 3.4 * rows), layout="constrained", dpi=110)
-    for number, (name, line) in enumerate(lines.items(), 1):
-        axes = figure.add_subplot(rows, columns, number)
-        tasks = [f"task {task + 1}" for task in range(line.num_tasks)]
-        runs = {m: [as_matrix(row, tasks) for row in tested_rows(results, line, m, line=name)] for m in line.methods}
-        plot_average_accuracy(runs, axes).set_title(name.replace(", ", ",\n"), fontsize=9)
-    results.save_plot(figure)
-
-
 if __name__ == "__main__":
-    main(run, report, draw)
+    main(run, report)

@@ -14,14 +14,12 @@ from statistics import mean
 from typing import NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 
 from benchmarks.common import FIRST_SEED, Claim, Form, Job, Results, Row, compute_all, main
-from benchmarks.continual._cells import accuracy_table, as_matrix, percent, setting_of
+from benchmarks.continual._cells import accuracy_table, percent, setting_of
 from benchmarks.continual._chains import METHODS, NOTHING, Keeping, Setting, learn, row_keys, split_fashion_mnist
-from benchmarks.continual._plots import plot_average_accuracy, plot_final_accuracy
 
-__all__ = ["claims", "draw", "report", "run"]
+__all__ = ["claims", "report", "run"]
 
 HEADS = ("multi", "single")
 # softplus(-6), where the paper starts sigma.
@@ -209,40 +207,10 @@ differences of 0.1 points; the last row is the runner-up of the exact chain.
 
 {accuracy_table(results, heads="multi")}
 
-{results.plot("Accuracy with a head for each task", "multi_head")}
-
 The same with a single head of ten outputs, without and with a random coreset of 200 images per task:
 
-{accuracy_table(results, heads="single")}
-
-{results.plot("Accuracy with a single head", "single_head")}"""
-
-
-def draw(results: Results) -> None:
-    """Two plots for each kind of run, of all methods."""
-    size = next(size for size in SIZES.values() if on_test(results, "multi", METHODS[0], size.paper[METHODS[0]]))
-    for heads in HEADS:
-        kinds = {
-            kind: {label: on_test(results, heads, *own) for label, own in labels.items()}
-            for kind, labels in chosen(results, size, heads).items()
-        }
-        results.save_plot(figure_of(kinds, f"Split Fashion-MNIST, {heads} head"), f"{heads}_head")
-
-
-def figure_of(kinds: Mapping[str, Mapping[str, list[Row]]], title: str) -> Figure:
-    """A line of two plots for each kind."""
-    figure = Figure(figsize=(11, 4 * len(kinds)), layout="constrained", dpi=110)
-    for line, axes in zip(kinds.items(), figure.subplots(len(kinds), 2, squeeze=False), strict=True):
-        matrices = {label: [as_matrix(row, task_names(row)) for row in rows] for label, rows in line[1].items()}
-        plot_average_accuracy(matrices, axes[0]).set_title(line[0])
-        plot_final_accuracy(matrices, axes[1]).get_legend().remove()
-    figure.suptitle(title)
-    return figure
-
-
-def task_names(row: Row) -> list[str]:
-    return [f"classes {2 * task}, {2 * task + 1}" for task in range(len(row["values"]))]
+{accuracy_table(results, heads="single")}"""
 
 
 if __name__ == "__main__":
-    main(run, report, draw)
+    main(run, report)

@@ -63,6 +63,8 @@ WIDTHS = (50, 500)
 #: Initial standard deviation of functional posteriors: the best of 0.01, 0.1 and 0.3 on mushroom with seed 0. From 0.01
 #: the few steps between decisions widen them too late for exploration.
 FUNCTIONAL_STDDEV = 0.1
+#: Points of a curve of regrets.
+NUM_SHOWN = 10
 #: Methods in the width study.
 BY_WIDTH = ("mean field", "radial", FUNCTIONAL)
 
@@ -156,7 +158,7 @@ def decided(keys: Row, size: Size, data_dir: Path | None) -> Row:
         "steps_per_decision": policy.gradient_steps / size.horizon,
         "seconds": result.seconds,
         "process_seconds": time.process_time() - before,
-        "curve": result.regrets.cumsum(0)[:: max(1, size.horizon // 50)].tolist(),
+        "curve": result.regrets.cumsum(0)[:: max(1, size.horizon // NUM_SHOWN)].tolist(),
     }
 
 
@@ -319,7 +321,7 @@ def draw(results: Results) -> None:
         for method in results.setting["methods"]:
             curves = torch.tensor(results.values("curve", task=task, method=method, width=width))
             if len(curves):
-                step = max(1, results.setting["horizon"] // 50)
+                step = max(1, results.setting["horizon"] // NUM_SHOWN)
                 # With a prior on functions, a guide keeps its color and is dashed.
                 dashes = "--" if method.startswith("functional ") else "-"
                 color = COLORS[method.removeprefix("functional ")]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyro
-from matplotlib.figure import Figure
 
 from benchmarks.common import REGRESSION, Results, Row, markdown_table, paired, uci_split, with_error
 from benchmarks.functional._regression import exact_prediction, kept_prior, of_network, trained
@@ -68,21 +67,3 @@ def table(results: Results, others: Sequence[str]) -> str:
             less = "" if name in ("coverage", "seconds") else with_error(paired(ours, rest[-1]), digits)
             lines.append([f"{data}, {title}", *cells, less, theirs, str(len(ours))])
     return markdown_table(["", FUNCTIONAL, *others, f"functional less {others[-1]}", "FBNN", "splits"], lines)
-
-
-def draw_differences(results: Results, other: str) -> None:
-    """Plot log-likelihoods minus those of another method on the same splits."""
-    names = results.distinct("data")
-    figure = Figure(figsize=(7, 1.0 + 0.44 * len(names)), layout="constrained", dpi=110)
-    ax = figure.subplots()
-    for offset, method, color in ((-0.1, FUNCTIONAL, "#D55E00"), (0.1, MEAN_FIELD, "#0072B2")):
-        for place, data in enumerate(names):
-            own, theirs = (results.values("log_likelihood", data=data, method=m) for m in (method, other))
-            label = method if place == 0 else None
-            ax.plot(paired(own, theirs), [place + offset] * len(own), "o", ms=4, color=color, label=label)
-    ax.axvline(0.0, color="0.6", lw=1)
-    ax.set(xlabel=f"log-likelihood less the {other}'s, nats", yticks=range(len(names)), yticklabels=names)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.set_ylim(-0.5, len(names) - 0.5)
-    figure.legend(frameon=False, fontsize=8, loc="outside upper center", ncols=2)
-    results.save_plot(figure)

@@ -19,12 +19,11 @@ from benchmarks.functional._uci import (
     FUNCTIONAL,
     MEAN_FIELD,
     METHODS,
-    draw_differences,
     score,
     table,
 )
 
-__all__ = ["claims", "draw", "report", "run"]
+__all__ = ["claims", "report", "run"]
 
 
 def run(output: Path, *, data_dir: Path, form: SizedForm = "default", seeds: int = 10, workers: int = 2) -> None:
@@ -96,15 +95,8 @@ of the targets; differences are paired. Coverage is that of 95 % intervals. Seco
 fitting the process and predicting. FBNN results are as published, with other splits and budgets (`python -m \
 benchmarks.functional.uci --data-dir DIR`; `--help` describes how we chose the settings).
 
-{table(results, (MEAN_FIELD, EXACT))}
-
-{results.plot("Log-likelihoods minus that of the exact process")}"""
-
-
-def draw(results: Results) -> None:
-    """Log-likelihoods less that of the exact process, on the same splits."""
-    draw_differences(results, EXACT)
+{table(results, (MEAN_FIELD, EXACT))}"""
 
 
 if __name__ == "__main__":
-    main(run, report, draw)
+    main(run, report)

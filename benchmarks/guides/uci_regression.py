@@ -14,7 +14,6 @@ from statistics import mean
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from benchmarks.common import (
@@ -47,7 +46,7 @@ from pyro_radial import (
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn, RadialDirectionalPrior
 
-__all__ = ["claims", "draw", "report", "run"]
+__all__ = ["claims", "report", "run"]
 
 SETS = {
     "boston": "bostonHousing",
@@ -219,32 +218,8 @@ stay near their start at 0.01 (`beta2=0.99999`). Numbers are means and standard 
 The difference is paired: radial-directional minus mean field. VMG is as published (Louizos and Welling, 2016), with \
 its own, longer budget (`python -m benchmarks.guides.uci_regression --data-dir DIR`).
 
-{markdown_table(["", *METHODS, "difference", "VMG"], lines)}
-
-{results.plot("Paired differences to mean field")}"""
-
-
-def draw(results: Results) -> None:
-    """Differences to mean field on the same splits, with two standard errors."""
-    names = results.distinct("data")
-    figure = Figure(figsize=(8, 2.8), layout="constrained", dpi=110)
-    for (name, title), ax in zip(REGRESSION.items(), figure.subplots(1, len(REGRESSION), sharey=True), strict=True):
-        for offset, method in ((-0.1, DIRECTIONAL), (0.1, RADIAL)):
-            for place, data in enumerate(names):
-                # RMSEs are of many sizes; a log-likelihood has a unit of its own.
-                unit = mean(results.values(name, data=data, method=MEAN_FIELD)) if name == "rmse" else 1.0
-                values = torch.tensor(differences(results, name, data, method), dtype=torch.double) / unit
-                error = 2.0 * values.std(correction=min(1, len(values) - 1)) / len(values) ** 0.5
-                color, label = {DIRECTIONAL: "#D55E00", RADIAL: "#0072B2"}[method], method if place == 0 else None
-                at = place + offset
-                ax.errorbar(values.mean(), at, xerr=error, fmt="o", ms=4, color=color, label=label)
-        ax.axvline(0.0, color="0.6", lw=1)
-        title = f"{title} less mean field's, {'relative' if name == 'rmse' else 'nats'}"
-        ax.set(title=title, yticks=range(len(names)), yticklabels=names)
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.legend(*figure.axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
-    results.save_plot(figure)
+{markdown_table(["", *METHODS, "difference", "VMG"], lines)}"""
 
 
 if __name__ == "__main__":
-    main(run, report, draw)
+    main(run, report)

@@ -24,7 +24,6 @@ from benchmarks.uncertainty._comparison import (
     compared_pairs,
     counted,
     described,
-    draw_by_method,
     images_of,
     score_table,
     scores,
@@ -42,7 +41,7 @@ from benchmarks.uncertainty._methods import (
 )
 from benchmarks.uncertainty._networks import residual_net
 
-__all__ = ["claims", "draw", "report", "run"]
+__all__ = ["claims", "report", "run"]
 
 NAME = "fashion_mnist"
 METHODS = (NATURAL_RADIAL, NATURAL_MEAN_FIELD, SGD, SGD_TEMPERATURE, SGD_ENSEMBLE, DIRECTIONAL)
@@ -173,15 +172,8 @@ and with another seed: {choices(results)}. The validation NLL of all candidates:
 
 The scores on the test images:
 
-{score_table(results, SCORES | {"seconds": "seconds"})}
-
-{results.plot("NLL and calibration error of each network")}"""
-
-
-def draw(results: Results) -> None:
-    """NLL and calibration error by method."""
-    results.save_plot(draw_by_method(results))
+{score_table(results, SCORES | {"seconds": "seconds"})}"""
 
 
 if __name__ == "__main__":
-    main(run, report, draw)
+    main(run, report)
