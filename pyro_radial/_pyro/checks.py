@@ -42,27 +42,27 @@ __all__ = [
 STATE_METHODS = (("state_dict", "load_state_dict"), ("get_extra_state", "set_extra_state"))
 
 
-def check_flag(argument: str, value: Any) -> bool:
+def check_flag(argument: str, value: object) -> bool:
     """The value, or a ValueError that names the argument if it is not True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{argument} must be True or False, got {value!r}")
     return value
 
 
-def check_function(argument: str, value: Any) -> Any:
+def check_function(argument: str, value: object) -> Any:
     """The value, or a ValueError that names the argument if it cannot be called, or is a class."""
     check_types(Callable, **{argument: value})
     return value
 
 
-def check_list(argument: str, values: Any) -> list[Any]:
+def check_list(argument: str, values: object) -> list[Any]:
     """The values as a list, or a ValueError that names the argument if it is not a collection, or a string."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ValueError(f"{argument} must be a sequence, got {values!r}")
     return list(values)
 
 
-def check_each(check: Callable[[str, Any], Any], argument: str, values: Any) -> list[Any]:
+def check_each(check: Callable[[str, Any], Any], argument: str, values: object) -> list[Any]:
     """All values as a check returns them, or a ValueError that names the argument, or the value by its place."""
     return [check(f"{argument}[{place}]", value) for place, value in enumerate(check_list(argument, values))]
 
@@ -88,7 +88,7 @@ def joint_shape(owner: str, /, **shapes: Any) -> torch.Size:
         raise ValueError(f"{owner}: {' and '.join(shapes)} must have shapes that broadcast, got {given}") from None
 
 
-def optional(check: Callable[[str, Any], Any], argument: str, value: Any) -> Any:
+def optional(check: Callable[[str, Any], Any], argument: str, value: object) -> Any:
     """None, or the value as a check returns it."""
     return None if value is None else check(argument, value)
 
@@ -104,7 +104,7 @@ def check_types(kind: Any, /, **arguments: Any) -> None:
             raise ValueError(f"{argument} must be {'an' if what[0] in 'AEIOU' else 'a'} {what}, got {got}")
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """The class of a value; of a NumPy array, or a table of pandas or polars, also how to make it a tensor."""
     table = ", whose to_numpy() is an array" if hasattr(value, "to_numpy") else ""
     return type(value).__name__ + (", which torch.as_tensor converts" if isinstance(value, np.ndarray) else table)
@@ -120,17 +120,17 @@ def check_number(argument: str, value: Any, fits: Callable[[Any], Any], what: st
     raise ValueError(f"{argument} must be {what}, got {value!r}")
 
 
-def positive_float(argument: str, value: Any) -> float:
+def positive_float(argument: str, value: object) -> float:
     """The value as a float, or a ValueError that names the argument if it is not positive and finite."""
     return check_number(argument, value, lambda number: 0.0 < number < math.inf, "a positive finite number")
 
 
-def non_negative_float(argument: str, value: Any) -> float:
+def non_negative_float(argument: str, value: object) -> float:
     """The value as a float, or a ValueError that names the argument if it is negative or not finite."""
     return check_number(argument, value, lambda number: 0.0 <= number < math.inf, "a finite number, at least zero")
 
 
-def held_numbers(argument: str, value: Any, **like: Any) -> torch.Tensor:
+def held_numbers(argument: str, value: object, **like: Any) -> torch.Tensor:
     """Numbers as a tensor, by default in float64, or a ValueError that names the argument if it holds none."""
     try:
         return torch.as_tensor(value, **(like or {"dtype": torch.float64}))
@@ -138,31 +138,31 @@ def held_numbers(argument: str, value: Any, **like: Any) -> torch.Tensor:
         raise ValueError(f"{argument} must hold numbers, got {value!r}") from error
 
 
-def check_items(kind: Any, argument: str, values: Any) -> list[Any]:
+def check_items(kind: object, argument: str, values: object) -> list[Any]:
     """The values as a list, or a ValueError that names the argument, or the value that is not of this type."""
     values = check_list(argument, values)
     check_types(kind, **{f"{argument}[{place}]": value for place, value in enumerate(values)})
     return values
 
 
-def path_of(argument: str, value: Any) -> Path:
+def path_of(argument: str, value: object) -> Path:
     """The value as a path, or a ValueError that names the argument if it is none."""
     if not isinstance(value, str | os.PathLike):
         raise ValueError(f"{argument} must be a path, got {value!r}")
     return Path(value)
 
 
-def positive_count(argument: str, value: Any) -> int:
+def positive_count(argument: str, value: object) -> int:
     """The value as an int, or a ValueError that names the argument if it is not an integer of at least one."""
     return _integer(argument, value, 1, "positive")
 
 
-def non_negative_integer(argument: str, value: Any) -> int:
+def non_negative_integer(argument: str, value: object) -> int:
     """The value as an int, or a ValueError that names the argument if it is not an integer of at least zero."""
     return _integer(argument, value, 0, "non-negative")
 
 
-def random_seed(argument: str, value: Any, bits: int = 32) -> int:
+def random_seed(argument: str, value: object, bits: int = 32) -> int:
     """The value as an int, or a ValueError that names the argument if it is no seed (NumPy's have 32 bits)."""
     number = non_negative_integer(argument, value)
     if number >= 2**bits:
@@ -180,12 +180,12 @@ def _integer(argument: str, value: Any, least: int, kind: str) -> int:
     return number
 
 
-def proper_fraction(argument: str, value: Any) -> float:
+def proper_fraction(argument: str, value: object) -> float:
     """The value as a float, or a ValueError that names the argument if it is not strictly between zero and one."""
     return check_number(argument, value, lambda number: 0.0 < number < 1.0, "between zero and one")
 
 
-def has_state(thing: Any) -> bool:
+def has_state(thing: object) -> bool:
     """Whether a thing has ``state_dict`` and ``load_state_dict``, or ``get_extra_state`` and ``set_extra_state``."""
     return bool(_state_methods(thing))
 
@@ -205,7 +205,7 @@ def load_states(things: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
         _state_methods(things[name])[1](state)
 
 
-def _state_methods(thing: Any) -> list[Any]:
+def _state_methods(thing: object) -> list[Any]:
     """The methods that return and load the state of an object; none of a class, or of an object without a state."""
     pairs = () if isinstance(thing, type) else STATE_METHODS
     return next(([getattr(thing, n) for n in pair] for pair in pairs if all(hasattr(thing, n) for n in pair)), [])

@@ -213,7 +213,7 @@ class PriorChain(UnderPriors):
             check_prior(name, stored.distribution, site["fn"])
         return stored
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, state_dict: object, prefix: str, *args: Any, **kwargs: Any) -> None:
         # Loaded priors have not been compared with their sites yet.
         self._compared.clear()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
@@ -241,12 +241,12 @@ def _init_to_distributions(
     return value.expand(site["fn"].shape()).clone()
 
 
-def _parts(guide: Any) -> list[Any]:
+def _parts(guide: object) -> list[Any]:
     """The guides in a list of guides, or the guide itself."""
     return [p for part in guide for p in _parts(part)] if isinstance(guide, AutoGuideList) else [guide]
 
 
-def _own_parts(guide: Any) -> list[Any]:
+def _own_parts(guide: object) -> list[Any]:
     """The parts that are guides of this library, or act like them."""
     return [part for part in _parts(guide) if hasattr(part, "scale_change")]
 
@@ -272,7 +272,7 @@ def posterior_of(guide: Any) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _scale_change(part: Any) -> Mapping[str, float]:
+def _scale_change(part: object) -> Mapping[str, float]:
     """How far the scales of each site have moved from their start, as in ``AutoRadial.scale_change``."""
     if hasattr(part, "scale_change"):
         return part.scale_change()
@@ -283,7 +283,7 @@ def _scale_change(part: Any) -> Mapping[str, float]:
     return {name: float(ratio.log().square().mean().sqrt()) for name, ratio in ratios.items()}
 
 
-def _is_normal(part: Any) -> bool:
+def _is_normal(part: object) -> bool:
     """Whether this is one of three of Pyro's guides, or a subclass that samples in the same way."""
     return any(isinstance(part, cls) and type(part).forward is cls.forward for cls in NORMAL_GUIDES)
 
@@ -331,13 +331,13 @@ def _on_support(site: Any, normal: Any) -> Any:
     return normal if is_real(support) else Transformed(normal, [biject_to(support).with_cache()], validate_args=False)
 
 
-def _site(guide: Any, name: str) -> Any:
+def _site(guide: object, name: str) -> Any:
     """The model's site of that name, if the guide knows it."""
     traces = (getattr(part, "prototype_trace", None) for part in _parts(guide))
     return next((trace.nodes[name] for trace in traces if trace is not None and name in trace.nodes), None)
 
 
-def _check_trained(guide: Any) -> None:
+def _check_trained(guide: object) -> None:
     """Refuse scales that were never trained, and warn about scales that hardly moved."""
     for part in [] if isinstance(guide, Mapping) else _parts(guide):
         change = _scale_change(part)

@@ -214,7 +214,7 @@ def _tensor_names(path: tuple[str, ...]) -> Iterator[str]:
     return chain(("_".join(path[start:]) for start in reversed(range(len(path)))), (f"{whole}_{n}" for n in count(2)))
 
 
-def _arguments(value: Any) -> Iterator[tuple[str, Any]]:
+def _arguments(value: object) -> Iterator[tuple[str, Any]]:
     """Return the arguments that make this distribution or transform."""
     parameters = _parameters(type(value))
     given = _given(value, [name for name, parameter in parameters.items() if parameter.default is None])
@@ -233,7 +233,7 @@ def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
-def _attribute(value: Any, name: str) -> Any:
+def _attribute(value: object, name: str) -> Any:
     # The object's own first: the mask of a masked distribution is ``_mask``, and ``mask`` is a method.
     for attribute in (name, f"_{name}", KEPT_AS.get(name)):
         if attribute in vars(value):
@@ -241,7 +241,7 @@ def _attribute(value: Any, name: str) -> Any:
     return getattr(value, name, _MISSING)
 
 
-def _given(value: Any, optional: list[str]) -> set[str]:
+def _given(value: object, optional: list[str]) -> set[str]:
     """Return the optional arguments that the object was given."""
     own = vars(value)
     held = [name for name in optional if own.get(name, own.get(f"_{name}")) is not None]
@@ -254,7 +254,7 @@ def _given(value: Any, optional: list[str]) -> set[str]:
     return set(held) - set(either) | set(first)
 
 
-def _is_the_parameter(value: Any, name: str) -> bool:
+def _is_the_parameter(value: object, name: str) -> bool:
     """Return whether this is the ``_param`` of torch's categorical distributions: the given one of probs and logits."""
     argument, parameter = getattr(value, name), getattr(value, "_param", None)
     return isinstance(argument, Tensor) and isinstance(parameter, Tensor) and torch.equal(argument, parameter)

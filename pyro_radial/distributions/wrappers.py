@@ -46,7 +46,7 @@ def leaf(distribution: Any) -> Any:
     return inner
 
 
-def _layers(distribution: Any) -> Iterator[Any]:
+def _layers(distribution: object) -> Iterator[Any]:
     """The distribution, and what is inside each of its wrappers."""
     yield distribution
     while isinstance(distribution, WRAPPERS):
@@ -124,7 +124,7 @@ def pull_back(distribution: Any, transforms: Sequence[Transform]) -> Any:
     return map_leaf(lambda inner: _pulled_back(inner, list(transforms)), distribution)
 
 
-def _pulled_back(distribution: Any, transforms: list[Transform]) -> Any:
+def _pulled_back(distribution: object, transforms: list[Transform]) -> Any:
     if isinstance(distribution, TransformedDistribution):
         own = elementary(distribution.transforms)
         if own == transforms[len(transforms) - len(own) :]:
@@ -161,7 +161,7 @@ def expanded(distribution: Any, batch_shape: Sequence[int]) -> Any:
     return _own_copy(distribution).expand(torch.Size(batch_shape))
 
 
-def _own_copy(distribution: Any) -> Any:
+def _own_copy(distribution: object) -> Any:
     """Copy the wrappers down to the leaf, so that they may be changed; tensors are shared."""
     if not isinstance(distribution, (*WRAPPERS, TransformedDistribution)):
         return distribution

@@ -299,7 +299,7 @@ class RadialELBO(TraceMeanField_ELBO):
         warn_if_nan(total, "loss")
         return torch.as_tensor(total)
 
-    def _losses(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    def _losses(self, model: object, guide: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
         """The loss of each pass, which sums over vectorized particles; keeps their terms."""
         check_types(Callable, model=model, guide=guide)
         weight = self.weight_now() if self._given_weight is None else self._given_weight
@@ -370,7 +370,7 @@ class RadialELBO(TraceMeanField_ELBO):
             if not site_is_subsample(site) and wanted(name)
         }
 
-    def _site_kl(self, name: str, guide_site: Any, run: Run) -> Tensor:
+    def _site_kl(self, name: str, guide_site: object, run: Run) -> Tensor:
         """The KL of one site, and a record of why it is sampled."""
         kl = _analytic_kl(name, guide_site, run)
         if isinstance(kl, Tensor):
@@ -492,6 +492,6 @@ def _log_prob_sum(name: str, trace: Any) -> Tensor:
     return trace.nodes[name]["log_prob_sum"]
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     """Whether two scales or masks are equal; tensors are compared by identity."""
     return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)

@@ -39,7 +39,7 @@ Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 class Rows:
     """Take rows by index from all data that :func:`~pyro_radial.fit` takes; rows of a ``Dataset`` are checked then."""
 
-    def __init__(self, data: Any, name: str, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, data: object, name: str, dtype: torch.dtype | None = None) -> None:
         self.name, self._dtype = name, dtype
         #: The size of a ``DataLoader``'s batches.
         self.batch_size: int | None = None
@@ -97,7 +97,7 @@ class Rows:
         if self.dataset is None:
             self._check_targets(self._targets)
 
-    def _check_targets(self, y: Any) -> None:
+    def _check_targets(self, y: object) -> None:
         try:
             if self._check is not None:
                 self._check(y)
@@ -143,7 +143,7 @@ def as_inputs(x: Any, name: str, dtype: torch.dtype | None = None) -> Inputs:
     return x
 
 
-def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
+def check_inputs(x: object, name: str, index: Tensor | None = None) -> None:
     """Check for a tensor of rows, or a tuple or dict of such of one length, all finite; ``index`` numbers the rows."""
     named = _named(x, name)
     if not named:
@@ -165,7 +165,7 @@ def check_inputs(x: Any, name: str, index: Tensor | None = None) -> None:
         raise ValueError(f"{name} must hold tensors of one number of rows, got {sorted(numbers)}")
 
 
-def _known(y: Any) -> Any:
+def _known(y: object) -> Any:
     """Targets with zeros where those of named outputs are missing."""
     return tree_map_only(Tensor, lambda tensor: split_missing(tensor)[0], y) if isinstance(y, dict) else y
 
@@ -185,7 +185,7 @@ def move(x: Inputs, device: torch.device) -> Any:
     return tree_map(lambda tensor: tensor.to(device), x)
 
 
-def _named(x: Any, name: str) -> list[tuple[str, Any]]:
+def _named(x: object, name: str) -> list[tuple[str, Any]]:
     if isinstance(x, dict):
         return [(f"{name}[{key!r}]", tensor) for key, tensor in x.items()]
     return [(name, tensor) for tensor in (x if isinstance(x, tuple) else (x,))]
@@ -199,10 +199,10 @@ def _split(parts: Any) -> tuple[Any, Any]:
     return inputs[0] if len(inputs) == 1 else tuple(inputs), y
 
 
-def _tensors(value: Any, dtype: torch.dtype | None) -> Any:
+def _tensors(value: object, dtype: torch.dtype | None) -> Any:
     """Convert NumPy arrays and Python floats to tensors of this floating-point dtype."""
 
-    def convert(array: Any) -> Tensor:
+    def convert(array: object) -> Tensor:
         # torch has no read-only tensors, and warns.
         tensor = torch.as_tensor(array.copy() if isinstance(array, np.ndarray) and not array.flags.writeable else array)
         return tensor.to(dtype or torch.get_default_dtype()) if tensor.is_floating_point() else tensor

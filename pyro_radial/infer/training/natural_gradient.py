@@ -464,7 +464,7 @@ def _inverse_slope(to_scale: Transform, unconstrained: Tensor, scale: Tensor) ->
     return torch.exp(-to_scale.log_abs_det_jacobian(unconstrained, scale))
 
 
-def _decay(name: str, value: Any) -> float:
+def _decay(name: str, value: object) -> float:
     return check_number(name, value, lambda decay: 0.0 <= decay < 1.0, "at least zero and less than one")
 
 
