@@ -92,5 +92,5 @@ def _sklearn_metrics() -> Any:
     try:
         import sklearn.metrics
     except ImportError as error:
-        raise ImportError("ROC curves need scikit-learn: pip install 'pyro-radial[data]'") from error
+        raise ImportError("ROC curves need scikit-learn: pip install 'pyro-radial[sklearn]'") from error
     return sklearn.metrics

@@ -171,7 +171,7 @@ def test_bad_scores_are_named(bad):
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
     for metric in (auroc, fpr_at_tpr):
-        with pytest.raises(ImportError, match=r"scikit-learn: .*pyro-radial\[data\]"):
+        with pytest.raises(ImportError, match=r"scikit-learn: .*pyro-radial\[sklearn\]"):
             metric(torch.zeros(2), torch.ones(2))
 
 
