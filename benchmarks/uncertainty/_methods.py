@@ -58,6 +58,10 @@ SGD_TEMPERATURE, SGD_DROPOUT, SGD_LAPLACE = "SGD, temperature", "SGD, MC dropout
 SGD_ENSEMBLE = "SGD, deep ensemble"
 NATURAL_MEAN_FIELD, NATURAL_RADIAL = "mean field, natural gradient", "radial, natural gradient"
 NATURAL_ROWS, NATURAL_ENSEMBLE = "radial by row, natural gradient", "radial ensemble, natural gradient"
+#: Natural gradients by default, which train widths; those above keep widths near a start that is chosen.
+WIDTHS_RADIAL, WIDTHS_MEAN_FIELD = "radial, trained widths", "mean field, trained widths"
+#: The same with another KL weight or more draws.
+WIDTHS_CHANGED = "radial, trained widths, changed"
 #: Von Mises-Fisher directions for convolutions; batch norm divides out their lengths.
 DIRECTIONAL = "von Mises-Fisher directions"
 
@@ -89,8 +93,9 @@ class Setting:
     mean_cosine: float = 0.9
     #: First epochs that train the means alone, without noise; the tweaks do so for half of all epochs.
     pretrain_epochs: int = 0
-    #: Draws of a step.
+    #: Draws of a step, and how much its KL counts.
     num_particles: int = 1
+    kl_weight: float = 1.0
     noise: str = "weights"
     dropout: float = 0.1
     #: Of standard deviations, in truncated mean field.
@@ -309,11 +314,12 @@ class _Clock:
 
 
 class Training(NamedTuple):
-    """Trained guides, their CPU seconds, and the epochs of all."""
+    """Trained guides, their CPU seconds, the epochs of all, and the first one's last loss, in nats for each row."""
 
     ensemble: Ensemble
     seconds: float
     epochs: int
+    loss: float
 
 
 def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **options: Any) -> Training:
@@ -322,6 +328,8 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
     timed = size > 1 and task.folder is not None
     before = trained(task, kind, validation=validation, **options).seconds if timed else 0.0
     place = kind if setting.optimizer == "adam" else f"{kind}_{setting.optimizer}"
+    if setting.optimizer == "natural" and not setting.hess_rate:
+        place += "_widths"
     folder = None if task.folder is None else task.folder / place.replace(", ", "_").replace(" ", "_")
     clock = _Clock(None if folder is None else folder / f"seconds_{size}", before)
     scheduler, interval = schedule(setting, setting.epochs * -(-num_data // setting.batch_size))
@@ -336,7 +344,9 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
             optim=optimizer(setting, num_data),
             scheduler=scheduler,
             loss=RadialELBO(
-                setting.num_particles, strict_kl=True, kl_weight=0.0 if setting.optimizer == "adamw" else 1.0
+                setting.num_particles,
+                strict_kl=True,
+                kl_weight=0.0 if setting.optimizer == "adamw" else setting.kl_weight,
             ),
             callback=clock,
             checkpoint=folder,
@@ -348,7 +358,8 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
                 **{"mean_only_epochs": setting.pretrain_epochs, **options},
             ),
         )
-    return Training(ensemble, clock.seconds, sum(len(result.history) for result in results))
+    epochs = sum(len(result.history) for result in results)
+    return Training(ensemble, clock.seconds, epochs, results[0].history[-1]["loss"])
 
 
 def _seeded(seed: int, draws: Callable[[Tensor], Prediction]) -> Callable[[Tensor], Prediction]:
@@ -363,21 +374,23 @@ def _seeded(seed: int, draws: Callable[[Tensor], Prediction]) -> Callable[[Tenso
 
 def plain(task: Task, size: int = 1) -> Trained:
     """Points, one for each member."""
-    ensemble, seconds, epochs = trained(task, PLAIN, size)
+    ensemble, seconds, epochs, _ = trained(task, PLAIN, size)
     return Trained(partial(ensemble.predict, num_samples=1), seconds, {"epochs": epochs})
 
 
 def dropout(task: Task) -> Trained:
-    ensemble, seconds, epochs = trained(task, DROPOUT)
+    ensemble, seconds, epochs, _ = trained(task, DROPOUT)
     draws = partial(predict, *ensemble.members[0], num_samples=task.setting.num_samples, dropout=True)
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": epochs})
 
 
 def variational(kind: str, task: Task, size: int = 1) -> Trained:
     """Guides, whose members share the draws of a prediction."""
-    ensemble, seconds, epochs = trained(task, kind, size)
+    ensemble, seconds, epochs, loss = trained(task, kind, size)
     draws = partial(ensemble.predict, num_samples=max(1, task.setting.num_samples // size))
-    return Trained(_seeded(task.seed, draws), seconds, {"epochs": epochs})
+    changes = ensemble.members[0][1].scale_change().values()
+    details = {"epochs": epochs, "loss": loss, "width_change": sum(changes) / len(changes)}
+    return Trained(_seeded(task.seed, draws), seconds, details)
 
 
 def tweaks(task: Task) -> Trained:
@@ -388,14 +401,14 @@ def tweaks(task: Task) -> Trained:
         "validation": task.validation,
         "patience": max(2, epochs // 5),
     }
-    ensemble, seconds, run = trained(task, TWEAKS, **own)
+    ensemble, seconds, run, _ = trained(task, TWEAKS, **own)
     draws = partial(ensemble.predict, num_samples=task.setting.num_samples)
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": run})
 
 
 def posthoc(task: Task) -> Trained:
     """Radial scales for the plain network, one number for all, by the NLL of validation rows."""
-    ensemble, seconds, _ = trained(task, PLAIN)
+    ensemble, seconds, *_ = trained(task, PLAIN)
     model, points = ensemble.members[0]
     start = time.process_time()
     guide = AutoRadial(model)
@@ -421,7 +434,7 @@ def temperature(task: Task) -> Trained:
 
 def laplace(task: Task) -> Trained:
     """A Laplace approximation of the plain network's last layer, whose prior the evidence chooses."""
-    ensemble, seconds, _ = trained(task, PLAIN)
+    ensemble, seconds, *_ = trained(task, PLAIN)
     model, points = ensemble.members[0]
     start = time.process_time()
     guide = last_layer_laplace(model, points, task.train, structure=task.setting.laplace)
@@ -489,4 +502,7 @@ OTHERS: dict[str, Method] = {
     NATURAL_RADIAL: partial(_with, partial(variational, RADIAL), **_NATURAL),
     NATURAL_ROWS: partial(_with, partial(variational, ROWS), **_NATURAL),
     NATURAL_ENSEMBLE: partial(_with_members, partial(_with, partial(variational, RADIAL), **_NATURAL)),
+    WIDTHS_RADIAL: partial(_with, partial(variational, RADIAL), **_NATURAL),
+    WIDTHS_MEAN_FIELD: partial(_with, partial(variational, MEAN_FIELD), **_NATURAL),
+    WIDTHS_CHANGED: partial(_with, partial(variational, RADIAL), **_NATURAL),
 }
