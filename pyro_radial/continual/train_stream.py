@@ -37,8 +37,8 @@ from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.checkpoint import Checkpoint, copied
 from pyro_radial.infer.training.data import Rows, device_of, num_rows
 from pyro_radial.infer.training.fit import fit
-from pyro_radial.infer.training.identity import data_identity, described
-from pyro_radial.nn.bayesian_module import submodules
+from pyro_radial.infer.training.settings import data_settings, described, likelihood_settings
+from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 from pyro_radial.nn.multi_head import MultiHead, use_head
 from pyro_radial.uncertainty.metrics import accuracy
 
@@ -172,7 +172,7 @@ class _StreamRun:
     fit_options: Mapping[str, Any]
     first_task: Mapping[str, Any]
     folder: Path | None
-    #: Identity of the data of the tasks seen so far, by number.
+    #: Hashes of the data of the tasks seen so far, by number.
     known_data: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     @cached_property
@@ -321,7 +321,7 @@ class _StreamRun:
                 "values": matrix.values,
                 "chain": self.chain.state_dict(),
                 "model": self.chain.model_state(),
-                "described": described(self.chain.model),
+                "described": _described_model(self.chain.model),
                 "data": {task: self._data_of(number) for number, task in enumerate(self.stream.names[:done])},
                 "parts": states(self._loss_parts()),
             }
@@ -332,7 +332,7 @@ class _StreamRun:
     def _resume(self, file: Checkpoint, state: Mapping[str, Any]) -> tuple[int, AccuracyMatrix]:
         file.check(state["settings"], self._settings())
         file.check_entries("model", state["model"], self.chain.model_state())
-        file.check(state["described"], described(self.chain.model), "model")
+        file.check(state["described"], _described_model(self.chain.model), "model")
         done = state["done"]
         for number, task in enumerate(self.stream.names[:done]):
             for part, known in self._data_of(number).items():
@@ -366,11 +366,11 @@ class _StreamRun:
         return {name: part for name, part in parts.items() if not isinstance(part, nn.Module)}
 
     def _data_of(self, number: int) -> dict[str, Any]:
-        """The identity of the data that a task is trained and measured on."""
+        """The hashes of the data that a task is trained and measured on."""
         if number not in self.known_data:
             task = self.stream[number]
             pairs = {"train": task.train, self.measure_on: self._measured(task)}
-            self.known_data[number] = {name: data_identity(Rows(pair, name)) for name, pair in pairs.items()}
+            self.known_data[number] = {name: data_settings(Rows(pair, name)) for name, pair in pairs.items()}
         return self.known_data[number]
 
     def _task_file(self, number: int) -> Path | None:
@@ -394,6 +394,12 @@ def _unchanged_on_refusal(chain: PriorChain) -> Iterator[None]:
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """A guide without sites."""
+
+
+def _described_model(model: Any) -> dict[str, Any]:
+    """The likelihoods and the networks' priors, which a chain replaces site by site."""
+    priors = [described(part.prior) for part in submodules(model) if isinstance(part, BayesianModule)]
+    return {**likelihood_settings(model), "prior": priors[0] if len(priors) == 1 else described(priors)}
 
 
 def _described_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_radial import AutoRadial, RadialELBO
+from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel
 from pyro_radial.continual import (
     Coreset,
     PriorChain,
@@ -228,12 +229,17 @@ def test_pyro_s_optimizers_are_told_apart_by_their_settings(tmp_path):
         learn(optim=pyro.optim.Adam({"lr": 0.2}), **options)
 
 
-def test_numbers_in_a_function_of_settings_are_compared(tmp_path):
-    options = {"checkpoint": tmp_path, "optim": lambda parameters: torch.optim.Adam(parameters, lr=0.1)}
-    learn(**options)
-    learn(**options)
-    with pytest.raises(ValueError, match=r"stream\.pt was made with .*0\.1"):
-        learn(**{**options, "optim": lambda parameters: torch.optim.Adam(parameters, lr=0.2)})
+def with_another_prior():
+    one = chain()
+    model = SupervisedModel(BayesianModule(one.model.bnn.skeleton, dist.Normal(0.0, 2.0)), one.model.likelihood)
+    return PriorChain(model)
+
+
+def test_another_prior_of_the_model_is_refused(tmp_path):
+    learn(checkpoint=tmp_path)
+    learn(checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"stream\.pt was made with model\.prior\.scale='.* of 1\.0', .* of 2\.0'"):
+        learn(with_another_prior(), checkpoint=tmp_path)
 
 
 def test_another_model_is_refused(tmp_path):

@@ -25,10 +25,10 @@ from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.checkpoint import Checkpoint, State
 from pyro_radial.infer.training.data import Batches, Rows, evaluating, num_rows
 from pyro_radial.infer.training.gradients import TERMS, accumulated, of_means
-from pyro_radial.infer.training.identity import data_identity, optimizer_identity, run_identity
 from pyro_radial.infer.training.not_finite import check_parameters
 from pyro_radial.infer.training.optimizers import Optim, change_rates, check_fused_state
 from pyro_radial.infer.training.options import FitOptions
+from pyro_radial.infer.training.settings import data_settings, optimizer_settings, run_settings
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.supervised import find_network
@@ -69,13 +69,13 @@ class TrainingRun:
         self._callback_parts = {"callback": getattr(callback, "__self__", callback)}
         self.num_data = options.num_data or len(batches.rows)
         usual_rows = -(-min(batches.size, len(batches.rows)) // options.accumulate)
-        first = self._checked_rows(model)
+        self._first = self._checked_rows(model)
         # These draws must not depend on whether a run starts or resumes, nor move its random numbers.
         with seeded(SET_UP + batches.seed, batches.device):
             self.trainer = Trainer(
                 model,
                 guide,
-                first,
+                self._first,
                 loss=loss,
                 optim=scheduler if isinstance(scheduler, PyroLRScheduler) else optim,
                 clip_norm=options.clip_norm,
@@ -226,9 +226,9 @@ class TrainingRun:
         """Write down what the run is, before it changes."""
         trainer, changeable = self.trainer, ("patience", "checkpoint_every")
         self.settings = {
-            **run_identity(trainer.model, trainer.guide, trainer.loss, self.scheduler),
+            **run_settings(trainer.model, trainer.guide, trainer.loss, self.scheduler, self._first),
             **{name: value for name, value in asdict(self.options).items() if name not in changeable},
-            **optimizer_identity(trainer.optimizer, trainer.parameters, trainer.module_parameters().keys()),
+            **optimizer_settings(trainer.optimizer, trainer.parameters, trainer.module_parameters().keys()),
             "autocast": str(self.options.autocast),
             "num_data": self.num_data,
             "rows": len(self.batches.rows),
@@ -237,7 +237,7 @@ class TrainingRun:
             "validation": self.validation is not None,
         }
         rows = {"data": self.batches.rows, "validation data": self.validation}
-        self.data = {name: data_identity(known) for name, known in rows.items() if known is not None}
+        self.data = {name: data_settings(known) for name, known in rows.items() if known is not None}
 
     def _state(self) -> State:
         state = {name: getattr(self, name) for name in (*RESUMED, "settings", "data")}

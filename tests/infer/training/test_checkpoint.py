@@ -11,6 +11,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.contrib.gp.kernels import RBF
 from pyro.infer.autoguide import AutoDelta
 from torch import nn
 from torch.optim import SGD, Adam
@@ -200,7 +201,7 @@ def relabeled():
 
 
 def kernel(length):
-    return GaussianProcess(lambda a, b: (-0.5 * torch.cdist(a, b) ** 2 / length**2).exp())
+    return GaussianProcess(RBF(3, lengthscale=torch.tensor(length)))
 
 
 def functional(length):
@@ -251,10 +252,13 @@ OTHERS = {
         {"pair": lambda: TensorDataset(*relabeled())},
         r"data\.y=",
     ),
-    "prior scale": ({}, {"prior": 2.0}, r"model\.bnn\.prior\.scale='torch.float32 1.0'"),
-    "likelihood scale": ({}, {"likelihood": tight}, r"model\.likelihood\.scale=1.0, this run has .*=0.1"),
-    "activation": ({}, {"activation": nn.ReLU}, r"model\.bnn\.net\.1='Tanh\(\)', this run has .*'ReLU\(\)'"),
-    "kernel": ({"loss": lambda: functional(1.0)}, {"loss": lambda: functional(2.0)}, r"loss settings\.prior\..*length"),
+    "prior scale": (
+        {},
+        {"prior": 2.0},
+        r"prior\.0\.weight\.scale='torch.float32 \(4, 3\) of 1.0', this run has .* of 2.0'",
+    ),
+    "likelihood scale": ({}, {"likelihood": tight}, r"likelihood\.scale=1.0, this run has .*=0.1"),
+    "kernel": ({"loss": lambda: functional(1.0)}, {"loss": lambda: functional(2.0)}, r"loss settings\.state\..*length"),
     "schedule": (
         {"loss": lambda: RadialELBO(kl_weight=partial(warm_up, steps=7))},
         {"loss": lambda: RadialELBO(kl_weight=partial(warm_up, steps=70))},
@@ -300,6 +304,13 @@ def test_a_checkpoint_of_another_run_is_refused_by_what_differs(other, tmp_path)
     with pytest.raises(ValueError, match=rf"checkpoint .*run\.pt .*{message}"):
         run_of(path, 2, **{**first, **changed})
     run_of(path, 2, **first)
+    assert Checkpoint(path).load()["epoch"] == 2
+
+
+def test_a_change_of_code_is_not_noticed(tmp_path):
+    path = tmp_path / "run.pt"
+    run_of(path, 1)
+    run_of(path, 2, activation=nn.ReLU)
     assert Checkpoint(path).load()["epoch"] == 2
 
 
