@@ -38,8 +38,15 @@ def run(name, folder=None, setting=SETTING, **options):
 
 @pytest.mark.parametrize("name", [*METHODS, *OTHERS])
 def test_every_method_learns_and_predicts_the_same_twice(name):
-    own = 2.0 if "natural" in name else SETTING.rate
-    learned = run(name, setting=replace(SETTING, rate={methods.ADAMW: 0.1}.get(name, own)))
+    setting = SETTING
+    if "natural" in name:
+        setting = replace(SETTING, rate=2.0)
+    elif "trained widths" in name:
+        # With so few rows the best posterior of the whole KL predicts almost nothing.
+        setting = replace(SETTING, rate=1.0, hess_rate=0.0, kl_weight=0.1)
+    elif name == methods.ADAMW:
+        setting = replace(SETTING, rate=0.1)
+    learned = run(name, setting=setting)
     prediction = learned.predict(TEST[0])
     assert isinstance(prediction, Prediction)
     found = measures(prediction, TEST[1])
