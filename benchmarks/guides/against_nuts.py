@@ -34,7 +34,7 @@ from benchmarks.common import (
     with_error,
 )
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, RadialELBO, SupervisedModel, fit, predict
-from pyro_radial.infer import Ensemble, calibrate_scales, last_layer_laplace
+from pyro_radial.infer import Ensemble, last_layer_laplace
 from pyro_radial.infer.autoguide import families, init_to_network
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn
@@ -89,8 +89,7 @@ def run(output: Path, *, form: Form = "default", seeds: int = 2, threads: int = 
     The prior of weights is normal with a standard deviation of 1.5 over the root of the number of inputs of a layer;
     that of biases is standard normal. NUTS is Pyro's, with four chains of 300 steps of warm-up and 700 draws each, on
     the same posterior density. Guides train on all points for 2,000 steps of Adam, at a rate that falls from 0.01 to
-    zero, with 8 draws; ensembles have 5 members. Post-hoc scales, for a network at the mode of its posterior, are
-    chosen on 24 other points.
+    zero, with 8 draws; ensembles have 5 members.
 
     A seed determines the network and the noise; the data are the same. Predictions are functions without noise, 500
     draws, at 49 inputs from -3 to 3. Radial-directional posteriors are left out: they need another prior, and so have
@@ -106,8 +105,8 @@ def run(output: Path, *, form: Form = "default", seeds: int = 2, threads: int = 
         results.add({"net": name, "method": method, "seed": seed}, partial(approximated, name, method, seed, size))
 
 
-def data_of(net: Net, seed: int = 0) -> Pair:
-    generator = torch.Generator().manual_seed(seed)
+def data_of(net: Net) -> Pair:
+    generator = torch.Generator().manual_seed(0)
     x = torch.cat([low + (high - low) * torch.rand(12, 1, generator=generator) for low, high in SIDES])
     return x, net.function(x) + net.noise * torch.randn(len(x), 1, generator=generator)
 
@@ -238,20 +237,6 @@ def at_mode(name: str, seed: int, size: Size) -> tuple[SupervisedModel, nn.Modul
     return model, model.bnn.to_module({site: value.mean for site, value in guide.posterior().items()})
 
 
-def post_hoc(make: Callable[[SupervisedModel], Any]) -> Callable[[str, int, Size], Any]:
-    """Scales by the NLL of as many other points."""
-
-    def draws(name: str, seed: int, size: Size) -> Any:
-        model, network = at_mode(name, seed, size)
-        guide = make(model)
-        guide.setup(*data_of(NETS[name]))
-        guide.load_means(network.state_dict())
-        calibrate_scales(model, guide, data_of(NETS[name], seed=1), progress=False)
-        return predict(model, guide, GRID, num_samples=size.num_samples)
-
-    return draws
-
-
 def laplace(name: str, seed: int, size: Size) -> Any:
     model, network = at_mode(name, seed, size)
     guide = last_layer_laplace(model, network, data_of(NETS[name]))
@@ -263,8 +248,6 @@ METHODS: dict[str, Callable[[str, int, Size], Any]] = {
     "mean field": by_guide(AutoMeanField),
     "radial": by_guide(AutoRadial),
     "radial, a radius per row": by_guide(partial(AutoRadial, event_dim=1)),
-    "post-hoc radial": post_hoc(AutoRadial),
-    "post-hoc mean field": post_hoc(AutoMeanField),
     "last-layer Laplace": laplace,
     "ensemble of radial": by_ensemble(AutoRadial, 0),
     "ensemble of points": by_ensemble(partial(AutoMeanField, families={".": families.Delta()}), 1),

@@ -39,7 +39,6 @@ from benchmarks.uncertainty._methods import (
     NATURAL_RADIAL,
     NATURAL_ROWS,
     PLAIN,
-    POSTHOC,
     RADIAL,
     RADIAL_ENSEMBLE,
     SGD,
@@ -63,7 +62,6 @@ from tutorials import image_sets
 SETTING_OF = {
     TEMPERATURE: PLAIN,
     LAPLACE: PLAIN,
-    POSTHOC: PLAIN,
     DEEP_ENSEMBLE: PLAIN,
     RADIAL_ENSEMBLE: RADIAL,
     TRUNCATED: MEAN_FIELD,
@@ -382,7 +380,7 @@ def style_of(method: str) -> dict[str, Any]:
     """A color for each family of methods, and a dash for each of its members."""
     families = (
         (PLAIN, TEMPERATURE, DEEP_ENSEMBLE, SGD),
-        (RADIAL, POSTHOC, RADIAL_ENSEMBLE, NATURAL_RADIAL),
+        (RADIAL, RADIAL_ENSEMBLE, NATURAL_RADIAL),
         (MEAN_FIELD, TWEAKS, TRUNCATED, NATURAL_MEAN_FIELD),
         (DROPOUT,),
         (LAPLACE,),

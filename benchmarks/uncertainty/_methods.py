@@ -34,7 +34,7 @@ from pyro_radial import (
     predict,
 )
 from pyro_radial.distributions import HypersphericalUniform
-from pyro_radial.infer import Ensemble, Prediction, calibrate_scales, last_layer_laplace
+from pyro_radial.infer import Ensemble, Prediction, last_layer_laplace
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import TemperatureScaling, auroc, expected_calibration_error
@@ -47,7 +47,7 @@ Augment = Callable[[Tensor], Tensor]
 
 PLAIN, DROPOUT, DEEP_ENSEMBLE = "plain", "MC dropout", "deep ensemble"
 MEAN_FIELD, TWEAKS, TRUNCATED = "mean field", "mean field, tweaks", "mean field, truncated"
-RADIAL, RADIAL_ENSEMBLE, POSTHOC = "radial", "radial ensemble", "radial, post-hoc"
+RADIAL, RADIAL_ENSEMBLE = "radial", "radial ensemble"
 #: Mean field that starts at the marginal standard deviations of radial posteriors, sigma / sqrt(D) at each site.
 NARROW = "mean field, narrow"
 #: A radius for each row of a weight.
@@ -406,20 +406,6 @@ def tweaks(task: Task) -> Trained:
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": run})
 
 
-def posthoc(task: Task) -> Trained:
-    """Radial scales for the plain network, one number for all, by the NLL of validation rows."""
-    ensemble, seconds, *_ = trained(task, PLAIN)
-    model, points = ensemble.members[0]
-    start = time.process_time()
-    guide = AutoRadial(model)
-    guide.setup(task.train[0][:2], task.train[1][:2])
-    guide.load_means(points.median())
-    search = calibrate_scales(model, guide, task.validation, progress=False)
-    seconds += time.process_time() - start
-    draws = partial(predict, model, guide, num_samples=task.setting.num_samples)
-    return Trained(_seeded(task.seed, draws), seconds, {"number": search.number})
-
-
 def temperature(task: Task) -> Trained:
     """The plain network, its logits over one number."""
     member = plain(task)
@@ -483,7 +469,6 @@ METHODS: dict[str, Method] = {
     TRUNCATED: partial(variational, TRUNCATED),
     IVON: ivon,
     RADIAL: partial(variational, RADIAL),
-    POSTHOC: posthoc,
     RADIAL_ENSEMBLE: partial(_with_members, partial(variational, RADIAL)),
 }
 _BY_SGD = {"optimizer": "sgd"}

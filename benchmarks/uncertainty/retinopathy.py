@@ -41,7 +41,6 @@ from benchmarks.uncertainty._methods import (
     NATURAL_ENSEMBLE,
     NATURAL_RADIAL,
     PLAIN,
-    POSTHOC,
     RADIAL,
     RADIAL_ENSEMBLE,
     SGD,
@@ -60,7 +59,7 @@ __all__ = ["claims", "draw", "report", "run"]
 
 #: What each method is made of, whose setting it has; the others have one of their own, which is searched.
 MADE_OF = {
-    **dict.fromkeys((TEMPERATURE, LAPLACE, POSTHOC, DEEP_ENSEMBLE), PLAIN),
+    **dict.fromkeys((TEMPERATURE, LAPLACE, DEEP_ENSEMBLE), PLAIN),
     RADIAL_ENSEMBLE: RADIAL,
     SGD_ENSEMBLE: SGD,
     NATURAL_ENSEMBLE: NATURAL_RADIAL,
@@ -69,8 +68,8 @@ ALL = (*METHODS, SGD, SGD_ENSEMBLE, NATURAL_RADIAL, NATURAL_ENSEMBLE)
 SEARCHED = [name for name in ALL if name not in MADE_OF]
 # Those of one phase share no training.
 OF_MEMBERS = [RADIAL_ENSEMBLE, SGD_ENSEMBLE, NATURAL_ENSEMBLE]
-PHASES = (SEARCHED, [TEMPERATURE, *OF_MEMBERS], [LAPLACE], [POSTHOC], [DEEP_ENSEMBLE])
-WITH_RADIAL = (RADIAL, POSTHOC, RADIAL_ENSEMBLE, NATURAL_RADIAL, NATURAL_ENSEMBLE)
+PHASES = (SEARCHED, [TEMPERATURE, *OF_MEMBERS], [LAPLACE], [DEEP_ENSEMBLE])
+WITH_RADIAL = (RADIAL, RADIAL_ENSEMBLE, NATURAL_RADIAL, NATURAL_ENSEMBLE)
 #: Table 1 of the paper, at the same shares, in percent.
 PUBLISHED = {
     DROPOUT: (93.0, 94.1, 94.5, 95.1),

@@ -6,7 +6,6 @@
 from pyro_radial.infer.compiled.compiled_svi import CompiledSVI
 from pyro_radial.infer.diagnose import diagnose
 from pyro_radial.infer.elbo import RadialELBO
-from pyro_radial.infer.posthoc.calibrate_scales import calibrate_scales
 from pyro_radial.infer.posthoc.laplace import last_layer_laplace
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
@@ -26,7 +25,6 @@ __all__ = [
     "Prediction",
     "RadialELBO",
     "SampledNetwork",
-    "calibrate_scales",
     "diagnose",
     "fit",
     "last_layer_laplace",

@@ -82,7 +82,7 @@ def test_an_ensemble_has_the_single_network_as_its_first_member(name, tmp_path):
 
 
 def test_what_is_made_of_the_plain_network_shares_its_training(tmp_path):
-    for name in ("plain", "temperature", "last-layer Laplace", "radial, post-hoc"):
+    for name in ("plain", "temperature", "last-layer Laplace"):
         run(name, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
     assert len(list(tmp_path.glob("plain/member_*.pt"))) == 1

@@ -171,17 +171,6 @@ ROWS = [
         ),
     ),
     Row(
-        "infer.calibrate_scales",
-        lambda: guided() | dict(validation=(X, Y), low=0.01, high=1.0, num_samples=2),
-        dict(
-            model=models,
-            guide=guides | {"not of the library": lambda x, y: None},
-            scales=some(lambda name, mean: -1.0, lambda name, mean: "he"),
-            low=some(0.0, -1.0, 2.0),
-            high=some(0.0, -1.0, 0.001),
-        ),
-    ),
-    Row(
         "infer.last_layer_laplace",
         lambda: dict(zip(("model", "trained"), guided().values(), strict=True)) | dict(data=(X, Y)),
         dict(model=models | some(nn.Linear(3, 1)), trained=guides, structure=some(("full", "kronecker"))),

@@ -40,7 +40,7 @@ from pyro_radial.compression import mean_network, prune
 from pyro_radial.continual import Coreset, class_split_stream, train_stream
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.distributions.wrappers import to_like
-from pyro_radial.infer import Ensemble, NaturalGradient, SampledNetwork, calibrate_scales, last_layer_laplace
+from pyro_radial.infer import Ensemble, NaturalGradient, SampledNetwork, last_layer_laplace
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import MultiHead, likelihoods, priors
 from pyro_radial.poutine import local_reparameterization, mean_only, swap_prior
@@ -511,10 +511,6 @@ AFTER = {
     ),
     "quantities": lambda model, guide, rows: quantities(predict(model, guide, rows[0], num_samples=4), rows[1]),
     "SampledNetwork": lambda model, guide, rows: served(SampledNetwork(model, guide, 4), rows[0]),
-    "calibrate_scales": lambda model, guide, rows: (
-        calibrate_scales(model, guide, rows, num_samples=2, progress=False).number,
-        values(guide),
-    ),
     "last_layer_laplace": lambda model, guide, rows: laplace(model, guide, rows, "full"),
     "last_layer_laplace, kronecker": lambda model, guide, rows: laplace(model, guide, rows, "kronecker"),
     "mean_network": lambda model, guide, rows: values(mean_network(model.bnn, guide)),

@@ -90,8 +90,8 @@ PROMISES = {
     "getting_started": lambda scope: scope["result"].history[-1]["nll"] < 0.5,
     "decisions": lambda scope: scope["regret"][100:].mean() < 0.3 * scope["chance"][100:].mean(),
     "trained_network": lambda scope: (
-        max(scope["scaled"], scope["around"], scope["last"], scope["trained_on"]) < scope["before"] - 0.05
-        and scope["scaled"] == min(scope["scaled"], scope["around"], scope["last"], scope["trained_on"])
+        max(scope["scaled"], scope["last"], scope["trained_on"]) < scope["before"] - 0.05
+        and scope["scaled"] == min(scope["scaled"], scope["last"], scope["trained_on"])
     ),
     # Offsets of 60 rows with noise 0.2, and a curve that is learned.
     "hierarchical": lambda scope: (

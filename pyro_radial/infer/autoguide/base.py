@@ -351,11 +351,6 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
             )
         return value
 
-    def loc_scale_means(self) -> dict[str, Tensor]:
-        """Copies of the means of real-valued sites with a location and a scale, which :meth:`set_stddevs` can set."""
-        sites = self.loc_scale_sites()
-        return {name: found.loc.detach().clone() for name, found in sites.items() if found.site.transform is None}
-
     def loc_scale_sites(self) -> dict[str, LocScaleSite]:
         """The sites with a location and a scale, and their parameters."""
         self._require_setup("loc_scale_sites")

@@ -29,7 +29,7 @@ class NegativeExponential(dist.Exponential):
 
 
 def test_setup_keeps_the_running_statistics_of_a_trained_network():
-    """A second guide made for a trained model, as post-hoc scales are, must not see two rows as its statistics."""
+    """A second guide made for a trained model must not see two rows as its statistics."""
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=6))
     AutoRadial(model)(X, torch.zeros(6, 1))

@@ -25,20 +25,20 @@ def test_the_marginal_standard_deviation_is_what_was_set(make):
         assert torch.equal(guide.median()[name], means[name])
 
 
-def test_points_and_positive_sites_are_left_alone():
+def test_points_have_no_location_and_scale():
     def model():
         matrix_model()
         pyro.sample("precision", dist.Gamma(2.0, 1.0))
 
     guide = AutoRadial(model, families={"bias": Delta()})
     guide.setup()
-    assert list(guide.loc_scale_means()) == ["weight"]
+    assert list(guide.loc_scale_sites()) == ["weight", "precision"]
 
 
 def test_bad_input_is_named():
     guide = AutoRadial(matrix_model)
     with pytest.raises(RuntimeError, match=r"guide has no parameters yet; call guide.setup"):
-        guide.loc_scale_means()
+        guide.loc_scale_sites()
     guide.setup()
     for value in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="scales must be positive and finite, got others at site 'weight'"):
