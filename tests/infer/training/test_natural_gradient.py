@@ -240,7 +240,7 @@ PROBLEMS = {
     "correlated features": ({"correlation": 0.9}, {"epochs": 4000, "compile": True}),
     "batches": ({}, {"batch_size": 50, "epochs": 600, "compile": True}),
     "several draws": ({}, {"loss": RadialELBO(4, vectorize_particles=True, max_plate_nesting=1), "epochs": 1000}),
-    "accumulated": ({}, {"accumulate": 2, "epochs": 1000}),
+    "accumulated": ({}, {"accumulate": 2, "compile": True}),
     "clipped": ({}, {"clip_norm": 1.0}),
 }
 

@@ -87,13 +87,13 @@ def test_threads_that_train_at_once_leave_warnings_and_validation_as_they_were()
 
 
 class Overflowing(nn.Linear):
-    """Overflows from its 10th call on, with every parameter finite."""
+    """Overflows from its 11th call on, with every parameter finite."""
 
     calls = 0
 
     def forward(self, x):
         Overflowing.calls += 1
-        return super().forward(x) * (float("inf") if Overflowing.calls > 9 else 1.0)
+        return super().forward(x) * (float("inf") if Overflowing.calls > 10 else 1.0)
 
 
 @pytest.mark.parametrize("validate", [True, False])
