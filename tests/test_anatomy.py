@@ -36,6 +36,9 @@ MAY_IMPORT |= {
     "botorch": {"_pyro"},
     "testing": BELOW_TASKS,
 }
+TESTS = Path(__file__).resolve().parent
+#: Folders of tests of no single module; the files directly in ``tests`` have their own subjects too.
+OWN_SUBJECTS = {"behavior", "benchmarks", "calls", "devices", "docs", "golden", "pyro_suite", "soak", "tools"}
 PARTS = (r"^Source: ", r"^:param ", r"^:returns?: ", r"^:raises ", r"^Example.*::")
 
 
@@ -114,3 +117,13 @@ def test_docstrings_keep_the_order_of_their_parts():
 
 def test_every_module_has_a_docstring():
     assert [dotted(path) for path in MODULES if not documented(path)[0][1].strip()] == []
+
+
+def test_a_test_file_begins_with_the_name_of_its_module_or_is_in_a_folder_of_behaviors():
+    def is_of_a_module(path):
+        modules = (PACKAGE / path.parent.relative_to(TESTS)).glob("*.py")
+        return any(f"{path.stem}_".startswith(f"test_{module.stem}_") for module in modules)
+
+    files = [path for path in TESTS.rglob("test_*.py") if path.parent != TESTS]
+    mirroring = [path for path in files if path.relative_to(TESTS).parts[0] not in OWN_SUBJECTS]
+    assert [str(path.relative_to(TESTS)) for path in mirroring if not is_of_a_module(path)] == []

@@ -1,6 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+import math
 
 import pytest
 import torch
@@ -38,3 +39,32 @@ def test_a_prior_that_is_only_a_sampler_has_no_density_and_says_so():
         prior.score(torch.zeros(2, 3, 1), torch.zeros(3, 1))
     with pytest.raises(NotImplementedError, match="ImplicitProcess"):
         prior.moments(torch.zeros(3, 1))
+
+
+def test_an_implicit_process_passes_draws_on_with_or_without_a_dim_for_outputs():
+    x = torch.rand(4, 2)
+    one = ImplicitProcess(lambda x, s: torch.arange(s)[:, None] + x[:, 0])
+    torch.testing.assert_close(one.sample(x, 3)[2, :, 0], 2 + x[:, 0])
+    several = ImplicitProcess(lambda x, s: torch.ones(s, len(x), 5, dtype=torch.double))
+    assert several.sample(x, 3, num_outputs=5).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [
+        (lambda x, s: torch.zeros(s, 3), r"shape \(2, 4, 1\)"),
+        (lambda x, s: torch.zeros(s, 4, 2), r"shape \(2, 4, 1\)"),
+        (lambda x, s: torch.zeros(s, 4, dtype=torch.long), "floating-point"),
+        (lambda x, s: torch.zeros(s, 4, dtype=torch.cfloat), "floating-point"),
+        (lambda x, s: torch.full((s, 4), math.nan), "NaN"),
+        (lambda x, s: [0.0] * s, "sampler must return a tensor"),
+    ],
+)
+def test_draws_that_are_none_are_refused_by_name(sampler, words):
+    with pytest.raises(ValueError, match=words):
+        ImplicitProcess(sampler).sample(torch.rand(4, 2), 2)
+
+
+def test_a_sampler_that_is_no_function_is_refused_by_name():
+    with pytest.raises(ValueError, match="sampler"):
+        ImplicitProcess(torch.zeros(3))

@@ -17,7 +17,7 @@ from tutorials.image_sets import load
 
 pytestmark = pytest.mark.site
 
-TUTORIALS = Path(__file__).resolve().parents[1] / "tutorials"
+TUTORIALS = Path(__file__).resolve().parents[2] / "tutorials"
 PLOTS = ("reliability.png", "certainty.png", "training_terms.png")
 
 

@@ -1,19 +1,22 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Any arguments at all: a distribution whose numbers are finite, or an error that names the argument."""
+"""Any arguments at all: finite numbers, or an error that names the argument."""
 
+import inspect
 import math
 
 import pyro.distributions as dist
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.distributions import kl_divergence
 
 from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, log_mode, sqrt_product
+from pyro_radial.infer.autoguide import families
+from pyro_radial.nn import priors
 
 COUNT = 25
 fuzzed = settings(max_examples=COUNT, deadline=None, derandomize=True, database=None)
@@ -83,6 +86,8 @@ def test_the_half_cauchy_takes_anything_or_says_what_it_does_not(scale):
 
 def assert_finite(distribution, other, parameters):
     value = distribution.rsample()
+    # A draw that rounds to the location has an infinite density.
+    assume(not torch.equal(value, distribution.mean))
     results = [value, distribution.log_prob(value), distribution.entropy(), distribution.mean, distribution.variance]
     results += [kl_divergence(distribution, other), kl_divergence(other, distribution)]
     assert all(bool(torch.isfinite(result).all()) for result in results)
@@ -118,3 +123,43 @@ def test_directional_numbers_are_finite(dtype, data):
     q, p = (VonMisesFisherStable(loc[i], rows[i], validate_args=dtype != torch.float16) for i in range(2))
     assert_finite(q, p, rows)
     assert_finite(q, HypersphericalUniform(dim), rows)
+
+
+CONSTRUCTORS = (
+    families.Normal,
+    families.Radial,
+    families.Delta,
+    families.VonMisesFisher,
+    priors.FanIn,
+    priors.RadialDirectionalPrior,
+    priors.ScaleMixture,
+)
+SETTINGS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 10**6),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.floats(), max_size=2),
+)
+
+
+@pytest.mark.parametrize("constructor", CONSTRUCTORS, ids=lambda constructor: constructor.__name__)
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(drawn=st.data())
+def test_a_constructor_takes_an_argument_or_names_it(constructor, drawn):
+    names = list(inspect.signature(constructor).parameters)
+    if not names:
+        return
+    name = drawn.draw(st.sampled_from(names))
+    value = drawn.draw(SETTINGS)
+    refused = None
+    try:
+        made = constructor(**{name: value})
+    except (TypeError, ValueError) as error:
+        refused = error
+    if refused is not None:
+        assert name in str(refused)
+        return
+    numbers = [number for number in vars(made).values() if isinstance(number, float)]
+    assert all(math.isfinite(number) for number in numbers)

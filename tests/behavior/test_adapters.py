@@ -161,7 +161,7 @@ def test_a_guide_that_leaves_weights_undrawn_gives_draws_to_keep():
 
 LOAD = """
 import torch
-from tests.nn.test_adapters import AutoRadial, classes, predict
+from tests.behavior.test_adapters import AutoRadial, classes, predict
 
 _, model, x, y = classes()
 guide = AutoRadial(model)

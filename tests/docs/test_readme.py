@@ -14,7 +14,7 @@ import torch
 
 from pyro_radial.compression import mean_network
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 LAYOUT = README.with_name("CONTRIBUTING.md")
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", README.read_text(), re.DOTALL | re.MULTILINE))
 EXAMPLES = {

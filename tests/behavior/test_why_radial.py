@@ -13,7 +13,7 @@ import torch
 
 from pyro_radial.distributions import RadialNormal
 
-SCRIPT = Path(__file__).resolve().parents[1] / "tutorials" / "why_radial.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "tutorials" / "why_radial.py"
 NUM_DRAWS = 20_000
 
 
