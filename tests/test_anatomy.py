@@ -38,7 +38,18 @@ MAY_IMPORT |= {
 }
 TESTS = Path(__file__).resolve().parent
 #: Folders of tests of no single module; the files directly in ``tests`` have their own subjects too.
-OWN_SUBJECTS = {"behavior", "benchmarks", "calls", "devices", "docs", "golden", "pyro_suite", "soak", "tools"}
+OWN_SUBJECTS = {
+    "behavior",
+    "benchmarks",
+    "calls",
+    "devices",
+    "docs",
+    "golden",
+    "pyro_suite",
+    "soak",
+    "tools",
+    "tutorials",
+}
 PARTS = (r"^Source: ", r"^:param ", r"^:returns?: ", r"^:raises ", r"^Example.*::")
 
 
