@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_radial._pyro.compat import tree_map_only
+
 try:
     import fcntl
 except ImportError:  # Without such locks, nothing keeps a second writer away.
@@ -107,14 +109,15 @@ class Checkpoint:
         body, end = content[: -DIGEST_SIZE - len(MARK)], content[-DIGEST_SIZE - len(MARK) :]
         if end != MARK + hashlib.sha256(body).digest():
             raise ValueError(f"checkpoint {self.path} is damaged or not a checkpoint: its digest does not match")
-        state: State = torch.load(io.BytesIO(body), map_location=device, weights_only=True)
+        # Not every device is one that torch.load knows.
+        state: State = torch.load(io.BytesIO(body), map_location="cpu", weights_only=True)
         missing = sorted({*needed} - state.keys())
         if state.get("format") != FORMAT or missing:
             raise ValueError(
                 f"checkpoint {self.path} is not from this version of this function: "
                 + (f"it lacks {missing}" if missing else f"its format is {state.get('format')}, expected {FORMAT}")
             )
-        return state
+        return tree_map_only(Tensor, lambda tensor: tensor.to(device), state)
 
     def check(self, saved: Mapping[str, Any], current: Mapping[str, Any], name: str = "") -> None:
         """Raise a ValueError that names the first setting that differs from the file, with both values."""

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
 
 from pyro_radial._pyro.checks import check_types, has_state, load_states, states
-from pyro_radial._pyro.compat import mark_stepped, tree_map, tree_map_only
+from pyro_radial._pyro.compat import mark_stepped, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, rng_state, seeded, set_rng_state
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.elbo import LossTerms, RadialELBO
@@ -154,10 +154,9 @@ class TrainingRun:
     def begin(self, checkpoint: Checkpoint, epochs: int) -> None:
         """Resume from a checkpoint if its file exists, and check that it can be written."""
         self._identify()
-        saved = checkpoint.load(needed=SAVED)
+        saved = checkpoint.load(self.trainer.device, needed=SAVED)
         if saved is not None:
-            device = self.trainer.device
-            self._load(checkpoint, tree_map_only(Tensor, lambda tensor: tensor.to(device), saved))
+            self._load(checkpoint, saved)
         if self.epoch < epochs and not self.stopped:
             checkpoint.save(self._state(), dry_run=True)
 
