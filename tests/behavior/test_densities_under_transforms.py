@@ -12,22 +12,7 @@ from torch.distributions import kl_divergence
 
 from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
 from tests.helpers.compilers import recent_compiler
-
-FAMILIES = ["radial", "normal"]
-
-
-def parameters(*shape, dtype=torch.double):
-    return [make(*shape, dtype=dtype) + low for make, low in ((torch.randn, 0.0), (torch.rand, 0.3)) * 2]
-
-
-def kl_of(family):
-    def kl(loc, scale, center, unit):
-        q = RadialNormal(loc, scale, validate_args=False)
-        if family == "normal":
-            q = dist.Normal(loc, scale, validate_args=False).to_event(1)
-        return kl_divergence(q, RadialNormal(center, unit, validate_args=False))
-
-    return kl
+from tests.helpers.kl_to_radial import FAMILIES, kl_of, parameters
 
 
 # Torch's compiler makes an instance of each autograd function that it meets.

@@ -6,7 +6,6 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import TraceMeanField_ELBO
-from torch.distributions import kl_divergence
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -15,26 +14,12 @@ from pyro_radial.distributions import RadialNormal, row_operator
 from pyro_radial.distributions.kl_formulas.shared import directions
 from pyro_radial.distributions.kl_formulas.to_radial import normal_to_radial, radial_to_radial
 from tests.helpers.compilers import recent_compiler
+from tests.helpers.kl_to_radial import FAMILIES, kl_of, parameters
 
-FAMILIES = ["radial", "normal"]
 OPERATORS = {
     "radial": torch.ops.pyro_radial.radial_to_radial.default,
     "normal": torch.ops.pyro_radial.normal_to_radial.default,
 }
-
-
-def parameters(*shape, dtype=torch.double):
-    return [make(*shape, dtype=dtype) + low for make, low in ((torch.randn, 0.0), (torch.rand, 0.3)) * 2]
-
-
-def kl_of(family):
-    def kl(loc, scale, center, unit):
-        q = RadialNormal(loc, scale, validate_args=False)
-        if family == "normal":
-            q = dist.Normal(loc, scale, validate_args=False).to_event(1)
-        return kl_divergence(q, RadialNormal(center, unit, validate_args=False))
-
-    return kl
 
 
 def arguments_of(shape, dtype=torch.double):
