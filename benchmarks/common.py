@@ -14,8 +14,9 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -53,6 +54,7 @@ __all__ = [
     "reaches",
     "uci_split",
     "with_error",
+    "without_advice_on_widths",
 ]
 
 PAGE_FOLDER = Path(__file__).parent
@@ -298,6 +300,14 @@ def medians(
                 call()
             times[name].append(1e3 * (clock() - start) / block)
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+@contextmanager
+def without_advice_on_widths() -> Iterator[None]:
+    """Ignore what ``fit`` says of widths: some are chosen, not trained, and small forms are too short to train them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(beta2=|epochs gives).*trains widths|the widths of")
+        yield
 
 
 def flat_images(name: str, data_dir: Path | None) -> tuple[Pair, Pair]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main, markdown_table
 from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, NaturalGradient, RadialELBO
+from pyro_radial._pyro.compat import mark_stepped
 
 __all__ = ["claims", "draw", "report", "run"]
 
@@ -192,7 +193,9 @@ def trained(
             scheduler.step()
         svi.step(x[chosen], y[chosen])
         # The optimizer exists after the first step.
-        scheduler = scheduler or optim.scheduler(svi.optimizer, steps)
+        if scheduler is None:
+            scheduler = optim.scheduler(svi.optimizer, steps)
+            mark_stepped(svi.optimizer)
         if watch is not None:
             watch(guide.posterior()["w"].stddev.flatten(-2) * known.precision.sqrt())
     posterior = guide.posterior()["w"]

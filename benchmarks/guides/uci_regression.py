@@ -31,6 +31,7 @@ from benchmarks.common import (
     reaches,
     uci_split,
     with_error,
+    without_advice_on_widths,
 )
 from pyro_radial import (
     AutoMeanField,
@@ -137,17 +138,18 @@ def score(data_dir: Path, name: str, split: int, method: str, setting: Row) -> R
     adam = partial(torch.optim.Adam, lr=setting["learning_rate"])
     # In units of the variance, and with widths that all but stay at 0.01.
     natural = NaturalGradient(NATURAL_LR / (len(x) * 0.01**2), beta2=0.99999, others=adam)
-    fit(
-        model,
-        guide,
-        (x, y),
-        epochs=epochs,
-        batch_size=setting["batch_size"],
-        optim=natural if method in BY_NATURAL_GRADIENT else adam,
-        loss=RadialELBO(strict_kl=True),
-        seed=split,
-        progress=False,
-    )
+    with without_advice_on_widths():
+        fit(
+            model,
+            guide,
+            (x, y),
+            epochs=epochs,
+            batch_size=setting["batch_size"],
+            optim=natural if method in BY_NATURAL_GRADIENT else adam,
+            loss=RadialELBO(strict_kl=True),
+            seed=split,
+            progress=False,
+        )
     x_test, y_test = data["test"]
     torch.manual_seed(split)
     draws = predict(model, guide, x_test, num_samples=NUM_SAMPLES)

@@ -4,7 +4,6 @@
 """Train methods for classification experiments with ``fit``, and score them with a ``Prediction``."""
 
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +18,7 @@ from torch.nn.functional import normalize
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, SequentialLR
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from benchmarks.common import Pair, Row
+from benchmarks.common import Pair, Row, without_advice_on_widths
 from benchmarks.guides._truncated_normal import TruncatedNormalFamily
 from pyro_radial import (
     AutoMeanField,
@@ -334,9 +333,7 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
     clock = _Clock(None if folder is None else folder / f"seconds_{size}", before)
     scheduler, interval = schedule(setting, setting.epochs * -(-num_data // setting.batch_size))
     ensemble = Ensemble(partial(_made, kind, task.make_net, setting), size, seed=task.seed)
-    with warnings.catch_warnings():
-        # Some widths are chosen, not trained, and small forms are short.
-        warnings.filterwarnings("ignore", "beta2=.*trains widths|epochs gives.*trains widths|the widths of")
+    with without_advice_on_widths():
         results = ensemble.fit(
             task.data,
             epochs=setting.epochs,
@@ -440,8 +437,7 @@ def ivon(task: Task) -> Trained:
     hess_init = max(setting.init_stddev**-2 / num_data - least, 0.01 * least)
     optim = NaturalGradient(setting.ivon_rate * (hess_init + least), hess_init=hess_init, beta2=1.0 - setting.hess_rate)
     schedule = {"epochs": setting.epochs, "batch_size": setting.batch_size, "progress": False}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "beta2=.*trains widths|the widths of")
+    with without_advice_on_widths():
         fit(model, guide, task.data, optim=optim, seed=task.seed, **schedule)
     seconds = time.process_time() - start
     draws = partial(predict, model, guide, num_samples=setting.num_samples)
