@@ -5,7 +5,7 @@
 
     python -m tools.mutations run CHECKOUT RESULT   # apply each to a copy of a checkout, and run its tests
     python -m tools.mutations compare BEFORE AFTER  # the changes that were caught before and are not now
-    python -m tools.mutations choose CHECKOUT       # choose forty anew, as they are stored beside this file
+    python -m tools.mutations choose CHECKOUT       # choose forty again and store them beside this file
 
 A change is a line of the package and what replaces it. It is found by the text of the line, wherever the line is now;
 a line that a checkout does not have, or has twice, is skipped. Its tests are the programs of ``tests.golden`` and the

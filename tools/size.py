@@ -24,15 +24,15 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 15_155,
-    "public names": 124,
-    "comprehensions": 5.04,
-    "nested comprehensions": 0.49,
-    "tuple assignments": 1.83,
-    "Any": 8.3,
-    "long lines": 8.4,
+    "statements": 13_900,
+    "public names": 99,
+    "comprehensions": 4.97,
+    "nested comprehensions": 0.44,
+    "tuple assignments": 1.7,
+    "Any": 8.25,
+    "long lines": 8.2,
 }
-#: Users import from these modules, although they are no packages.
+#: Single files that users import from.
 PUBLIC_MODULES = ("likelihoods.py", "botorch.py", "botorch_models.py", "sklearn.py")
 COLUMNS = 100
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
