@@ -87,7 +87,7 @@ class Layer:
 
 
 def read_chain(net: nn.Module) -> list[Layer]:
-    """Read the layers of a network in the order they run; a ValueError names what is no part of such a chain."""
+    """Read the layers of a network in the order they run; a ValueError names a module that does not fit."""
     layers: list[Layer] = []
     between: list[tuple[str, nn.Module]] = []  # since the last layer
     for name, module in _leaves(net):

@@ -82,7 +82,7 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
     :param int num_cuts: the largest number of cuts in each of the two orders.
     :returns: a result with ``network``, the smaller network; ``record``, its error and size; and ``path``, the record
         of every network tried.
-    :raises ValueError: naming the argument: for a network that is no such chain, another likelihood, a guide without
+    :raises ValueError: naming the argument: for a network with branches, another likelihood, a guide without
         scores, data that do not fit, or a tolerance that is negative or not finite.
 
     Example::
@@ -204,7 +204,7 @@ def _network_of(model: object) -> BayesianModule:
 
 
 def _chain(net: nn.Module) -> nn.Sequential:
-    """The network, or a ValueError if it is no chain of layers."""
+    """Return the network, or raise a ValueError if it is not a chain of layers."""
     try:
         read_chain(net)
     except ValueError as error:
