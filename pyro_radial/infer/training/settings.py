@@ -151,7 +151,7 @@ def _tensor(tensor: Tensor) -> str:
     if tensor.is_meta or tensor.requires_grad:
         return f"{kind}, trained"
     dense = tensor.cpu() if tensor.layout is torch.strided else tensor.cpu().to_dense()
-    elements = dense.reshape(-1).resolve_conj().resolve_neg()
+    elements = dense.resolve_conj().resolve_neg().contiguous().reshape(-1)
     if len(elements) and bool((elements == elements[0]).all()):
         return f"{kind} of {elements[0].item()}"
     return f"{kind} sha256 {hashlib.sha256(elements.view(torch.uint8).numpy().tobytes()).hexdigest()[:16]}"

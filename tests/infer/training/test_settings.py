@@ -75,6 +75,13 @@ def test_a_description_is_the_same_in_another_process():
     assert shown.strip() == str([described(pair[0]) for pair in PAIRS.values()])
 
 
+@pytest.mark.parametrize("view", [torch.arange(12.0).reshape(4, 3)[:, :1], torch.arange(6.0).reshape(2, 3).mT])
+def test_a_view_is_described_as_its_copy(view):
+    """Rows in memory may be columns of a table."""
+    assert not view.is_contiguous()
+    assert described(view) == described(view.clone(memory_format=torch.contiguous_format))
+
+
 def test_code_and_what_it_closes_over_are_no_part_of_a_description():
     def function(number):
         return lambda x=number: number * x * 0.1
