@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import pyro_radial
-from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, PriorChain, RadialELBO, predict
+from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, PriorChain, TermsELBO, predict
 from tests.golden.functional import ELBO as FunctionalELBO
 from tests.golden.functional import GaussianKL, box, process
 from tests.golden.programs import classification, classifier, regression, regressor, trained
@@ -119,7 +119,7 @@ def compiled_step() -> list[str]:
     """Return the files of a step on a recorded graph."""
     model = classifier()
     guide = AutoRadial(model)
-    svi = CompiledSVI(model, guide, partial(torch.optim.Adam, lr=0.05), RadialELBO(), compile=False)
+    svi = CompiledSVI(model, guide, partial(torch.optim.Adam, lr=0.05), TermsELBO(), compile=False)
     return walk_of(lambda: svi.step(*classification()))
 
 

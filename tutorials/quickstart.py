@@ -27,8 +27,8 @@ from pyro_radial import (
     AutoRadial,
     BayesianModule,
     NaturalGradient,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
     fit,
     predict,
 )
@@ -169,7 +169,7 @@ def run_method(name: str, task: Task, epochs: int, seed: int) -> Outcome:
         epochs=epochs,
         batch_size=32 if len(labels) < SMALL else 128,
         optim=optim,
-        loss=RadialELBO(kl_weight=1.0 if name == PLAIN else KL_WEIGHT),
+        loss=TermsELBO(kl_weight=1.0 if name == PLAIN else KL_WEIGHT),
         validation=task.validation,
         seed=seed,
     )

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_radial import AutoRadial, BayesianModule, NaturalGradient, RadialELBO, SupervisedModel, predict
+from pyro_radial import AutoRadial, BayesianModule, NaturalGradient, SupervisedModel, TermsELBO, predict
 from pyro_radial.nn import likelihoods
 
 BATCH_SIZE = 32
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # The parameters have to be there before an optimizer and Accelerate look for them.
     first_rows = [part[:2].to(accelerator.device) for part in train]
     guide.setup(*first_rows)
-    elbo = RadialELBO()
+    elbo = TermsELBO()
     loss: Any = elbo(model, guide)
     optimizer: Any
     if args.optimizer == "natural":

@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from pyro_radial import AutoRadial, BayesianModule, NaturalGradient, RadialELBO, SupervisedModel, predict
+from pyro_radial import AutoRadial, BayesianModule, NaturalGradient, SupervisedModel, TermsELBO, predict
 from pyro_radial.nn import likelihoods
 
 Batch = tuple[Tensor, Tensor]
@@ -45,7 +45,7 @@ class BayesianClassifier(lightning.LightningModule):
         guide = AutoRadial(model)
         # The parameters have to be there before Lightning looks for them.
         guide.setup(*self.first_rows())
-        self.elbo = RadialELBO()
+        self.elbo = TermsELBO()
         self.loss = self.elbo(model, guide)
 
     def first_rows(self) -> list[Tensor]:

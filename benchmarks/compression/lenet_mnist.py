@@ -31,7 +31,7 @@ from benchmarks.common import (
     with_error,
 )
 from benchmarks.compression._cheapest_path import cheapest_path
-from pyro_radial import AutoRadialDirectional, BayesianModule, RadialELBO, SupervisedModel, fit
+from pyro_radial import AutoRadialDirectional, BayesianModule, SupervisedModel, TermsELBO, fit
 from pyro_radial.compression import cut_network, mean_network, unit_scores
 from pyro_radial.compression.graph import count_flops, count_weights
 from pyro_radial.compression.prune import CutRecord
@@ -152,9 +152,7 @@ def train_posterior(
     guide.setup(x[:2], y[:2])
     steps = epochs * math.ceil(len(x) / setting.batch_size)
     weight = setting.kl_weight
-    loss = RadialELBO(
-        strict_kl=True, kl_weight=(lambda step: weight * min(1.0, (step + 1) / steps)) if ramp else weight
-    )
+    loss = TermsELBO(strict_kl=True, kl_weight=(lambda step: weight * min(1.0, (step + 1) / steps)) if ramp else weight)
     fit(
         model,
         guide,

@@ -28,8 +28,8 @@ from pyro_radial import (
     FitOptions,
     NaturalGradient,
     PriorChain,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
 )
 from pyro_radial.continual import (
     Coreset,
@@ -118,8 +118,8 @@ class Setting:
             "epochs": self.epochs,
             "batch_size": self.batch_size,
             "optim": pyro.optim.Adam(Rates(self.learning_rate, self.scale_rate or self.learning_rate)),
-            "loss": RadialELBO(strict_kl=True, kl_weight=self.later_kl),
-            "first_task": {"loss": RadialELBO(strict_kl=True, kl_weight=self.first_kl)},
+            "loss": TermsELBO(strict_kl=True, kl_weight=self.later_kl),
+            "first_task": {"loss": TermsELBO(strict_kl=True, kl_weight=self.first_kl)},
             "options": FitOptions(
                 checkpoint_every=200, compile=compile, scheduler_interval="epoch" if self.decay_over is None else "step"
             ),

@@ -12,7 +12,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from pyro_radial import RadialELBO
+from pyro_radial import TermsELBO
 from pyro_radial._pyro.compat import is_deterministic
 from pyro_radial.infer.training.data import device_of, dtype_of
 from pyro_radial.infer.training.optimizers import fused_optimizer
@@ -34,7 +34,7 @@ class Refits:
     :param model: a Pyro model ``model(x, y)``, such as a :class:`~pyro_radial.SupervisedModel` with a likelihood
         without ``num_data``.
     :param nn.Module guide: its guide.
-    :param RadialELBO loss: loss, as for :func:`~pyro_radial.fit`.
+    :param TermsELBO loss: loss, as for :func:`~pyro_radial.fit`.
     :param optim: optimizer, as for ``fit``; Adam at 3e-3 by default. Its state is kept from call to call.
     :param int steps: gradient steps of one call.
     :param int batch_size: rows of a batch, B.
@@ -46,7 +46,7 @@ class Refits:
         model: nn.Module,
         guide: nn.Module,
         *,
-        loss: RadialELBO | None = None,
+        loss: TermsELBO | None = None,
         optim: Any = DEFAULT_OPTIM,
         steps: int = 200,
         batch_size: int = 64,
@@ -54,7 +54,7 @@ class Refits:
     ) -> None:
         self.model = model
         self.guide = guide
-        self.loss = RadialELBO() if loss is None else loss
+        self.loss = TermsELBO() if loss is None else loss
         self.optim = optim
         self.steps = steps
         self.batch_size = batch_size

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.common import Pair, Row
 from benchmarks.functional._training import network, train, weight_space
-from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel, predict
+from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel, TermsELBO, predict
 from pyro_radial.functional import (
     BetweenRows,
     GaussianKL,
@@ -151,7 +151,7 @@ def trained(
     x = rows[0]
     batch_size = min(setting["batch_size"], len(x))
     net = network(x.shape[1], setting["hidden"], getattr(nn, setting["activation"]))
-    make_loss: Callable[[Callable[[int], float]], RadialELBO]
+    make_loss: Callable[[Callable[[int], float]], TermsELBO]
     kl_weight = 1.0
     if prior is not None:
         noise = noise_above(prior.observation_noise, setting["times_noise"], len(x))
@@ -160,7 +160,7 @@ def trained(
         kl_weight = (len(x) / batch_size) ** setting["weigh_up"]
         loss = functional_loss(noisy, x, batch_size, setting)
 
-        def make_loss(kl_weight: Callable[[int], float]) -> RadialELBO:
+        def make_loss(kl_weight: Callable[[int], float]) -> TermsELBO:
             return loss(kl_weight=kl_weight)
 
     else:

@@ -14,7 +14,7 @@ import pyro.optim
 from torch import Tensor, nn
 
 from benchmarks.common import Pair
-from pyro_radial import AutoMeanField, FitOptions, RadialELBO, SupervisedModel, fit
+from pyro_radial import AutoMeanField, FitOptions, SupervisedModel, TermsELBO, fit
 
 # Draws from a posterior, by the form of an experiment.
 NUM_SAMPLES = {"default": 500, "small": 10, "paper": 500}
@@ -33,15 +33,15 @@ def network(inputs: int, hidden: Sequence[int], activation: type[nn.Module]) -> 
     return nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
 
 
-def weight_space(kl_weight: Callable[[int], float]) -> RadialELBO:
+def weight_space(kl_weight: Callable[[int], float]) -> TermsELBO:
     """The loss of a network with a prior on its weights."""
-    return RadialELBO(10, vectorize_particles=True, strict_kl=True, kl_weight=kl_weight)
+    return TermsELBO(10, vectorize_particles=True, strict_kl=True, kl_weight=kl_weight)
 
 
 def train(
     model: SupervisedModel,
     data: Pair,
-    make_loss: Callable[[Callable[[int], float]], RadialELBO],
+    make_loss: Callable[[Callable[[int], float]], TermsELBO],
     *,
     steps: int,
     lr: float,

@@ -25,8 +25,8 @@ from pyro_radial import (
     BayesianModule,
     CompiledSVI,
     NaturalGradient,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
 )
 from pyro_radial.nn import likelihoods
 
@@ -201,7 +201,7 @@ def _made(problem: Problem, guide: Any, kind: Any, loss: Any, noise: Any, natura
 
 def bytes_per_weight(natural: bool, problem: Problem) -> float:
     """What a radial posterior, its gradients and its optimizer hold between two steps."""
-    made = _made(problem, AutoRadial, RECORDED, RadialELBO, "weights", natural)
+    made = _made(problem, AutoRadial, RECORDED, TermsELBO, "weights", natural)
     for _ in range(3):
         made.step(*problem.data())
     optimizer: Any = made.optimizer
@@ -216,7 +216,7 @@ def eager(problem: Problem, guide: Any, natural: bool = False) -> Step:
     x, y = problem.data()
     pyro.clear_param_store()
     model = _model(problem)
-    elbo = RadialELBO(problem.particles, vectorize_particles=problem.particles > 1, strict_kl=True)
+    elbo = TermsELBO(problem.particles, vectorize_particles=problem.particles > 1, strict_kl=True)
     posterior = guide(model)
     module = elbo(model, posterior)
     module(x, y)
@@ -281,23 +281,23 @@ CONTENDERS: dict[str, Callable[[Problem], Step]] = {
     "Pyro's AutoNormal": partial(svi, guide=AutoNormal),
     "AutoRadial, SVI": partial(svi, guide=AutoRadial),
     "AutoRadial, eager": partial(eager, guide=AutoRadial),
-    "AutoRadial, recorded": partial(svi, guide=AutoRadial, kind=RECORDED, loss=RadialELBO),
-    "AutoRadial, compiled": partial(svi, guide=AutoRadial, kind=CompiledSVI, loss=RadialELBO),
+    "AutoRadial, recorded": partial(svi, guide=AutoRadial, kind=RECORDED, loss=TermsELBO),
+    "AutoRadial, compiled": partial(svi, guide=AutoRadial, kind=CompiledSVI, loss=TermsELBO),
     "AutoRadial, local noise, compiled": partial(
-        svi, guide=AutoRadial, kind=CompiledSVI, loss=RadialELBO, noise="local"
+        svi, guide=AutoRadial, kind=CompiledSVI, loss=TermsELBO, noise="local"
     ),
     "AutoRadial, natural gradient, eager": partial(eager, guide=AutoRadial, natural=True),
     "AutoRadial, natural gradient, compiled": partial(
-        svi, guide=AutoRadial, kind=CompiledSVI, loss=RadialELBO, natural=True
+        svi, guide=AutoRadial, kind=CompiledSVI, loss=TermsELBO, natural=True
     ),
     "AutoMeanField, SVI": partial(svi, guide=AutoMeanField),
     "AutoMeanField, eager": partial(eager, guide=AutoMeanField),
-    "AutoMeanField, compiled": partial(svi, guide=AutoMeanField, kind=CompiledSVI, loss=RadialELBO),
+    "AutoMeanField, compiled": partial(svi, guide=AutoMeanField, kind=CompiledSVI, loss=TermsELBO),
     "AutoMeanField, local noise, compiled": partial(
-        svi, guide=AutoMeanField, kind=CompiledSVI, loss=RadialELBO, noise="local"
+        svi, guide=AutoMeanField, kind=CompiledSVI, loss=TermsELBO, noise="local"
     ),
     "AutoMeanField, natural gradient, compiled": partial(
-        svi, guide=AutoMeanField, kind=CompiledSVI, loss=RadialELBO, natural=True
+        svi, guide=AutoMeanField, kind=CompiledSVI, loss=TermsELBO, natural=True
     ),
 }
 PEERS = [name for name in CONTENDERS if name.split(",")[0] in (*MODULES, "radial", "Pyro's AutoNormal")]

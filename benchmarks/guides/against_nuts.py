@@ -33,7 +33,7 @@ from benchmarks.common import (
     paired,
     with_error,
 )
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, RadialELBO, SupervisedModel, fit, predict
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, SupervisedModel, TermsELBO, fit, predict
 from pyro_radial.infer import Ensemble, last_layer_laplace
 from pyro_radial.infer.autoguide import families, init_to_network
 from pyro_radial.nn import likelihoods
@@ -197,7 +197,7 @@ def settings(size: Size) -> dict[str, Any]:
         "batch_size": 24,
         "optim": partial(torch.optim.Adam, lr=0.01, fused=True),
         "scheduler": partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=size.steps),
-        "loss": RadialELBO(size.num_particles, vectorize_particles=True, max_plate_nesting=1),
+        "loss": TermsELBO(size.num_particles, vectorize_particles=True, max_plate_nesting=1),
         "options": FitOptions(compile=size.steps > 100),
     }
 

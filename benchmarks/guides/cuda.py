@@ -21,7 +21,7 @@ from torch.optim import Adam
 
 from benchmarks.common import Claim, Form, Results, Row, main, markdown_table, medians
 from benchmarks.guides._contenders import CONTENDERS, PLAIN, Problem
-from pyro_radial import AutoRadial, BayesianModule, CompiledSVI, RadialELBO, SupervisedModel
+from pyro_radial import AutoRadial, BayesianModule, CompiledSVI, SupervisedModel, TermsELBO
 from pyro_radial.distributions import RadialNormal, VonMisesFisherStable
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.nn import likelihoods
@@ -105,7 +105,7 @@ def clock(device: str) -> Callable[[], float]:
 def check(device: str, size: Size) -> Row:
     """Gradients of the compiled step against the eager one's; a compiled step that waits for nothing."""
     model, guide, x, y = radial_problem(Problem(size.hidden, size.batches[0], device=device))
-    loss = RadialELBO(strict_kl=True)
+    loss = TermsELBO(strict_kl=True)
     captured = CapturedLoss(model, guide, loss)
     captured.compile_after = 0
     for _ in range(max(1, size.warmup)):
@@ -147,7 +147,7 @@ def perceptron(device: str, size: Size, batch: int) -> list[Row]:
     steps = {name: CONTENDERS[name](problem) for name in MLP}
     if device == "cuda":
         model, guide, x, y = radial_problem(problem)
-        svi = CompiledSVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), RadialELBO(), options=GRAPHS)
+        svi = CompiledSVI(model, guide, pyro.optim.Adam({"lr": 1e-3}), TermsELBO(), options=GRAPHS)
         svi.captured.compile_after = 0
         steps[graphed(device)[0]] = lambda: svi.step(x, y)
     times = medians(steps, size.rounds, clock=clock(device), warmup=size.warmup)
@@ -187,7 +187,7 @@ def vgg_step(name: str, x: Tensor, y: Tensor, size: Size) -> Callable[[], Any]:
     guide = AutoRadial(model)
     adam = pyro.optim.Adam({"lr": 1e-4})
     if name.endswith("eager"):
-        module = RadialELBO()(model, guide)
+        module = TermsELBO()(model, guide)
         module(x, y)
         optimizer = Adam(module.parameters(), lr=1e-4, fused=True)
 
@@ -197,7 +197,7 @@ def vgg_step(name: str, x: Tensor, y: Tensor, size: Size) -> Callable[[], Any]:
             optimizer.step()
 
         return eager_step
-    svi = CompiledSVI(model, guide, adam, RadialELBO(), options=GRAPHS if "graphs" in name else None)
+    svi = CompiledSVI(model, guide, adam, TermsELBO(), options=GRAPHS if "graphs" in name else None)
     svi.captured.compile_after = 0
     return lambda: svi.step(x, y)
 

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.common import Claim, Form, Job, Results, Row, compute_all, main, markdown_table
-from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, NaturalGradient, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, NaturalGradient, TermsELBO
 from pyro_radial._pyro.compat import mark_stepped
 
 __all__ = ["claims", "draw", "report", "run"]
@@ -186,7 +186,7 @@ def trained(
     guide.load_means({"w": torch.zeros(shape)})
     guide.set_stddevs({"w": start})
     optim = NaturalGradient(**({"beta2": 0.99999} if method == KEPT else {}))
-    svi = CompiledSVI(model, guide, optim, RadialELBO(), compile=False)
+    svi = CompiledSVI(model, guide, optim, TermsELBO(), compile=False)
     scheduler: Any = None
     for chosen in batches(len(x), problem.batch, steps):
         if scheduler is not None:

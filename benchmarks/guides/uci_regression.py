@@ -39,8 +39,8 @@ from pyro_radial import (
     AutoRadialDirectional,
     BayesianModule,
     NaturalGradient,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
     fit,
     predict,
 )
@@ -146,7 +146,7 @@ def score(data_dir: Path, name: str, split: int, method: str, setting: Row) -> R
             epochs=epochs,
             batch_size=setting["batch_size"],
             optim=natural if method in BY_NATURAL_GRADIENT else adam,
-            loss=RadialELBO(strict_kl=True),
+            loss=TermsELBO(strict_kl=True),
             seed=split,
             progress=False,
         )

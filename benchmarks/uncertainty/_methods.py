@@ -27,8 +27,8 @@ from pyro_radial import (
     BayesianModule,
     FitOptions,
     NaturalGradient,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
     fit,
     predict,
 )
@@ -340,7 +340,7 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
             batch_size=setting.batch_size,
             optim=optimizer(setting, num_data),
             scheduler=scheduler,
-            loss=RadialELBO(
+            loss=TermsELBO(
                 setting.num_particles,
                 strict_kl=True,
                 kl_weight=0.0 if setting.optimizer == "adamw" else setting.kl_weight,

@@ -15,7 +15,7 @@ from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.functional.divergences.process import kl_of_marginals
 from pyro_radial.functional.guide_process import GuideProcess
 from pyro_radial.functional.priors import PosteriorProcess
-from pyro_radial.infer.elbo import RadialELBO, Run, check_weight
+from pyro_radial.infer.elbo import Run, TermsELBO, check_weight
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.linearized.linearization import Structure
 from pyro_radial.nn.multi_head import under_head
@@ -59,7 +59,7 @@ class FunctionMemory(NamedTuple):
         return FunctionMemory(self.head, x, self.mean[rows], self.variance[rows], len(x))
 
 
-class FunctionChainELBO(RadialELBO):
+class FunctionChainELBO(TermsELBO):
     r"""Hold the functions at kept inputs where the last posterior had them, while a task is learned.
 
     .. math:: E_q[-\log p(y \mid w)] + \beta\, KL(q(w) \,\|\, p(w))
@@ -79,7 +79,7 @@ class FunctionChainELBO(RadialELBO):
     :param float kl_weight: :math:`\lambda`.
     :param float weight_space_kl: :math:`\beta`, weight of the KL of all weights to their own prior; zero for none.
     :param int max_points: the largest number of inputs of one loss.
-    :param kwargs: other arguments of :class:`~pyro_radial.RadialELBO`.
+    :param kwargs: other arguments of :class:`~pyro_radial.TermsELBO`.
     :raises ValueError: naming the argument that does not fit.
     """
 

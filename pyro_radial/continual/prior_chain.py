@@ -76,7 +76,7 @@ class PriorChain(UnderPriors):
     Example::
 
         >>> import pyro
-        >>> from pyro_radial import AutoRadial, RadialELBO
+        >>> from pyro_radial import AutoRadial, TermsELBO
         >>> def model(x, y):
         ...     w = pyro.sample("w", dist.Normal(0., 1.).expand([2]).to_event(1))
         ...     with pyro.plate("data", len(x)):
@@ -85,7 +85,7 @@ class PriorChain(UnderPriors):
         >>> for task in range(2):
         ...     x = torch.randn(20, 2)
         ...     guide = chain.guide(AutoRadial)
-        ...     svi = pyro.infer.SVI(chain, guide, pyro.optim.Adam({"lr": 0.01}), RadialELBO(strict_kl=True))
+        ...     svi = pyro.infer.SVI(chain, guide, pyro.optim.Adam({"lr": 0.01}), TermsELBO(strict_kl=True))
         ...     losses = [svi.step(x, x.sum(-1)) for _ in range(100)]
         ...     chain.advance(guide)
         >>> chain.prior["w"].mean.shape

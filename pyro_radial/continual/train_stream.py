@@ -32,7 +32,7 @@ from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.streams import Pair, Task, TaskStream
 from pyro_radial.infer.autoguide import AutoRadial
-from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.checkpoint import Checkpoint, copied
 from pyro_radial.infer.training.data import Rows, device_of, num_rows
@@ -151,10 +151,10 @@ def _check_options(
             raise ValueError(f"{argument} must leave out what the stream decides, got {held}")
     loss = fit_options.get("loss")
     holds_functions = coreset is not None and coreset.use == "functions"
-    if holds_functions and loss is not None and (type(loss) is not RadialELBO or callable(loss.kl_weight)):
-        what = type(loss).__name__ + (" with a kl_weight that changes" if type(loss) is RadialELBO else "")
+    if holds_functions and loss is not None and (type(loss) is not TermsELBO or callable(loss.kl_weight)):
+        what = type(loss).__name__ + (" with a kl_weight that changes" if type(loss) is TermsELBO else "")
         raise ValueError(
-            f"loss must be a RadialELBO with a constant kl_weight if the coreset keeps functions, got {what}"
+            f"loss must be a TermsELBO with a constant kl_weight if the coreset keeps functions, got {what}"
         )
 
 
@@ -204,7 +204,7 @@ class _StreamRun:
 
     def _loss_with_functions(self, kept: KeptRows, number: int, loss: Any) -> tuple[FunctionChainELBO, list[int]]:
         """The loss that holds functions at kept inputs, and the heads of these."""
-        loss, coreset, device = RadialELBO() if loss is None else loss, kept.coreset, device_of(self.chain)
+        loss, coreset, device = TermsELBO() if loss is None else loss, kept.coreset, device_of(self.chain)
         # A single head has the inputs of all tasks but the last in the end.
         grows = self.stream.num_heads == 1 and coreset.inputs == "kept"
         capacity = coreset.size * (len(self.stream) - 1) if grows else 0

@@ -19,7 +19,7 @@ from pyro_radial.functional.guide_process import GuideProcess, sites_led_to
 from pyro_radial.functional.measurement_points import MeasurementPoints
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_finite, check_floating, check_prior
 from pyro_radial.functional.process_comparison import ProcessComparison, compare_with_process
-from pyro_radial.infer.elbo import RadialELBO, Run, check_weight
+from pyro_radial.infer.elbo import Run, TermsELBO, check_weight
 from pyro_radial.infer.training.data import Rows, as_inputs, move
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.linearized.linearization import Structure
@@ -32,7 +32,7 @@ PLACES = ("both", "measurement_points")
 NUM_DRAWS = 256
 
 
-class FunctionalELBO(RadialELBO):
+class FunctionalELBO(TermsELBO):
     r"""The evidence lower bound of functions at finitely many measurement points.
 
     .. math:: -\mathcal{L} = E_q[-\log p(y \mid f)]
@@ -57,8 +57,8 @@ class FunctionalELBO(RadialELBO):
     :param float weight_space_kl: the weight of the KL of these weights to their own prior, whatever ``kl_weight``.
     :param str function_site: the deterministic site of the function values; the model must run on inputs alone too.
     :param int num_functions: S, the functions drawn for one loss.
-    :param kl_weight: :math:`\lambda`, a number or a function of the step, as in :class:`~pyro_radial.RadialELBO`.
-    :param kwargs: other arguments of :class:`~pyro_radial.RadialELBO`, except the number of particles.
+    :param kl_weight: :math:`\lambda`, a number or a function of the step, as in :class:`~pyro_radial.TermsELBO`.
+    :param kwargs: other arguments of :class:`~pyro_radial.TermsELBO`, except the number of particles.
     :raises ValueError: for a model without the function site or with values that are not real or not S functions at the
         inputs, and naming the sites, for an auxiliary site of the guide that leads to weights and to other sites.
 

@@ -5,7 +5,7 @@
 
 from pyro_radial.infer.compiled.compiled_svi import CompiledSVI
 from pyro_radial.infer.diagnose import diagnose
-from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.posthoc.laplace import last_layer_laplace
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
@@ -23,8 +23,8 @@ __all__ = [
     "HalfCauchyReparam",
     "NaturalGradient",
     "Prediction",
-    "RadialELBO",
     "SampledNetwork",
+    "TermsELBO",
     "diagnose",
     "fit",
     "last_layer_laplace",

@@ -19,7 +19,7 @@ from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.elbo import LossTerms, RadialELBO, not_finite_parameter
+from pyro_radial.infer.elbo import LossTerms, TermsELBO, not_finite_parameter
 from pyro_radial.infer.training.data import Inputs, Rows, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.infer.training.natural_gradient import MOST_PULL, by_log_scale
 from pyro_radial.infer.training.not_finite import first_not_finite
@@ -98,7 +98,7 @@ def diagnose(
     num_particles: int = 16,
     kl_weight: float = 1.0,
     function_site: str = FUNCTION_SITE,
-    loss: RadialELBO | None = None,
+    loss: TermsELBO | None = None,
     new_inputs: Tensor | None = None,
     batch_size: int | None = None,
 ) -> Diagnosis:
@@ -143,7 +143,7 @@ def diagnose(
     compared = getattr(loss, "compared_with_process", None)
     if loss is not None and compared is None:
         raise ValueError(f"loss must be a FunctionalELBO, got {type(loss).__name__}")
-    elbo = loss or RadialELBO(num_particles=num_particles, kl_weight=kl_weight)
+    elbo = loss or TermsELBO(num_particles=num_particles, kl_weight=kl_weight)
     comparison = None
     # Validation is off so that a value that is not finite reaches the report.
     with one_at_a_time(), evaluating(model, guide), seeded(0, device), pyro.validation_enabled(False):
@@ -159,7 +159,7 @@ def diagnose(
         signal, noise = min(spreads, key=lambda pair: (pair[0] or 0.0) / max(pair[1] or 0.0, 1e-30))
         wide, pulls = None, {}
         if isinstance(guide, AutoPerSite) and loss is None:
-            pulls = _scale_pulls(RadialELBO(kl_weight=kl_weight), model, guide, (x, y), max(4, num_particles))
+            pulls = _scale_pulls(TermsELBO(kl_weight=kl_weight), model, guide, (x, y), max(4, num_particles))
             wide = share_wider_than(WIDE, model, guide, x)
     terms, sampled = elbo.terms, list(elbo.terms.sampled_kl)
     changes = guide.scale_change() if isinstance(guide, AutoPerSite) else {}
@@ -212,7 +212,7 @@ def _spreads(model: Any, guide: Any, x: Any, num_draws: int, function_site: str)
     return float(signal), float(draws.var(0).mean().sqrt())
 
 
-def _scale_pulls(loss: RadialELBO, model: Any, guide: AutoPerSite, batch: Any, number: int) -> dict[str, float]:
+def _scale_pulls(loss: TermsELBO, model: Any, guide: AutoPerSite, batch: Any, number: int) -> dict[str, float]:
     """The mean of dL / d log(scale) over the weights of each site where it is far from zero, beyond its noise."""
     sites = {name: site for name, site in guide.loc_scale_sites().items() if site.scale.requires_grad}
     found: dict[str, list[float]] = {name: [] for name in sites}
@@ -248,14 +248,14 @@ def _on_terms(terms: LossTerms, follows_inputs: bool) -> Iterator[str]:
         yield (
             "The KL dominates the loss, as in most networks with more weights than data, but the function varies more "
             "over inputs than over draws, so it has learned from the data. Judge it by the predictive density on "
-            "validation data; if that is poor, compare a tempered RadialELBO(kl_weight=0.1)."
+            "validation data; if that is poor, compare a tempered TermsELBO(kl_weight=0.1)."
         )
     elif kl > DOMINATES * abs(nll):
         yield (
             "The KL dominates the loss, so training pulls the posterior to the prior and predictions to a constant. "
             "Check first that num_data is the size of the training set. Early in training: train longer, or start at "
             "a larger init_stddev, closer to the prior's. After long training the network has too many weights for "
-            "the data: use a smaller one, more data, or a tempered RadialELBO(kl_weight=0.1)."
+            "the data: use a smaller one, more data, or a tempered TermsELBO(kl_weight=0.1)."
         )
     elif nll > DOMINATES * abs(kl):
         yield (
@@ -276,7 +276,7 @@ def _on_scales(unmoved: list[str], changes: dict[str, float], share_wide: float 
             f"The posteriors of {share_wide:.0%} of the weights are at least half as wide as their priors, so the data "
             "say little about them. If predictions became worse during training: stop at the best epoch "
             "(fit(..., validation=...)), give scales a smaller rate, or take a narrower prior or a tempered "
-            "RadialELBO(kl_weight=0.1)."
+            "TermsELBO(kl_weight=0.1)."
         )
 
 
@@ -297,12 +297,12 @@ def _on_draws(signal: float | None, noise: float | None, sampled: list[str]) -> 
         yield (
             "The function varies more over draws of the weights than over inputs, so predictions are nearly constant. "
             "Start at a smaller init_stddev, train the means first (FitOptions(mean_only_epochs=1)), or warm up the KL "
-            "with RadialELBO(kl_weight=lambda step: min(1.0, step / 1000))."
+            "with TermsELBO(kl_weight=lambda step: min(1.0, step / 1000))."
         )
     if sampled:
         yield (
             f"The KL of {', '.join(sampled)} is estimated from samples, which is noisy. A normal prior has a closed "
-            "form; RadialELBO(strict_kl=True) names the first such site and why."
+            "form; TermsELBO(strict_kl=True) names the first such site and why."
         )
 
 

@@ -36,8 +36,8 @@ from pyro_radial.poutine.local_reparameterization import check_drawn
 
 __all__ = [
     "LossTerms",
-    "RadialELBO",
     "Run",
+    "TermsELBO",
     "average",
     "check_weight",
     "entropies",
@@ -192,7 +192,7 @@ class Run(NamedTuple):
         return getattr(self.model, "in_full_precision", self.model)
 
 
-class RadialELBO(TraceMeanField_ELBO):
+class TermsELBO(TraceMeanField_ELBO):
     r"""The evidence lower bound with analytic KLs and a weight that scales them.
 
     .. math:: -\mathrm{ELBO} = E_q[-\log p(y \mid w)] + \lambda\, KL(q(w) \,\|\, p(w)),
@@ -223,7 +223,7 @@ class RadialELBO(TraceMeanField_ELBO):
         ...     w = pyro.sample("w", dist.Normal(0., 1.).expand([10]).to_event(1))
         ...     with pyro.plate("data", 4):
         ...         pyro.sample("y", dist.Normal(w.sum(), 1.), obs=torch.zeros(4))
-        >>> elbo = RadialELBO(strict_kl=True)
+        >>> elbo = TermsELBO(strict_kl=True)
         >>> loss = elbo(model, AutoRadial(model))()
         >>> bool(torch.isclose(loss, elbo.terms.loss))
         True
@@ -257,7 +257,7 @@ class RadialELBO(TraceMeanField_ELBO):
     def terms(self) -> LossTerms:
         """The terms of the latest loss, averaged over its particles; a RuntimeError before the first loss."""
         if not self._evaluated[0]:
-            raise RuntimeError("RadialELBO.terms: a loss must be evaluated first, got no loss yet")
+            raise RuntimeError("TermsELBO.terms: a loss must be evaluated first, got no loss yet")
         return average(*self._evaluated)
 
     def weight_now(self) -> float:

@@ -36,12 +36,12 @@ class HalfCauchyReparam(Reparam):
     Example::
 
         >>> import pyro.poutine as poutine
-        >>> from pyro_radial import AutoMeanField, RadialELBO
+        >>> from pyro_radial import AutoMeanField, TermsELBO
         >>> @poutine.reparam(config={"radius": HalfCauchyReparam()})
         ... def model():
         ...     return pyro.sample("radius", dist.HalfCauchy(1.0).expand([3]).to_event(1))
         >>> guide = AutoMeanField(model)
-        >>> loss = RadialELBO(strict_kl=True)(model, guide)()
+        >>> loss = TermsELBO(strict_kl=True)(model, guide)()
         >>> sorted(guide.posterior())
         ['radius_gamma', 'radius_inverse_gamma']
     """

@@ -85,7 +85,7 @@ class _NoDensity:
     def _refuse(self, *_: Any) -> NoReturn:
         raise ValueError(
             f"local_reparameterization: the loss must have the KL of site '{self._name}' in closed form, got one "
-            "that evaluates densities at draws, and nothing is drawn; use RadialELBO or TraceMeanField_ELBO instead of "
+            "that evaluates densities at draws, and nothing is drawn; use TermsELBO or TraceMeanField_ELBO instead of "
             "Trace_ELBO, and priors with a closed-form KL"
         )
 
@@ -133,11 +133,11 @@ def local_reparameterization(guide: Callable[..., Any] | None = None, *, sites: 
 
         >>> import pyro
         >>> from torch import nn
-        >>> from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel
+        >>> from pyro_radial import AutoRadial, BayesianModule, TermsELBO, SupervisedModel
         >>> from pyro_radial.nn import likelihoods
         >>> model = SupervisedModel(BayesianModule(nn.Linear(3, 1)), likelihoods.Gaussian())
         >>> guide = AutoRadial(model)
-        >>> svi = pyro.infer.SVI(model, local_reparameterization(guide), pyro.optim.Adam({"lr": 0.01}), RadialELBO())
+        >>> svi = pyro.infer.SVI(model, local_reparameterization(guide), pyro.optim.Adam({"lr": 0.01}), TermsELBO())
         >>> loss = svi.step(torch.randn(8, 3), torch.randn(8, 1))
     """
     messenger = _Wrapped(check_list("sites", sites))

@@ -48,7 +48,7 @@ def mean_only(guide: Callable[..., Any] | None = None) -> Any:
     """Run a guide without noise: each latent site is at its mean (the mean's image on constrained sites).
 
     A site becomes a ``Delta``, so the loss is that of a point estimate, ``-log p(y | loc) - log p(loc)``. It is finite,
-    although a radial density has a pole at its mean, and has no gradient for scales. With ``RadialELBO(kl_weight=0.)``
+    although a radial density has a pole at its mean, and has no gradient for scales. With ``TermsELBO(kl_weight=0.)``
     only the likelihood remains, to train means first (Farquhar, Osborne and Gal 2020, appendix D).
 
     :param guide: a guide to wrap; without one, a context manager for the guides that run inside it.

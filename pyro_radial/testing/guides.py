@@ -18,7 +18,7 @@ from pyro.optim import PyroOptim
 from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
-from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.elbo import TermsELBO
 
 __all__ = ["GuideTests"]
 
@@ -118,7 +118,7 @@ class GuideTests:
         guide = self.make(model)
         guide(*args)
         means, errors = [], []
-        for loss in (Trace_ELBO, TraceMeanField_ELBO, RadialELBO):
+        for loss in (Trace_ELBO, TraceMeanField_ELBO, TermsELBO):
             elbo = loss(num_particles=NUM_PARTICLES // 40, vectorize_particles=True, max_plate_nesting=1)
             with torch.no_grad():
                 draws = torch.tensor([float(elbo.loss(model, guide, *args)) for _ in range(40)])
@@ -129,8 +129,8 @@ class GuideTests:
 
     def test_a_vectorized_loss_estimates_the_looped_one(self) -> None:
         guide, x, y = self._guide_and_data()
-        vectorized = RadialELBO(num_particles=NUM_PARTICLES, vectorize_particles=True, max_plate_nesting=1)
-        looped = RadialELBO()
+        vectorized = TermsELBO(num_particles=NUM_PARTICLES, vectorize_particles=True, max_plate_nesting=1)
+        looped = TermsELBO()
         with torch.no_grad():
             value = float(vectorized.loss(weights_model, guide, x, y))
             draws = torch.tensor([float(looped.loss(weights_model, guide, x, y)) for _ in range(400)])
@@ -143,7 +143,7 @@ class GuideTests:
             with pyro.settings.context(module_local_params=local):
                 losses = _trained(weights_model, self.make(weights_model), x, y, lr=0.05, steps=40, num_particles=4)
                 assert sum(losses[-10:]) < sum(losses[:10])
-                make_module: Any = RadialELBO(num_particles=4)
+                make_module: Any = TermsELBO(num_particles=4)
                 elbo = make_module(weights_model, self.make(weights_model))
                 elbo(x, y)
                 optimizer = torch.optim.Adam(elbo.parameters(), lr=0.05)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, diagnose, fit, predict
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO, diagnose, fit, predict
 from pyro_radial._pyro import random_numbers
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.nn import likelihoods
@@ -97,7 +97,7 @@ def test_fits_in_threads_each_learn_their_own():
             epochs=60,
             batch_size=20,
             optim=optim,
-            loss=RadialELBO(strict_kl=True),
+            loss=TermsELBO(strict_kl=True),
             progress=False,
             validation=(x, (x @ slope)[:, None]),
         )

@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit, predict
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO, fit, predict
 from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import likelihoods
 
@@ -90,7 +90,7 @@ def test_adapters_are_the_random_parameters_and_are_trained(task, guide):
     posterior.setup(x, y)
     before = model.bnn.fixed_tensors()
     result = fit(
-        model, posterior, (x, y), epochs=2, batch_size=3, seed=0, loss=RadialELBO(strict_kl=True), progress=False
+        model, posterior, (x, y), epochs=2, batch_size=3, seed=0, loss=TermsELBO(strict_kl=True), progress=False
     )
     assert result.history[-1]["loss"] > 0
     frozen = {name for name, parameter in net.named_parameters() if not parameter.requires_grad}
@@ -141,7 +141,7 @@ def test_adapters_take_local_reparameterization(dtype):
     local = SupervisedModel(model.bnn, model.likelihood, local_reparameterization=True).to(dtype)
     guide = AutoRadial(local, init_stddev=0.5)
     guide.setup(x, y)
-    drawn, undrawn = RadialELBO(num_particles=100), RadialELBO(num_particles=100)
+    drawn, undrawn = TermsELBO(num_particles=100), TermsELBO(num_particles=100)
     # Warnings are errors: no parameter is drawn for all rows.
     with torch.no_grad():
         by_rows, by_weights = undrawn(local, guide)(x, y), drawn(model.to(dtype), guide)(x, y)

@@ -13,11 +13,11 @@ from pyro.infer.autoguide.initialization import init_to_feasible, init_to_mean, 
 from pyro.infer.reparam import ProjectedNormalReparam
 from pyro.optim import Adam
 
-from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, PriorChain, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, PriorChain, TermsELBO
 
 
 @pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField, AutoRadialDirectional])
-@pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO, RadialELBO])
+@pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO, TermsELBO])
 def test_a_hundred_steps_find_the_quantiles_of_a_prior(guide_type, loss):
     """With the steps, the rate and the tolerances of Pyro's own test."""
     wide = {"y": dist.LogNormal(0.0, 1.0), "z": dist.Beta(2.0, 2.0).expand([2]).to_event(1), "x": dist.Normal(0.0, 1.0)}
@@ -73,7 +73,7 @@ def test_a_part_of_a_model_without_latent_sites_has_an_empty_guide(guide_type):
     guide = guide_type(model)
     assert guide(x, y) == guide.median() == guide.posterior() == guide.quantiles([0.5]) == {}
     assert guide.scale_change() == {}
-    for loss in (Trace_ELBO(), TraceMeanField_ELBO(), RadialELBO(strict_kl=True)):
+    for loss in (Trace_ELBO(), TraceMeanField_ELBO(), TermsELBO(strict_kl=True)):
         # It maximizes the likelihood.
         expected = -dist.Normal(pyro.param("bias").detach(), 1.0).log_prob(y).sum()
         assert SVI(model, guide, Adam({"lr": 0.1}), loss).step(x, y) == pytest.approx(float(expected))
@@ -100,7 +100,7 @@ def test_a_loss_is_a_number_as_pyros_losses_are():
         pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
 
     guide = AutoMeanField(model)
-    ours, theirs = RadialELBO().loss(model, guide), TraceMeanField_ELBO().loss(model, guide)
+    ours, theirs = TermsELBO().loss(model, guide), TraceMeanField_ELBO().loss(model, guide)
     assert type(ours) is type(theirs) is float
     assert ours == pytest.approx(theirs)
 

@@ -18,8 +18,8 @@ from pyro_radial import (
     AutoRadialDirectional,
     BayesianModule,
     PriorChain,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
     diagnose,
 )
 from pyro_radial.distributions import HypersphericalUniform
@@ -98,7 +98,7 @@ def test_a_mixed_guide_has_the_kl_of_its_parts():
     for guide in (mixed, radial, normal):
         guide.setup()
         guide.load_means({"weight": weight, "bias": bias}, strict=False)
-        elbo = RadialELBO()
+        elbo = TermsELBO()
         elbo(model, guide)()
         terms.append(elbo.terms.kl_by_site)
     torch.testing.assert_close(terms[0]["weight"], terms[1]["weight"])
@@ -107,7 +107,7 @@ def test_a_mixed_guide_has_the_kl_of_its_parts():
     assert abs(float(terms[1]["bias"] - terms[2]["bias"])) > 0.1
 
 
-@pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO, RadialELBO])
+@pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO, TermsELBO])
 def test_a_point_is_pyro_s_auto_delta(loss):
     ours, pyros = AutoMeanField(model, families={".": families.Delta()}), AutoDelta(model)
     ours.setup()
@@ -128,7 +128,7 @@ def test_a_family_without_normal_noise_is_refused_by_local_reparameterization():
     )
     guide = AutoMeanField(net, families={".": Laplace()})
     with pytest.raises(ValueError, match="site 'weight' must have a normal or a radial posterior, got Laplace"):
-        RadialELBO().loss(net, guide, X, Y)
+        TermsELBO().loss(net, guide, X, Y)
 
 
 def _stored(key, values):
@@ -139,7 +139,7 @@ def _stored(key, values):
 
 def test_a_point_is_trained_to_the_mode_of_the_site_s_own_space():
     guide = AutoMeanField(model, families={".": families.Delta()})
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.02}), RadialELBO(strict_kl=True))
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.02}), TermsELBO(strict_kl=True))
     for _ in range(600):
         svi.step()
     # The mode of Gamma(2, 3) is (2 - 1) / 3; that of its logarithm would be at 2 / 3.
@@ -156,7 +156,7 @@ def test_a_point_of_a_covariance_keeps_its_event():
     guide = AutoMeanField(covariance, families={"root": families.Delta()})
     assert guide()["root"].shape == (3, 3)
     assert guide.posterior()["root"].event_shape == (3, 3)
-    RadialELBO()(covariance, guide)()
+    TermsELBO()(covariance, guide)()
 
 
 def test_points_start_at_the_mean_of_a_distribution():
@@ -204,7 +204,7 @@ def test_a_direction_in_a_mean_field_guide():
         pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
 
     guide = AutoMeanField(directed, families={"x": families.VonMisesFisher(shared_concentration=False)})
-    RadialELBO(strict_kl=True)(directed, guide)()
+    TermsELBO(strict_kl=True)(directed, guide)()
     assert guide.concentrations.x.shape == (4,)
     names = {name.removesuffix("_unconstrained") for name, _ in guide.named_parameters()}
     assert names == {"locs.x", "concentrations.x", "locs.w", "scales.w"}

@@ -19,8 +19,8 @@ from pyro_radial import (
     CompiledSVI,
     FitOptions,
     PriorChain,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
     fit,
     predict,
 )
@@ -59,7 +59,7 @@ def test_gradients_vary_less_than_with_drawn_weights(make):
         torch.manual_seed(0)
         guide = make(model)
         guide.setup(x, y)
-        variances.append(losses(RadialELBO()(model, guide), 60, x, y).var(0)[1:].sum())
+        variances.append(losses(TermsELBO()(model, guide), 60, x, y).var(0)[1:].sum())
     assert variances[0] < 0.5 * variances[1]
 
 
@@ -69,7 +69,7 @@ def test_kls_are_those_with_drawn_weights_bit_for_bit(make, prior):
     model = regression(mlp(), prior=prior)
     guide = make(model)
     guide.setup(X, Y)
-    elbo = RadialELBO(strict_kl=True)
+    elbo = TermsELBO(strict_kl=True)
     elbo(model, guide)(X, Y)
     local = elbo.terms
     model.local_reparameterization = False
@@ -116,12 +116,12 @@ def test_chains_of_priors_work():
     chain = PriorChain(model)
     for _ in range(2):
         guide = chain.guide(AutoRadial)
-        svi = SVI(chain, guide, pyro.optim.Adam({"lr": 0.05}), RadialELBO(strict_kl=True))
+        svi = SVI(chain, guide, pyro.optim.Adam({"lr": 0.05}), TermsELBO(strict_kl=True))
         assert all(math.isfinite(svi.step(X, Y)) for _ in range(30))
         assert math.isfinite(SVI(chain, guide, pyro.optim.Adam({"lr": 0.05}), TraceMeanField_ELBO()).step(X, Y))
         chain.advance(guide)
     wide = swap_prior(model, {"0.weight": dist.Normal(0.0, 5.0).expand([6, 3]).to_event(2)})
-    assert torch.isfinite(RadialELBO()(wide, AutoRadial(wide))(X, Y).detach())
+    assert torch.isfinite(TermsELBO()(wide, AutoRadial(wide))(X, Y).detach())
 
 
 def test_predictions_refuse_a_guide_that_draws_nothing():
@@ -142,7 +142,7 @@ def test_a_recorded_step_is_that_of_svi(make):
         model = regression(mlp())
         guide = make(model, init_loc_fn=lambda site: torch.full(site["fn"].shape(), 0.1))
         guide.setup(X, Y)
-        svi = cls(model, guide, pyro.optim.Adam({"lr": 0.01}), RadialELBO(strict_kl=True))
+        svi = cls(model, guide, pyro.optim.Adam({"lr": 0.01}), TermsELBO(strict_kl=True))
         svi.step(X, Y)
         steps = []
         for seed in range(5):
@@ -160,7 +160,7 @@ def test_a_captured_step_replays_to_the_eager_one(make, particles):
     guide = make(model)
     guide.setup(X, Y)
     parameters = list(guide.parameters())
-    elbo = RadialELBO(particles, vectorize_particles=particles > 1, max_plate_nesting=1)
+    elbo = TermsELBO(particles, vectorize_particles=particles > 1, max_plate_nesting=1)
 
     def step(x, y):
         loss = elbo.differentiable_loss(model, guide, x, y)
@@ -180,7 +180,7 @@ def test_a_captured_step_replays_to_the_eager_one(make, particles):
 
 
 @each_guide
-@pytest.mark.parametrize("loss", [RadialELBO, partial(RadialELBO, 2, vectorize_particles=True, max_plate_nesting=1)])
+@pytest.mark.parametrize("loss", [TermsELBO, partial(TermsELBO, 2, vectorize_particles=True, max_plate_nesting=1)])
 def test_a_loss_reads_no_value_on_the_host(make, loss):
     conv = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
     model = regression(conv)
@@ -193,7 +193,7 @@ def test_a_loss_reads_no_value_on_the_host(make, loss):
     assert reads.count == 0
 
 
-@pytest.mark.parametrize("loss", [RadialELBO, TraceMeanField_ELBO])
+@pytest.mark.parametrize("loss", [TermsELBO, TraceMeanField_ELBO])
 def test_what_is_not_drawn_is_no_culprit_of_a_loss_that_is_not_finite(loss):
     model = regression(mlp())
     guide = AutoRadial(model)
@@ -210,7 +210,7 @@ def test_a_loss_waits_for_no_device(make):
     x, y = X.cuda(), Y.cuda()
     guide = make(model)
     guide.setup(x, y)
-    module = RadialELBO()(model, guide)
+    module = TermsELBO()(model, guide)
     with pyro.validation_enabled(False):
         module(x, y).backward()
         torch.cuda.set_sync_debug_mode("error")
@@ -225,7 +225,7 @@ def test_a_loss_waits_for_no_device(make):
 def test_dead_inputs_have_finite_gradients(make):
     model = regression(mlp())
     guide = make(model)
-    elbo = RadialELBO()(model, guide)
+    elbo = TermsELBO()(model, guide)
     x = torch.zeros_like(X)
     elbo(x, Y).backward()
     assert all(torch.isfinite(p.grad).all() for p in guide.parameters())
@@ -237,7 +237,7 @@ def test_a_layer_of_one_input_has_its_variance(make):
     guide = make(model)
     x, y = torch.full((20_000, 1), 0.7), torch.zeros(20_000, 2)
     guide.setup(x, y)
-    elbo = RadialELBO()(model, guide)
+    elbo = TermsELBO()(model, guide)
     elbo(x, y).backward()
     assert all(torch.isfinite(p.grad).all() for p in guide.parameters())
     trace = pyro.poutine.trace(guide).get_trace(x, y)

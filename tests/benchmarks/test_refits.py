@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import SGD
 
 from benchmarks.decisions._refits import Refits
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, diagnose
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO, diagnose
 from pyro_radial.infer.autoguide.families import Delta
 from pyro_radial.nn import likelihoods
 
@@ -74,7 +74,7 @@ def test_a_graph_serves_any_number_of_rows():
 
 @pytest.mark.parametrize("rows", [3, 30])
 def test_afterwards_the_model_is_one_of_all_rows(rows):
-    refits = regression(loss=RadialELBO())
+    refits = regression(loss=TermsELBO())
     refits.refit(X[:20], Y[:20])
     refits.refit(X[:rows], Y[:rows])
     assert refits.model.likelihood.num_data == rows

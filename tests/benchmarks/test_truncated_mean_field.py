@@ -12,7 +12,7 @@ from scipy import integrate, stats
 from torch.distributions import kl_divergence
 
 from benchmarks.guides._truncated_normal import TruncatedNormal, TruncatedNormalFamily
-from pyro_radial import AutoMeanField, RadialELBO
+from pyro_radial import AutoMeanField, TermsELBO
 from tests.helpers.models import matrix_model
 
 LOC, SCALE, CENTER, UNIT = 0.3, 0.7, -0.4, 1.3
@@ -52,7 +52,7 @@ def test_draws_have_a_finite_density_also_where_rounding_takes_them_beyond_the_e
 def test_the_family_has_a_closed_kl_in_a_guide_and_starts_as_wide_as_said():
     guide = AutoMeanField(matrix_model, init_stddev=0.2, families={".": TruncatedNormalFamily(0.8)})
     guide.setup()
-    elbo = RadialELBO(2, vectorize_particles=True, max_plate_nesting=0, strict_kl=True)
+    elbo = TermsELBO(2, vectorize_particles=True, max_plate_nesting=0, strict_kl=True)
     elbo.loss(matrix_model, guide)
     for name, distribution in guide.posterior().items():
         torch.testing.assert_close(distribution.stddev, torch.full(distribution.event_shape, 0.2))

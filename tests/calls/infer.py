@@ -12,7 +12,7 @@ from pyro.infer import Trace_ELBO
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, predict
-from pyro_radial.infer import CompiledSVI, Ensemble, FitOptions, NaturalGradient, RadialELBO, SampledNetwork
+from pyro_radial.infer import CompiledSVI, Ensemble, FitOptions, NaturalGradient, SampledNetwork, TermsELBO
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import Lazy, Part, Row, some
 
@@ -48,7 +48,7 @@ def adam(parameters):
 
 
 def compiled():
-    return CompiledSVI(**guided(), optim=adam, loss=RadialELBO(), compile=False)
+    return CompiledSVI(**guided(), optim=adam, loss=TermsELBO(), compile=False)
 
 
 def make(seed):
@@ -65,25 +65,25 @@ def trained():
 
 PAIR = make(0)
 models, guides = some(SupervisedModel), some(AutoRadial)
-losses = some(RadialELBO)
+losses = some(TermsELBO)
 made_optimizer = Lazy(lambda: adam(nn.Linear(2, 1).parameters()))
 #: Inputs of another type are left to the network.
 any_inputs = {"x": ("whole numbers", "a dimension too few")}
 
 ROWS = [
-    Row("infer.RadialELBO"),
+    Row("infer.TermsELBO"),
     *(
         Row(
-            f"infer.RadialELBO.{method}",
+            f"infer.TermsELBO.{method}",
             lambda: guided() | dict(args=(X, Y)),
             dict(model=models, guide=guides),
-            on=RadialELBO,
+            on=TermsELBO,
         )
         for method in ("loss", "differentiable_loss", "loss_and_grads")
     ),
     Row(
         "infer.CompiledSVI",
-        lambda: guided() | dict(optim=adam, loss=RadialELBO(), compile=False),
+        lambda: guided() | dict(optim=adam, loss=TermsELBO(), compile=False),
         dict(model=models, guide=guides, optim=some(pyro.optim.PyroOptim), loss=losses),
         then=lambda svi: svi.step(X, Y),
     ),
@@ -167,7 +167,7 @@ ROWS = [
         "infer.diagnose",
         lambda: guided() | dict(data=(X, Y), num_particles=2),
         dict(
-            model=models, guide=guides, loss=losses | {"of weights": RadialELBO()}, new_inputs=some("x", X * NAN, X[:0])
+            model=models, guide=guides, loss=losses | {"of weights": TermsELBO()}, new_inputs=some("x", X * NAN, X[:0])
         ),
     ),
     Row(
@@ -204,8 +204,8 @@ ROWS = [
 #: fit, compiled steps and poutine.reparam call these.
 NOT_CALLED = {
     "infer.Prediction",
-    "infer.RadialELBO.weighted_by",
-    "infer.RadialELBO.keep",
+    "infer.TermsELBO.weighted_by",
+    "infer.TermsELBO.keep",
     "infer.NaturalGradient.advice_before",
     "infer.NaturalGradient.advice_after",
     "infer.NaturalGradient.scheduler",

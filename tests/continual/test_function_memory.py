@@ -21,8 +21,8 @@ from pyro_radial import (
     BayesianModule,
     FitOptions,
     PriorChain,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
     fit,
 )
 from pyro_radial.continual import (
@@ -105,7 +105,7 @@ def test_it_is_the_sum_of_the_closed_forms(guide_type, local):
     torch.testing.assert_close(loss.detach(), total)
     if guide_type is AutoNormal:
         return  # Its KL is of draws.
-    reference = RadialELBO()
+    reference = TermsELBO()
     reference(one, guide)(X, Y)
     torch.testing.assert_close(terms.weight_space_kl, reference.terms.kl)
 
@@ -292,11 +292,11 @@ class TestStream:
 
     @pytest.mark.parametrize("guide", [None, lambda c: c.guide(AutoMeanField)])
     def test_later_tasks_have_the_loss_and_the_rows_that_are_left(self, fits, guide):
-        first_task = {"loss": RadialELBO(kl_weight=0.1)}
+        first_task = {"loss": TermsELBO(kl_weight=0.1)}
         learn(
             NORMAL(),
             coreset=FUNCTIONS,
-            loss=RadialELBO(2, kl_weight=0.3, strict_kl=True),
+            loss=TermsELBO(2, kl_weight=0.3, strict_kl=True),
             first_task=first_task,
             guide=guide,
         )
@@ -378,7 +378,7 @@ class TestStream:
                 if one.prior and not before:
                     before.append(FunctionMemory.of(one, x, 0))
 
-            options = {"loss": RadialELBO(kl_weight=0.0), "epochs": 40, "optim": partial(torch.optim.Adam, lr=0.01)}
+            options = {"loss": TermsELBO(kl_weight=0.0), "epochs": 40, "optim": partial(torch.optim.Adam, lr=0.01)}
             kept = Coreset(ROWS // 2, use="functions", weight=weight)
             learn(one, coreset=kept, callback=remember, guide=partial(made, guide), **options)
             after = FunctionMemory.of(one, x, 0)
@@ -397,7 +397,7 @@ class TestStream:
         ids=lambda where: "-".join(map(str, where[1:])),
     )
     def test_a_killed_run_ends_as_an_undisturbed_one(self, where, monkeypatch, tmp_path):
-        options = {"coreset": FUNCTIONS, "first_task": {"loss": RadialELBO(kl_weight=0.1)}, "checkpoint_every": 1}
+        options = {"coreset": FUNCTIONS, "first_task": {"loss": TermsELBO(kl_weight=0.1)}, "checkpoint_every": 1}
         expected = learn(NORMAL(), **options)
         killed(monkeypatch, NORMAL(), *where, checkpoint=tmp_path, **options)
         assert_same(learn(NORMAL(), checkpoint=tmp_path, **options), expected)
@@ -407,7 +407,7 @@ class TestStream:
         [
             ({"coreset": Coreset(6, use="functions", max_points=4, weight=5.0)}, "coreset"),
             ({"coreset": Coreset(6)}, "coreset"),
-            ({"first_task": {"loss": RadialELBO(kl_weight=0.2)}}, "first_task"),
+            ({"first_task": {"loss": TermsELBO(kl_weight=0.2)}}, "first_task"),
         ],
     )
     def test_a_run_of_other_settings_does_not_resume(self, change, message, tmp_path):
@@ -427,12 +427,12 @@ def made(guide, one):
 
 
 def test_what_cannot_be_held_is_refused_and_the_chain_is_as_it_was():
-    changing = RadialELBO(kl_weight=lambda step: 0.5)
+    changing = TermsELBO(kl_weight=lambda step: 0.5)
     box = UniformBox([-1.0] * 4, [1.0] * 4, 3)
     functional = FunctionalELBO(GaussianProcess(lambda a, b: torch.exp(-torch.cdist(a, b))), box)
     for options, message in (
-        ({"loss": changing}, "loss must be a RadialELBO with a constant kl_weight.*that changes"),
-        ({"loss": functional}, "loss must be a RadialELBO .*got FunctionalELBO"),
+        ({"loss": changing}, "loss must be a TermsELBO with a constant kl_weight.*that changes"),
+        ({"loss": functional}, "loss must be a TermsELBO .*got FunctionalELBO"),
         ({"first_task": {"seed": 1}}, r"first_task must leave .* got \['seed'\]"),
     ):
         one = NORMAL()

@@ -22,7 +22,7 @@ from pyro.infer.autoguide import (
 )
 from torch import nn
 
-from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit, predict
+from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, TermsELBO, fit, predict
 from pyro_radial.continual import PriorChain
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.storage import StoredDistribution
@@ -67,7 +67,7 @@ W = SITES["normal"]
 
 
 def train(chain, guide, *args, steps=25, lr=0.05):
-    svi = SVI(chain, guide, pyro.optim.Adam({"lr": lr}), RadialELBO())
+    svi = SVI(chain, guide, pyro.optim.Adam({"lr": lr}), TermsELBO())
     for _ in range(steps):
         svi.step(*args)
     return guide
@@ -81,7 +81,7 @@ def learned(model, family=AutoRadial, *args, form="exact", **kwargs):
 
 
 def first_terms(chain, guide, *args, strict=True):
-    elbo = RadialELBO(strict_kl=strict)
+    elbo = TermsELBO(strict_kl=strict)
     elbo.differentiable_loss(chain, guide, *args)
     return elbo.terms
 
@@ -277,7 +277,7 @@ def test_vectorized_particles_are_the_loop(model):
     guide = train(chain, chain.guide(AutoRadial), steps=10)
     losses = []
     for vectorize in (False, True):
-        elbo = RadialELBO(120, vectorize_particles=vectorize, max_plate_nesting=1)
+        elbo = TermsELBO(120, vectorize_particles=vectorize, max_plate_nesting=1)
         with torch.no_grad():
             elbo.differentiable_loss(chain, guide)
         losses.append(elbo.terms)
@@ -496,7 +496,7 @@ def test_the_model_s_own_parameters_are_trained_through_the_chain_and_saved():
     chain = PriorChain(own_parameters())
     guide = chain.guide(AutoRadial)
     guide.setup(x, y)
-    module = RadialELBO()(chain, guide)
+    module = TermsELBO()(chain, guide)
     own = {name: p.detach().clone() for name, p in chain.model.named_parameters()}
     assert sorted(own) == ["bnn.net.1.bias", "bnn.net.1.weight"]
     assert {id(p) for p in chain.model.parameters()} < {id(p) for p in module.parameters()}
@@ -517,7 +517,7 @@ def test_the_model_s_own_parameters_are_trained_through_the_chain_and_saved():
         assert torch.equal(distribution.mean, guide.posterior()[name].mean)
     # Buffers are not trained.
     distributions = {id(buffer) for buffer in chain.buffers()}
-    assert distributions.isdisjoint({id(p) for p in RadialELBO()(chain, chain.guide(AutoRadial)).parameters()})
+    assert distributions.isdisjoint({id(p) for p in TermsELBO()(chain, chain.guide(AutoRadial)).parameters()})
 
 
 def test_fit_and_predict_take_a_chain():
@@ -799,7 +799,7 @@ def test_a_chain_of_full_covariance_normals_is_bayes_rule_exactly():
     guide(*rows)
     posterior = bayes(*rows, chain.prior["w"].mean, chain.prior["w"].precision_matrix)
     set_to(guide, posterior[0], posterior[1].inverse())
-    losses = [RadialELBO().loss(chain, guide, *rows) for _ in range(3)]
+    losses = [TermsELBO().loss(chain, guide, *rows) for _ in range(3)]
     assert max(losses) - min(losses) < 1e-11
 
 

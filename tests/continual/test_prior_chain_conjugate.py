@@ -17,8 +17,8 @@ from pyro_radial import (
     BayesianModule,
     NaturalGradient,
     PriorChain,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
     fit,
 )
 from pyro_radial.distributions import RadialNormal
@@ -92,7 +92,7 @@ def learned(guide, batches, rates):
     )
     chain = PriorChain(model, "normal")
     # Draws for each row are cheap, and leave a noise of a few hundredths of a standard deviation.
-    loss = RadialELBO(64, vectorize_particles=True, max_plate_nesting=1, strict_kl=True)
+    loss = TermsELBO(64, vectorize_particles=True, max_plate_nesting=1, strict_kl=True)
     for number, (x, y) in enumerate(batches):
         own = chain.guide(guide)
         fit(

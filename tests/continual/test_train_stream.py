@@ -10,7 +10,7 @@ import pyro
 import pytest
 import torch
 
-from pyro_radial import AutoRadial, RadialELBO
+from pyro_radial import AutoRadial, TermsELBO
 from pyro_radial.continual import (
     Coreset,
     PriorChain,
@@ -109,7 +109,7 @@ def test_the_part_to_measure_on_may_be_the_validation():
 def test_the_guide_and_the_options_are_the_caller_s():
     one = chain(form="normal")
     learn(
-        one, guide=lambda c: c.guide(AutoMeanField, reset_scales=True), loss=RadialELBO(2, strict_kl=True), accumulate=2
+        one, guide=lambda c: c.guide(AutoMeanField, reset_scales=True), loss=TermsELBO(2, strict_kl=True), accumulate=2
     )
     assert type(one.prior["trunk.0.weight"].base_dist).__name__ == "Normal"
 

@@ -16,7 +16,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, TermsELBO
 from pyro_radial.continual import (
     Coreset,
     PriorChain,
@@ -105,7 +105,7 @@ def test_a_single_head_resumes_too(at, monkeypatch, tmp_path):
 )
 def test_what_a_loss_keeps_from_task_to_task_resumes_too(where, monkeypatch, tmp_path):
     def options():
-        return {"loss": RadialELBO(kl_weight=Counting()), "coreset": CORESET}
+        return {"loss": TermsELBO(kl_weight=Counting()), "coreset": CORESET}
 
     expected = learn(**options())
     killed(monkeypatch, None, *where, checkpoint=tmp_path, **options())
@@ -166,14 +166,14 @@ def other_settings():
         "weight": {"one": chain(weight=2.0)},
         "epochs": {"epochs": 3},
         "learning rate": {"optim": partial(torch.optim.Adam, lr=0.2)},
-        "loss": {"loss": RadialELBO(kl_weight=0.5)},
+        "loss": {"loss": TermsELBO(kl_weight=0.5)},
     }
 
 
 @pytest.mark.parametrize("setting", other_settings())
 def test_other_settings_are_refused_in_the_first_task_and_after_it(setting, monkeypatch, tmp_path):
     tasks = stream(validation_fraction=0.25)
-    options = {"tasks": tasks, "loss": RadialELBO(kl_weight=1.0), "checkpoint": tmp_path}
+    options = {"tasks": tasks, "loss": TermsELBO(kl_weight=1.0), "checkpoint": tmp_path}
     killed(monkeypatch, None, MODULE, "fit", 1, "after", **options)
     changed = {**options, **other_settings()[setting]}
     one = changed.pop("one", None) or chain()

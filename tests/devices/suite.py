@@ -28,8 +28,8 @@ from pyro_radial import (
     FitOptions,
     FunctionalELBO,
     PriorChain,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
     diagnose,
     fit,
     functional,
@@ -135,9 +135,9 @@ def test_distributions(name):
 LOSSES = {
     "Trace_ELBO": Trace_ELBO,
     "TraceMeanField_ELBO": TraceMeanField_ELBO,
-    "RadialELBO": RadialELBO,
-    "RadialELBO, strict": partial(RadialELBO, strict_kl=True, kl_weight=lambda step: 0.5 + step / 10),
-    "RadialELBO, vectorized": partial(RadialELBO, 3, vectorize_particles=True),
+    "TermsELBO": TermsELBO,
+    "TermsELBO, strict": partial(TermsELBO, strict_kl=True, kl_weight=lambda step: 0.5 + step / 10),
+    "TermsELBO, vectorized": partial(TermsELBO, 3, vectorize_particles=True),
 }
 
 
@@ -147,7 +147,7 @@ def test_guides_and_losses(guide, loss):
     def case(device):
         model, batch = classifier(device), data(device)
         made = GUIDES[guide](model)
-        if loss == "RadialELBO, strict" and "Directional" in guide:
+        if loss == "TermsELBO, strict" and "Directional" in guide:
             made = AutoMeanField(model)
         return steps(model, made, LOSSES[loss](), *batch), values(made)
 
@@ -178,7 +178,7 @@ def test_guides_of_functions(guide, model):
         with torch.device(device):
             batch = regression_data(device) if model is weights_model else ()
             made = GUIDES[guide](model)
-            return steps(model, made, RadialELBO(), *batch), values(made)
+            return steps(model, made, TermsELBO(), *batch), values(made)
 
     assert_same(case)
 
@@ -238,7 +238,7 @@ def test_priors(name):
     def case(device):
         model, batch = classifier(device, prior=PRIORS[name]()), data(device)
         guide = (AutoRadialDirectional if name == "RadialDirectionalPrior" else AutoMeanField)(model)
-        return steps(model, guide, RadialELBO(), *batch), values(guide, model), predict(model, guide, batch[0]).samples
+        return steps(model, guide, TermsELBO(), *batch), values(guide, model), predict(model, guide, batch[0]).samples
 
     assert_same(case)
 
@@ -273,7 +273,7 @@ def test_handlers_and_networks(net, handler):
             used[handler] = model, guide
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Batch norm mixes rows, so some weights have no local noise.
-            return steps(*used[handler], RadialELBO(), *batch), values(guide, model)
+            return steps(*used[handler], TermsELBO(), *batch), values(guide, model)
 
     assert_same(case)
 
@@ -286,7 +286,7 @@ def test_local_reparameterization(guide):
         made.setup(*batch)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Some families fall back to weights.
-            return steps(model, local_reparameterization(made), RadialELBO(), *batch), values(made)
+            return steps(model, local_reparameterization(made), TermsELBO(), *batch), values(made)
 
     assert_same(case)
 
@@ -304,7 +304,7 @@ FITS = {
     "clip_norm": {"options": FitOptions(clip_norm=1.0)},
     "bfloat16": {"options": FitOptions(autocast=torch.bfloat16)},
     "num_data": {"options": FitOptions(num_data=50)},
-    "loss": {"loss": RadialELBO(2, vectorize_particles=True, max_plate_nesting=1)},
+    "loss": {"loss": TermsELBO(2, vectorize_particles=True, max_plate_nesting=1)},
     "callback": {"callback": lambda record: True},
     "DataLoader": {"data": lambda rows: torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*rows), 6)},
     "arrays": {"data": lambda rows: tuple(part.numpy() for part in rows)},

@@ -14,7 +14,7 @@ from scipy import stats
 from scipy.integrate import quad
 from torch.distributions import biject_to, kl_divergence
 
-from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, log_mode, sqrt_product
 from pyro_radial.distributions.wrappers import pull_back
@@ -221,12 +221,12 @@ def test_the_loss_of_a_mean_field_guide_on_a_gamma_site_has_no_noise(distributio
 
     guide = AutoMeanField(model, init_stddev=0.3)
     assert len({float(TraceMeanField_ELBO().loss(model, guide)) for _ in range(3)}) == 1
-    RadialELBO(strict_kl=True).loss(model, guide)
+    TermsELBO(strict_kl=True).loss(model, guide)
     # A radial guide has no closed form: sampled, and refused under strict_kl by the name of the site.
     radial = AutoRadial(model, init_scale=0.3)
     assert len({float(TraceMeanField_ELBO().loss(model, radial)) for _ in range(3)}) == 3
     with pytest.raises(ValueError, match="'w'"):
-        RadialELBO(strict_kl=True).loss(model, radial)
+        TermsELBO(strict_kl=True).loss(model, radial)
 
 
 def test_the_root_of_the_product_of_log_normals_is_log_normal():

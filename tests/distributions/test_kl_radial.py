@@ -17,7 +17,7 @@ from scipy.special import digamma, gammaln
 from torch.distributions import kl_divergence
 from torch.func import jacrev, vmap
 
-from pyro_radial import RadialELBO
+from pyro_radial import TermsELBO
 from pyro_radial.distributions import RadialNormal, special
 from pyro_radial.distributions.kl_formulas import shared, to_radial
 from pyro_radial.distributions.kl_formulas.shared import num_directions
@@ -439,7 +439,7 @@ def test_a_strict_elbo_takes_a_radial_prior(family, vectorize):
         w = pyro.sample("w", prior)
         pyro.sample("y", dist.Normal(w.sum(-1), 1.0), obs=torch.zeros((), dtype=torch.double))
 
-    elbo = RadialELBO(2, strict_kl=True, vectorize_particles=vectorize, max_plate_nesting=0)
+    elbo = TermsELBO(2, strict_kl=True, vectorize_particles=vectorize, max_plate_nesting=0)
     elbo.loss(model, lambda: pyro.sample("w", guide_distribution))
     torch.testing.assert_close(elbo.terms.kl_by_site["w"], kl_divergence(guide_distribution, prior))
 

@@ -14,7 +14,7 @@ from scipy import stats
 from torch.distributions import kl_divergence
 from torch.nn.functional import normalize
 
-from pyro_radial import AutoRadial, AutoRadialDirectional, PriorChain, RadialELBO
+from pyro_radial import AutoRadial, AutoRadialDirectional, PriorChain, TermsELBO
 from pyro_radial.distributions import HypersphericalUniform
 from pyro_radial.testing import DistributionTests, GuideTests
 from tests.helpers.pages import DOCS, examples
@@ -92,18 +92,18 @@ def test_a_chain_of_the_page_s_directions_samples_their_kl_and_says_so():
     chain = PriorChain(model, "exact")
     guide = make(chain)
     guide.setup()
-    RadialELBO(strict_kl=True)(chain, guide)()
+    TermsELBO(strict_kl=True)(chain, guide)()
     with torch.no_grad():
         for parameter in guide.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     chain.advance(guide.posterior())
     following = chain.guide(make)
-    elbo = RadialELBO()
+    elbo = TermsELBO()
     elbo(chain, following)()
     # Each draw has the density that it had before.
     assert abs(float(elbo.terms.kl_by_site["u"])) < 1e-3
     with pytest.raises(ValueError, match=r"'u'.*PowerSpherical to PowerSpherical"):
-        RadialELBO(strict_kl=True)(chain, following)()
+        TermsELBO(strict_kl=True)(chain, following)()
 
 
 def assert_kl_is_that_of_draws(q, p):

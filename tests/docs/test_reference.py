@@ -73,7 +73,7 @@ def test_a_name_is_found_wherever_it_is_exported_from():
     assert reference.public_name("pyro_radial.functional.priors.GaussianProcess.fit")[1] == (
         "pyro_radial.functional.GaussianProcess.fit"
     )
-    assert reference.public_name("pyro_radial.infer.elbo.RadialELBO")[1] == "pyro_radial.infer.RadialELBO"
+    assert reference.public_name("pyro_radial.infer.elbo.TermsELBO")[1] == "pyro_radial.infer.TermsELBO"
     assert reference.public_name("pyro_radial.infer.no_such_name") == (None, None)
     private, name = reference.public_name("pyro_radial.infer.training.not_finite.first_not_finite")
     assert private is not None

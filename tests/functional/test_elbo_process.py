@@ -20,8 +20,8 @@ from pyro_radial import (
     BayesianModule,
     FitOptions,
     PriorChain,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
     fit,
 )
 from pyro_radial.continual.prior_chain import posterior_of
@@ -72,7 +72,7 @@ def second_task(guide_type, make=net, local=False):
     process = PosteriorProcess(chain, first.posterior())
     chain.advance(first)
     guide = chain.guide(guide_type)
-    RadialELBO()(chain, guide)(X, Y)
+    TermsELBO()(chain, guide)(X, Y)
     with torch.no_grad():
         for parameter in guide.parameters():
             parameter.mul_(1.1)
@@ -101,7 +101,7 @@ def test_the_divergence_is_that_of_the_guide_s_posterior_at_the_context(guide_ty
 def test_the_kl_of_the_weights_is_a_second_term(guide_type):
     chain, guide, process = second_task(guide_type)
     pyro.set_rng_seed(1)
-    alone = RadialELBO()
+    alone = TermsELBO()
     alone(chain, guide)(X, Y)
     pyro.set_rng_seed(1)
     elbo = loss_of(process, weight_space_kl=0.3)

@@ -5,7 +5,7 @@
 
 import torch
 
-from pyro_radial import AutoMeanField, AutoRadial, PriorChain, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, PriorChain, TermsELBO
 from pyro_radial.continual import (
     Coreset,
     class_split_stream,
@@ -26,7 +26,7 @@ def advanced(form, guide_type):
         data = classification(seed=task)
         guide = chain.guide(guide_type, init_stddev=0.1) if task == 0 else chain.guide(guide_type)
         trained(chain, guide, data)
-        results[f"task {task}"] = loss_and_gradients(RadialELBO(), chain, guide, *data)
+        results[f"task {task}"] = loss_and_gradients(TermsELBO(), chain, guide, *data)
         results[f"task {task} posterior"] = values(guide)
         chain.advance(guide)
         results[f"prior {task}"] = {name: [q.mean, q.stddev] for name, q in chain.prior.items()}

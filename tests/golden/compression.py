@@ -6,7 +6,7 @@
 import torch
 from torch import nn
 
-from pyro_radial import AutoRadialDirectional, RadialELBO
+from pyro_radial import AutoRadialDirectional, TermsELBO
 from pyro_radial.compression import cut_network, mean_network, unit_scores
 from pyro_radial.compression.prune import evaluate_cut, nested_cuts
 from pyro_radial.nn.priors import RadialDirectionalPrior
@@ -24,7 +24,7 @@ def pruning():
     model = classifier(net, RadialDirectionalPrior("row", global_scale=0.1), num_data=6)
     guide = AutoRadialDirectional(model, init_mean_cosine=0.95, shared_concentration=False)
     x, y = images()
-    trained(model, guide, (x, y), lr=0.1, epochs=3, loss=RadialELBO(strict_kl=True))
+    trained(model, guide, (x, y), lr=0.1, epochs=3, loss=TermsELBO(strict_kl=True))
     plain, scores = mean_network(model.bnn, guide), unit_scores(guide)
     results = {"scores": dict(scores.outputs), "mean network": plain(x)}
     cuts = nested_cuts(scores, 6, per_layer=False)

@@ -8,7 +8,7 @@ import pyro.distributions as dist
 import torch
 from pyro.infer import SVI
 
-from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, TermsELBO
 from pyro_radial.infer.autoguide import families, init_to_network
 from pyro_radial.infer.autoguide.families import Delta
 from pyro_radial.nn.priors import RadialDirectionalPrior
@@ -17,7 +17,7 @@ from tests.golden.programs import classification, classifier, loss_and_gradients
 
 def stepped(model, guide, *args, steps=3, loss=None):
     """Return a first loss with its gradients, and a few steps of SVI with where they end."""
-    loss = RadialELBO() if loss is None else loss
+    loss = TermsELBO() if loss is None else loss
     results = loss_and_gradients(loss, model, guide, *args)
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), loss)
     results["steps"] = [svi.step(*args) for _ in range(steps)]
@@ -82,7 +82,7 @@ def auto_radial_directional():
         pyro.set_rng_seed(0)
         model = classifier(prior=RadialDirectionalPrior(grouping, global_scale=0.3))
         guide = AutoRadialDirectional(model, init_mean_cosine=0.8, shared_concentration=grouping == "double")
-        results[grouping] = stepped(model, guide, *classification(), loss=RadialELBO(strict_kl=True))
+        results[grouping] = stepped(model, guide, *classification(), loss=TermsELBO(strict_kl=True))
     return results
 
 

@@ -10,7 +10,7 @@ from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, RadialELBO, diagnose
+from pyro_radial import AutoMeanField, AutoRadial, TermsELBO, diagnose
 from pyro_radial.infer import HalfCauchyReparam
 from pyro_radial.poutine import mean_only, swap_prior
 from tests.golden.programs import classification, classifier, loss_and_gradients, program
@@ -32,10 +32,10 @@ def trace_mean_field_elbo():
 @program
 def radial_elbo():
     losses = {
-        "weighted": RadialELBO(kl_weight=lambda step: min(1.0, (step + 1) / 10)),
-        "particles": RadialELBO(num_particles=3),
-        "vectorized": RadialELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1),
-        "strict": RadialELBO(strict_kl=True, kl_weight=0.1),
+        "weighted": TermsELBO(kl_weight=lambda step: min(1.0, (step + 1) / 10)),
+        "particles": TermsELBO(num_particles=3),
+        "vectorized": TermsELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1),
+        "strict": TermsELBO(strict_kl=True, kl_weight=0.1),
     }
     model = classifier(num_data=100)
     results = {}
@@ -64,7 +64,7 @@ def local_reparameterization():
         for guide_type in (AutoRadial, AutoMeanField):
             model = classifier(net, **LOCAL)
             guide = guide_type(model, init_stddev=0.3)
-            results[f"{kind} {guide_type.__name__}"] = loss_and_gradients(RadialELBO(), model, guide, *data)
+            results[f"{kind} {guide_type.__name__}"] = loss_and_gradients(TermsELBO(), model, guide, *data)
     return results
 
 
@@ -79,7 +79,7 @@ def half_cauchy_reparameterization():
             pyro.sample("y", dist.Normal(x @ (tau * local * weights), 0.5), obs=y)
 
     x, y = classification()
-    results = loss_and_gradients(RadialELBO(strict_kl=True), model, AutoMeanField(model), x, y.to(x.dtype))
+    results = loss_and_gradients(TermsELBO(strict_kl=True), model, AutoMeanField(model), x, y.to(x.dtype))
     pyro.set_rng_seed(13)
     trace = poutine.trace(model).get_trace(x)
     trace.compute_log_prob()
@@ -102,7 +102,7 @@ def handlers():
     )
     return {
         "mean only": loss_and_gradients(TraceMeanField_ELBO(), model, mean_only(guide), *data),
-        "other prior": loss_and_gradients(RadialELBO(), wide, guide, *data),
+        "other prior": loss_and_gradients(TermsELBO(), wide, guide, *data),
     }
 
 

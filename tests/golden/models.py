@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import torch
 from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 from pyro_radial.nn.priors import FanIn, ScaleMixture
 from tests.golden.programs import classification, classifier, loss_and_gradients, network, program
@@ -30,7 +30,7 @@ def each_likelihood():
     results = {}
     for name, (likelihood, target) in cases.items():
         model = SupervisedModel(BayesianModule(network()), likelihood)
-        results[name] = loss_and_gradients(RadialELBO(), model, AutoMeanField(model, init_stddev=0.1), x, target)
+        results[name] = loss_and_gradients(TermsELBO(), model, AutoMeanField(model, init_stddev=0.1), x, target)
     return results
 
 
@@ -47,7 +47,7 @@ def each_prior_on_weights():
     for name, prior in priors.items():
         model = classifier(prior=prior)
         guide = AutoMeanField(model, init_stddev=0.1)
-        results[name] = loss_and_gradients(RadialELBO(), model, guide, *classification())
+        results[name] = loss_and_gradients(TermsELBO(), model, guide, *classification())
     return results
 
 
@@ -62,6 +62,6 @@ def some_weights_random_and_heads():
     for head in (0, 1):
         use_head(model, head)
         guide = AutoRadial(model, init_stddev=0.1)
-        results[str(head)] = loss_and_gradients(RadialELBO(), model, guide, *classification())
+        results[str(head)] = loss_and_gradients(TermsELBO(), model, guide, *classification())
     results["buffers"] = {name: value for name, value in model.named_buffers() if value.is_floating_point()}
     return results

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributions import Distribution
 
-from pyro_radial import BayesianModule, RadialELBO, SupervisedModel, fit
+from pyro_radial import BayesianModule, SupervisedModel, TermsELBO, fit
 from pyro_radial.nn import likelihoods
 
 FILES = (
@@ -127,7 +127,7 @@ def loss_and_gradients(loss, model, guide, *args) -> dict:
     value = loss.differentiable_loss(model, guide, *args)
     value.backward()
     results = {"loss": value, "gradients": {name: p.grad for name, p in parameters.items() if p.grad is not None}}
-    if isinstance(loss, RadialELBO):
+    if isinstance(loss, TermsELBO):
         results["nll"] = loss.terms.nll_by_site
         results["kl"] = loss.terms.kl_by_site
     return results

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, FitOptions, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, FitOptions, TermsELBO
 from pyro_radial.infer import Ensemble
 from tests.golden.programs import classification, classifier, program, trained, values
 
@@ -37,7 +37,7 @@ def training_with_every_option():
         "epochs": 5,
         "validation": classification(10, seed=8),
         "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5),
-        "loss": RadialELBO(num_particles=2, kl_weight=lambda step: min(1.0, step / 10)),
+        "loss": TermsELBO(num_particles=2, kl_weight=lambda step: min(1.0, step / 10)),
     }
     return result_of(trained(model, guide, classification(), lr=0.3, **options), guide)
 
@@ -100,7 +100,7 @@ def compiled_steps():
         guide = guide_type(model, init_stddev=0.05)
         optim = partial(torch.optim.Adam, lr=0.05)
         # The recorded graph, run without torch's compiler, which takes seconds.
-        svi = CompiledSVI(model, guide, optim, RadialELBO(), compile=False)
+        svi = CompiledSVI(model, guide, optim, TermsELBO(), compile=False)
         data = classification()
         results[guide_type.__name__] = {
             "losses": [svi.step(*data) for _ in range(4)],

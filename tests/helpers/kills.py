@@ -16,7 +16,7 @@ import torch
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
-from pyro_radial import NaturalGradient, RadialELBO
+from pyro_radial import NaturalGradient, TermsELBO
 from tests.helpers.runs import problem, regression, targets, trained, walking_loss
 from tests.helpers.streams import CORESET, learn
 
@@ -39,7 +39,7 @@ def streamed(checkpoint):
 
 KINDS = {
     "plain": fitted(problem),
-    "vectorized": fitted(problem, loss=lambda: RadialELBO(num_particles=3, vectorize_particles=True)),
+    "vectorized": fitted(problem, loss=lambda: TermsELBO(num_particles=3, vectorize_particles=True)),
     "functional with walking points": fitted(regression, loss=walking_loss, data=targets()),
     "scheduled": fitted(problem, optim=partial(Adam, lr=0.1), scheduler=partial(StepLR, step_size=1, gamma=0.5)),
     "natural gradient": fitted(problem, optim=NaturalGradient(beta2=0.5)),

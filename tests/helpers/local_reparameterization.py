@@ -13,7 +13,7 @@ import torch
 from pyro.infer import TraceMeanField_ELBO
 from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO
 from pyro_radial.nn import likelihoods
 
 NUM_ROWS = 8
@@ -28,9 +28,9 @@ GUIDES = {
 each_guide = pytest.mark.parametrize("make", GUIDES.values(), ids=GUIDES)
 
 LOSSES = {
-    "RadialELBO": RadialELBO,
-    "two particles": partial(RadialELBO, 2),
-    "vectorized": partial(RadialELBO, 3, vectorize_particles=True, max_plate_nesting=1),
+    "TermsELBO": TermsELBO,
+    "two particles": partial(TermsELBO, 2),
+    "vectorized": partial(TermsELBO, 3, vectorize_particles=True, max_plate_nesting=1),
     "TraceMeanField_ELBO": TraceMeanField_ELBO,
     "TraceMeanField_ELBO, vectorized": partial(
         TraceMeanField_ELBO, num_particles=3, vectorize_particles=True, max_plate_nesting=1

@@ -22,8 +22,8 @@ from pyro_radial import (
     BayesianModule,
     FunctionalELBO,
     PriorChain,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
 )
 from pyro_radial.functional import GaussianKL, GaussianProcess, UniformBox
 from pyro_radial.nn import likelihoods
@@ -70,7 +70,7 @@ def residual(width: int) -> Program:
     """Convolutions, and batch norm in train mode."""
     net = ResidualNet(max(2, width // 4))
     model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=NUM_DATA))
-    return Program(model, AutoRadial(model), RadialELBO(), (torch.randn(ROWS, 1, 6, 6), torch.randint(3, (ROWS,))))
+    return Program(model, AutoRadial(model), TermsELBO(), (torch.randn(ROWS, 1, 6, 6), torch.randint(3, (ROWS,))))
 
 
 def regression(make_guide: Callable[..., Any], loss: ELBO, width: int) -> Program:
@@ -82,9 +82,9 @@ def regression(make_guide: Callable[..., Any], loss: ELBO, width: int) -> Progra
 
 def chain(form: Any, width: int) -> Program:
     """The second task of a chain."""
-    model, _, _, args = classifier(AutoRadial, RadialELBO(), width)
+    model, _, _, args = classifier(AutoRadial, TermsELBO(), width)
     priors = chained(model, form, args)
-    return Program(priors, priors.guide(AutoRadial), RadialELBO(strict_kl=True), args)
+    return Program(priors, priors.guide(AutoRadial), TermsELBO(strict_kl=True), args)
 
 
 def chained(model: Any, form: Any, args: tuple[Tensor, ...]) -> PriorChain:
@@ -121,17 +121,17 @@ def functional(divergence: Any, guide: Any, width: int) -> Program:
 
 
 PROGRAMS: dict[str, Callable[[int], Program]] = {
-    "AutoRadial, RadialELBO": partial(classifier, AutoRadial, RadialELBO(strict_kl=True)),
+    "AutoRadial, TermsELBO": partial(classifier, AutoRadial, TermsELBO(strict_kl=True)),
     "AutoRadial, TraceMeanField_ELBO": partial(classifier, AutoRadial, TraceMeanField_ELBO()),
     "AutoRadial, Trace_ELBO": partial(classifier, AutoRadial, Trace_ELBO()),
     "AutoMeanField, TraceMeanField_ELBO": partial(classifier, AutoMeanField, TraceMeanField_ELBO()),
     "Pyro's AutoNormal, TraceMeanField_ELBO": partial(classifier, AutoNormal, TraceMeanField_ELBO()),
     "Pyro's AutoMultivariateNormal, Trace_ELBO": partial(classifier, AutoMultivariateNormal, Trace_ELBO()),
-    "AutoRadialDirectional": partial(classifier, AutoRadialDirectional, RadialELBO()),
-    "four particles, looped": partial(classifier, AutoRadial, RadialELBO(4)),
-    "four particles, vectorized": partial(classifier, AutoRadial, RadialELBO(4, vectorize_particles=True)),
+    "AutoRadialDirectional": partial(classifier, AutoRadialDirectional, TermsELBO()),
+    "four particles, looped": partial(classifier, AutoRadial, TermsELBO(4)),
+    "four particles, vectorized": partial(classifier, AutoRadial, TermsELBO(4, vectorize_particles=True)),
     "residual net with batch norm": residual,
-    "learned noise": partial(regression, AutoRadial, RadialELBO()),
+    "learned noise": partial(regression, AutoRadial, TermsELBO()),
     "pyro.param and subsampling": by_hand,
     "PriorChain, normal": partial(chain, "normal"),
     "PriorChain, exact": partial(chain, "exact"),

@@ -14,7 +14,7 @@ from pyro.infer.autoguide import AutoNormal, init_to_value
 from torch import nn
 from torch.optim import Adam
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, diagnose, fit
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO, diagnose, fit
 from pyro_radial.infer.diagnose import share_wider_than
 from pyro_radial.nn import likelihoods, priors
 
@@ -221,7 +221,7 @@ def test_one_row_has_no_spread_over_inputs():
 def test_the_terms_are_an_average_over_particles_of_the_loss():
     model, guide = problem(init_stddev=0.3)
     diagnosis = diagnose(model, guide, DATA, num_particles=200)
-    elbo = RadialELBO(num_particles=200)
+    elbo = TermsELBO(num_particles=200)
     with torch.no_grad():
         elbo(model, guide)(*DATA)
     assert float(diagnosis.terms.kl) == pytest.approx(float(elbo.terms.kl), rel=1e-5)

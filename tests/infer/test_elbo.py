@@ -13,7 +13,7 @@ import torch
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoDelta
 
-from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.infer import HalfCauchyReparam
 from tests.helpers.losses import X, Y, mean_and_error, network
@@ -24,10 +24,10 @@ def test_particles_are_averaged_in_loss_and_terms(vectorize):
     model = network()
     guide = AutoRadial(model, init_stddev=0.1)
     guide.setup(X, Y)
-    elbo = RadialELBO(num_particles=7, vectorize_particles=vectorize, max_plate_nesting=1)
+    elbo = TermsELBO(num_particles=7, vectorize_particles=vectorize, max_plate_nesting=1)
     loss = elbo(model, guide)(X, Y)
     torch.testing.assert_close(loss.detach(), elbo.terms.loss)
-    single = RadialELBO()
+    single = TermsELBO()
     single(model, guide)(X, Y)
     # The KL has no noise, so it is that of one particle whatever their number.
     torch.testing.assert_close(elbo.terms.kl, single.terms.kl)
@@ -39,7 +39,7 @@ def test_the_gradient_is_that_of_trace_mean_field_elbo():
     guide = AutoRadial(model, init_stddev=0.1)
     guide.setup(X, Y)
     gradients = []
-    for elbo in (RadialELBO(), TraceMeanField_ELBO()):
+    for elbo in (TermsELBO(), TraceMeanField_ELBO()):
         pyro.set_rng_seed(1)
         guide.zero_grad()
         elbo(model, guide)(X, Y).backward()
@@ -56,7 +56,7 @@ def test_the_kl_weight_reaches_the_gradient_of_the_scales():
     def gradient(weight):
         pyro.set_rng_seed(1)
         guide.zero_grad()
-        RadialELBO(kl_weight=weight)(model, guide)(X, Y).backward()
+        TermsELBO(kl_weight=weight)(model, guide)(X, Y).backward()
         return torch.cat([p.grad.flatten() for p in guide.parameters()])
 
     none, half, full = gradient(0.0), gradient(0.5), gradient(1.0)
@@ -71,7 +71,7 @@ def test_a_weight_of_zero_leaves_out_a_kl_that_is_infinite():
 
     # The point estimate starts at the pole of the radial prior, as a guide in a chain of posteriors does.
     guide = AutoDelta(model, init_loc_fn=lambda site: torch.zeros(3))
-    elbo = RadialELBO(kl_weight=0.0)
+    elbo = TermsELBO(kl_weight=0.0)
     with pyro.validation_enabled(False):
         loss = elbo(model, guide)()
     loss.backward()
@@ -84,7 +84,7 @@ def test_a_schedule_is_asked_once_per_training_loss():
     model = network()
     guide = AutoRadial(model)
     asked = []
-    elbo = RadialELBO(num_particles=2, kl_weight=lambda step: asked.append(step) or min(1.0, step / 2))
+    elbo = TermsELBO(num_particles=2, kl_weight=lambda step: asked.append(step) or min(1.0, step / 2))
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), elbo)
     weights = []
     for _ in range(4):
@@ -100,18 +100,18 @@ def test_a_schedule_is_asked_once_per_training_loss():
 @pytest.mark.parametrize("weight", [-0.1, math.inf, math.nan, "1", None])
 def test_a_weight_that_is_no_number_of_at_least_zero_is_refused(weight):
     with pytest.raises(ValueError, match="kl_weight"):
-        RadialELBO(kl_weight=weight)
+        TermsELBO(kl_weight=weight)
 
 
 def test_a_schedule_that_returns_a_bad_weight_is_refused():
     model = network()
     with pytest.raises(ValueError, match="kl_weight"):
-        RadialELBO(kl_weight=lambda step: -1.0)(model, AutoRadial(model))(X, Y)
+        TermsELBO(kl_weight=lambda step: -1.0)(model, AutoRadial(model))(X, Y)
 
 
 def test_terms_before_a_loss_say_so():
     with pytest.raises(RuntimeError, match="got no loss yet"):
-        RadialELBO().terms  # noqa: B018
+        TermsELBO().terms  # noqa: B018
 
 
 def test_a_latent_site_with_dims_of_no_plate_is_found_without_its_log_density():
@@ -124,7 +124,7 @@ def test_a_latent_site_with_dims_of_no_plate_is_found_without_its_log_density():
         pyro.sample("w", dist.Normal(torch.zeros(2), pyro.param("scale", torch.ones(2))))
 
     with pytest.raises(ValueError, match=r'at site "w"'):
-        RadialELBO()(model, guide)()
+        TermsELBO()(model, guide)()
 
 
 @poutine.reparam(config={"scale": HalfCauchyReparam()})
@@ -136,7 +136,7 @@ def reparameterized_model():
 
 
 def test_a_reparameterized_site_is_no_observation():
-    elbo = RadialELBO(strict_kl=True)
+    elbo = TermsELBO(strict_kl=True)
     elbo(reparameterized_model, AutoMeanField(reparameterized_model))()
     assert elbo.terms.num_data == 10
     assert set(elbo.terms.nll_by_site) == {"y"}
@@ -149,7 +149,7 @@ def test_local_sites_of_a_mini_batch_are_scaled_to_the_data_set():
             pyro.sample("obs", dist.Normal(local, 1.0).to_event(1), obs=data[index])
 
     guide = AutoRadial(model, init_stddev=0.1)
-    elbo = RadialELBO()
+    elbo = TermsELBO()
     elbo(model, guide)(torch.randn(10, 2))
     q = guide.posterior()["local"]
     kl = torch.distributions.kl_divergence(q, dist.Normal(0.0, 1.0).expand([10, 2]).to_event(1))
@@ -165,7 +165,7 @@ def test_a_latent_site_that_the_guide_lacks_is_named():
 
     guide = AutoMeanField(poutine.block(model, hide=["b"]))
     with pyro.validation_enabled(False), pytest.raises(ValueError, match="'b'"):
-        RadialELBO()(model, guide)()
+        TermsELBO()(model, guide)()
 
 
 def test_the_elbo_bounds_the_log_evidence():
@@ -179,7 +179,7 @@ def test_the_elbo_bounds_the_log_evidence():
 
     evidence = dist.MultivariateNormal(torch.zeros(5), torch.eye(5) + 1).log_prob(y)
     for scale in (0.1, 0.4, 2.0):
-        mean, error = mean_and_error(RadialELBO(), model, AutoMeanField(model, init_stddev=scale))
+        mean, error = mean_and_error(TermsELBO(), model, AutoMeanField(model, init_stddev=scale))
         assert -mean <= evidence + 4 * error
 
 
@@ -198,6 +198,6 @@ def test_normals_under_different_masks_have_the_kl_that_sampling_has_on_average(
 
     entropy, kl = q.entropy(), torch.distributions.kl_divergence(q, p)
     expected = kl[0] - entropy[1] + kl[2] + entropy[2]
-    assert RadialELBO(strict_kl=True).loss(model, guide) == pytest.approx(float(expected), rel=1e-6)
+    assert TermsELBO(strict_kl=True).loss(model, guide) == pytest.approx(float(expected), rel=1e-6)
     draws = torch.tensor([-Trace_ELBO().loss(model, guide) for _ in range(400)])
     assert abs(float(draws.mean() + expected)) < 4 * float(draws.std()) / 20

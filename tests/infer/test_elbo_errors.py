@@ -12,7 +12,7 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, diagnose
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO, diagnose
 from pyro_radial.functional import FunctionalELBO, GaussianProcess
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 
@@ -27,16 +27,16 @@ def two_heads():
 def test_a_guide_made_before_use_head_is_told_what_to_call():
     model = two_heads()
     guide = AutoRadial(model)
-    RadialELBO()(model, guide)(X, Y)
+    TermsELBO()(model, guide)(X, Y)
     use_head(model, 1)
     words = r"site 'heads.1.weight' of the model, got none; .*after use_head: make a new guide"
-    for run in (lambda: RadialELBO()(model, guide)(X, Y), lambda: diagnose(model, guide, (X, Y))):
+    for run in (lambda: TermsELBO()(model, guide)(X, Y), lambda: diagnose(model, guide, (X, Y))):
         with pytest.raises(ValueError, match=words):
             run()
     # Both of the cures.
-    assert RadialELBO()(model, AutoRadial(model))(X, Y).isfinite()
+    assert TermsELBO()(model, AutoRadial(model))(X, Y).isfinite()
     use_head(model, 0)
-    assert RadialELBO()(model, guide)(X, Y).isfinite()
+    assert TermsELBO()(model, guide)(X, Y).isfinite()
 
 
 def test_a_guide_that_lacks_a_site_alone_has_nothing_to_do_with_heads():
@@ -46,19 +46,19 @@ def test_a_guide_that_lacks_a_site_alone_has_nothing_to_do_with_heads():
         pyro.sample("trunk.weight", dist.Normal(torch.zeros(4, 3), 1.0).to_event(2))
 
     with pytest.raises(ValueError, match=r"'trunk.bias' of the model, got none$"):
-        RadialELBO()(model, guide)(X, Y)
+        TermsELBO()(model, guide)(X, Y)
 
 
 @pytest.mark.parametrize("value", ["x", "False", 1, None])
 def test_a_strict_kl_that_is_not_a_bool_is_named(value):
     with pytest.raises(ValueError, match=f"strict_kl must be True or False, got {value!r}"):
-        RadialELBO(strict_kl=value)
+        TermsELBO(strict_kl=value)
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, True, None])
 def test_the_number_of_draws_is_at_least_one(number):
     with pytest.raises(ValueError, match=f"num_particles must be a positive integer, got {number}"):
-        RadialELBO(num_particles=number)
+        TermsELBO(num_particles=number)
     with pytest.raises(ValueError, match=f"num_functions must be a positive integer, got {number}"):
         FunctionalELBO(GaussianProcess(lambda a, b: a @ b.T), num_functions=number)
 
@@ -71,6 +71,6 @@ def test_a_parameter_of_the_guide_that_is_nan_is_named(family):
     with torch.no_grad():
         dict(guide.named_parameters())["locs.trunk.bias_unconstrained"][1] = math.nan
     with pytest.raises(ValueError, match=r"guide must have finite parameters, .*locs.trunk.bias'"):
-        RadialELBO()(model, guide)(X, Y)
+        TermsELBO()(model, guide)(X, Y)
     with pytest.raises(ValueError, match=r"guide must have finite parameters, .*locs.trunk.bias"):
         diagnose(model, guide, (X, Y))

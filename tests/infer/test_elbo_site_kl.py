@@ -13,7 +13,7 @@ import torch
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_value
 
-from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.nn import priors
 from tests.helpers.losses import X, Y, assert_same_in_expectation, mean_and_error, network
@@ -28,7 +28,7 @@ def test_particles_share_the_kl_of_distributions_that_do_not_depend_on_them(monk
 
     monkeypatch.setattr("pyro_radial.infer.elbo.kl_divergence", counted)
     model = network()
-    elbo = RadialELBO(num_particles=7, vectorize_particles=True, max_plate_nesting=1)
+    elbo = TermsELBO(num_particles=7, vectorize_particles=True, max_plate_nesting=1)
     elbo(model, AutoMeanField(model))(X, Y)
     assert sizes == [1, 1]
 
@@ -40,7 +40,7 @@ def test_particles_have_kls_of_their_own_where_a_prior_depends_on_a_draw():
 
     guide = AutoMeanField(model, init_stddev=0.5)
     guide.setup()
-    elbo = RadialELBO(num_particles=20_000, vectorize_particles=True, max_plate_nesting=1)
+    elbo = TermsELBO(num_particles=20_000, vectorize_particles=True, max_plate_nesting=1)
     elbo(model, guide)()
     q = guide.posterior()["weight"]
     inverse_variance = torch.tensor(2 * 0.5**2).exp() * (-2 * guide.median()["scale"].log()).exp()
@@ -65,7 +65,7 @@ def test_a_handler_around_the_loss_has_its_say_in_the_kl_of_particles():
                     .to_event(msg["fn"].event_dim)
                 )
 
-    elbo = RadialELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
+    elbo = TermsELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
     with Widen():
         elbo(model, guide)(X, Y)
     q = guide.posterior()
@@ -76,26 +76,26 @@ def test_a_handler_around_the_loss_has_its_say_in_the_kl_of_particles():
 def test_strict_kl_passes_closed_forms():
     model = network(priors.FanIn())
     for guide in (AutoRadial(model), AutoRadial(model, event_dim=1), AutoMeanField(model), AutoDelta(model)):
-        RadialELBO(strict_kl=True)(model, guide)(X, Y)
+        TermsELBO(strict_kl=True)(model, guide)(X, Y)
 
 
 def test_strict_kl_names_the_site_that_would_be_sampled():
     model = network(priors.ScaleMixture())
     with pytest.raises(ValueError, match=r"'weight'.*closed-form"):
-        RadialELBO(strict_kl=True)(model, AutoRadial(model))(X, Y)
+        TermsELBO(strict_kl=True)(model, AutoRadial(model))(X, Y)
 
 
 def test_strict_kl_names_the_auxiliary_site_of_pyros_guide():
     model = network()
     with pytest.raises(ValueError, match="auxiliary"):
-        RadialELBO(strict_kl=True)(model, AutoNormal(model))(X, Y)
+        TermsELBO(strict_kl=True)(model, AutoNormal(model))(X, Y)
 
 
 def test_a_sampled_kl_agrees_with_trace_elbo():
     model = network(priors.ScaleMixture())
     guide = AutoRadial(model, init_stddev=0.1)
     guide.setup(X, Y)
-    assert_same_in_expectation(RadialELBO(), Trace_ELBO(), model, guide, X, Y)
+    assert_same_in_expectation(TermsELBO(), Trace_ELBO(), model, guide, X, Y)
 
 
 def test_pyros_autonormal_gets_the_right_loss_on_constrained_sites():
@@ -105,9 +105,9 @@ def test_pyros_autonormal_gets_the_right_loss_on_constrained_sites():
     start = init_to_value(values={"rate": torch.full((3,), math.e**2)})
     guide = AutoNormal(model, init_scale=0.5, init_loc_fn=start)
     guide()
-    assert_same_in_expectation(RadialELBO(), Trace_ELBO(), model, guide)
+    assert_same_in_expectation(TermsELBO(), Trace_ELBO(), model, guide)
     # Pyro's own loss is off by the log-Jacobian, here 3 x 2, which is why ours handles a Delta itself.
-    (ours, _), (pyros, _) = (mean_and_error(e, model, guide) for e in (RadialELBO(), TraceMeanField_ELBO()))
+    (ours, _), (pyros, _) = (mean_and_error(e, model, guide) for e in (TermsELBO(), TraceMeanField_ELBO()))
     assert abs(ours - pyros) > 5
 
 
@@ -119,16 +119,16 @@ def test_a_handler_around_the_model_alone_counts_as_in_trace_elbo(handler):
     guide = AutoRadial(inner, init_stddev=0.1)
     guide.setup(X, Y)
     model = handler(inner)
-    assert_same_in_expectation(RadialELBO(), Trace_ELBO(), model, guide, X, Y)
+    assert_same_in_expectation(TermsELBO(), Trace_ELBO(), model, guide, X, Y)
     with pytest.raises(ValueError, match="differently"):
-        RadialELBO(strict_kl=True)(model, guide)(X, Y)
+        TermsELBO(strict_kl=True)(model, guide)(X, Y)
 
 
 def test_scaling_model_and_guide_alike_scales_the_analytic_kl():
     inner = network()
     guide = AutoRadial(inner, init_stddev=0.1)
     guide.setup(X, Y)
-    plain, scaled = RadialELBO(), RadialELBO(strict_kl=True)
+    plain, scaled = TermsELBO(), TermsELBO(strict_kl=True)
     plain(inner, guide)(X, Y)
     scaled(poutine.scale(inner, scale=0.1), poutine.scale(guide, scale=0.1))(X, Y)
     torch.testing.assert_close(scaled.terms.kl, 0.1 * plain.terms.kl)
@@ -141,7 +141,7 @@ def test_log_densities_of_latent_sites_are_left_alone_where_the_kl_is_analytic(m
     evaluated = []
     for distribution in (RadialNormal, dist.Normal):
         monkeypatch.setattr(distribution, "log_prob", _recording(evaluated, distribution.log_prob))
-    RadialELBO(strict_kl=True)(model, guide)(X, Y)
+    TermsELBO(strict_kl=True)(model, guide)(X, Y)
     # The observation's alone.
     assert evaluated == ["Normal"]
 
@@ -162,4 +162,4 @@ def test_a_guide_that_cannot_be_reparameterized_is_named():
         pyro.sample("k", dist.Poisson(pyro.param("rate", torch.tensor(2.0))))
 
     with pytest.raises(NotImplementedError, match="'k'"):
-        RadialELBO()(model, guide)()
+        TermsELBO()(model, guide)()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from pyro.infer import SVI
 
-from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
 from pyro_radial.infer.elbo import LossTerms, average
 from pyro_radial.nn import priors
 from tests.helpers.losses import X, Y, network
@@ -22,7 +22,7 @@ from tests.helpers.losses import X, Y, network
 def test_the_terms_add_up_to_the_loss_for_the_whole_data_set():
     model = network()
     guide = AutoRadial(model, init_stddev=0.1)
-    elbo = RadialELBO(kl_weight=0.3)
+    elbo = TermsELBO(kl_weight=0.3)
     pyro.set_rng_seed(0)
     loss = elbo(model, guide)(X, Y)
     terms = elbo.terms
@@ -45,7 +45,7 @@ def test_the_terms_add_up_to_the_loss_for_the_whole_data_set():
 def test_kl_splits_into_cross_entropy_and_entropy():
     model = network()
     guide = AutoRadial(model, init_stddev=0.1)
-    elbo = RadialELBO()
+    elbo = TermsELBO()
     elbo(model, guide)(X, Y)
     entropy = sum(q.entropy() for q in guide.posterior().values())
     torch.testing.assert_close(elbo.terms.entropy, entropy)
@@ -56,7 +56,7 @@ def test_without_an_entropy_there_is_no_split():
     def model():
         pyro.sample("rate", dist.LogNormal(0.0, 1.0))
 
-    elbo = RadialELBO()
+    elbo = TermsELBO()
     elbo(model, AutoMeanField(model, init_stddev=0.5))()
     assert elbo.terms.entropy is None
     assert elbo.terms.cross_entropy is None
@@ -67,7 +67,7 @@ def test_without_a_plate_there_is_no_per_datum():
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
         pyro.sample("y", dist.Normal(w.sum(), 1.0), obs=torch.tensor(0.0))
 
-    elbo = RadialELBO()
+    elbo = TermsELBO()
     elbo(model, AutoRadial(model))()
     assert elbo.terms.num_data is None
     with pytest.raises(ValueError, match="plate"):
@@ -77,7 +77,7 @@ def test_without_a_plate_there_is_no_per_datum():
 def test_the_names_of_broken_terms_are_given():
     model = network()
     guide = AutoRadial(model)
-    elbo = RadialELBO()
+    elbo = TermsELBO()
     with pyro.validation_enabled(False), pytest.warns(UserWarning, match="NaN"):
         SVI(model, guide, pyro.optim.Adam({}), elbo).evaluate_loss(X, Y * math.nan)
     assert elbo.terms.not_finite() == ["log-likelihood of site 'y'"]
@@ -85,7 +85,7 @@ def test_the_names_of_broken_terms_are_given():
 
 def test_the_terms_say_which_kls_were_sampled_and_why():
     model = network(priors.ScaleMixture())
-    elbo = RadialELBO(num_particles=2)
+    elbo = TermsELBO(num_particles=2)
     elbo(model, AutoRadial(model))(X, Y)
     assert list(elbo.terms.sampled_kl) == ["weight", "bias"]
     assert elbo.terms.sampled_kl["weight"].startswith("without a closed-form KL from ")
@@ -104,7 +104,7 @@ def test_a_kl_that_is_sampled_in_some_particles_is_listed():
 
     guide = AutoMeanField(model, init_stddev=0.5)
     guide.setup()
-    elbo = RadialELBO(num_particles=2)
+    elbo = TermsELBO(num_particles=2)
     for _ in range(2):
         elbo(model, guide)()
         assert elbo.terms.sampled_kl == {"w": "without a closed-form KL from Normal to StudentT"}

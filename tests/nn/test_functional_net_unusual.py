@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pyro_radial import AutoMeanField, BayesianModule, RadialELBO, SupervisedModel, fit
+from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, TermsELBO, fit
 from pyro_radial.nn import likelihoods
 
 X, Y = torch.linspace(-1, 1, 24).reshape(8, 3), torch.linspace(0, 1, 8).reshape(8, 1)
@@ -44,7 +44,7 @@ def loss_and_gradients(recomputes, steps=2, **options):
     model = model_of(Checkpointed(recomputes))
     guide = AutoMeanField(model)
     guide.setup(X, Y)
-    module = RadialELBO(**options)(model, guide)
+    module = TermsELBO(**options)(model, guide)
     loss = sum(module(X, Y) for _ in range(steps))
     loss.backward()
     return [loss.detach(), *(p.grad for p in module.parameters()), *model.bnn.net.buffers()]
@@ -68,7 +68,7 @@ def test_a_random_embedding_with_sparse_gradients_trains(vectorize):
             return self.linear(self.embedding(x))
 
     model = model_of(Words())
-    loss = RadialELBO(num_particles=2, vectorize_particles=vectorize)
+    loss = TermsELBO(num_particles=2, vectorize_particles=vectorize)
     result = fit(model, AutoMeanField(model), (torch.arange(8) % 5, Y), epochs=2, loss=loss, progress=False)
     assert math.isfinite(result.history[-1]["loss"])
 
@@ -80,7 +80,7 @@ def test_an_old_style_weight_norm_is_refused_with_the_module_and_the_cure():
         BayesianModule(net)
     new = nn.Sequential(nn.Linear(3, 2), nn.utils.parametrizations.weight_norm(nn.Linear(2, 1)))
     model = model_of(new)
-    assert RadialELBO()(model, AutoMeanField(model))(X, Y).isfinite()
+    assert TermsELBO()(model, AutoMeanField(model))(X, Y).isfinite()
 
 
 def test_complex_weights_are_refused_with_the_cure():
@@ -105,7 +105,7 @@ class TestAParameterNamedAsASiteOfTheLikelihood:
         with pytest.raises(ValueError, match=rf"got \['{name}'\].*torch.nn.Sequential"):
             SupervisedModel(BayesianModule(self.Net(name)), likelihood)
         model = SupervisedModel(BayesianModule(nn.Sequential(self.Net(name))), likelihood)
-        assert RadialELBO()(model, AutoMeanField(model))(X, Y).isfinite()
+        assert TermsELBO()(model, AutoMeanField(model))(X, Y).isfinite()
 
     def test_a_name_that_this_likelihood_does_not_use_is_fine(self):
         assert model_of(self.Net("precision")).bnn.sites == ("precision",)

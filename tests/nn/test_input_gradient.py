@@ -9,7 +9,7 @@ import torch
 from pyro import poutine
 from torch import nn
 
-from pyro_radial import AutoMeanField, CompiledSVI, RadialELBO, SupervisedModel, fit, predict
+from pyro_radial import AutoMeanField, CompiledSVI, SupervisedModel, TermsELBO, fit, predict
 from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import BayesianModule, InputGradient, likelihoods
 from tests.helpers.networks import at, call_with, draws_of
@@ -100,7 +100,7 @@ def test_a_recorded_step_is_the_step():
         pyro.clear_param_store()
         pyro.set_rng_seed(0)
         model = model_of()
-        svi = make(model, AutoMeanField(model), pyro.optim.Adam({"lr": 1e-2}), RadialELBO(), **options)
+        svi = make(model, AutoMeanField(model), pyro.optim.Adam({"lr": 1e-2}), TermsELBO(), **options)
         losses.append([float(svi.step(X, y)) for _ in range(4)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-8)
 

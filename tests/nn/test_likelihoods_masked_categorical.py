@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from pyro_radial import AutoMeanField, BayesianModule, RadialELBO, SupervisedModel, fit, predict
+from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, TermsELBO, fit, predict
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.likelihoods import MaskedCategorical
 from pyro_radial.uncertainty import evaluate
@@ -55,7 +55,7 @@ def test_with_all_labels_it_is_a_categorical():
 def test_a_loss_counts_rows_and_is_the_sum_over_labels():
     x, y, model, guide = problem()
     model.likelihood.num_data = 80
-    elbo = RadialELBO()
+    elbo = TermsELBO()
     elbo(model, guide)(x, y)
     torch.manual_seed(1)
     elbo(model, guide)(x, y)
@@ -106,7 +106,7 @@ def test_a_label_out_of_range_is_named(label, message):
 
 def test_a_batch_without_labels_adds_nothing_but_gives_no_scores():
     x, y, model, guide = problem()
-    elbo = RadialELBO()
+    elbo = TermsELBO()
     elbo(model, guide)(x, torch.full_like(y, -100))
     assert float(elbo.terms.negative_log_likelihood) == 0.0
     with pytest.raises(ValueError, match="test must hold at least one label that counts, got only -100"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_radial import AutoMeanField, BayesianModule, RadialELBO, SupervisedModel, predict
+from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, TermsELBO, predict
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.likelihoods import MaskedGaussian
 
@@ -42,7 +42,7 @@ def test_a_loss_is_that_of_the_arms_pulled():
     targets = torch.full((4, 2), NAN).scatter_(1, arms[:, None], rewards[:, None])
     model = SupervisedModel(BayesianModule(nn.Linear(3, 2)), MaskedGaussian(scale=0.5))
     guide = AutoMeanField(model)
-    elbo = RadialELBO()
+    elbo = TermsELBO()
     elbo(model, guide)(x, targets)
     torch.manual_seed(1)
     elbo(model, guide)(x, targets)

@@ -13,7 +13,7 @@ from pyro import poutine
 from pyro.infer import SVI
 from torch import nn
 
-from pyro_radial import AutoRadial, RadialELBO
+from pyro_radial import AutoRadial, TermsELBO
 from pyro_radial.nn import BayesianModule, MultiHead, SupervisedModel, likelihoods, use_head
 from pyro_radial.nn.multi_head import under_head
 from tests.helpers.networks import at, call_with, classifier, data, draws_of
@@ -186,7 +186,7 @@ class TestPredictions:
         model, (x, y) = classifier(net=network()), data(10)
         use_head(model, 1)
         guide = AutoRadial(model, init_stddev=0.3)
-        elbo = RadialELBO(3, vectorize_particles=True, max_plate_nesting=1, strict_kl=True)
+        elbo = TermsELBO(3, vectorize_particles=True, max_plate_nesting=1, strict_kl=True)
         together, _ = next(elbo._get_traces(model, guide, (x, y), {}))
         f = together.nodes["f"]["value"]
         assert f.shape == (3, 10, 2)
@@ -208,7 +208,7 @@ class TestGuides:
         model, (x, y) = classifier(net=network()), data()
         use_head(model, index)
         guide = AutoRadial(model)
-        elbo = RadialELBO(strict_kl=True)
+        elbo = TermsELBO(strict_kl=True)
         elbo.differentiable_loss(model, guide, x, y)
         assert list(guide.posterior()) == TRUNK + head(index)
         assert list(elbo.terms.kl_by_site) == TRUNK + head(index)
@@ -220,7 +220,7 @@ class TestGuides:
             use_head(model, index)
             idle = [name for name in model.bnn.sites if name not in model.bnn.sites_in_use]
             before = {name: scale(name).detach().clone() for name in model.bnn.sites}
-            svi = SVI(model, AutoRadial(model), pyro.optim.Adam({"lr": 0.05}), RadialELBO())
+            svi = SVI(model, AutoRadial(model), pyro.optim.Adam({"lr": 0.05}), TermsELBO())
             losses = [svi.step(x, y) for _ in range(60)]
             assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
             assert idle == head(1 - index) + head(2)
@@ -238,7 +238,7 @@ class TestGuides:
         guide(x, y)
         use_head(model, 1)
         with pytest.raises(ValueError, match=r"guide must have latent site 'heads\.1\.weight' of the model"):
-            RadialELBO().differentiable_loss(model, guide, x, y)
+            TermsELBO().differentiable_loss(model, guide, x, y)
 
 
 class TestToModule:

@@ -13,7 +13,7 @@ from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
 from torch import nn
 
-from pyro_radial import AutoMeanField, CompiledSVI, FitOptions, PriorChain, RadialELBO, diagnose, fit, predict
+from pyro_radial import AutoMeanField, CompiledSVI, FitOptions, PriorChain, TermsELBO, diagnose, fit, predict
 from pyro_radial.infer import Ensemble, SampledNetwork
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
 from pyro_radial.nn.named_likelihoods import MISSING_LABEL
@@ -82,7 +82,7 @@ def test_two_outputs_have_the_loss_terms_of_two_models():
     y = {"height": HEIGHT, "kind": KIND}
     terms = {}
     for name, model in (("both", named(60)), ("height", alone("height", 60)), ("kind", alone("kind", 60))):
-        elbo = RadialELBO()
+        elbo = TermsELBO()
         guide = AutoMeanField(model, init_loc_fn=lambda site: 0.1 * torch.ones(site["fn"].shape()), init_stddev=1e-6)
         elbo.loss(model, guide, X, y if name == "both" else y[name])
         terms[name] = elbo.terms
@@ -129,7 +129,7 @@ def test_missing_targets_have_no_gradient_and_leave_it_finite():
     model, height = named(), HEIGHT.clone()
     height[3:] = NAN
     guide = AutoMeanField(model)
-    loss = RadialELBO().differentiable_loss(model, guide, X, {"height": height, "kind": KIND})
+    loss = TermsELBO().differentiable_loss(model, guide, X, {"height": height, "kind": KIND})
     gradients = torch.autograd.grad(loss, list(guide.parameters()), allow_unused=True)
     assert all(g is None or g.isfinite().all() for g in gradients)
     f = {"height": torch.ones(6, 2, requires_grad=True), "kind": torch.zeros(6, 3)}
@@ -161,7 +161,7 @@ def test_one_likelihood_takes_a_mask():
 @pytest.mark.parametrize("vectorize", [False, True])
 def test_particles_and_local_noise_train_named_outputs(options, vectorize):
     model = named(12, **options)
-    elbo = RadialELBO(3, vectorize_particles=vectorize)
+    elbo = TermsELBO(3, vectorize_particles=vectorize)
     svi = SVI(model, AutoMeanField(model), pyro.optim.Adam({"lr": 1e-2}), elbo)
     assert math.isfinite(svi.step(X, {"height": HEIGHT, "kind": KIND}))
     assert sorted(elbo.terms.nll_by_site) == ["height.y", "kind.y"]
@@ -172,7 +172,7 @@ def test_pyros_own_loss_agrees():
     guide = AutoMeanField(model, init_stddev=0.1)
     y = {"height": HEIGHT, "kind": KIND}
     pyro.set_rng_seed(0)
-    ours = [RadialELBO().loss(model, guide, X, y) for _ in range(300)]
+    ours = [TermsELBO().loss(model, guide, X, y) for _ in range(300)]
     theirs = [Trace_ELBO().loss(model, guide, X, y) for _ in range(300)]
     error = (torch.tensor(ours).var() / 300 + torch.tensor(theirs).var() / 300).sqrt()
     assert abs(torch.tensor(ours).mean() - torch.tensor(theirs).mean()) < 4 * error
@@ -187,7 +187,7 @@ def test_a_recorded_step_is_the_step():
         pyro.set_rng_seed(0)
         model = named(12)
         options = {} if make is SVI else {"compile": False}
-        svi = make(model, AutoMeanField(model), pyro.optim.Adam({"lr": 1e-2}), RadialELBO(), **options)
+        svi = make(model, AutoMeanField(model), pyro.optim.Adam({"lr": 1e-2}), TermsELBO(), **options)
         losses.append([float(svi.step(X, y)) for _ in range(4)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 

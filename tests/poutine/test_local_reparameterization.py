@@ -20,7 +20,7 @@ from pyro_radial import (
     AutoRadialDirectional,
     BayesianModule,
     FunctionalELBO,
-    RadialELBO,
+    TermsELBO,
 )
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.functional import GaussianProcess
@@ -51,7 +51,7 @@ def test_no_random_numbers_are_drawn_for_weights(monkeypatch):
     y = torch.zeros(NUM_ROWS, 1000)
     guide.setup(X, y)
     sizes.clear()
-    RadialELBO()(model, guide)(X, y).backward()
+    TermsELBO()(model, guide)(X, y).backward()
     assert sizes
     assert all(NUM_ROWS in size for size in sizes)
 
@@ -66,10 +66,10 @@ def test_losses_of_densities_at_draws_are_refused_by_name(loss):
             evaluate(X, Y)
 
 
-@pytest.mark.parametrize("loss", [TraceMeanField_ELBO, RadialELBO])
+@pytest.mark.parametrize("loss", [TraceMeanField_ELBO, TermsELBO])
 def test_a_sampled_kl_is_refused_by_name(loss):
     model = regression(prior=priors.ScaleMixture())
-    with pytest.raises(ValueError, match=r"closed form.*'weight'" if loss is RadialELBO else "'weight'.*closed form"):
+    with pytest.raises(ValueError, match=r"closed form.*'weight'" if loss is TermsELBO else "'weight'.*closed form"):
         loss()(model, AutoMeanField(model))(X, Y)
 
 
@@ -88,18 +88,18 @@ def test_a_family_without_unit_noise_is_refused_by_name():
     model = regression()
     guide = AutoRadial(model, families={"bias": Laplace()})
     with pytest.raises(ValueError, match=r"site 'bias'.*Laplace"):
-        RadialELBO()(model, guide)(X, Y)
+        TermsELBO()(model, guide)(X, Y)
     net = nn.Linear(3, 2)
     nn.init.ones_(net.bias)
     positive = regression(net, prior={"weight": dist.Normal(0.0, 1.0), "bias": dist.HalfNormal(torch.ones(2))})
     with pytest.raises(ValueError, match=r"site 'bias'.*Radial with Transformed"):
-        RadialELBO()(positive, AutoRadial(positive))(X, Y)
+        TermsELBO()(positive, AutoRadial(positive))(X, Y)
 
 
 def test_a_prior_without_a_site_for_the_parameter_is_refused_by_name():
     model = regression(prior=priors.RadialDirectionalPrior("row"))
     with pytest.raises(ValueError, match="site 'weight'"):
-        RadialELBO()(model, AutoRadialDirectional(model))(X, Y)
+        TermsELBO()(model, AutoRadialDirectional(model))(X, Y)
 
 
 def test_a_prior_that_computes_from_its_site_is_refused_by_name():
@@ -109,14 +109,14 @@ def test_a_prior_that_computes_from_its_site_is_refused_by_name():
 
     model = regression(prior=Shifted())
     with pytest.raises(ValueError, match="site 'weight'"):
-        RadialELBO()(model, AutoRadial(model))(X, Y)
+        TermsELBO()(model, AutoRadial(model))(X, Y)
 
 
 @pytest.mark.parametrize("prior", [LearnedScale, HyperScale])
 def test_priors_with_scales_of_their_own_work(prior):
     model = regression(mlp(), prior=prior())
     guide = AutoRadial(model)
-    elbo = RadialELBO()(model, guide)
+    elbo = TermsELBO()(model, guide)
     loss = elbo(X, Y)
     loss.backward()
     assert torch.isfinite(loss.detach())
@@ -126,7 +126,7 @@ def test_priors_with_scales_of_their_own_work(prior):
 def test_points_have_no_noise_and_stay():
     model = regression()
     guide = AutoRadial(model, families={"weight": families.Delta(), "bias": families.Delta()})
-    elbo = RadialELBO()(model, guide)
+    elbo = TermsELBO()(model, guide)
     assert elbo(X, Y).item() == elbo(X, Y).item()
 
 
@@ -140,7 +140,7 @@ def test_a_user_s_own_family_supplies_its_noise():
 
     model = regression(nn.Linear(3, 2, bias=False))
     guide = AutoRadial(model, families={"weight": Shell(init_stddev=0.5)})
-    elbo = RadialELBO()(model, guide)
+    elbo = TermsELBO()(model, guide)
     elbo(X, Y)
     trace = pyro.poutine.trace(guide).get_trace(X, Y)
     f = pyro.poutine.trace(pyro.poutine.replay(model, trace=trace)).get_trace(X.repeat(5000, 1), Y.repeat(5000, 1))
@@ -184,7 +184,7 @@ def test_a_guide_by_hand_names_its_sites(cls, asked, loss):
     guide = hand_written(cls)
     svi = SVI(model, local_reparameterization(guide, sites=model.bnn.sites), pyro.optim.Adam({"lr": 0.01}), loss())
     assert all(math.isfinite(svi.step(X, Y)) for _ in range(3))
-    if loss is RadialELBO:
+    if loss is TermsELBO:
         x, y = X.repeat(4000, 1), Y.repeat(4000, 1)
         values = [float(svi.evaluate_loss(x, y)) for _ in range(10)]
         expected = closed_loss(guide, 4000).item()
@@ -204,14 +204,14 @@ def test_the_handler_around_a_guide_is_the_model_s_setting():
         guide = AutoRadial(model, init_loc_fn=lambda site: torch.full(site["fn"].shape(), 0.1))
         guide.setup(X, Y)
         torch.manual_seed(1)
-        values.append(RadialELBO()(model, wrap(guide))(X, Y).item())
+        values.append(TermsELBO()(model, wrap(guide))(X, Y).item())
     assert values[0] == values[1]
 
 
 def test_as_a_context_it_holds_for_the_guides_run_inside():
     model = regression(mlp(), local_reparameterization=False)
     guide = AutoMeanField(model, init_stddev=0.3)
-    elbo = RadialELBO()(model, guide)
+    elbo = TermsELBO()(model, guide)
     x, y = X.repeat(1000, 1), Y.repeat(1000, 1)
     with local_reparameterization():
         local = torch.stack([elbo(x, y).detach() for _ in range(10)])
@@ -232,7 +232,7 @@ def test_mean_only_still_takes_all_noise_away():
     guide = AutoRadial(model)
     guide.setup(X, Y)
     with mean_only():
-        first, second = (RadialELBO(kl_weight=0.0)(model, guide)(X, Y).item() for _ in range(2))
+        first, second = (TermsELBO(kl_weight=0.0)(model, guide)(X, Y).item() for _ in range(2))
     assert first == second
     at_median = pyro.poutine.condition(model, data=guide.median())
     expected = -pyro.poutine.trace(at_median).get_trace(X, Y).log_prob_sum(lambda name, site: name == "y")
@@ -244,11 +244,11 @@ def test_lists_of_guides_and_copies_work():
     guide = AutoGuideList(model)
     guide.append(AutoRadial(pyro.poutine.block(model, expose=["0.weight", "0.bias"])))
     guide.append(AutoMeanField(pyro.poutine.block(model, expose=["2.weight", "2.bias"])))
-    assert torch.isfinite(RadialELBO()(model, guide)(X, Y).detach())
+    assert torch.isfinite(TermsELBO()(model, guide)(X, Y).detach())
     model = copy.deepcopy(model)
     guide = AutoRadial(model)
     guide.setup(X, Y)
-    assert torch.isfinite(RadialELBO()(model, copy.deepcopy(guide))(X, Y).detach())
+    assert torch.isfinite(TermsELBO()(model, copy.deepcopy(guide))(X, Y).detach())
 
 
 def test_draws_in_plates_of_the_model_keep_their_own_means():
@@ -264,6 +264,6 @@ def test_draws_in_plates_of_the_model_keep_their_own_means():
     guide.setup(X, Y[:, 0])
     with torch.no_grad():
         guide.locs.weight_unconstrained.copy_(torch.randn(4, 1, 1, 3))
-    for elbo in (RadialELBO(), RadialELBO(2, vectorize_particles=True)):
+    for elbo in (TermsELBO(), TermsELBO(2, vectorize_particles=True)):
         drawn, local = (elbo(model, g)(X, Y[:, 0]) for g in (guide, local_reparameterization(guide)))
         torch.testing.assert_close(local, drawn, rtol=1e-2, atol=0.0)

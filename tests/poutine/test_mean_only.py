@@ -11,7 +11,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.infer.autoguide.effect import AutoNormalMessenger
 from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel, predict
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO, predict
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.nn import likelihoods
 from pyro_radial.poutine import mean_only
@@ -36,7 +36,7 @@ def test_every_site_is_at_its_median_without_noise(make):
 
 
 @pytest.mark.parametrize("make", [AutoRadial, AutoMeanField])
-@pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO, RadialELBO])
+@pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO, TermsELBO])
 def test_the_loss_is_that_of_a_point_estimate_under_every_elbo(make, loss):
     guide = make(model)
     guide()
@@ -49,7 +49,7 @@ def test_the_loss_is_that_of_a_point_estimate_under_every_elbo(make, loss):
 def test_the_scales_get_no_gradient_and_the_means_do():
     guide = AutoRadial(model)
     guide()
-    RadialELBO(kl_weight=0.0)(model, mean_only(guide))().backward()
+    TermsELBO(kl_weight=0.0)(model, mean_only(guide))().backward()
     for name, parameter in guide.named_parameters():
         assert (parameter.grad is None) == name.startswith("scales")
 
@@ -83,7 +83,7 @@ def test_a_model_in_the_place_of_its_guide_is_named():
     for use in (
         lambda: mean_only(model)(),
         lambda: predict(mean_only(supervised), guide, x),
-        lambda: RadialELBO().loss(mean_only(supervised), guide, x, y),
+        lambda: TermsELBO().loss(mean_only(supervised), guide, x, y),
     ):
         with pytest.raises(ValueError, match="mean_only: guide must be a guide, got a model, with targets at site 'y'"):
             use()

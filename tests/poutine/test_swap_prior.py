@@ -11,7 +11,7 @@ import torch
 from pyro.infer.autoguide import AutoGuideList, AutoNormal
 from torch import nn
 
-from pyro_radial import AutoRadial, BayesianModule, RadialELBO
+from pyro_radial import AutoRadial, BayesianModule, TermsELBO
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.poutine import swap_prior
 from pyro_radial.poutine.swap_prior import SWAPPED
@@ -251,7 +251,7 @@ def test_the_pushforward_of_a_radial_has_its_closed_kl():
     prior = dist.TransformedDistribution(RadialNormal(torch.zeros(3), torch.ones(3)), UNIT)
     swapped = swap_prior(sampled(old), {"w": prior})
     guide = AutoRadial(swapped, init_scale=1.0, init_loc_fn=lambda s: torch.full((3,), 2.5))
-    elbo = RadialELBO(strict_kl=True)
+    elbo = TermsELBO(strict_kl=True)
     # The guide is the prior.
     assert elbo(swapped, guide)().item() == pytest.approx(0.0, abs=1e-5)
 

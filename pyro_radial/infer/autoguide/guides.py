@@ -107,7 +107,7 @@ class AutoMeanField(AutoPerSite):
 
     The usual tricks for larger networks (Farquhar, Osborne and Gal 2020, section 4.1.2) are options: a tiny initial
     width (``init_stddev=1e-3``), means trained first (``FitOptions(mean_only_epochs=10)``), early stopping
-    (``FitOptions(patience=5)`` and a validation), and a smaller KL weight (``loss=RadialELBO(kl_weight=0.1)``, which is
+    (``FitOptions(patience=5)`` and a validation), and a smaller KL weight (``loss=TermsELBO(kl_weight=0.1)``, which is
     then not a bound).
 
     :param model: a Pyro model with continuous latent sites.

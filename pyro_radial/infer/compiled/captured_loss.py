@@ -30,7 +30,7 @@ from pyro_radial.infer.compiled.recording import (
     record_program,
 )
 from pyro_radial.infer.compiled.state import PLAIN, described
-from pyro_radial.infer.elbo import LossTerms, RadialELBO
+from pyro_radial.infer.elbo import LossTerms, TermsELBO
 
 __all__ = ["CapturedLoss", "compiled", "forget"]
 
@@ -101,7 +101,7 @@ class CapturedLoss:
         A graph takes the step ``update`` itself. Its parameters are then left out, and keep their values if the loss is
         not finite.
         """
-        weight = self.loss.weight_now() if isinstance(self.loss, RadialELBO) else 1.0
+        weight = self.loss.weight_now() if isinstance(self.loss, TermsELBO) else 1.0
         call = Call(self.loss, self.model, self.guide, args, kwargs, gradients, also, update, weight)
         leaves, tree = tree_flatten((args, dict(kwargs)))
         self.replayed = False
@@ -118,7 +118,7 @@ class CapturedLoss:
         with torch.no_grad():
             tensors = self._code(recording, inputs)(*recording.constant_tensors(), *inputs)
         evaluation: Evaluation = recording.graph.result(tensors)._replace(parameters=self.parameters)
-        if isinstance(self.loss, RadialELBO):
+        if isinstance(self.loss, TermsELBO):
             entropies = partial(guide_entropies, self.guide, args, kwargs)
             self.loss.keep(LossTerms(weight, entropies=entropies, **evaluation.terms), gradients)
         return evaluation.loss, evaluation.with_gradients(hooks=True)

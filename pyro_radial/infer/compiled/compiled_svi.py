@@ -92,7 +92,7 @@ class CompiledSVI:
         check_types(Callable | None, loss_and_grads=loss_and_grads)
         if isinstance(loss, type) or not callable(loss):
             raise ValueError(
-                "loss must be an ELBO, such as TraceMeanField_ELBO() or RadialELBO(), or a function of the model, the "
+                "loss must be an ELBO, such as TraceMeanField_ELBO() or TermsELBO(), or a function of the model, the "
                 f"guide and their arguments, got {type(loss).__name__}"
             )
         max_signatures = positive_count("max_signatures", max_signatures)

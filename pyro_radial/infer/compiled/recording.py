@@ -48,7 +48,7 @@ from pyro_radial.infer.compiled.graph import (
     restored,
 )
 from pyro_radial.infer.compiled.state import Code, State, UncapturableError, described, is_library, line
-from pyro_radial.infer.elbo import RadialELBO, entropies
+from pyro_radial.infer.elbo import TermsELBO, entropies
 from pyro_radial.infer.training.data import device_of, dtype_of
 
 __all__ = [
@@ -178,7 +178,7 @@ def evaluate(call: Call) -> Evaluation:
         for parameter, _ in earlier:
             parameter.grad = None
     # Losses of Pyro that enumerate refuse to do without gradients.
-    with_graph = gradients or not isinstance(loss, RadialELBO)
+    with_graph = gradients or not isinstance(loss, TermsELBO)
     with poutine.trace(param_only=True) as capture, torch.set_grad_enabled(with_graph):
         value = function(model, guide, *args, **kwargs)
     value = torch.stack(list(map(torch.as_tensor, value))) if isinstance(value, tuple) else torch.as_tensor(value)
@@ -196,7 +196,7 @@ def evaluate(call: Call) -> Evaluation:
         by_id = dict(zip(map(id, parameters.values()), found, strict=True))
         moved = update.move(value.detach(), by_id, _constrained(capture.trace))
         found = [None if key in moved else gradient for key, gradient in by_id.items()]
-    terms = vars(loss.terms).items() if isinstance(loss, RadialELBO) else ()
+    terms = vars(loss.terms).items() if isinstance(loss, TermsELBO) else ()
     kept = {name: term for name, term in terms if name not in ("kl_weight", "entropies")}
     return Evaluation(value.detach(), _apart(found), kept, parameters)
 
@@ -291,9 +291,9 @@ def record_program(call: Call) -> Recording | Refusal:
     tensors, code, first = ChangedTensors(), Code(), Inputs({})
     with _garbage_kept(), replaced_buffers() as buffers, tensors, first, _weighted(call, call.weight), code.watched():
         evaluation = evaluate(call._replace(update=None))
-    if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, RadialELBO):
+    if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
         sites = [name for name, density in first.densities.items() if bool(torch.as_tensor(density).any())]
-        text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use RadialELBO or the guide AutoMeanField"
+        text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use TermsELBO or the guide AutoMeanField"
         if sites:
             warnings.warn(text, stacklevel=6)
     changed = [tensor for tensor, _ in tensors.before]
@@ -317,7 +317,7 @@ def record_program(call: Call) -> Recording | Refusal:
 
 
 def _weighted(call: Call, weight: Any) -> AbstractContextManager[None]:
-    return call.loss.weighted_by(weight) if isinstance(call.loss, RadialELBO) else nullcontext()
+    return call.loss.weighted_by(weight) if isinstance(call.loss, TermsELBO) else nullcontext()
 
 
 def _recording(

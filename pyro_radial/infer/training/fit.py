@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pyro_radial._pyro.checks import check_flag, check_types, optional, positive_count, random_seed
 from pyro_radial.infer.diagnose import not_standardized
-from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.data import Batches, Rows, device_of, dtype_of
 from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, GuideOptim, Optim, check_optim
@@ -70,7 +70,7 @@ def fit(
     batch_size: int | None = None,
     optim: Optim = DEFAULT_OPTIM,
     scheduler: Scheduler | None = None,
-    loss: RadialELBO | None = None,
+    loss: TermsELBO | None = None,
     validation: Any = None,
     seed: int | None = None,
     checkpoint: str | Path | None = None,
@@ -95,7 +95,7 @@ def fit(
     :param optim: a function from parameters to a torch optimizer; a Pyro optimizer, whose settings may be a function of
         a parameter's name, as with ``SVI``; or :class:`~pyro_radial.infer.NaturalGradient`. By default Adam at 1e-3.
     :param scheduler: a function from the optimizer to a torch scheduler, or a Pyro scheduler, which replaces ``optim``.
-    :param loss: a :class:`~pyro_radial.RadialELBO` (the default) or :class:`~pyro_radial.FunctionalELBO`.
+    :param loss: a :class:`~pyro_radial.TermsELBO` (the default) or :class:`~pyro_radial.FunctionalELBO`.
     :param validation: data as above; its negative log predictive density is measured after each epoch, and at the end
         guide and model get the parameters of the best epoch.
     :param int seed: the seed for Pyro and torch at the start of a new run, below 2**32.
@@ -124,7 +124,7 @@ def fit(
     _check_one_process()
     check_types(FitOptions, options=options)
     check_flag("progress", progress)
-    loss = RadialELBO() if loss is None else loss
+    loss = TermsELBO() if loss is None else loss
     with ExitStack() as stack:
         epochs = positive_count("epochs", epochs)
         seed = optional(random_seed, "seed", seed)
@@ -207,7 +207,7 @@ def _check(model: Any, guide: Any, loss: Any, validation: Any, callback: Any, op
     check_types(Callable | None, callback=callback)
     check_types(nn.Module, guide=guide)
     if not isinstance(loss, ELBO) or not hasattr(type(loss), "terms"):
-        raise ValueError(f"loss must keep its terms, as RadialELBO does, got {type(loss).__name__}")
+        raise ValueError(f"loss must keep its terms, as TermsELBO does, got {type(loss).__name__}")
     if validation is None and options.patience is not None:
         raise ValueError(f"validation must be given with patience, got patience={options.patience} and no validation")
     if validation is not None and getattr(model, "likelihood", None) is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
-from pyro_radial.infer.elbo import LossTerms, RadialELBO
+from pyro_radial.infer.elbo import LossTerms, TermsELBO
 from pyro_radial.infer.training.data import num_rows, parts
 from pyro_radial.infer.training.natural_gradient import NaturalGradientOptimizer
 from pyro_radial.infer.training.not_finite import not_finite_error, not_finite_parts
@@ -44,7 +44,7 @@ class LossGradients(ABC):
         self,
         model: Callable[..., Any],
         guide: Callable[..., Any],
-        loss: RadialELBO,
+        loss: TermsELBO,
         parameters: Mapping[str, Tensor],
         check: Callable[[LossTerms], None] | None = None,
     ) -> None:

@@ -25,7 +25,7 @@ from pyro_radial.infer.autoguide.base import LocScaleSite
 from pyro_radial.infer.compiled.captured_loss import compiled
 from pyro_radial.infer.compiled.graph import record, restored
 from pyro_radial.infer.compiled.recording import Update
-from pyro_radial.infer.elbo import RadialELBO, num_data_of
+from pyro_radial.infer.elbo import TermsELBO, num_data_of
 from pyro_radial.infer.training.data import device_of, evaluating
 from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, GuideOptim, Optim, check_optim, make_optimizer
 from pyro_radial.nn.bayesian_module import submodules
@@ -155,7 +155,7 @@ class NaturalGradient(GuideOptim):
                 "another optimizer"
             )
         own = {id(parameter) for pair in pairs for parameter in (pair.loc, pair.scale)}
-        every = {**dict(RadialELBO()(model, guide).named_parameters()), **_parameters(drawn, trace)}
+        every = {**dict(TermsELBO()(model, guide).named_parameters()), **_parameters(drawn, trace)}
         rest = {name: p for name, p in every.items() if p.requires_grad and id(p) not in own}
         # Each parameter under one name.
         once = dict({id(parameter): (name, parameter) for name, parameter in rest.items()}.values())

@@ -12,7 +12,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
-from pyro_radial.infer.elbo import RadialELBO
+from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.poutine.local_reparameterization import is_drawn
 
 __all__ = ["check_parameters", "first_not_finite", "not_finite_error", "not_finite_parts"]
@@ -48,7 +48,7 @@ def not_finite_parts(
         draw = first_not_finite((name, site["value"]) for name, site in latent.items() if is_drawn(site))
         if draw is not None:
             return [f"a draw of site '{draw}'"]
-        if isinstance(loss, RadialELBO):
+        if isinstance(loss, TermsELBO):
             torch.set_rng_state(noise)
             loss.differentiable_loss(model, guide, *args, **kwargs)
             return loss.terms.not_finite()

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from pyro_radial._pyro.checks import load_states, states
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
-from pyro_radial.infer.elbo import LossTerms, RadialELBO
+from pyro_radial.infer.elbo import LossTerms, TermsELBO
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, copied
 from pyro_radial.infer.training.data import device_of, evaluating
 from pyro_radial.infer.training.gradients import CompiledGradients, EagerGradients, Gradients, LossGradients
@@ -36,7 +36,7 @@ class Trainer:
     :param model: a Pyro model ``model(x, y)``.
     :param guide: its guide.
     :param batch: inputs and targets to run both on once, so that all parameters exist.
-    :param RadialELBO loss: a loss that keeps its terms; :class:`~pyro_radial.RadialELBO` by default.
+    :param TermsELBO loss: a loss that keeps its terms; :class:`~pyro_radial.TermsELBO` by default.
     :param optim: a function from parameters to a torch optimizer, or a Pyro optimizer; Adam at 1e-3 by default.
     :param float clip_norm: the largest norm of all gradients together; None for no clipping.
     :param torch.dtype autocast: the dtype of the model's matrix products; None for its own dtype.
@@ -54,7 +54,7 @@ class Trainer:
         guide: nn.Module,
         batch: tuple[Any, Any],
         *,
-        loss: RadialELBO | None = None,
+        loss: TermsELBO | None = None,
         optim: Optim = DEFAULT_OPTIM,
         clip_norm: float | None = None,
         autocast: torch.dtype | None = None,
@@ -62,7 +62,7 @@ class Trainer:
         step_in_graph: bool = False,
         check: Callable[[LossTerms], None] | None = None,
     ) -> None:
-        self.loss = RadialELBO() if loss is None else loss
+        self.loss = TermsELBO() if loss is None else loss
         check_parameters(self.loss(model, guide).named_parameters(), 0)  # type: ignore[arg-type]
         self.model, self.guide, self.device = model, guide, device_of(guide, model)
         self._loose = _make_parameters(model, guide, batch)
@@ -104,7 +104,7 @@ class Trainer:
         return terms
 
     def gradients_of(
-        self, loss: RadialELBO, compile_rows: int | None = None, optimizer: NaturalGradientOptimizer | None = None
+        self, loss: TermsELBO, compile_rows: int | None = None, optimizer: NaturalGradientOptimizer | None = None
     ) -> LossGradients:
         """Make the gradients of a loss of this model and guide; graphs of it take the steps of ``optimizer``."""
         arguments = (self._run, self.guide, loss, self.parameters, self._check)

@@ -20,7 +20,7 @@ from pyro_radial._pyro.checks import check_types, has_state, load_states, states
 from pyro_radial._pyro.compat import mark_stepped, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, rng_state, seeded, set_rng_state
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.elbo import LossTerms, RadialELBO
+from pyro_radial.infer.elbo import LossTerms, TermsELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.checkpoint import Checkpoint, State
 from pyro_radial.infer.training.data import Batches, Rows, evaluating, num_rows
@@ -53,7 +53,7 @@ class TrainingRun:
         self,
         model: Callable[..., Any],
         guide: nn.Module,
-        loss: RadialELBO,
+        loss: TermsELBO,
         batches: Batches,
         optim: Optim,
         scheduler: Any,
@@ -85,7 +85,7 @@ class TrainingRun:
                 check=self._check_num_data,
             )
         self._gradients = accumulated(self.trainer.gradients, options.accumulate)
-        likelihood = self.trainer.gradients_of(RadialELBO(kl_weight=0.0))
+        likelihood = self.trainer.gradients_of(TermsELBO(kl_weight=0.0))
         self._gradients_of_means = accumulated(of_means(likelihood), options.accumulate)
         self.scheduler = _made(scheduler, self.trainer.optimizer, options.scheduler_interval)
         self.settings: dict[str, Any] = {}

@@ -11,7 +11,7 @@ import torch
 from pyro.distributions import constraints
 from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO
 from pyro_radial.nn import likelihoods
 from tests.helpers.models import matrix_model
 
@@ -58,7 +58,7 @@ def test_targets_that_are_not_given_are_no_latent_site(likelihood):
     for guide in (AutoRadial(model), AutoMeanField(model)):
         guide.setup(X)
         assert set(guide(X)) == {"weight", "bias"}
-        RadialELBO(strict_kl=True)(model, guide)(X, torch.zeros(6, 2))
+        TermsELBO(strict_kl=True)(model, guide)(X, torch.zeros(6, 2))
 
 
 def test_a_decreasing_transform_keeps_quantiles_in_order():

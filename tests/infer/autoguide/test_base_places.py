@@ -14,7 +14,7 @@ from pyro.infer import SVI
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from torch import nn
 
-from pyro_radial import BayesianModule, RadialELBO, SupervisedModel, predict
+from pyro_radial import BayesianModule, SupervisedModel, TermsELBO, predict
 from pyro_radial.continual import PriorChain
 from pyro_radial.infer.autoguide.base import places
 from pyro_radial.nn import likelihoods
@@ -45,7 +45,7 @@ DATA = torch.ones(4, 2), torch.ones(4, 1)
 
 def trained(model, make):
     guide = make(model)
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), RadialELBO())
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), TermsELBO())
     for _ in range(5):
         svi.step(*DATA)
     return guide
@@ -87,7 +87,7 @@ class TestASiteBelowAnother:
     def test_a_chain_starts_at_both(self, make):
         chain = PriorChain(hierarchical_model())
         guide = chain.guide(make)
-        svi = SVI(chain, guide, pyro.optim.Adam({"lr": 0.1}), RadialELBO())
+        svi = SVI(chain, guide, pyro.optim.Adam({"lr": 0.1}), TermsELBO())
         for _ in range(2):
             svi.step(*DATA)
         chain.advance(guide)

@@ -11,7 +11,7 @@ import torch
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from torch import nn
 
-from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel, predict
+from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, TermsELBO, predict
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.infer.autoguide.families.radial import GuideRadialNormal
 from pyro_radial.nn import likelihoods
@@ -165,7 +165,7 @@ def test_predictive_of_a_network_has_a_draw_per_sample_both_ways(parallel, event
 def test_a_network_trains_on_cuda():
     model = SupervisedModel(BayesianModule(nn.Linear(4, 1)), likelihoods.Gaussian(num_data=6)).cuda()
     guide = AutoRadial(model)
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), RadialELBO())
+    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), TermsELBO())
     x, y = X.cuda(), torch.randn(6, 1).cuda()
     losses = [svi.step(x, y) for _ in range(100)]
     assert sum(losses[-10:]) < sum(losses[:10])

@@ -13,7 +13,7 @@ from pyro.infer import SVI
 from torch import nn
 from torch.distributions import kl_divergence
 
-from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule, PriorChain, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, BayesianModule, PriorChain, TermsELBO
 from pyro_radial.distributions import HypersphericalUniform, RadialNormal, VonMisesFisherStable
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn.priors import RadialDirectionalPrior
@@ -49,7 +49,7 @@ class TestPosterior:
         posterior = guide.posterior()
         assert isinstance(posterior["bias"], RadialNormal)
         torch.testing.assert_close(posterior["bias"].stddev, torch.full((5,), 0.3))
-        RadialELBO(strict_kl=True)(mixed_model, guide)()
+        TermsELBO(strict_kl=True)(mixed_model, guide)()
 
     @pytest.mark.parametrize("shared", [True, False])
     def test_a_concentration_is_shared_by_the_site_or_each_groups_own(self, shared):
@@ -95,7 +95,7 @@ class TestExactPosterior:
                 pyro.sample("x", VonMisesFisherStable(mu.expand(*mu.shape[:-2], number, 3), noise), obs=data)
 
         guide = AutoRadialDirectional(model)
-        loss = RadialELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1, strict_kl=True)
+        loss = TermsELBO(num_particles=4, vectorize_particles=True, max_plate_nesting=1, strict_kl=True)
         for rate in (0.05, 0.005):
             svi = SVI(model, guide, pyro.optim.Adam({"lr": rate}), loss)
             for _ in range(300):
@@ -117,7 +117,7 @@ class TestAsAPrior:
                 parameter.add_(0.3 * torch.randn_like(parameter))
         chain.advance(guide)
         following = chain.guide(AutoRadialDirectional, shared_concentration=False)
-        elbo = RadialELBO(strict_kl=True)
+        elbo = TermsELBO(strict_kl=True)
         elbo(chain, following)(x)
         assert all(abs(float(kl)) < 1e-4 for kl in elbo.terms.kl_by_site.values())
         median = following.median()

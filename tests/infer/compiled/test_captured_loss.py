@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks.guides._examples.program import Program, compared
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, TermsELBO
 from pyro_radial.infer.compiled import captured_loss
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.poutine import mean_only
@@ -34,7 +34,7 @@ def captured(program, **kwargs):
 
 def make(loss=None, net=None, guide=AutoRadial):
     model = small_classifier(net=net)
-    return Program(model, guide(model), RadialELBO() if loss is None else loss, (X, Y))
+    return Program(model, guide(model), TermsELBO() if loss is None else loss, (X, Y))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -108,7 +108,7 @@ def test_a_parameter_of_another_shape_is_recorded_anew():
             pyro.sample("y", dist.Normal(size.sum() * x, 1.0), obs=x)
 
     x = torch.randn(4)
-    loss = CapturedLoss(model, lambda x: None, RadialELBO(), compile=False)
+    loss = CapturedLoss(model, lambda x: None, TermsELBO(), compile=False)
     first, _ = loss((x,), {})
     pyro.clear_param_store()
     pyro.param("w", torch.ones(3))
@@ -133,7 +133,7 @@ def test_what_a_load_of_pyros_store_brings_is_seen(tmp_path):
 
 def test_a_weight_of_the_kl_is_an_input_and_zero_a_graph_of_its_own():
     weights = [0.0, 0.25, 0.5, 1.0]
-    program = make(RadialELBO(kl_weight=lambda step: weights[step]))
+    program = make(TermsELBO(kl_weight=lambda step: weights[step]))
     loss = captured(program)
     for weight in weights:
         value, _ = loss((X, Y), {})
@@ -147,7 +147,7 @@ def test_recording_leaves_batch_norm_and_noise_as_they_were():
     model = small_classifier(net=batch_normed())
     guide = AutoRadial(model)
     guide.setup(X, Y)
-    loss = CapturedLoss(model, guide, RadialELBO(), compile=False)
+    loss = CapturedLoss(model, guide, TermsELBO(), compile=False)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     assert len(before) == 3
     pyro.set_rng_seed(0)
@@ -157,7 +157,7 @@ def test_recording_leaves_batch_norm_and_noise_as_they_were():
     for name, buffer in model.named_buffers():
         buffer.copy_(before[name])
     pyro.set_rng_seed(0)
-    RadialELBO()(model, guide)(X, Y)
+    TermsELBO()(model, guide)(X, Y)
     for name, buffer in model.named_buffers():
         torch.testing.assert_close(replayed[name], buffer)
         assert not torch.equal(before[name], buffer)
@@ -176,7 +176,7 @@ def function_of_a_network(x, y):
 def test_the_network_of_a_model_that_is_a_function_is_found():
     guide = AutoRadial(function_of_a_network)
     # Under a handler, which wraps the function.
-    loss = CapturedLoss(pyro.poutine.scale(function_of_a_network, scale=0.5), guide, RadialELBO(), compile=False)
+    loss = CapturedLoss(pyro.poutine.scale(function_of_a_network, scale=0.5), guide, TermsELBO(), compile=False)
     guide.setup(X, Y)
     counts = [int(buffer) for name, buffer in NET.named_buffers() if name.endswith("num_batches_tracked")]
     for _ in range(3):
@@ -237,7 +237,7 @@ def test_like_graphs_share_compiled_code(monkeypatch):
     chain = PriorChain(model, form="normal")
     for task in range(3):
         guide = chain.guide(AutoRadial, init_stddev=0.1)
-        loss = CapturedLoss(chain, guide, RadialELBO())
+        loss = CapturedLoss(chain, guide, TermsELBO())
         loss.compile_after = 3
         for _ in range(6):
             loss((X, Y), {})
@@ -248,7 +248,7 @@ def test_like_graphs_share_compiled_code(monkeypatch):
         # The model's own standard normal, then chained priors.
         assert len(made) == (1 if task == 0 else 2)
     model.likelihood.num_data = 400
-    CapturedLoss(chain, chain.guide(AutoRadial), RadialELBO())((X, Y), {})
+    CapturedLoss(chain, chain.guide(AutoRadial), TermsELBO())((X, Y), {})
     assert len(made) == 2
 
 
@@ -257,7 +257,7 @@ def test_odd_batches_are_not_compiled(monkeypatch):
     monkeypatch.setattr(captured_loss, "compile_graph", lambda module, *_: made.append(module) or module)
     captured_loss.forget()
     model = small_classifier()
-    loss = CapturedLoss(model, AutoRadial(model), RadialELBO())
+    loss = CapturedLoss(model, AutoRadial(model), TermsELBO())
     loss.compile_after = 3
     for _ in range(3):
         for _ in range(5):
@@ -302,7 +302,7 @@ def test_what_is_wrong_in_the_model_raises_its_own_error():
         captured(make())((X, Y[:3]), {})
     guide = AutoMeanField(small_classifier(net=nn.Linear(3, 2)))
     with pytest.raises(ValueError, match=r"guide must have latent site '0.weight'"):
-        CapturedLoss(small_classifier(net=nn.Sequential(nn.Linear(3, 2))), guide, RadialELBO())((X, Y), {})
+        CapturedLoss(small_classifier(net=nn.Sequential(nn.Linear(3, 2))), guide, TermsELBO())((X, Y), {})
 
 
 def runs_as_it_is(loss, args, reason):
@@ -327,13 +327,13 @@ def branching(x):
 
 def test_control_flow_on_a_value_is_named_with_its_line():
     line = branching.__code__.co_firstlineno + 2
-    loss = CapturedLoss(branching, AutoMeanField(branching), RadialELBO(), compile=False)
+    loss = CapturedLoss(branching, AutoMeanField(branching), TermsELBO(), compile=False)
     with pytest.warns(UserWarning, match=f"reads the value of a tensor .*test_captured_loss.py, line {line}"):
         loss((X[:, 0],), {})
     pyro.set_rng_seed(0)
     value, pairs = loss((X[:, 0],), {})
     pyro.set_rng_seed(0)
-    assert torch.equal(value, RadialELBO()(branching, loss.guide)(X[:, 0]).detach())
+    assert torch.equal(value, TermsELBO()(branching, loss.guide)(X[:, 0]).detach())
     assert len(pairs) == 2
     assert not loss.recordings
 
@@ -359,7 +359,7 @@ def hidden(draw):
 )
 def test_random_numbers_of_python_and_numpy_are_found(draw):
     model = hidden(draw)
-    loss = CapturedLoss(model, AutoMeanField(model), RadialELBO(), compile=False)
+    loss = CapturedLoss(model, AutoMeanField(model), TermsELBO(), compile=False)
     runs_as_it_is(loss, (X[:, 0],), "two different graphs")
 
 
@@ -370,7 +370,7 @@ def test_sites_that_differ_from_run_to_run_are_named():
             pyro.sample("y" if random.random() < 0.5 else "z", dist.Normal(w, 1.0), obs=x)
 
     random.seed(0)
-    loss = CapturedLoss(model, AutoMeanField(model), RadialELBO(), compile=False)
+    loss = CapturedLoss(model, AutoMeanField(model), TermsELBO(), compile=False)
     runs_as_it_is(loss, (X[:, 0],), "sites differ between two runs: .*'[yz]'.*'[zy]'")
 
 
@@ -382,7 +382,7 @@ def test_a_tensor_whose_value_is_read_is_compared():
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Normal(w / temperature.item(), 1.0), obs=x)
 
-    program = Program(model, AutoMeanField(model), RadialELBO(), (X[:, 0],))
+    program = Program(model, AutoMeanField(model), TermsELBO(), (X[:, 0],))
     loss = captured(program)
     for value in (2.0, 3.0, 2.0):
         temperature.fill_(value)
@@ -402,7 +402,7 @@ def test_shapes_that_depend_on_values_are_found():
         with pyro.plate("data", len(kept)):
             pyro.sample("y", dist.Normal(w, 1.0), obs=kept)
 
-    loss = CapturedLoss(model, AutoMeanField(model), RadialELBO(), compile=False)
+    loss = CapturedLoss(model, AutoMeanField(model), TermsELBO(), compile=False)
     runs_as_it_is(loss, (torch.linspace(-1.0, 1.0, 8),), "shape that depends on values")
 
 
@@ -412,12 +412,12 @@ def test_integer_indices_are_no_such_shapes():
         with pyro.plate("data", len(rows)):
             pyro.sample("y", dist.Normal(w, 1.0), obs=x[rows])
 
-    loss = CapturedLoss(model, AutoMeanField(model), RadialELBO(), compile=False)
+    loss = CapturedLoss(model, AutoMeanField(model), TermsELBO(), compile=False)
     loss((X[:, 0], torch.tensor([0, 1])), {})
     pyro.set_rng_seed(0)
     second, _ = loss((X[:, 0], torch.tensor([5, 6])), {})
     pyro.set_rng_seed(0)
-    expected = RadialELBO()(model, loss.guide)(X[:, 0], torch.tensor([5, 6]))
+    expected = TermsELBO()(model, loss.guide)(X[:, 0], torch.tensor([5, 6]))
     torch.testing.assert_close(second, expected.detach())
     assert len(loss.recordings) == 1
 
@@ -431,7 +431,7 @@ def test_arguments_that_hide_tensors_run_as_they_are():
         with pyro.plate("data", 8):
             pyro.sample("y", dist.Normal(w, 1.0), obs=batch.x)
 
-    loss = CapturedLoss(model, AutoMeanField(model), RadialELBO(), compile=False)
+    loss = CapturedLoss(model, AutoMeanField(model), TermsELBO(), compile=False)
     runs_as_it_is(loss, (Batch(),), "arguments must be tensors, numbers.* got Batch")
 
 
@@ -524,7 +524,7 @@ def test_a_loss_without_gradients_takes_no_step():
 
 def test_float64_stays_float64():
     pyro.set_rng_seed(0)
-    program = classifier(AutoRadial, RadialELBO(), 4)
+    program = classifier(AutoRadial, TermsELBO(), 4)
     program.model.double()
     args = (program.args[0].double(), program.args[1])
     loss = captured(program._replace(args=args))

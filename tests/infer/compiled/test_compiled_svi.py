@@ -26,7 +26,7 @@ from pyro.infer import (
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 
 from benchmarks.guides._examples.program import Program, compared
-from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, TermsELBO
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from tests.helpers.host_reads import CountHostReads
 from tests.helpers.networks import classifier, data, mlp
@@ -59,7 +59,7 @@ def assert_close(one, other, **kwargs):
         torch.testing.assert_close(other[name], value, **kwargs)
 
 
-@pytest.mark.parametrize("make_loss", [TraceMeanField_ELBO, Trace_ELBO, RadialELBO])
+@pytest.mark.parametrize("make_loss", [TraceMeanField_ELBO, Trace_ELBO, TermsELBO])
 @pytest.mark.parametrize("make_guide", [AutoRadial, AutoNormal])
 def test_steps_are_those_of_svi(make_guide, make_loss):
     outcomes = []
@@ -82,7 +82,7 @@ def test_steps_are_those_of_svi(make_guide, make_loss):
 
 def test_a_step_returns_the_loss_as_a_tensor_and_counts():
     model, guide = problem()
-    svi = recorded(model, guide, ADAM, RadialELBO())
+    svi = recorded(model, guide, ADAM, TermsELBO())
     before = values(guide)
     loss = svi.step(X, Y)
     assert loss.shape == ()
@@ -93,7 +93,7 @@ def test_a_step_returns_the_loss_as_a_tensor_and_counts():
 
 def test_evaluating_takes_no_step():
     model, guide = problem()
-    svi = recorded(model, guide, ADAM, RadialELBO())
+    svi = recorded(model, guide, ADAM, TermsELBO())
     before = values(guide)
     assert svi.evaluate_loss(X, Y).shape == ()
     assert svi.loss.step == 0
@@ -126,7 +126,7 @@ def schools(effects, signature=0):
 
 
 @pytest.mark.parametrize("guide", [AutoNormal, AutoMultivariateNormal, AutoDelta, AutoMeanField])
-@pytest.mark.parametrize("loss", [TraceMeanField_ELBO, Trace_ELBO, RadialELBO])
+@pytest.mark.parametrize("loss", [TraceMeanField_ELBO, Trace_ELBO, TermsELBO])
 def test_a_log_jacobian_that_pyros_loss_leaves_out_is_named_once(guide, loss):
     pyro.clear_param_store()
     svi = recorded(schools, guide(schools), pyro.optim.Adam({"lr": 0.01}), loss())
@@ -145,7 +145,7 @@ def test_a_log_jacobian_that_pyros_loss_leaves_out_is_named_once(guide, loss):
 def test_without_the_log_jacobian_a_scale_falls_to_zero():
     """Wrong in SVI too; the numbers in docs/compiled.md."""
     medians = {}
-    right = [(recorded, *pair) for pair in product((AutoNormal, AutoMeanField), (Trace_ELBO, RadialELBO))]
+    right = [(recorded, *pair) for pair in product((AutoNormal, AutoMeanField), (Trace_ELBO, TermsELBO))]
     wrong = [(make, AutoNormal, TraceMeanField_ELBO) for make in (SVI, recorded)]
     for way in (*wrong, *right, (recorded, AutoMeanField, TraceMeanField_ELBO)):
         make, guide, loss = way
@@ -373,7 +373,7 @@ def test_a_loss_that_enumerates_is_a_graph():
 
 def test_a_schedule_of_the_weight_changes_no_graph():
     model, guide = problem()
-    svi = recorded(model, guide, ADAM, RadialELBO(kl_weight=lambda step: min(1.0, 0.1 + step / 20)))
+    svi = recorded(model, guide, ADAM, TermsELBO(kl_weight=lambda step: min(1.0, 0.1 + step / 20)))
     for _ in range(30):
         svi.step(X, Y)
     assert len(svi.captured.recordings) == 1
@@ -383,7 +383,7 @@ def test_a_schedule_of_the_weight_changes_no_graph():
 def test_a_torch_optimizer_will_do():
     model, guide = problem()
     optimizer = torch.optim.SGD(guide.parameters(), lr=1e-6)
-    svi = recorded(model, guide, optimizer, RadialELBO())
+    svi = recorded(model, guide, optimizer, TermsELBO())
     svi.step(X, Y)
     assert svi.optimizer is optimizer
 
@@ -436,7 +436,7 @@ def test_a_parameter_that_appears_later_is_trained(optim):
 
 def test_the_first_loss_that_is_not_finite_is_named_and_no_step_is_taken():
     model, guide = problem()
-    svi = recorded(model, guide, ADAM, RadialELBO())
+    svi = recorded(model, guide, ADAM, TermsELBO())
     svi.step(X, Y)
     before = values(guide)
     broken = X.clone()
@@ -450,7 +450,7 @@ def test_the_first_loss_that_is_not_finite_is_named_and_no_step_is_taken():
         svi.step(X, Y)
 
 
-@pytest.mark.parametrize("make_loss", [RadialELBO, TraceMeanField_ELBO])
+@pytest.mark.parametrize("make_loss", [TermsELBO, TraceMeanField_ELBO])
 def test_a_loss_that_is_looked_at_later_stops_a_fused_optimizer_at_once(make_loss):
     model, guide = problem()
     svi = recorded(model, guide, pyro.optim.Adam({"lr": 0.01}), make_loss(), check_every=5)
@@ -471,7 +471,7 @@ def test_a_loss_that_is_looked_at_later_stops_a_fused_optimizer_at_once(make_los
 
 def test_an_optimizer_that_cannot_stand_still_is_looked_after_at_each_step():
     model, guide = problem()
-    svi = recorded(model, guide, partial(torch.optim.Rprop, lr=0.01), RadialELBO(), check_every=5)
+    svi = recorded(model, guide, partial(torch.optim.Rprop, lr=0.01), TermsELBO(), check_every=5)
     broken = X.clone()
     broken[0, 0] = torch.nan
     svi.step(X, Y)
@@ -487,13 +487,13 @@ def test_what_does_not_fit_is_refused_by_name():
     with pytest.raises(ValueError, match=r"loss must be an ELBO, such as .*, got float"):
         CompiledSVI(model, guide, adam, 0.5)
     with pytest.raises(ValueError, match=r"optim must be a function from parameters.*or a Pyro optimizer, got float"):
-        CompiledSVI(model, guide, 0.01, RadialELBO())
+        CompiledSVI(model, guide, 0.01, TermsELBO())
     with pytest.raises(ValueError, match="max_signatures must be"):
-        CompiledSVI(model, guide, adam, RadialELBO(), max_signatures=0)
+        CompiledSVI(model, guide, adam, TermsELBO(), max_signatures=0)
     with pytest.raises(ValueError, match="check_every must be"):
-        CompiledSVI(model, guide, adam, RadialELBO(), check_every=-1)
+        CompiledSVI(model, guide, adam, TermsELBO(), check_every=-1)
     with pytest.raises(ValueError, match="steps without a closure, got LBFGS"):
-        recorded(model, guide, torch.optim.LBFGS, RadialELBO()).step(X, Y)
+        recorded(model, guide, torch.optim.LBFGS, TermsELBO()).step(X, Y)
 
 
 def test_a_step_reads_no_value_on_the_host(monkeypatch):
@@ -508,7 +508,7 @@ def test_a_step_reads_no_value_on_the_host(monkeypatch):
 
 def test_handlers_around_a_step_run_the_program_as_it_is():
     model, guide = problem()
-    svi = recorded(model, guide, ADAM, RadialELBO())
+    svi = recorded(model, guide, ADAM, TermsELBO())
     with pyro.poutine.scale(scale=2.0):
         scaled = svi.evaluate_loss(X, Y)
     assert torch.isfinite(scaled)
@@ -517,7 +517,7 @@ def test_handlers_around_a_step_run_the_program_as_it_is():
 
 def test_captured_losses_are_what_it_replays():
     model, guide = problem()
-    assert isinstance(recorded(model, guide, ADAM, RadialELBO()).captured, CapturedLoss)
+    assert isinstance(recorded(model, guide, ADAM, TermsELBO()).captured, CapturedLoss)
 
 
 def test_gradients_that_share_memory_or_are_repeated_are_each_their_own():
@@ -540,7 +540,7 @@ def test_on_cuda_a_compiled_step_waits_for_nothing_and_its_gradients_are_the_eag
     model.cuda()
     guide.cuda()
     x, y = X.cuda(), Y.cuda()
-    svi = CompiledSVI(model, guide, pyro.optim.Adam({"lr": 0.01}), RadialELBO(), check_every=1000)
+    svi = CompiledSVI(model, guide, pyro.optim.Adam({"lr": 0.01}), TermsELBO(), check_every=1000)
     svi.captured.compile_after = 3
     for _ in range(5):
         svi.step(x, y)
@@ -574,7 +574,7 @@ def test_a_guide_that_is_collected_meanwhile_is_not_missed():
     threshold = gc.get_threshold()
     try:
         gc.set_threshold(1, 1, 1)
-        svi = recorded(watched, guide, ADAM, RadialELBO())
+        svi = recorded(watched, guide, ADAM, TermsELBO())
         # A step that cannot be recorded warns.
         svi.step(X, Y)
     finally:

@@ -24,7 +24,7 @@ from pyro.infer import Trace_ELBO
 from pyro.nn import PyroModule, PyroSample
 from torch import nn
 
-from pyro_radial import RadialELBO
+from pyro_radial import TermsELBO
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.compiled.recording import Call, evaluate
 
@@ -494,7 +494,7 @@ def object_of_the_loss():
 
 @kind
 def another_loss():
-    return lambda x: regression(x, 1.5), lambda p: setattr(p, "loss", RadialELBO(kl_weight=0.5))
+    return lambda x: regression(x, 1.5), lambda p: setattr(p, "loss", TermsELBO(kl_weight=0.5))
 
 
 @kind

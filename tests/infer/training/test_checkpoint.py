@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.utils.data import Dataset, TensorDataset
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel, fit
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, TermsELBO, fit
 from pyro_radial.functional import GaussianKL, GaussianProcess
 from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.training import checkpoint as checkpoint_module
@@ -175,11 +175,11 @@ def test_a_checkpoint_of_another_model_or_guide_is_refused_and_changes_nothing(p
         ({"optim": partial(SGD, lr=0.1)}, r"optimizer=.Adam\(.*this run has optimizer=.SGD"),
         ({"optim": partial(Adam, betas=(0.8, 0.9))}, r"'betas': \(0.9, 0.999\).*this run has .*'betas': \(0.8, 0.9\)"),
         (
-            {"loss": RadialELBO(kl_weight=0.5)},
+            {"loss": TermsELBO(kl_weight=0.5)},
             r"loss settings\.kl_weight=1.0, .*kl_weight=0.5",
         ),
         (
-            {"loss": RadialELBO(num_particles=2)},
+            {"loss": TermsELBO(num_particles=2)},
             r"loss settings\.num_particles=1, .*num_particles=2",
         ),
     ],
@@ -260,8 +260,8 @@ OTHERS = {
     "likelihood scale": ({}, {"likelihood": tight}, r"likelihood\.scale=1.0, this run has .*=0.1"),
     "kernel": ({"loss": lambda: functional(1.0)}, {"loss": lambda: functional(2.0)}, r"loss settings\.state\..*length"),
     "schedule": (
-        {"loss": lambda: RadialELBO(kl_weight=partial(warm_up, steps=7))},
-        {"loss": lambda: RadialELBO(kl_weight=partial(warm_up, steps=70))},
+        {"loss": lambda: TermsELBO(kl_weight=partial(warm_up, steps=7))},
+        {"loss": lambda: TermsELBO(kl_weight=partial(warm_up, steps=70))},
         r"loss settings\.kl_weight\.steps=7",
     ),
     "dtype of the model": (

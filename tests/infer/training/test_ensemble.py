@@ -17,7 +17,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.optim import Adam
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, RadialELBO, SupervisedModel, predict
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, SupervisedModel, TermsELBO, predict
 from pyro_radial.infer import Ensemble
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
@@ -241,7 +241,7 @@ def test_a_member_that_fails_is_named_and_those_before_it_are_kept(tmp_path):
 
 def test_each_member_has_a_loss_of_its_own():
     steps = []
-    loss = RadialELBO(kl_weight=lambda step: steps.append(step) or 1.0)
+    loss = TermsELBO(kl_weight=lambda step: steps.append(step) or 1.0)
     assert same(trained(loss=loss), trained())
     assert (loss.step, max(steps)) == (0, 5)
 

@@ -13,7 +13,7 @@ from pyro import poutine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from pyro_radial import AutoRadial, BayesianModule, FitOptions, PriorChain, RadialELBO, SupervisedModel, diagnose, fit
+from pyro_radial import AutoRadial, BayesianModule, FitOptions, PriorChain, SupervisedModel, TermsELBO, diagnose, fit
 from pyro_radial.continual import train_stream
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import FIT, ROWS, assert_same, data, problem, trained
@@ -67,7 +67,7 @@ def test_without_num_data_and_without_training_the_targets_are_all_the_data():
     model, guide = unsized()
     x, y = data()
     assert poutine.trace(model).get_trace(x, y).nodes["y"]["scale"] == 1
-    elbo, sized = RadialELBO(), RadialELBO()
+    elbo, sized = TermsELBO(), TermsELBO()
     torch.manual_seed(3)
     value = elbo(model, guide)(x, y)
     assert elbo.terms.num_data == ROWS

@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_radial import AutoMeanField, FunctionalELBO, RadialELBO, predict
+from pyro_radial import AutoMeanField, FunctionalELBO, TermsELBO, predict
 from pyro_radial.functional import GaussianKL, GaussianProcess
 from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.training import training_run
@@ -95,7 +95,7 @@ def test_a_loss_that_reads_functions_at_its_own_site_is_validated_there():
     assert results[0] == results[1]
     model, guide, loss = made(Renamed, function_site="g")
     with pytest.raises(ValueError, match="function_site must be a site of the model, got 'f'"):
-        trained(model, guide, data=(x, y), validation=(x[:9], y[:9]), loss=RadialELBO())
+        trained(model, guide, data=(x, y), validation=(x[:9], y[:9]), loss=TermsELBO())
 
 
 @pytest.mark.parametrize(

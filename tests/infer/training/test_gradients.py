@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, TermsELBO
 from pyro_radial.infer.compiled import captured_loss
 from pyro_radial.nn import likelihoods
 from tests.helpers.host_reads import CountHostReads
@@ -40,8 +40,8 @@ def ended(rows=ROWS, net="plain", **settings):
     "settings",
     [
         {},
-        {"accumulate": 3, "loss": partial(RadialELBO, kl_weight=lambda step: min(1.0, step / 4))},
-        {"loss": partial(RadialELBO, 2), "clip_norm": 5.0, "optim": partial(SGD, lr=1e-4)},
+        {"accumulate": 3, "loss": partial(TermsELBO, kl_weight=lambda step: min(1.0, step / 4))},
+        {"loss": partial(TermsELBO, 2), "clip_norm": 5.0, "optim": partial(SGD, lr=1e-4)},
         {
             "mean_only_epochs": 1,
             "validation": data(7),

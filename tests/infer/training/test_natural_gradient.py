@@ -24,8 +24,8 @@ from pyro_radial import (
     BayesianModule,
     CompiledSVI,
     PriorChain,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
     predict,
 )
 from pyro_radial.infer.autoguide import families
@@ -73,7 +73,7 @@ def regression(rows=40, inputs=(2, 3), noise=0.5):
 
 def train(model, guide, data, optim, steps=800, particles=800):
     """The averages of mean and precision over the second half of a training."""
-    elbo = RadialELBO(particles, vectorize_particles=True, max_plate_nesting=1)(model, guide)
+    elbo = TermsELBO(particles, vectorize_particles=True, max_plate_nesting=1)(model, guide)
     optimizer = optim.optimizer(model, guide, *data)
     found = []
     for step in range(steps):
@@ -168,7 +168,7 @@ def test_a_normal_posterior_takes_the_steps_of_ivon(double, monkeypatch, beta1, 
     optimizer = NaturalGradient(lr=0.1, hess_init=0.7, beta1=beta1, beta2=0.9999).optimizer(model, guide, x, y)
     settings = {"lr": 0.1, "hess_init": 0.7, "beta1": beta1, "beta2": 0.9999, "weight_decay": decay}
     theirs = ivon.IVON([net.weight], ess=30, rescale_lr=False, **settings)
-    elbo = RadialELBO()(model, guide)
+    elbo = TermsELBO()(model, guide)
     for _ in range(50):
         optimizer.zero_grad()
         before, state = guide.posterior()["weight"].base_dist, torch.get_rng_state()
@@ -239,7 +239,7 @@ PROBLEMS = {
     "features on scales from 0.01 to 100": ({"scales": [0.01, 1.0, 10.0, 100.0]}, {"epochs": 6000, "compile": True}),
     "correlated features": ({"correlation": 0.9}, {"epochs": 4000, "compile": True}),
     "batches": ({}, {"batch_size": 50, "epochs": 600, "compile": True}),
-    "several draws": ({}, {"loss": RadialELBO(4, vectorize_particles=True, max_plate_nesting=1), "epochs": 1000}),
+    "several draws": ({}, {"loss": TermsELBO(4, vectorize_particles=True, max_plate_nesting=1), "epochs": 1000}),
     "accumulated": ({}, {"accumulate": 2, "compile": True}),
     "clipped": ({}, {"clip_norm": 1.0}),
 }
@@ -336,7 +336,7 @@ def test_widths_on_their_way_are_named_and_widths_that_arrived_are_not():
         model = SupervisedModel(BayesianModule(nn.Linear(3, 20)), likelihoods.Gaussian(num_data=200))
         guide = AutoMeanField(model, init_stddev=0.003)
         optimizer = NaturalGradient(beta2=beta2).optimizer(model, guide, x, x.mean(1, keepdim=True).expand(-1, 20))
-        elbo = RadialELBO()(model, guide)
+        elbo = TermsELBO()(model, guide)
         for _ in range(400):
             optimizer.zero_grad()
             elbo(x, x.mean(1, keepdim=True).expand(-1, 20)).backward()
@@ -368,7 +368,7 @@ def test_widths_start_where_the_guide_has_them_and_the_first_step_is_one_of_adam
     optimizer = NaturalGradient(lr=0.5).optimizer(model, guide, x.double(), y)
     assert all(torch.allclose(q.stddev, torch.tensor(0.03)) for q in guide.posterior().values())
     before = {name: site.loc.detach().clone() for name, site in guide.loc_scale_sites().items()}
-    RadialELBO()(model, guide)(x.double(), y).backward()
+    TermsELBO()(model, guide)(x.double(), y).backward()
     optimizer.step()
     for name, site in guide.loc_scale_sites().items():
         torch.testing.assert_close(before[name] - site.loc, 0.5 * 0.03 * site.loc.grad.sign())
@@ -384,7 +384,7 @@ def test_means_take_the_steps_of_adam_in_units_of_a_fixed_width(double, monkeypa
     site = guide.loc_scale_sites()["0.weight"]
     scaled = (site.loc.detach() / 0.03).requires_grad_()
     adam = torch.optim.Adam([scaled], lr=0.5, betas=(0.9, 0.95), eps=0.0)
-    elbo = RadialELBO()(model, guide)
+    elbo = TermsELBO()(model, guide)
     for _ in range(20):
         optimizer.zero_grad()
         elbo(x.double(), y).backward()
@@ -434,8 +434,8 @@ def test_other_parameters_take_ordinary_steps():
     guide = AutoRadial(model, families={"2.bias": families.Delta()})
     x, _ = data()
     optimizer = NaturalGradient(others=partial(SGD, lr=1e-3)).optimizer(model, guide, x, x[:, :1])
-    RadialELBO()(model, guide)(x, x[:, :1]).backward()
-    every = dict(RadialELBO()(model, guide).named_parameters())
+    TermsELBO()(model, guide)(x, x[:, :1]).backward()
+    every = dict(TermsELBO()(model, guide).named_parameters())
     before = {name: parameter.detach().clone() for name, parameter in every.items()}
     optimizer.step()
     own = {id(p) for site in guide.loc_scale_sites().values() for p in (site.loc, site.scale)}
@@ -454,7 +454,7 @@ def test_parameters_outside_modules_are_trained():
 
 SETTINGS = {
     "accumulated": {"accumulate": 3},
-    "several draws": {"loss": RadialELBO(4)},
+    "several draws": {"loss": TermsELBO(4)},
     "clipped": {"clip_norm": 1.0},
     "in bfloat16": {"autocast": torch.bfloat16},
     "in float16": {"autocast": torch.float16},
@@ -563,7 +563,7 @@ def test_a_resumed_run_with_steps_in_graphs_ends_where_an_undisturbed_one_does(t
 def test_recorded_steps_go_on_from_a_loaded_state():
     x, y = data()
     model, guide = problem()
-    svi = CompiledSVI(model, guide, NaturalGradient(lr=0.05, beta2=0.99), RadialELBO(), compile=False)
+    svi = CompiledSVI(model, guide, NaturalGradient(lr=0.05, beta2=0.99), TermsELBO(), compile=False)
     svi.step(x, y)
     parameters, state = copy.deepcopy((guide.state_dict(), svi.optimizer.state_dict()))
     ends = []
@@ -589,7 +589,7 @@ def test_a_step_in_a_graph_on_a_loss_that_is_not_finite_changes_nothing(kind, re
         return copy.deepcopy({**guide.state_dict(), "optimizer": repr(optimizer.state_dict()["state"])})
 
     if kind == "CompiledSVI":
-        svi = CompiledSVI(model, guide, NaturalGradient(), RadialELBO())
+        svi = CompiledSVI(model, guide, NaturalGradient(), TermsELBO())
         step = svi.step
     else:
         trainer = Trainer(model, guide, (x, y), optim=NaturalGradient(), compile_rows=ROWS, step_in_graph=True)
@@ -619,7 +619,7 @@ def test_a_step_in_a_graph_on_refused_terms_changes_nothing(recorded_only):
     assert_same(guide.state_dict(), before)
 
 
-@pytest.mark.parametrize("loss", [RadialELBO, TraceMeanField_ELBO])
+@pytest.mark.parametrize("loss", [TermsELBO, TraceMeanField_ELBO])
 def test_steps_of_compiled_svi_are_those_of_a_loop_of_ones_own(loss):
     x, y = data()
     ends = []
@@ -627,7 +627,7 @@ def test_steps_of_compiled_svi_are_those_of_a_loop_of_ones_own(loss):
         model, guide = problem()
         pyro.set_rng_seed(0)
         if own:
-            optimizer, elbo = NaturalGradient().optimizer(model, guide, x, y), RadialELBO()(model, guide)
+            optimizer, elbo = NaturalGradient().optimizer(model, guide, x, y), TermsELBO()(model, guide)
             for _ in range(5):
                 optimizer.zero_grad()
                 elbo(x, y).backward()
@@ -644,7 +644,7 @@ def test_steps_of_compiled_svi_are_those_of_a_loop_of_ones_own(loss):
 def test_a_state_goes_on_where_it_was_saved():
     x, y = data()
     model, guide = problem("batch norm")
-    optimizer, elbo = NaturalGradient().optimizer(model, guide, x, y), RadialELBO()(model, guide)
+    optimizer, elbo = NaturalGradient().optimizer(model, guide, x, y), TermsELBO()(model, guide)
 
     def steps(number):
         torch.manual_seed(number)
@@ -694,7 +694,7 @@ def test_a_step_calls_the_closure_that_makes_its_gradients():
     for given in (True, False):
         model, guide = problem()
         optimizer = NaturalGradient().optimizer(model, guide, *data())
-        loss = RadialELBO()(model, guide)
+        loss = TermsELBO()(model, guide)
 
         def closure(optimizer=optimizer, loss=loss):
             optimizer.zero_grad()

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import StepLR
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, RadialELBO, SupervisedModel
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, TermsELBO
 from pyro_radial.functional import GaussianProcess, UniformBox
 from pyro_radial.infer.training.settings import described, likelihood_settings, optimizer_settings, run_settings
 from pyro_radial.nn import likelihoods
@@ -99,7 +99,7 @@ def test_a_cycle_and_a_state_of_a_users_object_end_a_description():
 def settings_of(model, guide=None, loss=None, scheduler=None):
     guide = AutoRadial(model) if guide is None else guide
     guide.setup(*data())
-    return run_settings(model, guide, RadialELBO() if loss is None else loss, scheduler, data())
+    return run_settings(model, guide, TermsELBO() if loss is None else loss, scheduler, data())
 
 
 def with_prior(prior):
@@ -148,7 +148,7 @@ def test_what_depends_on_trained_parameters_is_named_alone():
 
 def test_training_changes_no_setting():
     model, guide = problem("batch norm")
-    loss = RadialELBO()
+    loss = TermsELBO()
     before = settings_of(model, guide, loss)
     trained(model, guide, epochs=1, loss=loss)
     assert settings_of(model, guide, loss) == before
@@ -158,7 +158,7 @@ def test_settings_move_no_random_numbers_and_no_buffers():
     model, guide = problem("batch norm")
     guide.setup(*data())
     before, state = torch.get_rng_state(), {n: v.clone() for n, v in model.state_dict().items()}
-    run_settings(model, guide, RadialELBO(), None, data())
+    run_settings(model, guide, TermsELBO(), None, data())
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert model.training
@@ -177,7 +177,7 @@ def test_likelihoods_are_known_by_their_modules_and_settings():
 
 
 LOSSES = {
-    "weight": lambda s: RadialELBO(kl_weight=s),
+    "weight": lambda s: TermsELBO(kl_weight=s),
     "lengthscale": lambda s: FunctionalELBO(GaussianProcess(RBF(1, lengthscale=torch.tensor(s)))),
     "noise": lambda s: FunctionalELBO(GaussianProcess(squared, noise=s)),
     "points": lambda s: FunctionalELBO(GaussianProcess(squared), UniformBox(-s, s, num_points=3)),
@@ -208,7 +208,7 @@ def test_another_schedule_is_another_run_but_not_another_rate():
 def settings_of_optimizer(lr=0.1, betas=(0.9, 0.999), **first_group):
     model, guide = problem()
     guide.setup(*data())
-    parameters = dict(RadialELBO()(model, guide).named_parameters())
+    parameters = dict(TermsELBO()(model, guide).named_parameters())
     first, *others = parameters.values()
     optimizer = Adam([{"params": [first], **first_group}, {"params": others}], lr=lr, betas=betas)
     return optimizer_settings(optimizer, parameters, parameters.keys())
@@ -233,7 +233,7 @@ def test_the_settings_of_a_run_have_the_family_of_each_site_in_a_list_of_guides_
         parts = pyro.infer.autoguide.AutoGuideList(model)
         parts.append(made)
         parts(*data())
-        return run_settings(model, parts, RadialELBO(), None, data())["families"]
+        return run_settings(model, parts, TermsELBO(), None, data())["families"]
 
     radial, normal = families(AutoRadial), families(AutoMeanField)
     assert radial.keys() == normal.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}

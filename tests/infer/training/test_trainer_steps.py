@@ -18,8 +18,8 @@ from pyro_radial import (
     AutoRadialDirectional,
     BayesianModule,
     FunctionalELBO,
-    RadialELBO,
     SupervisedModel,
+    TermsELBO,
 )
 from pyro_radial.functional import GaussianKL, GaussianProcess
 from pyro_radial.infer.training.optimizers import change_rates, initial_rates
@@ -117,7 +117,7 @@ def test_a_whole_loss_within_autocast_keeps_its_kl_in_full_precision(guide):
     """As Lightning and Accelerate run it, guide and KL included."""
     model, made = problem(guide=guide)
     made.setup(*data())
-    elbo = RadialELBO()
+    elbo = TermsELBO()
     terms = []
     for enabled in (False, True):
         made.zero_grad()

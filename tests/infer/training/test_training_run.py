@@ -19,7 +19,7 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, MultiStepLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import Dataset
 
-from pyro_radial import AutoMeanField, AutoRadial, RadialELBO
+from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
 from pyro_radial.infer.training.checkpoint import copied
 from tests.helpers.kills import KINDS, kill_and_resume
 from tests.helpers.runs import (
@@ -62,18 +62,18 @@ SCENARIOS = {
     "no seed": (problem, {"seed": None}),
     "batch norm, validation, schedule with a state": (
         partial(problem, "batch norm"),
-        {"validation": data(9, seed=4), "patience": 2, "loss": lambda: RadialELBO(kl_weight=Counting())},
+        {"validation": data(9, seed=4), "patience": 2, "loss": lambda: TermsELBO(kl_weight=Counting())},
     ),
     "mean field, pyro optimizer, schedule": (
         partial(problem, guide=AutoMeanField),
         {
             "optim": pyro.optim.ClippedAdam({"lr": 1e-2, "lrd": 0.99}),
-            "loss": lambda: RadialELBO(kl_weight=lambda step: min(1.0, step / 7)),
+            "loss": lambda: TermsELBO(kl_weight=lambda step: min(1.0, step / 7)),
         },
     ),
     "dropout, accumulate, two particles": (
         partial(problem, "dropout"),
-        {"accumulate": 2, "loss": lambda: RadialELBO(num_particles=2)},
+        {"accumulate": 2, "loss": lambda: TermsELBO(num_particles=2)},
     ),
     "extra state, means first, momentum": (
         described_problem,
@@ -87,7 +87,7 @@ SCENARIOS = {
     "vectorized, scheduled": (
         problem,
         {
-            "loss": lambda: RadialELBO(num_particles=3, vectorize_particles=True),
+            "loss": lambda: TermsELBO(num_particles=3, vectorize_particles=True),
             "scheduler": partial(StepLR, step_size=1, gamma=0.1),
         },
     ),
@@ -387,7 +387,7 @@ def test_one_epoch_equals_the_loop_written_by_hand():
     x, y = data()
     model, guide = problem("batch norm")
     guide.setup(x, y)
-    loss = RadialELBO()(model, guide)
+    loss = TermsELBO()(model, guide)
     optimizer = Adam(loss.parameters(), lr=1e-2)
     pyro.set_rng_seed(FIT["seed"])
     order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(FIT["seed"]))
@@ -431,7 +431,7 @@ def test_a_schedule_of_the_kl_weight_counts_optimizer_steps_however_batches_are_
             seen.append(step)
             return step / 100
 
-        _, result = trained(*problem(), loss=RadialELBO(kl_weight=schedule), accumulate=accumulate)
+        _, result = trained(*problem(), loss=TermsELBO(kl_weight=schedule), accumulate=accumulate)
         steps = sorted(set(seen) - {0})
         assert steps == list(range(1, 12))
         assert [record["kl_weight"] for record in result.history] == [0.03, 0.07, 0.11]

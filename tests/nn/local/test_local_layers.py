@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 from pyro_radial.poutine import local_reparameterization
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_local_is_drawn_and_named_once(make, drawn, why):
 def test_all_particles_have_noise_of_their_own(make, drawn, why):
     bnn, guide = guided(make())
     model = SupervisedModel(bnn, likelihoods.Gaussian())
-    elbo = RadialELBO(3, vectorize_particles=True, max_plate_nesting=1)
+    elbo = TermsELBO(3, vectorize_particles=True, max_plate_nesting=1)
     y = torch.zeros(bnn(X).shape)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -339,7 +339,7 @@ def test_spectral_norm_of_the_old_style_is_drawn():
     net = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 3)), nn.Linear(3, 2))
     model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(), local_reparameterization=True)
     guide = AutoRadial(model)
-    assert torch.isfinite(torch.tensor(RadialELBO().loss(model, guide, X, torch.zeros(6, 2))))
+    assert torch.isfinite(torch.tensor(TermsELBO().loss(model, guide, X, torch.zeros(6, 2))))
 
 
 class TimeMajor(nn.Module):
@@ -359,4 +359,4 @@ def test_time_steps_are_not_taken_for_rows(batch):
     model = SupervisedModel(BayesianModule(TimeMajor()), likelihoods.Gaussian(), local_reparameterization=True)
     guide = AutoRadial(model)
     with pytest.warns(UserWarning, match="the network's output has no row for each row of its input"):
-        RadialELBO().loss(model, guide, x, torch.zeros(batch, 2))
+        TermsELBO().loss(model, guide, x, torch.zeros(batch, 2))

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from pyro_radial import AutoRadialDirectional, BayesianModule, RadialELBO, SupervisedModel
+from pyro_radial import AutoRadialDirectional, BayesianModule, SupervisedModel, TermsELBO
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import RadialDirectionalPrior
 from pyro_radial.nn.priors.radial_directional import TensorSites
@@ -116,7 +116,7 @@ class TestUnderAGuide:
     def test_every_kl_is_analytic_and_never_negative(self, grouping, shared):
         model = model_of(conv_net(), RadialDirectionalPrior(grouping, global_scale=1e-2))
         guide = AutoRadialDirectional(model, shared_concentration=shared)
-        elbo = RadialELBO(strict_kl=True)
+        elbo = TermsELBO(strict_kl=True)
         elbo(model, guide)(*images()).backward()
         assert all(float(kl) >= 0 for kl in elbo.terms.kl_by_site.values())
         gradients = [parameter.grad for parameter in guide.parameters()]
@@ -125,7 +125,7 @@ class TestUnderAGuide:
     def test_the_global_radius_of_a_tensor_counts_once(self):
         model = model_of(nn.Linear(3, 4), RadialDirectionalPrior("double", global_scale=0.2))
         guide = AutoRadialDirectional(model)
-        elbo = RadialELBO(strict_kl=True)
+        elbo = TermsELBO(strict_kl=True)
         elbo(model, guide)(torch.zeros(2, 3), torch.tensor([0, 1]))
         distribution = guide.posterior()["weight.global_radius_gamma"]
         loc, scale = distribution.base_dist.mean, distribution.base_dist.stddev
@@ -147,8 +147,8 @@ class TestUnderAGuide:
         data = images()
         guide.setup(*data)
         number = 200
-        many = RadialELBO(num_particles=number, vectorize_particles=True, max_plate_nesting=1)
-        one = RadialELBO()
+        many = TermsELBO(num_particles=number, vectorize_particles=True, max_plate_nesting=1)
+        one = TermsELBO()
         with torch.no_grad():
             together = float(many.loss(model, guide, *data))
             alone = torch.tensor([float(one.loss(model, guide, *data)) for _ in range(number)])

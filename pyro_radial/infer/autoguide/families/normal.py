@@ -56,7 +56,7 @@ class Delta(Family):
 
     .. math:: -\frac1N \sum_n \log p(y_n \mid f(x_n)) - \frac\lambda N \log p(w),
 
-    where :math:`\lambda` is the ``kl_weight`` of :class:`~pyro_radial.RadialELBO`: 1 for the posterior mode, 0 for
+    where :math:`\lambda` is the ``kl_weight`` of :class:`~pyro_radial.TermsELBO`: 1 for the posterior mode, 0 for
     maximum likelihood. A prior :math:`N(0, \tau^2)` is a weight decay of :math:`\lambda / \tau^2 N`. Gradients are N
     times those of this loss, so divide a learning rate of SGD by N. One draw of :func:`~pyro_radial.predict` is enough.
     :class:`~pyro_radial.PriorChain` leaves these sites out, because a point cannot be a later prior.

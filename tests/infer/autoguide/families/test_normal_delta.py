@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from pyro_radial import AutoRadial, BayesianModule, RadialELBO, SupervisedModel, fit, predict
+from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, TermsELBO, fit, predict
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
 
@@ -30,7 +30,7 @@ def plain(net, prior=PRIOR, likelihood=None):
 @pytest.mark.parametrize("kl_weight", [1.0, 0.0, 0.3])
 def test_it_is_ridge_regression_with_the_weight_decay_of_the_prior(kl_weight):
     model, guide = plain(nn.Linear(3, 1, bias=False).double())
-    loss = RadialELBO(kl_weight=kl_weight)
+    loss = TermsELBO(kl_weight=kl_weight)
     # The squared error per datum over 2 NOISE^2 has curvatures of about 4 and the prior 1 / (0.09 * 20): 0.1 converges.
     fit(model, guide, (X, Y), epochs=300, optim=partial(SGD, lr=0.1 / 20), loss=loss, seed=0, progress=False)
     decay = kl_weight * NOISE**2 / PRIOR**2
