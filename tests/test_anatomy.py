@@ -21,12 +21,14 @@ MAY_IMPORT = {
     "poutine": LOW,
     "nn": LOW,
     "infer.autoguide": LOW,
-    "infer": LOW | {"infer.autoguide", "infer.compiled", "infer.posthoc", "infer.prediction", "infer.training"},
-    "infer.compiled": LOW | {"infer", "infer.autoguide", "infer.training"},
-    "infer.training": LOW | {"infer", "infer.autoguide", "infer.compiled", "infer.prediction"},
-    "infer.prediction": LOW | {"infer.autoguide", "infer.training"},
+    "infer": LOW | {f"infer.{room}" for room in ("autoguide", "optim", "step", "training", "prediction", "posthoc")},
+    "infer.optim": LOW | {"infer", "infer.autoguide"},
+    "infer.step": LOW | {"infer", "infer.optim"},
+    "infer.prediction": LOW | {"infer", "infer.autoguide"},
+    "infer.training": LOW | {"infer", "infer.autoguide", "infer.optim", "infer.step", "infer.prediction"},
     "infer.posthoc": LOW | {"infer", "infer.autoguide", "infer.prediction", "infer.training"},
-    "functional": LOW | {"infer", "infer.autoguide", "infer.posthoc", "infer.prediction", "infer.training"},
+    "functional": LOW
+    | {"infer", "infer.autoguide", "infer.posthoc", "infer.prediction", "infer.step", "infer.training"},
 }
 BELOW_TASKS = {*MAY_IMPORT} - {"_version"}
 MAY_IMPORT |= {

@@ -14,7 +14,7 @@ from benchmarks.decisions._linear_model import LinearModel
 from benchmarks.decisions._refits import Refits
 from pyro_radial import predict
 from pyro_radial.infer.posthoc.laplace import LastLayer, TrainedNetwork, find_last_layer
-from pyro_radial.infer.training.data import device_of, dtype_of
+from pyro_radial.nn.modules import device_of, dtype_of
 
 __all__ = [
     "EnsembleSampling",

@@ -14,10 +14,11 @@ from torch.optim import Adam
 
 from pyro_radial import TermsELBO
 from pyro_radial._pyro.compat import is_deterministic
-from pyro_radial.infer.training.data import device_of, dtype_of
-from pyro_radial.infer.training.optimizers import fused_optimizer
+from pyro_radial.infer.optim.joint import fused_optimizer
+from pyro_radial.infer.step.graphs import Graphs
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihoods import set_num_data
+from pyro_radial.nn.modules import device_of, dtype_of
 
 __all__ = ["Refits"]
 
@@ -60,6 +61,7 @@ class Refits:
         self.batch_size = batch_size
         self.compile = compile
         self._weighted = _Weighted(model)
+        self._graphs = Graphs()
         self._trainer: Trainer | None = None
 
     @property
@@ -73,10 +75,14 @@ class Refits:
             set_num_data(self.model, self.batch_size)
             rows = torch.arange(self.batch_size)
             batch = (self._batch(x, rows % len(x)), self._batch(y, rows % len(y)))
-            # No batch has -1 rows, so the graph is never compiled, only replayed.
-            compile_rows = self.batch_size if self.compile else -1
             self._trainer = Trainer(
-                self._weighted, self.guide, batch, loss=self.loss, optim=self.optim, compile_rows=compile_rows
+                self._weighted,
+                self.guide,
+                batch,
+                loss=self.loss,
+                optim=self.optim,
+                graphs=self._graphs,
+                compile_rows=self.batch_size if self.compile else None,
             )
         return self._trainer
 

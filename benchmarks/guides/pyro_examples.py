@@ -66,12 +66,12 @@ def measure(name: str, rounds: int, *, compile: bool) -> Row:
         warnings.simplefilter("ignore")
         try:
             svi = compiled(program, compile=compile)
-            errors = [compared(program, svi.captured).together]
+            errors = [compared(program, svi.graphs).together]
         except (ValueError, RuntimeError) as error:
             return row | {"fails": str(error)}
         steps = {"eager": lambda: eager.step(*program.args), "compiled": lambda: svi.step(*program.args)}
         times = medians(steps, rounds, warmup=WARMUP)
-        errors.append(compared(program, svi.captured, seed=4).together)
+        errors.append(compared(program, svi.graphs, seed=4).together)
     times = {f"{step}_ms": round(milliseconds, 3) for step, milliseconds in times.items()}
     return row | outcome(svi, errors) | times
 
@@ -80,13 +80,13 @@ def compiled(program: Program, *, compile: bool) -> CompiledSVI:
     """The program with its own optimizer."""
     optim = pyro.optim.Adam({"lr": LEARNING_RATE})
     svi = CompiledSVI(program.model, program.guide, optim, program.loss, compile=compile)
-    svi.captured.compile_after = COMPILE_AFTER
+    svi.graphs.compile_after = COMPILE_AFTER
     return svi
 
 
 def outcome(svi: CompiledSVI, errors: list[float]) -> Row:
     """The largest error, and why steps run eagerly."""
-    return {"error": f"{max(errors):.1e}", "eagerly": "; ".join(svi.captured.eager_because)}
+    return {"error": f"{max(errors):.1e}", "eagerly": "; ".join(svi.graphs.eager_because)}
 
 
 def changed(name: str) -> Row:
@@ -99,7 +99,7 @@ def changed(name: str) -> Row:
         warnings.simplefilter("ignore")
         for _ in range(3):
             svi.step(*program.args)
-        return outcome(svi, [compared(after, svi.captured, seed, change).together for seed in range(4)])
+        return outcome(svi, [compared(after, svi.graphs, seed, change).together for seed in range(4)])
 
 
 def held(rows: list[Row]) -> list[Row]:

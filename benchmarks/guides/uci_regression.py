@@ -64,8 +64,6 @@ DIRECTIONAL, RADIAL, MEAN_FIELD, NATURAL_RADIAL, NATURAL_MEAN_FIELD = METHODS = 
     "radial, natural gradient",
     "mean field, natural gradient",
 )
-#: The rate of natural gradients for every set, as that of SGD at the first widths.
-NATURAL_LR = 0.03
 BY_NATURAL_GRADIENT = (NATURAL_RADIAL, NATURAL_MEAN_FIELD)
 NUM_SAMPLES = 100
 # One setting for every method and set, so that none is tuned more than another.
@@ -136,8 +134,7 @@ def score(data_dir: Path, name: str, split: int, method: str, setting: Row) -> R
     steps_per_epoch = -(-len(x) // setting["batch_size"])
     epochs = setting.get("epochs") or setting["max_steps"] // steps_per_epoch
     adam = partial(torch.optim.Adam, lr=setting["learning_rate"])
-    # In units of the variance, and with widths that all but stay at 0.01.
-    natural = NaturalGradient(NATURAL_LR / (len(x) * 0.01**2), beta2=0.99999, others=adam)
+    natural = NaturalGradient(others=adam)
     with without_advice_on_widths():
         fit(
             model,
@@ -212,13 +209,12 @@ def report(results: Results) -> str:
     return f"""### UCI regression
 
 Networks have one hidden layer of {setting["hidden"]} and train on {len(results.distinct("split"))} standard splits. \
-Every method takes batches of {setting["batch_size"]} and {steps} per split, of Adam at \
-{setting["learning_rate"]:g} or of natural gradients at {NATURAL_LR:g}, with that Adam for the noise. Adam alone \
-keeps its rate; with natural gradients all rates rise and then fall to zero. Their rate is the best of 0.01, 0.03 and \
-0.1 on validation rows of yacht and boston, while that of Adam was not chosen again. Widths under natural gradients \
-stay near their start at 0.01 (`beta2=0.99999`). Numbers are means and standard errors in the units of the targets. \
-The difference is paired: radial-directional minus mean field. VMG is as published (Louizos and Welling, 2016), with \
-its own, longer budget (`python -m benchmarks.guides.uci_regression --data-dir DIR`).
+Every method takes batches of {setting["batch_size"]} and {steps} per split, of Adam at {setting["learning_rate"]:g} \
+or of natural gradients at their default rates, with that Adam for the noise. Adam alone keeps its rate; with natural \
+gradients all rates rise and then fall to zero. No rate was chosen on these sets. Numbers are means and standard \
+errors in the units of the targets. The difference is paired: radial-directional minus mean field. VMG is as \
+published (Louizos and Welling, 2016), with its own, longer budget (`python -m benchmarks.guides.uci_regression \
+--data-dir DIR`).
 
 {markdown_table(["", *METHODS, "difference", "VMG"], lines)}"""
 

@@ -6,7 +6,8 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import reduce
+from functools import partial, reduce
+from importlib import import_module
 from types import ModuleType
 from typing import Any, TypeVar
 from unittest import mock
@@ -39,6 +40,7 @@ __all__ = [
     "OVERRIDDEN",
     "CompilerMissingError",
     "Replaced",
+    "addresses",
     "adopt",
     "after_hooks",
     "check_mean_field_requirement",
@@ -51,6 +53,7 @@ __all__ = [
     "forget_stored",
     "handlers_around",
     "has_hooks",
+    "has_step_hooks",
     "helpful_support_errors",
     "host_reads_removed",
     "initial_scale",
@@ -62,11 +65,14 @@ __all__ = [
     "optimizer_state_waiting",
     "own_mask",
     "periodic_repeat",
+    "post_accumulate_hooks",
     "prototype_hide_fn",
     "pyro_settings",
+    "reader_of_setting",
     "record_graph",
     "set_context",
     "standard_gamma",
+    "steps_stop",
     "stop_where",
     "stored_name",
     "stored_parameters",
@@ -147,6 +153,22 @@ def forget_stored(root: str) -> None:
         store._constraints.pop(name, None)
     for tensor in [tensor for tensor, name in list(store._param_to_name.items()) if name.startswith(below)]:
         store._param_to_name.pop(tensor, None)
+
+
+def addresses(tensors: Sequence[Tensor]) -> list[int]:
+    """The addresses of tensors, without the modes that torch would ask for each."""
+    with torch._C.DisableTorchFunction():
+        return [tensor.data_ptr() for tensor in tensors]
+
+
+def reader_of_setting(name: str) -> Callable[[], Any]:
+    """A faster ``pyro.settings.get`` of one setting."""
+    module, path, _ = pyro.settings._REGISTRY[name]
+    *parts, last = path.split(".")
+    holder: Any = import_module(module)
+    for part in parts:
+        holder = getattr(holder, part)
+    return partial(getattr, holder, last)
 
 
 def standard_gamma(shape: Tensor) -> Tensor:
@@ -230,7 +252,8 @@ def host_reads_removed() -> Iterator[None]:
 
 
 def _maximum(one: Any, other: Any) -> Tensor:
-    return torch.maximum(torch.as_tensor(one), torch.as_tensor(other))
+    one, other = (scale if isinstance(scale, Tensor) else torch.as_tensor(scale) for scale in (one, other))
+    return torch.maximum(one, other)
 
 
 class Replaced(TorchFunctionMode):
@@ -304,14 +327,25 @@ def optimizer_state_waiting(optim: PyroOptim) -> dict[str, Any]:
     return waiting
 
 
-def stop_where(optimizer: Optimizer, stopped: Tensor | None) -> bool:
+def steps_stop(optimizer: Optimizer) -> bool:
+    """Whether :func:`stop_where` works on an optimizer: on those with torch's fused steps."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def stop_where(optimizer: Optimizer, stopped: Tensor | None) -> None:
     """Let an optimizer's steps do nothing while a 0-d tensor is one, without a host synchronization.
 
     ``torch.amp.GradScaler`` uses this for fused optimizers.
-
-    :returns: whether the optimizer supports it.
     """
-    able = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-    if able:
+    if steps_stop(optimizer):
         optimizer.found_inf = stopped  # type: ignore[attr-defined]
-    return able
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether an optimizer calls functions before or after its steps."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def post_accumulate_hooks(parameter: Tensor) -> bool:
+    """Whether a parameter has hooks of ``register_post_accumulate_grad_hook``."""
+    return bool(parameter._post_accumulate_grad_hooks)

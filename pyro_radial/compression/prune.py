@@ -24,9 +24,10 @@ from pyro_radial.compression.scores import Cut, Scores, check_guide, unit_scores
 from pyro_radial.compression.surgery import complete_cut, cut_network
 from pyro_radial.distributions.constraints import is_on_sphere
 from pyro_radial.infer.autoguide.base import AutoPerSite
-from pyro_radial.infer.training.data import Rows, device_of, move
+from pyro_radial.infer.data import Rows, move
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import Categorical, Likelihood
+from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.supervised import SupervisedModel
 
 __all__ = ["CutRecord", "Pruned", "evaluate_cut", "mean_network", "nested_cuts", "prune"]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.checks import check_types, positive_count, positive_float, random_seed
 from pyro_radial.continual.streams import Pair, Task, TaskStream
-from pyro_radial.infer.training.data import Rows, check_inputs, num_rows, take
+from pyro_radial.infer.data import Rows, check_inputs, num_rows, take
 
 __all__ = ["Coreset", "KeptRows", "random_coreset", "split_coreset"]
 

@@ -111,7 +111,7 @@ class FunctionChainELBO(TermsELBO):
         """The divergence of the functions, times the particles that all terms sum over, and the KLs of the weights."""
         if len(self.kept) > 1 and is_capturing():
             raise RuntimeError("the heads of kept functions take turns, which a graph cannot record")
-        turn = self.step % len(self.kept)
+        turn = run.step % len(self.kept)
         kept, number = self.kept[turn], self._numbers[turn]
         drawn = self._drawn(kept, number)
         process = GuideProcess(run, FUNCTION_SITE, self._structures)

@@ -28,7 +28,7 @@ from pyro_radial.distributions.storage import StoredDistribution, StoredDistribu
 from pyro_radial.distributions.wrappers import Transformed, leaf, map_leaf
 from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.diagnose import UNMOVED
-from pyro_radial.infer.training.data import device_of
+from pyro_radial.nn.modules import device_of
 from pyro_radial.poutine.swap_prior import SwapPriorMessenger, UnderPriors, check_prior, is_guide
 
 __all__ = ["PriorChain", "posterior_of"]

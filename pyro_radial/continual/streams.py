@@ -22,7 +22,7 @@ from pyro_radial._pyro.checks import (
     positive_count,
     random_seed,
 )
-from pyro_radial.infer.training.data import Rows
+from pyro_radial.infer.data import Rows
 
 __all__ = ["Pair", "Task", "TaskStream", "class_split_stream", "permuted_stream"]
 

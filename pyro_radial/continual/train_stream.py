@@ -32,13 +32,14 @@ from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.prior_chain import PriorChain
 from pyro_radial.continual.streams import Pair, Task, TaskStream
 from pyro_radial.infer.autoguide import AutoRadial
+from pyro_radial.infer.data import Rows, num_rows
 from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.training.checkpoint import Checkpoint, copied
-from pyro_radial.infer.training.data import Rows, device_of, num_rows
 from pyro_radial.infer.training.fit import fit
 from pyro_radial.infer.training.settings import data_settings, described, likelihood_settings
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.multi_head import MultiHead, use_head
 from pyro_radial.uncertainty.metrics import accuracy
 

@@ -19,8 +19,8 @@ from pyro_radial.functional.guide_process import GuideProcess, sites_led_to
 from pyro_radial.functional.measurement_points import MeasurementPoints
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_finite, check_floating, check_prior
 from pyro_radial.functional.process_comparison import ProcessComparison, compare_with_process
+from pyro_radial.infer.data import Rows, as_inputs, move
 from pyro_radial.infer.elbo import Run, TermsELBO, check_weight
-from pyro_radial.infer.training.data import Rows, as_inputs, move
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.linearized.linearization import Structure
 from pyro_radial.poutine.local_reparameterization import check_drawn

@@ -20,9 +20,9 @@ from pyro_radial._pyro.compat import is_capturing
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.elbo import Run, is_auxiliary, own_distribution
-from pyro_radial.infer.training.data import evaluating
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization, Structure
 from pyro_radial.nn.linearized.site_moments import moments_of
+from pyro_radial.nn.modules import evaluating
 
 __all__ = ["GuideProcess", "sites_led_to"]
 

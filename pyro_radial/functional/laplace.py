@@ -18,10 +18,11 @@ from pyro_radial.functional.priors.function_prior import FunctionPrior, check_po
 from pyro_radial.infer.autoguide.correlated import AutoCorrelated
 from pyro_radial.infer.autoguide.families.family import Family
 from pyro_radial.infer.autoguide.families.normal import Delta
+from pyro_radial.infer.data import Rows, move
 from pyro_radial.infer.posthoc.laplace import TrainedNetwork, output_hessian
-from pyro_radial.infer.training.data import Rows, device_of, dtype_of, evaluating, move
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization, undisturbed
 from pyro_radial.nn.linearized.site_moments import sites_of_network
+from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 
 __all__ = ["function_space_laplace"]
 

@@ -3,17 +3,17 @@
 
 """Losses, training, prediction and guides."""
 
-from pyro_radial.infer.compiled.compiled_svi import CompiledSVI
 from pyro_radial.infer.diagnose import diagnose
 from pyro_radial.infer.elbo import TermsELBO
+from pyro_radial.infer.optim.natural_gradient import NaturalGradient
 from pyro_radial.infer.posthoc.laplace import last_layer_laplace
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
 from pyro_radial.infer.reparam import HalfCauchyReparam
+from pyro_radial.infer.step.compiled_svi import CompiledSVI
 from pyro_radial.infer.training.ensemble import Ensemble
 from pyro_radial.infer.training.fit import fit
-from pyro_radial.infer.training.natural_gradient import NaturalGradient
 from pyro_radial.infer.training.options import FitOptions
 
 __all__ = [

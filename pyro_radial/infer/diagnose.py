@@ -19,12 +19,13 @@ from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
+from pyro_radial.infer.data import Inputs, Rows, move, num_rows, take
 from pyro_radial.infer.elbo import LossTerms, TermsELBO, not_finite_parameter
-from pyro_radial.infer.training.data import Inputs, Rows, device_of, dtype_of, evaluating, move, num_rows, take
-from pyro_radial.infer.training.natural_gradient import MOST_PULL, by_log_scale
-from pyro_radial.infer.training.not_finite import first_not_finite
+from pyro_radial.infer.optim.natural_gradient import MOST_PULL, by_log_scale
+from pyro_radial.infer.step.not_finite import first_not_finite
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Gaussian, HeteroscedasticGaussian
+from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods, function_sites
 from pyro_radial.poutine import mean_only
 

@@ -5,7 +5,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,6 +31,7 @@ from pyro_radial._pyro.compat import (
 )
 from pyro_radial.distributions.kl import kl_by_cross_entropy
 from pyro_radial.distributions.wrappers import leaf, unmasked
+from pyro_radial.nn.modules import Autocast
 from pyro_radial.poutine.local_reparameterization import check_drawn
 
 __all__ = [
@@ -119,6 +119,12 @@ class LossTerms:
             raise ValueError("per_datum: observations must be in a plate, got none, so the number of data is unknown")
         return replace(average([self], self.num_data), num_data=1)
 
+    def copied(self) -> "LossTerms":
+        """Return the same terms in memory of their own."""
+        by_site = (self.nll_by_site, self.kl_by_site, self.weight_space_kl_by_site)
+        nll, kl, weight_space_kl = ({name: value.clone() for name, value in each.items()} for each in by_site)
+        return replace(self, nll_by_site=nll, kl_by_site=kl, weight_space_kl_by_site=weight_space_kl)
+
     def not_finite(self) -> list[str]:
         """Return in words which terms are NaN or infinite; reads each term on the host."""
         kinds = (
@@ -160,7 +166,12 @@ def entropies(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
 
 def _total(by_site: Mapping[str, Tensor]) -> Tensor:
     """The sum over sites."""
-    return torch.as_tensor(sum(by_site.values()))
+    return _tensor(sum(by_site.values()))
+
+
+def _tensor(total: Any) -> Tensor:
+    """A sum as a tensor. ``torch.as_tensor`` alone would move it to the default device."""
+    return total if isinstance(total, Tensor) else torch.as_tensor(total)
 
 
 def _weighted(negative_log_likelihood: Tensor, kl_weight: float | Tensor, kl: Tensor) -> Tensor:
@@ -172,7 +183,7 @@ def _weighted(negative_log_likelihood: Tensor, kl_weight: float | Tensor, kl: Te
 
 def _divided(by_site: Sequence[Mapping[str, Tensor]], number: int) -> dict[str, Tensor]:
     """The sum over the mappings, site by site, divided by a number."""
-    return {name: torch.as_tensor(sum(d[name] for d in by_site)) / number for name in by_site[0]}
+    return {name: _tensor(sum(d[name] for d in by_site)) / number for name in by_site[0]}
 
 
 class Run(NamedTuple):
@@ -185,11 +196,12 @@ class Run(NamedTuple):
     model_trace: Trace
     guide_trace: Trace
     sampled: dict[str, str]  # why the KL of a site was sampled
+    step: int = 0  # losses evaluated with gradients so far, perhaps with this one
 
     @property
     def model_in_full_precision(self) -> Any:
         """The model without the autocast of a training step."""
-        return getattr(self.model, "in_full_precision", self.model)
+        return self.model.model if isinstance(self.model, Autocast) else self.model
 
 
 class TermsELBO(TraceMeanField_ELBO):
@@ -249,64 +261,90 @@ class TermsELBO(TraceMeanField_ELBO):
         self.strict_kl = check_flag("strict_kl", strict_kl)
         #: Losses evaluated with gradients so far, the argument of a ``kl_weight`` schedule.
         self.step = 0
-        self._given_weight: float | Tensor | None = None
-        # The terms of the latest evaluation, one for each pass, and their number of particles.
-        self._evaluated: tuple[list[LossTerms], int] = [], 0
+        self._terms: Callable[[], LossTerms] | None = None
 
     @property
     def terms(self) -> LossTerms:
         """The terms of the latest loss, averaged over its particles; a RuntimeError before the first loss."""
-        if not self._evaluated[0]:
+        if self._terms is None:
             raise RuntimeError("TermsELBO.terms: a loss must be evaluated first, got no loss yet")
-        return average(*self._evaluated)
+        return self._terms()
 
-    def weight_now(self) -> float:
-        """The weight of the KL at this step."""
-        return check_weight(self.kl_weight(self.step)) if callable(self.kl_weight) else float(self.kl_weight)
+    def weight_at(self, step: int) -> float:
+        """Return the weight of the KL at a step, counted from zero."""
+        return check_weight(self.kl_weight(step)) if callable(self.kl_weight) else float(self.kl_weight)
 
-    @contextmanager
-    def weighted_by(self, weight: float | Tensor) -> Iterator[None]:
-        """Evaluate with this weight instead of ``kl_weight``; a recorded graph takes a tensor as input."""
-        before, self._given_weight = self._given_weight, weight
-        try:
-            yield
-        finally:
-            self._given_weight = before
-
-    def keep(self, terms: LossTerms, gradients: bool) -> None:
-        """Take over the terms of a loss that a graph evaluated; with gradients it counts as a step."""
-        self._evaluated = [terms], 1
+    def keep(self, terms: Callable[[], LossTerms], gradients: bool) -> None:
+        """Let :attr:`terms` return those of a loss that was evaluated elsewhere; with gradients it counts as a step."""
+        self._terms = terms
         self.step += gradients
+
+    def loss_and_terms(
+        self,
+        model: Any,
+        guide: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        weight: float | Tensor,
+        step: int,
+    ) -> tuple[Tensor, LossTerms]:
+        """Evaluate with this weight of the KL instead of ``kl_weight``, and change nothing here.
+
+        :param weight: a number, or a 0-d tensor while a graph is recorded.
+        :param step: the number of the step, counted from one, instead of ``step``.
+        :returns: the loss as a tensor to differentiate, and its terms.
+        """
+        loss, evaluated = self._loss_and_passes(model, guide, args, dict(kwargs), weight, step)
+        return loss, average(evaluated, self.num_particles)
 
     def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
         """Return the loss without gradients, as a number like Pyro's losses; this reads it on the host."""
-        return float(self._total_of_passes(self._losses(model, guide, args, kwargs), backward=False))
+        return float(self._total_of_passes(model, guide, args, kwargs, backward=False))
 
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss as a tensor to differentiate, without a host-device synchronization."""
-        return torch.as_tensor(sum(list(self._losses(model, guide, args, kwargs))) / self.num_particles)
+        step = self.step + torch.is_grad_enabled()
+        loss, evaluated = self._loss_and_passes(model, guide, args, kwargs, self.weight_at(self.step), step)
+        self.keep(lambda: average(evaluated, self.num_particles), torch.is_grad_enabled())
+        return loss
 
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Return the loss and add its gradients to those of the parameters, one pass after the other."""
-        return self._total_of_passes(self._losses(model, guide, args, kwargs), backward=True)
+        return self._total_of_passes(model, guide, args, kwargs, backward=True)
 
-    def _total_of_passes(self, losses: Iterator[Tensor], backward: bool) -> Tensor:
+    def _loss_and_passes(
+        self, model: Any, guide: Any, args: Any, kwargs: Any, weight: float | Tensor, step: int
+    ) -> tuple[Tensor, list[LossTerms]]:
+        passes = list(self._passes(model, guide, args, kwargs, weight, step))
+        loss = _tensor(sum([loss for loss, _ in passes]) / self.num_particles)
+        return loss, [terms for _, terms in passes]
+
+    def _total_of_passes(self, model: Any, guide: Any, args: Any, kwargs: Any, backward: bool) -> Tensor:
         total: Any = 0.0
-        for loss in losses:
+        evaluated = []
+        step = self.step + torch.is_grad_enabled()
+        for loss, terms in self._passes(model, guide, args, kwargs, self.weight_at(self.step), step):
+            evaluated.append(terms)
             total = total + loss.detach() / self.num_particles
             if backward and loss.requires_grad:
                 (loss / self.num_particles).backward(retain_graph=self.retain_graph)
+        self.keep(lambda: average(evaluated, self.num_particles), torch.is_grad_enabled())
         warn_if_nan(total, "loss")
-        return torch.as_tensor(total)
+        return _tensor(total)
 
-    def _losses(self, model: object, guide: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-        """The loss of each pass, which sums over vectorized particles; keeps their terms."""
+    def _passes(
+        self,
+        model: object,
+        guide: object,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        weight: float | Tensor,
+        step: int,
+    ) -> Iterator[tuple[Tensor, LossTerms]]:
+        """Yield the loss of each pass, which sums over vectorized particles, and its terms."""
         check_types(Callable, model=model, guide=guide)
-        weight = self.weight_now() if self._given_weight is None else self._given_weight
-        self.step += torch.is_grad_enabled()
-        self._evaluated = passes, _ = [], self.num_particles
         for model_trace, guide_trace in self._get_traces(model, guide, args, kwargs):
-            run = Run(model, guide, args, kwargs, model_trace, guide_trace, {})
+            run = Run(model, guide, args, kwargs, model_trace, guide_trace, {}, step)
             observed = {name: -site["log_prob_sum"] for name, site in _observed(model_trace).items()}
             latent, weights = self._kls(run)
             loss = _weighted(_total(observed), weight, _total(latent))
@@ -321,8 +359,7 @@ class TermsELBO(TraceMeanField_ELBO):
                 {name: value.detach() for name, value in terms.items()} for terms in (observed, latent, weights)
             )
             others = partial(entropies, parts), num_data_of(model_trace), run.sampled
-            passes.append(LossTerms(weight, nll, kl, *others, self.weight_space_kl, weight_space_kl))
-            yield loss
+            yield loss, LossTerms(weight, nll, kl, *others, self.weight_space_kl, weight_space_kl)
 
     def _get_trace(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Trace, Trace]:
         """Run the guide, and the model on it, and compute the log-densities of observations only.

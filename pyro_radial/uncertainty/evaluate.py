@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from pyro_radial._pyro.checks import held_numbers, proper_fraction
+from pyro_radial.infer.data import Rows, as_inputs, move
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Prediction
-from pyro_radial.infer.training.data import Rows, as_inputs, device_of, dtype_of, move
 from pyro_radial.nn.likelihoods import MISSING_LABEL, Categorical
+from pyro_radial.nn.modules import device_of, dtype_of
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods, split_missing
 from pyro_radial.uncertainty.calibration import expected_calibration_error, reliability
 from pyro_radial.uncertainty.intervals import crps_from_draws, interval_coverage, quantile_calibration

@@ -309,13 +309,14 @@ def test_a_fused_optimizer_stands_still_while_told_to():
     w = torch.zeros(2, requires_grad=True)
     w.grad = torch.ones(2)
     optimizer = torch.optim.Adam([w], lr=0.1, fused=True)
-    assert compat.stop_where(optimizer, torch.ones(()))
+    assert compat.steps_stop(optimizer)
+    compat.stop_where(optimizer, torch.ones(()))
     optimizer.step()
     assert torch.equal(w.detach(), torch.zeros(2))
-    assert compat.stop_where(optimizer, None)
+    compat.stop_where(optimizer, None)
     optimizer.step()
     assert not torch.equal(w.detach(), torch.zeros(2))
-    assert not compat.stop_where(torch.optim.Rprop([w]), torch.ones(()))
+    assert not compat.steps_stop(torch.optim.Rprop([w]))
 
 
 def test_capturing_is_said_while_a_graph_is_recorded_and_in_its_thread_alone():

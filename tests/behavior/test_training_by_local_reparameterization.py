@@ -25,7 +25,7 @@ from pyro_radial import (
     predict,
 )
 from pyro_radial.infer import diagnose
-from pyro_radial.infer.training.not_finite import not_finite_parts
+from pyro_radial.infer.step.not_finite import not_finite_parts
 from pyro_radial.nn import likelihoods, priors
 from pyro_radial.poutine import local_reparameterization, swap_prior
 from tests.helpers.host_reads import CountHostReads

@@ -67,8 +67,8 @@ def test_a_graph_serves_any_number_of_rows():
     refits = regression()
     for rows in (1, 5, 30):
         refits.refit(X[:rows], Y[:rows])
-    assert len(refits._trainer.gradients.captured.recordings) == 1
-    assert refits._trainer.gradients.captured.eager_because == []
+    assert len(refits._graphs.recordings) == 1
+    assert refits._graphs.eager_because == []
     assert refits.steps_done == 60
 
 

@@ -34,9 +34,9 @@ from pyro_radial.continual import (
 from pyro_radial.continual.coresets import KeptRows, random_coreset
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.functional import FunctionalELBO, GaussianProcess, PosteriorProcess, UniformBox
-from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.infer.training.training_run import TrainingRun
 from pyro_radial.nn import MultiHead, likelihoods, use_head
+from tests.helpers.graphs import Graphed
 from tests.helpers.runs import assert_same as assert_same_state
 from tests.helpers.streams import MODULE, OPTIONS, ROWS, assert_same, chain, clusters, killed, learn, stream
 
@@ -210,7 +210,7 @@ def test_room_for_more_is_never_drawn_and_shapes_stay():
         assert kept.x.shape == (9, 3)
         assert kept.size == rows
         elbo = FunctionChainELBO([kept], max_points=3)
-        captured = CapturedLoss(one, guide, elbo, compile=False)
+        captured = Graphed(one, guide, elbo, compile=False)
         captured((X, Y), {})
         # The guide is at the chain's prior, which free rows are not.
         assert abs(elbo.terms.kl) < 1e-6
@@ -228,10 +228,10 @@ def test_a_graph_replays_it_with_new_points_each_time(guide_type, local):
     elbo = FunctionChainELBO([kept], max_points=4, weight_space_kl=0.3)
     guide = guide_type(one)
     guide.setup(X, Y)
-    captured = CapturedLoss(one, guide, elbo, compile=False)
+    captured = Graphed(one, guide, elbo, compile=False)
     values = []
     for seed in (1, 2):
-        value, error, _ = compared(Program(one, guide, elbo, (X, Y)), captured, seed)
+        value, error, _ = compared(Program(one, guide, elbo, (X, Y)), captured.graphs, seed)
         assert error <= 1e-6
         values.append(value)
     assert values[0] != values[1]
@@ -241,7 +241,7 @@ def test_a_graph_replays_it_with_new_points_each_time(guide_type, local):
 
 def test_heads_in_turn_are_no_graph():
     one, guide, kept = TestHeads().made()
-    captured = CapturedLoss(one, guide, FunctionChainELBO(kept), compile=False)
+    captured = Graphed(one, guide, FunctionChainELBO(kept), compile=False)
     with pytest.warns(UserWarning, match="the heads of kept functions take turns"):
         captured((X, Y), {})
     assert captured.eager_because

@@ -27,8 +27,8 @@ from pyro_radial.continual import PriorChain
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.storage import StoredDistribution
 from pyro_radial.infer.autoguide import AutoMeanField
-from pyro_radial.infer.training.data import device_of
 from pyro_radial.nn import likelihoods
+from pyro_radial.nn.modules import device_of
 from tests.helpers.models import train_to_convergence
 from tests.helpers.runs import FIT, data, problem
 

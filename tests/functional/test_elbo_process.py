@@ -33,9 +33,9 @@ from pyro_radial.functional import (
     MarginalKL,
     PosteriorProcess,
 )
-from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 from pyro_radial.poutine import local_reparameterization
+from tests.helpers.graphs import Graphed
 from tests.helpers.host_reads import CountHostReads
 
 X, Y = torch.randn(8, 3), torch.randint(2, (8,))
@@ -134,9 +134,9 @@ def test_local_reparameterization_leaves_both_terms_as_they_are(make, guide_type
 def test_a_step_with_local_reparameterization_under_a_recorded_graph_is_the_step_as_it_is():
     chain, guide, process = second_task(AutoRadial, lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), True)
     elbo = loss_of(process, weight_space_kl=0.3)
-    captured = CapturedLoss(chain, guide, elbo, compile=False)
+    captured = Graphed(chain, guide, elbo, compile=False)
     for seed in (1, 2):
-        _, error, _ = compared(Program(chain, guide, elbo, (X, Y)), captured, seed)
+        _, error, _ = compared(Program(chain, guide, elbo, (X, Y)), captured.graphs, seed)
         assert error <= 1e-6
         # A process that changes is seen by the graph.
         for mean in process.means.buffers():
@@ -211,9 +211,9 @@ def test_a_step_under_a_recorded_graph_is_the_step_as_it_is(make):
     chain, guide, process = second_task(AutoRadial, make)
     elbo = loss_of(process, weight_space_kl=0.3)
     elbo.measurement_points = BetweenRows(torch.randn(20, 3), 5)
-    captured = CapturedLoss(chain, guide, elbo, compile=False)
+    captured = Graphed(chain, guide, elbo, compile=False)
     for seed in (1, 2):
-        _, error, _ = compared(Program(chain, guide, elbo, (X, Y)), captured, seed)
+        _, error, _ = compared(Program(chain, guide, elbo, (X, Y)), captured.graphs, seed)
         assert error <= 1e-6
         as_it_is = elbo.terms
         pyro.set_rng_seed(seed)
@@ -239,7 +239,7 @@ def test_a_loss_reads_nothing_on_the_host(make):
 def test_a_recorded_graph_is_made_anew_for_another_weight_of_the_weights_kl():
     chain, guide, process = second_task(AutoMeanField, lambda: nn.Linear(3, 2))
     elbo = loss_of(process, weight_space_kl=0.3)
-    captured = CapturedLoss(chain, guide, elbo, compile=False)
+    captured = Graphed(chain, guide, elbo, compile=False)
     captured((X, Y), {})
     assert elbo.terms.weight_space_kl_by_site
     elbo.weight_space_kl = 0.0

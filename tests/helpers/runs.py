@@ -17,8 +17,8 @@ from torch import nn
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, fit
 from pyro_radial.functional import GaussianKL, GaussianProcess, UniformBox
 from pyro_radial.infer.training.checkpoint import copied
-from pyro_radial.infer.training.gradients import LossGradients
 from pyro_radial.infer.training.options import FitOptions
+from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.infer.training.training_run import TrainingRun
 from pyro_radial.nn import likelihoods
 
@@ -183,8 +183,8 @@ def trained(model, guide, **kwargs):
 @contextmanager
 def killed(monkeypatch, method, at, when):
     """Interrupts the ``at``-th call of a method of the run, before or after it has done its work."""
-    owner = {"gradients": LossGradients}.get(method, TrainingRun)
-    method = {"gradients": "__call__"}.get(method, method)
+    owner = {"gradients": Trainer}.get(method, TrainingRun)
+    method = {"gradients": "_evaluate"}.get(method, method)
     original, calls = getattr(owner, method), 0
 
     def interrupted(self, *args):

@@ -216,7 +216,7 @@ class Training:
     def compile(self) -> None:
         """Compile graphs at their next use."""
         if isinstance(self.svi, CompiledSVI):
-            self.svi.captured.compile_after = 0
+            self.svi.graphs.compile_after = 0
 
     def final(self, draws: int) -> float:
         """The mean loss over draws."""
@@ -225,4 +225,4 @@ class Training:
 
     def eager_because(self) -> list[str]:
         """Why compiled steps are none."""
-        return self.svi.captured.eager_because if isinstance(self.svi, CompiledSVI) else []
+        return self.svi.graphs.eager_because if isinstance(self.svi, CompiledSVI) else []

@@ -13,9 +13,12 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor, nn
 
-from pyro_radial.infer.compiled.captured_loss import CapturedLoss
+from pyro_radial import TermsELBO
+from pyro_radial.infer.step.evaluate import Call, Evaluation
+from pyro_radial.infer.step.graphs import Graphs
+from pyro_radial.infer.step.step import keep_terms
 
-__all__ = ["Errors", "Program", "compared"]
+__all__ = ["Errors", "Program", "compared", "evaluated"]
 
 
 class Program(NamedTuple):
@@ -35,9 +38,18 @@ class Errors(NamedTuple):
     together: float
 
 
-def compared(
-    program: Program, captured: CapturedLoss, seed: int = 3, before: Callable[[], Any] = lambda: None
-) -> Errors:
+def evaluated(program: Program, graphs: Graphs, *, gradients: bool = True) -> Evaluation:
+    """The loss of a program by graphs, with its gradients."""
+    loss = program.loss
+    call = Call(loss, program.model, program.guide, program.args, {}, gradients)
+    if isinstance(loss, TermsELBO):
+        call = call._replace(weight=loss.weight_at(loss.step), step=loss.step + 1)
+    evaluation = graphs(call)
+    keep_terms(call, evaluation)
+    return evaluation
+
+
+def compared(program: Program, graphs: Graphs, seed: int = 3, before: Callable[[], Any] = lambda: None) -> Errors:
     """Compare the gradients with those of Pyro's ``SVI`` on the same noise.
 
     :param before: is called before each of the two.
@@ -48,7 +60,8 @@ def compared(
         parameter.grad = None
     with kept(program.model, program.loss):
         pyro.set_rng_seed(seed)
-        value, pairs = captured(program.args, {})
+        evaluation = evaluated(program, graphs)
+    pairs = evaluation.with_gradients()
     parameters = [parameter for parameter, _ in pairs]
     before()
     pyro.set_rng_seed(seed)
@@ -56,7 +69,7 @@ def compared(
     errors = [float((found - true).norm()) for (_, found), true in zip(pairs, gradients, strict=True)]
     norms = [float(true.norm()) for true in gradients]
     worst = max(error / norm if error else 0.0 for error, norm in zip(errors, norms, strict=True))
-    return Errors(float(torch.as_tensor(value).sum()), worst, math.hypot(*errors) / math.hypot(*norms))
+    return Errors(float(evaluation.loss.sum()), worst, math.hypot(*errors) / math.hypot(*norms))
 
 
 def eager_gradients(program: Program, parameters: list[Tensor]) -> list[Tensor]:

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial._pyro.random_numbers import one_at_a_time
-from pyro_radial.infer.training.data import Rows, device_of, dtype_of, evaluating, move
+from pyro_radial.infer.data import Rows, move
 from pyro_radial.nn.last_layer import LastLayerFinder, hooked, parameter_names
 from pyro_radial.nn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.supervised import inputs_of, network_of
 
 __all__ = ["LastLayer", "LastLayerLaplace", "TrainedNetwork", "find_last_layer", "last_layer_laplace", "output_hessian"]

@@ -21,8 +21,8 @@ from pyro_radial._pyro.random_numbers import seeded
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide.base import AutoPerSite
 from pyro_radial.infer.prediction.prediction import are_identical
-from pyro_radial.infer.training.data import device_of, evaluating
 from pyro_radial.nn.likelihoods import is_target
+from pyro_radial.nn.modules import device_of, evaluating
 from pyro_radial.poutine.local_reparameterization import check_drawn
 from pyro_radial.poutine.swap_prior import SWAPPED
 

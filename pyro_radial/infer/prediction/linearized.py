@@ -14,9 +14,9 @@ from tqdm.auto import tqdm
 
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global
-from pyro_radial.infer.training.data import evaluating
 from pyro_radial.nn.linearized.linearization import Linearization, undisturbed
 from pyro_radial.nn.linearized.site_moments import site_moments, sites_of_network
+from pyro_radial.nn.modules import evaluating
 
 __all__ = ["linearized_samples", "output_marginals", "posterior_with_moments"]
 

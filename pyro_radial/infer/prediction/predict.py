@@ -18,13 +18,14 @@ from tqdm.auto import tqdm
 from pyro_radial._pyro.checks import check_function, check_types, positive_count
 from pyro_radial._pyro.compat import handlers_around, tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
+from pyro_radial.infer.data import as_inputs, move, num_rows, take
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, PosteriorSamples, check_global, check_sites
 from pyro_radial.infer.prediction.linearized import linearized_samples, output_marginals, posterior_with_moments
 from pyro_radial.infer.prediction.prediction import Prediction, prediction_of, warn_if_identical
-from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.functional_net import WITHOUT_FASTPATH
 from pyro_radial.nn.likelihoods import FUNCTION_SITE, Bernoulli, Categorical
+from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods, function_sites
 from pyro_radial.nn.supervised import ModelNetwork, find_network, own_names
 

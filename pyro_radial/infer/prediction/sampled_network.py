@@ -16,12 +16,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pyro_radial._pyro.checks import positive_count
 from pyro_radial._pyro.compat import tree_leaves, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
+from pyro_radial.infer.data import as_inputs, move, num_rows, take
 from pyro_radial.infer.prediction.guide_draws import GuideDraws, check_global, check_sites
 from pyro_radial.infer.prediction.prediction import are_identical, prediction_of, warn_if_identical
-from pyro_radial.infer.training.data import as_inputs, device_of, dtype_of, evaluating, move, num_rows, take
 from pyro_radial.nn.bayesian_module import place_below
 from pyro_radial.nn.functional_net import FunctionalNet, loop
 from pyro_radial.nn.likelihoods import full_precision
+from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
 from pyro_radial.nn.supervised import ModelNetwork, for_likelihood, inputs_of, network_of
 

@@ -19,9 +19,9 @@ from pyro_radial._pyro.naming import stored_in
 from pyro_radial._pyro.random_numbers import noise_of, one_at_a_time, seeded, seeded_elsewhere
 from pyro_radial.infer.prediction.predict import predict
 from pyro_radial.infer.prediction.prediction import Predictions, joined
-from pyro_radial.infer.training.data import device_of
 from pyro_radial.infer.training.fit import FitResult, fit
 from pyro_radial.nn.bayesian_module import BayesianModule, submodules
+from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.named_likelihoods import NamedLikelihoods
 
 __all__ = ["Ensemble"]

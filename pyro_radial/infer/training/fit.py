@@ -24,15 +24,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from pyro_radial._pyro.checks import check_flag, check_types, optional, positive_count, random_seed
+from pyro_radial.infer.data import Batches, Rows
 from pyro_radial.infer.diagnose import not_standardized
 from pyro_radial.infer.elbo import TermsELBO
+from pyro_radial.infer.optim.joint import DEFAULT_OPTIM, GuideOptim, Optim, check_optim
 from pyro_radial.infer.training.checkpoint import Checkpoint
-from pyro_radial.infer.training.data import Batches, Rows, device_of, dtype_of
-from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, GuideOptim, Optim, check_optim
 from pyro_radial.infer.training.options import FitOptions
-from pyro_radial.infer.training.training_run import Record, TrainingRun
+from pyro_radial.infer.training.training_run import Record, TrainingRun, way_of
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import set_num_data
+from pyro_radial.nn.modules import device_of, dtype_of
 
 __all__ = ["FitResult", "fit"]
 
@@ -145,7 +146,10 @@ def fit(
             options = replace(options, scheduler_interval="step")
         if rows.dataset is None:
             _warn(not_standardized(model, *rows.tensors))
-        own: dict[str, Any] = {"seed": seed, "options": options, "callback": callback}
+        saved = (None if kept is None else kept.load()) or {}
+        # With other epochs a resumed run goes on as it began.
+        graphs = saved.get("graphs") or way_of(options, batches.device, epochs * batches.per_epoch)
+        own: dict[str, Any] = {"seed": seed, "options": options, "callback": callback, "graphs": graphs}
         run = TrainingRun(model, guide, loss, batches, optim, scheduler, held_out, **own)
         if kept is not None:
             run.begin(kept, epochs)

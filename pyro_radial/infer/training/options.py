@@ -30,7 +30,9 @@ class FitOptions:
         ``torch.bfloat16``, or ``torch.float16``, where a ``GradScaler`` scales the loss. KLs, densities and validation
         are computed in full precision.
     :param bool compile: whether to replay compiled graphs of the loss, as :class:`~pyro_radial.CompiledSVI` does. Each
-        shape of batch takes some seconds at first, and much less time afterwards. Not with ``torch.float16``.
+        shape of batch takes some seconds at first, and much less time afterwards. Not with ``torch.float16``. By
+        default a CPU runs the program as it is. A GPU replays whole steps as CUDA graphs if there are 100 or more, and
+        compiles these if there are 30,000 or more.
     :param str scheduler_interval: "epoch" or "step": when the scheduler takes a step. ``ReduceLROnPlateau`` needs
         "epoch".
     :param int checkpoint_every: the number of optimizer steps between checkpoints; by default one checkpoint per epoch.
@@ -48,13 +50,13 @@ class FitOptions:
     accumulate: int = 1
     clip_norm: float | None = None
     autocast: torch.dtype | None = None
-    compile: bool = False
+    compile: bool | None = None
     scheduler_interval: str = "epoch"
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
         positive_count("accumulate", self.accumulate)
-        check_flag("compile", self.compile)
+        optional(check_flag, "compile", self.compile)
         non_negative_integer("mean_only_epochs", self.mean_only_epochs)
         for name in ("num_data", "patience", "checkpoint_every"):
             optional(positive_count, name, getattr(self, name))

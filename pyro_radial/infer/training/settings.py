@@ -24,10 +24,11 @@ from pyro_radial._pyro.compat import tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.infer.autoguide import AutoPerSite
+from pyro_radial.infer.data import Rows
 from pyro_radial.infer.training.checkpoint import plain
-from pyro_radial.infer.training.data import Rows, device_of, evaluating
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.likelihoods import Likelihood
+from pyro_radial.nn.modules import device_of, evaluating
 
 __all__ = ["data_settings", "described", "likelihood_settings", "optimizer_settings", "run_settings"]
 

@@ -3,35 +3,48 @@
 
 """The training step, and everything that it changes."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import wraps
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from pyro_radial._pyro.checks import load_states, states
-from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
+from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time, seeded
+from pyro_radial.infer.data import num_rows, parts
 from pyro_radial.infer.elbo import LossTerms, TermsELBO
+from pyro_radial.infer.optim.joint import (
+    DEFAULT_OPTIM,
+    GraphOptimizer,
+    GuideOptim,
+    JointOptimizer,
+    Optim,
+    initial_rates,
+    make_optimizer,
+)
+from pyro_radial.infer.step.evaluate import Call, Evaluation, evaluate, has_terms
+from pyro_radial.infer.step.graphs import Graphs
+from pyro_radial.infer.step.not_finite import check_parameters, not_finite_error, not_finite_parts
+from pyro_radial.infer.step.step import FiniteCheck, Step, take_step
 from pyro_radial.infer.training.checkpoint import Checkpoint, State, copied
-from pyro_radial.infer.training.data import device_of, evaluating
-from pyro_radial.infer.training.gradients import CompiledGradients, EagerGradients, Gradients, LossGradients
-from pyro_radial.infer.training.natural_gradient import NaturalGradientOptimizer
-from pyro_radial.infer.training.not_finite import check_parameters
-from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, GuideOptim, Optim, initial_rates, make_optimizer
+from pyro_radial.nn.modules import Autocast, device_of, evaluating
+from pyro_radial.poutine import mean_only
 
-__all__ = ["OptimizerStep", "Trainer"]
+__all__ = ["Terms", "Trainer"]
+
+
+class Terms(NamedTuple):
+    """The loss, the negative log-likelihood and the KL of a step in nats per datum, on the device, and its weight."""
+
+    values: Tensor
+    kl_weight: float
 
 
 class Trainer:
     """Train a model and a guide, one optimizer step at a time.
-
-    ``gradients`` adds the gradients of a batch to the parameters, and ``take_step`` moves the parameters. Both are
-    functions in attributes: wrap or replace them for gradients of another kind or another optimizer.
 
     :param model: a Pyro model ``model(x, y)``.
     :param guide: its guide.
@@ -40,10 +53,10 @@ class Trainer:
     :param optim: a function from parameters to a torch optimizer, or a Pyro optimizer; Adam at 1e-3 by default.
     :param float clip_norm: the largest norm of all gradients together; None for no clipping.
     :param torch.dtype autocast: the dtype of the model's matrix products; None for its own dtype.
-    :param int compile_rows: the number of rows of the batches whose graph is compiled; other batches replay a recorded
-        graph. None runs the program as it is.
-    :param bool step_in_graph: whether graphs may also take the optimizer's step, where it can be recorded, instead of
-        ``take_step``. Nothing may then change the gradients that ``gradients`` adds.
+    :param int accumulate: the number of parts of a batch, which see the same draw of the weights.
+    :param graphs: replay the loss; None runs the program as it is.
+    :param int compile_rows: the number of rows of a part whose graph is compiled, at its first use; others replay a
+        recorded graph. So a resumed run replays what an undisturbed one does.
     :param check: a function of the loss's terms that raises an error if they are wrong.
     :raises FloatingPointError: naming the first parameter that is NaN or infinite.
     """
@@ -58,16 +71,16 @@ class Trainer:
         optim: Optim = DEFAULT_OPTIM,
         clip_norm: float | None = None,
         autocast: torch.dtype | None = None,
+        accumulate: int = 1,
+        graphs: Graphs | None = None,
         compile_rows: int | None = None,
-        step_in_graph: bool = False,
         check: Callable[[LossTerms], None] | None = None,
     ) -> None:
         self.loss = TermsELBO() if loss is None else loss
         check_parameters(self.loss(model, guide).named_parameters(), 0)  # type: ignore[arg-type]
         self.model, self.guide, self.device = model, guide, device_of(guide, model)
         self._loose = _make_parameters(model, guide, batch)
-        self._run = model if autocast is None else autocasting(model, autocast, self.device)
-        self._check = check
+        self._run = model if autocast is None else Autocast(model, autocast, self.device)
         # Let the loss do what it does at its first call, such as find the nesting of plates; an error comes again in
         # the first step, with its number.
         with without_warnings(), evaluating(model, guide), torch.no_grad(), suppress(Exception):
@@ -75,7 +88,7 @@ class Trainer:
         #: Everything that an optimizer can change, by name.
         self.parameters: dict[str, Tensor] = {**self.module_parameters(), **self._loose}
         self.optimizer = (
-            optim.start(model, guide, batch, {}, compile_rows is not None)
+            optim.optimizer(model, guide, *batch)
             if isinstance(optim, GuideOptim)
             else make_optimizer(optim, {n: p for n, p in self.parameters.items() if p.requires_grad})
         )
@@ -83,34 +96,86 @@ class Trainer:
         self.learning_rates = initial_rates(self.optimizer)
         # The gradients of float16 underflow unless the loss is scaled.
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=autocast is torch.float16)
-        alone = step_in_graph and clip_norm is None and not self.scaler.is_enabled()
-        recorded = self.optimizer if alone and isinstance(self.optimizer, NaturalGradientOptimizer) else None
-        self.gradients: Gradients = self.gradients_of(self.loss, compile_rows, recorded)
-        self.take_step: Callable[[], None] = OptimizerStep(self.optimizer, self.scaler, clip_norm)
+        self._joint = JointOptimizer(self.optimizer, clip_norm, self.scaler)
+        self._accumulate, self._graphs, self._compile_rows = accumulate, graphs, compile_rows
+        self._in_graph = graphs is not None and accumulate == 1 and clip_norm is None and not self.scaler.is_enabled()
+        self._likelihood = TermsELBO(kl_weight=0.0)
+        self._check_terms = check
+        self._check = FiniteCheck(None, self._not_finite)
         #: Optimizer steps taken so far, across resumes.
         self.steps_done = 0
 
-    def step(self, batch: Any) -> list[float]:
-        """Take one optimizer step on inputs and targets, or what ``gradients`` takes.
+    def step(self, batch: tuple[Any, Any], *, of_means: bool = False) -> Terms:
+        """Take one optimizer step on inputs and targets.
 
-        :returns: the loss, the negative log-likelihood and the KL in nats per datum.
-        :raises FloatingPointError: naming what is NaN or infinite in the loss; no step is taken.
+        :param of_means: whether to take it on the likelihood alone, at the means of the weights.
+        :raises FloatingPointError: naming what is NaN or infinite in the loss; no step is taken. On a GPU it is raised
+            some steps later, or by :meth:`look`.
         """
-        with without_warnings():
-            self.optimizer.zero_grad()
-            terms = self.gradients(batch, self.steps_done, 1.0)
-            self.take_step()
+        loss = self._likelihood if of_means else self.loss
+        calls = [self._call(loss, part, share) for part, share in parts(batch, self._accumulate)]
+        with without_warnings(), mean_only_if(of_means):
+            evaluations = take_step(calls, self._evaluate, self._check, self._joint)
         self.steps_done += 1
-        return terms
+        values = torch.zeros(3, dtype=torch.float64, device=self.device)
+        for evaluation, call in zip(evaluations, calls, strict=True):
+            if evaluation.summary is not None:
+                values += evaluation.summary.double() * call.share
+        terms = evaluations[-1].terms
+        return Terms(values, 0.0 if of_means or terms is None else terms.kl_weight)
 
-    def gradients_of(
-        self, loss: TermsELBO, compile_rows: int | None = None, optimizer: NaturalGradientOptimizer | None = None
-    ) -> LossGradients:
-        """Make the gradients of a loss of this model and guide; graphs of it take the steps of ``optimizer``."""
-        arguments = (self._run, self.guide, loss, self.parameters, self._check)
-        if compile_rows is None:
-            return EagerGradients(*arguments, scaler=self.scaler)
-        return CompiledGradients(*arguments, compile_rows=compile_rows, optimizer=optimizer)
+    def look(self) -> None:
+        """Raise the error of a step since the last look, if its loss was not finite."""
+        self._check.look(self.optimizer)
+
+    def _call(self, loss: TermsELBO, part: tuple[Any, Any], share: float) -> Call:
+        """The evaluation of a part of a batch in the next step."""
+        weight = loss.weight_at(self.steps_done) if has_terms(loss) else 1.0
+        call = Call(loss, self._run, self.guide, part, {}, also=self.parameters, weight=weight, share=share)
+        scaler = self.scaler if self.scaler.is_enabled() else None
+        call = call._replace(step=self.steps_done + 1, scaler=scaler)
+        if not self._in_graph:
+            return call
+        mover = self.optimizer if isinstance(self.optimizer, GraphOptimizer) else None
+        return call._replace(mover=mover, optimizer=self.optimizer, stopped=self._check.stopped)
+
+    def _evaluate(self, call: Call) -> Evaluation:
+        """Evaluate a part of a batch; an error of validation names what is not finite."""
+        noise = TorchNoise.now()
+        try:
+            if self._graphs is not None:
+                compile_now = num_rows(call.args[0]) == self._compile_rows
+                return self._graphs(call, check=self._check_evaluation, compile_now=compile_now)
+            evaluation = evaluate(call)
+            self._check_evaluation(evaluation)
+            return evaluation
+        except ValueError as error:
+            # Validation stops at the first value that is not finite, and may not say where that came from.
+            found = self._parts_not_finite(Step([call], noise))
+            if not found:
+                raise
+            raise not_finite_error(found, self.steps_done) from error
+
+    def _check_evaluation(self, evaluation: Evaluation) -> None:
+        if self._check_terms is not None and evaluation.terms is not None:
+            self._check_terms(evaluation.terms)
+
+    def _not_finite(self, steps: Sequence[Step]) -> FloatingPointError:
+        """The error for the first of these steps with a loss that is not finite, found by repeating them."""
+        for number, step in enumerate(steps, self.steps_done + 1 - len(steps)):
+            if found := self._parts_not_finite(step):
+                return not_finite_error(found, number)
+        return not_finite_error(["the sum of the terms of the loss"], self.steps_done)
+
+    def _parts_not_finite(self, step: Step) -> list[str]:
+        # The search evaluates without validation: its own error must not hide the first one.
+        for call in step.calls:
+            step.noise.restore()
+            with suppress(Exception):
+                found = not_finite_parts(call.loss, call.model, call.guide, call.args, {}, self.parameters)
+                if found:
+                    return found
+        return []
 
     def modules(self) -> dict[str, State]:
         """The state of the guide, of the model, and of parameters outside both."""
@@ -171,25 +236,6 @@ class Trainer:
         return dict(self.loss(self.model, self.guide).named_parameters())  # type: ignore[arg-type]
 
 
-class OptimizerStep:
-    """Take one step of a torch optimizer; after an overflow of the scaled loss, ``scaler`` skips it."""
-
-    def __init__(self, optimizer: Optimizer, scaler: torch.amp.GradScaler, clip_norm: float | None = None) -> None:
-        self.optimizer, self.scaler, self.clip_norm = optimizer, scaler, clip_norm
-
-    def __call__(self) -> None:
-        """Take the step."""
-        if self.clip_norm is not None:
-            self.scaler.unscale_(self.optimizer)
-            if isinstance(self.optimizer, NaturalGradientOptimizer):
-                parameters = self.optimizer.clipped()
-            else:
-                parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, self.clip_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-
-
 @contextmanager
 def without_warnings() -> Iterator[None]:
     """Silence Pyro's warnings about NaN in log-densities, because training stops with the name of the site."""
@@ -218,13 +264,6 @@ def _make_parameters(model: Callable[..., Any], guide: nn.Module, batch: tuple[A
     return loose
 
 
-def autocasting(model: Callable[..., Any], dtype: torch.dtype, device: torch.device) -> Callable[..., Any]:
-    """Run a model under ``torch.autocast``; densities and KLs of its sites are computed later, in full precision."""
-
-    @wraps(getattr(model, "forward", model))
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device.type, dtype):
-            return model(*args, **kwargs)
-
-    run.in_full_precision = model  # type: ignore[attr-defined]
-    return run
+def mean_only_if(wanted: bool) -> AbstractContextManager[Any]:
+    """The handler of a step."""
+    return mean_only() if wanted else nullcontext()

@@ -20,29 +20,34 @@ from pyro_radial._pyro.checks import check_types, has_state, load_states, states
 from pyro_radial._pyro.compat import mark_stepped, tree_map
 from pyro_radial._pyro.random_numbers import one_at_a_time, rng_state, seeded, set_rng_state
 from pyro_radial.infer.autoguide import AutoPerSite
+from pyro_radial.infer.data import Batches, Rows, num_rows
 from pyro_radial.infer.elbo import LossTerms, TermsELBO
+from pyro_radial.infer.optim.joint import Optim, change_rates, check_fused_state
 from pyro_radial.infer.prediction.predict import predict
+from pyro_radial.infer.step.evaluate import AS_IT_IS, COMPILED, RECORDED
+from pyro_radial.infer.step.graphs import Graphs
+from pyro_radial.infer.step.not_finite import check_parameters
 from pyro_radial.infer.training.checkpoint import Checkpoint, State
-from pyro_radial.infer.training.data import Batches, Rows, evaluating, num_rows
-from pyro_radial.infer.training.gradients import TERMS, accumulated, of_means
-from pyro_radial.infer.training.not_finite import check_parameters
-from pyro_radial.infer.training.optimizers import Optim, change_rates, check_fused_state
 from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.infer.training.settings import data_settings, optimizer_settings, run_settings
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
+from pyro_radial.nn.modules import evaluating
 from pyro_radial.nn.supervised import find_network
 
-__all__ = ["Record", "TrainingRun"]
+__all__ = ["Record", "TrainingRun", "way_of"]
 
 Record = dict[str, float]
+TERMS = ("loss", "nll", "kl")
 
 # Added to the seed of a run, for draws before its first step.
 SET_UP = 2**32
+# A recording takes some seconds and then saves some 40 ms a step on a GPU; compiling it takes 20 s, and saves 0.7 ms.
+STEPS_TO_CAPTURE, STEPS_TO_COMPILE = 100, 30_000
 VALIDATION_SEED = 0
 VALIDATION_SAMPLES = 16
 # What a resume restores as it is, and what a checkpoint must have.
-RESUMED = ("epoch", "step_in_epoch", "best_epoch", "start", "sums", "kl_weight", "history", "ended", "best")
+RESUMED = ("epoch", "step_in_epoch", "best_epoch", "start", "sums", "kl_weight", "history", "ended", "best", "graphs")
 SAVED = (*RESUMED, "settings", "data", "shuffle_seed", "rng", "loss", "optimizer", "guide", "model", "loose")
 
 
@@ -61,10 +66,11 @@ class TrainingRun:
         *,
         seed: int | None,
         options: FitOptions,
+        graphs: str = AS_IT_IS,
         callback: Callable[[Record], Any] | None = None,
     ) -> None:
         self.batches, self.validation, self.seed, self.options = batches, validation, seed, options
-        self.callback = callback
+        self.callback, self.graphs = callback, graphs
         # The state of a method is that of its object.
         self._callback_parts = {"callback": getattr(callback, "__self__", callback)}
         self.num_data = options.num_data or len(batches.rows)
@@ -80,24 +86,22 @@ class TrainingRun:
                 optim=scheduler if isinstance(scheduler, PyroLRScheduler) else optim,
                 clip_norm=options.clip_norm,
                 autocast=options.autocast,
-                compile_rows=usual_rows if options.compile else None,
-                step_in_graph=options.accumulate == 1,
+                accumulate=options.accumulate,
+                graphs=None if graphs == AS_IT_IS else Graphs(),
+                compile_rows=usual_rows if graphs == COMPILED else None,
                 check=self._check_num_data,
             )
-        self._gradients = accumulated(self.trainer.gradients, options.accumulate)
-        likelihood = self.trainer.gradients_of(TermsELBO(kl_weight=0.0))
-        self._gradients_of_means = accumulated(of_means(likelihood), options.accumulate)
         self.scheduler = _made(scheduler, self.trainer.optimizer, options.scheduler_interval)
         self.settings: dict[str, Any] = {}
         self.data: dict[str, dict[str, Any]] = {}
         self.epoch = self.step_in_epoch = self.best_epoch = 0
-        self.sums = dict.fromkeys(TERMS, 0.0)
+        #: The loss, negative log-likelihood and KL of the epoch so far, on the device.
+        self.sums = self._no_terms()
         self.history: list[Record] = []
         #: The terms of the first step.
         self.start: Record = {}
         self.ended = False
         self.best: State | None = None
-        self.latest = dict.fromkeys(TERMS, 0.0)
         self.kl_weight = 1.0
 
     @property
@@ -113,32 +117,35 @@ class TrainingRun:
         with tqdm(total=total, initial=done, desc="fit", unit="step", disable=not progress) as bar:
             while self.epoch < epochs and not self.stopped:
                 for _ in range(self.step_in_epoch, self.batches.per_epoch):
-                    self.step()
-                    bar.update()
-                    bar.set_postfix({name: f"{self.latest[name]:.4g}" for name in ("nll", "kl")}, refresh=False)
+                    terms = self.step()
+                    # Reading the terms waits for the device, so the bar has those of its last move.
+                    if bar.update() or (progress and bar.n == total):
+                        _, nll, kl = terms.tolist()
+                        bar.set_postfix({"nll": f"{nll:.4g}", "kl": f"{kl:.4g}"}, refresh=False)
                     if checkpoint is not None and every and self.trainer.steps_done % every == 0:
                         self.save(checkpoint)
                 self.ended = self._asks_to_stop(self.end_epoch())
                 if checkpoint is not None and (not every or self.stopped or self.epoch == epochs):
                     self.save(checkpoint)
 
-    def step(self) -> None:
-        """Take one optimizer step on the next batch."""
+    def step(self) -> Tensor:
+        """Take one optimizer step on the next batch; returns its terms."""
         of_means = self.epoch < self.options.mean_only_epochs
-        self.trainer.gradients = self._gradients_of_means if of_means else self._gradients
-        terms = self.trainer.step(self.batches.get(self.epoch, self.step_in_epoch))
+        batch = self.batches.get(self.epoch, self.step_in_epoch)
+        terms, self.kl_weight = self.trainer.step(batch, of_means=of_means)
         self._schedule("step")
-        self.kl_weight = 0.0 if of_means else self.trainer.loss.terms.kl_weight
-        self.latest = dict(zip(TERMS, terms, strict=True))
-        self.start = self.start or {**self.latest, "kl_weight": self.kl_weight}
-        for name, value in self.latest.items():
-            self.sums[name] += value * self.batches.num_rows(self.step_in_epoch) / len(self.batches.rows)
+        if not self.start:
+            self.start = {**dict(zip(TERMS, terms.tolist(), strict=True)), "kl_weight": self.kl_weight}
+        self.sums += terms * self.batches.num_rows(self.step_in_epoch) / len(self.batches.rows)
         self.step_in_epoch += 1
+        return terms
 
     def end_epoch(self) -> Record:
         """Close the epoch's record, validate, and let the scheduler take its step."""
+        self.trainer.look()
         check_parameters(self.trainer.parameters.items(), self.trainer.steps_done)
-        record: Record = {"epoch": self.epoch, **self.sums, "kl_weight": self.kl_weight}
+        sums = dict(zip(TERMS, self.sums.tolist(), strict=True))
+        record: Record = {"epoch": self.epoch, **sums, "kl_weight": self.kl_weight}
         if self.best is None:
             self.best_epoch = self.epoch  # Until a validation is finite, the latest epoch is the best.
         if self.validation is not None:
@@ -148,7 +155,7 @@ class TrainingRun:
         self.history.append(record)
         self._schedule("epoch", record)
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
-        self.sums = dict.fromkeys(TERMS, 0.0)
+        self.sums = self._no_terms()
         return record
 
     def begin(self, checkpoint: Checkpoint, epochs: int) -> None:
@@ -162,6 +169,7 @@ class TrainingRun:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write everything that the rest of the run depends on; a broken state never replaces a good one."""
+        self.trainer.look()
         check_parameters(self.trainer.parameters.items(), self.trainer.steps_done)
         checkpoint.save(self._state())
 
@@ -169,6 +177,9 @@ class TrainingRun:
         """Leave guide and model with the best parameters."""
         if self.best is not None:
             self.trainer.load_modules(self.best)
+
+    def _no_terms(self) -> Tensor:
+        return torch.zeros(len(TERMS), dtype=torch.float64, device=self.trainer.device)
 
     def _asks_to_stop(self, record: Record) -> bool:
         return self.callback is not None and bool(self.callback(dict(record)))
@@ -187,7 +198,9 @@ class TrainingRun:
         """Refuse plates of another size than the data, because then the KL has a wrong weight."""
         if not terms.nll_by_site:
             raise ValueError("model must observe the targets in a sample site, as SupervisedModel does, got none")
-        if terms.num_data not in (None, self.num_data):
+        if terms.num_data is None:
+            terms.per_datum()  # It has the words for this.
+        if terms.num_data != self.num_data:
             sites = " and ".join(f"'{name}'" for name in terms.nll_by_site)
             raise ValueError(
                 f"model must observe {sites} in a plate of the size of the data, {self.num_data}, got one of size "
@@ -241,6 +254,7 @@ class TrainingRun:
 
     def _state(self) -> State:
         state = {name: getattr(self, name) for name in (*RESUMED, "settings", "data")}
+        state["sums"] = dict(zip(TERMS, self.sums.tolist(), strict=True))
         state |= {"shuffle_seed": self.batches.seed, "rng": rng_state(self.trainer.device)}
         state |= {"scheduler": states({"own": self.scheduler}), "callback": states(self._callback_parts)}
         return state | self.trainer.state_dict()
@@ -259,6 +273,7 @@ class TrainingRun:
         change_rates(trainer.optimizer, self.scheduler, before, now, checkpoint.path)
         for name in RESUMED:
             setattr(self, name, state[name])
+        self.sums = self._no_terms().copy_(torch.tensor([state["sums"][name] for name in TERMS], dtype=torch.float64))
         self.batches.seed = state["shuffle_seed"]
         set_rng_state(state["rng"], trainer.device)
 
@@ -279,6 +294,15 @@ def target_check(model: Callable[..., Any], x: Any) -> Callable[[Any], None] | N
         network.likelihood.check_target(tree_map(lambda f: f[:1].expand(rows, *f.shape[1:]), values), y)
 
     return check
+
+
+def way_of(options: FitOptions, device: torch.device, steps: int) -> str:
+    """How to run a training of so many steps."""
+    if options.compile is not None:
+        return COMPILED if options.compile else AS_IT_IS
+    if device.type != "cuda" or steps < STEPS_TO_CAPTURE or options.autocast is torch.float16:
+        return AS_IT_IS
+    return RECORDED if steps < STEPS_TO_COMPILE else COMPILED
 
 
 def _is_point(guide: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.infer import FitOptions, fit
-from pyro_radial.infer.training.gradients import EagerGradients
+from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import likelihoods
 from tests.helpers.items import Items
 
@@ -66,22 +66,19 @@ def test_targets_in_memory_are_checked_once(monkeypatch):
 
 def test_the_search_for_the_culprit_does_not_hide_the_first_error():
     model, (x, y) = model_and_data("Categorical", 7)
-    guide = AutoRadial(model)
-    guide(x)
+    trainer = Trainer(model, AutoRadial(model), (x, torch.zeros_like(y)))
 
-    def loss(*_):
-        def evaluate(x, y):
-            raise ValueError("the first error")
-
-        return evaluate
+    def broken(*_):
+        raise ValueError("the first error")
 
     def search(*_, **__):
         raise RuntimeError("index 7 is out of bounds")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pyro_radial.infer.training.gradients.not_finite_parts", search)
+        patch.setattr("pyro_radial.infer.training.trainer.not_finite_parts", search)
+        patch.setattr("pyro_radial.infer.training.trainer.evaluate", broken)
         with pytest.raises(ValueError, match="the first error"):
-            EagerGradients(model, guide, loss, {}, scaler=None)((x, y), 0)
+            trainer.step((x, y))
 
 
 @pytest.mark.parametrize("dtype", [torch.long, torch.float32])

@@ -22,8 +22,7 @@ from pyro_radial import (
     TermsELBO,
 )
 from pyro_radial.functional import GaussianKL, GaussianProcess
-from pyro_radial.infer.training.optimizers import change_rates, initial_rates
-from pyro_radial.infer.training.trainer import OptimizerStep
+from pyro_radial.infer.optim.joint import JointOptimizer, change_rates, initial_rates
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import FIT, ROWS, STEPS_PER_EPOCH, assert_same, data, killed, problem, state_of, trained
 
@@ -142,23 +141,23 @@ def test_losses_of_float16_are_scaled_and_their_steps_are_not():
     assert scaled[-1]["nll"] == pytest.approx(plain[-1]["nll"], rel=0.15)
     parameter = nn.Parameter(torch.zeros(2))
     scaler = torch.amp.GradScaler("cpu")
-    step = OptimizerStep(SGD([parameter], lr=1.0), scaler)
+    step = JointOptimizer(SGD([parameter], lr=1.0), scaler=scaler)
     scaler.scale(parameter.sum()).backward()
     assert float(parameter.grad[0]) == scaler.get_scale() > 1000
-    step()
+    step.apply()
     assert parameter.tolist() == [-1.0, -1.0]
     # Clipped is what the step takes, not the scaled gradient.
     other = nn.Parameter(torch.zeros(2))
     scaled_loss = torch.amp.GradScaler("cpu")
-    clipping = OptimizerStep(SGD([other], lr=1.0), scaled_loss, clip_norm=0.5)
+    clipping = JointOptimizer(SGD([other], lr=1.0), 0.5, scaled_loss)
     scaled_loss.scale(other.sum()).backward()
-    clipping()
+    clipping.apply()
     assert float(other.detach().norm()) == pytest.approx(0.5, rel=1e-4)
     # An overflow takes no step and halves the scale.
     before = scaler.get_scale()
     step.optimizer.zero_grad()
     scaler.scale(parameter.sum() * float("inf")).backward()
-    step()
+    step.apply()
     assert parameter.tolist() == [-1.0, -1.0]
     assert scaler.get_scale() == before / 2
 

@@ -12,7 +12,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, diagnose, fit, predict
-from pyro_radial.infer.training.data import Batches, Rows, parts
+from pyro_radial.infer.data import Batches, Rows, parts
 from pyro_radial.nn import likelihoods
 from tests.helpers.items import Items
 from tests.helpers.runs import (

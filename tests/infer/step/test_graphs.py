@@ -13,9 +13,9 @@ from torch import nn
 
 from benchmarks.guides._examples.program import Program, compared
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, TermsELBO
-from pyro_radial.infer.compiled import captured_loss
-from pyro_radial.infer.compiled.captured_loss import CapturedLoss
+from pyro_radial.infer.step import compiled, graphs
 from pyro_radial.poutine import mean_only
+from tests.helpers.graphs import Graphed
 from tests.helpers.networks import classifier as small_classifier
 from tests.helpers.networks import data
 from tests.helpers.programs import PROGRAMS, classifier
@@ -29,7 +29,7 @@ def batch_normed():
 
 def captured(program, **kwargs):
     model, guide, loss, _ = program
-    return CapturedLoss(model, guide, loss, compile=False, **kwargs)
+    return Graphed(model, guide, loss, compile=False, **kwargs)
 
 
 def make(loss=None, net=None, guide=AutoRadial):
@@ -44,7 +44,7 @@ def test_a_replay_is_the_program_on_the_same_noise(name):
     loss = captured(program)
     for seed in (1, 2):
         # Recorded operations are those that ran.
-        _, error, _ = compared(program, loss, seed)
+        _, error, _ = compared(program, loss.graphs, seed)
         assert error <= 1e-6
     assert not loss.eager_because
     assert len(loss.recordings) == 1
@@ -79,7 +79,7 @@ def test_parameters_buffers_and_priors_that_change_in_place_are_seen():
     with torch.no_grad():
         for tensor in (*program.guide.parameters(), *program.model.chained.buffers()):
             tensor.mul_(1.1)
-    _, error, _ = compared(program, loss)
+    _, error, _ = compared(program, loss.graphs)
     assert error <= 1e-6
     assert len(loss.recordings) == 1
 
@@ -96,7 +96,7 @@ def test_a_parameter_that_is_replaced_by_its_like_is_seen_without_a_new_graph(mo
         loss((X, Y), {})
         graph = loss.recordings[0].graph
         local.guide.load_state_dict(state, assign=True)
-        _, error, _ = compared(local, loss)
+        _, error, _ = compared(local, loss.graphs)
     assert error <= 1e-6
     assert loss.recordings[0].graph is graph
 
@@ -108,7 +108,7 @@ def test_a_parameter_of_another_shape_is_recorded_anew():
             pyro.sample("y", dist.Normal(size.sum() * x, 1.0), obs=x)
 
     x = torch.randn(4)
-    loss = CapturedLoss(model, lambda x: None, TermsELBO(), compile=False)
+    loss = Graphed(model, lambda x: None, TermsELBO(), compile=False)
     first, _ = loss((x,), {})
     pyro.clear_param_store()
     pyro.param("w", torch.ones(3))
@@ -147,7 +147,7 @@ def test_recording_leaves_batch_norm_and_noise_as_they_were():
     model = small_classifier(net=batch_normed())
     guide = AutoRadial(model)
     guide.setup(X, Y)
-    loss = CapturedLoss(model, guide, TermsELBO(), compile=False)
+    loss = Graphed(model, guide, TermsELBO(), compile=False)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     assert len(before) == 3
     pyro.set_rng_seed(0)
@@ -176,7 +176,7 @@ def function_of_a_network(x, y):
 def test_the_network_of_a_model_that_is_a_function_is_found():
     guide = AutoRadial(function_of_a_network)
     # Under a handler, which wraps the function.
-    loss = CapturedLoss(pyro.poutine.scale(function_of_a_network, scale=0.5), guide, TermsELBO(), compile=False)
+    loss = Graphed(pyro.poutine.scale(function_of_a_network, scale=0.5), guide, TermsELBO(), compile=False)
     guide.setup(X, Y)
     counts = [int(buffer) for name, buffer in NET.named_buffers() if name.endswith("num_batches_tracked")]
     for _ in range(3):
@@ -216,12 +216,12 @@ def test_modes_and_plain_attributes_are_part_of_the_signature():
     loss = captured(program)
     loss((X, Y), {})
     program.model.eval()
-    compared_in_eval_mode = compared(program, loss)
+    compared_in_eval_mode = compared(program, loss.graphs)
     assert compared_in_eval_mode[1] <= 1e-6
     program.model.likelihood.num_data = 80
     loss((X, Y), {})
     assert program.loss.terms.num_data == 80
-    assert compared(program, loss)[1] <= 1e-6
+    assert compared(program, loss.graphs)[1] <= 1e-6
 
 
 def test_like_graphs_share_compiled_code(monkeypatch):
@@ -231,14 +231,14 @@ def test_like_graphs_share_compiled_code(monkeypatch):
         made.append(module)
         return module
 
-    monkeypatch.setattr(captured_loss, "compile_graph", compile_graph)
-    captured_loss.forget()
+    monkeypatch.setattr(compiled, "compile_graph", compile_graph)
+    compiled.forget()
     model = small_classifier()
     chain = PriorChain(model, form="normal")
     for task in range(3):
         guide = chain.guide(AutoRadial, init_stddev=0.1)
-        loss = CapturedLoss(chain, guide, TermsELBO())
-        loss.compile_after = 3
+        loss = Graphed(chain, guide, TermsELBO())
+        loss.graphs.compile_after = 3
         for _ in range(6):
             loss((X, Y), {})
         with torch.no_grad():
@@ -248,17 +248,17 @@ def test_like_graphs_share_compiled_code(monkeypatch):
         # The model's own standard normal, then chained priors.
         assert len(made) == (1 if task == 0 else 2)
     model.likelihood.num_data = 400
-    CapturedLoss(chain, chain.guide(AutoRadial), TermsELBO())((X, Y), {})
+    Graphed(chain, chain.guide(AutoRadial), TermsELBO())((X, Y), {})
     assert len(made) == 2
 
 
 def test_odd_batches_are_not_compiled(monkeypatch):
     made = []
-    monkeypatch.setattr(captured_loss, "compile_graph", lambda module, *_: made.append(module) or module)
-    captured_loss.forget()
+    monkeypatch.setattr(compiled, "compile_graph", lambda module, *_: made.append(module) or module)
+    compiled.forget()
     model = small_classifier()
-    loss = CapturedLoss(model, AutoRadial(model), TermsELBO())
-    loss.compile_after = 3
+    loss = Graphed(model, AutoRadial(model), TermsELBO())
+    loss.graphs.compile_after = 3
     for _ in range(3):
         for _ in range(5):
             loss((X, Y), {})
@@ -269,14 +269,14 @@ def test_odd_batches_are_not_compiled(monkeypatch):
 
 def test_compiled_gradients_are_those_of_the_program():
     program = make()
-    loss = CapturedLoss(program.model, program.guide, program.loss)
-    loss.compile_after = 3
+    loss = Graphed(program.model, program.guide, program.loss)
+    loss.graphs.compile_after = 3
     for _ in range(5):
         loss((X, Y), {})
-    (recording,) = loss.recordings
-    assert recording.code is not None
+    (way,) = loss.graphs.ways
+    assert way.code is not None
     for seed in (1, 2):
-        assert compared(program, loss, seed)[1] <= 1e-5
+        assert compared(program, loss.graphs, seed)[1] <= 1e-5
 
 
 def test_with_too_many_signatures_others_run_as_usual_after_one_warning():
@@ -302,7 +302,7 @@ def test_what_is_wrong_in_the_model_raises_its_own_error():
         captured(make())((X, Y[:3]), {})
     guide = AutoMeanField(small_classifier(net=nn.Linear(3, 2)))
     with pytest.raises(ValueError, match=r"guide must have latent site '0.weight'"):
-        CapturedLoss(small_classifier(net=nn.Sequential(nn.Linear(3, 2))), guide, TermsELBO())((X, Y), {})
+        Graphed(small_classifier(net=nn.Sequential(nn.Linear(3, 2))), guide, TermsELBO())((X, Y), {})
 
 
 def runs_as_it_is(loss, args, reason):
@@ -311,7 +311,7 @@ def runs_as_it_is(loss, args, reason):
     assert len(warned) == 1
     with pytest.MonkeyPatch.context() as patch:
         # Said once, and not tried again.
-        patch.setattr(captured_loss, "record_program", None)
+        patch.setattr(graphs, "record_program", None)
         loss(args, {})
     assert not loss.recordings
     assert len(loss.eager_because) == 1
@@ -327,8 +327,8 @@ def branching(x):
 
 def test_control_flow_on_a_value_is_named_with_its_line():
     line = branching.__code__.co_firstlineno + 2
-    loss = CapturedLoss(branching, AutoMeanField(branching), TermsELBO(), compile=False)
-    with pytest.warns(UserWarning, match=f"reads the value of a tensor .*test_captured_loss.py, line {line}"):
+    loss = Graphed(branching, AutoMeanField(branching), TermsELBO(), compile=False)
+    with pytest.warns(UserWarning, match=f"reads the value of a tensor .*test_graphs.py, line {line}"):
         loss((X[:, 0],), {})
     pyro.set_rng_seed(0)
     value, pairs = loss((X[:, 0],), {})
@@ -359,7 +359,7 @@ def hidden(draw):
 )
 def test_random_numbers_of_python_and_numpy_are_found(draw):
     model = hidden(draw)
-    loss = CapturedLoss(model, AutoMeanField(model), TermsELBO(), compile=False)
+    loss = Graphed(model, AutoMeanField(model), TermsELBO(), compile=False)
     runs_as_it_is(loss, (X[:, 0],), "two different graphs")
 
 
@@ -370,7 +370,7 @@ def test_sites_that_differ_from_run_to_run_are_named():
             pyro.sample("y" if random.random() < 0.5 else "z", dist.Normal(w, 1.0), obs=x)
 
     random.seed(0)
-    loss = CapturedLoss(model, AutoMeanField(model), TermsELBO(), compile=False)
+    loss = Graphed(model, AutoMeanField(model), TermsELBO(), compile=False)
     runs_as_it_is(loss, (X[:, 0],), "sites differ between two runs: .*'[yz]'.*'[zy]'")
 
 
@@ -386,7 +386,7 @@ def test_a_tensor_whose_value_is_read_is_compared():
     loss = captured(program)
     for value in (2.0, 3.0, 2.0):
         temperature.fill_(value)
-        assert compared(program, loss)[1] <= 1e-6
+        assert compared(program, loss.graphs)[1] <= 1e-6
     temperature.fill_(torch.nan)
     for _ in range(2):
         with pyro.validation_enabled(False):
@@ -402,7 +402,7 @@ def test_shapes_that_depend_on_values_are_found():
         with pyro.plate("data", len(kept)):
             pyro.sample("y", dist.Normal(w, 1.0), obs=kept)
 
-    loss = CapturedLoss(model, AutoMeanField(model), TermsELBO(), compile=False)
+    loss = Graphed(model, AutoMeanField(model), TermsELBO(), compile=False)
     runs_as_it_is(loss, (torch.linspace(-1.0, 1.0, 8),), "shape that depends on values")
 
 
@@ -412,7 +412,7 @@ def test_integer_indices_are_no_such_shapes():
         with pyro.plate("data", len(rows)):
             pyro.sample("y", dist.Normal(w, 1.0), obs=x[rows])
 
-    loss = CapturedLoss(model, AutoMeanField(model), TermsELBO(), compile=False)
+    loss = Graphed(model, AutoMeanField(model), TermsELBO(), compile=False)
     loss((X[:, 0], torch.tensor([0, 1])), {})
     pyro.set_rng_seed(0)
     second, _ = loss((X[:, 0], torch.tensor([5, 6])), {})
@@ -431,7 +431,7 @@ def test_arguments_that_hide_tensors_run_as_they_are():
         with pyro.plate("data", 8):
             pyro.sample("y", dist.Normal(w, 1.0), obs=batch.x)
 
-    loss = CapturedLoss(model, AutoMeanField(model), TermsELBO(), compile=False)
+    loss = Graphed(model, AutoMeanField(model), TermsELBO(), compile=False)
     runs_as_it_is(loss, (Batch(),), "arguments must be tensors, numbers.* got Batch")
 
 
@@ -446,19 +446,19 @@ def test_a_handler_around_the_call_is_at_work():
 
 def test_a_machine_without_a_compiler_replays_graphs_as_recorded(monkeypatch):
     def missing(*args):
-        raise captured_loss.CompilerMissingError("no g++")
+        raise compiled.CompilerMissingError("no g++")
 
-    monkeypatch.setattr(captured_loss, "compile_graph", missing)
-    captured_loss.forget()
+    monkeypatch.setattr(compiled, "compile_graph", missing)
+    compiled.forget()
     program = make()
-    loss = CapturedLoss(program.model, program.guide, program.loss)
-    loss.compile_after = 3
+    loss = Graphed(program.model, program.guide, program.loss)
+    loss.graphs.compile_after = 3
     for _ in range(3):
         loss((X, Y), {})
     with pytest.warns(UserWarning, match=r"no compiler on this machine.*no g\+\+"):
         loss((X, Y), {})
     loss((X, Y), {})
-    assert compared(program, loss)[1] <= 1e-6
+    assert compared(program, loss.graphs)[1] <= 1e-6
 
 
 @pytest.mark.parametrize("right_without_vectors", [True, False])
@@ -471,21 +471,20 @@ def test_wrong_code_is_not_used(monkeypatch, right_without_vectors):
             return module
         return lambda *tensors: [1.1 * t if t.is_floating_point() else t for t in module(*tensors)]
 
-    monkeypatch.setattr(captured_loss, "compile_graph", wrong)
-    captured_loss.forget()
+    monkeypatch.setattr(compiled, "compile_graph", wrong)
+    compiled.forget()
     program = make(net=batch_normed())
-    loss = CapturedLoss(program.model, program.guide, program.loss)
+    loss = Graphed(program.model, program.guide, program.loss)
     for _ in range(3):
         loss((X, Y), {})
     before = torch.get_rng_state(), [buffer.clone() for buffer in program.model.buffers()]
     with nullcontext() if right_without_vectors else pytest.warns(UserWarning, match="gives other numbers"):
-        loss.compile_after = 0
-        loss._code(*loss.recordings, [torch.ones(()), X, Y])
+        compiled.compiled(loss.recordings[0].graph, [torch.ones(()), X, Y], {})
     assert asked == [None, 1]
     assert torch.equal(torch.get_rng_state(), before[0])
     assert all(map(torch.equal, program.model.buffers(), before[1]))
-    assert compared(program, loss)[1] <= 1e-6
-    captured_loss.forget()
+    assert compared(program, loss.graphs)[1] <= 1e-6
+    compiled.forget()
 
 
 def test_code_that_changes_tensors_wrongly_is_not_used(monkeypatch):
@@ -503,14 +502,14 @@ def test_code_that_changes_tensors_wrongly_is_not_used(monkeypatch):
 
         return code
 
-    monkeypatch.setattr(captured_loss, "compile_graph", wrong)
-    captured_loss.forget()
+    monkeypatch.setattr(compiled, "compile_graph", wrong)
+    compiled.forget()
     (recording,) = loss.recordings
     with pytest.warns(UserWarning, match="gives other numbers"):
-        code = captured_loss.compiled(recording.graph, [torch.ones(()), X, Y], {})
+        code = compiled.compiled(recording.graph, [torch.ones(()), X, Y], {})
     assert code is recording.graph.module
     assert torch.equal(statistic, before)
-    captured_loss.forget()
+    compiled.forget()
 
 
 def test_a_loss_without_gradients_takes_no_step():
@@ -530,4 +529,4 @@ def test_float64_stays_float64():
     loss = captured(program._replace(args=args))
     value, _ = loss(args, {})
     assert value.dtype == torch.float64
-    assert compared(program._replace(args=args), loss)[1] <= 1e-14
+    assert compared(program._replace(args=args), loss.graphs)[1] <= 1e-14

@@ -8,29 +8,22 @@ import math
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyro
 import pyro.poutine as poutine
 import torch
 from pyro.distributions import Delta
-from pyro.infer import (
-    JitTrace_ELBO,
-    JitTraceEnum_ELBO,
-    JitTraceGraph_ELBO,
-    JitTraceMeanField_ELBO,
-    TraceMeanField_ELBO,
-)
-from pyro.poutine import Trace
+from pyro.infer import TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.distributions.constraints import integer_interval, real
 
 from pyro_radial._pyro.compat import (
     Replaced,
-    after_hooks,
     host_reads_removed,
     stored_parameters,
     tree_flatten,
@@ -38,7 +31,9 @@ from pyro_radial._pyro.compat import (
 )
 from pyro_radial._pyro.random_numbers import TorchNoise, seeded_elsewhere
 from pyro_radial.distributions.wrappers import leaf
-from pyro_radial.infer.compiled.graph import (
+from pyro_radial.infer.elbo import LossTerms, TermsELBO, entropies
+from pyro_radial.infer.step.evaluate import Call, Evaluation, evaluate
+from pyro_radial.infer.step.graph import (
     ChangedTensors,
     Graph,
     put_back,
@@ -47,66 +42,16 @@ from pyro_radial.infer.compiled.graph import (
     replaced_buffers,
     restored,
 )
-from pyro_radial.infer.compiled.state import Code, State, UncapturableError, described, is_library, line
-from pyro_radial.infer.elbo import TermsELBO, entropies
-from pyro_radial.infer.training.data import device_of, dtype_of
+from pyro_radial.infer.step.state import Code, State, UncapturableError, described, is_library, line
+from pyro_radial.nn.modules import device_of, dtype_of
 
-__all__ = [
-    "JITTED",
-    "Call",
-    "Evaluation",
-    "Recording",
-    "Refusal",
-    "Update",
-    "check_observations",
-    "evaluate",
-    "guide_entropies",
-    "is_differentiable",
-    "record_program",
-]
+__all__ = ["Check", "Recording", "Refusal", "check_observations", "record_program"]
 
+#: Raises an error if an evaluation is wrong.
+Check = Callable[[Evaluation], None]
 
-class Update(NamedTuple):
-    """The step of an optimizer inside a graph, and the tensors that it changes.
-
-    ``move`` takes the loss, and gradients and constrained values by the ids of parameters. It returns the ids of the
-    parameters that it has moved. ``check`` raises an error if the loss's terms are wrong.
-    """
-
-    move: Callable[[Tensor, Mapping[int, Tensor | None], Mapping[int, Tensor]], set[int]]
-    changed: Sequence[Tensor]
-    check: Callable[[], None] | None = None
-
-
-class Call(NamedTuple):
-    """The arguments of one evaluation: ``also`` are trained parameters besides those of ``param`` statements."""
-
-    loss: Any
-    model: Callable[..., Any]
-    guide: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    gradients: bool
-    also: Mapping[str, Tensor]
-    update: Update | None = None
-    #: Of the KL; zero has a graph of its own.
-    weight: float = 1.0
-
-
-class Evaluation(NamedTuple):
-    """A detached loss, a gradient for each parameter (None if the loss does not depend on it), and terms, if any."""
-
-    loss: Tensor
-    gradients: tuple[Tensor | None, ...]
-    terms: dict[str, Any]
-    #: By name in Pyro's store, unconstrained.
-    parameters: dict[str, Tensor]
-
-    def with_gradients(self, *, hooks: bool) -> list[tuple[Tensor, Tensor]]:
-        """Each parameter that the loss depends on, with its gradient, perhaps after hooks."""
-        pairs = [(p, g) for p, g in zip(self.parameters.values(), self.gradients, strict=True) if g is not None]
-        left = [(p, after_hooks(p, g) if hooks else g) for p, g in pairs]
-        return [(p, g) for p, g in left if g is not None]
+# Entries of the terms of a loss that are no tensors of the graph.
+HOST_TERMS = ("kl_weight", "entropies")
 
 
 class Inputs(Messenger):
@@ -165,84 +110,6 @@ def check_observations(model: Any, guide: Any, args: Any, kwargs: Any) -> None:
                 raise ValueError(f"site {name!r} must have observations within the support {support}, got {outside}")
 
 
-def evaluate(call: Call) -> Evaluation:
-    """Run the program, and find its parameters as ``SVI`` does."""
-    loss, model, guide, args, kwargs, gradients, also, update, _ = call
-    differentiable = is_differentiable(loss)
-    if differentiable:
-        function = getattr(loss, "differentiable_loss", loss)
-    else:
-        function = loss.loss_and_grads if gradients else loss.loss
-        # It adds its gradients to what there is.
-        earlier = [(parameter, parameter.grad) for parameter in (*stored_parameters().values(), *also.values())]
-        for parameter, _ in earlier:
-            parameter.grad = None
-    # Losses of Pyro that enumerate refuse to do without gradients.
-    with_graph = gradients or not isinstance(loss, TermsELBO)
-    with poutine.trace(param_only=True) as capture, torch.set_grad_enabled(with_graph):
-        value = function(model, guide, *args, **kwargs)
-    value = torch.stack(list(map(torch.as_tensor, value))) if isinstance(value, tuple) else torch.as_tensor(value)
-    parameters = _trained(capture.trace)
-    known = {id(parameter) for parameter in parameters.values()}
-    parameters |= {name: p for name, p in also.items() if p.requires_grad and id(p) not in known}
-    found: Sequence[Tensor | None] = (None,) * len(parameters)
-    if not differentiable:
-        found = [parameter.grad for parameter in parameters.values()]
-        for parameter, gradient in (*zip(parameters.values(), [None] * len(parameters), strict=True), *earlier):
-            parameter.grad = gradient
-    elif gradients and parameters and value.requires_grad:
-        found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-    if update is not None:
-        by_id = dict(zip(map(id, parameters.values()), found, strict=True))
-        moved = update.move(value.detach(), by_id, _constrained(capture.trace))
-        found = [None if key in moved else gradient for key, gradient in by_id.items()]
-    terms = vars(loss.terms).items() if isinstance(loss, TermsELBO) else ()
-    kept = {name: term for name, term in terms if name not in ("kl_weight", "entropies")}
-    return Evaluation(value.detach(), _apart(found), kept, parameters)
-
-
-def is_differentiable(loss: Any) -> bool:
-    """Whether a loss, or a function in its place, returns a tensor to differentiate, and leaves compiling to others."""
-    differentiable = hasattr(loss, "differentiable_loss") or not hasattr(loss, "loss_and_grads")
-    return differentiable and not isinstance(loss, JITTED)
-
-
-def _apart(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Gradients in memory of their own, so that each can be changed in place."""
-    taken: set[int] = set()
-    own: list[Tensor | None] = []
-    for gradient in gradients:
-        if gradient is not None:
-            storage = gradient.untyped_storage()
-            alone = gradient.is_contiguous() and len(storage) == gradient.nbytes and storage.data_ptr() not in taken
-            gradient = gradient if alone else gradient.clone(memory_format=torch.contiguous_format)
-            taken.add(gradient.untyped_storage().data_ptr())
-        own.append(gradient)
-    return tuple(own)
-
-
-def guide_entropies(guide: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
-    """The entropies of a guide's sites at its current parameters."""
-    with torch.no_grad(), torch.random.fork_rng([]), poutine.block():
-        trace = poutine.trace(guide).get_trace(*args, **kwargs)
-    return entropies(dict(trace.iter_stochastic_nodes()))
-
-
-def _trained(trace: Trace) -> dict[str, Tensor]:
-    """The parameters in a trace, as Pyro's optimizers see them."""
-    values = {name: site["value"] for name, site in dict[str, Any](trace.nodes).items()}
-    own = {n: value.unconstrained() if hasattr(value, "unconstrained") else value for n, value in values.items()}
-    return {name: value for name, value in own.items() if value.requires_grad}
-
-
-def _constrained(trace: Trace) -> dict[int, Tensor]:
-    """The values of constrained parameters, by the id of the unconstrained one."""
-    values = [site["value"] for site in dict[str, Any](trace.nodes).values()]
-    return {id(value.unconstrained()): value.detach() for value in values if hasattr(value, "unconstrained")}
-
-
-# Losses of Pyro that compile their programs.
-JITTED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO, JitTraceMeanField_ELBO)
 # The weight of the KL is an input of the graph.
 UNREAD = ("loss.step", "loss.kl_weight")
 
@@ -260,22 +127,49 @@ class Recording:
     stored: Mapping[str, Tensor]
     named: dict[str, int]
     constants: list[int | Tensor]
-    code: Callable[..., Sequence[Tensor]] | None = None
-    uses: int = 0
+    # The tensors of the state that the latest two lists are made from; the state replaces its list, not items.
+    _made_from: list[Tensor] | None = None
+    _parameters: dict[str, Tensor] = field(default_factory=dict)
+    _constant_tensors: list[Tensor] = field(default_factory=list)
 
     def parameters(self) -> dict[str, Tensor]:
         """The current parameters by name."""
-        tensors = self.state.tensors
-        return {name: tensors[number] for name, number in self.named.items()}
+        self._find_tensors()
+        return self._parameters
 
     def constant_tensors(self) -> list[Tensor]:
         """The current constants of the graph."""
+        self._find_tensors()
+        return self._constant_tensors
+
+    def _find_tensors(self) -> None:
         tensors = self.state.tensors
-        return [tensors[constant] if isinstance(constant, int) else constant for constant in self.constants]
+        if tensors is not self._made_from:
+            self._made_from = tensors
+            self._parameters = {name: tensors[number] for name, number in self.named.items()}
+            self._constant_tensors = [tensors[place] if isinstance(place, int) else place for place in self.constants]
 
     def holds(self) -> bool:
         """Whether the program and the shapes of its tensors are unchanged."""
         return stored_parameters() is self.stored and self.state.holds()
+
+    def evaluation(self, call: Call, found: Evaluation, way: str) -> Evaluation:
+        """What the program would give if its graph has given ``found``."""
+        terms: Any = found.terms
+        if terms is not None:
+            own_entropies = partial(guide_entropies, call.guide, call.args, call.kwargs)
+            terms = LossTerms(call.weight, entropies=own_entropies, **terms)
+        gradients = found.gradients
+        if call.share != 1.0:
+            gradients = tuple(None if gradient is None else gradient * call.share for gradient in gradients)
+        return found._replace(parameters=self.parameters(), terms=terms, gradients=gradients, way=way)
+
+
+def guide_entropies(guide: Any, args: Any, kwargs: Any) -> dict[str, Tensor]:
+    """The entropies of a guide's sites at its current parameters."""
+    with torch.no_grad(), torch.random.fork_rng([]), poutine.block():
+        trace = poutine.trace(guide).get_trace(*args, **kwargs)
+    return entropies(dict(trace.iter_stochastic_nodes()))
 
 
 class Refusal(NamedTuple):
@@ -285,12 +179,16 @@ class Refusal(NamedTuple):
     evaluation: Evaluation
 
 
-def record_program(call: Call) -> Recording | Refusal:
-    """Run a program as usual, and record it twice; a refusal leaves all as after the run, a recording as before it."""
-    step, noise = getattr(call.loss, "step", None), TorchNoise.now()
-    tensors, code, first = ChangedTensors(), Code(), Inputs({})
-    with _garbage_kept(), replaced_buffers() as buffers, tensors, first, _weighted(call, call.weight), code.watched():
-        evaluation = evaluate(call._replace(update=None))
+def record_program(call: Call, check: Check | None = None) -> Recording | Refusal:
+    """Run a program as usual, and record it twice; a refusal leaves all as after the run, a recording as before it.
+
+    :param check: a function of the first run's result that raises an error if it is wrong.
+    """
+    noise, tensors, code, first = TorchNoise.now(), ChangedTensors(), Code(), Inputs({})
+    with _garbage_kept(), replaced_buffers() as buffers, tensors, first, code.watched():
+        evaluation = evaluate(call._replace(mover=None))
+    if check is not None:
+        check(evaluation)
     if isinstance(call.loss, TraceMeanField_ELBO) and not isinstance(call.loss, TermsELBO):
         sites = [name for name, density in first.densities.items() if bool(torch.as_tensor(density).any())]
         text = f"TraceMeanField_ELBO leaves out the log-Jacobian of {sites}; use TermsELBO or the guide AutoMeanField"
@@ -298,10 +196,8 @@ def record_program(call: Call) -> Recording | Refusal:
             warnings.warn(text, stacklevel=6)
     changed = [tensor for tensor, _ in tensors.before]
     changed += [now for _, before, now in buffers.values() if now is not before and isinstance(now, Tensor)]
-    if call.update is not None:
-        changed += call.update.changed
-        if call.update.check is not None:
-            call.update.check()
+    if call.mover is not None:
+        changed += call.mover.moved
     try:
         recording = _recording(call, code, first, evaluation.parameters, changed)
     except UncapturableError as error:
@@ -309,15 +205,9 @@ def record_program(call: Call) -> Recording | Refusal:
     put_buffers_back(buffers)
     put_back(tensors.before)
     noise.restore()
-    if step is not None:
-        call.loss.step = step
     # Buffers that the first run replaced are again those from before.
     recording.holds()
     return recording
-
-
-def _weighted(call: Call, weight: Any) -> AbstractContextManager[None]:
-    return call.loss.weighted_by(weight) if isinstance(call.loss, TermsELBO) else nullcontext()
 
 
 def _recording(
@@ -330,7 +220,7 @@ def _recording(
     for seed in (0, 1):
         try:
             with seeded_elsewhere(seed), _garbage_kept(), restored(changed):
-                graphs.append(_recorded(call, first, before.tensors, changed))
+                graphs.append(_recorded(call, first, parameters.values(), before.tensors, changed))
         finally:
             changes = before.changes(replaced=True)
             before.restore()
@@ -347,7 +237,12 @@ def _recording(
     number = {id(tensor): place for place, tensor in enumerate(state.tensors)}
     constants = [number.get(id(tensor), tensor) for tensor in graph.constants]
     named = {name: number[id(value)] for name, value in found.items()}
-    return Recording(graph, state, device_of(call.guide, call.model), stored_parameters(), named, constants)
+    return Recording(graph, state, _device(call, found.values()), stored_parameters(), named, constants)
+
+
+def _device(call: Call, parameters: Iterable[Tensor]) -> torch.device:
+    """The device of the parameters, else of the modules."""
+    return next((parameter.device for parameter in parameters), device_of(call.guide, call.model))
 
 
 def _holders(call: Call, names: Iterable[str]) -> list[tuple[Mapping[str, Tensor], str]]:
@@ -369,11 +264,15 @@ def _garbage_kept() -> Iterator[None]:
 
 
 def _recorded(
-    call: Call, first: Inputs, readable: Sequence[Tensor], changed: Sequence[Tensor]
+    call: Call,
+    first: Inputs,
+    parameters: Collection[Tensor],
+    readable: Sequence[Tensor],
+    changed: Sequence[Tensor],
 ) -> tuple[Graph, dict[str, Tensor]]:
     leaves, tree = tree_flatten((call.args, dict(call.kwargs)))
     places = [place for place, value in enumerate(leaves) if isinstance(value, Tensor)]
-    device, dtype = device_of(call.guide, call.model), dtype_of(call.guide, call.model)
+    device, dtype = _device(call, parameters), dtype_of(call.guide, call.model)
     # A 0-d tensor does not change the dtype of results.
     scales = {scale: torch.tensor(scale, dtype=dtype, device=device) for scale in first.seen}
     trained: dict[str, Tensor] = {}
@@ -382,12 +281,14 @@ def _recorded(
         for place, tensor in zip(places, tensors, strict=True):
             leaves[place] = tensor
         args, kwargs = tree_unflatten(leaves, tree)
-        weighted = _weighted(call, weight if call.weight else 0.0)
-        with Inputs(scales, first.observed), weighted, replaced_buffers() as buffers:
-            evaluation = evaluate(call._replace(args=args, kwargs=kwargs))
+        with Inputs(scales, first.observed), replaced_buffers() as buffers:
+            own = call._replace(args=args, kwargs=kwargs, weight=weight if call.weight else 0.0, share=1.0)
+            evaluation = evaluate(own)
         trained.update(evaluation.parameters)
         put_buffers_back(buffers, write=True)
-        return evaluation._replace(parameters={})
+        terms = None if evaluation.terms is None else vars(evaluation.terms)
+        kept: Any = terms and {name: term for name, term in terms.items() if name not in HOST_TERMS}
+        return evaluation._replace(parameters={}, terms=kept)
 
     inputs = [torch.ones((), device=device), *(leaves[place].detach() for place in places)]
     try:
@@ -399,7 +300,7 @@ def _recorded(
 
 def _check_alike(first: Graph, second: Graph) -> None:
     """Raise an error if two recordings differ."""
-    terms = (graph.result().terms.values() for graph in (first, second))
+    terms = ((graph.result().terms or {}).values() for graph in (first, second))
     one, other = ([site for named in values if isinstance(named, dict) for site in named] for values in terms)
     if one != other:
         raise UncapturableError(f"its sites differ between two runs: {one} and {other}")

@@ -1,4 +1,4 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Training steps as compiled graphs."""
+"""Optimizers of all parameters of a model and its guide."""

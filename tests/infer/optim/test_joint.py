@@ -9,7 +9,7 @@ import torch
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
-from pyro_radial.infer.training.optimizers import make_optimizer, stored_names
+from pyro_radial.infer.optim.joint import make_optimizer, stored_names
 from pyro_radial.infer.training.trainer import Trainer
 from tests.helpers.runs import data, function_problem, problem
 

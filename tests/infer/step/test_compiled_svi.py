@@ -25,9 +25,8 @@ from pyro.infer import (
 )
 from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 
-from benchmarks.guides._examples.program import Program, compared
 from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, TermsELBO
-from pyro_radial.infer.compiled.captured_loss import CapturedLoss
+from tests.helpers.graphs import Graphed
 from tests.helpers.host_reads import CountHostReads
 from tests.helpers.networks import classifier, data, mlp
 
@@ -241,7 +240,7 @@ def test_a_loss_of_two_parts_is_returned_as_svi_returns_it():
 @pytest.mark.filterwarnings("ignore:the program runs uncompiled")
 def test_gradients_from_before_are_not_added_to_those_of_a_loss():
     pyro.clear_param_store()
-    loss = CapturedLoss(plain, plain_guide, TraceGraph_ELBO(), compile=False)
+    loss = Graphed(plain, plain_guide, TraceGraph_ELBO(), compile=False)
     gradients = []
     for left in (None, torch.tensor(5.0)):
         pyro.set_rng_seed(0)
@@ -317,7 +316,7 @@ def test_an_observation_out_of_range_is_an_error_as_in_svi(name, validate):
                 svi.step(X, targets)
             assert_close(before, values(guide), rtol=0, atol=0)
             assert svi.num_graphs == 1
-            assert "remainder" not in svi.captured.recordings[0].graph.module.code
+            assert "remainder" not in svi.graphs.recordings[0].graph.module.code
             svi.step(X, torch.ones_like(targets))
         elif name in ("half a count", "a yes of 2", "a negative time"):
             # As Pyro does without validation.
@@ -327,11 +326,11 @@ def test_an_observation_out_of_range_is_an_error_as_in_svi(name, validate):
 def test_a_compiled_graph_does_not_leave_a_table():
     model = labelled(OUT_OF_RANGE["a class of 12"][0])
     svi = CompiledSVI(model, AutoNormal(model), pyro.optim.SGD({"lr": 0.01}), Trace_ELBO())
-    svi.captured.compile_after = 3
+    svi.graphs.compile_after = 3
     targets = torch.zeros(8, dtype=torch.long)
     for _ in range(5):
         svi.step(X, targets)
-    assert svi.captured.recordings[0].code is not None
+    assert svi.graphs.ways[0].code is not None
     targets[3] = 12
     with pytest.raises(ValueError, match="within the support"):
         svi.step(X, targets)
@@ -376,7 +375,7 @@ def test_a_schedule_of_the_weight_changes_no_graph():
     svi = recorded(model, guide, ADAM, TermsELBO(kl_weight=lambda step: min(1.0, 0.1 + step / 20)))
     for _ in range(30):
         svi.step(X, Y)
-    assert len(svi.captured.recordings) == 1
+    assert len(svi.graphs.recordings) == 1
     assert svi.loss.terms.kl_weight == 1.0
 
 
@@ -512,12 +511,7 @@ def test_handlers_around_a_step_run_the_program_as_it_is():
     with pyro.poutine.scale(scale=2.0):
         scaled = svi.evaluate_loss(X, Y)
     assert torch.isfinite(scaled)
-    assert not svi.captured.recordings
-
-
-def test_captured_losses_are_what_it_replays():
-    model, guide = problem()
-    assert isinstance(recorded(model, guide, ADAM, TermsELBO()).captured, CapturedLoss)
+    assert not svi.graphs.recordings
 
 
 def test_gradients_that_share_memory_or_are_repeated_are_each_their_own():
@@ -535,23 +529,14 @@ def test_gradients_that_share_memory_or_are_repeated_are_each_their_own():
 
 
 @pytest.mark.cuda
-def test_on_cuda_a_compiled_step_waits_for_nothing_and_its_gradients_are_the_eager_ones():
+def test_a_guide_that_moves_away_from_its_optimizer_is_named():
     model, guide = problem()
-    model.cuda()
-    guide.cuda()
-    x, y = X.cuda(), Y.cuda()
-    svi = CompiledSVI(model, guide, pyro.optim.Adam({"lr": 0.01}), TermsELBO(), check_every=1000)
-    svi.captured.compile_after = 3
-    for _ in range(5):
-        svi.step(x, y)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(10):
-            svi.step(x, y)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    program = Program(model, guide, svi.loss, (x, y))
-    assert compared(program, svi.captured)[1] <= 1e-5
+    svi = recorded(model.cuda(), guide.cuda(), pyro.optim.Adam({"lr": 0.01}), TermsELBO())
+    svi.step(X.cuda(), Y.cuda())
+    model.cpu()
+    guide.cpu()
+    with pytest.raises(ValueError, match=r"must stay where their first step was, on cuda:0, got a parameter on cpu"):
+        svi.step(X, Y)
 
 
 def test_a_guide_that_is_collected_meanwhile_is_not_missed():

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import pyro
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_radial._pyro.compat import Replaced, record_graph, tree_flatten, tree_leaves, tree_unflatten, untraced
-from pyro_radial.infer.compiled.state import MOST_BYTES, UncapturableError
+from pyro_radial.infer.step.state import MOST_BYTES, UncapturableError
 
 __all__ = ["ChangedTensors", "Graph", "put_back", "put_buffers_back", "record", "replaced_buffers", "restored"]
 
@@ -28,6 +29,7 @@ VALUE_READ = (
 )
 SHAPE_READ = "a tensor has a shape that depends on values; use torch.where, or mask what does not count"
 LITERAL = torch.ops.aten.lift_fresh.default
+LITERAL_COPY = torch.ops.aten.lift_fresh_copy.default
 
 # By a dict of buffers and a name: the dict, the buffer from before, and the latest one.
 Buffers = dict[tuple[int, str], tuple[dict[str, Any], Any, Any]]
@@ -75,7 +77,11 @@ def record(
     copies = Replaced({function: partial(reads.copied, function) for function in TO_HOST})
     with pyro.validation_enabled(False), reads, copies:
         module = record_graph(tensors_alone, inputs)
-    return Graph(module, _lift_constants(module), leaves, tree, reads.read)
+    constants = _lift_constants(module)
+    device = inputs[0].device if inputs else torch.device("cpu")
+    if device.type != "cpu":
+        constants = _with_literals_on(device, module, constants)
+    return Graph(module, constants, leaves, tree, reads.read)
 
 
 class _HostReads(TorchDispatchMode):
@@ -249,3 +255,44 @@ def _lift_constants(module: GraphModule) -> list[Tensor]:
     for name in [name for name in (*module._parameters, *module._buffers) if "_constant" in name]:
         delattr(module, name)
     return tensors
+
+
+def _with_literals_on(device: torch.device, module: GraphModule, constants: list[Tensor]) -> list[Tensor]:
+    """Compute once what depends on literals in host memory alone, and put it on a device, so that no step copies it.
+
+    :returns: the constants of the changed graph.
+    """
+    graph, kept = module.graph, dict[Node, Tensor]()
+    graph.eliminate_dead_code()
+    places = [node for node in graph.nodes if node.op == "placeholder"][: len(constants)]
+    known = dict[Node, Tensor]()
+    for node, tensor in zip(places, constants, strict=True):
+        if tensor.device.type == "cpu" and all(user.target is LITERAL_COPY for user in node.users):
+            known[node] = tensor
+        else:
+            kept[node] = tensor
+    for node in graph.nodes:
+        found = node.op == "call_function" and bool(node.all_input_nodes) and _is_pure(node)
+        if found and all(argument in known for argument in node.all_input_nodes):
+            args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)
+    for node in list(known):
+        others = [user for user in node.users if user not in known]
+        if others:
+            with graph.inserting_before(places[0]):
+                place = graph.placeholder(f"literal_{len(kept)}")
+            for user in others:
+                user.replace_input_with(node, place)
+            kept[place] = known[node].to(device) if known[node].dim() == 0 else known[node]
+    for node in reversed(list(known)):
+        graph.erase_node(node)
+    module.recompile()
+    return [kept[node] for node in graph.nodes if node in kept]
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether a node only computes, and nothing writes into its result."""
+    targets: list[Any] = [node.target, *(user.target for user in node.users)]
+    if any(getattr(target, "_schema", None) is None or target._schema.is_mutable for target in targets):
+        return False
+    return torch.Tag.nondeterministic_seeded not in node.target.tags  # type: ignore[union-attr]

@@ -25,8 +25,8 @@ from pyro.nn import PyroModule, PyroSample
 from torch import nn
 
 from pyro_radial import TermsELBO
-from pyro_radial.infer.compiled.captured_loss import CapturedLoss
-from pyro_radial.infer.compiled.recording import Call, evaluate
+from pyro_radial.infer.step.recording import Call, evaluate
+from tests.helpers.graphs import Graphed
 
 X = torch.linspace(-1.0, 2.0, 6)
 SCALE = 1.5
@@ -730,7 +730,7 @@ def steps(name, captured):
         model=model, guide=guide, loss=Tempered() if name == "object_of_the_loss" else Trace_ELBO()
     )
     if captured:
-        program = CapturedLoss(program.model, program.guide, program.loss, compile=False)
+        program = Graphed(program.model, program.guide, program.loss, compile=False)
     program.x = X if name == "item_of_an_argument_that_is_a_global_too" else X.clone()
     outcomes, replayed = [], []
     for step in range(5):
@@ -741,9 +741,10 @@ def steps(name, captured):
             loss, pairs = program((program.x,), {})
             replayed.append(program.replayed)
         else:
-            call = Call(program.loss, program.model, program.guide, (program.x,), {}, True, {})
+            weight = program.loss.weight_at(step) if isinstance(program.loss, TermsELBO) else 1.0
+            call = Call(program.loss, program.model, program.guide, (program.x,), {}, weight=weight)
             evaluation = evaluate(call)
-            loss, pairs = evaluation.loss, evaluation.with_gradients(hooks=True)
+            loss, pairs = evaluation.loss, evaluation.with_gradients()
         outcomes.append([loss, *(gradient for _, gradient in pairs)])
         with torch.no_grad():
             for parameter, gradient in pairs:

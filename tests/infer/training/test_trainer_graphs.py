@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, TermsELBO
-from pyro_radial.infer.compiled import captured_loss
+from pyro_radial.infer.step import compiled as code
 from pyro_radial.nn import likelihoods
 from tests.helpers.host_reads import CountHostReads
 from tests.helpers.runs import assert_same, data, killed, problem, trained
@@ -23,10 +23,10 @@ ROWS = 23
 def recorded_only(monkeypatch):
     """Graphs that would be compiled run as recorded, and are counted."""
     made = []
-    monkeypatch.setattr(captured_loss, "compile_graph", lambda module, *_: made.append(module) or module)
-    captured_loss.forget()
+    monkeypatch.setattr(code, "compile_graph", lambda module, *_: made.append(module) or module)
+    code.forget()
     yield made
-    captured_loss.forget()
+    code.forget()
 
 
 def ended(rows=ROWS, net="plain", **settings):
@@ -97,12 +97,12 @@ def test_a_resumed_run_compiles_the_graphs_that_an_undisturbed_one_does(tmp_path
     def compiled(module, *_):
         return lambda *values: [out * 1.001 if out.is_floating_point() else out for out in module(*values)]
 
-    captured_loss.forget()
+    code.forget()
     _, recorded = ended(compile=False)
-    monkeypatch.setattr(captured_loss, "compile_graph", compiled)
+    monkeypatch.setattr(code, "compile_graph", compiled)
     off = check_killed_run_on_graphs(tmp_path, monkeypatch)
     assert not all(torch.equal(value, off[name]) for name, value in recorded.items())
-    captured_loss.forget()
+    code.forget()
 
 
 @pytest.mark.slow

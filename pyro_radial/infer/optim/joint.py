@@ -6,7 +6,8 @@
 import inspect
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ import torch
 from pyro.optim import PyroOptim
 from pyro.optim.lr_scheduler import PyroLRScheduler
 from torch import Tensor
-from torch.optim import Adam, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from pyro_radial._pyro.compat import optimizer_state_waiting, pyro_settings
+from pyro_radial._pyro.compat import mark_stepped, optimizer_state_waiting, pyro_settings
 
 __all__ = [
     "DEFAULT_OPTIM",
+    "GraphOptimizer",
     "GuideOptim",
     "JointOptimizer",
     "Optim",
@@ -31,6 +33,7 @@ __all__ = [
     "fused_optimizer",
     "initial_rates",
     "make_optimizer",
+    "naming_devices",
     "stored_names",
 ]
 
@@ -41,12 +44,6 @@ class GuideOptim(ABC):
     @abstractmethod
     def optimizer(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Optimizer:
         """Make the optimizer; ``args`` are those of the model and the guide."""
-
-    def start(self, model: Any, guide: Any, args: Any, kwargs: Mapping[str, Any], compile: bool) -> Optimizer:
-        """Make the optimizer, and say whether to compile its steps."""
-        optimizer = self.optimizer(model, guide, *args, **kwargs)
-        optimizer.compile = compile  # type: ignore[attr-defined]
-        return optimizer
 
     @abstractmethod
     def scheduler(self, optimizer: Optimizer, steps: int) -> Any:
@@ -61,6 +58,36 @@ class GuideOptim(ABC):
         return None
 
 
+class GraphOptimizer(Optimizer, ABC):
+    """An optimizer with a step that a graph of the loss can take.
+
+    ``others`` is an ordinary optimizer of further parameters, or None, and ``moved`` has the tensors that :meth:`move`
+    changes. While ``stopped``, a 0-d tensor, is not zero, nothing moves.
+    """
+
+    others: Optimizer | None
+    moved: list[Tensor]
+    stopped: Tensor
+
+    @abstractmethod
+    def write_rates(self) -> None:
+        """Write the rates of the next step where :meth:`move` reads them."""
+
+    @abstractmethod
+    def move(
+        self, loss: Tensor, gradients: Mapping[int, Tensor | None], scales: Mapping[int, Tensor]
+    ) -> frozenset[int]:
+        """Move parameters by operations that a graph can record, and return their ids."""
+
+    @abstractmethod
+    def count(self) -> None:
+        """Count a step that :meth:`move` has taken."""
+
+    @abstractmethod
+    def clipped(self) -> list[Tensor]:
+        """The parameters with gradients to clip."""
+
+
 Optim = PyroOptim | GuideOptim | Callable[[list[Tensor]], Optimizer]
 
 # The devices on which torch has fused steps.
@@ -72,12 +99,20 @@ STARTS_TOGETHER = {"momentum"}
 
 
 class JointOptimizer:
-    """Take steps of one torch optimizer while parameters may appear, as in a loop of ``SVI``."""
+    """Take steps of one torch optimizer while parameters may appear, as in a loop of ``SVI``.
 
-    def __init__(self, optim: Any) -> None:
+    :param optim: an optimizer, or what makes one.
+    :param clip_norm: the largest norm of all gradients together; None for no clipping.
+    :param scaler: scales the loss in half precision.
+    """
+
+    def __init__(self, optim: Any, clip_norm: float | None = None, scaler: torch.amp.GradScaler | None = None) -> None:
         check_optim(optim if not isinstance(optim, Optimizer) else type(optim))
-        self._optim = optim
+        self._optim, self._clip_norm = optim, clip_norm
+        self._scaler = torch.amp.GradScaler("cpu", enabled=False) if scaler is None else scaler
         self.optimizer: Optimizer | None = None
+        # By id, and so kept alive.
+        self._known: dict[int, Tensor] = {}
         self._scheduler: Any = None
         if isinstance(optim, Optimizer):
             check_no_closure(optim)
@@ -87,11 +122,10 @@ class JointOptimizer:
         """Add the parameters that are new."""
         if isinstance(self._optim, Optimizer | GuideOptim):
             return
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        known = {parameter for group in groups for parameter in group["params"]}
-        new = {name: parameter for name, parameter in parameters.items() if parameter not in known}
+        new = {name: parameter for name, parameter in parameters.items() if id(parameter) not in self._known}
         if not new:
             return
+        self._known |= {id(parameter): parameter for parameter in new.values()}
         optim: Any = self._optim
         if self.optimizer is None:
             self.optimizer = make_optimizer(optim, new)
@@ -109,18 +143,10 @@ class JointOptimizer:
                     self._scheduler.base_lrs.append(group["lr"])
             _join(self.optimizer, other)
 
-    def start(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], compile: bool) -> None:
+    def start(self, model: Any, guide: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Make an optimizer that depends on the model and the guide before the first loss."""
         if isinstance(self._optim, GuideOptim) and self.optimizer is None:
-            self.optimizer = self._optim.start(model, guide, args, kwargs, compile)
-
-    def step(self, gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Take a step after :meth:`forget_gradients`; parameters without a gradient do not change."""
-        if self.optimizer is None:
-            return
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        self.optimizer.step()
+            self.optimizer = self._optim.optimizer(model, guide, *args, **kwargs)
 
     def forget_gradients(self) -> None:
         """Free the memory of the last gradients."""
@@ -128,6 +154,59 @@ class JointOptimizer:
         for group in () if self.optimizer is None else self.optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
+
+    def add(self, parameters: Mapping[str, Tensor], gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Take over parameters that are new, and add gradients to theirs."""
+        self.adopt(parameters)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    def apply(self, *, moved: bool = False, stepped: bool = False) -> None:
+        """Take a step on the gradients; parameters without a gradient do not change.
+
+        :param moved: whether a graph has done the part of a :class:`GraphOptimizer`.
+        :param stepped: whether a graph has taken the whole step.
+        """
+        optimizer = self.optimizer
+        if optimizer is None:
+            return
+        if moved or stepped:
+            if isinstance(optimizer, GraphOptimizer):
+                optimizer.count()
+                if optimizer.others is not None and not stepped:
+                    optimizer.others.step()
+            mark_stepped(optimizer)
+            return
+        if self._clip_norm is not None:
+            self._scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(clipped_parameters(optimizer), self._clip_norm)
+        with naming_devices(optimizer):
+            # After an overflow of the scaled loss it takes no step.
+            self._scaler.step(optimizer)
+        self._scaler.update()
+
+
+@contextmanager
+def naming_devices(optimizer: Optimizer) -> Iterator[None]:
+    """Say what to do if a step fails because parameters have moved to another device than the optimizer's state."""
+    try:
+        yield
+    except RuntimeError as error:
+        for parameter, state in optimizer.state.items():
+            for value in state.values():
+                if isinstance(value, Tensor) and value.dim() and value.device != parameter.device:
+                    raise ValueError(
+                        f"guide and model must stay where their first step was, on {value.device}, got a parameter on "
+                        f"{parameter.device}; after moving them make a new CompiledSVI, or a new optimizer"
+                    ) from error
+        raise
+
+
+def clipped_parameters(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters with gradients to clip."""
+    if isinstance(optimizer, GraphOptimizer):
+        return optimizer.clipped()
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def make_optimizer(optim: Optim, parameters: Mapping[str, Tensor]) -> Optimizer:
@@ -139,7 +218,18 @@ def make_optimizer(optim: Optim, parameters: Mapping[str, Tensor]) -> Optimizer:
         return _of_pyro(optim, stored_names(parameters))
     optimizer = optim(list(parameters.values()))
     check_no_closure(optimizer)
-    return optimizer
+    return _fused_on_cuda(optimizer)
+
+
+def _fused_on_cuda(optimizer: Optimizer) -> Optimizer:
+    """The same optimizer with torch's fused step, which a CUDA graph can hold, unless its maker chose another."""
+    groups = optimizer.param_groups
+    chosen = any(group.get(name) for group in groups for name in (*CHOICES, *STARTS_TOGETHER))
+    on_cuda = all(p.is_cuda and p.is_floating_point() for group in groups for p in group["params"])
+    if type(optimizer) not in (Adam, AdamW, SGD) or chosen or not on_cuda:
+        return optimizer
+    made: Any = type(optimizer)
+    return made([{**group, "fused": True} for group in groups], fused=True)
 
 
 def _of_pyro(optim: PyroOptim, parameters: Mapping[str, Tensor]) -> Optimizer:

@@ -4,18 +4,16 @@
 """Rows of inputs and targets, and their mini-batches."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from pyro_radial._pyro.checks import kind_of
 from pyro_radial._pyro.compat import tree_map, tree_map_only
-from pyro_radial.nn.bayesian_module import BayesianModule, submodules
 from pyro_radial.nn.named_likelihoods import split_missing
 
 __all__ = [
@@ -24,9 +22,6 @@ __all__ = [
     "Rows",
     "as_inputs",
     "check_inputs",
-    "device_of",
-    "dtype_of",
-    "evaluating",
     "move",
     "num_rows",
     "parts",
@@ -106,11 +101,11 @@ class Rows:
 
     def all(self) -> tuple[Inputs, Inputs]:
         """Every row, in order."""
-        return self.take(torch.arange(len(self)))
+        return self.take(torch.arange(len(self), device="cpu"))
 
     def all_inputs(self) -> Inputs:
         """The inputs of every row, in order, of a ``Dataset`` whose items may have no targets."""
-        index = torch.arange(len(self))
+        index = torch.arange(len(self), device="cpu")
         batch = self._collated(index)
         if isinstance(batch, tuple | list):
             batch = batch[0] if len(batch) == 1 else _split(batch)[0]
@@ -234,6 +229,11 @@ class Batches:
     def __init__(self, rows: Rows, size: int, seed: int, device: torch.device) -> None:
         self.rows, self.size, self.seed, self.device = rows, size, seed, device
         self._latest: tuple[int, Tensor] | None = None
+        # Rows on the device, once for all batches, if they fit.
+        self._on_device: tuple[Inputs, Inputs] | None = None
+        if rows.dataset is None and device.type != "cpu" and _fits(rows.tensors, device):
+            x, y = rows.tensors
+            self._on_device = move(x, device), move(y, device)
 
     @property
     def per_epoch(self) -> int:
@@ -250,64 +250,44 @@ class Batches:
 
     def first_rows(self) -> tuple[Any, Any]:
         """Two rows, or the only one: enough to run model and guide once."""
-        return self._at(torch.arange(min(2, len(self.rows))))
+        return self._at(torch.arange(min(2, len(self.rows)), device="cpu"))
 
     def _at(self, index: Tensor) -> tuple[Any, Any]:
+        if self._on_device is not None:
+            x, y = self._on_device
+            return take(x, index.to(self.device)), take(y, index.to(self.device))
         x, y = self.rows.take(index)
-        return move(x, self.device), move(y, self.device)
+        return _sent(x, self.device), _sent(y, self.device)
 
     def _order(self, epoch: int) -> Tensor:
         seed = self.seed + epoch
         if self._latest is None or self._latest[0] != seed:
-            self._latest = seed, torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(seed))
+            generator = torch.Generator().manual_seed(seed)
+            order = torch.randperm(len(self.rows), generator=generator, device="cpu")
+            self._latest = seed, order if self._on_device is None else order.to(self.device)
         return self._latest[1]
+
+
+def _fits(rows: tuple[Inputs, Inputs], device: torch.device) -> bool:
+    """Whether rows take at most a quarter of the memory that a device has left."""
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return sum(tensor.nbytes for part in rows for _, tensor in _named(part, "")) <= free // 4
+
+
+def _sent(x: Inputs, device: torch.device) -> Any:
+    """The rows on a device; from pinned memory, so that nothing waits for the copy."""
+    if device.type != "cuda":
+        return move(x, device)
+    return tree_map(lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory().to(device, non_blocking=True), x)
 
 
 def parts(batch: tuple[Any, Any], number: int) -> Iterator[tuple[tuple[Any, Any], float]]:
     """Split a batch into at most ``number`` parts, each with its share of the rows."""
+    if number == 1:
+        yield batch, 1.0
+        return
     size = num_rows(batch[0])
-    for index in torch.arange(size).chunk(number):
+    for index in torch.arange(size, device="cpu").chunk(number):
         yield (take(batch[0], index), take(batch[1], index)), len(index) / size
-
-
-def device_of(*modules: Any) -> torch.device:
-    """The device of the first network in the modules, else of the first that has any parameters or buffers."""
-    network = next(_networks(modules), None)
-    if network is not None:
-        return network.device
-    tensor = next(_tensors_of(modules), None)
-    return torch.device("cpu") if tensor is None else tensor.device
-
-
-def dtype_of(*modules: Any) -> torch.dtype:
-    """The dtype of the first module that has any floating-point parameters or buffers, else torch's default."""
-    tensor = next((tensor for tensor in _tensors_of(modules) if tensor.is_floating_point()), None)
-    if tensor is not None:
-        return tensor.dtype
-    return next((part.dtype for part in _networks(modules)), torch.get_default_dtype())
-
-
-def _tensors_of(modules: Any) -> Iterator[Tensor]:
-    for module in modules:
-        if isinstance(module, nn.Module):
-            yield from (*module.parameters(), *module.buffers())
-
-
-def _networks(modules: Any) -> Iterator[BayesianModule]:
-    return (part for part in submodules(*modules) if isinstance(part, BayesianModule))
-
-
-@contextmanager
-def evaluating(*modules: Any) -> Iterator[None]:
-    """Put modules in evaluation mode, and restore the mode of each submodule afterwards."""
-    modes = [(module, module.training) for module in submodules(*modules)]
-    for module in modules:
-        if isinstance(module, nn.Module):
-            module.eval()
-    try:
-        yield
-    finally:
-        # Parents come before children, so that a child whose own mode differs is restored last.
-        for module, training in modes:
-            if module.training != training:
-                module.train(training)

@@ -9,18 +9,9 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
-from pyro_radial.infer.training.data import (
-    Rows,
-    as_inputs,
-    check_inputs,
-    device_of,
-    dtype_of,
-    evaluating,
-    move,
-    num_rows,
-    take,
-)
+from pyro_radial.infer.data import Rows, as_inputs, check_inputs, move, num_rows, take
 from pyro_radial.nn import likelihoods
+from pyro_radial.nn.modules import device_of, dtype_of, evaluating
 from tests.helpers.items import Items
 
 

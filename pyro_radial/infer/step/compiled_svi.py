@@ -3,7 +3,7 @@
 
 """Stochastic variational inference with compiled steps."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pyro_radial._pyro.checks import check_flag, check_types, optional, positive_count
-from pyro_radial._pyro.compat import stop_where
-from pyro_radial._pyro.random_numbers import TorchNoise
-from pyro_radial.infer.compiled.captured_loss import CapturedLoss
-from pyro_radial.infer.compiled.recording import check_observations
-from pyro_radial.infer.training.natural_gradient import NaturalGradientOptimizer
-from pyro_radial.infer.training.not_finite import not_finite_parts
-from pyro_radial.infer.training.optimizers import JointOptimizer
+from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer
+from pyro_radial.infer.step.evaluate import AS_IT_IS, Call, Evaluation, has_terms
+from pyro_radial.infer.step.graphs import Graphs
+from pyro_radial.infer.step.not_finite import not_finite_error, not_finite_parts
+from pyro_radial.infer.step.recording import check_observations
+from pyro_radial.infer.step.step import FiniteCheck, Step, keep_terms, take_step
 
 __all__ = ["CompiledSVI"]
 
@@ -97,17 +96,13 @@ class CompiledSVI:
             )
         max_signatures = positive_count("max_signatures", max_signatures)
         self.model, self.guide, self.optim, self.loss = model, guide, optim, loss
-        self.check_every = optional(positive_count, "check_every", check_every)
         self._loss_and_grads = loss_and_grads
         #: The graphs.
-        self.captured = CapturedLoss(
-            model, guide, loss, compile=compile, max_signatures=max_signatures, options=options
-        )
+        self.graphs = Graphs(compile=compile, max_signatures=max_signatures, options=options)
         self._joint, self._joint_of = JointOptimizer(optim), optim
+        self._check = FiniteCheck(optional(positive_count, "check_every", check_every), self._not_finite)
         self._steps = 0
-        # The arguments and the noise of the latest steps, to repeat them.
-        self._unchecked: list[tuple[TorchNoise, Any, Any]] = []
-        self._stopped: Tensor | None = None
+        self._latest: Evaluation | None = None
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -117,17 +112,17 @@ class CompiledSVI:
     @property
     def compiled(self) -> bool:
         """Whether the latest step or evaluation replayed a graph."""
-        return self.captured.replayed
+        return self._latest is not None and self._latest.way != AS_IT_IS
 
     @property
     def num_graphs(self) -> int:
         """The number of graphs so far."""
-        return len(self.captured.recordings)
+        return len(self.graphs.recordings)
 
     @property
     def eager_because(self) -> list[str]:
-        """Why steps ran as usual; empty if all replayed a graph."""
-        return self.captured.eager_because
+        """Why steps ran as usual, or only a part of a step is a CUDA graph; empty if all went as fast as it can."""
+        return self.graphs.eager_because
 
     def step(self, *args: Any, **kwargs: Any) -> Loss:
         """Take a gradient step.
@@ -137,74 +132,65 @@ class CompiledSVI:
         """
         if self.optim is not self._joint_of:
             self._joint, self._joint_of = JointOptimizer(self.optim), self.optim
-        self._joint.start(self.model, self.guide, args, kwargs, self.captured.compile)
-        self._joint.forget_gradients()
-        noise = TorchNoise.now()
+        self._joint.start(self.model, self.guide, args, kwargs)
         optimizer = self._joint.optimizer
-        update = optimizer.in_graph() if isinstance(optimizer, NaturalGradientOptimizer) else None
-        loss, gradients = self._evaluate(self.model, self.guide, args, kwargs, update=update)
-        self._joint.adopt(self.captured.parameters)
-        self._unchecked.append((noise, args, kwargs))
-        self._check(loss)
-        self._joint.step(gradients)
+        mover = optimizer if isinstance(optimizer, GraphOptimizer) else None
+        call = self._call(self.model, self.guide, args, kwargs)
+        call = call._replace(mover=mover, optimizer=optimizer, stopped=self._check.stopped)
+        (self._latest,) = take_step([call], self.graphs, self._check, self._joint)
         self._steps += 1
-        return loss.unbind() if loss.ndim else loss
+        return _as_svi(self._latest.loss)
 
     def evaluate_loss(self, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss, as :meth:`step` returns it, without a step."""
-        loss, _ = self._evaluate(self.model, self.guide, args, kwargs, gradients=False)
-        return loss.unbind() if loss.ndim else loss
+        call = self._call(self.model, self.guide, args, kwargs)
+        return _as_svi(self._evaluate(call._replace(gradients=False)).loss)
 
     def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Loss:
         """Estimate the loss and add its gradients to those of the parameters, for a loop of your own.
 
         The loss is not checked, and no step is taken. Call the optimizer's ``step`` and ``zero_grad`` yourself.
         """
-        loss, gradients = self._evaluate(model, guide, args, kwargs)
-        for parameter, gradient in gradients:
+        evaluation = self._evaluate(self._call(model, guide, args, kwargs))
+        for parameter, gradient in evaluation.with_gradients():
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-        return loss.unbind() if loss.ndim else loss
+        return _as_svi(evaluation.loss)
 
-    def _evaluate(
-        self, model: Any, guide: Any, args: Any, kwargs: Any, **how: Any
-    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """The loss and its gradients, for the present loss."""
-        captured = self.captured
-        captured.model, captured.guide, captured.loss = model, guide, self.loss
+    def _call(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Call:
+        """What to evaluate, for the present loss."""
+        loss = self.loss
         if self._loss_and_grads is not None:
-            captured.loss = SimpleNamespace(loss=self.loss, loss_and_grads=self._loss_and_grads)
-        return captured(args, kwargs, **how)
+            loss = SimpleNamespace(loss=self.loss, loss_and_grads=self._loss_and_grads)
+        if not has_terms(loss):
+            return Call(loss, model, guide, args, kwargs)
+        return Call(loss, model, guide, args, kwargs, weight=loss.weight_at(loss.step), step=loss.step + 1)
 
-    def _check(self, loss: Tensor) -> None:
-        """Check the loss if it is time to; until then let the optimizer do nothing after a loss that is not finite."""
-        every = self.check_every or (1 if loss.device.type == "cpu" else 10)
-        optimizer = self._joint.optimizer
-        broken = ~torch.isfinite(loss).all()
-        if every > 1 and optimizer is not None:
-            self._stopped = broken.float() if self._stopped is None else torch.maximum(self._stopped, broken.float())
-            broken = self._stopped
-            every = every if stop_where(optimizer, self._stopped) else 1
-        if len(self._unchecked) < every:
-            return
-        if bool(broken):
-            raise self._not_finite()
-        self._unchecked.clear()
+    def _evaluate(self, call: Call) -> Evaluation:
+        self._latest = self.graphs(call)
+        keep_terms(call, self._latest)
+        return self._latest
 
-    def _not_finite(self) -> FloatingPointError:
-        """The error for the first step with a loss that was not finite, found by repeating the steps."""
-        steps, self._unchecked, self._stopped = self._unchecked, [], None
-        if self._joint.optimizer is not None:
-            stop_where(self._joint.optimizer, None)
-        named = ((number, self._parts(*step)) for number, step in enumerate(steps, self._steps + 1 - len(steps)))
-        where, found = next(((number, parts) for number, parts in named if parts), (self._steps, ["the loss"]))
-        return FloatingPointError(
-            f"not finite in step {where}: {', '.join(found)}; no step was taken on it; try a smaller learning rate"
-        )
+    def _not_finite(self, steps: Sequence[Step]) -> FloatingPointError:
+        """The error for the first of these steps with a loss that was not finite, found by repeating them."""
+        parameters = {} if self._latest is None else self._latest.parameters
+        for number, step in enumerate(steps, self._steps + 1 - len(steps)):
+            if found := _parts(step, parameters):
+                return not_finite_error(found, number)
+        return not_finite_error(["the loss"], self._steps)
 
-    def _parts(self, noise: TorchNoise, args: Any, kwargs: Any) -> list[str]:
-        """What is not finite in a step, by name."""
-        with torch.random.fork_rng():
-            noise.restore()
-            check_observations(self.model, self.guide, args, kwargs)
-            noise.restore()
-            return not_finite_parts(self.loss, self.model, self.guide, args, kwargs, self.captured.parameters)
+
+def _as_svi(loss: Tensor) -> Loss:
+    """A loss as ``SVI`` returns it."""
+    return loss.unbind() if loss.ndim else loss
+
+
+def _parts(step: Step, parameters: Mapping[str, Tensor]) -> list[str]:
+    """What is not finite in a step, by name."""
+    with torch.random.fork_rng():
+        for call in step.calls:
+            step.noise.restore()
+            check_observations(call.model, call.guide, call.args, call.kwargs)
+            step.noise.restore()
+            if found := not_finite_parts(call.loss, call.model, call.guide, call.args, call.kwargs, parameters):
+                return found
+    return []

@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
@@ -22,14 +22,11 @@ from pyro_radial.distributions.moments import moments
 from pyro_radial.distributions.special import accumulation_dtype
 from pyro_radial.infer.autoguide import AutoPerSite
 from pyro_radial.infer.autoguide.base import LocScaleSite
-from pyro_radial.infer.compiled.captured_loss import compiled
-from pyro_radial.infer.compiled.graph import record, restored
-from pyro_radial.infer.compiled.recording import Update
 from pyro_radial.infer.elbo import TermsELBO, num_data_of
-from pyro_radial.infer.training.data import device_of, evaluating
-from pyro_radial.infer.training.optimizers import DEFAULT_OPTIM, GuideOptim, Optim, check_optim, make_optimizer
+from pyro_radial.infer.optim.joint import DEFAULT_OPTIM, GraphOptimizer, GuideOptim, Optim, check_optim, make_optimizer
 from pyro_radial.nn.bayesian_module import submodules
 from pyro_radial.nn.likelihoods import Likelihood
+from pyro_radial.nn.modules import device_of, evaluating
 
 __all__ = ["NaturalGradient", "NaturalGradientOptimizer"]
 
@@ -240,7 +237,7 @@ class Pair(NamedTuple):
     def _with_present(self, sum_of_rates: float) -> Tensor:
         """The marks and one of the present widths."""
         log_scale = self.to_scale(self.scale).log().mean()
-        return torch.cat([self.marks, torch.stack([log_scale.new_tensor(sum_of_rates), log_scale])[None]])
+        return torch.cat([self.marks, torch.stack([torch.full_like(log_scale, sum_of_rates), log_scale])[None]])
 
     def mark(self, sum_of_rates: float) -> None:
         """Replace the oldest mark by one of the present widths."""
@@ -270,19 +267,24 @@ class Rates(NamedTuple):
     recent: Any
 
 
-class NaturalGradientOptimizer(Optimizer):
-    """The optimizer that :meth:`NaturalGradient.optimizer` makes; set ``compile`` to compile its steps."""
+class NaturalGradientOptimizer(GraphOptimizer):
+    """The optimizer that :meth:`NaturalGradient.optimizer` makes.
+
+    :meth:`move` is its step as operations on tensors alone. A step takes it, or a graph of the loss, and :meth:`count`
+    follows either.
+    """
 
     def __init__(self, pairs: list[Pair], others: Optimizer | None, **settings: Any) -> None:
         super().__init__([parameter for pair in pairs for parameter in (pair.loc, pair.scale)], settings)
-        self._pairs, self._others = pairs, others
+        self._pairs = pairs
+        #: The optimizer of other parameters, which shares the groups and the state of this one.
+        self.others = others
         counts = {"steps": 0, "width_steps": 0, "sum_of_rates": 0.0}
         self.state.update({pair.loc: {**counts, **pair.remembered()} for pair in pairs})
-        self.compile = False
-        self._compiled: Callable[..., Any] | None = None
-        self._changed = [tensor for pair in pairs for tensor in pair.changed_by_steps()]
-        # Whether the graph of the latest loss was to take the step.
-        self._in_graph = False
+        #: The tensors that :meth:`move` changes.
+        self.moved = [tensor for pair in pairs for tensor in pair.changed_by_steps()]
+        #: A 0-d tensor; while it is not zero, :meth:`move` changes nothing.
+        self.stopped = pairs[0].loc.new_zeros((), dtype=torch.float32)
         self._numbers = pairs[0].loc.new_zeros(len(pairs), len(Rates._fields), dtype=accumulation_dtype(pairs[0].loc))
         if others is not None:
             self.defaults["others"] = f"{type(others).__name__}({ {**others.defaults, 'lr': None} })"
@@ -292,8 +294,8 @@ class NaturalGradientOptimizer(Optimizer):
 
     def _share(self) -> None:
         """Let the ordinary optimizer use the groups and the state of this one."""
-        if self._others is not None:
-            self._others.param_groups, self._others.state = self.param_groups[1:], self.state
+        if self.others is not None:
+            self.others.param_groups, self.others.state = self.param_groups[1:], self.state
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -312,25 +314,29 @@ class NaturalGradientOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        gradients = [tensor.grad for pair in self._pairs for tensor in (pair.loc, pair.scale)]
-        taken = self._in_graph and all(gradient is None for gradient in gradients)
-        self._in_graph = False
+        gradients = [(pair.loc.grad, pair.scale.grad) for pair in self._pairs]
         rates = self._next_rates()
-        if self.compile and all(gradient is not None for gradient in gradients):
-            self._step_compiled(gradients)
-        elif not taken:
-            self._update(gradients, rates)
-        for pair, own in zip(self._pairs, rates, strict=True):
+        self._update(gradients, rates, {})
+        self._count([(by_loc is not None, by_scale is not None) for by_loc, by_scale in gradients], rates)
+        if self.others is not None:
+            self.others.step()
+        return loss
+
+    @torch.no_grad()
+    def count(self) -> None:
+        """Count a step that :meth:`move` has taken."""
+        self._count([(True, True)] * len(self._pairs), self._next_rates())
+
+    def _count(self, moved: Sequence[tuple[bool, bool]], rates: Sequence[Rates]) -> None:
+        """Count a step of the locations and scales that have moved."""
+        for pair, (loc_moved, scale_moved), own in zip(self._pairs, moved, rates, strict=True):
             state = self.state[pair.loc]
-            state["steps"] += taken or pair.loc.grad is not None
-            if taken or pair.scale.grad is not None:
+            state["steps"] += loc_moved
+            if scale_moved:
                 state["width_steps"] += 1
                 state["sum_of_rates"] += own.width
                 if is_marked(state["width_steps"]):
                     pair.mark(state["sum_of_rates"])
-        if self._others is not None:
-            self._others.step()
-        return loss
 
     def clipped(self) -> list[Tensor]:
         """The parameters with gradients to clip: scales arrive at a wrong point if their gradients are clipped."""
@@ -348,64 +354,60 @@ class NaturalGradientOptimizer(Optimizer):
                 found[pair.name] = pull
         return found
 
-    def in_graph(self, check: Callable[[], None] | None = None) -> Update:
-        """Return the next step, and a check of the loss's terms, for its graph; call :meth:`step` afterwards too."""
-        self._write_numbers()
-        self._in_graph = True
-        return Update(self._move, self._changed, check)
+    def write_rates(self) -> None:
+        """Write the rates of the next step where :meth:`move` reads them."""
+        rates: list[Rates] = self._next_rates()
+        rows = rates[:1] if all(row is rates[0] for row in rates) else rates
+        numbers = torch.tensor(rows, dtype=self._numbers.dtype, pin_memory=self._numbers.is_cuda)
+        self._numbers.copy_(numbers, non_blocking=True)
 
     @torch.no_grad()
-    def _move(self, loss: Tensor, gradients: Mapping[int, Any], scales: Mapping[int, Tensor]) -> set[int]:
-        """Record a step, unless a site has no gradient; see :class:`Update`."""
-        found: dict[int, Tensor | None] = {
-            id(t): gradients.get(id(t)) for pair in self._pairs for t in (pair.loc, pair.scale)
-        }
-        known = [gradient for gradient in found.values() if gradient is not None]
-        if len(known) < len(found):
-            return set()
-        finite = torch.isfinite(loss)
-        clean = [torch.where(finite, gradient, 0.0) for gradient in known]
-        self._update(clean, self._rates_in_graph(torch.where(finite, self._numbers, 0.0)), scales)
-        return {*found}
+    def move(
+        self, loss: Tensor, gradients: Mapping[int, Tensor | None], scales: Mapping[int, Tensor]
+    ) -> frozenset[int]:
+        """Move all sites at the rates of :meth:`write_rates`, by operations that a graph can record.
 
-    def _step_compiled(self, gradients: Sequence[Any]) -> None:
-        self._write_numbers()
-        if self._compiled is None:
-            with restored(self._changed):
-                graph = record(lambda *own: (self._update(own, self._rates_in_graph(self._numbers)), None), gradients)
-            code = compiled(graph, gradients, {})
-            self._compiled = lambda *own: code(*graph.constants, *own)
-        self._compiled(*gradients)
+        Nothing moves if the loss is not finite, or if a site has no gradient.
+
+        :param gradients: by the ids of parameters.
+        :param scales: constrained values, by the ids of parameters; others are computed.
+        :returns: the ids of the parameters that it moves.
+        """
+        found: list[Any] = [(gradients.get(id(pair.loc)), gradients.get(id(pair.scale))) for pair in self._pairs]
+        if any(gradient is None for each in found for gradient in each):
+            return frozenset()
+        finite = torch.isfinite(loss) & (self.stopped == 0.0)
+        clean: list[Any] = [tuple(torch.where(finite, gradient, 0.0) for gradient in each) for each in found]
+        rows = torch.where(finite, self._numbers, 0.0).unbind()
+        rates = [Rates(*row.to(pair.loc).unbind()) for pair, row in zip(self._pairs, rows, strict=True)]
+        self._update(clean, rates, scales)
+        return frozenset(id(tensor) for pair in self._pairs for tensor in (pair.loc, pair.scale))
 
     def _next_rates(self) -> list[Rates]:
         """The numbers of each site's next step."""
+        counts = [(state["steps"], state["width_steps"]) for state in (self.state[pair.loc] for pair in self._pairs)]
+        # Most often all sites have taken as many steps.
+        by_count = {count: self._rates_after(*count) for count in set(counts)}
+        return [by_count[count] for count in counts]
+
+    def _rates_after(self, steps: int, width_steps: int) -> Rates:
+        """The numbers of the step after so many steps of means and of widths."""
         group = self.param_groups[0]
         share, beta2 = 1.0 - group["beta1"], group["beta2"]
-        rates = []
-        for pair in self._pairs:
-            state = self.state[pair.loc]
-            # The weights of the gradients so far in the averages, as in Adam.
-            of_average, of_square = (1.0 - (1.0 - part) ** (state["steps"] + 1) for part in (share, SQUARE_SHARE))
-            loc, width = group["lr"] / of_average, 1.0 - (beta2 or 0.0)
-            if beta2 is None:
-                loc *= math.sqrt(of_square) * min(1.0, math.sqrt(STEADY_STEPS / (state["steps"] + 1)))
-                width = width_rate(state["width_steps"] + 1, group["settling"])
-            rates.append(Rates(loc, width, share, SQUARE_SHARE, RECENT_SHARE))
-        return rates
-
-    def _write_numbers(self) -> None:
-        self._numbers.copy_(torch.tensor(self._next_rates(), dtype=torch.float64))
-
-    def _rates_in_graph(self, numbers: Tensor) -> list[Rates]:
-        """The numbers in the dtype of each site."""
-        return [Rates(*row.to(pair.loc).unbind()) for pair, row in zip(self._pairs, numbers.unbind(), strict=True)]
+        # The weights of the gradients so far in the averages, as in Adam.
+        of_average, of_square = (1.0 - (1.0 - part) ** (steps + 1) for part in (share, SQUARE_SHARE))
+        loc, width = group["lr"] / of_average, 1.0 - (beta2 or 0.0)
+        if beta2 is None:
+            loc *= math.sqrt(of_square) * min(1.0, math.sqrt(STEADY_STEPS / (steps + 1)))
+            width = width_rate(width_steps + 1, group["settling"])
+        return Rates(loc, width, share, SQUARE_SHARE, RECENT_SHARE)
 
     def _update(
-        self, gradients: Sequence[Any], rates: Sequence[Rates], scales: Mapping[int, Tensor] = {}
-    ) -> list[Tensor]:
-        """Move all sites with a gradient, from gradients of each ``loc`` and ``scale``; returns no outputs."""
+        self, gradients: Sequence[tuple[Any, Any]], rates: Sequence[Rates], scales: Mapping[int, Tensor]
+    ) -> None:
+        """Move all sites with a gradient, from the gradients of each ``loc`` and ``scale``."""
         published = self.param_groups[0]["beta2"] is not None
-        for pair, by_loc, by_scale, own in zip(self._pairs, gradients[::2], gradients[1::2], rates, strict=True):
+        for pair, (by_loc, by_scale), own in zip(self._pairs, gradients, rates, strict=True):
             scale = scales.get(id(pair.scale))
             scale = pair.to_scale(pair.scale) if scale is None else scale
             variance = (scale / pair.per_stddev).square()
@@ -414,7 +416,6 @@ class NaturalGradientOptimizer(Optimizer):
                 _move_loc(pair, by_loc, own, variance)
             elif by_loc is not None:
                 _move_loc_as_published(pair, by_loc, own, variance if fall is None else variance * torch.exp(-fall))
-        return []
 
 
 def width_rate(step: int, settling: float) -> float:
@@ -422,6 +423,7 @@ def width_rate(step: int, settling: float) -> float:
     return max(LEAST_WIDTH_RATE, min(MOST_WIDTH_RATE, WIDTH_STEPS / (step + settling)))
 
 
+@lru_cache
 def is_marked(step: int) -> bool:
     """Whether a step, counted from one, is a power of the eighth root of two, rounded up."""
     power = int(MARKS_PER_DOUBLING * math.log2(step))

@@ -12,6 +12,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
+from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.poutine.local_reparameterization import is_drawn
 
@@ -41,7 +42,7 @@ def not_finite_parts(
     parameter = first_not_finite(parameters.items())
     if parameter is not None:
         return [f"parameter {parameter}"]
-    noise = torch.get_rng_state()
+    noise = TorchNoise.now()
     with pyro.validation_enabled(False), torch.no_grad():
         guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
         latent = dict[str, Any](guide_trace.iter_stochastic_nodes())
@@ -49,9 +50,9 @@ def not_finite_parts(
         if draw is not None:
             return [f"a draw of site '{draw}'"]
         if isinstance(loss, TermsELBO):
-            torch.set_rng_state(noise)
-            loss.differentiable_loss(model, guide, *args, **kwargs)
-            return loss.terms.not_finite()
+            noise.restore()
+            _, terms = loss.loss_and_terms(model, guide, args, kwargs, 1.0, 0)
+            return terms.not_finite()
         model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
         model_trace.compute_log_prob()
         sites = ((name, site) for name, site in model_trace.nodes.items() if site["type"] == "sample")
@@ -61,12 +62,17 @@ def not_finite_parts(
 
 def not_finite_error(parts: Iterable[str], step: int) -> FloatingPointError:
     """Make the error for a training that has diverged."""
-    return FloatingPointError(f"not finite in step {step}: {', '.join(parts)}; try a smaller learning rate")
+    return FloatingPointError(
+        f"not finite in step {step}: {', '.join(parts)}; no step was taken on it; try a smaller learning rate"
+    )
 
 
 def check_parameters(parameters: Iterable[tuple[str, Tensor]], step: int) -> None:
     """Raise a ``FloatingPointError`` that names the first parameter that is not finite."""
-    broken = first_not_finite(parameters)
+    named = [(name, tensor) for name, tensor in parameters if tensor.is_floating_point()]
+    # One look for all, because each waits for the device.
+    flags = [torch.isfinite(tensor).all() for _, tensor in named]
+    broken = None if not flags or bool(torch.stack(flags).all()) else first_not_finite(named)
     if broken is not None and step:
         raise not_finite_error([f"parameter {broken}"], step)
     if broken is not None:

@@ -29,10 +29,12 @@ from pyro_radial import (
     predict,
 )
 from pyro_radial.infer.autoguide import families
-from pyro_radial.infer.compiled import captured_loss
-from pyro_radial.infer.training import natural_gradient
-from pyro_radial.infer.training.natural_gradient import NaturalGradient, _inverse_slope
-from pyro_radial.infer.training.trainer import OptimizerStep, Trainer
+from pyro_radial.infer.optim import natural_gradient
+from pyro_radial.infer.optim.joint import JointOptimizer
+from pyro_radial.infer.optim.natural_gradient import NaturalGradient, _inverse_slope
+from pyro_radial.infer.step import compiled as code
+from pyro_radial.infer.step.graphs import Graphs
+from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import likelihoods
 from tests.helpers.runs import ROWS, assert_same, data, function_problem, killed, problem, trained
 
@@ -499,21 +501,21 @@ def test_the_parts_of_a_batch_give_the_step_of_the_whole(double):
 @pytest.fixture
 def recorded_only(monkeypatch):
     """Graphs that would be compiled run as recorded."""
-    captured_loss.forget()
-    monkeypatch.setattr(captured_loss, "compile_graph", lambda module, *_: module)
+    code.forget()
+    monkeypatch.setattr(code, "compile_graph", lambda module, *_: module)
     yield
-    captured_loss.forget()
+    code.forget()
 
 
 def gradients_left(monkeypatch):
     """The ids of all parameters that have a gradient when an optimizer takes its step."""
-    found, take_step = set(), OptimizerStep.__call__
+    found, apply = set(), JointOptimizer.apply
 
-    def watched(self):
+    def watched(self, **taken):
         found.update(id(p) for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None)
-        take_step(self)
+        apply(self, **taken)
 
-    monkeypatch.setattr(OptimizerStep, "__call__", watched)
+    monkeypatch.setattr(JointOptimizer, "apply", watched)
     return found
 
 
@@ -574,7 +576,7 @@ def test_recorded_steps_go_on_from_a_loaded_state():
         for _ in range(3):
             svi.step(x, y)
         ends.append(copy.deepcopy({**guide.state_dict(), **svi.optimizer.state_dict()["state"][0]}))
-    assert len(svi.captured.recordings) == 1
+    assert len(svi.graphs.recordings) == 1
     assert ends[0].pop("steps") == ends[1].pop("steps") == 4
     assert_same(*ends)
 
@@ -592,7 +594,7 @@ def test_a_step_in_a_graph_on_a_loss_that_is_not_finite_changes_nothing(kind, re
         svi = CompiledSVI(model, guide, NaturalGradient(), TermsELBO())
         step = svi.step
     else:
-        trainer = Trainer(model, guide, (x, y), optim=NaturalGradient(), compile_rows=ROWS, step_in_graph=True)
+        trainer = Trainer(model, guide, (x, y), optim=NaturalGradient(), graphs=Graphs(), compile_rows=ROWS)
         step = lambda *batch: trainer.step(batch)  # noqa: E731
     for _ in range(2):
         step(x, y)
@@ -611,7 +613,7 @@ def test_a_step_in_a_graph_on_refused_terms_changes_nothing(recorded_only):
         raise ValueError("a plate of another size")
 
     model, guide = problem()
-    settings = {"optim": NaturalGradient(), "compile_rows": ROWS, "step_in_graph": True, "check": refuse}
+    settings = {"optim": NaturalGradient(), "graphs": Graphs(), "compile_rows": ROWS, "check": refuse}
     trainer = Trainer(model, guide, data(), **settings)
     before = copy.deepcopy(guide.state_dict())
     with pytest.raises(ValueError, match="a plate of another size"):

@@ -1,0 +1,4 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A training step, and the ways to run it."""

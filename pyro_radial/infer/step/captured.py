@@ -1,0 +1,275 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A whole training step as one graph of a device: noise, loss, gradients, and the step of the optimizer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pyro_radial._pyro.compat import addresses, has_step_hooks, post_accumulate_hooks, steps_stop, stop_where
+from pyro_radial.infer.optim.joint import GraphOptimizer, naming_devices
+from pyro_radial.infer.step.compiled import Code
+from pyro_radial.infer.step.evaluate import CAPTURED, Call, Evaluation
+from pyro_radial.infer.step.recording import Recording
+
+__all__ = ["CaptureError", "Captured", "CudaGraphs", "Device", "device_graphs"]
+
+# Steps before a capture, which make the optimizer's state and load kernels.
+WARM_UPS = 2
+# A step that must be captured more often than this runs without.
+MOST_CAPTURES = 8
+# Entries of a group of parameters that a graph does not fix.
+CHANGING = ("params", "lr", "initial_lr")
+
+
+class CaptureError(RuntimeError):
+    """A device cannot capture a step, which has not been taken."""
+
+
+Body = Callable[[], Evaluation]
+
+
+class Device(ABC):
+    """Something that captures a function on tensors, and replays it on what is in the same memory then."""
+
+    @abstractmethod
+    def warm_up(self, body: Body) -> Evaluation:
+        """Run a function as it will be captured."""
+
+    @abstractmethod
+    def capture(self, body: Body) -> Body:
+        """Return a function that replays what the function does; its result is in the same memory each time."""
+
+
+class CudaGraphs(Device):
+    """CUDA graphs that share their memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._pool: Any = None
+
+    def warm_up(self, body: Body) -> Evaluation:
+        """Run a function on another stream, as a capture does."""
+        now = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(now)
+        with torch.cuda.stream(self._stream):
+            result = body()
+        now.wait_stream(self._stream)
+        return result
+
+    def capture(self, body: Body) -> Body:
+        """Capture a function as a CUDA graph."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                result = body()
+        except RuntimeError as error:
+            raise CaptureError(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+        self._pool = graph.pool()
+
+        def replay() -> Evaluation:
+            graph.replay()
+            return result
+
+        return replay
+
+
+def device_graphs(device: torch.device) -> Device | None:
+    """The graphs of a device, or None if it has none."""
+    return CudaGraphs(device) if device.type == "cuda" else None
+
+
+class Captured:
+    """Replay a recorded program and the step of the optimizer as one graph.
+
+    Arguments are copied into memory that the graph reads, unless they are the same tensors at each step. A graph is
+    captured anew if tensors that it reads have moved, or if settings of the optimizer besides learning rates change.
+    """
+
+    def __init__(self, recording: Recording, code: Code, optimizer: Optimizer, device: Device) -> None:
+        self._recording, self._code, self._device = recording, code, device
+        self._optimizer = optimizer
+        self._inputs: list[Tensor] = []
+        self._owned: list[bool] = []
+        self._weight: float | None = None
+        self._replay: Body | None = None
+        self._warm_ups = self.captures = 0
+        # What the graph fixes, and the tensors of the optimizer's state that it changes, by their places.
+        self._fixed: Any = None
+        self._held: list[tuple[dict[str, Any], str, Tensor]] = []
+        own = optimizer.others if isinstance(optimizer, GraphOptimizer) else optimizer
+        self._rates = None if own is None else Rates(own)
+        #: Why the optimizer takes its step after the graph; None if the graph takes it.
+        self.outside_because = self._reason()
+
+    def is_of(self, call: Call) -> bool:
+        """Whether the graph takes the steps of a call's optimizer."""
+        return call.optimizer is self._optimizer
+
+    def __call__(self, call: Call, tensors: Sequence[Tensor]) -> Evaluation:
+        """Take a step on the tensors among the arguments."""
+        self._write(call, tensors)
+        if self._replay is not None and not self._holds(call):
+            self._replay, self._warm_ups = None, 0
+            self.outside_because = self._reason()
+        if self._replay is not None:
+            found = self._replay()
+        elif self._warm_ups < WARM_UPS:
+            self._warm_ups += 1
+            found = self._device.warm_up(lambda: self._body(call))
+        elif self.captures >= MOST_CAPTURES:
+            raise CaptureError("its tensors, or settings of its optimizer, are replaced again and again")
+        else:
+            self._replay = self._device.capture(lambda: self._body(call))
+            self.captures += 1
+            self._held = self._tensors_of_state()
+            self._fixed = self._fixed_now(call)
+            found = self._replay()
+        return self._recording.evaluation(call, _own_results(found), CAPTURED)
+
+    def _reason(self) -> str | None:
+        """Why the optimizer's step cannot be in the graph."""
+        parameters = self._recording.parameters()
+        hooked = next((name for name, parameter in parameters.items() if post_accumulate_hooks(parameter)), None)
+        if hooked is not None:
+            return f"a hook changes the gradient of {hooked}"
+        if self._rates is None:
+            return None
+        return self._rates.not_capturable_because()
+
+    def _body(self, call: Call) -> Evaluation:
+        """What the graph does."""
+        recording = self._recording
+        with torch.no_grad():
+            tensors = self._code(*recording.constant_tensors(), *self._inputs)
+            found: Evaluation = recording.graph.result(tensors)
+            if call.stopped is not None:
+                torch.maximum(call.stopped, found.broken, out=call.stopped)
+        natural = isinstance(self._optimizer, GraphOptimizer)
+        if self.outside_because is not None or (natural and not found.moved):
+            return found
+        if self._rates is not None:
+            parameters = list(recording.parameters().values())
+            self._rates.step(parameters, found.gradients, call.stopped)
+        return found._replace(gradients=(None,) * len(found.gradients), stepped=True)
+
+    def _write(self, call: Call, tensors: Sequence[Tensor]) -> None:
+        """Write what changes from step to step to where the graph reads it."""
+        if not self._inputs:
+            self._inputs = [torch.empty((), device=self._recording.device), *tensors]
+            self._owned = [False] * len(tensors)
+        if self._weight != call.weight:
+            self._inputs[0].fill_(call.weight)
+            self._weight = call.weight
+        for place, tensor in enumerate(tensors):
+            mine = self._inputs[place + 1]
+            if self._owned[place]:
+                mine.copy_(tensor, non_blocking=True)
+            elif mine is not tensor:
+                self._inputs[place + 1] = tensor.clone()
+                self._owned[place] = True
+                self._replay = None
+        if call.mover is not None:
+            call.mover.write_rates()
+        if self._rates is not None:
+            self._rates.write()
+
+    def _holds(self, call: Call) -> bool:
+        """Whether the graph is still right."""
+        if any(state.get(name) is not tensor for state, name, tensor in self._held):
+            return False
+        return bool(self._fixed == self._fixed_now(call))
+
+    def _tensors_of_state(self) -> list[tuple[dict[str, Any], str, Tensor]]:
+        if self.outside_because is not None:
+            return []
+        states = self._optimizer.state.values()
+        return [(state, name, value) for state in states for name, value in state.items() if isinstance(value, Tensor)]
+
+    def _fixed_now(self, call: Call) -> Any:
+        """What the graph fixes: where tensors are, settings of the optimizer, and whether there are hooks."""
+        held = [tensor for _, _, tensor in self._held]
+        places = addresses([*self._recording.constant_tensors(), *self._inputs, *held])
+        hooks = any(map(post_accumulate_hooks, self._recording.parameters().values()))
+        if self.outside_because is not None:
+            return places, hooks, call.stopped is None
+        settings = [
+            value for group in self._optimizer.param_groups for key, value in group.items() if key not in CHANGING
+        ]
+        # A loaded state is another dict.
+        fixed = id(self._optimizer.state), has_step_hooks(self._optimizer), settings
+        return places, hooks, call.stopped is None, fixed
+
+
+class Rates:
+    """The learning rates of an optimizer as tensors, so that a graph of its step can read them."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._tensors: list[Tensor] = []
+        self._written: list[float] = []
+
+    def not_capturable_because(self) -> str | None:
+        """Why a graph cannot take a step of the optimizer."""
+        optimizer, name = self._optimizer, type(self._optimizer).__name__
+        if has_step_hooks(optimizer):
+            return f"{name} has hooks at its steps"
+        if not steps_stop(optimizer):
+            return f"{name} has no fused step; make it with fused=True, or use torch.optim.Adam, AdamW or SGD"
+        return None
+
+    def write(self) -> None:
+        """Write the present rates to the tensors."""
+        groups = self._optimizer.param_groups
+        if len(self._tensors) != len(groups):
+            devices = [group["params"][0].device for group in groups]
+            self._tensors = [torch.empty((), device=device) for device in devices]
+            self._written = [float("nan")] * len(groups)
+        for place, group in enumerate(groups):
+            if group["lr"] != self._written[place]:
+                self._tensors[place].fill_(group["lr"])
+                self._written[place] = group["lr"]
+
+    def step(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], stopped: Tensor | None) -> None:
+        """Take a step of the optimizer at these rates, unless ``stopped`` is one."""
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        with self._in_groups():
+            stop_where(self._optimizer, stopped)
+            try:
+                with naming_devices(self._optimizer):
+                    self._optimizer.step()
+            finally:
+                stop_where(self._optimizer, None)
+        for parameter in parameters:
+            parameter.grad = None
+
+    @contextmanager
+    def _in_groups(self) -> Iterator[None]:
+        """Let groups have the tensors as rates, and say so that they may be captured."""
+        groups = self._optimizer.param_groups
+        capturing = self._tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
+        before = [(group["lr"], group.get("capturable")) for group in groups]
+        for group, rate in zip(groups, self._tensors, strict=True):
+            group["lr"] = rate
+            if "capturable" in group:
+                group["capturable"] = capturing
+        try:
+            yield
+        finally:
+            for group, (rate, capturable) in zip(groups, before, strict=True):
+                group["lr"] = rate
+                if "capturable" in group:
+                    group["capturable"] = capturable
+
+
+def _own_results(found: Evaluation) -> Evaluation:
+    """What the graph gave, with the numbers that are handed on in memory of their own."""
+    summary = None if found.summary is None else found.summary.clone()
+    return found._replace(loss=found.loss.clone(), summary=summary)

@@ -1,0 +1,103 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Compiled code for recorded graphs, with random numbers as inputs, checked against the graph."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_radial._pyro.compat import CompilerMissingError, compile_graph
+from pyro_radial._pyro.random_numbers import one_at_a_time
+from pyro_radial.infer.step.graph import ChangedTensors, Graph, put_back
+from pyro_radial.infer.step.noise import split_noise
+from pyro_radial.infer.step.state import described
+
+__all__ = ["Code", "compiled", "forget", "has_code"]
+
+# Torch's own random numbers: inductor's are several times slower on a CPU, and differ from those of an eager step.
+# Instructions that torch itself uses need no trial by a compiler, which takes seconds.
+OPTIONS = {"fallback_random": True, "cpp.vec_isa_ok": torch.backends.cpu.get_cpu_capability().startswith("AVX") or None}
+MOST_KEPT = 64
+
+# Between compiled code and its graph: the largest error, relative to a result's norm or to this share of the largest.
+MOST_ROUNDING, SMALL = 0.01, 1e-3
+
+Code = Callable[..., Sequence[Tensor]]
+
+_kept: dict[Any, Code] = {}
+
+
+@one_at_a_time()
+def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Code:
+    """Compiled code for a graph, perhaps made for an equal one; without a compiler, the graph itself."""
+    key = _key(graph, inputs, options)
+    if key not in _kept:
+        try:
+            _kept[key] = _checked_code(graph, inputs, {**OPTIONS, **options})
+        except CompilerMissingError as error:
+            warnings.warn(f"no compiler on this machine, so graphs run as recorded: {error}", stacklevel=2)
+            _kept[key] = graph.module
+        if len(_kept) > MOST_KEPT:
+            del _kept[next(iter(_kept))]
+    return _kept[key]
+
+
+def has_code(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> bool:
+    """Whether :func:`compiled` has code for such a graph."""
+    return _key(graph, inputs, options) in _kept
+
+
+def forget() -> None:
+    """Drop all compiled code."""
+    _kept.clear()
+
+
+@torch.no_grad()
+def _checked_code(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Code:
+    """Code with the results of the graph on the same noise; inductor's can be wrong."""
+    tensors = [tensor.detach() for tensor in (*graph.constants, *inputs)]
+    draw, module = split_noise(graph.module, tensors)
+    devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
+    with torch.random.fork_rng(devices):
+        tensors += draw()
+    changed = ChangedTensors()
+
+    def results(code: Code) -> list[Tensor]:
+        """What code returns, and what it makes of the tensors that the graph changes."""
+        with torch.random.fork_rng(devices):
+            found = [tensor.clone() for tensor in (*code(*tensors), *(tensor for tensor, _ in changed.before))]
+        put_back(changed.before)
+        return found
+
+    with changed, torch.random.fork_rng(devices):
+        module(*tensors)
+    put_back(changed.before)
+    expected = results(module)
+    # Without vector instructions code was right wherever it had been wrong.
+    for own in (options, {**options, "cpp.simdlen": 1}):
+        code = compile_graph(module, tensors, own)
+        if _agree(results(code), expected):
+            return lambda *tensors: code(*tensors, *draw())
+    warnings.warn("inductor's code gives other numbers than the graph, so the graph runs as recorded", stacklevel=2)
+    return graph.module
+
+
+def _agree(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
+    """Whether results differ by rounding alone; one that is small beside the others may be nothing else."""
+    sizes = [float(result.double().norm()) for result in theirs]
+    least = SMALL * max((size for size in sizes if math.isfinite(size)), default=0.0)
+    for a, b, size in zip(ours, theirs, sizes, strict=True):
+        equal = (a == b) | (a.isnan() & b.isnan())
+        if not float((a.double() - b.double()).masked_fill(equal, 0.0).norm()) <= MOST_ROUNDING * max(size, least):
+            return False
+    return True
+
+
+def _key(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Any:
+    metadata = tuple(described(tensor) for tensor in (*graph.constants, *inputs))
+    return graph.module.code, metadata, tuple(sorted((name, repr(value)) for name, value in options.items()))

@@ -1,0 +1,210 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A loss with its terms and gradients, as one value."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyro.poutine as poutine
+import torch
+from pyro.infer import JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO, JitTraceMeanField_ELBO
+from pyro.poutine import Trace
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pyro_radial._pyro.compat import after_hooks, stored_parameters
+from pyro_radial.infer.elbo import LossTerms, TermsELBO
+from pyro_radial.infer.optim.joint import GraphOptimizer
+
+__all__ = [
+    "AS_IT_IS",
+    "CAPTURED",
+    "COMPILED",
+    "JITTED",
+    "RECORDED",
+    "Call",
+    "Evaluation",
+    "evaluate",
+    "has_terms",
+    "is_differentiable",
+]
+
+AS_IT_IS, RECORDED, COMPILED, CAPTURED = "as it is", "recorded", "compiled", "captured"
+NOTHING: Mapping[str, Tensor] = {}
+# Losses of Pyro that compile their programs.
+JITTED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO, JitTraceMeanField_ELBO)
+
+
+class Call(NamedTuple):
+    """The arguments of one evaluation.
+
+    :param gradients: whether to compute gradients.
+    :param also: trained parameters besides those of ``param`` statements, by name.
+    :param weight: the weight of the KL, for a loss with terms; a 0-d tensor while a graph is recorded.
+    :param step: the number of the step, counted from one, for a loss with terms.
+    :param mover: an optimizer that moves the parameters as part of the evaluation, if that is a graph.
+    :param optimizer: the optimizer whose step follows, which a graph on a GPU may take itself.
+    :param stopped: a 0-d tensor that such a graph sets to one at a loss that is not finite; then steps do nothing.
+    :param share: a factor of the gradients alone.
+    :param scaler: scales the gradients too, which would underflow in half precision.
+    """
+
+    loss: Any
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    gradients: bool = True
+    also: Mapping[str, Tensor] = NOTHING
+    weight: Any = 1.0
+    step: int = 0
+    mover: GraphOptimizer | None = None
+    optimizer: Optimizer | None = None
+    stopped: Tensor | None = None
+    share: float = 1.0
+    scaler: torch.amp.GradScaler | None = None
+
+
+class Evaluation(NamedTuple):
+    """A detached loss, and what belongs to it.
+
+    :param loss: a 0-d tensor, or one with an element for each part of the loss.
+    :param gradients: one for each parameter; None if the loss does not depend on it, or if it has moved already.
+    :param parameters: unconstrained, by name in Pyro's store.
+    :param terms: the terms of the loss, if it has any.
+    :param broken: a 0-d tensor, one if the loss is not finite.
+    :param summary: the loss, negative log-likelihood and KL in nats per datum, if the loss has terms.
+    :param hooked: whether the hooks of gradients have been called.
+    :param moved: the ids of the parameters that the evaluation has moved.
+    :param way: how the program ran: "as it is", "recorded", "compiled" or "captured". Tensors of a captured program are
+        overwritten by its next step.
+    :param stepped: whether the whole step of the optimizer was part of it.
+    """
+
+    loss: Tensor
+    gradients: tuple[Tensor | None, ...]
+    parameters: dict[str, Tensor]
+    broken: Tensor
+    terms: LossTerms | None = None
+    summary: Tensor | None = None
+    hooked: bool = False
+    moved: frozenset[int] = frozenset()
+    way: str = AS_IT_IS
+    stepped: bool = False
+
+    def with_gradients(self) -> list[tuple[Tensor, Tensor]]:
+        """Each parameter that the loss depends on, with its gradient after hooks."""
+        pairs = zip(self.parameters.values(), self.gradients, strict=True)
+        found = [(parameter, gradient) for parameter, gradient in pairs if gradient is not None]
+        if self.hooked:
+            return found
+        left = [(parameter, after_hooks(parameter, gradient)) for parameter, gradient in found]
+        return [(parameter, gradient) for parameter, gradient in left if gradient is not None]
+
+
+def evaluate(call: Call) -> Evaluation:
+    """Run the program once, find its parameters as ``SVI`` does, and change nothing in the loss."""
+    differentiable = is_differentiable(call.loss)
+    earlier = [] if differentiable else _without_gradients([*stored_parameters().values(), *call.also.values()])
+    with poutine.trace(param_only=True) as capture:
+        value, terms = _value(call, differentiable)
+    parameters = _trained(capture.trace)
+    known = {id(parameter) for parameter in parameters.values()}
+    parameters |= {name: p for name, p in call.also.items() if p.requires_grad and id(p) not in known}
+    found: Sequence[Tensor | None] = (None,) * len(parameters)
+    if not differentiable:
+        found = [parameter.grad for parameter in parameters.values()]
+        _without_gradients(parameters.values())
+        for parameter, gradient in earlier:
+            parameter.grad = gradient
+    elif call.gradients and parameters and value.requires_grad:
+        scaled = value if call.share == 1.0 else value * call.share
+        scaled = scaled if call.scaler is None else call.scaler.scale(scaled)
+        found = torch.autograd.grad(scaled, list(parameters.values()), allow_unused=True)
+    moved: frozenset[int] = frozenset()
+    if call.mover is not None:
+        by_id = dict(zip(map(id, parameters.values()), found, strict=True))
+        moved = call.mover.move(value.detach(), by_id, _constrained(capture.trace))
+        found = [None if key in moved else gradient for key, gradient in by_id.items()]
+    broken = torch.isfinite(value.detach()).all().logical_not().float()
+    summary = None if terms is None else _summary(terms)
+    return Evaluation(
+        value.detach(), _apart(found), parameters, broken, terms, summary, hooked=not differentiable, moved=moved
+    )
+
+
+def is_differentiable(loss: Any) -> bool:
+    """Whether a loss, or a function in its place, returns a tensor to differentiate, and leaves compiling to others."""
+    differentiable = hasattr(loss, "differentiable_loss") or not hasattr(loss, "loss_and_grads")
+    return differentiable and not isinstance(loss, JITTED)
+
+
+def has_terms(loss: Any) -> bool:
+    """Whether a loss is a ``TermsELBO`` that computes its value as that class does."""
+    own = getattr(type(loss), "differentiable_loss", None)
+    return isinstance(loss, TermsELBO) and own is TermsELBO.differentiable_loss
+
+
+def _value(call: Call, differentiable: bool) -> tuple[Tensor, LossTerms | None]:
+    """The loss as a tensor, and its terms, if it has any."""
+    loss, model, guide, args, kwargs = call[:5]
+    if has_terms(loss):
+        with torch.set_grad_enabled(call.gradients):
+            return loss.loss_and_terms(model, guide, args, kwargs, call.weight, call.step)
+    if differentiable:
+        function = getattr(loss, "differentiable_loss", loss)
+    else:
+        function = loss.loss_and_grads if call.gradients else loss.loss
+    # Losses of Pyro that enumerate refuse to do without gradients.
+    with torch.enable_grad():
+        value = function(model, guide, *args, **kwargs)
+    if isinstance(value, tuple):
+        return torch.stack(list(map(_tensor, value))), None
+    return _tensor(value), loss.terms if hasattr(type(loss), "terms") else None
+
+
+def _tensor(value: Any) -> Tensor:
+    """A number as a tensor. ``torch.as_tensor`` alone would move a tensor to the default device."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(value)
+
+
+def _summary(terms: LossTerms) -> Tensor:
+    """The numbers of a training's record."""
+    each = terms if terms.num_data is None else terms.per_datum()
+    return torch.stack([each.loss, each.negative_log_likelihood, each.kl]).detach()
+
+
+def _without_gradients(parameters: Iterable[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+    """Take the gradients of parameters away; returns both. A loss that calls ``backward`` adds to what there is."""
+    earlier = [(parameter, parameter.grad) for parameter in parameters]
+    for parameter, _ in earlier:
+        parameter.grad = None
+    return earlier
+
+
+def _apart(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Gradients in memory of their own, so that each can be changed in place."""
+    taken: set[int] = set()
+    own: list[Tensor | None] = []
+    for gradient in gradients:
+        if gradient is not None:
+            storage = gradient.untyped_storage()
+            alone = gradient.is_contiguous() and len(storage) == gradient.nbytes and storage.data_ptr() not in taken
+            gradient = gradient if alone else gradient.clone(memory_format=torch.contiguous_format)
+            taken.add(gradient.untyped_storage().data_ptr())
+        own.append(gradient)
+    return tuple(own)
+
+
+def _trained(trace: Trace) -> dict[str, Tensor]:
+    """The parameters in a trace, as Pyro's optimizers see them."""
+    values = {name: site["value"] for name, site in dict[str, Any](trace.nodes).items()}
+    own = {n: value.unconstrained() if hasattr(value, "unconstrained") else value for n, value in values.items()}
+    return {name: value for name, value in own.items() if value.requires_grad}
+
+
+def _constrained(trace: Trace) -> dict[int, Tensor]:
+    """The values of constrained parameters, by the id of the unconstrained one."""
+    values = [site["value"] for site in dict[str, Any](trace.nodes).values()]
+    return {id(value.unconstrained()): value.detach() for value in values if hasattr(value, "unconstrained")}

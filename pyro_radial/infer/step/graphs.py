@@ -1,0 +1,177 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Graphs of losses, found by what they depend on, and the fastest way to run each."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_radial._pyro.compat import handlers_around, reader_of_setting, tree_flatten
+from pyro_radial._pyro.random_numbers import one_at_a_time
+from pyro_radial.infer.step.captured import Device, device_graphs
+from pyro_radial.infer.step.evaluate import JITTED, Call, Evaluation, evaluate, has_terms, is_differentiable
+from pyro_radial.infer.step.recording import Check, Recording, Refusal, record_program
+from pyro_radial.infer.step.state import PLAIN, described
+from pyro_radial.infer.step.ways import Way
+
+__all__ = ["Graphs", "settings_now"]
+
+# A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
+USES_BEFORE_COMPILING = 1000
+
+# Settings of Pyro that a graph fixes.
+SETTINGS = ("module_local_params", "radial_kl_directions", "radial_kl_seed", "validate_distributions_pyro")
+READ_SETTINGS = [reader_of_setting(name) for name in SETTINGS]
+
+
+class Graphs:
+    """Evaluate losses by graphs.
+
+    For each signature of the arguments the program runs once as usual, so that it raises its usual errors, is recorded,
+    and is replayed from then on. A program that cannot be recorded runs as usual each time, after one warning.
+    """
+
+    def __init__(
+        self,
+        *,
+        compile: bool = True,
+        max_signatures: int = 8,
+        options: Mapping[str, Any] | None = None,
+        device: Device | None = None,
+    ) -> None:
+        self.compile, self.max_signatures, self.options = compile, max_signatures, dict(options or {})
+        # By signature, the latest in use first, and the programs that cannot be recorded, which takes long to find out.
+        # Both keep their programs alive, whose ids the signatures hold.
+        self._ways: dict[Any, list[Way]] = {}
+        self._refused: dict[Any, Any] = {}
+        #: The uses of a graph before it is compiled; by default 1,000 on a CPU, and none where steps are captured.
+        self.compile_after: int | None = None
+        #: What captures steps; None if nothing does.
+        self._device = device
+        #: Why programs run without a graph; empty if all have one.
+        self.eager_because: list[str] = []
+
+    def __call__(self, call: Call, *, check: Check | None = None, compile_now: bool | None = None) -> Evaluation:
+        """Evaluate a loss.
+
+        :param check: a function of an evaluation that raises an error if it is wrong; of a graph's first run alone.
+        :param compile_now: whether to compile the graph at its first use or never, instead of after many uses.
+        """
+        leaves, tree = _flattened(call)
+        if self._runs_as_it_is(call, leaves):
+            return _as_it_is(call, check)
+        key = _signature(call, leaves, tree)
+        found = self._way(key, call, check)
+        if not isinstance(found, Way):
+            return _as_it_is(call, check) if found is None else found
+        after = 0 if compile_now else None
+        if compile_now is None:
+            usual = USES_BEFORE_COMPILING if self._device is None else 0
+            after = usual if self.compile_after is None else self.compile_after
+        return found(call, leaves, after if self.compile else None, self.options)
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """The recordings, by signature."""
+        return [way.recording for ways in self._ways.values() for way in ways]
+
+    @property
+    def ways(self) -> list[Way]:
+        """How each graph runs."""
+        return [way for ways in self._ways.values() for way in ways]
+
+    def _runs_as_it_is(self, call: Call, leaves: Sequence[Any]) -> bool:
+        if handlers_around():
+            return True
+        if not is_differentiable(call.loss):
+            name = type(call.loss).__name__
+            own = f"compiles it itself, more slowly; use {name.removeprefix('Jit')}"
+            self._say(f"{name} {own if isinstance(call.loss, JITTED) else 'has no differentiable_loss'}")
+            return True
+        unknown = next((leaf for leaf in leaves if not isinstance(leaf, (Tensor, *PLAIN))), None)
+        if unknown is not None:
+            self._say(
+                "its arguments must be tensors, numbers, strings, None, and tuples, lists and dicts of these, got "
+                f"{type(unknown).__name__}"
+            )
+        return unknown is not None
+
+    def _way(self, key: Any, call: Call, check: Check | None) -> Way | Evaluation | None:
+        """A recording that holds, perhaps a new one; what the first run of a program without one gave, later None."""
+        if key in self._refused:
+            return None
+        ways = self._ways.setdefault(key, [])
+        for place, way in enumerate(ways):
+            if way.recording.holds():
+                if place:
+                    ways.insert(0, ways.pop(place))
+                return way
+        if len(self.recordings) >= self.max_signatures:
+            self._say(self._too_many(ways))
+            return None
+        with one_at_a_time():
+            made = record_program(call, check)
+        if isinstance(made, Refusal):
+            self._say(made.reason)
+            self._refused[key] = call.model, call.guide, call.loss
+            return made.evaluation
+        if self._device is None:
+            self._device = device_graphs(made.device)
+        ways.insert(0, Way(made, self._device if self.compile else None))
+        return ways[0]
+
+    def _too_many(self, ways: Sequence[Way]) -> str:
+        """The reason for no other graph."""
+        if not ways:
+            return (
+                f"its arguments are of more than max_signatures = {self.max_signatures} kinds (shapes, strides, "
+                "dtypes, devices, and values that are not tensors); use batches of one shape, pass changing numbers as "
+                "tensors, or raise max_signatures"
+            )
+        state = ways[0].recording.state
+        path, _ = state.changes()[0]
+        return (
+            f"{path} keeps changing{state.code.line_of(path)}, and there are max_signatures = {self.max_signatures} "
+            "graphs; pass it as a tensor, keep it in a buffer, or raise max_signatures"
+        )
+
+    def _say(self, reason: str) -> None:
+        if reason not in self.eager_because:
+            self.eager_because.append(reason)
+            warnings.warn(f"the program runs uncompiled: {reason}", stacklevel=6)
+
+
+def _as_it_is(call: Call, check: Check | None) -> Evaluation:
+    """Run the program as usual."""
+    with one_at_a_time():
+        evaluation = evaluate(call._replace(mover=None))
+    if check is not None:
+        check(evaluation)
+    return evaluation
+
+
+def _flattened(call: Call) -> tuple[Sequence[Any], Any]:
+    """The leaves of the arguments, and a name of their tree."""
+    if not call.kwargs and all(isinstance(argument, Tensor) for argument in call.args):
+        return call.args, len(call.args)
+    leaves, tree = tree_flatten((call.args, dict(call.kwargs)))
+    # Trees have no hash in older versions of torch.
+    return leaves, repr(tree)
+
+
+def _signature(call: Call, leaves: Sequence[Any], tree: Any) -> Any:
+    """What decides on a graph, besides the state that the program reads."""
+    ids = id(call.model), id(call.guide), id(call.loss), id(call.mover)
+    weighted = has_terms(call.loss) and call.weight == 0.0
+    signatures = tuple(described(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
+    return ids, tree, signatures, call.gradients, weighted, settings_now()
+
+
+def settings_now() -> tuple[Any, ...]:
+    """The settings of torch and Pyro that a graph fixes."""
+    autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    return *autocast, torch.get_default_dtype(), *(read() for read in READ_SETTINGS)

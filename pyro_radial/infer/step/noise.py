@@ -1,0 +1,160 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Random numbers taken out of a graph: they are drawn first, and then are inputs of what is left."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+__all__ = ["split_noise"]
+
+aten = torch.ops.aten
+EMPTY = (aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default)
+# These look at no value of their first argument, and fill it.
+FILLING = (aten.normal_.default, aten.uniform_.default, aten.bernoulli_.float, aten.exponential_.default)
+LIKE = (aten.randn_like.default, aten.rand_like.default)
+STANDARD_NORMAL = (aten.randn.default, aten.randn_like.default)
+STANDARD_UNIFORM = (aten.rand.default, aten.rand_like.default)
+# Slices of one tensor of noise begin at multiples of this many elements, so that kernels can read them in vectors.
+ALIGNED = 64
+
+Draw = Callable[[], list[Tensor]]
+
+
+class Source(NamedTuple):
+    """An operation that draws random numbers, and the properties of its result."""
+
+    draw: Callable[[], Tensor]
+    #: The operation, if it is one whose draws can be slices of a larger draw.
+    standard: Any
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+def split_noise(module: GraphModule, tensors: Sequence[Tensor]) -> tuple[Draw, GraphModule]:
+    """Split a graph into a function that draws all its noise, and a graph that takes the noise as its last inputs.
+
+    Draws come in the order of the graph, so on a CPU they are those of the graph itself. On other devices all standard
+    normal numbers are one draw, and all uniform ones another. A graph with draws that depend on values, as those of a
+    gamma distribution, stays whole.
+    """
+    module = copy.deepcopy(module)
+    nodes = [node for node in module.graph.nodes if _is_random(node)]
+    sources = [_source(node) for node in nodes]
+    if not nodes or any(source is None for source in sources):
+        return list, module
+    known = [source for source in sources if source is not None]
+    last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
+    for number, node in reversed(list(enumerate(nodes))):
+        with module.graph.inserting_after(last):
+            noise = module.graph.placeholder(f"noise_{number}")
+        if node.target is aten.native_dropout.default:
+            _drop_out(module, node, noise)
+        else:
+            node.replace_all_uses_with(noise)
+        module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    on_host = all(source.device.type == "cpu" for source in known)
+    return partial(_one_by_one if on_host else _together, known), module
+
+
+def _one_by_one(sources: Sequence[Source]) -> list[Tensor]:
+    return [source.draw() for source in sources]
+
+
+def _together(sources: Sequence[Source]) -> list[Tensor]:
+    """Draw what is alike at once."""
+    found: dict[int, Tensor] = {}
+    groups: dict[Any, list[int]] = {}
+    for number, source in enumerate(sources):
+        if source.standard is None:
+            found[number] = source.draw()
+        else:
+            groups.setdefault((source.standard, source.dtype, source.device), []).append(number)
+    for (function, dtype, device), members in groups.items():
+        sizes = [math.prod(sources[number].shape) for number in members]
+        padded = [-(-size // ALIGNED) * ALIGNED for size in sizes]
+        slices = function(sum(padded), dtype=dtype, device=device).split(padded)
+        for number, size, piece in zip(members, sizes, slices, strict=True):
+            found[number] = piece[:size].view(sources[number].shape)
+    return [found[number] for number in range(len(sources))]
+
+
+def _is_random(node: Node) -> bool:
+    return node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _source(node: Node) -> Source | None:
+    """What a node draws, or None if that depends on values."""
+    target: Any = node.target
+    args, kwargs = node.args, {name: value for name, value in node.kwargs.items() if name != "generator"}
+    if node.kwargs.get("generator") is not None:
+        return None
+    if target is aten.native_dropout.default:
+        x, share, train = args
+        if not train or not isinstance(x, Node):
+            return None
+        value = x.meta["val"]
+        draw = partial(_kept_places, value.shape, float(share), value.device)  # type: ignore[arg-type]
+        return Source(draw, None, value.shape, torch.bool, value.device)
+    value = node.meta["val"]
+    if not isinstance(value, Tensor):
+        return None
+    if target in FILLING:
+        if not _is_empty(args[0]):
+            return None
+        draw = partial(_filled, target, value.shape, value.stride(), value.dtype, value.device, args[1:], kwargs)
+    elif target in LIKE:
+        draw = partial(_alike, target, value.shape, value.stride(), value.dtype, value.device)
+    elif any(isinstance(argument, Node) for argument in node.all_input_nodes):
+        return None
+    else:
+        draw = partial(target, *args, **kwargs)
+    contiguous = value.is_contiguous()
+    normal, uniform = target in STANDARD_NORMAL and contiguous, target in STANDARD_UNIFORM and contiguous
+    standard = torch.randn if normal else torch.rand if uniform else None
+    return Source(draw, standard, value.shape, value.dtype, value.device)
+
+
+def _is_empty(node: Any) -> bool:
+    """Whether a node is memory that nothing else reads."""
+    while isinstance(node, Node) and len(node.users) == 1:
+        if node.target in EMPTY:
+            return True
+        node = node.args[0] if node.target is aten.detach.default else None
+    return False
+
+
+def _filled(target: Any, shape: Any, stride: Any, dtype: Any, device: Any, args: Any, kwargs: Any) -> Tensor:
+    result: Tensor = target(torch.empty_strided(shape, stride, dtype=dtype, device=device), *args, **kwargs)
+    return result
+
+
+def _alike(target: Any, shape: Any, stride: Any, dtype: Any, device: Any) -> Tensor:
+    result: Tensor = target(torch.empty_strided(shape, stride, dtype=dtype, device=device))
+    return result
+
+
+def _kept_places(shape: torch.Size, share: float, device: torch.device) -> Tensor:
+    return torch.rand(shape, device=device) >= share
+
+
+def _drop_out(module: GraphModule, node: Node, kept: Node) -> None:
+    """Replace a dropout by products with the places that it keeps."""
+    x, share, _ = node.args
+    factor = 1.0 / (1.0 - float(share)) if float(share) < 1.0 else 0.0  # type: ignore[arg-type]
+    with module.graph.inserting_before(node):
+        product = module.graph.call_function(aten.mul.Tensor, (x, kept))
+        output = module.graph.call_function(aten.mul.Tensor, (product, factor))
+    for user in list(node.users):
+        user.replace_all_uses_with(output if user.args[1] == 0 else kept)
+        module.graph.erase_node(user)

@@ -1,0 +1,107 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A training step: evaluate the loss, check it, and apply the gradients."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from pyro_radial._pyro.compat import steps_stop, stop_where, tree_leaves
+from pyro_radial._pyro.random_numbers import TorchNoise
+from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer
+from pyro_radial.infer.step.evaluate import CAPTURED, Call, Evaluation, has_terms
+
+__all__ = ["FiniteCheck", "Step", "keep_terms", "take_step"]
+
+# Looks at a loss wait for the device, so on devices with a queue they come after this many steps, or fewer if the
+# arguments of these take more bytes than this.
+CHECK_EVERY, MOST_BYTES = 50, 2**28
+
+
+class Step(NamedTuple):
+    """The evaluations of the parts of a batch, and the noise from before them."""
+
+    calls: Sequence[Call]
+    noise: TorchNoise
+
+
+def take_step(
+    calls: Sequence[Call], evaluate: Callable[[Call], Evaluation], check: "FiniteCheck", optimizer: JointOptimizer
+) -> list[Evaluation]:
+    """Evaluate the loss of each part of a batch on the same draw, check it, and apply the gradients."""
+    step = Step(calls, TorchNoise.now())
+    optimizer.forget_gradients()
+    evaluations: list[Evaluation] = []
+    for call in calls:
+        if evaluations:
+            step.noise.restore()
+        evaluation = evaluate(call)
+        evaluations.append(evaluation)
+        keep_terms(call, evaluation)
+        optimizer.add(evaluation.parameters, evaluation.with_gradients())
+    check(step, evaluations, optimizer.optimizer)
+    optimizer.apply(moved=bool(evaluations[-1].moved), stepped=evaluations[-1].stepped)
+    return evaluations
+
+
+def keep_terms(call: Call, evaluation: Evaluation) -> None:
+    """Let users read the terms from the loss; nothing here does."""
+    terms = evaluation.terms
+    if terms is not None and has_terms(call.loss):
+        call.loss.keep(terms.copied if evaluation.way == CAPTURED else lambda: terms, call.gradients)
+
+
+class FiniteCheck:
+    """Stop at a loss that is not finite; the optimizer takes no step on it.
+
+    Where looking at a loss waits for the device, one look serves many steps. Until then the optimizer is told on the
+    device to do nothing, if it can be.
+
+    :param every: the number of steps between looks; by default 1 on a CPU and 50 elsewhere.
+    :param explain: makes the error from the steps since the last look.
+    """
+
+    def __init__(self, every: int | None, explain: Callable[[Sequence[Step]], Exception]) -> None:
+        self._every, self._explain = every, explain
+        self._waiting: list[Step] = []
+        #: One after a loss that was not finite; None before the first loss, and where each loss is looked at.
+        self.stopped: Tensor | None = None
+
+    def __call__(self, step: Step, evaluations: Sequence[Evaluation], optimizer: Optimizer | None) -> None:
+        """Note the losses of a step that is not applied yet, and look at them if it is time to."""
+        self._waiting.append(step)
+        broken = evaluations[0].broken
+        every = self._every or _usual(step, broken.device)
+        if isinstance(optimizer, GraphOptimizer):
+            self.stopped = optimizer.stopped
+        elif self.stopped is None:
+            self.stopped = torch.zeros_like(broken)
+        for evaluation in evaluations:
+            if evaluation.way != CAPTURED:
+                torch.maximum(self.stopped, evaluation.broken, out=self.stopped)
+        waits = evaluations[-1].stepped or (optimizer is not None and steps_stop(optimizer))
+        if optimizer is not None and every > 1:
+            stop_where(optimizer, self.stopped)
+        if len(self._waiting) >= every or not waits:
+            self.look(optimizer)
+
+    def look(self, optimizer: Optimizer | None = None) -> None:
+        """Look at the losses since the last look; raises an error if one was not finite."""
+        steps, self._waiting = self._waiting, []
+        if steps and self.stopped is not None and bool(self.stopped):
+            self.stopped.zero_()
+            if optimizer is not None:
+                stop_where(optimizer, None)
+            raise self._explain(steps)
+
+
+def _usual(step: Step, device: torch.device) -> int:
+    """The number of steps between looks."""
+    if device.type == "cpu":
+        return 1
+    kept = [value for call in step.calls for value in tree_leaves(call.args) if isinstance(value, Tensor)]
+    return max(1, min(CHECK_EVERY, MOST_BYTES // max(1, sum(value.nbytes for value in kept))))

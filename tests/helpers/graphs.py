@@ -1,0 +1,39 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""A loss by graphs, as a function of the arguments."""
+
+from benchmarks.guides._examples.program import Program, evaluated
+from pyro_radial.infer.step.evaluate import AS_IT_IS
+from pyro_radial.infer.step.graphs import Graphs
+
+
+class Graphed:
+    """Returns the loss, and each parameter with its gradient."""
+
+    def __init__(self, model, guide, loss, *, compile_after=None, **settings):
+        self.model, self.guide, self.loss = model, guide, loss
+        self.graphs = Graphs(**settings)
+        self.graphs.compile_after = compile_after
+        self.latest = None
+
+    def __call__(self, args, kwargs=None, *, gradients=True):
+        assert not kwargs
+        self.latest = evaluated(Program(self.model, self.guide, self.loss, args), self.graphs, gradients=gradients)
+        return self.latest.loss, self.latest.with_gradients()
+
+    @property
+    def recordings(self):
+        return self.graphs.recordings
+
+    @property
+    def eager_because(self):
+        return self.graphs.eager_because
+
+    @property
+    def parameters(self):
+        return self.latest.parameters
+
+    @property
+    def replayed(self):
+        return self.latest.way != AS_IT_IS

@@ -1,0 +1,379 @@
+# Copyright Contributors to the pyro_radial project.
+# SPDX-License-Identifier: Apache-2.0
+
+"""Captured steps, on a stand-in for a device with graphs."""
+
+import copy
+import warnings
+from functools import partial
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoDelta
+from torch.optim.lr_scheduler import ExponentialLR
+
+from pyro_radial import AutoRadial, CompiledSVI, NaturalGradient, TermsELBO, fit
+from pyro_radial.infer.step import compiled
+from pyro_radial.infer.step.captured import MOST_CAPTURES, CaptureError
+from pyro_radial.infer.step.evaluate import CAPTURED, COMPILED
+from tests.helpers import stand_in
+from tests.helpers.networks import classifier, data, mlp
+from tests.helpers.runs import assert_same, killed, problem, trained
+from tests.helpers.runs import data as rows
+
+X, Y = data(8)
+FUSED = partial(torch.optim.Adam, lr=0.01, fused=True)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    yield stand_in.use(monkeypatch)
+    compiled.forget()
+
+
+def made(optim=FUSED, loss=None, device=True, **settings):
+    """The steps of a small network."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    model = classifier(net=mlp())
+    guide = AutoRadial(model)
+    guide(X, Y)
+    pyro.set_rng_seed(1)
+    return guide, CompiledSVI(model, guide, optim, loss or TermsELBO(), compile=device, **settings)
+
+
+def values(guide):
+    return {name: value.detach().clone() for name, value in guide.named_parameters()}
+
+
+OPTIMIZERS = {
+    "fused Adam": (FUSED, True),
+    "fused SGD": (partial(torch.optim.SGD, lr=1e-4, fused=True), True),
+    "natural gradient": (NaturalGradient(others=FUSED), True),
+    "Adam of Pyro": (pyro.optim.Adam({"lr": 0.01}), True),
+    "ClippedAdam of Pyro": (pyro.optim.ClippedAdam({"lr": 0.01}), False),
+    "Rprop": (partial(torch.optim.Rprop, lr=0.01), False),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.filterwarnings("ignore:the optimizer takes its step after")
+def test_captured_steps_are_the_recorded_ones(name, device):
+    optim, inside = OPTIMIZERS[name]
+    outcomes = []
+    for captured in (False, True):
+        guide, svi = made(optim, device=captured)
+        losses = [float(svi.step(X + 0.1 * step, Y)) for step in range(8)]
+        outcomes.append((losses, values(guide)))
+    assert svi._latest.way == CAPTURED
+    assert svi._latest.stepped == inside
+    assert device.captures == 1
+    assert outcomes[1][0] == pytest.approx(outcomes[0][0], rel=1e-5)
+    for key, value in outcomes[0][1].items():
+        torch.testing.assert_close(outcomes[1][1][key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_that_is_not_in_the_graph_is_named(device):
+    _, svi = made(partial(torch.optim.Rprop, lr=0.01))
+    with pytest.warns(UserWarning, match="takes its step after the CUDA graph: Rprop has no fused step") as caught:
+        losses = [svi.step(X, Y) for _ in range(3)]
+    assert len(caught) == 1
+    assert len(losses) == 3
+
+
+def test_only_arguments_that_change_are_copied(device):
+    _, svi = made()
+    for step in range(5):
+        svi.step(X + step, Y)
+    assert svi.graphs.ways[0].captured._owned == [True, False]
+    before = svi.graphs.ways[0].captured.captures
+    # What was the same tensor until now is another one: another capture, and then no more.
+    for _ in range(6):
+        svi.step(X, Y.clone())
+    assert svi.graphs.ways[0].captured.captures == before + 1
+
+
+def test_another_shape_is_another_graph(device):
+    _, svi = made()
+    for rows_ in (8, 5) * 5:
+        svi.step(X[:rows_].clone(), Y[:rows_].clone())
+    assert len(svi.graphs.ways) == 2
+    assert device.captures == 2
+
+
+def rate_changed(svi):
+    svi.optimizer.param_groups[0]["lr"] = 0.3
+
+
+def betas_changed(svi):
+    svi.optimizer.param_groups[0]["betas"] = (0.5, 0.6)
+
+
+def state_loaded(svi):
+    state = copy.deepcopy(svi.optimizer.state_dict())
+    for each in state["state"].values():
+        each["exp_avg"] += 0.1
+    svi.optimizer.load_state_dict(state)
+
+
+def storage_replaced(svi):
+    for parameter in svi.guide.parameters():
+        parameter.data = parameter.data.clone() + 0.1
+
+
+def hook_added(svi):
+    parameter = next(iter(svi.guide.parameters()))
+    parameter.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(3.0))
+
+
+def head_of_state_replaced(svi):
+    for each in svi.optimizer.state.values():
+        each["exp_avg"] = each["exp_avg"] + 0.1
+
+
+CHANGES = {
+    change.__name__: change
+    for change in (
+        rate_changed,
+        betas_changed,
+        state_loaded,
+        storage_replaced,
+        hook_added,
+        head_of_state_replaced,
+    )
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_between_steps_counts_as_without_capture(name, device):
+    outcomes = []
+    for captured in (False, True):
+        guide, svi = made(device=captured)
+        for step in range(12):
+            if step == 6:
+                CHANGES[name](svi)
+            svi.step(X, Y)
+        outcomes.append(values(guide))
+        assert svi.compiled
+    assert device.captures == (1 if name == "rate_changed" else 2)
+    for key, value in outcomes[0].items():
+        torch.testing.assert_close(outcomes[1][key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_scheduler_changes_rates_without_another_capture(device):
+    outcomes = []
+    for captured in (False, True):
+        guide, svi = made(device=captured)
+        svi.step(X, Y)
+        scheduler = ExponentialLR(svi.optimizer, 0.7)
+        for _ in range(8):
+            svi.step(X, Y)
+            scheduler.step()
+        assert svi.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.7**8)
+        outcomes.append(values(guide))
+    assert device.captures == 1
+    for key, value in outcomes[0].items():
+        torch.testing.assert_close(outcomes[1][key], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optim", [FUSED, NaturalGradient(others=FUSED)], ids=["Adam", "natural gradient"])
+def test_a_loss_that_is_not_finite_changes_nothing_and_is_named_later(optim, device):
+    guide, svi = made(optim, check_every=5)
+    for _ in range(10):
+        svi.step(X, Y)
+    assert svi._latest.stepped
+    before = values(guide)
+    broken = X.clone()
+    broken[0, 0] = torch.nan
+    svi.step(broken, Y)
+    for _ in range(3):
+        svi.step(X, Y)
+    with pytest.raises(FloatingPointError, match=r"not finite in step 10: log-likelihood of site 'y'.*no step"):
+        svi.step(X, Y)
+    assert_same(values(guide), before)
+    svi.step(X, Y)
+    assert not torch.equal(next(iter(before.values())), next(iter(values(guide).values())))
+
+
+def test_losses_and_terms_that_are_kept_do_not_change(device):
+    _, svi = made()
+    kept = []
+    for _ in range(8):
+        loss = svi.step(X, Y)
+        terms = svi.loss.terms
+        kept.append((loss, float(loss), terms, float(terms.kl), float(terms.negative_log_likelihood)))
+    assert len({value for _, value, *_ in kept}) == 8
+    for loss, value, terms, kl, nll in kept:
+        assert float(loss) == value
+        assert (float(terms.kl), float(terms.negative_log_likelihood)) == (kl, nll)
+
+
+def test_tensors_that_are_replaced_again_and_again_end_the_captures(device):
+    guide, svi = made()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(4 * MOST_CAPTURES):
+            svi.step(X, Y)
+            if step % 3 == 2:
+                storage_replaced(svi)
+    assert [str(warning.message).partition(": ")[2] for warning in caught] == [
+        "its tensors, or settings of its optimizer, are replaced again and again"
+    ]
+    assert device.captures == MOST_CAPTURES
+    assert svi._latest.way == COMPILED
+    assert all(bool(torch.isfinite(value).all()) for value in values(guide).values())
+
+
+def test_a_step_that_cannot_be_captured_is_taken_without(device, monkeypatch):
+    def refused(body):
+        raise CaptureError("RuntimeError: operation not permitted when stream is capturing")
+
+    outcomes = []
+    for captured in (False, True):
+        if captured:
+            monkeypatch.setattr(device, "capture", refused)
+        guide, svi = made(device=captured)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(6):
+                svi.step(X, Y)
+        outcomes.append(values(guide))
+    assert ["without a CUDA graph: RuntimeError: operation not permitted" in str(w.message) for w in caught] == [True]
+    for key, value in outcomes[0].items():
+        torch.testing.assert_close(outcomes[1][key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_without_compilation_nothing_is_captured(device):
+    _, svi = made(device=False)
+    for _ in range(4):
+        svi.step(X, Y)
+    assert device.captures == 0
+
+
+def test_evaluations_and_gradients_alone_are_not_captured(device):
+    guide, svi = made()
+    for _ in range(4):
+        svi.step(X, Y)
+    first = svi.loss_and_grads(svi.model, svi.guide, X, Y)
+    kept = {name: parameter.grad.clone() for name, parameter in guide.named_parameters()}
+    svi.evaluate_loss(X, Y)
+    assert float(first) != float(svi.evaluate_loss(X, Y))
+    assert_same(kept, {name: parameter.grad for name, parameter in guide.named_parameters()})
+
+
+def test_a_loss_without_terms_is_captured_too(device):
+    def model(x):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(w, 1.0), obs=x)
+
+    pyro.clear_param_store()
+    guide = pyro.infer.autoguide.AutoNormal(model)
+    svi = CompiledSVI(model, guide, pyro.optim.Adam({"lr": 0.1}), pyro.infer.Trace_ELBO())
+    for _ in range(200):
+        svi.step(X[:, 0] + 3.0)
+    assert svi._latest.stepped
+    expected = float((X[:, 0] + 3.0).sum() / (len(X) + 1))
+    # The posterior's standard deviation is a third; Adam wanders by some tenths of it.
+    assert float(guide.median()["w"]) == pytest.approx(expected, abs=0.15)
+
+
+@pytest.mark.parametrize("optim", [FUSED, NaturalGradient(lr=0.05)], ids=["Adam", "natural gradient"])
+@pytest.mark.parametrize("at", [1, 2, 3, 7])
+@pytest.mark.filterwarnings("ignore:.*trains widths in:UserWarning")
+def test_a_killed_run_of_captured_steps_ends_bit_for_bit_as_an_undisturbed_one(
+    optim, at, device, tmp_path, monkeypatch
+):
+    def run(**settings):
+        return trained(*problem("batch norm"), data=rows(), optim=optim, compile=True, **settings)[0]
+
+    undisturbed = run()
+    assert device.captures
+    path = tmp_path / "run.pt"
+    with killed(monkeypatch, "save", at, "after"):
+        run(checkpoint=path, checkpoint_every=1)
+    assert_same(run(checkpoint=path, checkpoint_every=1), undisturbed)
+
+
+def on_cuda(guide=AutoRadial, optim=FUSED):
+    """As :func:`made`, on a GPU and without compilation by inductor, which takes long."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    model = classifier(net=mlp()).cuda()
+    made_guide = guide(model)
+    svi = CompiledSVI(model, made_guide, optim, TermsELBO(), check_every=1_000)
+    svi.graphs.compile_after = 10**9
+    return made_guide, svi, X.cuda(), Y.cuda()
+
+
+@pytest.mark.cuda
+def test_on_cuda_captured_steps_are_those_of_the_program_and_wait_for_nothing():
+    outcomes = []
+    for captured in (False, True):
+        # Without noise, the order of draws makes no difference.
+        guide, svi, x, y = on_cuda(AutoDelta, partial(torch.optim.Adam, lr=0.01))
+        if not captured:
+            svi.graphs.compile = False
+        for step in range(8):
+            svi.step(x + 0.1 * step, y)
+        outcomes.append(values(guide))
+    assert svi._latest.stepped
+    for name, value in outcomes[0].items():
+        torch.testing.assert_close(outcomes[1][name], value, rtol=1e-4, atol=1e-5)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            svi.step(x, y)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("compile_after", [0, 10**9], ids=["compiled", "recorded"])
+def test_on_cuda_noise_follows_the_seed_and_the_state_of_the_generator(compile_after):
+    _, svi, x, y = on_cuda(optim=partial(torch.optim.SGD, lr=0.0))
+    svi.graphs.compile_after = compile_after
+    for _ in range(5):
+        svi.step(x, y)
+    assert svi._latest.way == CAPTURED
+    losses = []
+    for seed in (3, 4, 3):
+        torch.manual_seed(seed)
+        losses.append([float(svi.step(x, y)) for _ in range(3)])
+    assert losses[0] == losses[2] != losses[1]
+    assert len({*losses[0]}) == 3
+    state = torch.cuda.get_rng_state()
+    first = float(svi.step(x, y))
+    torch.cuda.set_rng_state(state)
+    assert float(svi.step(x, y)) == first
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("at", [1, 150, 310])
+def test_on_cuda_a_killed_run_ends_bit_for_bit_as_an_undisturbed_one(at, tmp_path, monkeypatch):
+    def run(**settings):
+        torch.manual_seed(0)
+        model = classifier(net=mlp()).cuda()
+        guide = AutoRadial(model)
+        fit(model, guide, (X, Y), epochs=320, batch_size=8, optim=FUSED, seed=0, progress=False, **settings)
+        return values(guide)
+
+    with pyro.validation_enabled(False):
+        undisturbed = run()
+        path = tmp_path / "run.pt"
+        with killed(monkeypatch, "save", at, "after"):
+            run(checkpoint=path)
+        assert_same(run(checkpoint=path), undisturbed)
+
+
+@pytest.mark.cuda
+def test_on_cuda_fit_runs_with_that_default_device():
+    torch.set_default_device("cuda")
+    try:
+        model = classifier(net=mlp())
+        result = fit(model, AutoRadial(model), (X.cpu(), Y.cpu()), epochs=120, optim=FUSED, progress=False)
+    finally:
+        torch.set_default_device(None)
+    assert result.history[-1]["nll"] < result.history[0]["nll"]
