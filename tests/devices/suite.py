@@ -40,7 +40,7 @@ from pyro_radial.compression import mean_network, prune
 from pyro_radial.continual import Coreset, class_split_stream, train_stream
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.distributions.wrappers import to_like
-from pyro_radial.infer import Ensemble, NaturalGradient, SampledNetwork, last_layer_laplace
+from pyro_radial.infer import NaturalGradient, SampledNetwork, last_layer_laplace
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import MultiHead, likelihoods, priors
 from pyro_radial.poutine import local_reparameterization, mean_only, swap_prior
@@ -545,20 +545,6 @@ def test_after_training(name):
         guide = AutoRadial(model)
         fit(model, guide, data(CPU), **FIT)
         return [AFTER[name](model, guide, data(place)) for place in (CPU, device)]
-
-    assert_same(case)
-
-
-def test_ensembles():
-    def case(device):
-        def make(seed):
-            torch.manual_seed(seed)
-            model = classifier(device)
-            return model, AutoRadial(model)
-
-        ensemble = Ensemble(make, 2)
-        ensemble.fit(data(CPU), **{name: value for name, value in FIT.items() if name != "seed"})
-        return ensemble.predict(data(CPU)[0], num_samples=2).samples
 
     assert_same(case)
 
