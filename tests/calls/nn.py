@@ -168,7 +168,6 @@ ROWS = [
         on=supervised,
     ),
     Row("nn.priors.FanIn"),
-    Row("nn.priors.ScaleMixture"),
     Row(
         "nn.priors.RadialDirectionalPrior",
         extra=dict(grouping=some({"weight": "rows"}, {"w": "row"})),
@@ -232,7 +231,6 @@ CHECKED += "check_target_values"
 NOT_CALLED = {
     "nn.MultiHead.uses_parameter",
     "nn.priors.FanIn.__call__",
-    "nn.priors.ScaleMixture.__call__",
     "nn.priors.RadialDirectionalPrior.setup",
     "nn.priors.RadialDirectionalPrior.sample_parameter",
     *(

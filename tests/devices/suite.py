@@ -47,7 +47,7 @@ from pyro_radial.poutine import local_reparameterization, mean_only, swap_prior
 from pyro_radial.testing.guides import constrained_model, weights_model
 from pyro_radial.uncertainty.metrics import accuracy
 from tests.helpers import device as pretend
-from tests.helpers.scale_priors import HyperScale, LearnedScale
+from tests.helpers.scale_priors import HyperScale, LearnedScale, scale_mixture
 from tests.tables import DISTRIBUTIONS, GUIDES
 
 pretend.start()
@@ -225,7 +225,7 @@ PRIORS = {
     "HyperScale": HyperScale,
     "LearnedScale": LearnedScale,
     "RadialDirectionalPrior": priors.RadialDirectionalPrior,
-    "ScaleMixture": priors.ScaleMixture,
+    "mixture": scale_mixture,
 }
 
 
