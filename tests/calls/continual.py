@@ -134,5 +134,4 @@ ROWS = [
             first_task=some({"seed": 1}, {"num_data": 1}),
         ),
     ),
-    Row("continual.plots.plot_accuracy_matrix", lambda: dict(matrix=matrix())),
 ]
