@@ -229,7 +229,7 @@ def host_reads_removed() -> Iterator[None]:
         yield
 
 
-def _maximum(one: Any, other: Any) -> Tensor:
+def _maximum(one: object, other: object) -> Tensor:
     return torch.maximum(torch.as_tensor(one), torch.as_tensor(other))
 
 
@@ -244,7 +244,7 @@ class Replaced(TorchFunctionMode):
         return self.functions.get(func, func)(*args, **(kwargs or {}))
 
 
-def _expectation(dice: Any, costs: Any, compute: Callable[..., Any] = Dice.compute_expectation) -> Any:
+def _expectation(dice: object, costs: object, compute: Callable[..., Any] = Dice.compute_expectation) -> Any:
     """Do not ask on the host whether all probabilities are positive."""
     with Replaced({Tensor.all: lambda mask: True}):
         return compute(dice, costs)

@@ -46,7 +46,8 @@ def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
         raise ValueError(f"index must be from 0 to {size - 1}, got {int(index.min())} to {int(index.max())}")
     if len(different := index.unique()) != len(index):
         raise ValueError(f"index must not hold a row twice, got {len(index)} with {len(different)} different rows")
-    index, (x, y) = index.long().cpu(), data
+    index = index.long().cpu()
+    x, y = data
     rest = torch.ones(size, dtype=torch.bool).index_fill(0, index, False).nonzero()[:, 0]
     return (take(x, index), take(y, index)), (take(x, rest), take(y, rest))
 
@@ -153,7 +154,8 @@ class KeptRows:
 
     def _chosen(self, task: Task) -> tuple[Tensor, Tensor | None, Pair]:
         """Rows of a task with the other rows, or inputs for functions with all rows."""
-        (x, _), size = task.train, self.coreset.size
+        x = task.train[0]
+        size = self.coreset.size
         if size >= num_rows(x):
             raise ValueError(
                 f"the size of coreset must be less than the {num_rows(x)} rows of task {task.name!r}, got {size}"

@@ -55,7 +55,7 @@ def is_on_sphere(support: Any) -> bool:
     return _innermost(support) is constraints.sphere
 
 
-def _innermost(support: Any) -> Any:
+def _innermost(support: object) -> Any:
     while isinstance(support, constraints.independent | MixtureSameFamilyConstraint):
         support = support.base_constraint
     return support

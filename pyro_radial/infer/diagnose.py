@@ -157,8 +157,9 @@ def diagnose(
         spreads = [_spreads(model, guide, x, max(2, num_particles), site) for site in sites]
         # Of several outputs, the one that follows its inputs least.
         signal, noise = min(spreads, key=lambda pair: (pair[0] or 0.0) / max(pair[1] or 0.0, 1e-30))
-        wide, pulls = None, {}
-        if isinstance(guide, AutoPerSite) and loss is None:
+        wide = None
+        pulls: dict[str, float] = {}
+        if isinstance(guide, AutoPerSite):
             pulls = _scale_pulls(TermsELBO(kl_weight=kl_weight), model, guide, (x, y), max(4, num_particles))
             wide = share_wider_than(WIDE, model, guide, x)
     terms, sampled = elbo.terms, list(elbo.terms.sampled_kl)
@@ -339,7 +340,7 @@ def _largest(values: Tensor) -> float:
     return float(torch.linalg.vector_norm(values, dim=0).max()) / len(values) ** 0.5
 
 
-def _scales_inputs(model: Any) -> bool:
+def _scales_inputs(model: object) -> bool:
     """Whether the first layer with parameters of a Bayesian network normalizes its inputs."""
     networks = (part.skeleton for part in submodules(model) if isinstance(part, BayesianModule))
     layers = (layer for network in networks for layer in network.modules() if [*layer.parameters(recurse=False)])

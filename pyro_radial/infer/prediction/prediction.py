@@ -68,8 +68,13 @@ class Prediction:
             raise ValueError(f"predictions must hold draws of the same outputs at the same inputs, got {outputs}")
         first = parts[0]
         if isinstance(first, Predictions):
-            return Predictions({name: Prediction.joined([part[name] for part in parts]) for name in first})
-        noise = {name: torch.cat([part.noise[name] for part in parts]) for name in first.noise}
+            found = Predictions()
+            for name in first:
+                found[name] = Prediction.joined([part[name] for part in parts])
+            return found
+        noise: dict[str, Tensor] = {}
+        for argument in first.noise:
+            noise[argument] = torch.cat([part.noise[argument] for part in parts])
         return Prediction(torch.cat([part.samples for part in parts]), first.likelihood, noise)
 
     @property
@@ -291,7 +296,7 @@ def _outputs_of(prediction: Any) -> Any:
     return [*prediction.samples.shape[1:], *prediction.noise]
 
 
-def _of_numbers(what: str, lacking: str, observation: Any) -> Any:
+def _of_numbers(what: str, lacking: str, observation: object) -> Any:
     """Return the observation, or raise a ValueError if its targets are classes."""
     if isinstance(leaf(observation), Categorical):
         raise ValueError(

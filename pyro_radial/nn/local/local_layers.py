@@ -233,11 +233,11 @@ def _reasons(skeleton: nn.Module) -> dict[str, str]:
     return reasons
 
 
-def _first_tensor(nested: Any) -> Tensor | None:
+def _first_tensor(nested: object) -> Tensor | None:
     return next((leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor)), None)
 
 
-def _check_rows(output: Any, draws: int, rows: int) -> None:
+def _check_rows(output: object, draws: int, rows: int) -> None:
     """Raise a _NotLocalError unless a network's output has a row for each row of its input."""
     first = _first_tensor(output)
     if first is None or first.shape[draws : draws + 1] != (rows,):
