@@ -43,7 +43,7 @@ class FunctionalELBO(TermsELBO):
     latent site that the function does not depend on, such as a noise level, keeps its ordinary KL.
 
     The loss bounds the log evidence only if X holds *all* training inputs and the prior has no ``noise``. A
-    divergence of a process, such as :class:`~pyro_radial.functional.MarginalKL`, takes the model linearized at the
+    divergence of a process, such as :class:`~pyro_radial.functional.LinearizedKL`, takes the model linearized at the
     means of the guide's sites, in evaluation mode, instead of draws.
 
     Source: Sun, Zhang, Shi and Grosse (2019), "Functional variational Bayesian neural networks", eq. 3 to 9; their

@@ -40,6 +40,7 @@ from pyro_radial.compression import mean_network, prune
 from pyro_radial.continual import Coreset, class_split_stream, train_stream
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.distributions.wrappers import to_like
+from pyro_radial.functional.scores import GaussianScore
 from pyro_radial.infer import NaturalGradient, SampledNetwork, last_layer_laplace
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import MultiHead, likelihoods, priors
@@ -439,9 +440,8 @@ DIVERGENCES = {
     "GaussianKL": functional.GaussianKL,
     "RegularizedKL": partial(functional.RegularizedKL, 0.1),
     "LinearizedKL": partial(functional.LinearizedKL, 0.1),
-    "MarginalKL": functional.MarginalKL,
-    "SteinKL, SteinScore": lambda: functional.SteinKL(functional.SteinScore()),
-    "SteinKL, GaussianScore": lambda: functional.SteinKL(functional.GaussianScore()),
+    "SteinKL": functional.SteinKL,
+    "SteinKL, GaussianScore": lambda: functional.SteinKL(GaussianScore()),
 }
 POINTS = {
     "UniformBox": lambda x: functional.UniformBox(-1.0, 1.0, 5),

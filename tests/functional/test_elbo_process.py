@@ -30,12 +30,12 @@ from pyro_radial.functional import (
     FunctionalELBO,
     GaussianKL,
     GaussianProcess,
-    MarginalKL,
     PosteriorProcess,
 )
 from pyro_radial.infer.compiled.captured_loss import CapturedLoss
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 from pyro_radial.poutine import local_reparameterization
+from tests.helpers.divergences import MarginalKL
 from tests.helpers.host_reads import CountHostReads
 
 X, Y = torch.randn(8, 3), torch.randint(2, (8,))
