@@ -11,7 +11,7 @@ import torch
 from pyro.contrib.gp.kernels import RBF
 from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, functional
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, functional
 from pyro_radial.functional import FunctionPrior, GaussianProcess, PosteriorProcess, UniformBox
 from pyro_radial.functional.scores import SteinScore
 from pyro_radial.nn import likelihoods
@@ -220,13 +220,6 @@ ROWS = [
         ),
         takes=dict(function_site=("text",)),
         then=loss_of,
-    ),
-    Row(
-        "functional.FunctionalELBO.compared_with_process",
-        lambda: dict(**dict(zip(("model", "guide"), model_and_guide(), strict=True)), data=(X, X), new_inputs=X + 0.1),
-        dict(new_inputs=some(X.expand(5, 2))),
-        takes=dict(new_inputs=("array", "whole numbers")),
-        on=lambda: FunctionalELBO(noisy(), box(), num_functions=8),
     ),
 ]
 #: Users define it; marginals, score and log_prob call it.
