@@ -56,6 +56,7 @@ __all__ = [
     "initial_scale",
     "is_capturing",
     "is_deterministic",
+    "is_differentiated",
     "is_traced",
     "loc_and_scale",
     "mark_stepped",
@@ -105,6 +106,11 @@ def is_capturing() -> bool:
 def is_traced() -> bool:
     """Whether a compiler or ``make_fx`` records what is computed."""
     return compiler.is_compiling() or is_capturing()
+
+
+def is_differentiated(tensor: Tensor) -> bool:
+    """Whether ``torch.func.grad`` or the like differentiates by this tensor, inside of any ``vmap``."""
+    return torch._C._functorch.is_gradtrackingtensor(tensor)
 
 
 def own_mask(distribution: MaskedDistribution) -> Any:
