@@ -30,8 +30,6 @@ OTHERS = {
     "ELBO": "pyro.infer.elbo.ELBO",
     "Figure": "matplotlib.figure.Figure",
     "PyroModule": "pyro.nn.module.PyroModule",
-    "Runs": "pyro_radial.continual.plots.Runs",
-    "SubFigure": "matplotlib.figure.SubFigure",
     "Tensor": "torch.Tensor",
     "nn.Module": "torch.nn.Module",
     "pyro.infer.Predictive": "pyro.infer.predictive.Predictive",

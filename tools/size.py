@@ -24,13 +24,13 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 13_900,
-    "public names": 99,
-    "comprehensions": 4.97,
-    "nested comprehensions": 0.44,
-    "tuple assignments": 1.7,
-    "Any": 8.25,
-    "long lines": 8.2,
+    "statements": 14_180,
+    "public names": 90,
+    "comprehensions": 5.04,
+    "nested comprehensions": 0.4,
+    "tuple assignments": 1.63,
+    "Any": 7.7,
+    "long lines": 7.9,
 }
 #: Single files that users import from.
 PUBLIC_MODULES = ("likelihoods.py", "botorch.py", "botorch_models.py", "sklearn.py")

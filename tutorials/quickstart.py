@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from image_sets import Images, load
+from plots import plot_images
 from pyro_radial import (
     AutoMeanField,
     AutoRadial,
@@ -37,7 +38,7 @@ from pyro_radial.infer.autoguide import AutoPerSite, families
 from pyro_radial.infer.training.fit import FitResult
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import auroc, expected_calibration_error, reliability
-from pyro_radial.uncertainty.plots import plot_images, plot_reliability
+from pyro_radial.uncertainty.plots import plot_reliability
 
 PLAIN = "plain network"
 BLUE, ORANGE = "#0072B2", "#D55E00"

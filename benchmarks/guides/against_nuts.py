@@ -33,8 +33,9 @@ from benchmarks.common import (
     paired,
     with_error,
 )
+from benchmarks.guides._ensemble import Ensemble
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FitOptions, SupervisedModel, TermsELBO, fit, predict
-from pyro_radial.infer import Ensemble, last_layer_laplace
+from pyro_radial.infer import last_layer_laplace
 from pyro_radial.infer.autoguide import families, init_to_network
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn
@@ -223,7 +224,7 @@ def by_ensemble(make: Callable[[SupervisedModel], Any], num_samples: int) -> Cal
             return model, make(model)
 
         ensemble = Ensemble(member, size.ensemble, seed=seed)
-        ensemble.fit(data_of(NETS[name]), progress=False, **settings(size))
+        ensemble.fit(data_of(NETS[name]), **settings(size))
         return ensemble.predict(GRID, num_samples=num_samples or size.num_samples // size.ensemble)
 
     return draws

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR,
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from benchmarks.common import Pair, Row, without_advice_on_widths
+from benchmarks.guides._ensemble import Ensemble
 from benchmarks.guides._truncated_normal import TruncatedNormalFamily
 from pyro_radial import (
     AutoMeanField,
@@ -33,7 +34,7 @@ from pyro_radial import (
     predict,
 )
 from pyro_radial.distributions import HypersphericalUniform
-from pyro_radial.infer import Ensemble, Prediction, last_layer_laplace
+from pyro_radial.infer import Prediction, last_layer_laplace
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import TemperatureScaling, auroc, expected_calibration_error
@@ -347,7 +348,6 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
             ),
             callback=clock,
             checkpoint=folder,
-            progress=False,
             validation=task.validation if setting.best_epoch else validation,
             options=FitOptions(
                 scheduler_interval=interval,

@@ -53,7 +53,8 @@ from benchmarks.uncertainty._methods import (
     train,
 )
 from benchmarks.uncertainty._referred import SHARES, compared, curve_of, judged, percent, pooled, spread
-from pyro_radial.uncertainty.plots import plot_referral, plot_reliability
+from pyro_radial.uncertainty.plots import plot_reliability
+from tutorials.plots import plot_referral
 
 __all__ = ["claims", "draw", "report", "run"]
 

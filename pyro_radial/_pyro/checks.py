@@ -207,5 +207,9 @@ def load_states(things: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
 
 def _state_methods(thing: object) -> list[Any]:
     """The methods that return and load the state of an object; none of a class, or of an object without a state."""
-    pairs = () if isinstance(thing, type) else STATE_METHODS
-    return next(([getattr(thing, n) for n in pair] for pair in pairs if all(hasattr(thing, n) for n in pair)), [])
+    if isinstance(thing, type):
+        return []
+    for pair in STATE_METHODS:
+        if all(hasattr(thing, name) for name in pair):
+            return [getattr(thing, name) for name in pair]
+    return []

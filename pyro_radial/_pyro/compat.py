@@ -59,6 +59,7 @@ __all__ = [
     "initial_scale",
     "is_capturing",
     "is_deterministic",
+    "is_differentiated",
     "is_traced",
     "loc_and_scale",
     "mark_stepped",
@@ -111,6 +112,11 @@ def is_capturing() -> bool:
 def is_traced() -> bool:
     """Whether a compiler or ``make_fx`` records what is computed."""
     return compiler.is_compiling() or is_capturing()
+
+
+def is_differentiated(tensor: Tensor) -> bool:
+    """Whether ``torch.func.grad`` or the like differentiates by this tensor, inside of any ``vmap``."""
+    return torch._C._functorch.is_gradtrackingtensor(tensor)
 
 
 def own_mask(distribution: MaskedDistribution) -> Any:
@@ -267,7 +273,7 @@ class Replaced(TorchFunctionMode):
         return self.functions.get(func, func)(*args, **(kwargs or {}))
 
 
-def _expectation(dice: Any, costs: Any, compute: Callable[..., Any] = Dice.compute_expectation) -> Any:
+def _expectation(dice: object, costs: object, compute: Callable[..., Any] = Dice.compute_expectation) -> Any:
     """Do not ask on the host whether all probabilities are positive."""
     with Replaced({Tensor.all: lambda mask: True}):
         return compute(dice, costs)

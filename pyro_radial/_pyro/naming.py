@@ -7,8 +7,6 @@ import re
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pyro
@@ -17,7 +15,7 @@ from pyro.nn import PyroModule
 
 from pyro_radial._pyro.compat import adopt, forget_stored, stored_name
 
-__all__ = ["UniquelyNamed", "rename_tree", "stored_in", "unique_name"]
+__all__ = ["UniquelyNamed", "rename_tree", "unique_name"]
 
 COUNTER = re.compile(r"_\d+$")
 _instances: Counter[str] = Counter()
@@ -49,19 +47,6 @@ def unique_name(cls: type) -> str:
     _instances[cls.__name__] += 1
     count = _instances[cls.__name__]
     return cls.__name__ if count == 1 else f"{cls.__name__}_{count}"
-
-
-@contextmanager
-def stored_in(state: Any) -> Iterator[None]:
-    """Let Pyro's parameter store have another content inside the block, as ``scope`` of the store does.
-
-    If a module dies inside the block, its entries outside the block are deleted too.
-    """
-    before = set(_owners)
-    with pyro.get_param_store().scope(state):
-        yield
-    for name in before - set(_owners):
-        forget_stored(name)
 
 
 def rename_tree(module: PyroModule, name: str, root: PyroModule | None = None) -> None:

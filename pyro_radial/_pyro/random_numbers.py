@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_radial._pyro.compat import forget_handlers
 
-__all__ = ["TorchNoise", "noise_of", "one_at_a_time", "rng_state", "seeded", "seeded_elsewhere", "set_rng_state"]
+__all__ = ["TorchNoise", "one_at_a_time", "rng_state", "seeded", "seeded_elsewhere", "set_rng_state"]
 
 _turn = threading.RLock()
 _forks = threading.local()
@@ -80,11 +80,6 @@ def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
     np.random.set_state(state["numpy"])  # noqa: NPY002
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
-
-
-def noise_of(seed: int, index: int) -> int:
-    """An independent seed for each member of a run."""
-    return int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
 
 
 class TorchNoise(NamedTuple):

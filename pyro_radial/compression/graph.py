@@ -47,10 +47,6 @@ class IndexSelect(nn.Module):
 
     def __init__(self, index: Tensor, size: int, dim: int = -1) -> None:
         super().__init__()
-        if index.dtype != torch.long or index.ndim != 1 or index.numel() == 0:
-            raise ValueError(f"index must be a vector of int64, got {index.dtype} of shape {[*index.shape]}")
-        if not index.is_meta and not (int(index.min()) >= 0 and int(index.max()) < size):
-            raise ValueError(f"index must be in [0, {size}), got {index.tolist()}")
         self.size, self.dim = size, dim
         self.register_buffer("index", index)
 

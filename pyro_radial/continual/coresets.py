@@ -31,7 +31,11 @@ def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     :returns: the indices of the rows in ascending order, int64, on the CPU.
     :raises ValueError: naming the argument that does not fit.
     """
-    _check(x, size, seed)
+    check_types(Tensor, x=x)
+    check_inputs(x, "x")
+    random_seed("seed", seed, bits=64)
+    if positive_count("size", size) >= len(x):
+        raise ValueError(f"size must be less than the {len(x)} rows of x, got {size}")
     return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:size].sort().values
 
 
@@ -46,18 +50,10 @@ def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
         raise ValueError(f"index must be from 0 to {size - 1}, got {int(index.min())} to {int(index.max())}")
     if len(different := index.unique()) != len(index):
         raise ValueError(f"index must not hold a row twice, got {len(index)} with {len(different)} different rows")
-    index, (x, y) = index.long().cpu(), data
+    index = index.long().cpu()
+    x, y = data
     rest = torch.ones(size, dtype=torch.bool).index_fill(0, index, False).nonzero()[:, 0]
     return (take(x, index), take(y, index)), (take(x, rest), take(y, rest))
-
-
-def _check(x: Tensor, size: int, seed: int) -> None:
-    """Refuse inputs that are not one tensor, or that have too few rows."""
-    check_types(Tensor, x=x)
-    check_inputs(x, "x")
-    random_seed("seed", seed, bits=64)
-    if positive_count("size", size) >= len(x):
-        raise ValueError(f"size must be less than the {len(x)} rows of x, got {size}")
 
 
 @dataclass(frozen=True)
@@ -153,7 +149,8 @@ class KeptRows:
 
     def _chosen(self, task: Task) -> tuple[Tensor, Tensor | None, Pair]:
         """Rows of a task with the other rows, or inputs for functions with all rows."""
-        (x, _), size = task.train, self.coreset.size
+        x = task.train[0]
+        size = self.coreset.size
         if size >= num_rows(x):
             raise ValueError(
                 f"the size of coreset must be less than the {num_rows(x)} rows of task {task.name!r}, got {size}"

@@ -68,7 +68,7 @@ class FunctionChainELBO(TermsELBO):
     with :math:`q(f_{no})` the normal of an output of the model under head h at the n-th of m kept inputs, linearized at
     the means of the guide, and :math:`q_0` that of the last posterior. Each loss draws m inputs from the :math:`M_h` of
     one head; the H heads take turns by ``step``. In expectation the sum is over all kept inputs. It is a regularizer,
-    not a bound, as for :class:`~pyro_radial.functional.MarginalKL`. ``terms`` has the sum under "f" in
+    not a bound. ``terms`` has the sum under "f" in
     ``kl_by_site``, and the KL of the weights in ``weight_space_kl_by_site``.
 
     Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.checks import check_items, check_types, held_numbers, non_negative_integer
-
 __all__ = ["AccuracyMatrix"]
 
 
@@ -25,11 +23,9 @@ class AccuracyMatrix:
 
     Source: Lopez-Paz and Ranzato (2017), *Gradient Episodic Memory for Continual Learning*, section 2.
 
-    :param values: accuracy on task j after learning tasks 0 to i as entry ``[i, j]``, shape ``[T, T]``, kept in
-        float64. The row of a task that is not learned is all NaN. In other rows, only entries above the diagonal can be
-        NaN.
+    :param values: accuracy on task j after learning tasks 0 to i as entry ``[i, j]``, shape ``[T, T]``. The row of a
+        task that is not learned is all NaN. In other rows, only entries above the diagonal can be NaN.
     :param names: one name per task.
-    :raises ValueError: naming the argument that does not fit.
 
     Example::
 
@@ -41,17 +37,6 @@ class AccuracyMatrix:
 
     values: Tensor
     names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", tuple(check_items(str, "names", self.names)))
-        size = len(self.names)
-        if size == 0:
-            raise ValueError("names must hold at least one task, got none")
-        object.__setattr__(self, "values", _check(self.values, "values", [size, size]))
-        for i, row in enumerate(self.values):
-            if not row.isnan().all() and (missing := row[: i + 1].isnan()).any():
-                j = int(missing.int().argmax())
-                raise ValueError(f"values: row {i} must have the accuracy on task {j}, {self.names[j]!r}, got NaN")
 
     @classmethod
     def empty(cls, names: Sequence[str]) -> AccuracyMatrix:
@@ -66,7 +51,6 @@ class AccuracyMatrix:
             >>> matrix.learned
             tensor([0.9000, 0.8000], dtype=torch.float64)
         """
-        names = check_items(str, "names", names)
         values = torch.full((len(names), len(names)), math.nan, dtype=torch.float64)
         return cls(values, tuple(names))
 
@@ -76,17 +60,11 @@ class AccuracyMatrix:
         :param i: number of the task learned last, from zero.
         :param accuracies: accuracy on task 0, 1 and so on, at least up to task ``i``.
         :returns: a new matrix.
-        :raises ValueError: naming the argument that does not fit.
         """
-        size = len(self.names)
-        if non_negative_integer("i", i) >= size:
-            raise ValueError(f"i must be from 0 to {size - 1}, got {i}")
-        row = held_numbers("accuracies", accuracies)
-        if row.ndim != 1 or not i < len(row) <= size:
-            raise ValueError(f"accuracies must be from {i + 1} to {size} numbers, got shape {list(row.shape)}")
+        row = torch.as_tensor(accuracies, dtype=torch.float64)
         values = self.values.clone()
         values[i] = math.nan
-        values[i, : len(row)] = _check(row, "accuracies", [len(row)])
+        values[i, : len(row)] = row
         return replace(self, values=values)
 
     @property
@@ -155,15 +133,3 @@ class AccuracyMatrix:
         for i in range(first, len(self.names)):
             if self.values[i].isnan().all():
                 raise ValueError(f"values: row {i}, after learning {self.names[i]!r}, must be measured, got NaN")
-
-
-def _check(values: Tensor, name: str, shape: list[int]) -> Tensor:
-    """A float64 copy of accuracies on the CPU, or a ValueError."""
-    check_types(Tensor, **{name: values})
-    if list(values.shape) != shape:
-        raise ValueError(f"{name} must have shape {shape} to fit names, got {list(values.shape)}")
-    values = values.detach().to("cpu", torch.float64, copy=True)
-    wrong = values[(values < 0) | (values > 1)]
-    if len(wrong):
-        raise ValueError(f"{name} must be in [0, 1] or NaN, got {wrong[0].item():.4g}")
-    return values

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -250,7 +250,7 @@ def permuted_stream(
     return TaskStream(names, builders, num_heads=1, num_outputs=_num_classes(train, test))
 
 
-def _tensors(data: Any, name: str) -> Pair:
+def _tensors(data: object, name: str) -> Pair:
     """The inputs and targets as tensors, or a ValueError that names the argument."""
     rows = Rows(data, name)
     if rows.dataset is not None:
@@ -303,7 +303,7 @@ def _num_classes(*pairs: Pair) -> int:
     return max(int(y.max()) for _, y in pairs) + 1
 
 
-def _labeled(data: Any, name: str) -> Pair:
+def _labeled(data: object, name: str) -> Pair:
     """One tensor of inputs and one of labels, or a ValueError that names the argument."""
     x, y = _tensors(data, name)
     check_types(Tensor, **{f"{name}: x": x})

@@ -130,7 +130,7 @@ def train_stream(
 
 
 def _check_options(
-    chain: Any,
+    chain: object,
     measure_on: str,
     coreset: Coreset | None,
     fit_options: Mapping[str, Any],
@@ -397,7 +397,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """A guide without sites."""
 
 
-def _described_model(model: Any) -> dict[str, Any]:
+def _described_model(model: object) -> dict[str, Any]:
     """The likelihoods and the networks' priors, which a chain replaces site by site."""
     priors = [described(part.prior) for part in submodules(model) if isinstance(part, BayesianModule)]
     return {**likelihood_settings(model), "prior": priors[0] if len(priors) == 1 else described(priors)}

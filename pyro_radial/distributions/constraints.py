@@ -10,6 +10,7 @@ import torch
 from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import biject_to, transform_to
+from torch.distributions.constraints import MixtureSameFamilyConstraint
 
 __all__ = ["finite_nonnegative", "finite_positive", "is_on_sphere", "is_real"]
 
@@ -33,6 +34,13 @@ def _transform_to_finite(constraint: _Finite) -> torch.distributions.Transform:
     return biject_to(constraint.half_line)
 
 
+@biject_to.register(MixtureSameFamilyConstraint)
+@transform_to.register(MixtureSameFamilyConstraint)
+def _transform_to_mixture(constraint: Any) -> torch.distributions.Transform:
+    # torch knows no transform to the support of a mixture, so autoguides could not start.
+    return biject_to(constraint.base_constraint)
+
+
 finite_positive = _Finite("FinitePositive", constraints.positive)
 finite_nonnegative = _Finite("FiniteNonnegative", constraints.nonnegative)
 
@@ -47,7 +55,7 @@ def is_on_sphere(support: Any) -> bool:
     return _innermost(support) is constraints.sphere
 
 
-def _innermost(support: Any) -> Any:
-    while isinstance(support, constraints.independent):
+def _innermost(support: object) -> Any:
+    while isinstance(support, constraints.independent | MixtureSameFamilyConstraint):
         support = support.base_constraint
     return support

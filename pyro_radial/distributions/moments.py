@@ -88,13 +88,13 @@ def _pushed_forward(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
     return mean, stddev
 
 
-def _declared(distribution: Any) -> tuple[Tensor | None, Tensor | None]:
+def _declared(distribution: object) -> tuple[Tensor | None, Tensor | None]:
     """Return the distribution's own mean and standard deviation, if they are finite."""
     mean, variance = (_attribute(distribution, name) for name in ("mean", "variance"))
     return mean, None if variance is None or not bool((variance > 0).all()) else variance.sqrt()
 
 
-def _attribute(distribution: Any, name: str) -> Tensor | None:
+def _attribute(distribution: object, name: str) -> Tensor | None:
     try:
         return _finite(getattr(distribution, name))
     except (NotImplementedError, AttributeError):

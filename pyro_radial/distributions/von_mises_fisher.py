@@ -271,7 +271,7 @@ def _check_dim(distribution: str, name: str, dim: int) -> None:
         )
 
 
-def _checked(distribution: str, loc: Any, concentration: Any) -> tuple[Tensor, Tensor]:
+def _checked(distribution: str, loc: object, concentration: object) -> tuple[Tensor, Tensor]:
     """Return both arguments as floating-point tensors, or raise an error that names the argument."""
     if not isinstance(loc, Tensor) or loc.dim() == 0:
         raise ValueError(f"{distribution}: loc must be a tensor of unit vectors, got {loc!r}")

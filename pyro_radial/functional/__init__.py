@@ -6,7 +6,6 @@
 from pyro_radial.functional.divergences import (
     GaussianKL,
     LinearizedKL,
-    MarginalKL,
     RegularizedKL,
     SteinKL,
 )
@@ -19,7 +18,6 @@ from pyro_radial.functional.priors import (
     ImplicitProcess,
     PosteriorProcess,
 )
-from pyro_radial.functional.scores import GaussianScore, SteinScore
 from pyro_radial.functional.starts import init_to_prior
 
 __all__ = [
@@ -28,14 +26,11 @@ __all__ = [
     "FunctionalELBO",
     "GaussianKL",
     "GaussianProcess",
-    "GaussianScore",
     "ImplicitProcess",
     "LinearizedKL",
-    "MarginalKL",
     "PosteriorProcess",
     "RegularizedKL",
     "SteinKL",
-    "SteinScore",
     "UniformBox",
     "function_space_laplace",
     "init_to_prior",

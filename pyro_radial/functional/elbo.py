@@ -18,8 +18,6 @@ from pyro_radial.functional.divergences.stein import SteinKL
 from pyro_radial.functional.guide_process import GuideProcess, sites_led_to
 from pyro_radial.functional.measurement_points import MeasurementPoints
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_finite, check_floating, check_prior
-from pyro_radial.functional.process_comparison import ProcessComparison, compare_with_process
-from pyro_radial.infer.data import Rows, as_inputs, move
 from pyro_radial.infer.elbo import Run, TermsELBO, check_weight
 from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.linearized.linearization import Structure
@@ -28,8 +26,6 @@ from pyro_radial.poutine.local_reparameterization import check_drawn
 __all__ = ["FunctionalELBO"]
 
 PLACES = ("both", "measurement_points")
-# Draws of the function for a comparison with the exact posterior: a width is then known to 4 % at each point.
-NUM_DRAWS = 256
 
 
 class FunctionalELBO(TermsELBO):
@@ -43,7 +39,7 @@ class FunctionalELBO(TermsELBO):
     latent site that the function does not depend on, such as a noise level, keeps its ordinary KL.
 
     The loss bounds the log evidence only if X holds *all* training inputs and the prior has no ``noise``. A
-    divergence of a process, such as :class:`~pyro_radial.functional.MarginalKL`, takes the model linearized at the
+    divergence of a process, such as :class:`~pyro_radial.functional.LinearizedKL`, takes the model linearized at the
     means of the guide's sites, in evaluation mode, instead of draws.
 
     Source: Sun, Zhang, Shi and Grosse (2019), "Functional variational Bayesian neural networks", eq. 3 to 9; their
@@ -114,34 +110,6 @@ class FunctionalELBO(TermsELBO):
         # loss, so that the first loss draws the same as any other.
         self._beside_function: frozenset[str] | None = None
         self._structures: dict[Any, Structure] = {}
-
-    @torch.no_grad()
-    def compared_with_process(
-        self, model: Any, guide: Any, data: tuple[Tensor, Tensor], new_inputs: Tensor | None = None
-    ) -> ProcessComparison:
-        """Compare a network with the exact posterior of the prior; :func:`~pyro_radial.diagnose` calls this.
-
-        :param model: a Pyro model ``model(x, y)``.
-        :param guide: its trained guide.
-        :param data: all training rows.
-        :param Tensor new_inputs: further points ``[M, ...]``.
-        :returns: a comparison with its ``findings``.
-        :raises ValueError: for a prior without an exact posterior, too many rows, or a likelihood that is not normal.
-        """
-        check_types(Callable, model=model, guide=guide)
-        rows: Any = Rows(data, "data").all()
-        x, y = rows
-        check_types(Tensor, **{"data: x": x, "data: y": y})
-        places: dict[str, Any] = (
-            {} if new_inputs is None else {"new inputs": move(as_inputs(new_inputs, "new_inputs"), x.device)}
-        )
-        if places and places["new inputs"].shape[1:] != x.shape[1:]:
-            raise ValueError(f"new_inputs must be points as wide as data, got {list(places['new inputs'].shape)}")
-        if self.measurement_points is not None:
-            places["measurement points"] = self.measurement_points(x)
-        measured = {"measurement points"} | ({"training inputs"} if self.compare_at == "both" else set())
-        own: dict[str, Any] = {"num_samples": NUM_DRAWS, "function_site": self.function_site, "measured": measured}
-        return compare_with_process(model, guide, self.prior, data, places, **own)
 
     def _kls(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The divergence of the functions with the KLs of the other sites, and the KLs of the weights."""

@@ -190,7 +190,8 @@ class _Moved(Messenger):
         self.by: dict[str, Tensor] = {}
 
     def _pyro_post_sample(self, msg: Any) -> None:
-        name, value = msg["name"], msg["value"]
+        name = msg["name"]
+        value = msg["value"]
         if name in self.names and value.is_floating_point():
             self.by[name] = torch.zeros_like(value, requires_grad=True)
             msg["value"] = value + self.by[name]

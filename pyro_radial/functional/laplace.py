@@ -172,7 +172,7 @@ def _data_terms(
 
 
 def _most_probable(
-    model: Any,
+    model: object,
     network: TrainedNetwork,
     weights: dict[str, Tensor],
     rows: Rows,

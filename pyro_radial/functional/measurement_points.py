@@ -124,7 +124,7 @@ class BetweenRows:
         return f"BetweenRows({list(self.points.shape)}, num_points={self.num_points})"
 
 
-def _finite(argument: str, value: Any) -> Tensor:
+def _finite(argument: str, value: object) -> Tensor:
     tensor = held_numbers(argument, value).detach()
     if not bool(tensor.isfinite().all()):
         raise ValueError(f"{argument} must be finite, got {_shown(tensor)}")

@@ -50,7 +50,8 @@ def init_to_prior(network: nn.Module, prior: FunctionPrior, points: Tensor) -> n
     if layer is None or points.shape[1:] != (layer.in_features,):
         raise ValueError(f"network must start with a linear layer of inputs {list(points.shape[1:])}, got {layer}")
     rows = points[:: -(-len(points) // MOST_ROWS)].double()
-    size, shifts = len(rows), SHIFT * points.double().std(0, correction=0)
+    size = len(rows)
+    shifts = SHIFT * points.double().std(0, correction=0)
     pace = torch.ones_like(shifts)
     for i, shift in enumerate(shifts.where(shifts > 0.0, SHIFT)):
         moved = rows + shift * torch.eye(len(shifts), dtype=rows.dtype, device=rows.device)[i]

@@ -12,13 +12,11 @@ from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.infer.prediction.sampled_network import SampledNetwork
 from pyro_radial.infer.reparam import HalfCauchyReparam
 from pyro_radial.infer.step.compiled_svi import CompiledSVI
-from pyro_radial.infer.training.ensemble import Ensemble
 from pyro_radial.infer.training.fit import fit
 from pyro_radial.infer.training.options import FitOptions
 
 __all__ = [
     "CompiledSVI",
-    "Ensemble",
     "FitOptions",
     "HalfCauchyReparam",
     "NaturalGradient",

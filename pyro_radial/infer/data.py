@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from pyro_radial._pyro.checks import kind_of
-from pyro_radial._pyro.compat import tree_map, tree_map_only
+from pyro_radial._pyro.compat import tree_leaves, tree_map, tree_map_only
 from pyro_radial.nn.named_likelihoods import split_missing
 
 __all__ = [
@@ -273,7 +273,7 @@ def _fits(rows: tuple[Inputs, Inputs], device: torch.device) -> bool:
     if device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(device)
-    return sum(tensor.nbytes for part in rows for _, tensor in _named(part, "")) <= free // 4
+    return sum(tensor.nbytes for tensor in tree_leaves(rows)) <= free // 4
 
 
 def _sent(x: Inputs, device: torch.device) -> Any:

@@ -19,7 +19,7 @@ from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.distributions.moments import moments
 from pyro_radial.infer.autoguide import AutoPerSite
-from pyro_radial.infer.data import Inputs, Rows, move, num_rows, take
+from pyro_radial.infer.data import Inputs, Rows, move, num_rows
 from pyro_radial.infer.elbo import LossTerms, TermsELBO, not_finite_parameter
 from pyro_radial.infer.optim.natural_gradient import MOST_PULL, by_log_scale
 from pyro_radial.infer.step.not_finite import first_not_finite
@@ -60,7 +60,6 @@ class Diagnosis:
         one row of data.
     :param float noise: the standard deviation over draws of the function at one input; None as ``signal``.
     :param findings: what stands out and what to try.
-    :param comparison: the network compared with the exact posterior of its functional prior, for a loss with one.
     """
 
     terms: LossTerms
@@ -71,7 +70,6 @@ class Diagnosis:
     signal: float | None
     noise: float | None
     findings: list[str]
-    comparison: Any = None
 
     def __str__(self) -> str:
         known = self.terms.num_data is not None
@@ -85,8 +83,6 @@ class Diagnosis:
         lines.append("largest KL: " + ", ".join(f"{name} {float(value):.4g}" for name, value in largest))
         if self.signal is not None:
             lines.append(f"function: varies by {self.signal:.3g} over inputs, by {self.noise:.3g} over draws")
-        if self.comparison is not None:
-            lines.append(str(self.comparison))
         return "\n".join(lines + [f"- {finding}" for finding in self.findings or ["nothing stands out"]])
 
 
@@ -99,9 +95,6 @@ def diagnose(
     num_particles: int = 16,
     kl_weight: float = 1.0,
     function_site: str = FUNCTION_SITE,
-    loss: TermsELBO | None = None,
-    new_inputs: Tensor | None = None,
-    batch_size: int | None = None,
 ) -> Diagnosis:
     """Say which term of the loss dominates, which scales are not trained, and what to try.
 
@@ -113,14 +106,8 @@ def diagnose(
     :param int num_particles: the number of draws to average over.
     :param float kl_weight: the weight used in training.
     :param str function_site: the deterministic site of the function values; without it nothing is said about them.
-    :param loss: the :class:`~pyro_radial.FunctionalELBO` used in training, instead of ``num_particles``, ``kl_weight``
-        and ``function_site``. The network is then compared with the exact posterior of its prior given ``data``, which
-        must be the whole data set, at the training inputs, ``new_inputs`` and the loss's measurement points.
-    :param Tensor new_inputs: points where predictions are made, such as held-out inputs.
-    :param int batch_size: the number of random rows to evaluate the loss on if it cannot take all of them.
     :returns: a report with its numbers as attributes, such as ``terms``, ``unmoved_scales`` and ``findings``.
-    :raises ValueError: for NaN or infinity in the data or in a parameter, by name; for a loss with a prior without an
-        exact posterior or with too many rows, and for ``new_inputs`` or ``batch_size`` without such a loss.
+    :raises ValueError: for NaN or infinity in the data or in a parameter, by name.
 
     Example::
 
@@ -139,27 +126,17 @@ def diagnose(
     x, y = (move(part, device) for part in Rows(data, "data", dtype_of(guide, model)).all())
     if (broken := first_not_finite(guide.named_parameters())) is not None:
         raise not_finite_parameter(broken)
-    if loss is None and (new_inputs is not None or batch_size is not None):
-        raise ValueError("loss must be given with new_inputs or batch_size, got None")
-    compared = getattr(loss, "compared_with_process", None)
-    if loss is not None and compared is None:
-        raise ValueError(f"loss must be a FunctionalELBO, got {type(loss).__name__}")
-    elbo = loss or TermsELBO(num_particles=num_particles, kl_weight=kl_weight)
-    comparison = None
+    elbo = TermsELBO(num_particles=num_particles, kl_weight=kl_weight)
     # Validation is off so that a value that is not finite reaches the report.
     with one_at_a_time(), evaluating(model, guide), seeded(0, device), pyro.validation_enabled(False):
-        number = num_rows(y) if batch_size is None else positive_count("batch_size", batch_size)
-        rows = torch.randperm(num_rows(y), device=device)[:number] if number < num_rows(y) else slice(None)
-        elbo(model, guide)(take(x, rows), take(y, rows))  # type: ignore[arg-type]
-        if compared is not None:
-            function_site = compared.__self__.function_site
-            comparison = compared(model, guide, (x, y), new_inputs)
+        elbo(model, guide)(x, y)  # type: ignore[arg-type]
         sites = tree_leaves(function_sites(getattr(model, "likelihood", None), function_site))
         spreads = [_spreads(model, guide, x, max(2, num_particles), site) for site in sites]
         # Of several outputs, the one that follows its inputs least.
         signal, noise = min(spreads, key=lambda pair: (pair[0] or 0.0) / max(pair[1] or 0.0, 1e-30))
-        wide, pulls = None, {}
-        if isinstance(guide, AutoPerSite) and loss is None:
+        wide = None
+        pulls: dict[str, float] = {}
+        if isinstance(guide, AutoPerSite):
             pulls = _scale_pulls(TermsELBO(kl_weight=kl_weight), model, guide, (x, y), max(4, num_particles))
             wide = share_wider_than(WIDE, model, guide, x)
     terms, sampled = elbo.terms, list(elbo.terms.sampled_kl)
@@ -168,13 +145,12 @@ def diagnose(
     follows_inputs = signal is not None and noise is not None and signal > noise
     findings = [
         *filter(None, [not_standardized(model, x, y)]),
-        # The advice on the KL of weights does not apply to a divergence of functions.
-        *(_on_terms(terms, follows_inputs) if comparison is None else comparison.findings),
+        *_on_terms(terms, follows_inputs),
         *_on_scales(unmoved, changes, wide),
         *_on_pulls({name: pull for name, pull in pulls.items() if name not in unmoved}),
         *_on_draws(signal, noise, sampled),
     ]
-    return Diagnosis(terms, num_rows(y), unmoved, pulls, sampled, signal, noise, findings, comparison)
+    return Diagnosis(terms, num_rows(y), unmoved, pulls, sampled, signal, noise, findings)
 
 
 @torch.no_grad()
@@ -340,7 +316,7 @@ def _largest(values: Tensor) -> float:
     return float(torch.linalg.vector_norm(values, dim=0).max()) / len(values) ** 0.5
 
 
-def _scales_inputs(model: Any) -> bool:
+def _scales_inputs(model: object) -> bool:
     """Whether the first layer with parameters of a Bayesian network normalizes its inputs."""
     networks = (part.skeleton for part in submodules(model) if isinstance(part, BayesianModule))
     layers = (layer for network in networks for layer in network.modules() if [*layer.parameters(recurse=False)])

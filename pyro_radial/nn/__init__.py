@@ -5,8 +5,7 @@
 
 from pyro_radial.nn import likelihoods, priors
 from pyro_radial.nn.bayesian_module import BayesianModule
-from pyro_radial.nn.input_gradient import InputGradient
 from pyro_radial.nn.multi_head import MultiHead, use_head
 from pyro_radial.nn.supervised import SupervisedModel
 
-__all__ = ["BayesianModule", "InputGradient", "MultiHead", "SupervisedModel", "likelihoods", "priors", "use_head"]
+__all__ = ["BayesianModule", "MultiHead", "SupervisedModel", "likelihoods", "priors", "use_head"]

@@ -205,7 +205,7 @@ def loop(run: Run, drawn: Mapping[str, Tensor]) -> Any:
     return _with_tensors(outputs[-1], map(torch.stack, zip(*map(_tensors, outputs), strict=True)))
 
 
-def _tensors(output: Any) -> tuple[Tensor, ...]:
+def _tensors(output: object) -> tuple[Tensor, ...]:
     """The tensors in the output of a network, whose other leaves must be plain data."""
     leaves = tree_leaves(output)
     for leaf in leaves:
@@ -217,7 +217,7 @@ def _tensors(output: Any) -> tuple[Tensor, ...]:
     return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
 
 
-def _with_tensors(output: Any, tensors: Iterable[Tensor]) -> Any:
+def _with_tensors(output: object, tensors: Iterable[Tensor]) -> Any:
     """The same output with other tensors."""
     remaining = iter(tensors)
     return tree_map_only(Tensor, lambda _: next(remaining), output)

@@ -555,7 +555,7 @@ def set_num_data(model: Any, num_data: int) -> None:
             likelihood.train_on(num_data)
 
 
-def _check_positive_scalar(argument: str, distribution: Any) -> None:
+def _check_positive_scalar(argument: str, distribution: object) -> None:
     """Raise a ValueError that names the argument, unless it is a distribution of one positive number."""
     if not isinstance(distribution, TorchDistributionMixin):
         raise ValueError(f"{argument} must be a distribution, got {type(distribution).__name__}")

@@ -77,7 +77,7 @@ class NamedLikelihoods(nn.Module):
         found = {name: _Prefixed(name)(likelihood.noise)(f) for name, likelihood in self.by_name.items()}
         return {f"{name}.{argument}": value for name, noise in found.items() for argument, value in noise.items()}
 
-    def _observed(self, y: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    def _observed(self, y: object) -> dict[str, tuple[Tensor, Tensor]]:
         """Each output's targets with numbers where they are missing, and which are there."""
         if not isinstance(y, Mapping) or y.keys() != self.by_name.keys():
             got = list(y) if isinstance(y, Mapping) else type(y).__name__

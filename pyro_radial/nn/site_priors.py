@@ -73,7 +73,7 @@ def expands_in_place(prior: Any) -> bool:
     return True
 
 
-def _prior_of(prior: Any, name: str, parameter: Tensor) -> TorchDistributionMixin:
+def _prior_of(prior: object, name: str, parameter: Tensor) -> TorchDistributionMixin:
     if isinstance(prior, Distribution | TorchDistributionMixin):
         found: Any = prior
     elif isinstance(prior, Mapping):

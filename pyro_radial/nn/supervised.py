@@ -147,7 +147,7 @@ def for_likelihood(f: Any, likelihood: Any) -> Any:
     return getattr(f, "logits", f) if isinstance(likelihood, Likelihood) else f
 
 
-def _has_targets(x: Any = None, y: Any = None) -> bool:
+def _has_targets(x: object = None, y: object = None) -> bool:
     """Whether a call has targets, as that of a loss does."""
     return y is not None
 
@@ -160,7 +160,7 @@ def own_names(likelihood: Any) -> set[str]:
     return {FUNCTION_SITE, "y", "data", *getattr(likelihood, "noise_sites", {}).values()} | precision
 
 
-def _described(x: Any) -> str:
+def _described(x: object) -> str:
     """Shapes and dtypes of the inputs."""
     named = x.items() if isinstance(x, dict) else (("x", part) for part in (x if isinstance(x, tuple) else (x,)))
     return ", ".join(
@@ -296,12 +296,12 @@ def network_of(model: Any) -> ModelNetwork:
     return network
 
 
-def _likelihoods(likelihood: Any) -> list[Likelihood]:
+def _likelihoods(likelihood: object) -> list[Likelihood]:
     """The likelihood, or that of each output; none for None."""
     return [part for part in submodules(likelihood) if isinstance(part, Likelihood)]
 
 
-def _runs_as(module: Any, cls: type[nn.Module]) -> bool:
+def _runs_as(module: object, cls: type[nn.Module]) -> bool:
     """Whether calling a module does what the class does: nothing is overridden, and there are no hooks."""
     if not isinstance(module, cls) or "forward" in vars(module) or has_hooks(module):
         return False

@@ -163,7 +163,7 @@ def check_drawn(name: str, site: Mapping[str, Any], needs: str) -> None:
         raise ValueError(f"{needs}, got site '{name}', which local reparameterization leaves undrawn")
 
 
-def _noise_of_distribution(name: str, distribution: Any) -> UnitNoise:
+def _noise_of_distribution(name: str, distribution: object) -> UnitNoise:
     noise = unit_noise(distribution)
     if noise is None:
         kind = type(leaf(distribution)).__name__

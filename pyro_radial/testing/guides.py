@@ -37,7 +37,7 @@ def weights_model(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def _trained(
-    model: Any, guide: Any, *args: Any, lr: float = 0.1, steps: int = 3, num_particles: int = 1
+    model: object, guide: object, *args: Any, lr: float = 0.1, steps: int = 3, num_particles: int = 1
 ) -> list[float]:
     """Train a guide by SVI, and return the losses."""
     svi = SVI(model, guide, PyroOptim(torch.optim.Adam, {"lr": lr}), TraceMeanField_ELBO(num_particles=num_particles))

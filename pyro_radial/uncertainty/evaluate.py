@@ -142,7 +142,7 @@ def evaluate(
     )
 
 
-def _evaluation(parts: list[Prediction], y: Any, level: float, output: str | None = None) -> Evaluation:
+def _evaluation(parts: list[Prediction], y: object, level: float, output: str | None = None) -> Evaluation:
     """The scores of one output from the predictions of test inputs, and of others if they are given."""
     samples = parts[0].samples
     targets = held_numbers("test", y, device=samples.device)

@@ -71,8 +71,7 @@ def referral_curve(
     :param shares: referred shares in ``[0, 1)``, increasing.
     :param num_resamples: R, at least 2.
     :param seed: seed of the resamples and of the order of ties.
-    :returns: a result with ``share``, ``score`` and ``stderr``;
-        :func:`~pyro_radial.uncertainty.plots.plot_referral` draws it.
+    :returns: a result with ``share``, ``score`` and ``stderr``.
     :raises ValueError: if an argument is out of range, its number of points does not fit, or the score at a share is
         not defined (a class is missing) or not finite; the message names the share.
 

@@ -56,6 +56,19 @@ def test_periodic_repeat_cycles_through_rows():
     assert torch.equal(compat.periodic_repeat(torch.arange(3), 5, 0), torch.tensor([0, 1, 2, 0, 1]))
 
 
+def test_tensors_that_are_differentiated_are_told_from_others():
+    seen = []
+
+    def total(x):
+        seen.append(compat.is_differentiated(x))
+        return x.sum()
+
+    torch.func.vmap(torch.func.grad(total))(torch.ones(2, 3))
+    torch.func.vmap(total)(torch.ones(2, 3))
+    total(torch.ones(3, requires_grad=True))
+    assert seen == [True, False, False]
+
+
 def test_standard_gamma_draws_each_shape_s_own_and_has_a_batching_rule():
     shapes = torch.tensor([0.5, 4.0, 100.0], dtype=torch.float64)
     draws = torch.func.vmap(lambda _: compat.standard_gamma(shapes), randomness="different")(torch.empty(100_000))

@@ -20,7 +20,7 @@ from torch import nn
 from pyro_radial import AutoRadial, PriorChain
 from pyro_radial._pyro import naming
 from pyro_radial._pyro.compat import deep_setattr
-from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, stored_in, unique_name
+from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
 
 
 class Located(UniquelyNamed):
@@ -260,21 +260,6 @@ def test_a_store_of_another_process_with_other_counts_is_warned_of(loaded):
 def test_guides_side_by_side_are_not_warned_of():
     guides = [trained(AutoRadial(regression)) for _ in range(3)]
     assert len({name.split(".")[0] for name in stored()}) == len(guides)
-
-
-def test_the_entries_of_a_module_that_dies_while_the_store_has_another_content_are_deleted():
-    kept, dying = (trained(AutoRadial(regression)) for _ in range(2))
-    name = dying._pyro_name
-    inner = {"params": {}, "constraints": {}}
-    with stored_in(inner):
-        assert not stored()
-        pyro.param("inside", torch.zeros(()))
-        del dying
-        gc.collect()
-    assert {stored_name.split(".")[0] for stored_name in stored()} == {kept._pyro_name}
-    assert name != kept._pyro_name
-    assert list(inner["params"]) == ["inside"]
-    trained(AutoRadial(regression))  # Without a warning of strangers.
 
 
 def test_a_module_made_meanwhile_by_another_thread_does_no_harm(monkeypatch):

@@ -132,7 +132,6 @@ CONSTRUCTORS = (
     families.VonMisesFisher,
     priors.FanIn,
     priors.RadialDirectionalPrior,
-    priors.ScaleMixture,
 )
 SETTINGS = st.one_of(
     st.none(),

@@ -23,8 +23,9 @@ from benchmarks.decisions._surrogates import (
 )
 from benchmarks.decisions.optimization import Problem, Size, optimized
 from pyro_radial import AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel
-from pyro_radial.functional import GaussianProcess, MarginalKL, UniformBox, init_to_prior
+from pyro_radial.functional import GaussianProcess, UniformBox, init_to_prior
 from pyro_radial.nn import likelihoods
+from tests.helpers.divergences import MarginalKL
 
 
 def network(steps=30, functional=False):

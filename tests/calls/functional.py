@@ -11,8 +11,9 @@ import torch
 from pyro.contrib.gp.kernels import RBF
 from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, FunctionalELBO, SupervisedModel, functional
+from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, functional
 from pyro_radial.functional import FunctionPrior, GaussianProcess, PosteriorProcess, UniformBox
+from pyro_radial.functional.scores import SteinScore
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import Lazy, Row, some
 
@@ -142,7 +143,7 @@ ROWS = [
     Row("functional.GaussianProcess.moments", lambda: dict(x=X), on=process),
     Row("functional.GaussianKL"),
     Row("functional.RegularizedKL", lambda: dict(gamma=0.1)),
-    Row("functional.SteinKL", extra=dict(estimator=some(functional.SteinScore))),
+    Row("functional.SteinKL", extra=dict(estimator=some(SteinScore))),
     Row("functional.LinearizedKL", takes=dict(gamma=("zero",))),
     *(
         Row(
@@ -158,15 +159,12 @@ ROWS = [
             ("SteinKL", "", functional.SteinKL),
         )
     ),
-    *(
-        Row(
-            f"functional.{name}.__call__",
-            lambda: dict(process=process(), x=X, prior=process()),
-            dict(process=some(RBF(1)), prior=other_priors),
-            takes=dict(process=("class",)),
-            on=lambda name=name: getattr(functional, name)(),
-        )
-        for name in ("LinearizedKL", "MarginalKL")
+    Row(
+        "functional.LinearizedKL.__call__",
+        lambda: dict(process=process(), x=X, prior=process()),
+        dict(process=some(RBF(1)), prior=other_priors),
+        takes=dict(process=("class",)),
+        on=functional.LinearizedKL,
     ),
     Row(
         "functional.init_to_prior",
@@ -190,17 +188,6 @@ ROWS = [
             rank={"above the values": 6},
         ),
         takes=dict(trained=("tensor",)),
-    ),
-    Row("functional.SteinScore"),
-    *(
-        Row(
-            f"functional.{name}.__call__",
-            lambda: dict(samples=SAMPLES, at=SAMPLES[:2]),
-            dict(samples=some(SAMPLES[:1], 0 * SAMPLES), at=some(SAMPLES[:, :2])),
-            takes=dict(at=("no rows",)),
-            on=lambda name=name: getattr(functional, name)(),
-        )
-        for name in ("GaussianScore", "SteinScore")
     ),
     Row(
         "functional.UniformBox",
@@ -233,13 +220,6 @@ ROWS = [
         ),
         takes=dict(function_site=("text",)),
         then=loss_of,
-    ),
-    Row(
-        "functional.FunctionalELBO.compared_with_process",
-        lambda: dict(**dict(zip(("model", "guide"), model_and_guide(), strict=True)), data=(X, X), new_inputs=X + 0.1),
-        dict(new_inputs=some(X.expand(5, 2))),
-        takes=dict(new_inputs=("array", "whole numbers")),
-        on=lambda: FunctionalELBO(noisy(), box(), num_functions=8),
     ),
 ]
 #: Users define it; marginals, score and log_prob call it.

@@ -12,7 +12,7 @@ from pyro.infer import Trace_ELBO
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, predict
-from pyro_radial.infer import CompiledSVI, Ensemble, FitOptions, NaturalGradient, SampledNetwork, TermsELBO
+from pyro_radial.infer import CompiledSVI, FitOptions, NaturalGradient, Prediction, SampledNetwork, TermsELBO
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import Lazy, Part, Row, some
 
@@ -51,19 +51,6 @@ def compiled():
     return CompiledSVI(**guided(), optim=adam, loss=TermsELBO(), compile=False)
 
 
-def make(seed):
-    made = SupervisedModel(BayesianModule(nn.Linear(3, 1)), likelihoods.Gaussian())
-    return made, AutoRadial(made)
-
-
-@cache
-def trained():
-    found = Ensemble(make, size=2)
-    found.fit((X, Y), progress=False, **SETTINGS)
-    return found
-
-
-PAIR = make(0)
 models, guides = some(SupervisedModel), some(AutoRadial)
 losses = some(TermsELBO)
 made_optimizer = Lazy(lambda: adam(nn.Linear(2, 1).parameters()))
@@ -146,6 +133,11 @@ ROWS = [
     Row("infer.SampledNetwork.forward", lambda: dict(args=(X,)), on=sampled),
     Row("infer.SampledNetwork.predict", lambda: dict(x=X), takes=any_inputs, on=sampled),
     Row(
+        "infer.Prediction.joined",
+        lambda: dict(predictions=[prediction(), prediction()]),
+        dict(predictions=some([], [Prediction(torch.zeros(2, 3, 1)), Prediction(torch.zeros(2, 4, 1))], prediction())),
+    ),
+    Row(
         "infer.Prediction.log_prob",
         lambda: dict(y=Y),
         dict(y=some(Y[:3], Y.to(torch.cfloat))),
@@ -166,9 +158,7 @@ ROWS = [
     Row(
         "infer.diagnose",
         lambda: guided() | dict(data=(X, Y), num_particles=2),
-        dict(
-            model=models, guide=guides, loss=losses | {"of weights": TermsELBO()}, new_inputs=some("x", X * NAN, X[:0])
-        ),
+        dict(model=models, guide=guides),
     ),
     Row(
         "infer.last_layer_laplace",
@@ -176,35 +166,12 @@ ROWS = [
         dict(model=models | some(nn.Linear(3, 1)), trained=guides, structure=some(("full", "kronecker"))),
         takes=dict(trained=("tensor",)),
     ),
-    Row(
-        "infer.Ensemble",
-        lambda: dict(make=make, size=2),
-        dict(
-            make=some(
-                *(PAIR, lambda seed: None, lambda seed: 3, lambda seed: (1, 2), lambda seed: PAIR, lambda seed: PAIR[0])
-            )
-        ),
-        takes=dict(seed=("too long",)),
-        then=lambda found: found.fit((X, Y), progress=False, **SETTINGS),
-    ),
-    Row(
-        "infer.Ensemble.fit",
-        lambda: dict(data=(X, Y), settings=SETTINGS),
-        dict(settings={str(seed): Part("seed", {"seed": seed}) for seed in (0, 1, None)}),
-        on=lambda: Ensemble(make, size=2),
-    ),
-    Row(
-        "infer.Ensemble.predict",
-        lambda: dict(x=X),
-        dict(x=some(torch.rand(3, 5))),
-        takes={"x": ("a dimension too few",)},
-        on=trained,
-    ),
 ]
 #: fit, compiled steps and poutine.reparam call these.
 NOT_CALLED = {
     "infer.Prediction",
-    "infer.TermsELBO.weighted_by",
+    "infer.TermsELBO.loss_and_terms",
+    "infer.TermsELBO.weight_at",
     "infer.TermsELBO.keep",
     "infer.NaturalGradient.advice_before",
     "infer.NaturalGradient.advice_after",

@@ -12,7 +12,7 @@ from pyro import poutine
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
-from pyro_radial.nn import InputGradient, MultiHead, likelihoods
+from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.poutine.local_reparameterization import LocalReparameterizationMessenger
 from tests.calls.sweep import Lazy, Part, Row, some
 
@@ -123,17 +123,6 @@ ROWS = [
     ),
     Row("nn.BayesianModule.train", lambda: dict(mode=False), on=bayesian),
     Row(
-        "nn.InputGradient",
-        lambda: dict(net=nn.Linear(3, 1), of="energy", name="force", factor=-1.0),
-        dict(name=some("energy")),
-    ),
-    Row(
-        "nn.InputGradient.forward",
-        lambda: dict(x=X),
-        unread=("x",),
-        on=lambda: InputGradient(nn.Linear(3, 1), "E", "F"),
-    ),
-    Row(
         "nn.MultiHead",
         lambda: dict(trunk=nn.Linear(3, 4), heads=[nn.Linear(4, 2), nn.Linear(4, 5)]),
         dict(heads=some([2, 5])),
@@ -168,7 +157,6 @@ ROWS = [
         on=supervised,
     ),
     Row("nn.priors.FanIn"),
-    Row("nn.priors.ScaleMixture"),
     Row(
         "nn.priors.RadialDirectionalPrior",
         extra=dict(grouping=some({"weight": "rows"}, {"w": "row"})),
@@ -232,7 +220,6 @@ CHECKED += "check_target_values"
 NOT_CALLED = {
     "nn.MultiHead.uses_parameter",
     "nn.priors.FanIn.__call__",
-    "nn.priors.ScaleMixture.__call__",
     "nn.priors.RadialDirectionalPrior.setup",
     "nn.priors.RadialDirectionalPrior.sample_parameter",
     *(

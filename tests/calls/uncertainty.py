@@ -144,20 +144,4 @@ ROWS = [
         lambda: dict(curves={"a": quantile_calibration(quantiles(), [0.2, 0.8], torch.rand(4))}),
         dict(curves=results),
     ),
-    Row(
-        "uncertainty.plots.plot_referral",
-        lambda: dict(curves={"a": curve()}),
-        dict(curves=results),
-        takes=dict(score=("text",)),
-    ),
-    Row(
-        "uncertainty.plots.plot_images",
-        lambda: dict(images=torch.rand(3, 1, 4, 4), titles=["a", "b", "c"], num_columns=3, row_labels=["row"]),
-        dict(
-            images=some(torch.rand(4, 4), torch.full((3, 1, 4, 4), 2.0), torch.rand(3, 2, 4, 4)),
-            titles=some(["a"], [1, 2, 3]),
-            row_labels=some("xy", ["a", "b"]),
-        ),
-        takes=dict(images=("whole numbers",)),
-    ),
 ]

@@ -142,21 +142,6 @@ def test_select_of_the_users_own_is_cut_through():
     assert torch.equal(small[1].weight, net[2].weight[:, [1]])
 
 
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        (torch.tensor([0.0]), "index must be a vector of int64, got torch.float32"),
-        (torch.tensor([[0]]), r"index must be a vector of int64, got torch.int64 of shape \[1, 1\]"),
-        (torch.tensor([], dtype=torch.long), "index must be a vector of int64"),
-        (torch.tensor([0, 3]), r"index must be in \[0, 3\)"),
-        (torch.tensor([-1, 2]), r"index must be in \[0, 3\)"),
-    ],
-)
-def test_select_of_what_is_not_there_is_refused(index, message):
-    with pytest.raises(ValueError, match=message):
-        IndexSelect(index, size=3)
-
-
 def test_select_picks_along_its_dimension():
     x = torch.randn(2, 3, 4, 5)
     assert torch.equal(IndexSelect(torch.tensor([2, 0]), size=3, dim=-3)(x), x[:, [2, 0]])

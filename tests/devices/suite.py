@@ -40,14 +40,15 @@ from pyro_radial.compression import mean_network, prune
 from pyro_radial.continual import Coreset, class_split_stream, train_stream
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.distributions.wrappers import to_like
-from pyro_radial.infer import Ensemble, NaturalGradient, SampledNetwork, last_layer_laplace
+from pyro_radial.functional.scores import GaussianScore
+from pyro_radial.infer import NaturalGradient, SampledNetwork, last_layer_laplace
 from pyro_radial.infer.training.trainer import Trainer
 from pyro_radial.nn import MultiHead, likelihoods, priors
 from pyro_radial.poutine import local_reparameterization, mean_only, swap_prior
 from pyro_radial.testing.guides import constrained_model, weights_model
 from pyro_radial.uncertainty.metrics import accuracy
 from tests.helpers import device as pretend
-from tests.helpers.scale_priors import HyperScale, LearnedScale
+from tests.helpers.scale_priors import HyperScale, LearnedScale, scale_mixture
 from tests.tables import DISTRIBUTIONS, GUIDES
 
 pretend.start()
@@ -225,7 +226,7 @@ PRIORS = {
     "HyperScale": HyperScale,
     "LearnedScale": LearnedScale,
     "RadialDirectionalPrior": priors.RadialDirectionalPrior,
-    "ScaleMixture": priors.ScaleMixture,
+    "mixture": scale_mixture,
 }
 
 
@@ -439,9 +440,8 @@ DIVERGENCES = {
     "GaussianKL": functional.GaussianKL,
     "RegularizedKL": partial(functional.RegularizedKL, 0.1),
     "LinearizedKL": partial(functional.LinearizedKL, 0.1),
-    "MarginalKL": functional.MarginalKL,
-    "SteinKL, SteinScore": lambda: functional.SteinKL(functional.SteinScore()),
-    "SteinKL, GaussianScore": lambda: functional.SteinKL(functional.GaussianScore()),
+    "SteinKL": functional.SteinKL,
+    "SteinKL, GaussianScore": lambda: functional.SteinKL(GaussianScore()),
 }
 POINTS = {
     "UniformBox": lambda x: functional.UniformBox(-1.0, 1.0, 5),
@@ -545,20 +545,6 @@ def test_after_training(name):
         guide = AutoRadial(model)
         fit(model, guide, data(CPU), **FIT)
         return [AFTER[name](model, guide, data(place)) for place in (CPU, device)]
-
-    assert_same(case)
-
-
-def test_ensembles():
-    def case(device):
-        def make(seed):
-            torch.manual_seed(seed)
-            model = classifier(device)
-            return model, AutoRadial(model)
-
-        ensemble = Ensemble(make, 2)
-        ensemble.fit(data(CPU), **{name: value for name, value in FIT.items() if name != "seed"})
-        return ensemble.predict(data(CPU)[0], num_samples=2).samples
 
     assert_same(case)
 

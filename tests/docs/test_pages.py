@@ -112,7 +112,7 @@ PROMISES = {
     "not_learning": lambda scope: (
         scope["diagnosis"].noise > scope["diagnosis"].signal
         and scope["learned"].noise < 0.5 * scope["learned"].signal
-        and scope["early"].comparison.findings
+        and min(scope["ratios"].values()) < 0.8
     ),
     "radial": lambda scope: abs(float(scope["least"]) - 60.4) < 0.05,
     "directions": lambda scope: (kl_to_uniform(scope["direction"]).diff() > 0).all(),

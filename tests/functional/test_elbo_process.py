@@ -30,11 +30,11 @@ from pyro_radial.functional import (
     FunctionalELBO,
     GaussianKL,
     GaussianProcess,
-    MarginalKL,
     PosteriorProcess,
 )
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 from pyro_radial.poutine import local_reparameterization
+from tests.helpers.divergences import MarginalKL
 from tests.helpers.graphs import Graphed
 from tests.helpers.host_reads import CountHostReads
 

@@ -155,12 +155,10 @@ def test_classes_have_the_covariance_of_the_precisions_of_functions():
     torch.testing.assert_close(widths(model, guide, x), exact.sqrt(), rtol=0.01, atol=0.0)
 
 
-def test_predictions_and_comparisons_are_those_of_the_linearized_network():
+def test_predictions_are_those_of_the_linearized_network():
     net = network()
     model = regression(net)
     guide = function_space_laplace(model, net, (X, Y), smooth(), POINTS)
-    loss = FunctionalELBO(smooth(), divergence=LinearizedKL())
-    assert 0.9 < loss.compared_with_process(model, guide, (X, Y)).places[0].width < 1.1
     found = predict(model, guide, X, num_samples=4000, method="linearized").epistemic_variance
     torch.testing.assert_close(found, widths(model, guide, X).square().float(), rtol=5 * (2 / 4000) ** 0.5, atol=0.0)
     with pytest.warns(

@@ -15,15 +15,15 @@ from pyro_radial.functional import (
     GaussianProcess,
     ImplicitProcess,
     LinearizedKL,
-    MarginalKL,
     PosteriorProcess,
     RegularizedKL,
     SteinKL,
     UniformBox,
 )
-from pyro_radial.functional import GaussianScore as GaussianScore
-from pyro_radial.functional import SteinScore as SteinScore
+from pyro_radial.functional.scores import GaussianScore as GaussianScore
+from pyro_radial.functional.scores import SteinScore as SteinScore
 from tests.golden.programs import classification, loss_and_gradients, network, program, regression, regressor
+from tests.helpers.divergences import MarginalKL
 
 ELBO = partial(FunctionalELBO, num_functions=40)
 AT_POINTS_ALONE = {"compare_at": "measurement_points"}

@@ -3,15 +3,17 @@
 
 """Networks as Pyro models: likelihoods and priors on weights."""
 
+import math
+
 import pyro.distributions as dist
 import torch
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO
 from pyro_radial.nn import MultiHead, likelihoods, use_head
-from pyro_radial.nn.priors import FanIn, ScaleMixture
+from pyro_radial.nn.priors import FanIn
 from tests.golden.programs import classification, classifier, loss_and_gradients, network, program
-from tests.helpers.scale_priors import HyperScale, LearnedScale
+from tests.helpers.scale_priors import HyperScale, LearnedScale, scale_mixture
 
 
 @program
@@ -41,7 +43,7 @@ def each_prior_on_weights():
         "fan in": FanIn(gain=1.5, bias_scale=0.5),
         "hyper scale": HyperScale(),
         "learned scale": LearnedScale(init_scale=0.7),
-        "mixture": ScaleMixture(pi=0.4),
+        "mixture": scale_mixture(pi=0.4, scale2=math.exp(-6)),
     }
     results = {}
     for name, prior in priors.items():

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Training: ``fit`` with its options, interrupted and resumed, compiled steps, and an ensemble."""
+"""Training: ``fit`` with its options, interrupted and resumed, and compiled steps."""
 
 import tempfile
 from functools import partial
@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, CompiledSVI, FitOptions, TermsELBO
-from pyro_radial.infer import Ensemble
 from tests.golden.programs import classification, classifier, program, trained, values
 
 
@@ -109,17 +108,3 @@ def compiled_steps():
             "parameters": values(guide),
         }
     return results
-
-
-@program
-def an_ensemble():
-    def make(seed):
-        torch.manual_seed(seed)
-        model = classifier(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)))
-        return model, AutoRadial(model, init_stddev=0.05)
-
-    ensemble = Ensemble(make, 2, seed=1)
-    x, y = classification()
-    ensemble.fit((x, y), epochs=1, batch_size=12, progress=False)
-    torch.manual_seed(7)
-    return {"mean": ensemble.predict(x[:4], num_samples=4).mean}

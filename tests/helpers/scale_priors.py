@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Priors that make the sites of a parameter themselves: a module with learned scales, and scales with sites."""
+"""Priors with several scales: a mixture, and priors that make sites themselves, of learned and of random scales."""
 
 from operator import attrgetter
 
@@ -12,6 +12,12 @@ from pyro.distributions import constraints
 from pyro.nn import PyroModule, PyroParam
 
 from pyro_radial._pyro.compat import deep_setattr
+
+
+def scale_mixture(pi=0.5, scale1=1.0, scale2=0.0025):
+    """A wide and a narrow normal around zero, for each element (Blundell et al. 2015, eq. 7)."""
+    normals = dist.Normal(torch.zeros(2), torch.tensor([scale1, scale2]))
+    return dist.MixtureSameFamily(dist.Categorical(torch.tensor([pi, 1.0 - pi])), normals)
 
 
 class LearnedScale(PyroModule):

@@ -16,7 +16,8 @@ from torch.optim import Adam
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO, diagnose, fit
 from pyro_radial.infer.diagnose import share_wider_than
-from pyro_radial.nn import likelihoods, priors
+from pyro_radial.nn import likelihoods
+from tests.helpers.scale_priors import scale_mixture
 
 ROWS = 40
 X = torch.linspace(-1, 1, ROWS)[:, None]
@@ -191,7 +192,7 @@ def test_the_function_may_be_recorded_at_another_site():
 
 
 def test_sampled_kls_are_named_and_closed_ones_are_not():
-    diagnosis = diagnose(*problem(prior=priors.ScaleMixture()), DATA)
+    diagnosis = diagnose(*problem(prior=scale_mixture()), DATA)
     assert diagnosis.sampled_kl == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert says(diagnosis, "The KL of 0.weight, 0.bias, 2.weight, 2.bias is estimated from samples")
     closed = diagnose(*problem(), DATA)

@@ -17,6 +17,7 @@ from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.nn import priors
 from tests.helpers.losses import X, Y, assert_same_in_expectation, mean_and_error, network
+from tests.helpers.scale_priors import scale_mixture
 
 
 def test_particles_share_the_kl_of_distributions_that_do_not_depend_on_them(monkeypatch):
@@ -80,7 +81,7 @@ def test_strict_kl_passes_closed_forms():
 
 
 def test_strict_kl_names_the_site_that_would_be_sampled():
-    model = network(priors.ScaleMixture())
+    model = network(scale_mixture())
     with pytest.raises(ValueError, match=r"'weight'.*closed-form"):
         TermsELBO(strict_kl=True)(model, AutoRadial(model))(X, Y)
 
@@ -92,7 +93,7 @@ def test_strict_kl_names_the_auxiliary_site_of_pyros_guide():
 
 
 def test_a_sampled_kl_agrees_with_trace_elbo():
-    model = network(priors.ScaleMixture())
+    model = network(scale_mixture())
     guide = AutoRadial(model, init_stddev=0.1)
     guide.setup(X, Y)
     assert_same_in_expectation(TermsELBO(), Trace_ELBO(), model, guide, X, Y)

@@ -15,8 +15,8 @@ from pyro.infer import SVI
 
 from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
 from pyro_radial.infer.elbo import LossTerms, average
-from pyro_radial.nn import priors
 from tests.helpers.losses import X, Y, network
+from tests.helpers.scale_priors import scale_mixture
 
 
 def test_the_terms_add_up_to_the_loss_for_the_whole_data_set():
@@ -84,7 +84,7 @@ def test_the_names_of_broken_terms_are_given():
 
 
 def test_the_terms_say_which_kls_were_sampled_and_why():
-    model = network(priors.ScaleMixture())
+    model = network(scale_mixture())
     elbo = TermsELBO(num_particles=2)
     elbo(model, AutoRadial(model))(X, Y)
     assert list(elbo.terms.sampled_kl) == ["weight", "bias"]

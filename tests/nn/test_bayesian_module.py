@@ -15,7 +15,7 @@ from torch import nn
 
 from pyro_radial.nn import BayesianModule, priors
 from tests.helpers.networks import call_with, classifier, data, draws_of, mlp, normed_mlp, parameters_seen
-from tests.helpers.scale_priors import HyperScale, LearnedScale
+from tests.helpers.scale_priors import HyperScale, LearnedScale, scale_mixture
 
 
 def trace_of(bnn, *args):
@@ -153,7 +153,7 @@ class TestPriors:
             lambda: dist.TransformedDistribution(
                 dist.Normal(0.0, 1.0), [dist.transforms.AffineTransform(torch.tensor(1.0), torch.tensor(2.0))]
             ),
-            priors.ScaleMixture,
+            scale_mixture,
             priors.FanIn,
             LearnedScale,
             HyperScale,
@@ -174,7 +174,7 @@ class TestPriors:
         assert trace.nodes["_RETURN"]["value"].dtype == torch.float64
 
     @pytest.mark.cuda
-    @pytest.mark.parametrize("prior", [dist.Normal(0.0, 1.0), priors.ScaleMixture(), HyperScale()])
+    @pytest.mark.parametrize("prior", [dist.Normal(0.0, 1.0), scale_mixture(), HyperScale()])
     def test_the_prior_follows_the_networks_device(self, prior):
         bnn = BayesianModule(normed_mlp(), prior).cuda()
         trace = trace_of(bnn, torch.randn(5, 3, device="cuda"))

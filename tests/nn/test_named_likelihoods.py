@@ -14,7 +14,7 @@ from pyro.infer import SVI, Trace_ELBO
 from torch import nn
 
 from pyro_radial import AutoMeanField, CompiledSVI, FitOptions, PriorChain, TermsELBO, diagnose, fit, predict
-from pyro_radial.infer import Ensemble, SampledNetwork
+from pyro_radial.infer import Prediction, SampledNetwork
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
 from pyro_radial.nn.named_likelihoods import MISSING_LABEL
 from pyro_radial.nn.supervised import find_network
@@ -276,16 +276,15 @@ def test_a_chain_and_other_priors_know_the_outputs():
     assert predict(wrapped, guide, X, num_samples=2)["kind"].mean.shape == (6, 3)
 
 
-def test_an_ensemble_joins_each_output():
-    def member(seed):
-        model = named()
-        return model, AutoMeanField(model)
-
-    ensemble = Ensemble(member, 2)
-    ensemble.fit((X, {"height": HEIGHT, "kind": KIND}), epochs=1, progress=False)
-    predictions = ensemble.predict(X, num_samples=3)
-    assert predictions["height"].samples.shape == (6, 6, 2)
-    assert predictions.log_prob({"height": HEIGHT, "kind": KIND}).shape == (6,)
+def test_joined_predictions_have_the_draws_of_all_for_each_output():
+    parts = [predict(*trained(), X, num_samples=3) for _ in range(2)]
+    predictions = Prediction.joined(parts)
+    assert torch.equal(predictions["height"].samples, torch.cat([part["height"].samples for part in parts]))
+    targets = {"height": HEIGHT, "kind": KIND}
+    density = torch.stack([part.log_prob(targets) for part in parts]).logsumexp(0) - math.log(2)
+    torch.testing.assert_close(predictions.log_prob(targets), density)
+    with pytest.raises(ValueError, match="predictions must hold draws of the same outputs"):
+        Prediction.joined([parts[0], parts[1]["height"]])
 
 
 def test_diagnose_reports_the_output_that_follows_its_inputs_least():

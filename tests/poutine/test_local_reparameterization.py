@@ -37,7 +37,7 @@ from tests.helpers.local_reparameterization import (
     mlp,
     regression,
 )
-from tests.helpers.scale_priors import HyperScale, LearnedScale
+from tests.helpers.scale_priors import HyperScale, LearnedScale, scale_mixture
 
 
 def test_no_random_numbers_are_drawn_for_weights(monkeypatch):
@@ -68,7 +68,7 @@ def test_losses_of_densities_at_draws_are_refused_by_name(loss):
 
 @pytest.mark.parametrize("loss", [TraceMeanField_ELBO, TermsELBO])
 def test_a_sampled_kl_is_refused_by_name(loss):
-    model = regression(prior=priors.ScaleMixture())
+    model = regression(prior=scale_mixture())
     with pytest.raises(ValueError, match=r"closed form.*'weight'" if loss is TermsELBO else "'weight'.*closed form"):
         loss()(model, AutoMeanField(model))(X, Y)
 

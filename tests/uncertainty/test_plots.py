@@ -8,18 +8,11 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from pyro_radial.uncertainty.calibration import Reliability
 from pyro_radial.uncertainty.intervals import QuantileCalibration
-from pyro_radial.uncertainty.plots import (
-    plot_images,
-    plot_quantile_calibration,
-    plot_referral,
-    plot_reliability,
-)
-from pyro_radial.uncertainty.referral import ReferralCurve
+from pyro_radial.uncertainty.plots import plot_quantile_calibration, plot_reliability
 
 NAN = float("nan")
 RADIAL = Reliability(
@@ -32,12 +25,6 @@ NORMAL = Reliability(
     accuracy=torch.tensor([0.1, 0.2, 0.6, 1.0]),
     count=torch.tensor([10, 10, 10, 10]),
 )
-SHARES = torch.tensor([0.0, 0.1, 0.3]).double()
-SCORES = torch.tensor([0.8, 0.85, 0.9]).double()
-REFERRAL = {
-    "radial": ReferralCurve(SHARES, SCORES, torch.stack([SCORES - 0.01, SCORES + 0.01]), 0),
-    "normal": ReferralCurve(SHARES, SCORES - 0.2, torch.stack([SCORES - 0.3, SCORES - 0.1]), 3),
-}
 QUANTILES = {
     "radial": QuantileCalibration(torch.tensor([0.1, 0.5, 0.9]), torch.tensor([0.1, 0.4, 1.0]), 100),
     "normal": QuantileCalibration(torch.tensor([0.1, 0.9]), torch.tensor([0.3, 0.7]), 400),
@@ -101,76 +88,6 @@ def test_reliability_bars_are_shares_side_by_side():
     assert {bar.get_width() for bar in [*radial, *normal]} == {0.125}
 
 
-def test_images_are_shown_in_order_with_their_pixels():
-    images = torch.rand(5, 3, 4, 6)
-    axes = plot_images(images, list("abcde"), num_columns=3, row_labels=["top", "bottom"])
-    assert [ax.get_title() for ax in axes] == list("abcde")
-    assert [ax.get_ylabel() for ax in axes] == ["top", "", "", "bottom", ""]
-    for image, ax in zip(images, axes, strict=True):
-        (shown,) = ax.images
-        torch.testing.assert_close(torch.tensor(shown.get_array()), image.permute(1, 2, 0))
-    assert [(spec.rowspan.start, spec.colspan.start) for spec in (ax.get_subplotspec() for ax in axes)] == [
-        (0, 0),
-        (0, 1),
-        (0, 2),
-        (1, 0),
-        (1, 1),
-    ]
-    assert_draws(axes[0].figure)
-
-
-def test_gray_images_share_one_scale():
-    axes = plot_images(torch.stack([torch.full((1, 4, 4), 0.25), torch.full((1, 4, 4), 0.5)]))
-    assert [ax.images[0].get_clim() for ax in axes] == [(0, 1), (0, 1)]
-    assert axes[0].images[0].get_array().shape == (4, 4)
-    assert [ax.get_title() for ax in axes] == ["", ""]
-    assert_draws(axes[0].figure)
-
-
-def test_rows_are_of_eight_unless_told():
-    axes = plot_images(torch.rand(10, 1, 2, 2))
-    assert axes[0].get_subplotspec().get_gridspec().get_geometry() == (2, 8)
-
-
-def test_more_lines_of_title_make_a_taller_figure():
-    images = torch.rand(2, 1, 2, 2)
-    heights = [plot_images(images, t)[0].figure.get_figheight() for t in (None, ["a", "b"], ["a", "b\nc"])]
-    assert heights == sorted(set(heights))
-
-
-@pytest.mark.parametrize(
-    ("images", "options", "message"),
-    [
-        (torch.rand(3, 4, 4), {}, "images must have shape"),
-        (torch.rand(3, 2, 4, 4), {}, "images must have shape"),
-        (torch.rand(0, 1, 4, 4), {}, "images must have shape"),
-        (torch.full((1, 1, 4, 4), 1.1), {}, r"images must be in \[0, 1\]"),
-        (torch.full((1, 1, 4, 4), NAN), {}, r"images must be in \[0, 1\]"),
-        (torch.rand(2, 1, 4, 4), {"titles": ["one"]}, "titles must be 2"),
-        (torch.rand(2, 1, 4, 4), {"num_columns": 0}, "num_columns"),
-        (torch.rand(2, 1, 4, 4), {"row_labels": ["one", "two"]}, "row_labels must be 1"),
-    ],
-)
-def test_bad_images_are_named(images, options, message):
-    with pytest.raises(ValueError, match=message):
-        plot_images(images, **options)
-
-
-def test_referral_has_a_line_and_a_band_per_method():
-    ax = plot_referral(REFERRAL, "AUC")
-    assert labels(ax) == ["radial", "normal"]
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("Referred to an expert, %", "AUC of what is left")
-    for line, band, curve in zip(ax.lines, ax.collections, REFERRAL.values(), strict=True):
-        assert line.get_xdata().tolist() == pytest.approx([0, 10, 30])
-        assert line.get_ydata().tolist() == pytest.approx(curve.score.tolist())
-        corners = band.get_paths()[0].vertices
-        error = curve.stderr.tolist()
-        assert corners[:, 1].max() == pytest.approx(curve.score[2].item() + error[2])
-        assert corners[:, 1].min() == pytest.approx(curve.score[0].item() - error[0])
-        assert band.get_facecolor()[0, :3].tolist() == pytest.approx(to_rgb(line.get_color()))
-    assert_draws(ax.figure)
-
-
 def test_quantile_calibration_has_a_diagonal_a_band_of_chance_and_a_line_per_method():
     ax = plot_quantile_calibration(QUANTILES)
     diagonal, radial, normal = ax.lines
@@ -185,14 +102,9 @@ def test_quantile_calibration_has_a_diagonal_a_band_of_chance_and_a_line_per_met
     assert_draws(ax.figure)
 
 
-def test_given_figures_are_used():
-    figure = Figure(layout="constrained")
-    assert all(ax.figure is figure for ax in plot_images(torch.rand(2, 1, 4, 4), figure=figure))
-
-
 @pytest.mark.parametrize(
     ("plot", "results"),
-    [(plot_reliability, {"radial": RADIAL}), (plot_referral, REFERRAL), (plot_quantile_calibration, QUANTILES)],
+    [(plot_reliability, {"radial": RADIAL}), (plot_quantile_calibration, QUANTILES)],
 )
 def test_given_axes_are_used_and_none_is_an_error(monkeypatch, plot, results):
     ax = Figure().subplots()
@@ -206,9 +118,10 @@ def test_given_axes_are_used_and_none_is_an_error(monkeypatch, plot, results):
 
 def test_pyplot_is_never_imported_and_the_extras_only_when_used():
     code = (
-        "import sys, pyro_radial.uncertainty.plots as u\n"
+        "import sys, torch, pyro_radial.uncertainty.plots as u\n"
+        "from pyro_radial.uncertainty import reliability\n"
         "assert not {'matplotlib', 'sklearn'} & sys.modules.keys()\n"
-        "u.new_axes((1.0, 1.0)).figure.canvas.draw()\n"
+        "u.plot_reliability({'a': reliability(torch.ones(4, 1), torch.zeros(4).long())}).figure.canvas.draw()\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

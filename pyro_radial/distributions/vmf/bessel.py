@@ -83,8 +83,6 @@ def bessel_plan(dim: int) -> BesselPlan:
     for every :math:`\kappa \ge 0` at once, for m = dim of at least 2. The derivatives and the integral of A have the
     same form.
     """
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise ValueError(f"dim must be an integer, got {dim!r}")
     # Under torch.compile a size may be a symbol; as an index it is a number, and the plan is a constant of the graph.
     return _constant_plan(operator.index(dim))
 
@@ -96,10 +94,6 @@ def _constant_plan(dim: int) -> BesselPlan:
 
 @lru_cache(maxsize=256)
 def _cached_plan(dim: int) -> BesselPlan:
-    if dim < 2:
-        raise ValueError(
-            f"dim must be at least 2, got {dim}: a direction in R^1 is only a sign; use a normal or a Bernoulli sign"
-        )
     lam = 0.5 * (dim - 1)
     shift = max(0, math.ceil(LEAST_LAMBDA - lam))
     f, r = _ratio_and_integral(lam + shift)

@@ -10,7 +10,7 @@ draws.
 """
 
 from pyro_radial.functional.divergences.gaussian import GaussianKL, RegularizedKL
-from pyro_radial.functional.divergences.process import LinearizedKL, MarginalKL
+from pyro_radial.functional.divergences.process import LinearizedKL
 from pyro_radial.functional.divergences.stein import SteinKL
 
-__all__ = ["GaussianKL", "LinearizedKL", "MarginalKL", "RegularizedKL", "SteinKL"]
+__all__ = ["GaussianKL", "LinearizedKL", "RegularizedKL", "SteinKL"]

@@ -60,7 +60,7 @@ class GaussianKL:
     same corrections.
 
     Source: the moments of a Wishart matrix, e.g. Bishop (2006), "Pattern Recognition and Machine Learning", eq. B.81;
-    for the inverse covariance of a sampled prior see :class:`~pyro_radial.functional.GaussianScore`.
+    for the inverse covariance of a sampled prior, Hartlap, Simon and Schneider (2007), eq. 17.
 
     :param bool factorize: False for the joint divergence of all outputs, which needs more than N O draws. True for the
         sum over outputs, which needs more than N draws. Under a prior with independent outputs the sum is at most the

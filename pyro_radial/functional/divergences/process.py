@@ -3,8 +3,6 @@
 
 """The KL divergence between a process with known moments and a prior."""
 
-from typing import Any
-
 from torch import Tensor
 
 from pyro_radial._pyro.checks import non_negative_float, positive_count
@@ -18,7 +16,7 @@ from pyro_radial.functional.divergences.gaussian import (
 from pyro_radial.functional.gaussian import JITTER, cholesky, with_diagonal
 from pyro_radial.functional.priors.function_prior import FunctionPrior, check_points, check_prior
 
-__all__ = ["LinearizedKL", "MarginalKL", "kl_of_marginals"]
+__all__ = ["LinearizedKL", "kl_of_marginals"]
 
 MIN_VARIANCE = 1e-6  # of function values
 
@@ -67,7 +65,10 @@ class LinearizedKL(ProcessDivergence):
 
     def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
         """The divergence, as a surrogate and a value in the dtype of the points."""
-        _check(process, "moments", x, prior)
+        check_points(x)
+        check_prior(prior)
+        if not hasattr(process, "moments"):
+            raise ValueError(f"process must have a method moments(), as PosteriorProcess has, got {process!r}")
         mean, covariance = process.moments(x)
         noise = self.gamma * len(x)
         q = known_moments(mean, with_diagonal(covariance, noise + prior.noise**2), factorize=True)
@@ -83,56 +84,6 @@ class LinearizedKL(ProcessDivergence):
             ) from error
         divergence = normal_kl(q, factor, p, factor_p).sum().to(x.dtype)
         return DivergenceEstimate(divergence, divergence.detach())
-
-
-class MarginalKL(ProcessDivergence):
-    r"""The KL divergence between the normal marginals of two processes, summed over points and outputs.
-
-    With means m and variances v of the function values, and :math:`m_0, v_0` of the prior,
-
-    .. math:: \tfrac12 \sum_{n, o} \Big[ \frac{v_{no} + (m_{no} - m_{0,no})^2}{v_{0,no}} - 1
-        + \log\frac{v_{0,no}}{v_{no}} \Big].
-
-    This treats function values as independent, so it grows with the number of points. **A loss with it is a
-    regularized loss and not a bound on the log evidence**, at any weight. It needs no draws and no covariances, its
-    gradient is exact, and its cost is linear in the number of points.
-
-    :class:`~pyro_radial.FunctionalELBO` calls it with the linearized guide; you can call it with any two processes,
-    such as two :class:`~pyro_radial.functional.PosteriorProcess`. The prior must be Gaussian; its ``noise`` is added to
-    both. Variances are at least 1e-6, in squared units of the function values: a value that no weight moves, for
-    instance behind inactive units, has variance zero and an infinite divergence.
-
-    Source: Rudner, Bickford Smith, Feng, Teh and Gal (2022), "Continual Learning via Sequential Function-Space
-    Variational Inference", without its covariances between points.
-
-    Example::
-
-        >>> import torch
-        >>> from pyro.contrib.gp.kernels import RBF
-        >>> from pyro_radial.functional import GaussianProcess
-        >>> x, prior = torch.rand(5, 1), GaussianProcess(RBF(1))
-        >>> wider = GaussianProcess(RBF(1, variance=torch.tensor(4.0)))
-        >>> value = MarginalKL()(wider, x, prior).value
-        >>> bool(torch.isclose(value, 5 * 0.5 * (4.0 - 1.0 - torch.tensor(4.0).log())))
-        True
-    """
-
-    def __call__(self, process: Process, x: Tensor, prior: FunctionPrior) -> DivergenceEstimate:
-        """The divergence, as a surrogate and a value in the dtype of the points."""
-        _check(process, "marginals", x, prior)
-        mean, variance = process.marginals(x)
-        prior_mean, prior_variance = prior.marginals(x, mean.shape[-1])
-        variance = variance.double() + prior.noise**2
-        divergence = kl_of_marginals((mean, variance), (prior_mean, prior_variance)).to(x.dtype)
-        return DivergenceEstimate(divergence, divergence.detach())
-
-
-def _check(process: Any, method: str, x: Tensor, prior: Any) -> None:
-    """Raise a ValueError unless these are points, a process with the method, and a prior on functions."""
-    check_points(x)
-    check_prior(prior)
-    if not hasattr(process, method):
-        raise ValueError(f"process must have a method {method}(), as PosteriorProcess has, got {process!r}")
 
 
 def kl_of_marginals(moments: tuple[Tensor, Tensor], prior_moments: tuple[Tensor, Tensor]) -> Tensor:

@@ -29,8 +29,9 @@ class SteinKL:
 
     Source: Sun et al. (2019), "Functional Variational Bayesian Neural Networks", section 3.1.
 
-    :param estimator: estimates scores from draws, such as :class:`~pyro_radial.functional.SteinScore`, which is the
-        default: it is right for normal distributions and follows others.
+    :param estimator: a function ``estimator(samples, at=None)`` of draws ``[S, K]`` that returns the score of their
+        distribution at the values ``at``, ``[T, K]``, or at the draws. The default solves Stein's identity around the
+        normal distribution of the draws: it is right for normal distributions and follows others.
     :param int num_prior_samples: draws of a prior without a known score.
     :raises ValueError: naming the argument that does not fit, and if the estimator has too few draws.
 

@@ -194,5 +194,5 @@ def joined_points(x: Tensor, at: Tensor) -> Tensor:
     return torch.cat([x, at.to(x)])
 
 
-def _kind(value: Any) -> Any:
+def _kind(value: object) -> Any:
     return value.dtype if isinstance(value, Tensor) else kind_of(value)

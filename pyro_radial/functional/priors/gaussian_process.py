@@ -289,7 +289,7 @@ class _OwnParameters:
         pass
 
 
-def _own_copy(function: Any) -> Any:
+def _own_copy(function: object) -> Any:
     """A copy in float64 of a module, or the function itself."""
     if not isinstance(function, nn.Module):
         return function

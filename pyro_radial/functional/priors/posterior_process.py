@@ -161,7 +161,7 @@ def _buffers(tensors: list[Tensor]) -> nn.Module:
 
 
 @torch.no_grad()
-def _joint_moments(posterior: Any, needed: Mapping[str, torch.Size]) -> Moments:
+def _joint_moments(posterior: object, needed: Mapping[str, torch.Size]) -> Moments:
     """Return the moments of one normal distribution of all elements of the sites, in their order."""
     if not isinstance(posterior, MultivariateNormal):
         raise ValueError(

@@ -151,9 +151,8 @@ class JointOptimizer:
     def forget_gradients(self) -> None:
         """Free the memory of the last gradients."""
         # Without the hooks of torch's zero_grad, which take as long as a small layer.
-        for group in () if self.optimizer is None else self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        for parameter in [] if self.optimizer is None else trained_by(self.optimizer):
+            parameter.grad = None
 
     def add(self, parameters: Mapping[str, Tensor], gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Take over parameters that are new, and add gradients to theirs."""
@@ -193,19 +192,22 @@ def naming_devices(optimizer: Optimizer) -> Iterator[None]:
         yield
     except RuntimeError as error:
         for parameter, state in optimizer.state.items():
-            for value in state.values():
-                if isinstance(value, Tensor) and value.dim() and value.device != parameter.device:
-                    raise ValueError(
-                        f"guide and model must stay where their first step was, on {value.device}, got a parameter on "
-                        f"{parameter.device}; after moving them make a new CompiledSVI, or a new optimizer"
-                    ) from error
+            devices = {value.device for value in state.values() if isinstance(value, Tensor) and value.dim()}
+            for device in devices - {parameter.device}:
+                raise ValueError(
+                    f"guide and model must stay where their first step was, on {device}, got a parameter on "
+                    f"{parameter.device}; after moving them make a new CompiledSVI, or a new optimizer"
+                ) from error
         raise
 
 
 def clipped_parameters(optimizer: Optimizer) -> list[Tensor]:
     """The parameters with gradients to clip."""
-    if isinstance(optimizer, GraphOptimizer):
-        return optimizer.clipped()
+    return optimizer.clipped() if isinstance(optimizer, GraphOptimizer) else trained_by(optimizer)
+
+
+def trained_by(optimizer: Optimizer) -> list[Tensor]:
+    """The parameters of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -223,13 +225,14 @@ def make_optimizer(optim: Optim, parameters: Mapping[str, Tensor]) -> Optimizer:
 
 def _fused_on_cuda(optimizer: Optimizer) -> Optimizer:
     """The same optimizer with torch's fused step, which a CUDA graph can hold, unless its maker chose another."""
-    groups = optimizer.param_groups
-    chosen = any(group.get(name) for group in groups for name in (*CHOICES, *STARTS_TOGETHER))
-    on_cuda = all(p.is_cuda and p.is_floating_point() for group in groups for p in group["params"])
-    if type(optimizer) not in (Adam, AdamW, SGD) or chosen or not on_cuda:
-        return optimizer
     made: Any = type(optimizer)
-    return made([{**group, "fused": True} for group in groups], fused=True)
+    if made not in (Adam, AdamW, SGD) or not all(p.is_cuda and p.is_floating_point() for p in trained_by(optimizer)):
+        return optimizer
+    groups = [{**group, "fused": True} for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        if any(map(group.get, (*CHOICES, *STARTS_TOGETHER))):
+            return optimizer
+    return made(groups, fused=True)
 
 
 def _of_pyro(optim: PyroOptim, parameters: Mapping[str, Tensor]) -> Optimizer:

@@ -373,11 +373,13 @@ class NaturalGradientOptimizer(GraphOptimizer):
         :param scales: constrained values, by the ids of parameters; others are computed.
         :returns: the ids of the parameters that it moves.
         """
-        found: list[Any] = [(gradients.get(id(pair.loc)), gradients.get(id(pair.scale))) for pair in self._pairs]
-        if any(gradient is None for each in found for gradient in each):
-            return frozenset()
         finite = torch.isfinite(loss) & (self.stopped == 0.0)
-        clean: list[Any] = [tuple(torch.where(finite, gradient, 0.0) for gradient in each) for each in found]
+        clean: list[tuple[Tensor, Tensor]] = []
+        for pair in self._pairs:
+            by_loc, by_scale = gradients.get(id(pair.loc)), gradients.get(id(pair.scale))
+            if by_loc is None or by_scale is None:
+                return frozenset()
+            clean.append((torch.where(finite, by_loc, 0.0), torch.where(finite, by_scale, 0.0)))
         rows = torch.where(finite, self._numbers, 0.0).unbind()
         rates = [Rates(*row.to(pair.loc).unbind()) for pair, row in zip(self._pairs, rows, strict=True)]
         self._update(clean, rates, scales)

@@ -323,7 +323,7 @@ class TrainedNetwork:
         return output
 
 
-def _trained_values(trained: Any) -> dict[str, Tensor]:
+def _trained_values(trained: object) -> dict[str, Tensor]:
     if hasattr(trained, "median") and not isinstance(trained, type):
         with torch.no_grad(), poutine.block():
             found = trained.median()

@@ -164,7 +164,7 @@ def _with_values(trace: Trace, value_of: Callable[[Any], Any]) -> Trace:
     return new
 
 
-def _own_sites(guide: Any) -> set[str] | None:
+def _own_sites(guide: object) -> set[str] | None:
     """The sites of a guide of this library, or of a list of such, that runs as it does there; else None."""
     if isinstance(guide, AutoPerSite):
         return set(guide.latent_sites) if _runs_as(guide, AutoPerSite) else None
@@ -180,7 +180,7 @@ def _runs_as(guide: nn.Module, cls: Any) -> bool:
     return own_forward and type(guide).__call__ is cls.__call__
 
 
-def _check_has_parameters(guide: Any) -> None:
+def _check_has_parameters(guide: object) -> None:
     # Without targets a new autoguide would take them for latent.
     for part in guide.modules() if isinstance(guide, nn.Module) else ():
         if isinstance(part, AutoGuide) and not isinstance(part, AutoGuideList) and part.prototype_trace is None:

@@ -160,7 +160,7 @@ def _drawn(
     return prediction_of(samples, likelihood, {name: torch.stack(values) for name, values in noise.items()})
 
 
-def _check(model: Any, method: Any, dropout: Any, progress: Any, function_site: Any) -> None:
+def _check(model: object, method: object, dropout: object, progress: object, function_site: object) -> None:
     check_function("model", model)
     check_types(bool, dropout=dropout, progress=progress)
     if method not in METHODS:
@@ -179,7 +179,14 @@ def _check(model: Any, method: Any, dropout: Any, progress: Any, function_site: 
 
 
 def _linearized(
-    model: Any, guide: Any, x: Any, num_samples: int | None, chunk_size: int, site: str, progress: bool, method: str
+    model: object,
+    guide: object,
+    x: object,
+    num_samples: int | None,
+    chunk_size: int,
+    site: str,
+    progress: bool,
+    method: str,
 ) -> Prediction:
     """The same from the linearized network; a row goes through draws, for checks and the noise of the likelihood."""
     if isinstance(guide, Mapping):
@@ -294,7 +301,7 @@ def _samples(samples: Mapping[str, Tensor], num_samples: int | None) -> tuple[Po
     return guide, len(guide)
 
 
-def _checked_rows(values: Any, function_site: str, number: int) -> Any:
+def _checked_rows(values: object, function_site: str, number: int) -> Any:
     for output in tree_leaves(values):
         if output.shape[:1] != (number,):
             raise ValueError(
@@ -303,7 +310,7 @@ def _checked_rows(values: Any, function_site: str, number: int) -> Any:
     return values
 
 
-def _dropout_layers(model: Any) -> list[nn.Module]:
+def _dropout_layers(model: object) -> list[nn.Module]:
     found: list[nn.Module] = [
         module
         for module in submodules(model)

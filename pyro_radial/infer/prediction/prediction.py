@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from pyro_radial._pyro.checks import held_numbers, positive_count
+from pyro_radial._pyro.checks import check_items, held_numbers, positive_count
 from pyro_radial._pyro.compat import tree_leaves
 from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn.likelihoods import masked
 from pyro_radial.nn.named_likelihoods import split_missing
 
-__all__ = ["Prediction", "Predictions", "are_identical", "joined", "prediction_of", "warn_if_identical"]
+__all__ = ["Prediction", "Predictions", "are_identical", "prediction_of", "warn_if_identical"]
 
 # Samples are split into this many parts, since densities make copies; fewer than SMALL numbers are not split.
 PARTS, SMALL = 64, 2**14
@@ -40,6 +40,42 @@ class Prediction:
     samples: Tensor
     likelihood: Any = None
     noise: dict[str, Tensor] = field(default_factory=dict)
+
+    @staticmethod
+    def joined(predictions: Sequence[Any]) -> Any:
+        r"""Join predictions of several posteriors at the same inputs, such as the members of an ensemble.
+
+        With equal numbers of draws the result is the equal mixture of M posteriors,
+
+        .. math:: p(y \mid x) = \frac1M \sum_{m=1}^M E_{q_m(w)}[p(y \mid x, w)].
+
+        Source: Lakshminarayanan, Pritzel and Blundell (2017), "Simple and Scalable Predictive Uncertainty Estimation
+        using Deep Ensembles", section 2.4.
+
+        :param predictions: predictions of models with equal likelihoods, or the dicts of named outputs.
+        :returns: a prediction with the draws of all, one after another; it has the first one's likelihood.
+        :raises ValueError: for no predictions, other objects, or outputs of different shapes.
+
+        Example::
+
+            >>> import torch
+            >>> Prediction.joined([Prediction(torch.zeros(8, 5, 3)), Prediction(torch.ones(8, 5, 3))]).samples.shape
+            torch.Size([16, 5, 3])
+        """
+        parts = check_items(Prediction | Predictions, "predictions", predictions)
+        outputs = [_outputs_of(part) for part in parts]
+        if not parts or any(other != outputs[0] for other in outputs):
+            raise ValueError(f"predictions must hold draws of the same outputs at the same inputs, got {outputs}")
+        first = parts[0]
+        if isinstance(first, Predictions):
+            found = Predictions()
+            for name in first:
+                found[name] = Prediction.joined([part[name] for part in parts])
+            return found
+        noise: dict[str, Tensor] = {}
+        for argument in first.noise:
+            noise[argument] = torch.cat([part.noise[argument] for part in parts])
+        return Prediction(torch.cat([part.samples for part in parts]), first.likelihood, noise)
 
     @property
     def mean(self) -> Tensor:
@@ -253,16 +289,14 @@ def prediction_of(samples: Any, likelihood: Any, noise: Mapping[str, Tensor]) ->
     return found
 
 
-def joined(draws: Sequence[Any]) -> Any:
-    """The predictions of one likelihood with the draws of all, one after another."""
-    first = draws[0]
-    if isinstance(first, Predictions):
-        return Predictions({name: joined([each[name] for each in draws]) for name in first})
-    noise = {name: torch.cat([each.noise[name] for each in draws]) for name in first.noise}
-    return Prediction(torch.cat([each.samples for each in draws]), first.likelihood, noise)
+def _outputs_of(prediction: Any) -> Any:
+    """Return the shape of a draw and the names of the noise, by name for named outputs."""
+    if isinstance(prediction, Predictions):
+        return {name: _outputs_of(part) for name, part in prediction.items()}
+    return [*prediction.samples.shape[1:], *prediction.noise]
 
 
-def _of_numbers(what: str, lacking: str, observation: Any) -> Any:
+def _of_numbers(what: str, lacking: str, observation: object) -> Any:
     """Return the observation, or raise a ValueError if its targets are classes."""
     if isinstance(leaf(observation), Categorical):
         raise ValueError(

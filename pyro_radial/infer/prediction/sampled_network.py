@@ -157,7 +157,8 @@ class SampledNetwork(nn.Module):
         """
         x = as_inputs(x, "x", dtype_of(self))
         positive_count("chunk_size", chunk_size)
-        number, samples = num_rows(x), None
+        number = num_rows(x)
+        samples: Any = None
         for start in range(0, number, chunk_size):
             rows = slice(start, min(start + chunk_size, number))
             args, kwargs = inputs_of(move(take(x, rows), device_of(self)))
@@ -252,5 +253,5 @@ def _tensors(root: nn.Module, names: tuple[str, ...]) -> dict[str, Tensor]:
     return {name: attrgetter(name)(root) for name in names}
 
 
-def _no_change(layer: nn.Module, args: Any) -> None:
+def _no_change(layer: nn.Module, args: object) -> None:
     """A hook that does nothing."""

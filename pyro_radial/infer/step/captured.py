@@ -189,8 +189,10 @@ class Captured:
     def _tensors_of_state(self) -> list[tuple[dict[str, Any], str, Tensor]]:
         if self.outside_because is not None:
             return []
-        states = self._optimizer.state.values()
-        return [(state, name, value) for state in states for name, value in state.items() if isinstance(value, Tensor)]
+        found: list[tuple[dict[str, Any], str, Tensor]] = []
+        for state in self._optimizer.state.values():
+            found += [(state, name, value) for name, value in state.items() if isinstance(value, Tensor)]
+        return found
 
     def _fixed_now(self, call: Call) -> Any:
         """What the graph fixes: where tensors are, settings of the optimizer, and whether there are hooks."""
@@ -199,9 +201,9 @@ class Captured:
         hooks = any(map(post_accumulate_hooks, self._recording.parameters().values()))
         if self.outside_because is not None:
             return places, hooks, call.stopped is None
-        settings = [
-            value for group in self._optimizer.param_groups for key, value in group.items() if key not in CHANGING
-        ]
+        settings: list[Any] = []
+        for group in self._optimizer.param_groups:
+            settings += [value for key, value in group.items() if key not in CHANGING]
         # A loaded state is another dict.
         fixed = id(self._optimizer.state), has_step_hooks(self._optimizer), settings
         return places, hooks, call.stopped is None, fixed

@@ -103,5 +103,6 @@ def _usual(step: Step, device: torch.device) -> int:
     """The number of steps between looks."""
     if device.type == "cpu":
         return 1
-    kept = [value for call in step.calls for value in tree_leaves(call.args) if isinstance(value, Tensor)]
-    return max(1, min(CHECK_EVERY, MOST_BYTES // max(1, sum(value.nbytes for value in kept))))
+    leaves = tree_leaves([call.args for call in step.calls])
+    size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+    return max(1, min(CHECK_EVERY, MOST_BYTES // max(1, size)))

@@ -135,7 +135,7 @@ def num_chunks(layers: Sequence[LinearLayer], variance: Mapping[str, Tensor], nu
     return min(num_rows, -(-num_rows * num_outputs * size // MAX_GRADIENTS))
 
 
-def _owners(model: Any, names: Collection[str]) -> tuple[LinearLayer, ...] | None:
+def _owners(model: object, names: Collection[str]) -> tuple[LinearLayer, ...] | None:
     """The layers that own these sites, or None if other modules own some of them."""
     networks = networks_in(model)
     if len(networks) != 1 or networks[0].batching != "vmap" or isinstance(networks[0].prior, ParameterPrior):

@@ -15,9 +15,8 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from pyro_radial._pyro.compat import tree_leaves, tree_map_only
+from pyro_radial._pyro.compat import is_differentiated, tree_leaves, tree_map_only
 from pyro_radial.nn.functional_net import BATCH_NORMS, split_draws
-from pyro_radial.nn.input_gradient import InputGradient
 from pyro_radial.nn.local.unit_noise import ASKS, LAYERS, NOISE, PARAMETER, Parameter, UnitNoise, noisy_output
 
 __all__ = ["AskForLocalReparameterization", "LocalLayers"]
@@ -177,6 +176,8 @@ class _Call:
         if self.is_called and not self.is_over:
             raise _NotLocalError(self.name, "its layer is called more than once")
         self.is_called = True
+        if is_differentiated(input):
+            raise _NotLocalError(self.name, "its input is differentiated, and noise for each row has another gradient")
         dims = LAYERS[type(self.layer)]
         expected = input.dim() >= 2 if dims == 1 else input.dim() == dims
         if not expected or len(input) != self.rows:
@@ -216,15 +217,11 @@ def _reasons(skeleton: nn.Module) -> dict[str, str]:
     names: dict[int, list[str]] = {}
     for name, parameter in skeleton.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    differentiated = [part for part in skeleton.modules() if isinstance(part, InputGradient)]
-    whole = {id(parameter) for part in differentiated for parameter in part.parameters()}
     reasons = {}
-    for key, (site, *others) in names.items():
+    for site, *others in names.values():
         layer, _, leaf = site.rpartition(".")
         module = skeleton.get_submodule(layer)
-        if key in whole:
-            reasons[site] = "InputGradient differentiates it, and noise for each row has another gradient"
-        elif type(module) not in LAYERS or leaf not in PARAMETERS or "forward" in vars(module):
+        if type(module) not in LAYERS or leaf not in PARAMETERS or "forward" in vars(module):
             reasons[site] = f"{type(module).__name__} has no local reparameterization"
         elif any(own in vars(module) for own in PARAMETERS):
             reasons[site] = "its layer has a weight or bias that is neither a parameter nor a buffer"
@@ -233,11 +230,11 @@ def _reasons(skeleton: nn.Module) -> dict[str, str]:
     return reasons
 
 
-def _first_tensor(nested: Any) -> Tensor | None:
+def _first_tensor(nested: object) -> Tensor | None:
     return next((leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor)), None)
 
 
-def _check_rows(output: Any, draws: int, rows: int) -> None:
+def _check_rows(output: object, draws: int, rows: int) -> None:
     """Raise a _NotLocalError unless a network's output has a row for each row of its input."""
     first = _first_tensor(output)
     if first is None or first.shape[draws : draws + 1] != (rows,):

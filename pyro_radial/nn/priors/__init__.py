@@ -3,7 +3,7 @@
 
 """Priors on the parameters of a network, to give to :class:`~pyro_radial.nn.BayesianModule`."""
 
-from pyro_radial.nn.priors.normal import FanIn, ScaleMixture
+from pyro_radial.nn.priors.normal import FanIn
 from pyro_radial.nn.priors.radial_directional import RadialDirectionalPrior
 
-__all__ = ["FanIn", "RadialDirectionalPrior", "ScaleMixture"]
+__all__ = ["FanIn", "RadialDirectionalPrior"]

@@ -1,18 +1,17 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""Normal priors with fixed scales, and the scale mixture of two."""
+"""A normal prior with fixed scales."""
 
 import math
 
 import pyro.distributions as dist
-from pyro.distributions import constraints
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyro_radial._pyro.checks import positive_float, proper_fraction
+from pyro_radial._pyro.checks import positive_float
 
-__all__ = ["FanIn", "ScaleMixture"]
+__all__ = ["FanIn"]
 
 
 class FanIn:
@@ -45,41 +44,3 @@ class FanIn:
         if parameter.dim() < 2:
             return dist.Normal(0.0, self.bias_scale)
         return dist.Normal(0.0, self.gain / math.sqrt(math.prod(parameter.shape[1:])))
-
-
-class ScaleMixture:
-    r"""The mixture of a wide and a narrow normal, independently for each element.
-
-    .. math:: p(w) = \pi N(w; 0, \sigma_1^2) + (1 - \pi) N(w; 0, \sigma_2^2)
-
-    It has no closed-form KL to a normal or radial posterior; losses estimate it by Monte Carlo.
-
-    Source: Blundell et al. (2015), "Weight Uncertainty in Neural Networks", eq. 7.
-
-    :param float pi: the weight of the first normal, between zero and one.
-    :param float scale1: the standard deviation of the first.
-    :param float scale2: the standard deviation of the second.
-    :raises ValueError: if an argument is out of its range.
-
-    Example::
-
-        >>> import torch
-        >>> ScaleMixture()("weight", torch.zeros(3)).log_prob(torch.zeros(())).exp()
-        tensor(80.6719)
-    """
-
-    def __init__(self, pi: float = 0.5, scale1: float = 1.0, scale2: float = math.exp(-6)) -> None:
-        self.pi = proper_fraction("pi", pi)
-        self.scale1 = positive_float("scale1", scale1)
-        self.scale2 = positive_float("scale2", scale2)
-
-    def __call__(self, name: str, parameter: Tensor) -> TorchDistributionMixin:
-        """The prior of one element of ``parameter``, of shape ``()``."""
-        weights = dist.Categorical(probs=parameter.new_tensor([self.pi, 1.0 - self.pi]))
-        normals = dist.Normal(parameter.new_zeros(2), parameter.new_tensor([self.scale1, self.scale2]))
-        return _RealMixture(weights, normals)
-
-
-class _RealMixture(dist.MixtureSameFamily):
-    # torch knows no transform to the support of a mixture, so autoguides could not start.
-    support = constraints.real

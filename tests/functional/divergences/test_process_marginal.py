@@ -11,8 +11,9 @@ from torch import nn
 from torch.distributions import kl_divergence
 
 from pyro_radial import BayesianModule
-from pyro_radial.functional import FunctionPrior, GaussianProcess, ImplicitProcess, MarginalKL, PosteriorProcess
+from pyro_radial.functional import FunctionPrior, GaussianProcess, PosteriorProcess
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization
+from tests.helpers.divergences import MarginalKL
 from tests.helpers.linear_models import by_hand, inputs, of_functions, posterior
 
 
@@ -87,20 +88,3 @@ def test_its_gradient_runs_through_the_jacobian():
         return MarginalKL()(Linearization(bnn, mean, blocks), x, prior).surrogate
 
     assert torch.autograd.gradcheck(divergence, (*mean.values(), *scale.values()))
-
-
-def zeros(x, num_samples):
-    return torch.zeros(num_samples, len(x))
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda p: MarginalKL()(p, torch.zeros(0, 2), p), ValueError, "x must be points of shape"),
-        (lambda p: MarginalKL()(p, inputs(), ImplicitProcess(zeros)), NotImplementedError, "ImplicitProcess is not"),
-    ],
-)
-def test_bad_input_is_named(call, error, words):
-    process, _ = marginals_of("normal", inputs())
-    with pytest.raises(error, match=words):
-        call(process)

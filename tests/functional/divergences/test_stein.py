@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from pyro_radial.functional import GaussianScore, ImplicitProcess, SteinKL
+from pyro_radial.functional import ImplicitProcess, SteinKL
+from pyro_radial.functional.scores import GaussianScore
 from tests.helpers.divergences import (
     NUM_POINTS,
     POINTS,

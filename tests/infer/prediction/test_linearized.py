@@ -15,7 +15,6 @@ from torch.autograd.functional import jacobian
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, SupervisedModel, predict
 from pyro_radial.distributions import HypersphericalUniform
-from pyro_radial.infer import Ensemble
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 from pyro_radial.nn.linearized.site_function import SiteFunction
@@ -205,15 +204,6 @@ def test_class_probabilities_come_near_those_of_draws_where_the_noise_is_small()
     found, expected = linearized(model, guide).mean, linearized(model, guide, method="draws").mean
     # Draws of the weights have standard errors near 0.001 here.
     assert float((found - expected).abs().max()) < 0.005
-
-
-def test_members_of_an_ensemble_predict_by_it():
-    def make(seed):
-        return problem(net=nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, CLASSES)))
-
-    ensemble = Ensemble(make, 2)
-    ensemble.fit((X, torch.zeros(POINTS, dtype=torch.long)), epochs=1, progress=False)
-    assert ensemble.predict(X, 5, method="linearized").samples.shape == (10, POINTS, CLASSES)
 
 
 def test_modes_and_statistics_stay():

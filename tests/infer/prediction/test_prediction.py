@@ -31,6 +31,25 @@ def by_hand(distribution, link, y, samples):
     return means.mean(0), variances.mean(0) + spread, torch.stack(densities).mean(0).log()
 
 
+def test_joined_predictions_are_their_equal_mixture():
+    y = torch.randint(CLASSES, (POINTS,))
+    parts = [Prediction(torch.randn(4, POINTS, CLASSES), likelihoods.Categorical()) for _ in range(3)]
+    joined = Prediction.joined(parts)
+    assert joined.samples.shape == (12, POINTS, CLASSES)
+    torch.testing.assert_close(joined.mean, torch.stack([part.mean for part in parts]).mean(0))
+    density = torch.stack([part.log_prob(y) for part in parts]).logsumexp(0) - math.log(3)
+    torch.testing.assert_close(joined.log_prob(y), density)
+
+
+def test_the_noise_of_joined_predictions_goes_with_their_draws():
+    scales = (0.1, 3.0)
+    parts = [Prediction(torch.zeros(2, 5, 1), likelihoods.Gaussian(), {"scale": torch.full((2, 1), s)}) for s in scales]
+    joined = Prediction.joined(parts)
+    assert torch.equal(joined.noise["scale"], torch.cat([part.noise["scale"] for part in parts]))
+    with pytest.raises(ValueError, match=r"the same outputs at the same inputs, got .*\[5, 1, 'scale'\], \[5, 1\]"):
+        Prediction.joined([parts[0], Prediction(torch.zeros(2, 5, 1), likelihoods.Bernoulli())])
+
+
 COUNTS = (X[:, :1].abs() * 3).floor()
 
 

@@ -11,16 +11,32 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, CompiledSVI, SupervisedModel, TermsELBO, fit, predict
 from pyro_radial.infer import SampledNetwork
-from pyro_radial.nn import BayesianModule, InputGradient, likelihoods
+from pyro_radial.nn import BayesianModule, likelihoods
 from tests.helpers.networks import at, call_with, draws_of
 
 X = torch.linspace(-1.0, 1.0, 10).reshape(5, 2).double()
 
 
+class WithForce(nn.Module):
+    """The network on the page about several outputs."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        def total(x):
+            energy = self.net(x)
+            return energy.sum(), energy
+
+        gradient, energy = torch.func.grad(total, has_aux=True)(x)
+        return {"energy": energy, "force": -gradient}
+
+
 def network():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 1))
-    return InputGradient(net, "energy", "force", -1.0).double()
+    return WithForce(net).double()
 
 
 def model_of(net=None, **options):
@@ -61,25 +77,11 @@ def test_forces_train_the_weights_like_double_backward():
     torch.testing.assert_close(found, expected)
 
 
-def test_an_array_of_positions_and_further_inputs():
-    class Pairs(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(3))
-
-        def forward(self, positions, charges):
-            return {"energy": ((positions.square().sum(-1) * self.weight) * charges).sum(-1), "other": charges}
-
-    outputs = InputGradient(Pairs(), "energy", "slope")(X[:4].reshape(2, 2, 2).repeat(1, 2, 1)[:, :3], torch.ones(2, 3))
-    assert outputs.keys() == {"energy", "other", "slope"}
-    torch.testing.assert_close(outputs["slope"], 2 * X[:4].reshape(2, 2, 2).repeat(1, 2, 1)[:, :3])
-
-
 def test_a_quadratic_surface_is_learned_end_to_end():
     torch.manual_seed(1)
     x = torch.rand(40, 2) * 2 - 1
     energy, force = x.square().sum(-1, keepdim=True) / 2, -x
-    net = InputGradient(nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)), "energy", "force", -1.0)
+    net = WithForce(nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)))
     model = model_of(net)
     guide = AutoMeanField(model, init_stddev=0.01)
     # Half of the forces are enough.
@@ -107,48 +109,18 @@ def test_a_recorded_step_is_the_step():
 
 def test_local_reparameterization_draws_the_weights_and_says_so():
     """A linear energy has the same force in each row; local noise would give each row its own."""
-    model = model_of(InputGradient(nn.Linear(2, 1), "energy", "force", -1.0).double(), local_reparameterization=True)
+    model = model_of(WithForce(nn.Linear(2, 1)).double(), local_reparameterization=True)
     guide = AutoMeanField(model, init_stddev=0.5)
     y = {"energy": X[:, :1], "force": X.cos()}
     guide.setup(X, y)
     trace = poutine.trace(poutine.replay(model, trace=poutine.trace(guide).get_trace(X, y)))
-    with pytest.warns(UserWarning, match=r"net\.weight: InputGradient differentiates it, and noise for each row"):
+    with pytest.warns(UserWarning, match=r"net\.weight: its input is differentiated, and noise for each row"):
         nodes = trace.get_trace(X, y).nodes
     force, energy = nodes["force.f"]["value"], nodes["energy.f"]["value"]
     torch.testing.assert_close(force, force[:1].expand(5, 2))
     torch.testing.assert_close(
         energy + (force * X).sum(-1, keepdim=True), (energy[:1] + (force * X)[:1].sum()).expand(5, 1)
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((3, "energy", "force"), "net must be a Module, got int"),
-        ((nn.Linear(2, 1), 3, "force"), "of must be a str, got int"),
-        ((nn.Linear(2, 1), "energy", "energy"), "name must differ from the output's name, of='energy', got 'energy'"),
-        ((nn.Linear(2, 1), "energy", "force", "-"), "factor must be a finite number, got '-'"),
-    ],
-)
-def test_arguments_are_checked(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        InputGradient(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("net", "message"),
-    [
-        (nn.Linear(2, 3), r"net must return one number for each of 5 rows as 'energy', got \(5, 3\)"),
-        (
-            InputGradient(nn.Linear(2, 1), "other", "slope"),
-            r"net must have an output 'energy' .*got outputs \['other', ",
-        ),
-        (InputGradient(nn.Linear(2, 1), "energy", "force"), "must have an output 'energy' and none 'force'"),
-    ],
-)
-def test_outputs_that_cannot_be_differentiated_are_named(net, message):
-    with pytest.raises(ValueError, match=message):
-        InputGradient(net, "energy", "force")(X.float())
 
 
 def test_inputs_without_a_gradient_are_named():
