@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: quickstart test test-site test-oldest soak lint format docs dist benchmark clean
+.PHONY: quickstart test test-site test-oldest soak gpu lint format docs dist benchmark clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,11 @@ test-oldest:
 soak: $(READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --quiet --override-ini 'python_files=soak_*.py' tests/soak
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --quiet -m slow
+
+# On a machine with a GPU and its own torch, in place: the tests that need one, then a table of times.
+gpu:
+	$(PYTHON) -m pytest -q -m cuda tests
+	$(PYTHON) -m benchmarks.guides.cuda
 
 lint: $(READY)
 	$(BIN)/ruff check .
