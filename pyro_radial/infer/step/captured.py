@@ -92,9 +92,9 @@ class Captured:
     captured anew if tensors that it reads have moved, or if settings of the optimizer besides learning rates change.
     """
 
-    def __init__(self, recording: Recording, code: Code, optimizer: Optimizer, device: Device) -> None:
+    def __init__(self, recording: Recording, code: Code, call: Call, optimizer: Optimizer, device: Device) -> None:
         self._recording, self._code, self._device = recording, code, device
-        self._optimizer = optimizer
+        self._optimizer, self._outside = optimizer, call.outside
         self._inputs: list[Tensor] = []
         self._owned: list[bool] = []
         self._weight: float | None = None
@@ -135,13 +135,12 @@ class Captured:
 
     def _reason(self) -> str | None:
         """Why the optimizer's step cannot be in the graph."""
-        parameters = self._recording.parameters()
-        hooked = next((name for name, parameter in parameters.items() if post_accumulate_hooks(parameter)), None)
-        if hooked is not None:
-            return f"a hook changes the gradient of {hooked}"
-        if self._rates is None:
-            return None
-        return self._rates.not_capturable_because()
+        if self._outside is not None:
+            return self._outside
+        for name, parameter in self._recording.parameters().items():
+            if post_accumulate_hooks(parameter):
+                return f"a hook changes the gradient of {name}"
+        return None if self._rates is None else self._rates.not_capturable_because()
 
     def _body(self, call: Call) -> Evaluation:
         """What the graph does."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from pyro_radial._pyro.compat import CompilerMissingError, compile_graph
 from pyro_radial._pyro.random_numbers import one_at_a_time
@@ -37,11 +38,16 @@ def compiled(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any])
     """Compiled code for a graph, perhaps made for an equal one; without a compiler, the graph itself."""
     key = _key(graph, inputs, options)
     if key not in _kept:
+        size = f"{len(graph.module.graph.nodes):,}"
+        # It takes seconds or minutes, so a terminal says what the wait is for.
+        bar = tqdm(total=1, desc=f"compiling a graph of {size} operations", leave=False, disable=None)
         try:
             _kept[key] = _checked_code(graph, inputs, {**OPTIONS, **options})
         except CompilerMissingError as error:
             warnings.warn(f"no compiler on this machine, so graphs run as recorded: {error}", stacklevel=2)
             _kept[key] = graph.module
+        finally:
+            bar.close()
         if len(_kept) > MOST_KEPT:
             del _kept[next(iter(_kept))]
     return _kept[key]

@@ -122,7 +122,7 @@ class CompiledSVI:
     @property
     def eager_because(self) -> list[str]:
         """Why steps ran as usual, or only a part of a step is a CUDA graph; empty if all went as fast as it can."""
-        return self.graphs.eager_because
+        return [*self.graphs.eager_because, *self.graphs.uncaptured_because]
 
     def step(self, *args: Any, **kwargs: Any) -> Loss:
         """Take a gradient step.

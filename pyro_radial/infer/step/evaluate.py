@@ -45,6 +45,7 @@ class Call(NamedTuple):
     :param step: the number of the step, counted from one, for a loss with terms.
     :param mover: an optimizer that moves the parameters as part of the evaluation, if that is a graph.
     :param optimizer: the optimizer whose step follows, which a graph on a GPU may take itself.
+    :param outside: why this optimizer must take its step after such a graph, if it must.
     :param stopped: a 0-d tensor that such a graph sets to one at a loss that is not finite; then steps do nothing.
     :param share: a factor of the gradients alone.
     :param scaler: scales the gradients too, which would underflow in half precision.
@@ -61,6 +62,7 @@ class Call(NamedTuple):
     step: int = 0
     mover: GraphOptimizer | None = None
     optimizer: Optimizer | None = None
+    outside: str | None = None
     stopped: Tensor | None = None
     share: float = 1.0
     scaler: torch.amp.GradScaler | None = None

@@ -98,7 +98,9 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=autocast is torch.float16)
         self._joint = JointOptimizer(self.optimizer, clip_norm, self.scaler)
         self._accumulate, self._graphs, self._compile_rows = accumulate, graphs, compile_rows
-        self._in_graph = graphs is not None and accumulate == 1 and clip_norm is None and not self.scaler.is_enabled()
+        # The parts of a batch would overwrite each other's gradients in a captured graph.
+        self._in_graph = graphs is not None and accumulate == 1 and not self.scaler.is_enabled()
+        self._outside = None if clip_norm is None else "gradients are clipped"
         self._likelihood = TermsELBO(kl_weight=0.0)
         self._check_terms = check
         self._check = FiniteCheck(None, self._not_finite)
@@ -136,8 +138,9 @@ class Trainer:
         call = call._replace(step=self.steps_done + 1, scaler=scaler)
         if not self._in_graph:
             return call
-        mover = self.optimizer if isinstance(self.optimizer, GraphOptimizer) else None
-        return call._replace(mover=mover, optimizer=self.optimizer, stopped=self._check.stopped)
+        mover = self.optimizer if isinstance(self.optimizer, GraphOptimizer) and self._outside is None else None
+        call = call._replace(optimizer=self.optimizer, outside=self._outside, stopped=self._check.stopped)
+        return call._replace(mover=mover)
 
     def _evaluate(self, call: Call) -> Evaluation:
         """Evaluate a part of a batch; an error of validation names what is not finite."""

@@ -81,6 +81,19 @@ def test_an_optimizer_that_is_not_in_the_graph_is_named(device):
         losses = [svi.step(X, Y) for _ in range(3)]
     assert len(caught) == 1
     assert len(losses) == 3
+    (reason,) = svi.eager_because
+    assert reason.startswith("Rprop has no fused step")
+
+
+@pytest.mark.filterwarnings("ignore:the optimizer takes its step after the CUDA graph. gradients are clipped")
+@pytest.mark.parametrize("options", [{"clip_norm": 5.0}, {"accumulate": 2}], ids=["clipped", "in parts"])
+def test_a_captured_run_with_options_is_the_run_as_it_is(options, device):
+    ends = []
+    for compile in (False, True):
+        ends.append(trained(*problem(), optim=FUSED, batch_size=10, compile=compile, **options)[0])
+    assert device.captures == ("clip_norm" in options)
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=1e-4, atol=1e-5)
 
 
 def test_only_arguments_that_change_are_copied(device):
