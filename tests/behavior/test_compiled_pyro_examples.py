@@ -47,14 +47,6 @@ def test_no_program_of_pyros_examples_gets_a_wrong_gradient(name):
     assert "fails" in row or float(row["error"]) <= TARGET
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_compiled_code_gives_no_program_a_wrong_gradient(name):
-    row = measure(name, 1, compile=True)
-    assert float(row["error"]) <= TARGET
-
-
 @pytest.mark.parametrize("name", EAGER)
 def test_a_program_that_is_no_graph_runs_eagerly_with_a_reason(name):
     row = measure(name, 1, compile=False)

@@ -11,7 +11,6 @@ pytest.importorskip("botorch")
 
 from benchmarks.common import Results
 from benchmarks.decisions import bandits, optimization
-from benchmarks.decisions._guides import mean_ranks
 
 SUBJECTS = {"bandits": bandits, "optimization": optimization}
 
@@ -38,17 +37,6 @@ def results_of(experiment, rows, path):
 
 
 @pytest.mark.parametrize("experiment", SUBJECTS.values(), ids=SUBJECTS)
-def test_rows_come_seed_by_seed(experiment, tmp_path, monkeypatch):
-    jobs = jobs_of(experiment, tmp_path, monkeypatch)
-    seeds = [keys["seed"] for keys in jobs]
-    assert seeds == sorted(seeds)
-    cells = [{name: value for name, value in keys.items() if name != "seed"} for keys in jobs]
-    per_seed = len(cells) // len(set(seeds))
-    assert cells[:per_seed] == cells[-per_seed:]
-    assert all(cells.count(cell) == len(set(seeds)) for cell in cells)
-
-
-@pytest.mark.parametrize("experiment", SUBJECTS.values(), ids=SUBJECTS)
 def test_what_there_is_is_reported(experiment, tmp_path, monkeypatch):
     jobs = jobs_of(experiment, tmp_path, monkeypatch)
     rows = [row_of(number, keys) for number, keys in enumerate(jobs)]
@@ -72,11 +60,3 @@ def test_only_seeds_that_both_have_are_compared(tmp_path, monkeypatch):
     few, many = bandits.of_common_seeds(results, "relative", "width", (narrow, wide), **keys)
     assert few == [next(row["relative"] for row in kept if row["width"] == narrow)]
     assert many == [next(row["relative"] for row in kept if row["width"] == wide)]
-
-
-def test_methods_with_equal_scores_share_their_ranks(tmp_path):
-    results = Results(tmp_path / "rows.json", {})
-    for method, score in {"one": 1.0, "two": 0.0001, "three": 0.0002}.items():
-        results.add({"problem": "p", "method": method, "seed": 10}, lambda score=score: {"regret": score})
-    found = mean_ranks(results, "regret", "problem", ["one", "two", "three"])
-    assert found == {"one": [3.0], "two": [1.5], "three": [1.5]}

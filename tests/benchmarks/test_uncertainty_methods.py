@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from benchmarks.uncertainty import _methods as methods
-from benchmarks.uncertainty._methods import METHODS, OTHERS, Setting, measures, optimizer, train
+from benchmarks.uncertainty._methods import METHODS, OTHERS, Setting, measures, train
 from pyro_radial.infer import Prediction
-from pyro_radial.nn import likelihoods
 
 SETTING = Setting(epochs=16, batch_size=20, rate=0.03, ivon_rate=0.5, num_members=2, num_samples=8, compile=False)
 
@@ -57,15 +56,6 @@ def test_every_method_learns_and_predicts_the_same_twice(name):
     assert torch.equal(learned.predict(TEST[0]).samples, prediction.samples)
 
 
-def test_measures_are_those_of_the_mean_probabilities():
-    odds = torch.tensor([[[0.9, 0.1], [0.3, 0.7]], [[0.7, 0.3], [0.5, 0.5]]])
-    found = measures(Prediction(odds.log(), likelihoods.Categorical()), torch.tensor([0, 1]))
-    assert found["accuracy"] == found["auc"] == 1.0
-    assert found["nll"] == pytest.approx(-(math.log(0.8) + math.log(0.6)) / 2, rel=1e-6)
-    assert found["brier"] == pytest.approx((2 * 0.2**2 + 2 * 0.4**2) / 2, rel=1e-6)
-    assert found["calibration_error"] == pytest.approx((0.2 + 0.4) / 2, rel=1e-6)
-
-
 @pytest.mark.parametrize("name", ["deep ensemble", "radial ensemble"])
 def test_an_ensemble_has_the_single_network_as_its_first_member(name, tmp_path):
     single = run({"deep ensemble": "plain"}.get(name, "radial"), tmp_path)
@@ -86,23 +76,6 @@ def test_what_is_made_of_the_plain_network_shares_its_training(tmp_path):
         run(name, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
     assert len(list(tmp_path.glob("plain/member_*.pt"))) == 1
-
-
-def test_inputs_of_each_batch_are_augmented(tmp_path):
-    seen = []
-
-    def augment(x):
-        seen.append(len(x))
-        return x + 100.0
-
-    run("plain", augment=augment, setting=Setting(epochs=2, batch_size=60, compile=False))
-    assert seen[-4:] == [60, 40, 60, 40]
-
-
-def test_scales_have_a_rate_of_their_own_and_sgd_one_for_the_mean_loss():
-    options = optimizer(Setting(rate=0.1, scale_rate=0.5), 10).pt_optim_args
-    assert (options("AutoRadial.locs.w")["lr"], options("AutoRadial.scales.w")["lr"]) == (0.1, 0.5)
-    assert optimizer(Setting(rate=0.1, optimizer="sgd"), 10).pt_optim_args("AutoRadial.scales.w")["lr"] == 0.01
 
 
 @pytest.mark.parametrize("kind", ["radial", "mean field", "mean field, truncated", "mean field, narrow"])

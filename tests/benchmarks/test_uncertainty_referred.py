@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks.common import Results
-from benchmarks.uncertainty._referred import SHARES, compared, curve_of, judged, pooled
+from benchmarks.uncertainty._referred import SHARES, compared, curve_of, judged
 from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 
@@ -56,12 +56,3 @@ def test_differences_are_paired_in_seeds_and_images(results):
     )
     expected = (per_seed.var() / 2 + of_images[0] ** 2).sqrt()
     assert error[0].item() == pytest.approx(expected.item(), abs=2e-4)
-
-
-def test_bins_of_all_seeds_are_pooled(results):
-    bins = pooled(results.where(method="a"))
-    assert bins.count.sum() == 120
-    probabilities = torch.cat([prediction(seed, 8).mean for seed in (10, 11)])
-    right = (probabilities.argmax(-1) == LABELS.repeat(2)).double()
-    of_all = (bins.accuracy * bins.count).nansum() / 120
-    assert of_all.item() == pytest.approx(right.mean().item(), abs=1e-3)

@@ -68,12 +68,6 @@ class TestSignalToNoise:
             # sqrt(2 / 4000).
             torch.testing.assert_close(found, expected, atol=4 * 0.5 * (2 / 4_000) ** 0.5, rtol=0)
 
-    def test_a_tensor_beside_radii_and_directions_is_scored_by_it(self):
-        prior = RadialDirectionalPrior({"0.weight": "row"})
-        scores = unit_scores(guided(prior, AutoRadialDirectional))
-        assert set(scores.outputs) == {"0"}
-        assert set(scores.inputs) == {"2"}
-
 
 def test_a_guide_without_weight_tensors_is_refused():
     guide = AutoMeanField(lambda: pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1)))
@@ -113,8 +107,3 @@ def test_scores_are_vectors_of_numbers(side, scores, message):
 def test_no_scores_are_refused():
     with pytest.raises(ValueError, match="must hold scores"):
         Scores()
-
-
-def test_a_cut_says_how_many_units_it_keeps():
-    cut = Cut(outputs={"0": torch.tensor([False, True, True])}, inputs={"0": torch.tensor([False, True])})
-    assert repr(cut) == "Cut(outputs={'0': 2 of 3}, inputs={'0': 1 of 2})"

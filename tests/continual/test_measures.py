@@ -29,28 +29,6 @@ def test_measures_worked_by_hand():
     assert all(isinstance(m, float) for m in (done.average_accuracy, done.backward_transfer, done.forgetting))
 
 
-def test_what_is_above_the_diagonal_does_not_count():
-    done, lower = matrix(FULL), matrix(LOWER)
-    for measure in ("average_accuracy", "backward_transfer", "forgetting"):
-        assert getattr(done, measure) == getattr(lower, measure)
-    assert done.average_by_task.equal(lower.average_by_task)
-    # Not even an accuracy before learning that is above all later ones.
-    above = matrix([[0.9, 1.0], [0.5, 0.7]], names=("a", "b"))
-    assert above.forgetting == pytest.approx(0.4)
-
-
-def test_forgetting_looks_at_no_time_before_a_task_is_learned():
-    values = [[0.9, 1.0, NAN], [0.9, 0.8, NAN], [0.9, 0.8, 0.7]]
-    assert matrix(values).forgetting == pytest.approx(0)
-
-
-def test_gains_are_negative_forgetting():
-    values = [[0.5, NAN], [0.75, 0.5]]
-    done = matrix(values, names=("a", "b"))
-    assert done.forgetting == pytest.approx(-0.25)
-    assert done.backward_transfer == pytest.approx(0.25)
-
-
 def squares(size):
     numbers = st.lists(st.floats(0, 1), min_size=size, max_size=size)
     return st.lists(numbers, min_size=size, max_size=size)
@@ -81,15 +59,6 @@ def test_rows_are_added_one_by_one():
     assert done.average_accuracy == pytest.approx(0.6)
     # A row that is measured again leaves nothing of the old one.
     assert done.with_row(1, [0.5, 0.5]).values[1].isnan().tolist() == [False, False, True]
-
-
-def test_a_matrix_is_its_own_copy_in_double_precision():
-    kept = AccuracyMatrix(torch.tensor([[0.5]], requires_grad=True), ["only"])
-    kept.learned.fill_(0.0)
-    assert kept.values.tolist() == [[0.5]]
-    assert kept.values.dtype == torch.float64
-    assert not kept.values.requires_grad
-    assert kept.names == ("only",)
 
 
 def test_one_task_has_an_accuracy_but_no_transfer():

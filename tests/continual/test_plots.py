@@ -8,7 +8,6 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 
 from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.continual.plots import plot_accuracy_matrix
@@ -41,14 +40,6 @@ def test_matrix_has_a_number_per_measured_cell_and_blanks_elsewhere():
     assert_draws(ax.figure)
 
 
-def test_matrix_is_labeled_with_the_tasks():
-    ax = plot_accuracy_matrix(DONE)
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("Accuracy on", "After learning")
-    for labels in (ax.get_xticklabels(), ax.get_yticklabels()):
-        assert [label.get_text() for label in labels] == list(NAMES)
-    assert ax.yaxis_inverted()  # The first task is at the top.
-
-
 def contrast(one, other):
     """The contrast ratio of two colors as the Web Content Accessibility Guidelines define it, from 1 to 21."""
 
@@ -71,11 +62,6 @@ def test_numbers_are_readable_on_every_color():
         background = image.cmap(float(values[-1, text.get_position()[0]]))[:3]
         assert contrast(text.get_color(), background) > 4.5, text.get_text()
     assert {text.get_color() for text in ax.texts} == {"white", "black"}
-
-
-def test_given_axes_are_used():
-    ax = Figure().subplots()
-    assert plot_accuracy_matrix(DONE, ax) is ax
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):

@@ -16,9 +16,7 @@ from pyro_radial import (
     AutoMeanField,
     AutoRadial,
     BayesianModule,
-    FitOptions,
     SupervisedModel,
-    fit,
 )
 from pyro_radial.functional import (
     FunctionalELBO,
@@ -182,12 +180,6 @@ class TestUse:
         elbo(model, AutoMeanField(model))(*self.data).backward()
         assert set(elbo.terms.kl_by_site) == {"f", "precision"}
 
-    def test_fit_takes_it(self):
-        model = regression()
-        given = {"loss": self.elbo(), "options": FitOptions(num_data=20)}
-        result = fit(model, AutoMeanField(model), self.data, epochs=2, progress=False, **given)
-        assert math.isfinite(result.history[-1]["loss"])
-
     def test_it_reads_the_functions_at_the_site_that_it_is_told(self):
         losses = {}
         for site in ("f", "values"):
@@ -205,23 +197,6 @@ class TestUse:
             assert list(elbo.terms.kl_by_site) == [site]
         assert losses["f"] == losses["values"]
 
-    def test_nothing_of_a_loss_stays_in_the_object_but_its_terms(self):
-        model = regression()
-        elbo = self.elbo()
-        elbo(model, AutoMeanField(model))(*self.data).backward()
-        assert not any(isinstance(value, torch.Tensor) for value in vars(elbo).values())
-
-    def test_the_weight_of_the_divergence_is_a_schedule(self):
-        model = regression()
-        guide = AutoMeanField(model)
-        elbo = self.elbo(kl_weight=lambda step: 0.0 if step == 0 else 1.0, divergence=GaussianKL())
-        losses = []
-        for _ in range(2):
-            pyro.set_rng_seed(0)
-            losses.append(float(elbo(model, guide)(*self.data).detach()))
-        terms = elbo.terms
-        assert losses[1] - losses[0] == pytest.approx(float(terms.kl), rel=1e-3)
-
 
 class TestBadInput:
     def test_a_model_without_the_site_is_told_what_to_record(self):
@@ -233,11 +208,6 @@ class TestBadInput:
         elbo = FunctionalELBO(GaussianProcess(smooth), num_functions=10)
         with pytest.raises(ValueError, match="must record a site 'f', got none"):
             elbo(model, AutoMeanField(model))(torch.randn(3, 1), torch.randn(3))
-
-    def test_a_model_without_inputs_is_refused(self):
-        elbo = FunctionalELBO(GaussianProcess(smooth), num_functions=10)
-        with pytest.raises(ValueError, match="first argument"):
-            elbo(lambda: None, lambda: None)()
 
     def test_values_that_are_not_real_are_refused(self):
         def model(x, y=None):
@@ -288,15 +258,3 @@ class TestBadInput:
 def test_the_number_of_draws_has_one_name(option):
     with pytest.raises(ValueError, match=f"{next(iter(option))} must be left out, because num_functions is the number"):
         FunctionalELBO(GaussianProcess(lambda a, b: torch.exp(-(a - b.T).square())), **option)
-
-
-@pytest.mark.parametrize("wrong", [None, lambda a, b: a @ b.T])
-def test_what_is_no_prior_on_functions_is_refused(wrong):
-    with pytest.raises(ValueError, match=r"prior must be a prior on functions, such as GaussianProcess\(kernel\), got"):
-        FunctionalELBO(wrong)
-
-
-def test_arrays_are_named_and_the_way_to_a_tensor():
-    process = GaussianProcess(lambda a, b: torch.exp(-(a - b.T).square()))
-    with pytest.raises(ValueError, match=r"x must be a tensor .* got ndarray, which torch\.as_tensor converts"):
-        process.sample(torch.rand(3, 1).numpy(), 2)

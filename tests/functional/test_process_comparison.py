@@ -98,47 +98,6 @@ def test_points_elsewhere_are_advised_only_if_the_width_is_right_at_the_points_o
     assert finding.endswith("at the new inputs. Put measurement points where predictions are made.")
 
 
-def test_a_width_is_that_of_the_guide_in_units_of_the_process():
-    half = compared(stretched=0.5).comparison
-    assert all(place.width == pytest.approx(0.5, rel=TOLERANCE) for place in half.places)
-
-
-def test_a_distance_is_in_standard_deviations_of_the_process():
-    """By hand: the means differ by the inputs' sums times what all weights are moved by."""
-    place = compared(moved=0.2).comparison.places[1]
-    exact = problem()[1].covariance.double()
-    by_hand = 0.2 * NEW.double().sum(1) / torch.einsum("ni,ij,nj->n", NEW.double(), exact, NEW.double()).sqrt()
-    assert place.distance == pytest.approx(float(by_hand.square().mean().sqrt()), rel=TOLERANCE)
-
-
-def test_many_points_are_those_of_few(monkeypatch):
-    whole = compared().comparison.places[1]
-    monkeypatch.setattr(process_comparison, "CHUNK", 7)
-    parts = compared().comparison.places[1]
-    torch.testing.assert_close(whole.process_stddev, parts.process_stddev, rtol=1e-9, atol=0.0)
-    torch.testing.assert_close(whole.process_mean, parts.process_mean, rtol=1e-9, atol=1e-12)
-
-
-def test_the_loss_can_be_evaluated_on_fewer_rows():
-    model, guide, loss = problem()
-    loss = FunctionalELBO(loss.prior, loss.measurement_points, divergence=GaussianKL(), num_functions=25)
-    with pytest.raises(ValueError, match="num_functions = 25"):
-        diagnose(model, guide, (X, Y), loss=loss)
-    diagnosis = diagnose(model, guide, (X, Y), loss=loss, batch_size=10)
-    assert len(diagnosis.comparison.places[0].mean) == ROWS
-    with pytest.raises(ValueError, match="batch_size must be a positive"):
-        diagnose(model, guide, (X, Y), loss=loss, batch_size=0)
-
-
-def test_the_random_numbers_stay_where_they_were():
-    model, guide, loss = problem()
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    diagnose(model, guide, (X, Y), loss=loss)
-    torch.testing.assert_close(torch.rand(2), expected, rtol=0, atol=0)
-
-
 def test_a_prior_without_an_exact_posterior_is_refused():
     model, guide, loss = problem()
     implicit = ImplicitProcess(lambda x, n: torch.randn(n, len(x), 1))

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, TermsELBO, predict
-from pyro_radial.nn import likelihoods
 from pyro_radial.nn.likelihoods import MaskedGaussian
 
 NAN = math.nan
@@ -28,12 +27,6 @@ def test_unobserved_targets_do_not_count():
     gradient, of_known = (torch.autograd.grad(v.sum(), f, retain_graph=True)[0] for v in (value, expected))
     assert torch.equal(gradient, of_known)
     assert gradient.isfinite().all()
-
-
-def test_with_all_observed_it_is_a_gaussian():
-    f, y, scale = torch.randn(4, 5, 2), torch.randn(5, 2), torch.rand(4, 1) + 0.1
-    value = MaskedGaussian().observation(f, scale=scale).log_prob(y)
-    assert torch.equal(value, likelihoods.Gaussian().observation(f, scale=scale).log_prob(y))
 
 
 def test_a_loss_is_that_of_the_arms_pulled():

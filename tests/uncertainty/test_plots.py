@@ -71,36 +71,6 @@ def test_reliability_diagram_has_a_diagonal_and_a_line_per_method():
     assert_draws(ax.figure)
 
 
-def test_reliability_diagram_labels():
-    ax = plot_reliability({"radial": RADIAL, "normal": NORMAL})
-    assert ax.get_xlabel() == "Confidence"
-    assert ax.get_ylabel().startswith("Accuracy")
-    assert (ax.get_xlim(), ax.get_ylim()) == ((0, 1), (0, 1))
-    # (4 * 0.2 + 16 * 0.1 + 20 * 0.2) / 40 and (0.1 + 0.2 + 0.1 + 0) / 4.
-    texts = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert texts == ["radial (ECE 0.160)", "normal (ECE 0.100)"]
-
-
-def test_reliability_diagrams_fit_side_by_side():
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    for ax in figure.subplots(1, 2):
-        plot_reliability({"normal": NORMAL}, ax)
-    # Without a bin of few predictions, and so with a line of no points, which must not reach for the figure's corner.
-    assert_draws(figure)
-    for ax in figure.axes:
-        assert ax.get_position().width > 0.3
-
-
-def test_reliability_bars_are_shares_side_by_side():
-    ax = plot_reliability({"radial": RADIAL, "normal": NORMAL})
-    radial, normal = ax.containers
-    assert [bar.get_height() for bar in radial] == pytest.approx([0, 0.1, 0.4, 0.5])
-    assert [bar.get_height() for bar in normal] == pytest.approx([0.25] * 4)
-    assert [bar.get_x() for bar in radial] == pytest.approx([0, 0.25, 0.5, 0.75])
-    assert [bar.get_x() for bar in normal] == pytest.approx([0.125, 0.375, 0.625, 0.875])
-    assert {bar.get_width() for bar in [*radial, *normal]} == {0.125}
-
-
 def test_images_are_shown_in_order_with_their_pixels():
     images = torch.rand(5, 3, 4, 6)
     axes = plot_images(images, list("abcde"), num_columns=3, row_labels=["top", "bottom"])
@@ -117,25 +87,6 @@ def test_images_are_shown_in_order_with_their_pixels():
         (1, 1),
     ]
     assert_draws(axes[0].figure)
-
-
-def test_gray_images_share_one_scale():
-    axes = plot_images(torch.stack([torch.full((1, 4, 4), 0.25), torch.full((1, 4, 4), 0.5)]))
-    assert [ax.images[0].get_clim() for ax in axes] == [(0, 1), (0, 1)]
-    assert axes[0].images[0].get_array().shape == (4, 4)
-    assert [ax.get_title() for ax in axes] == ["", ""]
-    assert_draws(axes[0].figure)
-
-
-def test_rows_are_of_eight_unless_told():
-    axes = plot_images(torch.rand(10, 1, 2, 2))
-    assert axes[0].get_subplotspec().get_gridspec().get_geometry() == (2, 8)
-
-
-def test_more_lines_of_title_make_a_taller_figure():
-    images = torch.rand(2, 1, 2, 2)
-    heights = [plot_images(images, t)[0].figure.get_figheight() for t in (None, ["a", "b"], ["a", "b\nc"])]
-    assert heights == sorted(set(heights))
 
 
 @pytest.mark.parametrize(
@@ -183,11 +134,6 @@ def test_quantile_calibration_has_a_diagonal_a_band_of_chance_and_a_line_per_met
     # Of the fewer targets, 100: two times 0.05.
     assert sorted({round(value, 9) for value in middle.tolist()}) == [0.4, 0.6]
     assert_draws(ax.figure)
-
-
-def test_given_figures_are_used():
-    figure = Figure(layout="constrained")
-    assert all(ax.figure is figure for ax in plot_images(torch.rand(2, 1, 4, 4), figure=figure))
 
 
 @pytest.mark.parametrize(
