@@ -83,6 +83,19 @@ def with_a_simplex():
     pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
 
 
+@pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField])
+def test_quantiles_of_named_sites_need_no_quantiles_of_the_others(guide_type):
+    guide = guide_type(with_a_simplex)
+    guide()
+    with pytest.raises(ValueError, match=r"'shares' .* mixes its elements.*name other sites with sites=\[...\]"):
+        guide.quantiles([0.1, 0.9])
+    quantiles = guide.quantiles([0.1, 0.9], sites=["w", "tau"])
+    assert {name: value.shape for name, value in quantiles.items()} == {"w": (2, 3), "tau": (2,)}
+    assert torch.equal(guide.quantiles([0.1, 0.9], sites="tau")["tau"], quantiles["tau"])
+    with pytest.raises(ValueError, match=r"sites must be among \['shares', 'tau', 'w'\], got \['sigma'\]"):
+        guide.quantiles([0.5], sites=["sigma"])
+
+
 @pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField, AutoNormal])
 @pytest.mark.parametrize("moment", ["mean", "variance", "stddev"])
 def test_a_moment_without_a_closed_form_says_how_to_get_it(guide_type, moment):

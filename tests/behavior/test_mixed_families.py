@@ -130,6 +130,13 @@ def test_a_point_is_trained_to_the_mode_of_the_site_s_own_space():
     assert torch.equal(quantiles["rate"][0], quantiles["rate"][1])
 
 
+def test_points_start_at_the_mean_of_a_distribution():
+    guide = AutoMeanField(model, families={".": families.Delta()})
+    guide.start_at({"rate": dist.LogNormal(1.5, 0.3).expand([2]).to_event(1)})
+    guide.setup()
+    torch.testing.assert_close(guide.median()["rate"], torch.full((2,), 1.5).exp())
+
+
 def test_a_chain_leaves_points_out_and_says_so():
     chain = PriorChain(network())
     guide = chain.guide(AutoRadial, families={"bias": families.Delta()})

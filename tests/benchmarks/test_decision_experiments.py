@@ -10,9 +10,7 @@ import pytest
 pytest.importorskip("botorch")
 
 from benchmarks.common import Results
-from benchmarks.decisions import bandits, optimization
-
-SUBJECTS = {"bandits": bandits, "optimization": optimization}
+from benchmarks.decisions import bandits
 
 
 def jobs_of(experiment, tmp_path, monkeypatch):
@@ -34,19 +32,6 @@ def results_of(experiment, rows, path):
     setting = json.loads(json.dumps(experiment.SIZES["default"]._asdict()))
     path.write_text(json.dumps({"setting": setting, "rows": rows}))
     return Results(path)
-
-
-@pytest.mark.parametrize("experiment", SUBJECTS.values(), ids=SUBJECTS)
-def test_what_there_is_is_reported(experiment, tmp_path, monkeypatch):
-    jobs = jobs_of(experiment, tmp_path, monkeypatch)
-    rows = [row_of(number, keys) for number, keys in enumerate(jobs)]
-    per_seed = sum(keys["seed"] == jobs[0]["seed"] for keys in jobs)
-    for number, runs in ((1, " 1 "), (per_seed // 2, " 1 "), (per_seed, " 1 "), (per_seed + 3, " 1 to 2 ")):
-        results = results_of(experiment, rows[:number], tmp_path / f"{number}.json")
-        section = experiment.report(results)
-        assert f"{runs}{'runs' if experiment is bandits else 'seeds'}" in section
-        experiment.draw(results)
-        assert all(claim.seeds in ("0", "1", "2") for claim in experiment.claims(results))
 
 
 def test_only_seeds_that_both_have_are_compared(tmp_path, monkeypatch):

@@ -140,6 +140,21 @@ def test_batch_norms_get_the_statistics_of_the_network_that_is_left():
     torch.testing.assert_close(result.network[1].running_mean, signal.mean(0), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            lambda: (*untrained(nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2))), points(20, 1)),
+            "model must hold a chain of layers: net must be .* got LayerNorm at '1'",
+        ),
+        (lambda: (*untrained(), ({"x": points(20, 1)[0]}, points(20, 1)[1])), "data: x must be one tensor, got dict"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        prune(*arguments(), 1.0)
+
+
 def test_a_path_of_one_cut_is_refused():
     with pytest.raises(ValueError, match="num_cuts must be at least 2, got 1"):
         prune(*untrained(), points(20, 1), 1.0, num_cuts=1)

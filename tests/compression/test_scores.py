@@ -107,3 +107,8 @@ def test_scores_are_vectors_of_numbers(side, scores, message):
 def test_no_scores_are_refused():
     with pytest.raises(ValueError, match="must hold scores"):
         Scores()
+
+
+def test_a_cut_says_how_many_units_it_keeps():
+    cut = Cut(outputs={"0": torch.tensor([False, True, True])}, inputs={"0": torch.tensor([False, True])})
+    assert repr(cut) == "Cut(outputs={'0': 2 of 3}, inputs={'0': 1 of 2})"

@@ -264,6 +264,20 @@ def test_a_plated_site_is_chained_at_full_size():
     torch.testing.assert_close(guide.median()["z"], chain.prior["z"].mean)
 
 
+def test_vectorized_particles_are_the_loop():
+    chain = learned(summed(CONSTRAINED["dirichlet"]), partial(AutoRadial, init_stddev=0.01))
+    guide = train(chain, chain.guide(AutoRadial), steps=10)
+    losses = []
+    for vectorize in (False, True):
+        elbo = TermsELBO(120, vectorize_particles=vectorize, max_plate_nesting=1)
+        with torch.no_grad():
+            elbo.differentiable_loss(chain, guide)
+        losses.append(elbo.terms)
+    # The KL is closed; of the likelihood's draws the mean of 120 remains.
+    torch.testing.assert_close(losses[0].kl, losses[1].kl, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(losses[0].loss, losses[1].loss, rtol=0.1, atol=0.1)
+
+
 def local(rows):
     with pyro.plate("rows", 20, subsample=rows):
         pyro.sample("z", W)
@@ -710,3 +724,11 @@ def test_a_full_covariance_normal_keeps_the_covariance_of_each_event():
     chain = PriorChain(model)
     chain.advance(guide)
     torch.testing.assert_close(chain.prior["b"].variance.flatten(), covariance.diagonal()[1:], rtol=1e-4, atol=1e-4)
+
+
+def test_chained_priors_follow_the_model():
+    model = SupervisedModel(BayesianModule(nn.Linear(3, 2)), likelihoods.Categorical(num_data=5))
+    chain = PriorChain(model)
+    chain.advance({"weight": dist.Normal(torch.zeros(2, 3), 1.0).to_event(2)})
+    model.to("meta")
+    assert chain.prior["weight"].mean.device == torch.device("meta")

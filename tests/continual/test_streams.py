@@ -231,6 +231,14 @@ def test_arrays_are_converted(make):
             torch.testing.assert_close(part, same, rtol=0, atol=0)
 
 
+def test_the_arrays_of_a_task_are_converted_and_a_dataset_is_refused():
+    mine = Task("mine", (TRAIN[0].numpy(), TRAIN[1].numpy()), TEST)
+    torch.testing.assert_close(mine.train, TRAIN, rtol=0, atol=0)
+    assert mine.test[0] is TEST[0]
+    with pytest.raises(ValueError, match=r"task 'mine': test must be a pair \(x, y\) of tensors, got TensorDataset"):
+        Task("mine", TRAIN, torch.utils.data.TensorDataset(*TEST))
+
+
 def test_a_table_is_told_how_to_become_an_array():
     class DataFrame:
         def to_numpy(self):

@@ -201,6 +201,12 @@ def test_another_prior_of_the_model_is_refused(tmp_path):
         learn(with_another_prior(), checkpoint=tmp_path)
 
 
+def test_another_model_is_refused(tmp_path):
+    learn(checkpoint=tmp_path)
+    with pytest.raises(ValueError, match=r"stream\.pt is from another model.*bnn\.net\.trunk\.1"):
+        learn(chain(width=6), checkpoint=tmp_path)
+
+
 def test_files_that_are_none_of_a_run(tmp_path):
     (tmp_path / "stream.pt").write_bytes(b"")
     with pytest.raises(ValueError, match=r"stream\.pt is damaged or not a checkpoint"):

@@ -10,10 +10,11 @@ import torch
 from pyro.contrib.gp.kernels import RBF
 from torch import nn
 
-from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel
+from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel, predict
 from pyro_radial.functional import (
     GaussianProcess,
     ImplicitProcess,
+    LinearizedKL,
     PosteriorProcess,
     function_space_laplace,
     laplace,
@@ -111,6 +112,20 @@ def test_classes_have_the_covariance_of_the_precisions_of_functions():
     kernel = torch.einsum("nm,op->nomp", prior.moments(x)[1][0], torch.eye(3).double()).reshape(12, 12)
     exact = (kernel.inverse() + precision.reshape(12, 12)).inverse().diagonal().reshape(4, 3)
     torch.testing.assert_close(widths(model, guide, x), exact.sqrt(), rtol=0.01, atol=0.0)
+
+
+def test_predictions_and_comparisons_are_those_of_the_linearized_network():
+    net = network()
+    model = regression(net)
+    guide = function_space_laplace(model, net, (X, Y), smooth(), POINTS)
+    loss = FunctionalELBO(smooth(), divergence=LinearizedKL())
+    assert 0.9 < loss.compared_with_process(model, guide, (X, Y)).places[0].width < 1.1
+    found = predict(model, guide, X, num_samples=400, method="linearized").epistemic_variance
+    torch.testing.assert_close(found, widths(model, guide, X).square().float(), rtol=5 * (2 / 400) ** 0.5, atol=0.0)
+    with pytest.warns(
+        UserWarning, match="widths hold for the linearized network alone; predict with method='linearized'"
+    ):
+        predict(model, guide, X, num_samples=2)
 
 
 def test_a_network_too_stiff_for_the_prior_is_named():

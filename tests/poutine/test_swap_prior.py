@@ -167,6 +167,13 @@ def test_a_site_of_a_subsampled_plate_is_refused():
     swap_prior(local, {"z": full})(torch.arange(20))
 
 
+def test_an_improper_prior_may_be_replaced():
+    improper = dist.ImproperUniform(dist.constraints.positive, (), (3,))
+    assert site(swap_prior(sampled(improper), {"w": dist.LogNormal(torch.zeros(3), 1.0).to_event(1)}))
+    with pytest.raises(ValueError, match="'w' has values outside"):
+        swap_prior(sampled(improper), {"w": W})()
+
+
 @pytest.mark.parametrize("nesting", ["one event", "elements"])
 def test_the_support_stays_where_torch_forgets_it(nesting):
     """torch takes the pushforward under an affine map for the whole line, and a guide would then sample outside."""

@@ -138,3 +138,19 @@ def test_named_outputs_have_the_scores_of_their_own_predictions_without_missing_
     assert all(math.isfinite(value) for each in found.values() for value in each.errors.values())
     lines = str(found).splitlines()
     assert [lines.index(name) for name in found] == [0, len(found["height"].scores) + 2]
+
+
+def test_targets_of_named_outputs_must_fit_them():
+    model, guide, x, y = of_named_outputs()
+    with pytest.raises(ValueError, match=r"^y must be a dict with targets for \['height', 'kind'\]"):
+        evaluate(model, guide, (x, y["kind"]))
+    with pytest.raises(ValueError, match=r"^output 'kind': y must have shape"):
+        evaluate(model, guide, (x, y | {"kind": y["kind"][:, None].expand(60, 2)}))
+    with pytest.raises(ValueError, match=r"^test must have targets of output 'kind', got only missing ones"):
+        evaluate(model, guide, (x, y | {"kind": torch.full((60,), -100)}))
+
+
+@pytest.mark.parametrize(("make", "label"), [(of_classes, "Confidence"), (of_numbers, "Level of the quantile")])
+def test_a_plot_is_of_calibration(make, label):
+    model, guide, x, y = make()
+    assert evaluate(model, guide, (x, y), num_samples=8).plot().get_xlabel() == label

@@ -81,6 +81,18 @@ def test_a_fixed_seed_gives_one_value_and_leaves_the_global_generator_alone(kl):
         assert not torch.equal(kl(ratio, shift), first)
 
 
+@pytest.mark.parametrize("kl", KLS)
+def test_without_a_seed_directions_come_from_the_global_generator(kl):
+    ratio, shift = torch.rand(6) + 0.1, torch.randn(6)
+    with pyro.settings.context(radial_kl_seed=None):
+        pyro.set_rng_seed(3)
+        first, second = kl(ratio, shift), kl(ratio, shift)
+        pyro.set_rng_seed(3)
+        again = kl(ratio, shift)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_for_equal_ratios_and_means_every_direction_gives_the_same_exact_value(dtype):
     ratio = torch.full((3, 20_000), 2.0, dtype=dtype)

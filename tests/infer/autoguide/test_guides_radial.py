@@ -43,6 +43,11 @@ def test_event_dim_narrows_the_radius():
     assert mapped.posterior()["bias"].num_elements == 5
 
 
+def test_two_initial_widths_are_refused():
+    with pytest.raises(ValueError, match="init_scale or init_stddev, not both"):
+        AutoRadial(matrix_model, init_scale=0.1, init_stddev=0.1)
+
+
 @pytest.mark.parametrize(
     ("event_dim", "words"),
     [
