@@ -166,20 +166,6 @@ def test_what_the_store_holds_of_a_module_goes_with_it(make, only_new_garbage):
     assert pyro.get_param_store()._param_to_name == {}
 
 
-@pytest.mark.parametrize("make", [lambda: AutoRadial(regression), lambda: PriorChain(regression).guide(AutoNormal)])
-def test_what_the_store_holds_of_a_copy_stays(make):
-    original = trained(make())
-    twin = trained(copy.deepcopy(original))
-    names = {name for name, _ in twin.named_parameters()}
-    del original
-    gc.collect()
-    assert len(stored()) == len(names)
-    before = [p.detach().clone() for p in twin.parameters()]
-    trained(twin)
-    assert all(not torch.equal(now, then) for now, then in zip(twin.parameters(), before, strict=True))
-    assert len(stored()) == len(names)
-
-
 def saved_elsewhere(guide, counter: int) -> None:
     """The store as another process left it, in which the guide of that number was trained."""
     state = pyro.get_param_store().get_state()

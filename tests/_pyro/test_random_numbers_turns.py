@@ -20,8 +20,6 @@ from pyro_radial._pyro import random_numbers
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.nn import likelihoods
 
-THREADS = 8
-
 
 @pytest.fixture(autouse=True)
 def impatient_threads():
@@ -51,18 +49,6 @@ def pinned(width):
     guide = AutoRadial(model, init_stddev=1e-6)
     guide.setup(torch.zeros(1, width), torch.zeros(1, 2))
     return model, guide, net
-
-
-def test_predictions_in_threads_are_each_of_their_own_model():
-    cases = [pinned(width) for width in range(1, THREADS + 1)]
-    inputs = [torch.randn(6, width) for width in range(1, THREADS + 1)]
-
-    def run(case):
-        model, guide, _ = cases[case]
-        return predict(model, guide, inputs[case], num_samples=20, chunk_size=3).samples
-
-    for samples, x, (_, _, net) in zip(at_once(run, range(THREADS)), inputs, cases, strict=True):
-        assert torch.allclose(samples, net(x).expand(20, 6, 2), atol=1e-3)
 
 
 def test_fits_in_threads_each_learn_their_own():

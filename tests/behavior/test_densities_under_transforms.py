@@ -3,12 +3,10 @@
 
 """Densities and divergences under the compiler, ``vmap``, both modes of differentiation, and without any rows."""
 
-import pyro.distributions as dist
 import pytest
 import torch
-from torch.distributions import kl_divergence
 
-from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
+from pyro_radial.distributions import RadialNormal
 from tests.helpers.kl_to_radial import FAMILIES, kl_of, parameters
 
 
@@ -41,26 +39,3 @@ def test_the_density_is_differentiated_forward(event_dim):
     _, forward = torch.func.jvp(log_prob, tuple(primal), tuple(torch.ones_like(t) for t in primal))
     gradients = torch.autograd.grad(log_prob(*arguments).sum(), arguments)
     torch.testing.assert_close(forward.sum(), sum(gradient.sum() for gradient in gradients))
-
-
-EMPTY = {
-    "radial": lambda: RadialNormal(torch.zeros(0, 3), torch.ones(0, 3)),
-    "radial matrices": lambda: RadialNormal(torch.zeros(2, 0, 3, 4), torch.ones(2, 0, 3, 4), 2),
-    "circle": lambda: VonMisesFisherStable(torch.zeros(0, 2), torch.ones(0)),
-    "sphere": lambda: VonMisesFisherStable(torch.zeros(0, 3), torch.ones(0)),
-    "directions": lambda: VonMisesFisherStable(torch.zeros(0, 50), torch.ones(0)),
-    "uniform": lambda: HypersphericalUniform(3, (0,)),
-    "rows": lambda: RadialDirectional(dist.LogNormal(torch.zeros(0), 1.0), HypersphericalUniform(3)),
-}
-
-
-@pytest.mark.parametrize("make", EMPTY.values(), ids=EMPTY.keys())
-def test_an_empty_batch_has_empty_results(make):
-    distribution = make()
-    for shape in ((), (2,)):
-        value = distribution.rsample(shape)
-        assert value.shape == (*shape, *distribution.batch_shape, *distribution.event_shape)
-        assert distribution.log_prob(value).shape == (*shape, *distribution.batch_shape)
-    assert distribution.entropy().shape == distribution.batch_shape
-    assert distribution.mean.shape == distribution.variance.shape == distribution.shape()
-    assert kl_divergence(distribution, make()).shape == distribution.batch_shape

@@ -44,26 +44,6 @@ def test_a_hundred_steps_find_the_quantiles_of_a_prior(guide_type, loss):
         assert normal.cdf(quantile) == pytest.approx(level, abs=0.05)
 
 
-@pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField, AutoRadialDirectional])
-def test_a_part_of_a_model_without_latent_sites_has_an_empty_guide(guide_type):
-    def model(x, y):
-        bias = pyro.param("bias", torch.tensor(0.0))
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Normal(x + bias, 1.0), obs=y)
-
-    x, y = torch.zeros(5), torch.ones(5)
-    guide = guide_type(model)
-    assert guide(x, y) == guide.median() == guide.posterior() == guide.quantiles([0.5]) == {}
-    assert guide.scale_change() == {}
-    for loss in (Trace_ELBO(), TraceMeanField_ELBO(), TermsELBO(strict_kl=True)):
-        # It maximizes the likelihood.
-        expected = -dist.Normal(pyro.param("bias").detach(), 1.0).log_prob(y).sum()
-        assert SVI(model, guide, Adam({"lr": 0.1}), loss).step(x, y) == pytest.approx(float(expected))
-    assert float(pyro.param("bias").detach()) > 0.2
-    with pytest.raises(ValueError, match=r"event_dim names 'w', but the sites are \[\]"):
-        AutoRadial(model, event_dim={"w": 1})(x, y)
-
-
 def test_pyros_name_for_the_initial_standard_deviation_is_taken():
     def model():
         pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))

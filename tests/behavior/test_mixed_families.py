@@ -5,11 +5,10 @@
 
 import pyro
 import pyro.distributions as dist
-import pyro.poutine as poutine
 import pytest
 import torch
-from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoNormal
+from pyro.infer import SVI
+from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 from pyro_radial import (
@@ -95,27 +94,6 @@ def test_a_mixed_guide_has_the_kl_of_its_parts():
     torch.testing.assert_close(terms[0]["bias"], terms[2]["bias"])
     torch.testing.assert_close(terms[0]["rate"], terms[2]["rate"])
     assert abs(float(terms[1]["bias"] - terms[2]["bias"])) > 0.1
-
-
-@pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO, TermsELBO])
-def test_a_point_is_pyro_s_auto_delta(loss):
-    ours, pyros = AutoMeanField(model, families={".": families.Delta()}), AutoDelta(model)
-    ours.setup()
-    pyros()
-    start = ours.median()
-    pyros.load_state_dict({key: _stored(key, start) for key in pyros.state_dict()})
-    for name, value in start.items():
-        torch.testing.assert_close(pyros.median()[name], value)
-    expected = float(loss().loss(model, pyros))
-    assert float(loss().loss(model, ours)) == pytest.approx(expected, rel=1e-5)
-    at_point = poutine.trace(poutine.condition(model, data=start)).get_trace().log_prob_sum()
-    assert expected == pytest.approx(-float(at_point), rel=1e-5)
-
-
-def _stored(key, values):
-    """A value as Pyro's guide stores it: the logarithm of a positive one."""
-    value = values[key.removesuffix("_unconstrained")]
-    return value.log() if key.startswith("rate") else value
 
 
 def test_a_point_is_trained_to_the_mode_of_the_site_s_own_space():

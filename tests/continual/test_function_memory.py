@@ -151,40 +151,6 @@ class TestHeads:
         torch.testing.assert_close(torch.stack(found[:2]), 2.0 * torch.stack(expected)[[1, 0]], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(torch.stack(found[:2]).mean(), torch.stack(expected).sum(), rtol=1e-4, atol=1e-4)
 
-    def test_their_parameters_are_trained_and_the_head_in_use_stays(self):
-        one, guide, kept = self.made()
-        elbo = FunctionChainELBO(kept[:1], weight_space_kl=0.0)
-        loss = elbo(one, guide)(X, Y)
-        loss.backward()
-        moved = {name for name, p in guide.named_parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)}
-        assert any("heads.0" in name for name in moved)
-        assert any("heads.2" in name for name in moved)
-        assert not any("heads.1" in name for name in moved)
-        head = next(module for module in one.model.bnn.skeleton.modules() if isinstance(module, MultiHead))
-        assert head.head == 2
-        assert set(one.model.bnn.sites_in_use) == {f"heads.{i}.{part}" for i in range(3) for part in ("weight", "bias")}
-
-
-def test_room_for_more_is_never_drawn_and_shapes_stay():
-    pyro.set_rng_seed(0)
-    one = linear_chain()
-    learned(one)
-    guide = one.guide(AutoMeanField)
-    guide.setup(X, Y)
-    graphs = set()
-    for rows in (3, 7):
-        kept = FunctionMemory.of(one, torch.randn(rows, 3), capacity=9)
-        assert kept.x.shape == (9, 3)
-        assert kept.size == rows
-        elbo = FunctionChainELBO([kept], max_points=3)
-        captured = CapturedLoss(one, guide, elbo, compile=False)
-        captured((X, Y), {})
-        # The guide is at the chain's prior, which free rows are not.
-        assert abs(elbo.terms.kl) < 1e-6
-        (recording,) = captured.recordings
-        graphs.add(recording.graph.module.code)
-    assert len(graphs) == 1
-
 
 @pytest.mark.parametrize(("guide_type", "local"), [(AutoMeanField, False), (AutoRadial, True)])
 def test_a_graph_replays_it_with_new_points_each_time(guide_type, local):

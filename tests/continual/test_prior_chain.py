@@ -16,7 +16,6 @@ from pyro.infer import SVI
 from pyro.infer.autoguide import (
     AutoDiagonalNormal,
     AutoGuideList,
-    AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
     AutoNormal,
 )
@@ -208,47 +207,6 @@ def test_the_normal_prior_is_the_nearest_and_its_first_kl_closed(prior):
     assert abs(first_terms(mean_field, mean_field.guide(AutoMeanField)).kl) < 1e-3
 
 
-def test_distributions_that_are_no_guide_s_can_be_chained():
-    distributions = {
-        "gamma": (dist.Gamma(2.0, 1.0), dist.Gamma(torch.tensor(7.0), torch.tensor(3.0))),
-        "beta": (dist.Beta(1.0, 1.0), dist.Beta(torch.tensor(2.0), torch.tensor(5.0))),
-        "simplex": (dist.Dirichlet(torch.ones(3)), dist.Dirichlet(torch.tensor([4.0, 2.0, 3.0]))),
-        "rate": (dist.LogNormal(0.0, 1.0), dist.LogNormal(torch.tensor(1.0), torch.tensor(0.2))),
-        "vector": (
-            dist.MultivariateNormal(torch.zeros(2), torch.eye(2)),
-            dist.MultivariateNormal(torch.ones(2), torch.tensor([[2.0, 0.5], [0.5, 1.0]])),
-        ),
-    }
-
-    def model():
-        for name, (prior, _) in distributions.items():
-            pyro.sample(name, prior)
-
-    chain = PriorChain(model, "exact")
-    chain.advance({name: distribution for name, (_, distribution) in distributions.items()})
-    fresh = PriorChain(model, "exact")
-    fresh.load_state_dict(through_a_file(chain.state_dict()))
-    for one in (chain, fresh):
-        trace = poutine.trace(one).get_trace()
-        trace.compute_log_prob()
-        for name, (_, distribution) in distributions.items():
-            value = trace.nodes[name]["value"]
-            torch.testing.assert_close(trace.nodes[name]["log_prob_sum"], distribution.log_prob(value))
-    for family in (AutoRadial, AutoMeanField, AutoNormal):
-        guide = fresh.guide(family)
-        guide()
-        medians = guide.median()
-        torch.testing.assert_close(medians["gamma"], distributions["gamma"][1].mean)
-        torch.testing.assert_close(medians["simplex"], distributions["simplex"][1].mean)
-        torch.testing.assert_close(medians["rate"], torch.tensor(1.0).exp())
-        torch.testing.assert_close(medians["vector"], torch.ones(2))
-        assert math.isfinite(first_terms(fresh, guide, strict=False).loss)
-    with pytest.raises(
-        ValueError, match=r"'gamma'.*cannot be matched by a normal.*PriorChain\(form='exact'\) takes it"
-    ):
-        PriorChain(model).advance({"gamma": distributions["gamma"][1]})
-
-
 def plated():
     with pyro.plate("rows", 4, dim=-1):
         z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -301,18 +259,6 @@ def test_a_site_of_a_subsampled_plate_is_refused_and_may_be_excluded():
 # Guides
 
 
-def test_the_guide_s_parameters_are_copies():
-    """Training a guide once moved the prior that it started at."""
-    for prior in (W, CONSTRAINED["gamma"]):
-        for family in (AutoRadial, AutoMeanField, AutoNormal):
-            chain = learned(summed(prior), AutoRadial)
-            before = buffers_of(chain)
-            guide = train(chain, chain.guide(family), lr=0.2)
-            assert_unchanged(chain, before)
-            if family is not AutoNormal:
-                assert min(guide.scale_change().values()) > 0.01
-
-
 def test_a_list_of_guides_is_chained_part_by_part():
     def model():
         a = pyro.sample("a", W)
@@ -339,26 +285,6 @@ def test_a_list_of_guides_is_chained_part_by_part():
     assert abs(first_terms(chain, again).kl) < 1e-3
     torch.testing.assert_close(again[0].locs.a, chain.prior["a"].mean)
     torch.testing.assert_close(again[1][0].locs.b, chain.prior["b"].base_dist.mean)
-
-
-def test_a_foreign_guide_starts_at_the_prior_s_mean_and_its_distributions_are_given_by_name():
-    for prior in (W, CONSTRAINED["log normal"], CONSTRAINED["dirichlet"]):
-        chain = learned(summed(prior))
-        ours, foreign = chain.guide(AutoRadial), chain.guide(AutoNormal)
-        ours()
-        foreign()
-        torch.testing.assert_close(foreign.median()["w"], ours.median()["w"])
-    chain = learned(summed(W))
-    guide = train(chain, chain.guide(AutoNormal))
-    # Pyro's own guides share their parameters by name, so a new one would start at what the last one learned.
-    fresh = chain.guide(AutoNormal)
-    fresh()
-    torch.testing.assert_close(fresh.median()["w"], chain.prior["w"].mean)
-    chain.advance({"w": dist.Normal(guide.locs.w, guide.scales.w).to_event(1)})
-    torch.testing.assert_close(chain.prior["w"].mean, guide.locs.w.detach())
-    low_rank = train(chain, chain.guide(AutoLowRankMultivariateNormal))
-    with pytest.raises(ValueError, match=r"posterior\(\).*got AutoLowRankMultivariateNormal; use one of these, or"):
-        chain.advance(low_rank)
 
 
 @pytest.mark.parametrize("family", [AutoNormal, AutoDiagonalNormal])
@@ -485,21 +411,6 @@ def leaf_mean_of(distribution):
 
 def leaf_mean(chain):
     return leaf_mean_of(chain.prior["w"])
-
-
-def test_a_cast_moves_the_distributions_and_they_stay_on_the_buffers():
-    model, _ = problem()
-    chain = learned(model, AutoRadial, *data())
-    x, y = data()
-    chain.double()
-    assert {distribution.mean.dtype for distribution in chain.prior.values()} == {torch.float64}
-    guide = chain.guide(AutoRadial)
-    assert first_terms(chain, guide, x.double(), y).loss.dtype == torch.float64
-    assert abs(first_terms(chain, guide, x.double(), y).kl) < 1e-6
-    buffers = {id(buffer) for buffer in chain.buffers()}
-    assert {id(distribution.loc) for distribution in chain.prior.values()} <= buffers
-    meta = copy.deepcopy(chain).to("meta")
-    assert all(buffer.is_meta for buffer in meta.chained.buffers())
 
 
 def test_a_state_brings_its_own_sites_and_they_are_compared_anew():

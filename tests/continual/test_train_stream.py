@@ -91,17 +91,6 @@ def test_tasks_may_share_one_head(fits):
     assert [call["sites"] for call in fits] == [["0.weight", "3.bias", "3.weight"]] * 2
 
 
-def test_the_part_to_measure_on_may_be_the_validation():
-    tasks = stream(validation_fraction=0.25)
-    x, y = tasks[0].validation
-    wrong = Task("classes 0, 1", tasks[0].train, tasks[0].test, (x, 1 - y), head=0)
-    tasks = TaskStream.of([wrong, tasks[1]], num_heads=2, num_outputs=2)
-    on_test, _ = learn(tasks=tasks, epochs=8)
-    on_validation, _ = learn(tasks=tasks, epochs=8, measure_on="validation")
-    assert on_test.values[0, 0] == 1.0
-    assert on_validation.values[0, 0] == 0.0
-
-
 def test_the_seed_decides_and_nothing_else_does():
     assert_same(learn(), learn())
     one, other = chain(), chain()

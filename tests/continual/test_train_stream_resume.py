@@ -224,23 +224,3 @@ def test_files_that_are_none_of_a_run(tmp_path):
         learn(one, checkpoint=file)
     # Before anything was learned.
     assert one.prior == {}
-
-
-class Watching(Counting):
-    """A callback that counts its calls and never stops a fit."""
-
-    def __call__(self, record):
-        self.calls += 1
-
-    method = __call__
-
-
-@pytest.mark.parametrize("own", [lambda watching: watching, lambda watching: watching.method], ids=["object", "method"])
-@pytest.mark.parametrize("at", [4, 6])
-def test_a_callback_counts_on_after_a_kill(at, own, monkeypatch, tmp_path):
-    options = {"epochs": 3, "checkpoint": tmp_path}
-    # In the first epoch of the second task, or in its last.
-    killed(monkeypatch, None, TrainingRun, "end_epoch", at, "before", callback=own(Watching()), **options)
-    watching = Watching()
-    learn(callback=own(watching), **options)
-    assert watching.calls == 6

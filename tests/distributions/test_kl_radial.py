@@ -16,7 +16,6 @@ from pyro.distributions.torch_distribution import ExpandedDistribution
 from scipy.special import digamma, gammaln
 from torch.distributions import kl_divergence
 
-from pyro_radial import TermsELBO
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.kl_formulas import to_radial
 from pyro_radial.distributions.kl_formulas.shared import num_directions
@@ -329,19 +328,6 @@ def test_it_is_that_of_samples_under_any_nesting(make):
     assert_mean_is(draws, value)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_its_dtype_is_that_of_the_means_also_where_the_scales_have_another(dtype):
-    other = torch.float64 if dtype == torch.float32 else torch.float32
-    loc, scale, center, unit = torch.randn(5), torch.rand(5) + 0.2, torch.randn(5), torch.rand(5) + 0.2
-    exact = float(kl_of("radial", *(tensor.double() for tensor in (loc, scale, center, unit))))
-    for family in FAMILIES:
-        value = kl_of(family, loc.to(dtype), scale.to(other), center.to(dtype), unit)
-        assert value.dtype == dtype
-        if family == "radial":
-            # Noise of another dtype is other noise.
-            assert float(value) == pytest.approx(exact, abs=1.0)
-
-
 def test_radii_shared_differently_are_left_to_sampling():
     for q, p in (
         (radial(2), radial(1).to_event(1)),
@@ -351,20 +337,6 @@ def test_radii_shared_differently_are_left_to_sampling():
     ):
         with pytest.raises(NotImplementedError):
             kl_divergence(q, p)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("vectorize", [False, True])
-def test_a_strict_elbo_takes_a_radial_prior(family, vectorize):
-    prior, guide_distribution = radial(1, (4,)), distribution(family, *leaves((4,)))
-
-    def model():
-        w = pyro.sample("w", prior)
-        pyro.sample("y", dist.Normal(w.sum(-1), 1.0), obs=torch.zeros((), dtype=torch.double))
-
-    elbo = TermsELBO(2, strict_kl=True, vectorize_particles=vectorize, max_plate_nesting=0)
-    elbo.loss(model, lambda: pyro.sample("w", guide_distribution))
-    torch.testing.assert_close(elbo.terms.kl_by_site["w"], kl_divergence(guide_distribution, prior))
 
 
 # --- numerics

@@ -6,12 +6,10 @@
 import warnings
 from contextlib import contextmanager
 
-import pyro
 import pyro.distributions as dist
 import pyro.distributions.transforms as T
 import pytest
 import torch
-from pyro.infer import TraceMeanField_ELBO
 from torch.distributions import Distribution, kl_divergence
 from torch.distributions import kl as registry
 
@@ -36,10 +34,6 @@ def positive(*shape):
     return dist.LogNormal(torch.zeros(shape), 1.0).to_event(len(shape))
 
 
-def with_context(conditional, *args):
-    return conditional(*args, context_dim=2).condition(torch.zeros(2))
-
-
 # A row for each kind of transform of torch and Pyro: how to make it, and a distribution to apply it to.
 TRANSFORMS = {
     "affine": (lambda: T.AffineTransform(1.0, 2.0), normal(*VECTOR)),
@@ -62,10 +56,6 @@ TRANSFORMS = {
     "planar": (lambda: T.planar(SIZE), normal(*VECTOR)),
     "spline": (lambda: T.spline(SIZE), normal(*VECTOR)),
 }
-
-
-def conditional_channels(context_dim):
-    return T.conditional_generalized_channel_permute(context_dim, channels=2)
 
 
 def others(q):
@@ -154,17 +144,6 @@ def test_a_transform_that_is_not_one_to_one_has_no_closed_kl():
     )
     with pytest.raises(NotImplementedError):
         kl_divergence(q.base_dist, p)
-
-
-def test_pyro_samples_the_kl_of_a_reshaped_normal():
-    def model():
-        pyro.sample("w", dist.Normal(torch.zeros(2, 2), 1.0).to_event(2))
-
-    def guide():
-        pyro.sample("w", dist.TransformedDistribution(normal(SIZE), [T.ReshapeTransform((SIZE,), (2, 2))]))
-
-    # The two densities are equal at every draw.
-    assert TraceMeanField_ELBO().loss(model, guide) == pytest.approx(0.0, abs=1e-5)
 
 
 def test_no_pair_of_classes_becomes_ambiguous():

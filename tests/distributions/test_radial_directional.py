@@ -11,7 +11,6 @@ from torch.distributions import kl_divergence
 
 from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
 from pyro_radial.distributions.radial_directional import mean_log
-from pyro_radial.distributions.wrappers import to_like
 
 NUM_SAMPLES = 40_000
 
@@ -118,22 +117,6 @@ def test_gradients_flow_to_both_distributions_through_a_draw():
     assert not distribution.sample().requires_grad
 
 
-def test_without_reparameterized_parts_it_still_samples():
-    class Score(dist.LogNormal):
-        has_rsample = False
-
-        def rsample(self, sample_shape=torch.Size()):
-            raise NotImplementedError
-
-        def sample(self, sample_shape=torch.Size()):
-            with torch.no_grad():
-                return dist.LogNormal.rsample(self, sample_shape)
-
-    distribution = RadialDirectional(Score(0.0, 1.0), HypersphericalUniform(3))
-    assert not distribution.has_rsample
-    assert distribution.sample((5,)).shape == (5, 3)
-
-
 @pytest.mark.parametrize(
     ("radius", "sign"),
     [(dist.HalfNormal(double(1.0)), 1), (dist.HalfCauchy(double(1.0)), 1), (dist.LogNormal(double(0.0), 1.0), -1)],
@@ -170,17 +153,6 @@ def test_kl_reaches_the_prior_of_a_log_normal_radius_and_a_uniform_direction():
 def test_kl_between_different_dimensions_is_not_implemented():
     with pytest.raises(NotImplementedError):
         kl_divergence(directed(dim=3), directed(dim=4))
-
-
-def test_its_tensors_follow_a_dtype():
-    distribution = directed((3,), 4, torch.float32)
-    moved = to_like(distribution, torch.zeros((), dtype=torch.double))
-    assert moved.sample().dtype == torch.double
-    assert distribution.sample().dtype == torch.float32
-    value = distribution.sample()
-    torch.testing.assert_close(
-        moved.log_prob(value.double()).float(), distribution.log_prob(value), rtol=1e-4, atol=1e-4
-    )
 
 
 def test_it_batches_under_vmap():

@@ -10,12 +10,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import AutoNormal, init_to_value
+from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.optim import Adam
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO, diagnose, fit
-from pyro_radial.infer.diagnose import share_wider_than
 from pyro_radial.nn import likelihoods, priors
 
 ROWS = 40
@@ -84,18 +83,6 @@ def test_posteriors_half_as_wide_as_their_priors_are_found(guide, stddev, found)
     assert says(diagnose(*pair, DATA), "as wide as their priors") is found
 
 
-def test_the_share_of_wide_posteriors_is_that_of_weights_not_of_sites():
-    """The biases' prior is narrow: 20 of the first layer and one of the last."""
-
-    def prior(name, parameter):
-        return dist.Normal(0.0, 0.1 if "bias" in name else 10.0)
-
-    model, guide = problem(prior=prior, guide=AutoMeanField, init_stddev=0.1)
-    guide.setup(X)
-    assert share_wider_than(0.5, model, guide, X) == 21 / 61
-    assert share_wider_than(0.001, model, guide, X) == 1.0
-
-
 def test_a_guide_without_scales_of_ours_is_not_said_to_have_unmoved_ones():
     diagnosis = diagnose(*problem(guide=AutoNormal), DATA)
     assert diagnosis.unmoved_scales == []
@@ -123,23 +110,6 @@ def test_signal_and_noise_are_the_spreads_over_inputs_and_draws():
     assert diagnosis.signal == pytest.approx(float(X.std(unbiased=False)), rel=1e-5)
     # A standard deviation from S draws has the relative error 1 / sqrt(2 S); four of them.
     assert diagnosis.noise == pytest.approx(0.1 * float(X.square().mean().sqrt()), rel=4 / (2 * draws) ** 0.5)
-
-
-def test_the_function_may_be_recorded_at_another_site():
-    def made(site):
-        def model(x, y=None):
-            w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
-            with pyro.plate("data", len(x)):
-                f = pyro.deterministic(site, x @ w)
-                pyro.sample("y", dist.Normal(f, 1.0), obs=y)
-
-        return model, AutoMeanField(model, init_stddev=0.1, init_loc_fn=init_to_value(values={"w": torch.ones(1)}))
-
-    rows = X, DATA[1][:, 0]
-    ordinary, other = diagnose(*made("f"), rows), diagnose(*made("g"), rows, function_site="g")
-    assert (other.signal, other.noise) == (ordinary.signal, ordinary.noise)
-    assert other.signal > 0
-    assert diagnose(*made("g"), rows).signal is None
 
 
 def test_sampled_kls_are_named_and_closed_ones_are_not():

@@ -14,7 +14,7 @@ from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_radial.nn import BayesianModule, priors
-from tests.helpers.networks import call_with, classifier, data, draws_of, mlp, normed_mlp
+from tests.helpers.networks import classifier, data, draws_of, mlp, normed_mlp
 from tests.helpers.scale_priors import HyperScale, LearnedScale
 
 
@@ -59,17 +59,6 @@ class TestSites:
         assert tuple(values) == bnn.sites
         assert values["0.weight"].shape == (6, 3)
 
-    def test_keyword_arguments_reach_the_network(self):
-        class Shifted(nn.Linear):
-            def forward(self, x, *, shift):
-                return super().forward(x) + shift
-
-        bnn, x = BayesianModule(Shifted(3, 2)), torch.randn(5, 3)
-        for lead in ((), (3,)):
-            draws = draws_of(bnn, *lead)
-            difference = call_with(bnn, draws, x, shift=2.0) - call_with(bnn, draws, x=x, shift=0.0)
-            torch.testing.assert_close(difference, torch.full_like(difference, 2.0))
-
 
 class TestPriors:
     def test_a_scalar_prior_covers_every_parameter(self):
@@ -83,21 +72,6 @@ class TestPriors:
         values = BayesianModule(nn.Linear(3, 2), prior).sample_parameters()
         torch.testing.assert_close(values["weight"], torch.full((2, 3), 3.0), atol=1e-2, rtol=0)
         torch.testing.assert_close(values["bias"], torch.tensor([5.0, 6.0]), atol=1e-2, rtol=0)
-
-    def test_a_scalar_parameter_gets_a_scalar_site(self):
-        class Scaled(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.factor = nn.Parameter(torch.tensor(2.0))
-
-            def forward(self, x):
-                return self.factor * x
-
-        bnn = BayesianModule(Scaled())
-        # Predictive(parallel=True) gives a scalar site the shape (S, 1).
-        output = call_with(bnn, {"factor": torch.tensor([[1.0], [2.0], [3.0]])}, torch.ones(5, 2))
-        assert output.shape == (3, 5, 2)
-        assert output[:, 0, 0].tolist() == [1.0, 2.0, 3.0]
 
     def test_a_distribution_whose_expand_works_in_place_stays_as_it_is(self):
         class Plain(dist.TorchDistribution):

@@ -8,12 +8,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from pyro.infer import Predictive, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 from pyro_radial.nn import BayesianModule
-from tests.helpers.networks import call_with, classifier, data, draws_of, mlp, normed_mlp
+from tests.helpers.networks import call_with, classifier, data, draws_of, mlp
 
 
 def trace_of(bnn, *args):
@@ -46,24 +46,6 @@ class TestDraws:
         for index in range(num_samples):
             plain = model.bnn.to_module({site: draws[site][index] for site in model.bnn.sites})
             torch.testing.assert_close(draws["f"][index], plain(new), atol=1e-5, rtol=1e-4)
-
-    @pytest.mark.parametrize("vectorized", [False, True])
-    def test_a_hand_written_model_is_right(self, vectorized):
-        bnn, (x, y) = BayesianModule(normed_mlp()), data(10)
-
-        def model(x, y=None):
-            logits = bnn(x)
-            with pyro.plate("data", 40, subsample=torch.arange(len(x))):
-                return pyro.sample("y", dist.Categorical(logits=logits), obs=y)
-
-        guide = AutoNormal(model)
-        elbo = TraceMeanField_ELBO(num_particles=3, vectorize_particles=vectorized, max_plate_nesting=1)
-        model_trace, _ = next(elbo._get_traces(model, guide, (x, y), {}))
-        assert model_trace.nodes["y"]["log_prob"].shape == ((3, 10) if vectorized else (10,))
-        before = bnn.net.get_submodule("1").weight.detach().clone()
-        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), elbo)
-        svi.step(x, y)
-        assert not torch.equal(bnn.net.get_submodule("1").weight, before)
 
     def test_the_weights_are_sampled_before_the_network_runs(self):
         class WithSite(nn.Linear):

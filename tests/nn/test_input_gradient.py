@@ -8,8 +8,7 @@ import torch
 from pyro import poutine
 from torch import nn
 
-from pyro_radial import AutoMeanField, SupervisedModel, fit, predict
-from pyro_radial.infer import SampledNetwork
+from pyro_radial import AutoMeanField, SupervisedModel
 from pyro_radial.nn import BayesianModule, InputGradient, likelihoods
 from tests.helpers.networks import at, call_with, draws_of
 
@@ -63,24 +62,6 @@ def test_an_array_of_positions_and_further_inputs():
     outputs = InputGradient(Pairs(), "energy", "slope")(X[:4].reshape(2, 2, 2).repeat(1, 2, 1)[:, :3], torch.ones(2, 3))
     assert outputs.keys() == {"energy", "other", "slope"}
     torch.testing.assert_close(outputs["slope"], 2 * X[:4].reshape(2, 2, 2).repeat(1, 2, 1)[:, :3])
-
-
-def test_a_quadratic_surface_is_learned_end_to_end():
-    torch.manual_seed(1)
-    x = torch.rand(40, 2) * 2 - 1
-    energy, force = x.square().sum(-1, keepdim=True) / 2, -x
-    net = InputGradient(nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1)), "energy", "force", -1.0)
-    model = model_of(net)
-    guide = AutoMeanField(model, init_stddev=0.01)
-    # Half of the forces are enough.
-    force[20:] = torch.nan
-    optim = lambda parameters: torch.optim.Adam(parameters, lr=0.02)  # noqa: E731
-    fit(model, guide, (x, {"energy": energy, "force": force}), epochs=250, optim=optim, seed=0, progress=False)
-    predictions = predict(model, guide, x[20:], num_samples=16)
-    # Always predicting the mean has errors of 0.25 and 0.58.
-    assert (predictions["energy"].mean - energy[20:]).square().mean().sqrt() < 0.1
-    assert (predictions["force"].mean + x[20:]).square().mean().sqrt() < 0.25
-    assert SampledNetwork(model, guide, 4).predict(x)["force"].samples.shape == (4, 40, 2)
 
 
 def test_local_reparameterization_draws_the_weights_and_says_so():

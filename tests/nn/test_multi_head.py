@@ -3,8 +3,6 @@
 
 """Networks with several heads, and parameters that a call leaves idle."""
 
-import copy
-
 import pytest
 import torch
 from pyro import poutine
@@ -78,17 +76,6 @@ class TestSites:
         assert bnn.sites_in_use == (*TRUNK, *head(index))
         assert bnn.sites == (*TRUNK, *head(0), *head(1), *head(2))
 
-    def test_further_heads_may_have_sites_beside_the_one_in_use(self):
-        bnn, x = BayesianModule(network()), torch.randn(5, 3)
-        use_head(bnn, 2, also=[0])
-        assert bnn.sites_in_use == (*TRUNK, *head(0), *head(2))
-        assert sites_of(bnn, x) == TRUNK + head(0) + head(2)
-        draw = bnn.sample_parameters()
-        expected = nn.functional.linear(bnn.to_module(draw).trunk(x), draw["heads.2.weight"], draw["heads.2.bias"])
-        assert torch.equal(poutine.condition(bnn, data=draw)(x), expected)
-        use_head(bnn, 2)
-        assert bnn.sites_in_use == (*TRUNK, *head(2))
-
     def test_a_head_may_be_looked_under(self):
         bnn = BayesianModule(network())
         use_head(bnn, 1, also=[0])
@@ -108,21 +95,6 @@ class TestSites:
         assert sites_of(bnn, x) == ["weight"]
         weight = torch.randn(2, 3)
         torch.testing.assert_close(call_with(bnn, {"weight": weight}, x), x @ weight.T + net.bias)
-
-    def test_what_heads_and_trunk_share_is_always_in_use(self):
-        shared, trunk = nn.Linear(6, 6), nn.Linear(6, 6)
-        net = MultiHead(trunk, [nn.Sequential(shared, nn.Linear(6, 2)), nn.Sequential(shared, nn.Linear(6, 2)), trunk])
-        bnn = BayesianModule(net)
-        common, tied = ("trunk.weight", "trunk.bias"), ("heads.0.0.weight", "heads.0.0.bias")
-        use_head(bnn, 1)
-        assert bnn.sites_in_use == (*common, *tied, "heads.1.1.weight", "heads.1.1.bias")
-        draw, x = draws_of(bnn), torch.randn(5, 6)
-        hidden = nn.functional.linear(x, draw[common[0]], draw[common[1]])
-        hidden = nn.functional.linear(hidden, draw[tied[0]], draw[tied[1]])
-        by_hand = nn.functional.linear(hidden, draw["heads.1.1.weight"], draw["heads.1.1.bias"])
-        torch.testing.assert_close(call_with(bnn, draw, x), by_hand)
-        use_head(bnn, 2)
-        assert bnn.sites_in_use == common
 
 
 class TestPredictions:
@@ -195,16 +167,6 @@ class TestToModule:
 
 
 class TestUseHead:
-    def test_the_network_given_and_copies_keep_their_own(self):
-        net = network()
-        bnn = BayesianModule(net)
-        use_head(bnn, 1)
-        twin = copy.deepcopy(bnn)
-        use_head(twin, 2)
-        assert [bnn.sites_in_use, twin.sites_in_use] == [(*TRUNK, *head(1)), (*TRUNK, *head(2))]
-        assert net.head == 0
-        assert not bnn.state_dict()
-
     def test_a_model_without_heads_is_refused(self):
         with pytest.raises(ValueError, match="model must hold a MultiHead"):
             use_head(classifier(), 0)

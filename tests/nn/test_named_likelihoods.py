@@ -14,10 +14,9 @@ from pyro.infer import SVI
 from torch import nn
 
 from pyro_radial import AutoMeanField, CompiledSVI, TermsELBO, diagnose, fit, predict
-from pyro_radial.infer import Ensemble, SampledNetwork
+from pyro_radial.infer import Ensemble
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
 from pyro_radial.nn.named_likelihoods import MISSING_LABEL
-from pyro_radial.nn.supervised import find_network
 
 NAN = math.nan
 X = torch.linspace(-1.0, 1.0, 18).reshape(6, 3)
@@ -110,19 +109,6 @@ def test_the_log_likelihood_is_the_closed_form_of_the_targets_that_are_there():
     torch.testing.assert_close(log_likelihood(model, values, X, y, "kind.y"), 30 / 6 * expected_kind)
 
 
-def test_dependent_numbers_are_left_out_together():
-    class Joint(likelihoods.Likelihood):
-        def observation(self, f, **noise):
-            return dist.MultivariateNormal(f, torch.eye(2))
-
-    trace = poutine.trace(Joint()).get_trace(
-        torch.zeros(2, 2), torch.ones(2, 2), torch.tensor([[True, False], [True, True]])
-    )
-    expected = dist.Normal(0.0, 1.0).log_prob(torch.tensor(1.0)) * 2
-    trace.compute_log_prob()
-    torch.testing.assert_close(trace.nodes["y"]["log_prob"], torch.stack([torch.zeros(()), expected]))
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_recorded_step_is_the_step():
     y = {"height": torch.where(X[:, :1] > 0, NAN, HEIGHT), "kind": KIND}
@@ -170,21 +156,6 @@ def test_the_joint_density_averages_products_over_draws():
     torch.testing.assert_close(found, expected)
     with pytest.raises(ValueError, match=r"y must be a dict with targets for \['height', 'kind'\], got \['height'\]"):
         predictions.log_prob({"height": height})
-
-
-def test_all_ways_to_predict_agree():
-    model, guide = trained()
-    pyro.set_rng_seed(0)
-    fast = predict(model, guide, X, num_samples=4)
-    served = SampledNetwork(model, guide, num_samples=4)
-    pyro.set_rng_seed(0)
-    model.register_forward_hook(lambda *_: None)
-    assert find_network(model) is None
-    slow = predict(model, guide, X, num_samples=4)
-    for name in ("height", "kind"):
-        torch.testing.assert_close(fast[name].samples, slow[name].samples)
-    assert served.predict(X)["kind"].samples.shape == (4, 6, 3)
-    assert served(X)["height"].shape == (4, 6, 2)
 
 
 def test_random_noise_is_that_of_its_output():

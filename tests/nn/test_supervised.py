@@ -23,20 +23,6 @@ def test_the_log_density_is_prior_plus_scaled_likelihood():
     torch.testing.assert_close(trace.log_prob_sum(), prior + 40 / 10 * likelihood)
 
 
-def test_a_tuple_is_several_inputs():
-    class Sum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.left, self.right = nn.Linear(3, 1), nn.Linear(2, 1)
-
-        def forward(self, a, b):
-            return self.left(a) + self.right(b)
-
-    model = SupervisedModel(BayesianModule(Sum()), likelihoods.Gaussian(num_data=20))
-    assert model((torch.randn(5, 3), torch.randn(5, 2)), torch.randn(5, 1)).shape == (5, 1)
-    assert model((torch.randn(5, 3), torch.randn(5, 2))).shape == (5, 1)
-
-
 @pytest.mark.parametrize(
     ("x", "message"),
     [

@@ -35,7 +35,6 @@ from tests.helpers.local_reparameterization import (
     mlp,
     regression,
 )
-from tests.helpers.scale_priors import HyperScale, LearnedScale
 
 
 @pytest.mark.parametrize("loss", [Trace_ELBO, TraceGraph_ELBO, partial(RenyiELBO, num_particles=2)])
@@ -92,17 +91,6 @@ def test_a_prior_that_computes_from_its_site_is_refused_by_name():
     model = regression(prior=Shifted())
     with pytest.raises(ValueError, match="site 'weight'"):
         TermsELBO()(model, AutoRadial(model))(X, Y)
-
-
-@pytest.mark.parametrize("prior", [LearnedScale, HyperScale])
-def test_priors_with_scales_of_their_own_work(prior):
-    model = regression(mlp(), prior=prior())
-    guide = AutoRadial(model)
-    elbo = TermsELBO()(model, guide)
-    loss = elbo(X, Y)
-    loss.backward()
-    assert torch.isfinite(loss.detach())
-    assert all(torch.isfinite(p.grad).all() for p in elbo.parameters() if p.grad is not None)
 
 
 @pytest.mark.parametrize("make", [AutoNormal, AutoDiagonalNormal, AutoDelta])

@@ -110,18 +110,6 @@ def test_intervals_equal_those_of_mapie():
     torch.testing.assert_close(ours, torch.as_tensor(found[:, :, 0]), rtol=1e-6, atol=1e-6)
 
 
-def test_adaptive_sets_hold_the_classes_whose_sums_are_at_most_the_threshold():
-    """Written out class by class; MAPIE adds random numbers to these scores."""
-    probs, labels = classes(120)
-
-    def sum_of_larger(row, label):
-        return sum(p for p in row.tolist() if p >= row[label])
-
-    scores = sorted(sum_of_larger(row, label) for row, label in zip(probs[:99], labels[:99], strict=True))
-    expected = [[sum_of_larger(row, label) <= scores[89] + 1e-12 for label in range(5)] for row in probs[99:]]
-    assert ConformalSets.fit(probs[:99], labels[:99], 0.9, "aps")(probs[99:]).tolist() == expected
-
-
 def test_each_element_of_a_target_has_its_own_threshold():
     torch.manual_seed(0)
     y = torch.randn(200, 2) * torch.tensor([1.0, 10.0])

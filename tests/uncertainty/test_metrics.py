@@ -99,17 +99,6 @@ def test_false_positives_at_a_rate_of_true_positives():
             fpr_at_tpr(negative, positive, tpr=tpr)
 
 
-def test_false_positives_of_a_shift_of_normals_are_in_closed_form():
-    shift, number = 2.0, 200_000
-    negative, positive = torch.randn(number), torch.randn(number) + shift
-    normal = torch.distributions.Normal(0.0, 1.0)
-    expected = 1 - normal.cdf(shift + normal.icdf(torch.tensor(0.05)))
-    # The share is binomial, and the threshold as uncertain as the 0.05 quantile of the positives; five standard errors.
-    slope = normal.log_prob(normal.icdf(1 - expected)).exp() / normal.log_prob(normal.icdf(torch.tensor(0.05))).exp()
-    error = math.sqrt((expected * (1 - expected) + slope**2 * 0.05 * 0.95) / number)
-    assert fpr_at_tpr(negative, positive) == pytest.approx(expected.item(), abs=5 * error)
-
-
 @pytest.mark.parametrize("bad", [torch.zeros(0), torch.zeros(2, 2), torch.tensor([0.0, math.nan])])
 def test_bad_scores_are_named(bad):
     good = torch.tensor([0.0, 1.0])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 
 from pyro_radial.uncertainty.calibration import Reliability
 from pyro_radial.uncertainty.intervals import QuantileCalibration
@@ -134,20 +133,6 @@ def test_quantile_calibration_has_a_diagonal_a_band_of_chance_and_a_line_per_met
     # Of the fewer targets, 100: two times 0.05.
     assert sorted({round(value, 9) for value in middle.tolist()}) == [0.4, 0.6]
     assert_draws(ax.figure)
-
-
-@pytest.mark.parametrize(
-    ("plot", "results"),
-    [(plot_reliability, {"radial": RADIAL}), (plot_referral, REFERRAL), (plot_quantile_calibration, QUANTILES)],
-)
-def test_given_axes_are_used_and_none_is_an_error(monkeypatch, plot, results):
-    ax = Figure().subplots()
-    assert plot(results, ax=ax) is ax
-    with pytest.raises(ValueError, match=r"(curves|reliabilities) must hold at least one method, got none"):
-        plot({})
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pyro-radial\[plots\]"):
-        plot(results)
 
 
 def test_pyplot_is_never_imported_and_the_extras_only_when_used():

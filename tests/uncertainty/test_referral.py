@@ -90,19 +90,6 @@ def test_a_class_missing_from_what_is_left_is_named_with_its_share():
         referral_curve(lambda p, y: y.float().std() / y.sum(), PROBS, labels, UNCERTAINTY, shares=[0.4])
 
 
-def test_resamples_without_a_class_are_drawn_again_and_counted():
-    probs, labels = simulate(40, 2)
-    labels = torch.zeros(40, dtype=torch.long)
-    labels[:2] = 1
-    curve = referral_curve(area, probs, labels, torch.arange(40.0), num_resamples=400)
-    assert curve.resamples.isfinite().all()
-    # Neither of the two points, the most certain ones, is in a resample with probability (38/40)^40.
-    missing = (38 / 40) ** 40
-    expected = 400 * missing / (1 - missing)
-    assert abs(curve.redrawn - expected) < 5 * math.sqrt(400 * missing)
-    assert referral_curve(accuracy, probs, labels, torch.arange(40.0)).redrawn == 0
-
-
 def test_too_many_resamples_without_a_score_are_an_error():
     labels = torch.tensor([0, 1] + [0] * 38)
     probs = torch.full((40, 2), 0.5)

@@ -5,13 +5,10 @@ import math
 
 import pytest
 import torch
-from scipy.optimize import minimize_scalar
-from torch.nn.functional import nll_loss
 
 from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import TemperatureScaling
-from pyro_radial.uncertainty.metrics import accuracy
 from tests.helpers.class_probabilities import simulate
 
 
@@ -42,22 +39,6 @@ def test_the_temperature_that_labels_were_drawn_at_is_found(factor):
     assert factor / scaling.temperature == pytest.approx(1.0, abs=4 / math.sqrt(information))
     again = TemperatureScaling.fit((factor * log_probs).softmax(-1).log(), labels)
     assert again.temperature == pytest.approx(scaling.temperature, rel=1e-9)
-
-
-def test_it_is_the_least_of_the_likelihood_and_keeps_the_accuracy():
-    probs, labels = simulate(300, 4)
-    logits = 3 * probs.log()
-    scaling = TemperatureScaling.fit(logits, labels)
-
-    def loss(log_temperature):
-        return nll_loss(TemperatureScaling(math.exp(log_temperature))(logits).log(), labels).item()
-
-    found = minimize_scalar(loss, bounds=(-5, 5), method="bounded", options={"xatol": 1e-10})
-    # A minimum is known to the root of the rounding of its value.
-    assert math.log(scaling.temperature) == pytest.approx(found.x, abs=1e-6)
-    assert loss(math.log(scaling.temperature)) <= found.fun + 1e-14
-    assert accuracy(scaling(logits), labels) == accuracy(logits.softmax(-1), labels)
-    assert loss(math.log(scaling.temperature)) < loss(0.0) - 0.1
 
 
 def test_impossible_classes_stay_impossible():

@@ -149,19 +149,3 @@ def test_a_start_is_refused_too_late_and_in_the_wrong_shape():
     guide = started()
     with pytest.raises(RuntimeError, match=r"AutoRadial.start_at: the guide already has parameters"):
         guide.start_at(START)
-
-
-def test_a_setup_that_failed_is_repeated_from_the_same_start():
-    broken = True
-
-    def init(site):
-        return torch.full((5,), math.nan) if broken and site["name"] == "bias" else site["fn"].mean
-
-    guide = AutoRadial(matrix_model, init_loc_fn=init)
-    guide.start_at({"weight": START["weight"]})
-    with pytest.raises(ValueError, match="'bias' is not finite"):
-        guide.setup()
-    broken = False
-    guide.setup()
-    assert torch.equal(guide.median()["weight"], START["weight"].mean)
-    assert guide._start == {}

@@ -10,12 +10,9 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import AutoGuideList
-from pyro.poutine import block
 from torch import nn
 
 from pyro_radial import (
-    AutoMeanField,
     BayesianModule,
     FunctionalELBO,
     PriorChain,
@@ -133,17 +130,6 @@ def test_a_state_and_a_copy_hold_the_covariance():
     other.load_state_dict(guide.state_dict())
     for same in (other, copy.deepcopy(guide)):
         assert torch.equal(same.covariance(), guide.covariance())
-
-
-def test_a_list_of_guides_holds_it():
-    pyro.set_rng_seed(0)
-    model = SupervisedModel(BayesianModule(network()), likelihoods.Gaussian(scale=0.5))
-    guide = AutoGuideList(model)
-    last = ["2.weight", "2.bias"]
-    guide.append(AutoMeanField(block(model, hide=last)))
-    guide.append(AutoCorrelated(block(model, expose=last), sites=last, rank=2))
-    elbo = FunctionalELBO(GaussianProcess(lambda a, b: 1.0 + a @ b.T, noise=0.1), divergence=LinearizedKL())
-    assert bool(elbo(model, guide)(X, torch.zeros(4, 2)).isfinite())
 
 
 def test_a_chain_and_a_diagnosis_take_it():

@@ -193,18 +193,6 @@ def test_a_site_without_a_variance_is_named():
     is_refused(r"posterior must have a mean and a variance at site 's' of the model", model, guide)
 
 
-def test_a_site_inside_a_plate_is_named():
-    def model(x, y=None):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(x)):
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            pyro.deterministic("f", w * x[:, 0] + z)
-
-    guide = AutoMeanField(model)
-    guide.setup(X)
-    is_refused(r"method must be 'draws', since site 'z' of the guide is inside a plate", model, guide)
-
-
 def test_a_function_without_a_gradient_is_named():
     class Sign(nn.Module):
         def forward(self, x):

@@ -9,13 +9,12 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import HMC, MCMC
-from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
+from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import likelihoods
-from pyro_radial.poutine import mean_only
 from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
 
 # --------------------------------------------------------------------------------------------- the draws themselves
@@ -86,19 +85,6 @@ def test_a_model_function_without_likelihood_gives_draws_and_their_mean(guide, l
             getattr(prediction, name)
     with pytest.raises(ValueError, match="log_prob: model must have"):
         prediction.log_prob(torch.zeros(POINTS))
-
-
-@pytest.mark.parametrize("chunk_size", [5, 500])
-def test_the_function_may_be_recorded_at_another_site(chunk_size):
-    def guide(x):
-        pyro.sample("w", dist.Normal(1.0, 0.1).expand([2]).to_event(1))
-
-    expected = draws(function_model(), guide, chunk_size=chunk_size).samples
-    samples = draws(function_model("g"), guide, chunk_size=chunk_size, function_site="g").samples
-    assert torch.equal(samples, expected)
-    for model, site in ((function_model("g"), "f"), (function_model(), "g")):
-        with pytest.raises(ValueError, match=f"function_site must be a site of the model, got '{site}'"):
-            draws(model, guide, function_site=site)
 
 
 # ------------------------------------------------------------------------------------------------------ side effects
@@ -225,22 +211,6 @@ def test_identical_draws_of_a_guide_that_is_not_a_point_warn(chunk_size):
         predict(model, {"unused.weight": torch.randn(6, 2, 2), "unused.bias": torch.zeros(6, 2)}, X)
     with IDENTICAL:
         SampledNetwork(model, guide, 6).predict(X)
-
-
-def test_identical_draws_of_a_point_do_not_warn():
-    likelihood = likelihoods.Gaussian(precision_prior=GAMMA)
-    model, guide = problem(likelihood, y=torch.zeros(POINTS, CLASSES))
-    points = AutoGuideList(model)
-    points.append(AutoDelta(poutine.block(model, hide=["precision"])))
-    points.append(AutoMeanField(poutine.block(model, expose=["precision"])))
-    points(X, torch.zeros(POINTS, CLASSES))
-    samples = {name: value.expand(6, *value.shape) for name, value in guide.median().items()}
-    for posterior in (mean_only(guide), points, samples):
-        prediction = draws(model, posterior, num_samples=None if posterior is samples else 6)
-        assert torch.equal(prediction.samples[0], prediction.samples[5])
-    assert float(prediction.samples.std()) > 0
-    SampledNetwork(model, points, 6).predict(X)
-    draws(model, guide, num_samples=1)
 
 
 def no_function_site(x, y=None):

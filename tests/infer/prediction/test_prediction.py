@@ -119,17 +119,6 @@ def test_class_probabilities_entropy_and_information_are_those_computed_by_hand(
         _ = prediction.variance
 
 
-@pytest.mark.parametrize("kind", ["categorical", "bernoulli"])
-def test_information_is_never_negative_and_zero_for_identical_draws(kind):
-    likelihood = {"categorical": likelihoods.Categorical, "bernoulli": likelihoods.Bernoulli}[kind](num_data=1)
-    samples = 3 * torch.randn(16, 500, 4)
-    assert float(Prediction(samples, likelihood).mutual_information.min()) > 0
-    same = Prediction(samples[:1].expand(16, 500, 4), likelihood).mutual_information
-    assert float(same.min()) >= 0
-    # Four terms of an entropy, rounded to single precision and averaged over 16 draws.
-    assert float(same.max()) < 1e-5
-
-
 def test_no_closed_form_entropy_is_an_error():
     prediction = Prediction(torch.zeros(2, 3, 1), likelihoods.Poisson(num_data=3))
     with pytest.raises(NotImplementedError, match="Poisson"):
@@ -198,20 +187,6 @@ def test_quantiles_are_those_of_the_mixture_of_draws():
     assert (gap < 4 * error / math.sqrt(points) + 2 / number).all()
     spread = quantiles.std(1).squeeze(-1)
     assert ((spread / error - 1).abs() < 0.2).all()
-
-
-def test_a_quantile_is_the_least_draw_with_a_share_at_or_below_it():
-    """Draws of no noise are the functions themselves: 1 to 10, in any order."""
-    samples = (torch.randperm(10) + 1.0).reshape(10, 1, 1).double()
-    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": torch.full((10, 1), 1e-12).double()})
-    for dtype in (torch.float32, torch.float64):
-        levels = torch.tensor([[0.05, 0.1, 0.11], [0.5, 0.7, 0.99]], dtype=dtype)
-        quantiles = prediction.quantiles(levels, num_targets=1)
-        assert quantiles.shape == (2, 3, 1, 1)
-        assert quantiles.round().flatten().tolist() == [1, 1, 2, 5, 7, 10]
-    assert prediction.quantiles(0.5).shape == (1, 1)
-    counts = Prediction(torch.ones(8, 3, 1), likelihoods.Poisson()).quantiles([0.3, 0.7])
-    assert torch.equal(counts, counts.round())
 
 
 def test_what_has_no_quantiles_or_targets_is_named():

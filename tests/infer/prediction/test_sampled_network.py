@@ -180,17 +180,6 @@ def test_any_posterior_of_the_network_is_served(kind):
     assert_same_prediction(served.predict(X), predict(model, guide, X, DRAWS))
 
 
-def test_a_guide_function_and_one_that_looks_at_inputs_serve():
-    model, _ = problem()
-
-    def looks(x):
-        pyro.sample("0.bias", dist.Normal(x.mean(), 1e-6).expand([8]).to_event(1))
-
-    served = sampled(model, looks, x=X.numpy())
-    assert torch.allclose(served.draws.get_buffer("0.bias"), X.mean().expand(DRAWS, 8), atol=1e-4)
-    assert sampled(model, lambda: None).draws.get_buffer("0.bias").shape == (DRAWS, 8)
-
-
 def test_a_bayesian_module_is_served_without_a_likelihood():
     model, guide = problem()
     served = sampled(model.bnn, guide)
@@ -261,19 +250,6 @@ def test_a_state_dict_loads_into_another_of_the_same_structure(kind):
     assert torch.equal(fresh.predict(x).noise["scale"], served.predict(x).noise["scale"])
     # A buffer that the network does not save is not saved here.
     assert "shared.shift" not in served.state_dict()
-
-
-@pytest.mark.parametrize("kind", ["batch norm and dropout", "recurrent", "encoder"])
-def test_it_moves_to_another_dtype(kind):
-    net, x = NETWORKS[kind]
-    model, guide = problem(net, x)
-    served = sampled(model, guide)
-    expected = served(x)
-    prediction = served.to(torch.float64).predict(x.double())
-    assert prediction.samples.dtype == prediction.mean.dtype == prediction.noise["scale"].dtype == torch.float64
-    assert torch.allclose(prediction.samples, expected.double(), rtol=1e-4, atol=1e-5)
-    # Arrays of NumPy follow.
-    assert served.predict(x.numpy()).samples.dtype == torch.float64
 
 
 # --------------------------------------------------------------------------------------------------------- threads

@@ -1,8 +1,6 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import copy
-import pickle
 import warnings
 
 import pyro
@@ -207,18 +205,6 @@ def test_a_call_that_starts_again_leaves_running_statistics_as_one_call_does():
     assert float(bnn.net.calls) == before + 1
 
 
-def test_hooks_and_hand_made_forwards_are_kept():
-    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    net[0].register_forward_hook(lambda layer, args, output: torch.zeros_like(output))
-    bnn, guide = guided(net, stddev=1e-6)
-    torch.testing.assert_close(outputs(bnn, guide), net(X), atol=1e-4, rtol=0.0)
-    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    net[0].forward = lambda x: x[:, :3]
-    bnn, guide = guided(net, stddev=1e-6)
-    with pytest.warns(UserWarning, match="0.weight"):
-        torch.testing.assert_close(outputs(bnn, guide), net(X), atol=1e-4, rtol=0.0)
-
-
 def test_a_network_that_recomputes_parts_gets_the_same_noise_again():
     class Checkpointed(nn.Module):
         def __init__(self):
@@ -246,17 +232,6 @@ def test_a_network_that_recomputes_parts_gets_the_same_noise_again():
         gradients.append([f.detach(), *(p.grad for p in guide.parameters())])
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda bnn: pickle.loads(pickle.dumps(bnn))])
-def test_copies_have_noise_of_their_own(copied):
-    bnn, guide = guided(Elsewhere())
-    with pytest.warns(UserWarning, match="outside"):
-        outputs(bnn, guide)
-    again = copied(bnn)
-    outputs(again, guide)
-    fresh, guide = guided(nn.Linear(4, 2))
-    assert torch.isfinite(outputs(copied(fresh), guide)).all()
 
 
 def fixed(layer, name, value):

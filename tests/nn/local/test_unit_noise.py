@@ -78,17 +78,6 @@ def test_noise_has_the_dtype_of_its_parameters(make, dtype):
     assert torch.isfinite(outputs).all()
 
 
-def test_wrapped_distributions_are_seen_through():
-    radial = RadialNormal(torch.randn(2, 3), torch.ones(2, 3), 2)
-    for wrapped in (radial, radial.mask(True), radial.expand([5, 1]), dist.ExpandedDistribution(radial, [4])):
-        noise = unit_noise(wrapped)
-        assert torch.equal(noise.loc, radial.loc)
-        assert noise.radius_dim == 2
-    normal = unit_noise(dist.Normal(0.0, torch.rand(2, 3)).to_event(2))
-    assert torch.equal(normal.loc, torch.zeros(2, 3))
-    assert normal.radius is None
-
-
 def test_other_distributions_have_no_noise():
     assert unit_noise(dist.Laplace(torch.zeros(3), 1.0).to_event(1)) is None
     assert unit_noise(dist.LogNormal(torch.zeros(3), 1.0).to_event(1)) is None

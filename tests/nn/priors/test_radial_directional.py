@@ -137,18 +137,6 @@ class TestBadInput:
             bnn(torch.zeros(1, 3))
 
 
-@pytest.mark.parametrize(
-    ("grouping", "sides"), [("row", ["row"]), ("column", ["column"]), ("double", ["row", "column"])]
-)
-def test_the_names_are_those_of_the_prior(grouping, sides):
-    trace = poutine.trace(RadialDirectionalPrior(grouping).sample_parameter).get_trace("0.weight", torch.randn(3, 2))
-    sites = TensorSites("0.weight")
-    radii = [sites.global_radius, *(sites.local_radius(side) for side in sides)]
-    factors = {name for radius in radii for name in (radius.gamma, radius.inverse_gamma)}
-    assert set(trace.stochastic_nodes) == factors | {sites.direction(side) for side in sides}
-    assert set(trace.observation_nodes) == {radius.radius for radius in radii}
-
-
 def test_the_parameter_is_found_by_the_gamma_factor_of_its_global_radius():
     sites = TensorSites("0.weight")
     assert TensorSites.with_global_radius(sites.global_radius.gamma) == sites
