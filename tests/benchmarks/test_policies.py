@@ -35,7 +35,8 @@ def test_linear_thompson_holds_the_conjugate_posterior_of_what_it_saw():
 
 
 def test_a_gaussian_process_decides_by_its_exact_posterior():
-    policy = GaussianProcessThompson(GaussianProcess(RBF(input_dim=2)), steps=0, noise=0.2)
+    policy = GaussianProcessThompson(GaussianProcess(RBF(input_dim=2)))
+    policy.steps, policy.noise = 0, 0.2
     policy.begin(2, 2)
     x = torch.randn(12, 2)
     arms = torch.arange(12) % 2

@@ -14,8 +14,6 @@ from types import ModuleType
 
 import pytest
 from filelock import FileLock
-from joblib import register_parallel_backend
-from joblib.parallel import ThreadingBackend
 
 from benchmarks import common
 from benchmarks.common import (
@@ -23,7 +21,6 @@ from benchmarks.common import (
     OtherSettingError,
     Results,
     compute_all,
-    main,
     parser_of,
     reaches,
     with_error,
@@ -124,31 +121,10 @@ def test_jobs_are_computed_once_and_saved_in_their_order(tmp_path, workers):
     assert [row["seed"] for row in results.rows] == [1, 0, 2]
 
 
-class Elsewhere(ThreadingBackend):
-    """A backend of joblib's as a cluster's is one, which counts what it is given."""
-
-    given = []
-
-    def submit(self, func, callback=None):
-        Elsewhere.given.append(func)
-        return super().submit(func, callback)
-
-
 def sweep(output, *, form="small", workers=2):
     """A tiny experiment."""
     results = Results(output, SETTING)
     compute_all(results, [Job({"seed": number}, row_of, (number,)) for number in range(3)], workers)
-
-
-def test_jobs_go_where_the_command_says(tmp_path, monkeypatch, capsys):
-    register_parallel_backend("elsewhere", Elsewhere)
-    Elsewhere.given.clear()
-    output = tmp_path / "rows.json"
-    monkeypatch.setattr(sys, "argv", ["sweep", "--output", str(output), "--backend", "elsewhere"])
-    main(sweep, lambda results: f"### {len(results.rows)} rows")
-    assert "### 3 rows" in capsys.readouterr().out
-    assert len(Elsewhere.given) == 3
-    assert Results(output).values("value") == [0.0, 1.0, 2.0]
 
 
 def wait_long(folder, number):
@@ -204,8 +180,8 @@ def test_the_options_of_a_command_are_the_parameters_of_its_run():
     from benchmarks.functional import uci
     from benchmarks.guides import cuda
 
-    args = parser_of(uci.run).parse_args(["--data-dir", "there", "--paper", "--seeds", "10"])
-    assert (args.data_dir, args.form, args.seeds, args.workers, args.output) == (Path("there"), "paper", 10, 2, None)
+    args = parser_of(uci.run).parse_args(["--data-dir", "there", "--small", "--seeds", "10"])
+    assert (args.data_dir, args.form, args.seeds, args.workers, args.output) == (Path("there"), "small", 10, 2, None)
     assert parser_of(cuda.run).parse_args(["--device", "cpu"]).form == "default"
     for wrong in (["--device", "abacus"], ["--paper"], ["--data-dir", "there"]):
         with pytest.raises(SystemExit):

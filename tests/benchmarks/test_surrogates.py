@@ -18,7 +18,8 @@ from benchmarks.decisions._surrogates import (
 def test_random_features_have_the_posterior_of_a_gaussian_process():
     # With many features the process is that of the kernel they are of.
     torch.manual_seed(0)
-    surrogate = RandomFeatures(1500)
+    surrogate = RandomFeatures()
+    surrogate.num_features = 1500
     x = torch.rand(8, 1).double()
     surrogate.refit(x, (6 * x).sin())
     process = surrogate.process

@@ -6,18 +6,17 @@ import math
 import pytest
 import torch
 
+from benchmarks.data import augmentation
 from benchmarks.data.augmentation import RandomAffine, shifted_and_mirrored
 
-NOTHING = {"flip": False, "degrees": 0.0, "shift": 0.0, "zoom": (1.0, 1.0)}
 N = 400
+AFFINE = RandomAffine((0.0,))
 
 
-def only(**changed):
-    return RandomAffine(**{**NOTHING, **changed})
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+@pytest.fixture(autouse=True)
+def neither_shifted_nor_zoomed(monkeypatch):
+    monkeypatch.setattr(augmentation, "SHIFT", 0.0)
+    monkeypatch.setattr(augmentation, "ZOOM", (1.0, 1.0))
 
 
 def spots(x, y, height, width, stddev=2.0):
@@ -37,9 +36,10 @@ def centers(images):
     return torch.stack([(images * place).sum((1, 2, 3)) / mass for place in (columns, rows)], -1)
 
 
-def test_flips_are_the_four_and_as_frequent():
-    images = torch.rand(1, 2, 5, 8, generator=generator()).expand(N, -1, -1, -1)
-    flipped = only(flip=True)(images, generator(1))
+def test_flips_are_the_four_and_as_frequent(monkeypatch):
+    monkeypatch.setattr(augmentation, "DEGREES", 0.0)
+    images = torch.rand(1, 2, 5, 8).expand(N, -1, -1, -1)
+    flipped = AFFINE(images)
     kinds = [images[0], images[0].flip(-1), images[0].flip(-2), images[0].flip((-1, -2))]
     matches = torch.stack([((flipped - kind).abs().amax((1, 2, 3)) < 1e-5) for kind in kinds])
     assert torch.equal(matches.sum(0), torch.ones(N, dtype=torch.long))
@@ -49,8 +49,7 @@ def test_flips_are_the_four_and_as_frequent():
 
 @pytest.mark.parametrize(("height", "width"), [(61, 61), (61, 91)])
 def test_rotations_keep_the_distance_in_pixels_and_take_every_angle(height, width):
-    rotated = only(degrees=180.0)(spots(12.0, 9.0, height, width), generator(2))
-    found = centers(rotated)
+    found = centers(AFFINE(spots(12.0, 9.0, height, width)))
     torch.testing.assert_close(found.norm(dim=-1), torch.full((N,), 15.0, dtype=torch.float64), rtol=0, atol=0.05)
     angles = torch.atan2(found[:, 1], found[:, 0])
     quarters = torch.histc(angles, 4, -math.pi, math.pi) / N
