@@ -10,13 +10,19 @@ import torch
 from pyro.contrib.gp.kernels import RBF
 
 from benchmarks.decisions._bandit_loop import run_bandit
+from benchmarks.decisions._environments import Bandit
 from benchmarks.decisions._gp_policy import GaussianProcessThompson
 from benchmarks.decisions._linear_model import LinearModel
-from benchmarks.decisions._policies import (
-    LinearThompson,
-)
+from benchmarks.decisions._policies import LinearThompson
 from pyro_radial.functional import GaussianProcess
-from tests.benchmarks.test_bandit_loop import linear_bandit
+
+WEIGHTS = torch.tensor([[1.0, -0.5], [-1.0, 0.5], [0.2, 1.0]])
+
+
+def linear_bandit(num_steps):
+    x = torch.randn(num_steps, 2)
+    expected = x @ WEIGHTS.T
+    return Bandit(x, expected + 0.1 * torch.randn(expected.shape), expected)
 
 
 def test_linear_thompson_holds_the_conjugate_posterior_of_what_it_saw():
