@@ -41,6 +41,18 @@ def test_the_temperature_that_labels_were_drawn_at_is_found(factor):
     assert again.temperature == pytest.approx(scaling.temperature, rel=1e-9)
 
 
+def test_a_prediction_is_averaged_before_it_is_scaled():
+    samples = 3 * torch.randn(6, 50, 3, dtype=torch.float64)
+    labels = torch.randint(3, (50,))
+    labels[:40] = samples.softmax(-1).mean(0).argmax(-1)[:40]
+    prediction = Prediction(samples, likelihoods.Categorical())
+    scaling = TemperatureScaling.fit(prediction, labels)
+    expected = TemperatureScaling.fit(prediction.mean.log(), labels)
+    assert scaling.temperature == pytest.approx(expected.temperature, rel=1e-9)
+    torch.testing.assert_close(scaling(prediction), scaling(prediction.mean.log()))
+    torch.testing.assert_close(TemperatureScaling(1.0)(prediction), prediction.mean)
+
+
 def test_impossible_classes_stay_impossible():
     probs = torch.tensor([[0.9, 0.1, 0.0], [0.0, 0.8, 0.2], [0.7, 0.3, 0.0]])
     scaling = TemperatureScaling.fit(probs.log(), torch.tensor([0, 1, 1]))
