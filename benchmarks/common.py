@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import numpy as np
 import torch
 from filelock import FileLock
-from joblib import Parallel, delayed, parallel_config
+from joblib import Parallel, delayed
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -179,20 +179,21 @@ class Results:
         name = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in str(part)) for part in parts)
         return self.path.parent / "checkpoints" / self.path.stem / name
 
-    def plot_path(self, suffix: str = "") -> Path:
-        """Return the path of a plot of these results."""
-        return self.path.with_name(f"{self.path.stem}{suffix and '_' + suffix}.png")
+    @property
+    def plot_path(self) -> Path:
+        """The path of the plot of these results."""
+        return self.path.with_suffix(".png")
 
-    def save_plot(self, figure: Figure, suffix: str = "") -> None:
-        """Save a plot of these results beside them, in 128 colors: a third of the bytes."""
+    def save_plot(self, figure: Figure) -> None:
+        """Save the plot of these results beside them, in 128 colors: a third of the bytes."""
         drawn = io.BytesIO()
         figure.savefig(drawn)
         colors = Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE)
-        colors.save(self.plot_path(suffix), optimize=True)
+        colors.save(self.plot_path, optimize=True)
 
-    def plot(self, caption: str, suffix: str = "") -> str:
-        """Return the Markdown of a saved plot."""
-        path = self.plot_path(suffix)
+    def plot(self, caption: str) -> str:
+        """Return the Markdown of the saved plot."""
+        path = self.plot_path
         shown = path.relative_to(PAGE_FOLDER) if path.is_relative_to(PAGE_FOLDER) else path
         return f"![{caption}]({shown.as_posix()})"
 
@@ -235,7 +236,7 @@ def compute_all(results: Results, jobs: Sequence[Job], workers: int, threads: in
 
 
 def _compute(job: Job, threads: int, script: int) -> Row:
-    """Run a job in a worker, on this or another machine."""
+    """Run a job in a worker."""
     torch.set_num_threads(threads)
     if os.getppid() == script:
         _end_with(script)
@@ -258,18 +259,6 @@ def _end_with(script: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _backend(name: str | None) -> Any:
-    """Return a context that sets joblib's backend by name."""
-    if name is None:
-        return nullcontext()
-    # Dask and Ray need these calls first.
-    if name == "dask":
-        importlib.import_module("distributed").Client()
-    if name == "ray":
-        importlib.import_module("ray.util.joblib").register_ray()
-    return parallel_config(backend=name)
 
 
 def medians(
@@ -364,7 +353,6 @@ OPTIONS = {
     "data_dir": "folder of real data, with images/, uci/ and bandits/",
     "seeds": "number of seeds, or of splits of the data",
     "workers": "number of processes",
-    "backend": "joblib backend: loky (processes on this machine, the default), dask, ray, ...",
     "threads": "torch threads in each process",
 }
 FORMS = {"small": "a quick test; saved in a temporary folder", "paper": "the size of the paper"}
@@ -380,8 +368,7 @@ def main(run: Callable[..., None], report: Callable[..., str], draw: Callable[..
     folder = Path(tempfile.mkdtemp()) if form == "small" else file.parent
     output = options.pop("output") or folder / f"{file.stem}{'_paper' if form == 'paper' else ''}.json"
     try:
-        with _backend(options.pop("backend", None)):
-            run(output, **options)
+        run(output, **options)
     except OtherSettingError as error:
         parser.error(str(error))
     results = Results(output)
@@ -422,6 +409,4 @@ def parser_of(run: Callable[..., None]) -> argparse.ArgumentParser:
             required=parameter.default is parameter.empty,
             help=OPTIONS.get(parameter.name),
         )
-        if parameter.name == "workers":
-            parser.add_argument("--backend", help=OPTIONS["backend"])
     return parser

@@ -40,23 +40,6 @@ def posterior(guide=AutoRadial, hidden=8, outputs=1):
     return model, guide
 
 
-def test_the_ensemble_has_the_moments_of_the_draws():
-    model, guide = posterior()
-    x = torch.rand(7, 2).double()
-    torch.manual_seed(3)
-    samples = predict(model, guide, x, num_samples=50).samples
-    torch.manual_seed(3)
-    draws = FunctionDraws(SampledNetwork(model, guide, num_samples=50))
-    found = draws.posterior(x)
-    assert torch.allclose(found.values, samples, atol=1e-12)
-    assert torch.allclose(found.mean, samples.mean(0), atol=1e-12)
-    assert torch.allclose(found.variance, samples.var(0), atol=1e-12)
-    # The same draws at every call.
-    assert torch.equal(draws.posterior(x).mean, found.mean)
-    for index in (0, 49):
-        assert torch.equal(draws.one(index).posterior(x).mean, found.values[index])
-
-
 def test_batches_are_those_of_the_points_alone():
     draws = FunctionDraws(SampledNetwork(*posterior(), num_samples=5))
     x = torch.rand(3, 4, 2).double()

@@ -21,7 +21,6 @@ MISSING = "?"
 class TableSource:
     """Address, format and digest of a published table.
 
-    :param name: name of the table.
     :param urls: addresses of its files.
     :param digest: :func:`rows_digest` of its rows.
     :param label: column of the class.
@@ -30,7 +29,6 @@ class TableSource:
     :param drop_missing: whether to drop rows with a missing field; otherwise "missing" is a category.
     """
 
-    name: str
     urls: tuple[str, ...]
     digest: str
     label: int
@@ -43,18 +41,14 @@ class TableSource:
 class Table:
     """Features and labels of a table.
 
-    :param name: name that :func:`load_table` takes.
     :param features: float32 tensor ``[N, D]``: numbers unchanged, and one indicator per category.
     :param labels: int64 tensor ``[N]``, values ``0`` to ``num_classes - 1``.
     :param class_names: one name per class, sorted.
-    :param feature_names: one name per feature: the column, with the category if it has one.
     """
 
-    name: str
     features: torch.Tensor
     labels: torch.Tensor
     class_names: tuple[str, ...]
-    feature_names: tuple[str, ...]
 
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
@@ -64,13 +58,11 @@ _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
 #: of the census data without rows that have missing fields, with the occupation as the class.
 TABLES: dict[str, TableSource] = {
     "mushroom": TableSource(
-        name="mushroom",
         urls=(_UCI + "mushroom/agaricus-lepiota.data",),
         digest="9aaf236b8e254a8107e595473aec9cab",
         label=0,
     ),
     "statlog": TableSource(
-        name="statlog",
         urls=(_UCI + "statlog/shuttle/shuttle.trn.Z",),
         digest="211a7c71dd0d2de9203bdec9f957e6d3",
         label=9,
@@ -78,7 +70,6 @@ TABLES: dict[str, TableSource] = {
         separator=None,
     ),
     "adult": TableSource(
-        name="adult",
         urls=(_UCI + "adult/adult.data", _UCI + "adult/adult.test"),
         digest="779a6204aa629e559c8f48d0897526cf",
         label=6,
@@ -147,22 +138,17 @@ def _read(path: Path, separator: str | None) -> Rows:
 def _table(source: TableSource, rows: Rows) -> Table:
     kept = [row for row in rows if MISSING not in row] if source.drop_missing else rows
     columns = np.array(kept).T
-    features, names = [], []
+    features = []
     for number, column in enumerate(columns):
         if number == source.label:
             continue
         if number in source.numeric:
             features.append(column.astype(np.float32))
-            names.append(str(number))
             continue
-        categories = np.unique(column)
-        features += [(column == category).astype(np.float32) for category in categories]
-        names += [f"{number}={category}" for category in categories]
+        features += [(column == category).astype(np.float32) for category in np.unique(column)]
     classes, labels = np.unique(columns[source.label], return_inverse=True)
     return Table(
-        source.name,
         torch.from_numpy(np.stack(features, 1)),
         torch.from_numpy(labels).long(),
         tuple(map(str, classes)),
-        tuple(names),
     )

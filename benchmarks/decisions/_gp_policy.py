@@ -22,23 +22,17 @@ class GaussianProcessThompson(Policy):
     from where they were. Rewards of all arms are standardized together.
 
     :param GaussianProcess prior: prior of each arm.
-    :param int max_points: largest number of rewards of an arm in its posterior, the latest, since N rewards cost N^3.
-    :param int steps: largest number of iterations of each arm in a refit; none with 0.
-    :param int fit_points: largest number of rewards in such a step.
-    :param float noise: standard deviation of the noise in standardized units, before it is learned.
     """
 
-    def __init__(
-        self,
-        prior: GaussianProcess,
-        *,
-        max_points: int = 1000,
-        steps: int = 10,
-        fit_points: int = 100,
-        noise: float = 0.3,
-    ) -> None:
-        self.prior, self.max_points, self.steps = prior, max_points, steps
-        self.fit_points, self.noise = fit_points, noise
+    #: The largest number of rewards of an arm in its posterior, the latest, since N rewards cost N^3.
+    max_points = 1000
+    #: The largest number of iterations of each arm in a refit, none with 0, and of rewards in one.
+    steps, fit_points = 10, 100
+    #: The standard deviation of the noise in standardized units, before it is learned.
+    noise = 0.3
+
+    def __init__(self, prior: GaussianProcess) -> None:
+        self.prior = prior
         self._gradient_steps = 0
         self._arms: list[GaussianProcess] = []
         self._data: list[tuple[Tensor, Tensor]] = []

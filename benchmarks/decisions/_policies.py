@@ -102,23 +102,17 @@ class UniformPolicy(Policy):
 class LinearThompson(Policy):
     r"""Thompson sampling with the exact posterior of a linear model for each arm.
 
-    Source: Riquelme, Tucker and Snoek (2018), "Deep Bayesian Bandits Showdown", section 4.1, whose prior is the
-    default.
-
-    :param float prior_precision: precision :math:`\lambda` of the weights in units of the noise's precision.
-    :param float shape: shape :math:`a_0` of the inverse-gamma prior of the noise's variance.
-    :param float rate: its rate :math:`b_0`.
+    Source: Riquelme, Tucker and Snoek (2018), "Deep Bayesian Bandits Showdown", section 4.1.
     """
 
-    def __init__(self, prior_precision: float = 0.25, shape: float = 6.0, rate: float = 6.0) -> None:
-        self.prior_precision, self.shape, self.rate = prior_precision, shape, rate
+    def __init__(self) -> None:
         self._arms: list[LinearModel] = []
 
     def begin(self, num_features: int, num_arms: int) -> None:
         """Create the prior of each arm."""
         super().begin(num_features, num_arms)
         if not self._arms:
-            self._arms = [self._prior(num_features) for _ in range(num_arms)]
+            self._arms = [_prior(num_features + 1) for _ in range(num_arms)]
 
     def choose(self, context: Tensor) -> int:
         """The arm with the largest reward in a draw of all arms."""
@@ -129,10 +123,7 @@ class LinearThompson(Policy):
         """Compute the posterior of each arm from the prior and all its rewards."""
         for number in range(self.num_arms):
             x, y = contexts[arms == number], rewards[arms == number]
-            self._arms[number] = self._prior(x.shape[1]).updated(with_one(x), y.double())
-
-    def _prior(self, num_features: int) -> LinearModel:
-        return LinearModel.prior(num_features + 1, self.prior_precision, self.shape, self.rate)
+            self._arms[number] = _prior(x.shape[1] + 1).updated(with_one(x), y.double())
 
 
 def with_one(x: Tensor) -> Tensor:
@@ -146,13 +137,11 @@ class EpsilonGreedy(ThompsonSampling):
 
     :param model: model, as for :class:`ThompsonSampling`.
     :param guide: its guide; for a point estimate one draw is the mean.
-    :param float epsilon: probability of a random arm.
     :param options: options of :class:`ThompsonSampling`.
     """
 
-    def __init__(self, model: nn.Module, guide: nn.Module, *, epsilon: float = 0.05, **options: Any) -> None:
-        super().__init__(model, guide, **options)
-        self.epsilon = epsilon
+    #: The probability of a random arm.
+    epsilon = 0.05
 
     def choose(self, context: Tensor) -> int:
         """The arm to pull."""
@@ -212,6 +201,7 @@ class NeuralLinear(ThompsonSampling):
 
 
 def _prior(size: int) -> LinearModel:
+    """The prior of Riquelme, Tucker and Snoek (2018)."""
     return LinearModel.prior(size, 0.25, 6.0, 6.0)
 
 

@@ -166,13 +166,11 @@ class RandomFeatures:
     Source: Rahimi and Recht (2007), "Random Features for Large-Scale Kernel Machines"; as a baseline of Bayesian
     optimization Sun et al. (2019), "Functional variational Bayesian neural networks", appendix C.3.
 
-    :param int num_features: number of features, M.
     """
 
     gradient_steps = 0
-
-    def __init__(self, num_features: int = 500) -> None:
-        self.num_features = num_features
+    #: The number of features, M.
+    num_features = 500
 
     def refit(self, x: Tensor, y: Tensor) -> None:
         """Fit the kernel, draw the features, and take the weights' posterior."""

@@ -204,7 +204,7 @@ def drawn(name: str, seed: int, knots: int) -> Problem:
     return Problem(objective, [[0.0] * NUM_INPUTS, [1.0] * NUM_INPUTS], maximum, kernel, False)
 
 
-def highest(objective: Callable[[Tensor], Tensor], points: Tensor, starts: int = 20) -> float:
+def highest(objective: Callable[[Tensor], Tensor], points: Tensor) -> float:
     """Find the largest value in the unit cube, possibly in a corner, by L-BFGS from the best points."""
     values = torch.cat([objective(part) for part in points.split(1000)])
 
@@ -213,7 +213,7 @@ def highest(objective: Callable[[Tensor], Tensor], points: Tensor, starts: int =
         value = -objective(x)
         return float(value.detach()), torch.autograd.grad(value, x)[0].numpy()
 
-    best = points[values.topk(starts).indices].numpy()
+    best = points[values.topk(20).indices].numpy()
     ends = [minimize(descent, start, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * NUM_INPUTS) for start in best]
     return max(float(values.max()), *(-float(end.fun) for end in ends))
 

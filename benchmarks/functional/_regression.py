@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gpytorch.kernels as kernels
 import torch
@@ -17,15 +17,12 @@ from torch import Tensor, nn
 
 from benchmarks.common import Pair, Row
 from benchmarks.functional._training import network, train, weight_space
-from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel, TermsELBO, predict
+from pyro_radial import BayesianModule, FunctionalELBO, SupervisedModel, TermsELBO, predict
 from pyro_radial.functional import (
     BetweenRows,
-    GaussianKL,
     GaussianProcess,
     LinearizedKL,
-    UniformBox,
 )
-from pyro_radial.functional.measurement_points import MeasurementPoints
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.priors import FanIn
 
@@ -53,25 +50,9 @@ DEFAULT: Row = {
     "prior_steps": 1_000,
     "prior_points": 500,
 }
-PAPER: Row = DEFAULT | {
-    "divergence": "GaussianKL",
-    "measurement_points": "box",
-    "hidden": [50],
-    "activation": "ReLU",
-    "batch_size": 20,
-    "num_points": 5,
-    "num_functions": 100,
-    "steps": 50_000,
-    "lr": 1e-3,
-    "rates": [[1.0, 1.0]],
-    "weigh_up": 1.0,
-    "prior_steps": 10_000,
-    "prior_points": 1_000,
-}
 FORMS: dict[str, Row] = {
     "default": DEFAULT,
     "small": DEFAULT | {"hidden": [10], "steps": 10, "prior_steps": 10, "num_points": 10},
-    "paper": PAPER,
 }
 
 
@@ -141,11 +122,7 @@ def shuffled(rows: Pair) -> Pair:
 
 
 def trained(
-    rows: Pair,
-    setting: Row,
-    prior: GaussianProcess | None,
-    checkpoint: Path,
-    make_guide: Callable[..., Any] = AutoMeanField,
+    rows: Pair, setting: Row, prior: GaussianProcess | None, checkpoint: Path
 ) -> tuple[SupervisedModel, nn.Module]:
     """A network under a process that was fitted to the rows, or without one, under a prior on its weights."""
     x = rows[0]
@@ -158,7 +135,7 @@ def trained(
         model = SupervisedModel(BayesianModule(net), noise)
         noisy = GaussianProcess(prior.kernel, noise=setting["prior_noise"])
         kl_weight = (len(x) / batch_size) ** setting["weigh_up"]
-        loss = functional_loss(noisy, x, batch_size, setting)
+        loss = functional_loss(noisy, x, setting)
 
         def make_loss(kl_weight: Callable[[int], float]) -> TermsELBO:
             return loss(kl_weight=kl_weight)
@@ -179,23 +156,16 @@ def trained(
         checkpoint=checkpoint,
         kl_weight=kl_weight,
         init_stddev=setting["init_stddev"],
-        make_guide=make_guide,
         noise_lr=setting["noise_lr"],
-        mean_only_epochs=setting["pretrain_epochs"],
     )
     return model, guide
 
 
-def functional_loss(noisy: GaussianProcess, x: Tensor, batch_size: int, setting: Row) -> Callable[..., FunctionalELBO]:
+def functional_loss(noisy: GaussianProcess, x: Tensor, setting: Row) -> Callable[..., FunctionalELBO]:
     """The loss of a setting, without the weight of its divergence."""
-    num_points = setting["num_points"]
-    in_box = setting["measurement_points"] == "box"
-    measurement_points: MeasurementPoints = UniformBox.around(x, num_points) if in_box else BetweenRows(x, num_points)
-    sampled = setting["divergence"] == "GaussianKL"
-    # More draws than the values that are compared at once, where the moments are those of draws.
-    functions = batch_size + num_points + 10 if sampled else setting["num_functions"]
-    divergence: Any = GaussianKL() if sampled else LinearizedKL()
-    return partial(FunctionalELBO, noisy, measurement_points, divergence=divergence, num_functions=functions)
+    points = BetweenRows(x, setting["num_points"])
+    functions = setting["num_functions"]
+    return partial(FunctionalELBO, noisy, points, divergence=LinearizedKL(), num_functions=functions)
 
 
 def noise_above(floor: Tensor, times: float, num_data: int) -> likelihoods.Gaussian:

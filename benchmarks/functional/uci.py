@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.common import Claim, Job, Results, SizedForm, compute_all, main, paired, reaches
+from benchmarks.common import Claim, Form, Job, Results, compute_all, main, paired, reaches
 from benchmarks.functional._regression import FORMS, SMALL_SETS
 from benchmarks.functional._training import NUM_SAMPLES
 from benchmarks.functional._uci import (
@@ -26,7 +26,7 @@ from benchmarks.functional._uci import (
 __all__ = ["claims", "report", "run"]
 
 
-def run(output: Path, *, data_dir: Path, form: SizedForm = "default", seeds: int = 10, workers: int = 2) -> None:
+def run(output: Path, *, data_dir: Path, form: Form = "default", seeds: int = 10, workers: int = 2) -> None:
     """Train on the standard splits, standardized by the training rows; results are in the units of the targets.
 
     A Gaussian process with an RBF kernel and a length scale for each input is fitted to the training rows by marginal
@@ -40,8 +40,7 @@ def run(output: Path, *, data_dir: Path, form: SizedForm = "default", seeds: int
     the prior variance of its weights is one over the number of inputs of a unit, and its noise starts at 0.5. Training
     takes 4,000 steps of Adam at 0.015, 0.0045 and 0.00075.
 
-    Settings were chosen on a tenth of the training rows of the first split. The paper's size is 1 x 50 units, 20 + 5
-    points, 2,000 epochs, and 10 splits.
+    Settings were chosen on a tenth of the training rows of the first split.
     """
     setting, num_samples = FORMS[form], NUM_SAMPLES[form]
     results = Results(output, {"torch": torch.__version__, **setting, "num_samples": num_samples})

@@ -30,24 +30,14 @@ from benchmarks.common import (
 )
 from benchmarks.uncertainty._methods import (
     DEEP_ENSEMBLE,
-    DROPOUT,
-    IVON,
-    LAPLACE,
-    MEAN_FIELD,
     NATURAL_ENSEMBLE,
-    NATURAL_MEAN_FIELD,
     NATURAL_RADIAL,
     NATURAL_ROWS,
     PLAIN,
-    RADIAL,
-    RADIAL_ENSEMBLE,
     SGD,
     SGD_ENSEMBLE,
     SGD_LAPLACE,
     SGD_TEMPERATURE,
-    TEMPERATURE,
-    TRUNCATED,
-    TWEAKS,
     Augment,
     MakeNet,
     Setting,
@@ -60,42 +50,22 @@ from tutorials import image_sets
 
 #: Whose setting a method has that chooses none.
 SETTING_OF = {
-    TEMPERATURE: PLAIN,
-    LAPLACE: PLAIN,
     DEEP_ENSEMBLE: PLAIN,
-    RADIAL_ENSEMBLE: RADIAL,
-    TRUNCATED: MEAN_FIELD,
     SGD_TEMPERATURE: SGD,
     SGD_LAPLACE: SGD,
     SGD_ENSEMBLE: SGD,
     NATURAL_ROWS: NATURAL_RADIAL,
     NATURAL_ENSEMBLE: NATURAL_RADIAL,
 }
-ENSEMBLES = (DEEP_ENSEMBLE, RADIAL_ENSEMBLE, SGD_ENSEMBLE, NATURAL_ENSEMBLE)
-_SCALES = (
-    {"init_stddev": 0.01},
-    {"init_stddev": 0.03},
-    {"init_stddev": 0.01, "prior_stddev": 0.1},
-    {"init_stddev": 0.03, "prior_stddev": 0.1, "scale_rate": 0.01},
-)
-#: Four settings of each other method, to choose from.
-CANDIDATES: Mapping[str, Sequence[Row]] = MappingProxyType(
-    {
-        PLAIN: tuple({"prior_stddev": stddev} for stddev in (1.0, 0.3, 0.1, 0.05)),
-        DROPOUT: tuple({"dropout": rate} for rate in (0.1, 0.2, 0.3, 0.5)),
-        MEAN_FIELD: _SCALES,
-        TWEAKS: tuple({"prior_stddev": stddev, "scale_rate": rate} for stddev in (1.0, 0.1) for rate in (0.001, 0.01)),
-        IVON: tuple({"ivon_rate": rate, "init_stddev": start} for rate in (0.03, 0.1) for start in (0.01, 0.03)),
-        RADIAL: _SCALES,
-    }
-)
+ENSEMBLES = (DEEP_ENSEMBLE, SGD_ENSEMBLE, NATURAL_ENSEMBLE)
 #: Of an experiment's small form, which must learn more than nothing.
 SMALL = Setting(epochs=3, batch_size=32, rate=0.01, num_samples=2, num_members=2, compile=False)
-# Okabe and Ito's palette, which color-blind readers can tell apart, without its black and yellow.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+# Of single networks and of ensembles, which color-blind readers can tell apart.
+COLORS = ("#0072B2", "#D55E00")
 #: What all tables begin with.
 SCORES = {"accuracy": "accuracy", "nll": "NLL", "calibration_error": "ECE"}
-FOUR_DIGITS: Mapping[str, int] = MappingProxyType({**dict.fromkeys(SCORES, 4), "auroc_unseen": 4, "seconds": 0})
+#: In tables; others have four.
+DIGITS: Mapping[str, int] = MappingProxyType({"auroc_mnist": 3, "seconds": 0})
 
 
 class Size(NamedTuple):
@@ -119,11 +89,10 @@ class Study:
     :param names: of what is trained on; settings are chosen on the first.
     :param setting: of all methods, but for what is chosen.
     :param methods: those that are compared.
-    :param num_candidates: settings to choose from, at most.
-    :param choice_rows: training rows to choose on.
+    :param settings_of: by method, the settings to choose from.
+    :param num_candidates: at most so many of them.
     :param shares: whether the members of an ensemble are the single networks of several seeds, each trained once.
     :param seeds_of: how many seeds a method has that has fewer than the others.
-    :param settings_of: by method, the settings to choose from.
     :param augment: what changes the inputs of each training batch.
     """
 
@@ -133,11 +102,10 @@ class Study:
     names: tuple[str, ...]
     setting: Setting
     methods: tuple[str, ...]
-    num_candidates: int = 4
-    choice_rows: int | None = None
+    settings_of: Mapping[str, Sequence[Row]]
+    num_candidates: int
     shares: bool = False
     seeds_of: Mapping[str, int] = field(default_factory=dict)
-    settings_of: Mapping[str, Sequence[Row]] = field(default_factory=lambda: CANDIDATES)
     augment: Augment | None = None
 
     @property
@@ -193,8 +161,7 @@ def options_of(results: Results, method: str) -> Row:
 def _chosen(study: Study, method: str, options: Row, folder: Path) -> Row:
     fitted, held_out = study.load(study.names[0])
     setting = replace(study.setting, **options)
-    rows = part(fitted, 0, study.choice_rows)
-    learned = train(method, study.make_net, rows, held_out, setting, 0, folder, study.augment)
+    learned = train(method, study.make_net, fitted, held_out, setting, 0, folder, study.augment)
     return scores(learned.predict(held_out[0]), held_out[1]) | {"seconds": learned.seconds}
 
 
@@ -269,11 +236,10 @@ def load(data_dir: Path | None, size: Any, name: str) -> tuple[Pair, Pair]:
 
 def scores(prediction: Prediction, labels: Tensor) -> Row:
     """Accuracy, NLL and calibration error; not all classes need be there."""
-    there, labels = replace(prediction, samples=prediction.samples.cpu()), labels.cpu()
     return {
-        "accuracy": float((there.mean.argmax(-1) == labels).float().mean()),
-        "nll": -float(there.log_prob(labels).mean()),
-        "calibration_error": float(expected_calibration_error(there.mean, labels)),
+        "accuracy": float((prediction.mean.argmax(-1) == labels).float().mean()),
+        "nll": -float(prediction.log_prob(labels).mean()),
+        "calibration_error": float(expected_calibration_error(prediction.mean, labels)),
     }
 
 
@@ -281,18 +247,16 @@ def tested_methods(results: Results) -> list[str]:
     return list(dict.fromkeys(row["method"] for row in results.rows if row["use"] == "test"))
 
 
-def score_table(
-    results: Results, columns: Mapping[str, str], digits: Mapping[str, int] = FOUR_DIGITS, **keys: Any
-) -> str:
-    """Make a table of results by method, with three digits or ``digits``, and a dash where a method has none."""
+def score_table(results: Results, columns: Mapping[str, str]) -> str:
+    """Make a table of results by method, with a dash where a method has none."""
     lines = []
     for method in tested_methods(results):
-        rows = results.where(use="test", method=method, **keys)
+        rows = results.where(use="test", method=method)
         lines.append(
             [
                 method,
                 *(
-                    with_error([row[name] for row in rows], digits.get(name, 3)) if name in rows[0] else "-"
+                    with_error([row[name] for row in rows], DIGITS.get(name, 4)) if name in rows[0] else "-"
                     for name in columns
                 ),
             ]
@@ -324,72 +288,33 @@ def described(size: Any) -> Row:
     return {name: value for name, value in size._asdict().items() if name != "setting"} | own
 
 
-def compared(
-    text: str, ours: Sequence[float], theirs: Sequence[float], digits: int = 3, *, higher_is_better: bool = False
-) -> Claim:
-    """Claim that our results are better than theirs with the same seeds, by more than two standard errors.
+def compared(text: str, ours: Sequence[float], theirs: Sequence[float]) -> Claim:
+    """Claim that our results are lower than theirs with the same seeds, by more than two standard errors.
 
     With one seed there is no standard error, so the claim does not hold; its text says that there is one of each.
     """
     difference = paired(ours, theirs)
     text = f"{text} (one of each)" if len(difference) == 1 else text
-    numbers = (
-        f"{with_error(ours, digits)} against {with_error(theirs, digits)}, difference "
-        f"{with_error(difference, digits + 1)}"
-    )
-    signed = [-value if higher_is_better else value for value in difference]
-    return Claim(text, "", numbers, str(len(ours)), is_below(signed))
-
-
-def compared_methods(
-    results: Results,
-    of: str,
-    label: str,
-    name: str,
-    ours: str,
-    theirs: str,
-    *,
-    higher_is_better: bool = False,
-    **keys: Any,
-) -> list[Claim]:
-    """Claim that a score of one method is better than that of another, with the first seeds, which both have."""
-    pair = [results.values(name, use="test", method=method, **keys) for method in (ours, theirs)]
-    count = min(map(len, pair))
-    if not count:
-        return []
-    text = f"{of}: the {label} of {ours} is {'above' if higher_is_better else 'below'} that of {theirs}"
-    return [compared(text, *(values[:count] for values in pair), higher_is_better=higher_is_better)]
+    numbers = f"{with_error(ours, 3)} against {with_error(theirs, 3)}, difference {with_error(difference, 4)}"
+    return Claim(text, "", numbers, str(len(ours)), is_below(difference))
 
 
 def compared_pairs(results: Results, of: str, pairs: Sequence[tuple[str, str, str]]) -> list[Claim]:
-    """Claim of each score, method and other method that the score of the first is lower."""
-    return [
-        claim
-        for name, ours, theirs in pairs
-        for claim in compared_methods(results, of, SCORES[name], name, ours, theirs)
-    ]
+    """Claim of each score, method and other method that the score of the first is lower, with the seeds of both."""
+    found = []
+    for name, *methods in pairs:
+        values = [results.values(name, use="test", method=method) for method in methods]
+        count = min(map(len, values))
+        if count:
+            text = f"{of}: the {SCORES[name]} of {methods[0]} is below that of {methods[1]}"
+            found.append(compared(text, *(own[:count] for own in values)))
+    return found
 
 
-def counted(results: Results, **keys: Any) -> str:
+def counted(results: Results) -> str:
     """How many results each method has."""
     methods = tested_methods(results)
-    return ", ".join(f"{len(results.where(use='test', method=method, **keys))} {method}" for method in methods)
-
-
-def style_of(method: str) -> dict[str, Any]:
-    """A color for each family of methods, and a dash for each of its members."""
-    families = (
-        (PLAIN, TEMPERATURE, DEEP_ENSEMBLE, SGD),
-        (RADIAL, RADIAL_ENSEMBLE, NATURAL_RADIAL),
-        (MEAN_FIELD, TWEAKS, TRUNCATED, NATURAL_MEAN_FIELD),
-        (DROPOUT,),
-        (LAPLACE,),
-        (IVON,),
-    )
-    for color, family in zip(COLORS, families, strict=True):
-        if method in family:
-            return {"color": color, "linestyle": ("-", ":", "--", "-.")[family.index(method)], "linewidth": 1.4}
-    raise ValueError(f"method must be one of those compared, got {method}")
+    return ", ".join(f"{len(results.where(use='test', method=method))} {method}" for method in methods)
 
 
 def draw_by_method(results: Results, published: Mapping[str, float] = MappingProxyType({})) -> Figure:

@@ -12,7 +12,7 @@ import torch
 from benchmarks.common import Pair
 from benchmarks.data.augmentation import RandomAffine
 from benchmarks.uncertainty._methods import Augment, MakeNet
-from benchmarks.uncertainty._networks import VGG4, vgg
+from benchmarks.uncertainty._networks import vgg
 from tutorials import image_sets
 
 #: The grade from which on an image is referred.
@@ -49,4 +49,4 @@ def fundus(data_dir: Path | None) -> Fundus:
 
 def network(width: int) -> MakeNet:
     """A network for these images, from its dropout rate."""
-    return partial(vgg, width=width, blocks=VGG4)
+    return partial(vgg, width=width)

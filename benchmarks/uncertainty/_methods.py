@@ -15,7 +15,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, SequentialLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from benchmarks.common import Pair, Row, without_advice_on_widths
@@ -48,8 +48,6 @@ Augment = Callable[[Tensor], Tensor]
 PLAIN, DROPOUT, DEEP_ENSEMBLE = "plain", "MC dropout", "deep ensemble"
 MEAN_FIELD, TWEAKS, TRUNCATED = "mean field", "mean field, tweaks", "mean field, truncated"
 RADIAL, RADIAL_ENSEMBLE = "radial", "radial ensemble"
-#: Mean field that starts at the marginal standard deviations of radial posteriors, sigma / sqrt(D) at each site.
-NARROW = "mean field, narrow"
 #: A radius for each row of a weight.
 ROWS = "radial by row"
 TEMPERATURE, LAPLACE, IVON = "temperature", "last-layer Laplace", "IVON"
@@ -72,7 +70,7 @@ class Setting:
 
     epochs: int = 20
     batch_size: int = 128
-    #: Of Adam, Amsgrad, AdamW, SGD with Nesterov's momentum, or natural gradients; in units of the mean loss of a row.
+    #: Of Adam, AdamW, SGD with Nesterov's momentum, or natural gradients; in units of the mean loss of a row.
     optimizer: str = "adam"
     rate: float = 1e-3
     #: The decay of AdamW, instead of a prior.
@@ -83,23 +81,12 @@ class Setting:
     best_epoch: bool = False
     #: Of what softplus makes scales of; without, that of the means.
     scale_rate: float | None = None
-    #: What the rate is multiplied by after each epoch; without, it falls to zero along a cosine.
-    decay: float | None = None
     #: The marginal standard deviation that scales start at, or in its place the paper's sigma.
     init_stddev: float = 0.01
     init_scale: float | None = None
     prior_stddev: float = 1.0
-    #: The mean cosine that directions start at.
-    mean_cosine: float = 0.9
-    #: First epochs that train the means alone, without noise; the tweaks do so for half of all epochs.
-    pretrain_epochs: int = 0
-    #: Draws of a step, and how much its KL counts.
-    num_particles: int = 1
     kl_weight: float = 1.0
-    noise: str = "weights"
     dropout: float = 0.1
-    #: Of standard deviations, in truncated mean field.
-    truncation: float = 1.0
     #: Of natural gradients, times the first variance and the number of data: the rate of SGD at first.
     ivon_rate: float = 0.1
     lr: float | None = None
@@ -107,8 +94,6 @@ class Setting:
     #: rate of zero, the optimizer's default rates, which train widths.
     hess_init: float | None = 0.5
     hess_rate: float = 1e-5
-    #: The structure of a Laplace approximation: "kronecker" for last layers of more than 3000 weights.
-    laplace: str = "full"
     num_members: int = 5
     #: Draws of a prediction; the members of an ensemble share them.
     num_samples: int = 32
@@ -229,23 +214,15 @@ def _guide(kind: str, model: SupervisedModel, setting: Setting) -> nn.Module:
         return AutoMeanField(model, init_stddev=1e-3)
     if kind == DIRECTIONAL:
         return AutoRadialDirectional(
-            model, init_stddev=setting.init_stddev, init_mean_cosine=setting.mean_cosine, shared_concentration=False
+            model, init_stddev=setting.init_stddev, init_mean_cosine=0.9, shared_concentration=False
         )
-    if kind == NARROW:
-        return AutoMeanField(model, families=partial(_narrow, setting))
-    own = {".": TruncatedNormalFamily(setting.truncation)} if kind == TRUNCATED else None
+    own = {".": TruncatedNormalFamily(1.0)} if kind == TRUNCATED else None
     return AutoMeanField(model, init_stddev=setting.init_scale or setting.init_stddev, families=own)
-
-
-def _narrow(setting: Setting, name: str, site: Any) -> families.Normal:
-    if setting.init_scale is None:
-        return families.Normal(init_stddev=setting.init_stddev)
-    return families.Normal(init_stddev=setting.init_scale / site["fn"].event_shape.numel() ** 0.5)
 
 
 def _model(net: nn.Module, setting: Setting, **options: Any) -> SupervisedModel:
     bnn = BayesianModule(net, **{"prior": dist.Normal(0.0, setting.prior_stddev), **options})
-    return SupervisedModel(bnn, likelihoods.Categorical(), local_reparameterization=setting.noise == "local")
+    return SupervisedModel(bnn, likelihoods.Categorical())
 
 
 def _made(kind: str, make_net: MakeNet, setting: Setting, seed: int) -> tuple[SupervisedModel, nn.Module]:
@@ -271,26 +248,24 @@ def optimizer(setting: Setting, num_data: int) -> Any:
             return {"lr": own / num_data, "momentum": 0.9, "nesterov": True}
         if setting.optimizer == "adamw":
             return {"lr": own, "weight_decay": setting.weight_decay}
-        return {"lr": own, "amsgrad": setting.optimizer == "amsgrad"}
+        return {"lr": own}
 
-    kinds = {"sgd": pyro.optim.SGD, "adam": pyro.optim.Adam, "amsgrad": pyro.optim.Adam, "adamw": pyro.optim.AdamW}
+    kinds = {"sgd": pyro.optim.SGD, "adam": pyro.optim.Adam, "adamw": pyro.optim.AdamW}
     return kinds[setting.optimizer](options)
 
 
-def schedule(setting: Setting, steps: int) -> tuple[Any, str]:
-    """A scheduler, and when it takes a step."""
-    if setting.decay is not None:
-        return partial(ExponentialLR, gamma=setting.decay), "epoch"
+def schedule(setting: Setting, steps: int) -> Any:
+    """A rate that rises and then falls along a cosine, changed after each step."""
     rising = round(setting.warm_up * steps)
     falling = partial(CosineAnnealingLR, T_max=steps - rising)
     if not rising:
-        return falling, "step"
+        return falling
 
     def made(optimizer: Any) -> SequentialLR:
         first = LinearLR(optimizer, 1.0 / rising, total_iters=rising)
         return SequentialLR(optimizer, [first, falling(optimizer)], [rising])
 
-    return made, "step"
+    return made
 
 
 class _Clock:
@@ -332,7 +307,6 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
         place += "_widths"
     folder = None if task.folder is None else task.folder / place.replace(", ", "_").replace(" ", "_")
     clock = _Clock(None if folder is None else folder / f"seconds_{size}", before)
-    scheduler, interval = schedule(setting, setting.epochs * -(-num_data // setting.batch_size))
     ensemble = Ensemble(partial(_made, kind, task.make_net, setting), size, seed=task.seed)
     with without_advice_on_widths():
         results = ensemble.fit(
@@ -340,20 +314,12 @@ def trained(task: Task, kind: str, size: int = 1, validation: Any = None, **opti
             epochs=setting.epochs,
             batch_size=setting.batch_size,
             optim=optimizer(setting, num_data),
-            scheduler=scheduler,
-            loss=TermsELBO(
-                setting.num_particles,
-                strict_kl=True,
-                kl_weight=0.0 if setting.optimizer == "adamw" else setting.kl_weight,
-            ),
+            scheduler=schedule(setting, setting.epochs * -(-num_data // setting.batch_size)),
+            loss=TermsELBO(strict_kl=True, kl_weight=0.0 if setting.optimizer == "adamw" else setting.kl_weight),
             callback=clock,
             checkpoint=folder,
             validation=task.validation if setting.best_epoch else validation,
-            options=FitOptions(
-                scheduler_interval=interval,
-                compile=setting.compile,
-                **{"mean_only_epochs": setting.pretrain_epochs, **options},
-            ),
+            options=FitOptions(scheduler_interval="step", compile=setting.compile, **options),
         )
     epochs = sum(len(result.history) for result in results)
     return Training(ensemble, clock.seconds, epochs, results[0].history[-1]["loss"])
@@ -420,7 +386,7 @@ def laplace(task: Task) -> Trained:
     ensemble, seconds, *_ = trained(task, PLAIN)
     model, points = ensemble.members[0]
     start = time.process_time()
-    guide = last_layer_laplace(model, points, task.train, structure=task.setting.laplace)
+    guide = last_layer_laplace(model, points, task.train, structure="full")
     seconds += time.process_time() - start
     draws = partial(predict, model, guide, num_samples=task.setting.num_samples)
     return Trained(_seeded(task.seed, draws), seconds, {"prior_precision": guide.prior_precision})
@@ -431,7 +397,7 @@ def ivon(task: Task) -> Trained:
     setting, num_data = task.setting, len(task.train[1])
     torch.manual_seed(task.seed)
     start = time.process_time()
-    model = _model(task.make_net(0.0), replace(setting, noise="weights"), select=lambda name, parameter: True)
+    model = _model(task.make_net(0.0), setting, select=lambda name, parameter: True)
     least = setting.prior_stddev**-2 / num_data
     guide = AutoMeanField(model)
     hess_init = max(setting.init_stddev**-2 / num_data - least, 0.01 * least)
@@ -444,10 +410,9 @@ def ivon(task: Task) -> Trained:
     return Trained(_seeded(task.seed, draws), seconds, {"epochs": setting.epochs})
 
 
-def _with(method: Callable[..., Trained], task: Task, size: int | None = None, **options: Any) -> Trained:
-    """A method with other settings."""
-    own = {} if size is None else {"size": size}
-    return method(replace(task, setting=replace(task.setting, **options)), **own)
+def _with(method: Callable[..., Trained], task: Task, optimizer: str, **size: int) -> Trained:
+    """A method by another optimizer."""
+    return method(replace(task, setting=replace(task.setting, optimizer=optimizer)), **size)
 
 
 def _with_members(method: Callable[..., Trained], task: Task) -> Trained:
@@ -468,10 +433,10 @@ METHODS: dict[str, Method] = {
     RADIAL_ENSEMBLE: partial(_with_members, partial(variational, RADIAL)),
 }
 _BY_SGD = {"optimizer": "sgd"}
-_NATURAL = {"optimizer": "natural"}
+_NATURAL_MEAN_FIELD = partial(_with, partial(variational, MEAN_FIELD), optimizer="natural")
+_NATURAL_RADIAL = partial(_with, partial(variational, RADIAL), optimizer="natural")
 #: What single experiments ask for besides.
 OTHERS: dict[str, Method] = {
-    NARROW: partial(variational, NARROW),
     DIRECTIONAL: partial(variational, DIRECTIONAL),
     ADAMW: partial(_with, plain, optimizer="adamw"),
     SGD: partial(_with, plain, **_BY_SGD),
@@ -479,11 +444,11 @@ OTHERS: dict[str, Method] = {
     SGD_DROPOUT: partial(_with, dropout, **_BY_SGD),
     SGD_LAPLACE: partial(_with, laplace, **_BY_SGD),
     SGD_ENSEMBLE: partial(_with_members, partial(_with, plain, **_BY_SGD)),
-    NATURAL_MEAN_FIELD: partial(_with, partial(variational, MEAN_FIELD), **_NATURAL),
-    NATURAL_RADIAL: partial(_with, partial(variational, RADIAL), **_NATURAL),
-    NATURAL_ROWS: partial(_with, partial(variational, ROWS), **_NATURAL),
-    NATURAL_ENSEMBLE: partial(_with_members, partial(_with, partial(variational, RADIAL), **_NATURAL)),
-    WIDTHS_RADIAL: partial(_with, partial(variational, RADIAL), **_NATURAL),
-    WIDTHS_MEAN_FIELD: partial(_with, partial(variational, MEAN_FIELD), **_NATURAL),
-    WIDTHS_CHANGED: partial(_with, partial(variational, RADIAL), **_NATURAL),
+    NATURAL_MEAN_FIELD: _NATURAL_MEAN_FIELD,
+    NATURAL_RADIAL: _NATURAL_RADIAL,
+    NATURAL_ROWS: partial(_with, partial(variational, ROWS), optimizer="natural"),
+    NATURAL_ENSEMBLE: partial(_with_members, _NATURAL_RADIAL),
+    WIDTHS_RADIAL: _NATURAL_RADIAL,
+    WIDTHS_MEAN_FIELD: _NATURAL_MEAN_FIELD,
+    WIDTHS_CHANGED: _NATURAL_RADIAL,
 }

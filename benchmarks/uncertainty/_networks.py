@@ -3,15 +3,11 @@
 
 """Convolutional networks for photographs and small images."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-#: Convolutions of each block, and their channels in units of the width: those of VGG-16.
-VGG16 = ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8))
-#: One for images of 28 x 28, with a block for each size down to 7 x 7.
+#: Convolutions of each block, and their channels in units of the width; a block for each size down to 7 x 7.
 VGG4 = ((1, 1), (1, 2), (2, 4))
 
 
@@ -22,25 +18,15 @@ class MeanAndMaxPool(nn.Module):
         return torch.cat([x.mean((-2, -1)), x.amax((-2, -1))], -1)
 
 
-def vgg(
-    dropout: float = 0.0,
-    *,
-    width: int = 64,
-    blocks: Sequence[tuple[int, int]] = VGG16,
-    channels: int = 3,
-    classes: int = 2,
-) -> nn.Sequential:
+def vgg(dropout: float = 0.0, *, width: int) -> nn.Sequential:
     """A network like VGG with both global pools in the place of its fully connected layers: paper 000, appendix D.1.
 
     :param dropout: rate of the dropout at the end of each block, without which there is none.
-    :param width: channels of the first convolutions, 64 in VGG-16, and 46 in the paper with posteriors, which have two
-        parameters for each weight.
-    :param blocks: convolutions and their channels in units of the width, for each block; between blocks sizes halve.
-    :param channels: of the images, which may have any size that can be halved as often.
-    :param classes: outputs.
+    :param width: channels of the first convolutions.
     """
     layers: list[nn.Module] = []
-    for number, (convolutions, multiple) in enumerate(blocks):
+    channels = 3
+    for number, (convolutions, multiple) in enumerate(VGG4):
         if number:
             layers.append(nn.MaxPool2d(2))
         for _ in range(convolutions):
@@ -48,7 +34,7 @@ def vgg(
             channels = multiple * width
         if dropout:
             layers.append(nn.Dropout(dropout))
-    return nn.Sequential(*layers, MeanAndMaxPool(), nn.Linear(2 * channels, classes))
+    return nn.Sequential(*layers, MeanAndMaxPool(), nn.Linear(2 * channels, 2))
 
 
 def _started(layer: nn.Conv2d) -> nn.Conv2d:
@@ -89,7 +75,7 @@ class Block(nn.Module):
         return relu(y + (x if self.beside is None else self.beside(x)))
 
 
-def residual_net(width: int, blocks: tuple[int, ...], device: str, dropout: float) -> nn.Module:
+def residual_net(width: int, blocks: tuple[int, ...], dropout: float) -> nn.Module:
     """Stages of blocks, then the mean over pixels and a linear layer; the first convolution halves the image.
 
     Source: He, Zhang, Ren and Sun (2016), "Deep Residual Learning for Image Recognition". Dropout, if any, is where
@@ -102,4 +88,4 @@ def residual_net(width: int, blocks: tuple[int, ...], device: str, dropout: floa
             outputs = width * 2**stage
             layers.append(Block(inputs, outputs, 2 if stage and not block else 1, dropout))
             inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10)).to(device)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))

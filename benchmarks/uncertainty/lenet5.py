@@ -158,10 +158,10 @@ def run(
         (NAME,),
         size.setting,
         METHODS,
+        CANDIDATES if form == "default" else SMALL_CANDIDATES,
         size.num_candidates,
         shares=True,
         seeds_of=SEEDS,
-        settings_of=CANDIDATES if form == "default" else SMALL_CANDIDATES,
     )
     results = Results(output, {"torch": torch.__version__, "threads": threads, **described(size)})
     study.compute(results, seeds if form == "default" else size.seeds, workers, threads)

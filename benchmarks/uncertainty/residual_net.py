@@ -4,16 +4,15 @@
 """Train a residual network with batch norm on Fashion-MNIST, by natural gradients and as a plain network.
 
 python -m benchmarks.uncertainty.residual_net
-python -m benchmarks.uncertainty.residual_net --paper --device cuda
 """
 
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from benchmarks.common import Claim, Pair, Results, Row, SizedForm, main
+from benchmarks.common import Claim, Form, Results, Row, main
 from benchmarks.data.augmentation import shifted_and_mirrored
 from benchmarks.uncertainty._comparison import (
     SCORES,
@@ -25,9 +24,9 @@ from benchmarks.uncertainty._comparison import (
     counted,
     described,
     images_of,
+    load,
     score_table,
     scores,
-    split,
 )
 from benchmarks.uncertainty._methods import (
     DIRECTIONAL,
@@ -75,35 +74,21 @@ class Size(NamedTuple):
 SIZES = {
     "default": Size(),
     "small": Size(8, (1, 1), 64, 60, 40, 1, 2, SMALL),
-    # ResNet-18, of 11 million weights.
-    "paper": Size(
-        64,
-        (2, 2, 2, 2),
-        setting=Setting(epochs=60, warm_up=0.05, best_epoch=True, num_samples=16, num_members=5),
-    ),
 }
 #: Fewer seeds where no claim rests on them.
 FEW = {DIRECTIONAL: 2}
 
 
-@cache
-def load(data_dir: Path | None, size: Size, device: str, name: str) -> tuple[Pair, Pair]:
-    """All on the device, where the networks are."""
-    x, y = images_of(NAME, data_dir).train
-    return split((x.to(device), y.to(device)), size.validation, size.train)
-
-
-def judge(data_dir: Path | None, size: Size, device: str, learned: Trained, name: str) -> Row:
+def judge(data_dir: Path | None, size: Size, learned: Trained, name: str) -> Row:
     x, y = images_of(NAME, data_dir).test(size.test)
-    return scores(learned.predict(x.to(device)), y)
+    return scores(learned.predict(x), y)
 
 
 def run(
     output: Path,
     *,
-    form: SizedForm = "default",
+    form: Form = "default",
     data_dir: Path | None = None,
-    device: Literal["cpu", "cuda"] = "cpu",
     seeds: int = 3,
     workers: int = 2,
     threads: int = 1,
@@ -111,25 +96,24 @@ def run(
     """Train each network once on 58,000 images that are shifted and mirrored at random.
 
     The setting of each method is the best of its candidates at full length by the NLL of 2,000 other images, with seed
-    0. All methods keep the epoch with the lowest NLL of these images. The seeds in the table start at 10. ``--paper``
-    trains ResNet-18, for a GPU: give it one worker.
+    0. All methods keep the epoch with the lowest NLL of these images. The seeds in the table start at 10.
     """
     size = SIZES[form]
     study = Study(
-        partial(residual_net, size.width, size.blocks, device),
-        partial(load, data_dir, size, device),
-        partial(judge, data_dir, size, device),
+        partial(residual_net, size.width, size.blocks),
+        partial(load, data_dir, size),
+        partial(judge, data_dir, size),
         (NAME,),
         size.setting,
         METHODS,
+        CANDIDATES,
         size.num_candidates,
         shares=True,
         seeds_of=FEW if form == "default" else {},
-        settings_of=CANDIDATES,
         augment=shifted_and_mirrored,
     )
-    weights = sum(parameter.numel() for parameter in residual_net(size.width, size.blocks, "cpu", 0.0).parameters())
-    setting = {"torch": torch.__version__, "threads": threads, "device": device, "weights": weights}
+    weights = sum(parameter.numel() for parameter in residual_net(size.width, size.blocks, 0.0).parameters())
+    setting = {"torch": torch.__version__, "threads": threads, "device": "cpu", "weights": weights}
     results = Results(output, setting | described(size))
     study.compute(results, seeds if form == "default" else size.seeds, workers, threads)
 
@@ -162,8 +146,7 @@ Rates rise in the first 5 % of the steps and then fall to zero along a cosine. E
 lowest NLL of {size["validation"]:,} other images. Normalization layers have no posterior and train by Adam. Numbers \
 are means and standard errors over seeds: {counts}. The \
 {size["num_members"]} members of an ensemble are the single networks of {size["num_members"]} seeds. Seconds are the \
-training time on one core, summed over all members of an ensemble. `--paper --device cuda` is ResNet-18 for 60 epochs, \
-which we have not run.
+training time on one core, summed over all members of an ensemble.
 
 Each method uses the best of up to {size["num_candidates"]} settings by the NLL of these other images, at full length \
 and with another seed: {choices(results)}. The validation NLL of all candidates:

@@ -25,12 +25,6 @@ from tests.helpers.host_reads import CountHostReads
 Point = namedtuple("Point", ["x", "y"])
 
 
-def test_deep_setattr_makes_the_modules_between():
-    module = PyroModule("m")
-    compat.deep_setattr(module, "0.weight", torch.nn.Parameter(torch.ones(2)))
-    assert dict(module.named_parameters()).keys() == {"0.weight"}
-
-
 def test_a_scheduler_takes_an_optimizer_for_one_that_has_taken_steps():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -96,11 +90,6 @@ def test_trees_are_of_named_tuples_lists_and_dicts_and_none_is_a_leaf():
     mapped = compat.tree_map_only(torch.Tensor, len, tree)
     assert mapped == Point(2, [None, {"b": 3, "a": 1}])
     assert type(mapped) is Point
-
-
-def test_trees_of_one_shape_are_mapped_together():
-    trees = [Point(1, [2, {"a": 3}]), Point(10, [20, {"a": 30}])]
-    assert compat.tree_map(lambda *leaves: sum(leaves), *trees) == Point(11, [22, {"a": 33}])
 
 
 @pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
@@ -205,13 +194,6 @@ def test_everything_of_a_module_leaves_the_store_and_nothing_else():
     assert sorted(store.keys()) == sorted(store._constraints) == ["net", "network.weight"]
     assert sorted(store._param_to_name.values()) == ["net", "network.weight"]
     compat.forget_stored("net")
-
-
-def test_trees_come_apart_and_together():
-    tree = ((torch.ones(2), 3), {"b": None})
-    leaves, spec = compat.tree_flatten(tree)
-    assert leaves[1:] == [3, None]
-    assert compat.tree_unflatten(["a", "b", "c"], spec) == (("a", "b"), {"b": "c"})
 
 
 def test_a_function_is_recorded_with_the_tensors_that_it_reads():

@@ -5,7 +5,6 @@
 
 import copy
 import gc
-import io
 import weakref
 
 import pyro
@@ -68,12 +67,6 @@ def test_two_instances_do_not_share_parameters():
     assert values(second)[0] < -1.0
 
 
-def test_both_parameters_of_one_instance_are_trained():
-    model = Located(0.0)
-    train(model, 50.0)
-    assert min(values(model)) > 0.1
-
-
 def test_a_deepcopy_edited_does_not_jump_back():
     model = Located(1.0)
     train(model, 50.0)
@@ -85,29 +78,6 @@ def test_a_deepcopy_edited_does_not_jump_back():
     twin(torch.zeros(4))
     assert values(twin) == (7.0, 8.0)
     assert 7.0 not in values(model)
-
-
-def test_a_deepcopy_trains_alone():
-    model = Located(1.0)
-    train(model, 50.0)
-    before, twin = values(model), copy.deepcopy(model)
-    train(twin, -50.0)
-    assert values(model) == before
-    assert twin.loc.item() < before[0]
-    assert twin.below.shift.item() < before[1]
-
-
-def test_an_unpickled_copy_trains_alone():
-    model = Located(1.0)
-    train(model, 50.0)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    before, twin = values(model), torch.load(file, weights_only=False)
-    assert values(twin) == before
-    train(twin, -50.0)
-    assert values(model) == before
-    assert twin.loc.item() < before[0]
 
 
 def test_a_copy_of_a_part_stays_with_the_copy_of_the_whole():
@@ -136,13 +106,6 @@ def test_rename_tree_renames_what_is_below_and_shares_one_context():
     assert (root._pyro_name, root.a._pyro_name, root.a.b._pyro_name) == ("new", "new.a", "new.a.b")
     assert root._pyro_context is root.a._pyro_context is root.a.b._pyro_context
     assert root._pyro_context is not context
-
-
-def test_deep_setattr_makes_modules_on_the_way():
-    root = PyroModule("root")
-    deep_setattr(root, "a.b.x", nn.Parameter(torch.ones(())))
-    assert isinstance(root.a.b, PyroModule)
-    assert root.a.b.x == 1.0
 
 
 def regression(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -203,35 +166,6 @@ def test_what_the_store_holds_of_a_module_goes_with_it(make, only_new_garbage):
     assert pyro.get_param_store()._param_to_name == {}
 
 
-@pytest.mark.parametrize("make", [lambda: AutoRadial(regression), lambda: PriorChain(regression).guide(AutoNormal)])
-def test_what_the_store_holds_of_a_copy_stays(make):
-    original = trained(make())
-    twin = trained(copy.deepcopy(original))
-    names = {name for name, _ in twin.named_parameters()}
-    del original
-    gc.collect()
-    assert len(stored()) == len(names)
-    before = [p.detach().clone() for p in twin.parameters()]
-    trained(twin)
-    assert all(not torch.equal(now, then) for now, then in zip(twin.parameters(), before, strict=True))
-    assert len(stored()) == len(names)
-
-
-def test_a_living_module_keeps_what_the_store_holds_when_another_goes():
-    kept, dropped = trained(AutoRadial(regression)), trained(AutoRadial(regression))
-    of_kept = {name for name in stored() if name.startswith(f"{kept._pyro_name}.")}
-    del dropped
-    assert set(stored()) == of_kept != set()
-
-
-def test_names_that_only_begin_alike_stay():
-    short = trained(AutoRadial(regression))
-    name = f"{short._pyro_name}0.w"
-    pyro.param(name, torch.ones(()))
-    del short
-    assert stored() == [name]
-
-
 def saved_elsewhere(guide, counter: int) -> None:
     """The store as another process left it, in which the guide of that number was trained."""
     state = pyro.get_param_store().get_state()
@@ -257,11 +191,6 @@ def test_a_store_of_another_process_with_other_counts_is_warned_of(loaded):
     guide(X, Y)
 
 
-def test_guides_side_by_side_are_not_warned_of():
-    guides = [trained(AutoRadial(regression)) for _ in range(3)]
-    assert len({name.split(".")[0] for name in stored()}) == len(guides)
-
-
 def test_a_module_made_meanwhile_by_another_thread_does_no_harm(monkeypatch):
     root, kept = naming._root, []
 
@@ -274,21 +203,3 @@ def test_a_module_made_meanwhile_by_another_thread_does_no_harm(monkeypatch):
     monkeypatch.setattr(naming, "_root", root_while_others_work)
     Located().check_store()
     assert kept
-
-
-def test_a_store_saved_and_loaded_in_place_is_not_warned_of(tmp_path):
-    guide = trained(AutoRadial(regression))
-    pyro.get_param_store().save(str(tmp_path / "store"))
-    pyro.clear_param_store()
-    pyro.get_param_store().load(str(tmp_path / "store"))
-    guide(X, Y)
-    trained(AutoRadial(regression))
-
-
-def test_a_state_dict_takes_a_guide_to_another_name():
-    guide, other = trained(AutoRadial(regression)), AutoRadial(regression)
-    other.setup(X, Y)
-    other.load_state_dict(guide.state_dict())
-    assert torch.equal(other.median()["w"], guide.median()["w"])
-    trained(other)
-    assert not torch.equal(other.median()["w"], guide.median()["w"])

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from torch import nn
@@ -20,8 +19,6 @@ from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedMod
 from pyro_radial._pyro import random_numbers
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.nn import likelihoods
-
-THREADS = 8
 
 
 @pytest.fixture(autouse=True)
@@ -52,33 +49,6 @@ def pinned(width):
     guide = AutoRadial(model, init_stddev=1e-6)
     guide.setup(torch.zeros(1, width), torch.zeros(1, 2))
     return model, guide, net
-
-
-def test_predictions_in_threads_are_each_of_their_own_model():
-    cases = [pinned(width) for width in range(1, THREADS + 1)]
-    inputs = [torch.randn(6, width) for width in range(1, THREADS + 1)]
-
-    def run(case):
-        model, guide, _ = cases[case]
-        return predict(model, guide, inputs[case], num_samples=20, chunk_size=3).samples
-
-    for samples, x, (_, _, net) in zip(at_once(run, range(THREADS)), inputs, cases, strict=True):
-        assert torch.allclose(samples, net(x).expand(20, 6, 2), atol=1e-3)
-
-
-def test_predictions_in_threads_of_one_model_run_in_evaluation_mode():
-    net = nn.Sequential(nn.Linear(2, 50), nn.Dropout(0.5), nn.Linear(50, 1))
-    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=10, scale=0.1))
-    guide = AutoRadial(model, init_stddev=1e-6)
-    x = torch.randn(5, 2)
-    guide.setup(x, torch.zeros(5, 1))
-    model.train()
-    net.eval()
-    expected = net(x)
-    net.train()
-    results = at_once(lambda _: predict(model, guide, x, num_samples=20).samples, range(THREADS))
-    assert all(torch.allclose(samples, expected.expand(20, 5, 1), atol=1e-3) for samples in results)
-    assert all(module.training for module in (model, net))
 
 
 def test_fits_in_threads_each_learn_their_own():
@@ -174,17 +144,6 @@ def test_processes_forked_while_another_thread_trains_predict_as_without_it():
         done.set()
         thread.join()
     # The forks have given back their turns.
-    assert at_once(_enter, [0]) == [True]
-
-
-def test_a_process_forked_within_a_turn_of_its_own_keeps_its_handlers():
-    def run():
-        with one_at_a_time():
-            pyro.sample("w", dist.Normal(0.0, 1.0))
-        return list(trace.trace.nodes)
-
-    with one_at_a_time(), pyro.poutine.trace() as trace:
-        assert in_a_fork(run) == ["w"]
     assert at_once(_enter, [0]) == [True]
 
 

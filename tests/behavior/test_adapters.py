@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO, fit, predict
-from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import likelihoods
 
 pytestmark = pytest.mark.site
@@ -99,41 +98,6 @@ def test_adapters_are_the_random_parameters_and_are_trained(task, guide):
     assert predict(model, posterior, x, num_samples=3).log_prob(y).shape == (ROWS,)
 
 
-def test_a_draw_gives_the_logits_of_the_network_with_these_adapters():
-    _, model, x, y = classes()
-    guide = AutoRadial(model, init_stddev=0.5)
-    guide.setup(x, y)
-    draw = guide(x, y)
-    plain = model.bnn.to_module(draw)
-    prediction = predict(model, {name: value.detach()[None] for name, value in draw.items()}, x)
-    with torch.no_grad():
-        torch.testing.assert_close(prediction.samples[0], plain(**x).logits)
-        torch.testing.assert_close(plain.merge_and_unload()(**x).logits, prediction.samples[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("task", [classes, tokens])
-def test_masked_tokens_change_no_prediction(task):
-    _, model, x, y = task()
-    guide = AutoRadial(model, init_stddev=0.5)
-    guide.setup(x, y)
-    there = x["attention_mask"] == 1
-    other = x | {"input_ids": torch.where(there, x["input_ids"], 3)}
-    torch.manual_seed(1)
-    first = predict(model, guide, x, 2).log_prob(y)
-    torch.manual_seed(1)
-    torch.testing.assert_close(predict(model, guide, other, 2).log_prob(y), first)
-
-
-def test_kept_draws_predict_as_the_guide():
-    _, model, x, y = classes()
-    guide = AutoRadial(model, init_stddev=0.5)
-    guide.setup(x, y)
-    served = SampledNetwork(model, guide, num_samples=4)
-    draws = dict(served.draws.named_buffers())
-    assert served.predict(x).samples.shape == (4, ROWS, CLASSES)
-    assert len(draws) == len(model.bnn.sites)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_adapters_take_local_reparameterization(dtype):
     """Peft reads the dtype of A's weight, which must be that of the network now."""
@@ -149,14 +113,6 @@ def test_adapters_take_local_reparameterization(dtype):
     assert undrawn.terms.kl == pytest.approx(float(drawn.terms.kl))
     # The losses vary by 0.9 and 1.2 from draw to draw, so their difference has a standard error of 0.15.
     assert float(by_rows) == pytest.approx(float(by_weights), abs=0.6)
-
-
-def test_a_guide_that_leaves_weights_undrawn_gives_draws_to_keep():
-    _, model, x, y = classes()
-    local = SupervisedModel(model.bnn, model.likelihood, local_reparameterization=True)
-    guide = AutoRadial(local)
-    fit(local, guide, (x, y), epochs=1, progress=False)
-    assert SampledNetwork(local, guide, num_samples=2).predict(x).samples.shape == (2, ROWS, CLASSES)
 
 
 LOAD = """

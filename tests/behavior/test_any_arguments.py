@@ -3,7 +3,6 @@
 
 """Any arguments at all: finite numbers, or an error that names the argument."""
 
-import inspect
 import math
 
 import pyro.distributions as dist
@@ -15,8 +14,6 @@ from torch.distributions import kl_divergence
 
 from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, log_mode, sqrt_product
-from pyro_radial.infer.autoguide import families
-from pyro_radial.nn import priors
 
 COUNT = 25
 fuzzed = settings(max_examples=COUNT, deadline=None, derandomize=True, database=None)
@@ -123,42 +120,3 @@ def test_directional_numbers_are_finite(dtype, data):
     q, p = (VonMisesFisherStable(loc[i], rows[i], validate_args=dtype != torch.float16) for i in range(2))
     assert_finite(q, p, rows)
     assert_finite(q, HypersphericalUniform(dim), rows)
-
-
-CONSTRUCTORS = (
-    families.Normal,
-    families.Radial,
-    families.Delta,
-    families.VonMisesFisher,
-    priors.FanIn,
-    priors.RadialDirectionalPrior,
-)
-SETTINGS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-3, 10**6),
-    st.floats(),
-    st.text(max_size=3),
-    st.lists(st.floats(), max_size=2),
-)
-
-
-@pytest.mark.parametrize("constructor", CONSTRUCTORS, ids=lambda constructor: constructor.__name__)
-@settings(max_examples=60, derandomize=True, deadline=None)
-@given(drawn=st.data())
-def test_a_constructor_takes_an_argument_or_names_it(constructor, drawn):
-    names = list(inspect.signature(constructor).parameters)
-    if not names:
-        return
-    name = drawn.draw(st.sampled_from(names))
-    value = drawn.draw(SETTINGS)
-    refused = None
-    try:
-        made = constructor(**{name: value})
-    except (TypeError, ValueError) as error:
-        refused = error
-    if refused is not None:
-        assert name in str(refused)
-        return
-    numbers = [number for number in vars(made).values() if isinstance(number, float)]
-    assert all(math.isfinite(number) for number in numbers)

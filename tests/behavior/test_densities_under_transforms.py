@@ -3,26 +3,11 @@
 
 """Densities and divergences under the compiler, ``vmap``, both modes of differentiation, and without any rows."""
 
-from itertools import product
-
-import pyro.distributions as dist
 import pytest
 import torch
-from torch.distributions import kl_divergence
 
-from pyro_radial.distributions import HypersphericalUniform, RadialDirectional, RadialNormal, VonMisesFisherStable
-from tests.helpers.compilers import recent_compiler
+from pyro_radial.distributions import RadialNormal
 from tests.helpers.kl_to_radial import FAMILIES, kl_of, parameters
-
-
-# Torch's compiler makes an instance of each autograd function that it meets.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("family", FAMILIES)
-@recent_compiler
-def test_the_kl_compiles_as_one_graph_with_fixed_directions(family):
-    arguments = parameters(4, 3)
-    compiled = torch.compile(kl_of(family), fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*arguments), kl_of(family)(*arguments))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -54,44 +39,3 @@ def test_the_density_is_differentiated_forward(event_dim):
     _, forward = torch.func.jvp(log_prob, tuple(primal), tuple(torch.ones_like(t) for t in primal))
     gradients = torch.autograd.grad(log_prob(*arguments).sum(), arguments)
     torch.testing.assert_close(forward.sum(), sum(gradient.sum() for gradient in gradients))
-
-
-def test_forward_at_loc_itself_the_derivative_is_zero():
-    loc, scale = torch.zeros(3), torch.ones(3)
-    _, tangent = torch.func.jvp(lambda v: RadialNormal(loc, scale).log_prob(v), (loc,), (torch.ones(3),))
-    assert float(tangent) == 0.0
-
-
-EMPTY = {
-    "radial": lambda: RadialNormal(torch.zeros(0, 3), torch.ones(0, 3)),
-    "radial matrices": lambda: RadialNormal(torch.zeros(2, 0, 3, 4), torch.ones(2, 0, 3, 4), 2),
-    "circle": lambda: VonMisesFisherStable(torch.zeros(0, 2), torch.ones(0)),
-    "sphere": lambda: VonMisesFisherStable(torch.zeros(0, 3), torch.ones(0)),
-    "directions": lambda: VonMisesFisherStable(torch.zeros(0, 50), torch.ones(0)),
-    "uniform": lambda: HypersphericalUniform(3, (0,)),
-    "rows": lambda: RadialDirectional(dist.LogNormal(torch.zeros(0), 1.0), HypersphericalUniform(3)),
-}
-
-
-@pytest.mark.parametrize("make", EMPTY.values(), ids=EMPTY.keys())
-def test_an_empty_batch_has_empty_results(make):
-    distribution = make()
-    for shape in ((), (2,)):
-        value = distribution.rsample(shape)
-        assert value.shape == (*shape, *distribution.batch_shape, *distribution.event_shape)
-        assert distribution.log_prob(value).shape == (*shape, *distribution.batch_shape)
-    assert distribution.entropy().shape == distribution.batch_shape
-    assert distribution.mean.shape == distribution.variance.shape == distribution.shape()
-    assert kl_divergence(distribution, make()).shape == distribution.batch_shape
-
-
-# The KL of two masked normals is Pyro's, which refuses an empty batch.
-@pytest.mark.parametrize(("family", "prior"), [pair for pair in product(FAMILIES, repeat=2) if "radial" in pair])
-def test_the_kl_of_an_empty_batch_to_one_distribution_is_empty(family, prior):
-    sides = [
-        RadialNormal(torch.zeros(shape), torch.ones(shape))
-        if kind == "radial"
-        else dist.Normal(torch.zeros(shape), torch.ones(shape)).to_event(1).mask(True)
-        for kind, shape in ((family, (0, 3)), (prior, (3,)))
-    ]
-    assert kl_divergence(*sides).shape == (0,)

@@ -11,18 +11,14 @@ from pyro.infer.inspect import get_dependencies, get_model_relations
 from pyro.ops.provenance import ProvenanceTensor
 from torch import nn
 
-from pyro_radial import BayesianModule, SupervisedModel
 from pyro_radial.distributions import (
-    HypersphericalUniform,
     RadialDirectional,
     RadialNormal,
     VonMisesFisherStable,
 )
-from pyro_radial.nn import likelihoods
 from tests.tables import GUIDES
 
 X = torch.randn(5, 3)
-Y = torch.randn(5, 1)
 
 # Of a number that the model draws and of one that it learns.
 DISTRIBUTIONS = {
@@ -56,11 +52,6 @@ def test_a_distribution_depends_on_what_its_arguments_do(make):
     assert (relations["sample_sample"]["w"], relations["sample_param"]["w"]) == (["a"], ["b"])
 
 
-def test_a_uniform_direction_depends_on_nothing_but_itself():
-    model = two_numbers(lambda a, b: HypersphericalUniform(3, (2,), like=a))
-    assert get_dependencies(model)["prior_dependencies"]["w"] == {"w": set()}
-
-
 @pytest.mark.parametrize("make", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
 def test_shapes_are_sizes_of_tensors_that_pyro_follows(make):
     followed = ProvenanceTensor(torch.tensor(0.3), frozenset({"a"}))
@@ -89,34 +80,3 @@ def test_a_guide_is_read(make):
     learned = get_model_relations(guide, (X,))["sample_param"]
     assert all(name in parameter for name, parameters in learned.items() for parameter in parameters)
     assert all(learned.values())
-
-
-NOISES = {
-    "fixed": ({"scale": 0.1}, [], []),
-    "learned": ({"learn_scale": True}, [], ["scale"]),
-    "random": ({"precision_prior": dist.Gamma(6.0, 6.0)}, ["precision"], []),
-}
-
-
-@pytest.mark.parametrize(("arguments", "drawn", "learned"), NOISES.values(), ids=NOISES)
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_the_noise_depends_on_no_weights(arguments, drawn, learned, deterministic):
-    likelihood = likelihoods.Gaussian(num_data=5, **arguments)
-    model = SupervisedModel(BayesianModule(nn.Linear(3, 1)), likelihood)
-    relations = get_model_relations(model, (X, Y), include_deterministic=deterministic)
-    assert relations["sample_sample"]["noise_scale"] == drawn
-    assert [name.split(".")[-1] for name in relations["sample_param"]["noise_scale"]] == learned
-    if drawn:
-        assert relations["sample_sample"]["precision"] == []
-    assert set(relations["sample_sample"]["y"]) == (
-        {"f", "noise_scale"} if deterministic else {"weight", "bias", *drawn}
-    )
-    assert relations["plate_sample"] == {"data": ["f", "y"]}
-
-
-def test_a_model_is_drawn():
-    pytest.importorskip("graphviz")
-    model = SupervisedModel(BayesianModule(nn.Linear(3, 1)), likelihoods.Gaussian(num_data=5, scale=0.1))
-    source = pyro.render_model(model, (X, Y), render_params=True, render_distributions=True).source
-    assert "weight -> y" in source
-    assert "weight -> noise_scale" not in source

@@ -9,8 +9,6 @@ import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
-from pyro.infer.autoguide.initialization import init_to_feasible, init_to_mean, init_to_median, init_to_sample
-from pyro.infer.reparam import ProjectedNormalReparam
 from pyro.optim import Adam
 
 from pyro_radial import AutoMeanField, AutoRadial, AutoRadialDirectional, PriorChain, TermsELBO
@@ -46,42 +44,6 @@ def test_a_hundred_steps_find_the_quantiles_of_a_prior(guide_type, loss):
         assert normal.cdf(quantile) == pytest.approx(level, abs=0.05)
 
 
-@pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField])
-@pytest.mark.parametrize("init_loc_fn", [init_to_feasible, init_to_mean, init_to_median, init_to_sample])
-def test_a_direction_is_refused_with_the_way_out(guide_type, init_loc_fn):
-    def model():
-        x = pyro.sample("x", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        y = pyro.sample("y", dist.ProjectedNormal(x))
-        pyro.sample("obs", dist.Normal(y, 1).to_event(1), obs=torch.tensor([1.0, 0.0]))
-
-    with pytest.raises(ValueError, match="ProjectedNormalReparam"):
-        guide_type(model, init_loc_fn=init_loc_fn)()
-    reparametrized = pyro.poutine.reparam(model, {"y": ProjectedNormalReparam()})
-    guide = guide_type(reparametrized, init_loc_fn=init_loc_fn)
-    guide()
-    assert TraceMeanField_ELBO().loss(reparametrized, guide) < float("inf")
-
-
-@pytest.mark.parametrize("guide_type", [AutoRadial, AutoMeanField, AutoRadialDirectional])
-def test_a_part_of_a_model_without_latent_sites_has_an_empty_guide(guide_type):
-    def model(x, y):
-        bias = pyro.param("bias", torch.tensor(0.0))
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Normal(x + bias, 1.0), obs=y)
-
-    x, y = torch.zeros(5), torch.ones(5)
-    guide = guide_type(model)
-    assert guide(x, y) == guide.median() == guide.posterior() == guide.quantiles([0.5]) == {}
-    assert guide.scale_change() == {}
-    for loss in (Trace_ELBO(), TraceMeanField_ELBO(), TermsELBO(strict_kl=True)):
-        # It maximizes the likelihood.
-        expected = -dist.Normal(pyro.param("bias").detach(), 1.0).log_prob(y).sum()
-        assert SVI(model, guide, Adam({"lr": 0.1}), loss).step(x, y) == pytest.approx(float(expected))
-    assert float(pyro.param("bias").detach()) > 0.2
-    with pytest.raises(ValueError, match=r"event_dim names 'w', but the sites are \[\]"):
-        AutoRadial(model, event_dim={"w": 1})(x, y)
-
-
 def test_pyros_name_for_the_initial_standard_deviation_is_taken():
     def model():
         pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -93,16 +55,6 @@ def test_pyros_name_for_the_initial_standard_deviation_is_taken():
         AutoMeanField(model, init_scale=0.3, init_stddev=0.3)
     with pytest.raises(ValueError, match="init_scale must be a positive finite number, got 0"):
         AutoMeanField(model, init_scale=0)
-
-
-def test_a_loss_is_a_number_as_pyros_losses_are():
-    def model():
-        pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-
-    guide = AutoMeanField(model)
-    ours, theirs = TermsELBO().loss(model, guide), TraceMeanField_ELBO().loss(model, guide)
-    assert type(ours) is type(theirs) is float
-    assert ours == pytest.approx(theirs)
 
 
 def with_a_simplex():

@@ -3,9 +3,7 @@
 
 """What takes distributions apart, and everything that uses it, over all nestings of all distributions."""
 
-import math
 import warnings
-from itertools import product
 
 import pyro
 import pyro.distributions as dist
@@ -21,14 +19,11 @@ from pyro_radial.distributions.storage import describe, rebuild
 from pyro_radial.distributions.wrappers import leaf, map_leaf, mask_of, pull_back, to_like, unmasked
 from pyro_radial.poutine import mean_only, swap_prior
 from tests.helpers.nestings import (
-    AFFINE,
     EXP,
-    OPERATIONS,
     is_positive,
     masks_inside_an_event,
     nestings,
     without_masks,
-    wrap,
 )
 from tests.tables import DISTRIBUTIONS
 
@@ -58,16 +53,6 @@ def same(one, other, words):
     value = one.sample()
     assert (one.batch_shape, one.event_shape) == (other.batch_shape, other.event_shape), words
     torch.testing.assert_close(other.log_prob(value), one.log_prob(value), msg=words)
-
-
-@pytest.mark.parametrize("name", ["Normal", "VonMisesFisherVector"])
-def test_each_pair_of_operations_that_makes_sense_occurs_in_each_place(name):
-    base = base_of(name)
-    possible = [operations for operations in product(OPERATIONS, repeat=3) if wrap(operations, base) is not None]
-    found = [operations for operations, _ in nestings(base)]
-    # Next to each other, and first and last of three.
-    assert {pair for pair in product(OPERATIONS, repeat=2) if wrap(pair, base) is not None} <= set(found)
-    assert {(one[0], one[2]) for one in possible} == {(one[0], one[2]) for one in found if len(one) == 3}
 
 
 def test_a_leaf_is_no_wrapper_and_mapping_it_keeps_the_rest(base):
@@ -174,15 +159,6 @@ def test_a_pull_back_has_the_density_of_the_change_of_variables(base):
         event = tuple(range(-len(wrapped.event_shape), 0))
         jacobian = value.log().sum(event) if event else value.log()
         torch.testing.assert_close(back.log_prob(value.log()), wrapped.log_prob(value) + jacobian, msg=words)
-
-
-def test_several_transforms_are_pulled_back_in_their_order():
-    gamma = dist.Gamma(torch.tensor([2.0, 0.5], dtype=torch.float64), 1.5)
-    value = torch.tensor([0.3, -0.7], dtype=torch.float64)
-    # exp(0.5 + 2 x), whose logarithm has the slope 2.
-    outside = (0.5 + 2 * value).exp()
-    expected = gamma.log_prob(outside) + outside.log() + math.log(2.0)
-    torch.testing.assert_close(pull_back(gamma, [AFFINE, EXP]).log_prob(value), expected)
 
 
 @pytest.mark.parametrize("name", ["Normal", "RadialNormalVector", "RadialNormalNoEvent"])

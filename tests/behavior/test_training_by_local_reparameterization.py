@@ -5,29 +5,22 @@ import math
 from functools import partial
 
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from pyro.infer import SVI
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_radial import (
-    AutoMeanField,
     AutoRadial,
     BayesianModule,
     CompiledSVI,
     FitOptions,
-    PriorChain,
     SupervisedModel,
     TermsELBO,
     fit,
-    predict,
 )
 from pyro_radial.infer import diagnose
-from pyro_radial.infer.step.not_finite import not_finite_parts
-from pyro_radial.nn import likelihoods, priors
-from pyro_radial.poutine import local_reparameterization, swap_prior
+from pyro_radial.nn import likelihoods
 from tests.helpers.host_reads import CountHostReads
 from tests.helpers.local_reparameterization import X, Y, closed_loss, each_guide, each_loss, losses, mlp, regression
 
@@ -63,41 +56,6 @@ def test_gradients_vary_less_than_with_drawn_weights(make):
     assert variances[0] < 0.5 * variances[1]
 
 
-@each_guide
-@pytest.mark.parametrize("prior", [None, priors.FanIn(), dist.Normal(0.1, 0.5)], ids=["standard", "fan-in", "other"])
-def test_kls_are_those_with_drawn_weights_bit_for_bit(make, prior):
-    model = regression(mlp(), prior=prior)
-    guide = make(model)
-    guide.setup(X, Y)
-    elbo = TermsELBO(strict_kl=True)
-    elbo(model, guide)(X, Y)
-    local = elbo.terms
-    model.local_reparameterization = False
-    again = make(model)
-    again.setup(X, Y)
-    again.load_state_dict(guide.state_dict())
-    elbo(model, again)(X, Y)
-    assert local.kl_by_site.keys() == elbo.terms.kl_by_site.keys()
-    assert all(torch.equal(kl, elbo.terms.kl_by_site[name]) for name, kl in local.kl_by_site.items())
-    assert local.entropy_by_site.keys() == elbo.terms.entropy_by_site.keys()
-
-
-@pytest.mark.parametrize("draw", [predict, Predictive])
-def test_predictions_draw_whole_functions(draw):
-    model = regression(nn.Linear(3, 1))
-    guide = AutoMeanField(model, init_stddev=0.5)
-    guide.setup(X, Y[:, :1])
-    x = torch.stack([X[0], 2.0 * X[0], 3.0 * X[0]])
-    if draw is predict:
-        f = predict(model, guide, x, num_samples=20).samples
-    else:
-        f = Predictive(model, guide=guide, num_samples=20, return_sites=("f",))(x)["f"]
-    f = f.reshape(20, 3)
-    # A linear function, through all three points.
-    torch.testing.assert_close(f[:, 2] - f[:, 1], f[:, 1] - f[:, 0], atol=1e-4, rtol=1e-4)
-    assert float(f.std(0).min()) > 0.05
-
-
 def test_fit_trains_validates_pretrains_and_accumulates():
     x = torch.randn(64, 3)
     y = (x @ torch.randn(3, 2)) + 0.1 * torch.randn(64, 2)
@@ -109,29 +67,6 @@ def test_fit_trains_validates_pretrains_and_accumulates():
     assert result.history[-1]["nll"] < 0.3 * result.history[0]["nll"]
     assert math.isfinite(result.history[-1]["validation_nll"])
     diagnose(model, guide, (x, y))
-
-
-def test_chains_of_priors_work():
-    model = regression(mlp())
-    chain = PriorChain(model)
-    for _ in range(2):
-        guide = chain.guide(AutoRadial)
-        svi = SVI(chain, guide, pyro.optim.Adam({"lr": 0.05}), TermsELBO(strict_kl=True))
-        assert all(math.isfinite(svi.step(X, Y)) for _ in range(30))
-        assert math.isfinite(SVI(chain, guide, pyro.optim.Adam({"lr": 0.05}), TraceMeanField_ELBO()).step(X, Y))
-        chain.advance(guide)
-    wide = swap_prior(model, {"0.weight": dist.Normal(0.0, 5.0).expand([6, 3]).to_event(2)})
-    assert torch.isfinite(TermsELBO()(wide, AutoRadial(wide))(X, Y).detach())
-
-
-def test_predictions_refuse_a_guide_that_draws_nothing():
-    model = regression(local_reparameterization=False)
-    guide = AutoRadial(model)
-    guide.setup(X, Y)
-    with pytest.raises(ValueError, match=r"guide must draw whole functions.*'weight'"):
-        predict(model, local_reparameterization(guide), X, num_samples=2)
-    with local_reparameterization(), pytest.raises(ValueError, match="guide must draw whole functions"):
-        predict(model, guide, X, num_samples=2)
 
 
 @each_guide
@@ -153,33 +88,6 @@ def test_a_recorded_step_is_that_of_svi(make):
 
 
 @each_guide
-@pytest.mark.parametrize("particles", [1, 2])
-def test_a_captured_step_replays_to_the_eager_one(make, particles):
-    conv = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
-    model = regression(conv)
-    guide = make(model)
-    guide.setup(X, Y)
-    parameters = list(guide.parameters())
-    elbo = TermsELBO(particles, vectorize_particles=particles > 1, max_plate_nesting=1)
-
-    def step(x, y):
-        loss = elbo.differentiable_loss(model, guide, x, y)
-        return [loss.detach(), *torch.autograd.grad(loss, parameters)]
-
-    with pyro.validation_enabled(False):
-        step(X, Y)
-        graph = make_fx(step)(X, Y)
-        for seed in range(2):
-            torch.manual_seed(seed)
-            eager = step(X, Y)
-            torch.manual_seed(seed)
-            captured = graph(X, Y)
-            for a, b in zip(captured, eager, strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-        assert not torch.equal(captured[0], graph(X, Y)[0])
-
-
-@each_guide
 @pytest.mark.parametrize("loss", [TermsELBO, partial(TermsELBO, 2, vectorize_particles=True, max_plate_nesting=1)])
 def test_a_loss_reads_no_value_on_the_host(make, loss):
     conv = nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
@@ -191,44 +99,6 @@ def test_a_loss_reads_no_value_on_the_host(make, loss):
         with CountHostReads() as reads:
             module(X, Y).backward()
     assert reads.count == 0
-
-
-@pytest.mark.parametrize("loss", [TermsELBO, TraceMeanField_ELBO])
-def test_what_is_not_drawn_is_no_culprit_of_a_loss_that_is_not_finite(loss):
-    model = regression(mlp())
-    guide = AutoRadial(model)
-    guide.setup(X, Y)
-    (culprit,) = not_finite_parts(loss(), model, guide, (X, torch.full_like(Y, math.inf)), {}, {})
-    assert "y" in culprit
-    assert "weight" not in culprit
-
-
-@pytest.mark.cuda
-@each_guide
-def test_a_loss_waits_for_no_device(make):
-    model = regression(mlp()).cuda()
-    x, y = X.cuda(), Y.cuda()
-    guide = make(model)
-    guide.setup(x, y)
-    module = TermsELBO()(model, guide)
-    with pyro.validation_enabled(False):
-        module(x, y).backward()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            module(x, y).backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    assert all(torch.isfinite(p.grad).all() for p in guide.parameters())
-
-
-@each_guide
-def test_dead_inputs_have_finite_gradients(make):
-    model = regression(mlp())
-    guide = make(model)
-    elbo = TermsELBO()(model, guide)
-    x = torch.zeros_like(X)
-    elbo(x, Y).backward()
-    assert all(torch.isfinite(p.grad).all() for p in guide.parameters())
 
 
 @each_guide

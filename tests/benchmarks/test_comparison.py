@@ -6,27 +6,19 @@ from itertools import product
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import nll_loss
 
 from benchmarks.common import Results
 from benchmarks.uncertainty._comparison import (
-    CANDIDATES,
     FIRST_SEED,
-    SCORES,
-    SETTING_OF,
-    Standardized,
     Study,
     compared,
     options_of,
-    scores,
     split,
-    style_of,
 )
-from benchmarks.uncertainty._methods import DEEP_ENSEMBLE, METHODS, PLAIN, Setting
-from pyro_radial.infer import Prediction
-from pyro_radial.nn import likelihoods
+from benchmarks.uncertainty._methods import DEEP_ENSEMBLE, PLAIN, Setting
 
 SETTING = Setting(epochs=2, batch_size=20, rate=0.03, num_members=2, num_samples=4, compile=False)
+CANDIDATES = {PLAIN: ({"prior_stddev": 1.0}, {"prior_stddev": 0.1})}
 TEST = torch.randn(30, 2, generator=torch.Generator().manual_seed(2)), torch.arange(30) % 2
 
 
@@ -41,8 +33,8 @@ def judged(learned, name):
 
 
 def study(**options):
-    given = {"names": ("a", "bb"), "setting": SETTING, "methods": (PLAIN, DEEP_ENSEMBLE), **options}
-    return Study(lambda dropout: nn.Linear(2, 2), data, judged, **given)
+    given = {"names": ("a", "bb"), "setting": SETTING, "methods": (PLAIN, DEEP_ENSEMBLE), "settings_of": CANDIDATES}
+    return Study(lambda dropout: nn.Linear(2, 2), data, judged, num_candidates=2, **given, **options)
 
 
 def test_the_last_rows_are_for_validation():
@@ -51,21 +43,6 @@ def test_the_last_rows_are_for_validation():
     assert (fitted.tolist(), held_out.tolist()) == ([0, 1, 2, 3, 4, 5, 6], [7, 8, 9])
     (fitted, _), (held_out, _) = split((x, x), 3, 2)
     assert (fitted.tolist(), held_out.tolist()) == ([0, 1], [7, 8, 9])
-
-
-def test_every_method_has_a_setting_and_a_line_of_its_own():
-    assert {SETTING_OF.get(method, method) for method in METHODS} == CANDIDATES.keys()
-    assert len({len(candidates) for candidates in CANDIDATES.values()}) == 1
-    styles = [(style_of(method)["color"], style_of(method)["linestyle"]) for method in METHODS]
-    assert len(set(styles)) == len(METHODS)
-
-
-def test_images_are_in_units_of_the_training_images(tiny_data):
-    images = Standardized("mnist", tiny_data)
-    x, _ = images.train
-    assert (float(x.mean()), float(x.std())) == (pytest.approx(0.0, abs=1e-5), pytest.approx(1.0, abs=1e-5))
-    raw = images.data.train_images
-    torch.testing.assert_close(images.test(5)[0] * raw.std() + raw.mean(), images.data.test_images[:5])
 
 
 def test_settings_are_the_best_on_validation_rows_and_tests_have_other_seeds(tmp_path):
@@ -95,24 +72,9 @@ def test_an_ensemble_that_shares_is_the_mixture_of_single_networks(tmp_path):
         assert mixed[1]["seconds"] == pytest.approx(seconds[2] + seconds[3], abs=1e-5)
 
 
-def test_a_method_can_have_fewer_seeds(tmp_path):
-    results = Results(tmp_path / "rows.json", {})
-    study(names=("a",), seeds_of={DEEP_ENSEMBLE: 1}).compute(results, 2, 1, 1)
-    assert [row["method"] for row in results.where(use="test")] == [PLAIN, DEEP_ENSEMBLE, PLAIN]
-
-
-def test_scores_are_of_the_mean_probabilities():
-    samples = torch.randn(3, 30, 2, generator=torch.Generator().manual_seed(0))
-    prediction = Prediction(samples, likelihoods.Categorical())
-    found = scores(prediction, TEST[1])
-    assert found["nll"] == pytest.approx(float(nll_loss(prediction.mean.log(), TEST[1])), rel=1e-5)
-    assert found.keys() == SCORES.keys()
-
-
 def test_a_comparison_holds_beyond_two_standard_errors():
     assert compared("", [1.0, 1.2, 1.1], [2.0, 2.1, 2.0]).held
     assert not compared("", [2.0, 2.1, 2.0], [1.0, 1.2, 1.1]).held
-    assert compared("", [2.0, 2.1, 2.0], [1.0, 1.2, 1.1], higher_is_better=True).held
     # A difference of 0.1 with a standard error of 0.1.
     assert not compared("", [0.9, 1.1, 0.7], [1.0, 1.0, 1.0]).held
     assert compared("lower", [0.9], [1.0])[::4] == ("lower (one of each)", False)

@@ -1,14 +1,12 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import os
 import statistics
 
 import pytest
 
 from benchmarks.guides._eight_models import in_pyro
 from benchmarks.guides._eight_models.data import MODELS
-from benchmarks.guides.against_numpyro import Worker, cpu_seconds
 
 
 def losses(training, number=10):
@@ -33,19 +31,3 @@ def test_a_model_in_numpyro_starts_at_the_loss_of_that_in_pyro(name):
     # Rounding, where the losses have no noise.
     bound = 4.0 * error + 1e-5 * abs(statistics.mean(pyros))
     assert abs(statistics.mean(pyros) - statistics.mean(theirs)) <= bound
-
-
-@pytest.mark.slow
-def test_a_worker_takes_steps_and_ends():
-    with Worker("eight schools", "CompiledSVI", "small") as worker:
-        assert 0.0 < worker.ask("10")["cpu"] < worker.first_cpu
-        answer = worker.ask("final")
-        assert answer["eagerly"] == ""
-        assert 30.0 < answer["loss"] < 70.0
-    assert worker.process.returncode == 0
-
-
-def test_the_time_of_a_process_counts_what_is_below_it():
-    own = cpu_seconds(os.getpid())
-    assert own > 0.0
-    assert cpu_seconds(os.getppid()) >= own

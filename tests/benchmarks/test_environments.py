@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from benchmarks.data.tables import load_table
-from benchmarks.decisions._environments import classification_bandit, mushroom_bandit, wheel_bandit
-
-X = torch.arange(12.0).reshape(4, 3)
+from benchmarks.decisions._environments import classification_bandit, mushroom_bandit
 
 
 def test_a_poisonous_mushroom_harms_every_second_time():
@@ -26,53 +24,6 @@ def test_a_poisonous_mushroom_harms_every_second_time():
     assert abs(paid.mean() - -15.0) < 4 * 20.0 / math.sqrt(len(paid))
     assert bandit.expected[poisonous].unique(dim=0).tolist() == [[0.0, -15.0]]
     assert bandit.expected[~poisonous].unique(dim=0).tolist() == [[0.0, 5.0]]
-
-
-def test_the_right_class_pays_one():
-    labels = torch.tensor([2, 0, 1, 2])
-    bandit = classification_bandit(X, labels, num_steps=8)
-    rows = bandit.contexts[:, 0].argsort().argsort() // 2
-    # Each row once before any comes again.
-    assert [sorted(rows[:4].tolist()), sorted(rows[4:].tolist())] == [[0, 1, 2, 3]] * 2
-    assert bandit.rewards.argmax(1).tolist() == labels[rows].tolist()
-    assert bandit.rewards.sum(1).tolist() == [1.0] * 8
-    assert bandit.expected is bandit.rewards
-
-
-def test_features_are_standardized_where_they_vary():
-    x = torch.cat([X, torch.ones(4, 1)], 1)
-    bandit = classification_bandit(x, torch.tensor([0, 1, 0, 1]), num_steps=4)
-    assert torch.allclose(bandit.contexts.mean(0), torch.zeros(4), atol=1e-6)
-    assert torch.allclose(bandit.contexts.std(0, correction=0), torch.tensor([1.0, 1.0, 1.0, 0.0]))
-
-
-@pytest.mark.parametrize("delta", [0.5, 0.95])
-def test_one_arm_of_each_quadrant_pays_beyond_the_radius(delta):
-    bandit = wheel_bandit(delta, num_steps=20_000, seed=1)
-    x, radius = bandit.contexts, bandit.contexts.norm(dim=1)
-    assert radius.max() <= 1
-    beyond = radius > delta
-    share = 1 - delta**2
-    assert abs(beyond.float().mean() - share) < 4 * math.sqrt(share * (1 - share) / 20_000)
-    assert bandit.expected[~beyond].unique(dim=0).tolist() == [pytest.approx([1.2, 1, 1, 1, 1])]
-    for arm, signs in {1: (1, 1), 2: (1, -1), 3: (-1, 1), 4: (-1, -1)}.items():
-        there = beyond & (x.sign() == torch.tensor(signs)).all(1)
-        expected = [1.2, 1.0, 1.0, 1.0, 1.0]
-        expected[arm] = 50.0
-        assert bandit.expected[there].unique(dim=0).tolist() == [pytest.approx(expected)]
-    noise = bandit.rewards - bandit.expected
-    assert noise.std() == pytest.approx(0.01, rel=4 / math.sqrt(2 * noise.numel()))
-    # Uniform on the disk: the radius squared is uniform.
-    assert radius.square().mean() == pytest.approx(0.5, abs=4 / math.sqrt(12 * 20_000))
-
-
-def test_a_seed_gives_one_bandit_and_leaves_the_generators_alone():
-    before = torch.get_rng_state()
-    one, other = (wheel_bandit(0.9, 50, seed=5) for _ in range(2))
-    assert torch.equal(one.contexts, other.contexts)
-    assert torch.equal(one.rewards, other.rewards)
-    assert not torch.equal(one.rewards, wheel_bandit(0.9, 50, seed=6).rewards)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_published_tables_make_bandits(data_dir):

@@ -3,16 +3,9 @@
 
 """Conjugate updates of a linear model, and its draws."""
 
-import math
-
 import torch
 
 from benchmarks.decisions._linear_model import LinearModel
-
-
-def log_evidence(model):
-    """Log evidence of the data behind a model, up to a constant: Bishop (2006), exercise 3.23."""
-    return -0.5 * torch.logdet(model.precision) + torch.lgamma(model.shape) - model.shape * model.rate.log()
 
 
 def test_updates_one_by_one_are_one_of_all():
@@ -47,23 +40,3 @@ def test_the_posterior_is_that_of_quadrature():
     assert torch.allclose((p * variance).sum(), mean_variance, rtol=1e-3)
     spread = (p * (w - model.mean).square()).sum()
     assert torch.allclose(spread, mean_variance / model.precision[0, 0], rtol=1e-3)
-
-
-def test_draws_have_the_moments_of_the_posterior():
-    torch.manual_seed(0)
-    x, y = torch.randn(9, 2).double(), torch.randn(9).double()
-    model = LinearModel.prior(2, 0.5, 6.0, 3.0).updated(x, y)
-    draws = torch.stack([model.draw() for _ in range(20_000)])
-    covariance = model.rate / (model.shape - 1) * torch.linalg.inv(model.precision)
-    error = covariance.diagonal().sqrt() / math.sqrt(len(draws))
-    assert ((draws.mean(0) - model.mean).abs() < 4 * error).all()
-    # Of a product of two normal numbers with heavier tails.
-    assert torch.allclose(
-        draws.T.cov(), covariance, atol=float(6 * covariance.diagonal().max() / math.sqrt(len(draws)))
-    )
-
-
-def test_no_rows_change_nothing():
-    prior = LinearModel.prior(2, 0.5, 6.0, 3.0)
-    same = prior.updated(torch.zeros(0, 2).double(), torch.zeros(0).double())
-    assert all(torch.equal(one, other) for one, other in zip(prior, same, strict=True))

@@ -8,51 +8,21 @@ import math
 import pytest
 import torch
 from pyro.contrib.gp.kernels import RBF
-from torch import nn
 
 from benchmarks.decisions._bandit_loop import run_bandit
+from benchmarks.decisions._environments import Bandit
 from benchmarks.decisions._gp_policy import GaussianProcessThompson
-from benchmarks.decisions._guides import GUIDES
 from benchmarks.decisions._linear_model import LinearModel
-from benchmarks.decisions._policies import (
-    EnsembleSampling,
-    EpsilonGreedy,
-    LinearThompson,
-    NeuralLinear,
-    ThompsonSampling,
-    UniformPolicy,
-)
-from pyro_radial import BayesianModule, SupervisedModel
+from benchmarks.decisions._policies import LinearThompson
 from pyro_radial.functional import GaussianProcess
-from pyro_radial.nn.likelihoods import MaskedGaussian
-from tests.benchmarks.test_bandit_loop import linear_bandit
+
+WEIGHTS = torch.tensor([[1.0, -0.5], [-1.0, 0.5], [0.2, 1.0]])
 
 
-def network(guide, kind=ThompsonSampling, seed=0):
-    torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(2, 10), nn.ReLU(), nn.Linear(10, 3))
-    model = SupervisedModel(BayesianModule(net), MaskedGaussian(scale=0.3))
-    return kind(model, GUIDES[guide](model), steps=10, batch_size=16, compile=False)
-
-
-POLICIES = {
-    "uniform": UniformPolicy,
-    "linear": LinearThompson,
-    "Gaussian process": lambda: GaussianProcessThompson(GaussianProcess(RBF(input_dim=2)), steps=2),
-    "greedy": lambda: network("point", EpsilonGreedy),
-    "neural-linear": lambda: network("point", NeuralLinear),
-    "ensemble": lambda: EnsembleSampling([network("point", seed=seed) for seed in range(2)]),
-    "radial": lambda: network("radial"),
-}
-
-
-@pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
-def test_an_arm_never_pulled_is_no_error(make):
-    policy = make()
-    policy.begin(2, 3)
-    x = torch.randn(8, 2)
-    policy.refit(x, torch.zeros(8, dtype=torch.long), x[:, 0])
-    assert {policy.choose(context) for context in torch.randn(30, 2)} <= {0, 1, 2}
+def linear_bandit(num_steps):
+    x = torch.randn(num_steps, 2)
+    expected = x @ WEIGHTS.T
+    return Bandit(x, expected + 0.1 * torch.randn(expected.shape), expected)
 
 
 def test_linear_thompson_holds_the_conjugate_posterior_of_what_it_saw():
@@ -70,23 +40,9 @@ def test_linear_thompson_holds_the_conjugate_posterior_of_what_it_saw():
             assert torch.allclose(found, known, rtol=1e-9)
 
 
-def test_linear_thompson_finds_linear_rewards():
-    # Its regret per decision falls to almost zero; that of chance stays.
-    result = run_bandit(linear_bandit(1500), LinearThompson())
-    assert result.relative_regret(500) < 5
-    assert result.relative_regret() < 20
-
-
-@pytest.mark.parametrize("name", ["neural-linear", "ensemble", "radial"])
-def test_networks_do_better_than_chance(name):
-    policy = POLICIES[name]()
-    for member in getattr(policy, "members", [policy]):
-        member.refits.steps = 60
-    assert run_bandit(linear_bandit(160), policy).relative_regret(60) < 60
-
-
 def test_a_gaussian_process_decides_by_its_exact_posterior():
-    policy = GaussianProcessThompson(GaussianProcess(RBF(input_dim=2)), steps=0, noise=0.2)
+    policy = GaussianProcessThompson(GaussianProcess(RBF(input_dim=2)))
+    policy.steps, policy.noise = 0, 0.2
     policy.begin(2, 2)
     x = torch.randn(12, 2)
     arms = torch.arange(12) % 2

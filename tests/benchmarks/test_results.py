@@ -13,10 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 from filelock import FileLock
-from joblib import register_parallel_backend
-from joblib.parallel import ThreadingBackend
 
 from benchmarks import common
 from benchmarks.common import (
@@ -24,8 +21,6 @@ from benchmarks.common import (
     OtherSettingError,
     Results,
     compute_all,
-    main,
-    medians,
     parser_of,
     reaches,
     with_error,
@@ -68,18 +63,6 @@ def test_a_setting_that_another_writer_saved_meanwhile_is_refused(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_row_that_another_writer_computed_meanwhile_stays(tmp_path):
-    path = tmp_path / "rows.json"
-    slow = Results(path, SETTING)
-
-    def compute():
-        Results(path, SETTING).add({"seed": 0}, lambda: row_of(1))
-        return row_of(2)
-
-    assert slow.add({"seed": 0}, compute)["value"] == 1.0
-    assert Results(path).values("value") == [1.0]
-
-
 def add_rows(path, numbers, start):
     results = Results(path, SETTING)
     start.wait()
@@ -119,14 +102,6 @@ def test_a_killed_writer_leaves_no_lock(tmp_path):
     assert Results(path).values("value") == [0.0]
 
 
-def test_rows_measured_together_are_saved_together(tmp_path):
-    results = Results(tmp_path / "rows.json", SETTING)
-    keys = [{"guide": name} for name in ("a", "b")]
-    rows = results.add_all(keys, lambda: [row_of(1), row_of(2)])
-    assert [row["value"] for row in rows] == [1.0, 2.0]
-    assert results.add_all(keys, lambda: pytest.fail("computed again")) == rows
-
-
 def test_rows_are_found_by_their_keys_in_the_order_of_their_seeds(tmp_path):
     path = tmp_path / "rows.json"
     rows = [{"method": m, "seed": s, "score": 10 * s + len(m)} for s in (1, 0) for m in ("a", "bb")]
@@ -146,52 +121,10 @@ def test_jobs_are_computed_once_and_saved_in_their_order(tmp_path, workers):
     assert [row["seed"] for row in results.rows] == [1, 0, 2]
 
 
-def test_a_job_in_the_own_process_leaves_denormal_numbers(tmp_path):
-    results = Results(tmp_path / "a.json", SETTING)
-    compute_all(results, [Job({"seed": 0}, row_of, (0,))], 1)
-    assert torch.tensor(1e-310, dtype=torch.float64).mul(1.0) > 0.0
-    with pytest.raises(ZeroDivisionError):
-        compute_all(results, [Job({"seed": 1}, divmod, (1, 0))], 1)
-    assert torch.tensor(1e-310, dtype=torch.float64).mul(1.0) > 0.0
-
-
-def test_a_row_of_another_run_is_not_taken_for_that_of_a_later_job(tmp_path):
-    path = tmp_path / "rows.json"
-    results = Results(path, SETTING)
-
-    def compute(number):
-        Results(path, SETTING).add({"seed": number + 1}, lambda: row_of(-1))
-        return row_of(number)
-
-    jobs = [Job({"seed": number}, compute, (number,)) for number in range(4)]
-    assert [row["value"] for row in compute_all(results, jobs, 1)] == [0.0, -1.0, 2.0, -1.0]
-
-
-class Elsewhere(ThreadingBackend):
-    """A backend of joblib's as a cluster's is one, which counts what it is given."""
-
-    given = []
-
-    def submit(self, func, callback=None):
-        Elsewhere.given.append(func)
-        return super().submit(func, callback)
-
-
 def sweep(output, *, form="small", workers=2):
     """A tiny experiment."""
     results = Results(output, SETTING)
     compute_all(results, [Job({"seed": number}, row_of, (number,)) for number in range(3)], workers)
-
-
-def test_jobs_go_where_the_command_says(tmp_path, monkeypatch, capsys):
-    register_parallel_backend("elsewhere", Elsewhere)
-    Elsewhere.given.clear()
-    output = tmp_path / "rows.json"
-    monkeypatch.setattr(sys, "argv", ["sweep", "--output", str(output), "--backend", "elsewhere"])
-    main(sweep, lambda results: f"### {len(results.rows)} rows")
-    assert "### 3 rows" in capsys.readouterr().out
-    assert len(Elsewhere.given) == 3
-    assert Results(output).values("value") == [0.0, 1.0, 2.0]
 
 
 def wait_long(folder, number):
@@ -235,15 +168,6 @@ def is_running(process):
         return False
 
 
-def test_subjects_take_turns():
-    calls, ticks = [], iter(range(1_000))
-    subjects = {name: lambda name=name: calls.append(name) for name in "ab"}
-    times = medians(subjects, 2, clock=lambda: float(next(ticks)), block=2, warmup=1)
-    assert "".join(calls) == "ab" + "aabb" * 2
-    # A tick between two readings of the clock, for two calls.
-    assert times == {"a": 500.0, "b": 500.0}
-
-
 def test_a_mean_reaches_a_number_within_its_standard_error():
     assert with_error([1.0, 3.0], 2) == "2.00 ± 1.00"
     assert with_error([1.0], 2) == "1.00"
@@ -256,8 +180,8 @@ def test_the_options_of_a_command_are_the_parameters_of_its_run():
     from benchmarks.functional import uci
     from benchmarks.guides import cuda
 
-    args = parser_of(uci.run).parse_args(["--data-dir", "there", "--paper", "--seeds", "10"])
-    assert (args.data_dir, args.form, args.seeds, args.workers, args.output) == (Path("there"), "paper", 10, 2, None)
+    args = parser_of(uci.run).parse_args(["--data-dir", "there", "--small", "--seeds", "10"])
+    assert (args.data_dir, args.form, args.seeds, args.workers, args.output) == (Path("there"), "small", 10, 2, None)
     assert parser_of(cuda.run).parse_args(["--device", "cpu"]).form == "default"
     for wrong in (["--device", "abacus"], ["--paper"], ["--data-dir", "there"]):
         with pytest.raises(SystemExit):

@@ -11,13 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyro.infer.autoguide import AutoNormal
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from pyro_radial import (
     AutoMeanField,
-    AutoRadial,
     AutoRadialDirectional,
     BayesianModule,
     SupervisedModel,
@@ -42,27 +39,11 @@ def test_its_weights_are_the_mean_of_the_posterior_where_radii_are_sure():
     assert ((draws.mean(0) - mean_network(bnn, guide).weight).abs() <= 4 * error).all()
 
 
-def test_a_group_whose_direction_dissolved_is_zero():
-    bnn = BayesianModule(nn.Linear(3, 4), RadialDirectionalPrior())
-    guide = AutoRadialDirectional(bnn, shared_concentration=False)
-    guide.setup(X)
-    with torch.no_grad():
-        guide.concentrations.weight.direction_unconstrained[2] = -40.0
-    weight = mean_network(bnn, guide).weight
-    assert weight[2].abs().max() < 1e-12
-    assert weight[[0, 1, 3]].norm(dim=1).min() > 0.01
-
-
 def test_without_directions_it_is_the_network_at_the_median():
     bnn = BayesianModule(nn.Linear(3, 4))
     guide = AutoMeanField(bnn)
     guide.setup(X)
     assert torch.equal(mean_network(bnn, guide).weight, guide.median()["weight"])
-
-
-class Residual(nn.Sequential):
-    def forward(self, x):
-        return x + super().forward(x)
 
 
 def points(number, seed):
@@ -130,22 +111,6 @@ def test_the_pruned_network_gives_the_outputs_of_the_masked_one(trained):
     assert "of 760 weights" in repr(result)
 
 
-def test_a_larger_tolerance_leaves_no_larger_network(trained):
-    rows = points(400, 1)
-    sizes = [prune(*trained, rows, tolerance).record.weights for tolerance in (0, 2, 100)]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] > sizes[-1]
-
-
-def test_a_dataset_and_another_guide_of_the_library_will_do():
-    x, y = points(1_500, 2)
-    model, guide = untrained(family=AutoRadial)
-    of_tensors, of_dataset = (prune(model, guide, rows, 10.0) for rows in ((x, y), TensorDataset(x, y)))
-    assert of_tensors.record[1:] == of_dataset.record[1:]
-    # More rows than are evaluated at a time.
-    assert of_tensors.path[0].loss == pytest.approx(error(mean_network(model.bnn, guide), (x, y)))
-
-
 def test_nothing_of_the_model_changes_and_its_mode_stays(trained):
     model, guide = trained
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -175,53 +140,12 @@ def test_batch_norms_get_the_statistics_of_the_network_that_is_left():
     torch.testing.assert_close(result.network[1].running_mean, signal.mean(0), rtol=1e-4, atol=1e-4)
 
 
-def test_dropouts_do_not_make_results_random():
-    torch.manual_seed(0)
-    x, y = torch.randn(60, 4), torch.arange(60) % 2
-    net = nn.Sequential(nn.Linear(4, 30), nn.Dropout(0.5), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 2))
-    model, guide = untrained(net)
-    before = torch.get_rng_state()
-    results = []
-    for seed in range(4):
-        torch.manual_seed(seed)
-        results.append(prune(model, guide, (x, y), 5.0, num_cuts=6))
-        assert error(results[-1].network, (x, y)) == pytest.approx(results[-1].record.loss)
-    assert all([r.loss for r in result.path] == [r.loss for r in results[0].path] for result in results)
-    torch.set_rng_state(before)
-    prune(model, guide, (x, y), 5.0, num_cuts=6)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("tolerance", [-0.1, math.nan, math.inf, "1", None, True])
-def test_a_tolerance_out_of_range_is_named(tolerance):
-    with pytest.raises(ValueError, match="tolerance must be a finite number, at least zero, got"):
-        prune(*untrained(), points(20, 1), tolerance)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (
             lambda: (*untrained(nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2))), points(20, 1)),
             "model must hold a chain of layers: net must be .* got LayerNorm at '1'",
-        ),
-        (
-            lambda: (*untrained(nn.Sequential(Residual(nn.Linear(4, 4)), nn.Linear(4, 2))), points(20, 1)),
-            "model must hold a chain of layers: .* got Residual at '0'. .* skip connections, .* library Torch-Pruning",
-        ),
-        (
-            lambda: (*untrained(likelihood=likelihoods.Bernoulli(event_dim=1)), points(20, 1)),
-            "model must be a SupervisedModel .* Categorical .* got SupervisedModel with Bernoulli",
-        ),
-        (lambda: (nn.Linear(4, 2), untrained()[1], points(20, 1)), "model must be a SupervisedModel .* got Linear"),
-        (lambda: (untrained()[0], AutoNormal(untrained()[0]), points(20, 1)), "guide must be a guide of this library"),
-        (lambda: (*untrained(), points(20, 1)[0]), r"data must be a pair \(x, y\)"),
-        (lambda: (*untrained(), (points(20, 1)[0], points(19, 1)[1])), "data: y must have as many rows as x"),
-        (lambda: (*untrained(), (points(20, 1)[0], points(20, 1)[1] + 2)), "data: y must hold labels from 0 to 1"),
-        (lambda: (*untrained(), (points(20, 1)[0] * math.nan, points(20, 1)[1])), "data: x must not hold NaN"),
-        (
-            lambda: (*untrained(), (points(20, 1)[0][:, :3], points(20, 1)[1])),
-            r"data: x must fit the network, got rows of shape \[3\], which fails at '0'",
         ),
         (lambda: (*untrained(), ({"x": points(20, 1)[0]}, points(20, 1)[1])), "data: x must be one tensor, got dict"),
     ],
@@ -281,23 +205,6 @@ def test_cuts_are_nested_from_everything_to_one_unit_of_each_layer(layers, num_c
     for layer, mask in [*cuts[-1].outputs.items(), *cuts[-1].inputs.items()]:
         assert mask.sum() == 1
         assert values[int(layer)][mask] == max(layers[int(layer)])
-
-
-def test_cuts_are_spread_evenly():
-    cuts = nested_cuts(Scores(outputs={"0": torch.randn(101)}), 11, per_layer=False)
-    assert [len(kept(cut)) for cut in cuts] == [101, 91, 81, 71, 61, 51, 41, 31, 21, 11, 1]
-    assert len(nested_cuts(Scores(outputs={"0": torch.zeros(4)}), 50, per_layer=False)) == 2
-
-
-def test_a_cut_is_evaluated_with_the_size_of_the_cut_network():
-    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
-    scores = Scores(outputs={"0": torch.randn(6)}, inputs={"0": torch.randn(4)})
-    for number, cut in enumerate(nested_cuts(scores, 50, per_layer=False)):
-        seen = []
-        record = evaluate_cut(net, cut, lambda small, seen=seen, number=number: seen.append(small) or number, (4,))
-        assert record.cut.outputs["0"].tolist() == record.cut.inputs["2"].tolist() == cut.outputs["0"].tolist()
-        assert [repr(small) for small in seen] == [repr(cut_network(net, record.cut))]
-        assert record[1:] == (number, count_weights(seen[0]), count_flops(seen[0], (4,)))
 
 
 def test_the_last_cut_keeps_the_best_pair_by_the_scores():

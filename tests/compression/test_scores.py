@@ -68,12 +68,6 @@ class TestSignalToNoise:
             # sqrt(2 / 4000).
             torch.testing.assert_close(found, expected, atol=4 * 0.5 * (2 / 4_000) ** 0.5, rtol=0)
 
-    def test_a_tensor_beside_radii_and_directions_is_scored_by_it(self):
-        prior = RadialDirectionalPrior({"0.weight": "row"})
-        scores = unit_scores(guided(prior, AutoRadialDirectional))
-        assert set(scores.outputs) == {"0"}
-        assert set(scores.inputs) == {"2"}
-
 
 def test_a_guide_without_weight_tensors_is_refused():
     guide = AutoMeanField(lambda: pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1)))

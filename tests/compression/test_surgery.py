@@ -14,9 +14,9 @@ from torch import nn
 from pyro_radial.compression.graph import IndexSelect
 from pyro_radial.compression.scores import Cut, Scores
 from pyro_radial.compression.surgery import complete_cut, cut_network
-from tests.helpers.chains import keep, lenet, masked, random_chain, random_cut, weight_layers
+from tests.helpers.chains import keep, masked, random_chain, random_cut, weight_layers
 
-CHAINS = range(60)
+CHAINS = range(30)
 
 
 def parts(net, kind):
@@ -66,49 +66,13 @@ def test_cut_network_computes_what_the_network_does_without_the_units(seed):
         torch.testing.assert_close(expected, without_cut_units(net, x, cut), rtol=1e-10, atol=1e-10)
 
 
-def test_random_chains_are_cut_in_every_way():
-    kinds, rescued, shrunk = set(), 0, 0
-    for seed in CHAINS:
-        net, _ = random_chain(seed)
-        _, small, warned = cut_silently(net, random_cut(net, seed))
-        kinds |= {type(module) for module in small.modules()}
-        rescued += warned
-        shrunk += sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in net.parameters())
-    assert {IndexSelect, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.PReLU} <= kinds
-    assert 0 < rescued < 30
-    assert shrunk > 50
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_cut_of_a_cut_is_exact(seed):
     net, x = random_chain(seed)
     _, small, _ = cut_silently(net, random_cut(net, seed, share=0.8))
     zeroed, smaller, _ = cut_silently(small, random_cut(small, seed + 1, share=0.8))
     torch.testing.assert_close(smaller(x), zeroed(x), rtol=1e-10, atol=1e-10)
     assert len(parts(smaller, IndexSelect)) <= len(weight_layers(net))
-
-
-def test_cutting_twice_is_cutting_once():
-    net, x = lenet(), torch.randn(2, 1, 28, 28)
-    positions = torch.rand(800) < 0.8
-    first = Cut(outputs={"0": keep(20, range(8)), "2": keep(50, range(10))}, inputs={"5": positions})
-    second = Cut(outputs={"0": keep(8, [1, 5]), "5": keep(500, range(40))})
-    both = Cut(
-        outputs={"0": keep(20, [1, 5]), "2": keep(50, range(10)), "5": keep(500, range(40))}, inputs={"5": positions}
-    )
-    once, twice = cut_network(net, both), cut_network(cut_network(net, first), second)
-    assert repr(once) == repr(twice)
-    assert once.state_dict().keys() == twice.state_dict().keys()
-    for key, tensor in once.state_dict().items():
-        torch.testing.assert_close(twice.state_dict()[key], tensor)
-    torch.testing.assert_close(once(x), twice(x))
-
-
-def test_nothing_cut_is_a_deep_copy():
-    net, x = random_chain(3)
-    small = cut_network(net, Cut())
-    assert repr(small) == repr(net)
-    torch.testing.assert_close(small(x), net(x), rtol=0, atol=0)
 
 
 def test_original_is_neither_written_nor_shared():
@@ -122,17 +86,6 @@ def test_original_is_neither_written_nor_shared():
     assert repr(net) == text
     for key, tensor in net.state_dict().items():
         torch.testing.assert_close(tensor, before[key], rtol=0, atol=0)
-
-
-def test_masks_and_scores_are_not_written():
-    mask = keep(4, [])
-    scores = torch.tensor([1.0, 3.0, 2.0, 0.0])
-    with pytest.warns(UserWarning, match="cut to nothing"):
-        complete_cut(
-            nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)), Cut(outputs={"0": mask}), Scores(outputs={"0": scores})
-        )
-    assert not mask.any()
-    assert scores.tolist() == [1, 3, 2, 0]
 
 
 def test_weights_that_are_not_numbers_go_with_their_units():
@@ -151,19 +104,6 @@ def test_unit_without_a_use_goes():
     assert small[1].num_features == 2
     (select,) = parts(small, IndexSelect).values()
     assert (select.index.tolist(), select.size, select.dim) == ([0, 1, 2, 3, 4, 6], 8, -1)
-
-
-def test_use_of_a_cut_unit_goes():
-    net = nn.Sequential(nn.Conv1d(2, 3, 1), nn.Flatten(), nn.Linear(12, 2))
-    whole = complete_cut(net, Cut(outputs={"0": keep(3, [0, 2])}))
-    assert whole.inputs["2"].tolist() == [True] * 4 + [False] * 4 + [True] * 4
-    assert complete_cut(net, whole).inputs["2"].tolist() == whole.inputs["2"].tolist()
-
-
-def test_no_select_where_all_that_arrives_is_used():
-    small = cut_network(lenet(), Cut(outputs={"0": keep(20, range(4)), "2": keep(50, range(7))}))
-    assert not parts(small, IndexSelect)
-    assert [module.weight.shape[:2] for _, module in weight_layers(small)] == [(4, 1), (7, 4), (500, 112), (10, 500)]
 
 
 @pytest.mark.parametrize(
@@ -189,30 +129,6 @@ def test_inputs_of_the_network_are_cut(net, shape, dim):
     assert small(y).isfinite().all()
 
 
-def test_settings_of_layers_are_kept():
-    conv = nn.Conv2d(2, 4, (3, 1), stride=2, padding=(2, 0), dilation=2, padding_mode="circular", bias=False)
-    net = nn.Sequential(conv, nn.BatchNorm2d(4, eps=0.1, momentum=0.3), nn.Conv2d(4, 3, 1, padding="same")).double()
-    net[0].weight.requires_grad_(False)
-    net[1].eval()
-    small = cut_network(net, Cut(outputs={"0": keep(4, [1, 2])}))
-    assert repr(small[0]) == repr(conv).replace("Conv2d(2, 4", "Conv2d(2, 2")
-    assert repr(small[2]) == repr(net[2]).replace("Conv2d(4,", "Conv2d(2,")
-    assert (small[1].eps, small[1].momentum, small[1].num_features) == (0.1, 0.3, 2)
-    assert {tensor.dtype for tensor in small.parameters()} == {torch.float64}
-    assert not small[0].weight.requires_grad
-    assert small[2].weight.requires_grad
-    assert [module.training for module in small] == [True, False, True]
-    assert small.training
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_training_and_evaluation_are_kept(training):
-    net = nn.Sequential(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), nn.Dropout(), nn.Linear(3, 2)).train(training)
-    small = cut_network(net, Cut(outputs={"0.0": keep(3, [1])}, inputs={"0.0": keep(4, [1, 3])}))
-    assert isinstance(small[0][0], IndexSelect)
-    assert {module.training for module in small.modules()} == {training}
-
-
 def test_batch_norm_is_exact_while_training():
     net = nn.Sequential(nn.Conv1d(2, 4, 2), nn.BatchNorm1d(4), nn.Sigmoid(), nn.Flatten(), nn.Linear(12, 2)).double()
     x = torch.randn(6, 2, 4, dtype=torch.float64)
@@ -223,30 +139,6 @@ def test_batch_norm_is_exact_while_training():
     assert small[1].num_batches_tracked == 1
     small(x).sum().backward()
     assert small[1].weight.grad.shape == (2,)
-
-
-def test_names_of_layers_stay():
-    net = nn.Sequential()
-    net.add_module("body", nn.Sequential(nn.Conv1d(1, 3, 1), nn.ReLU()))
-    net.add_module("flat", nn.Flatten())
-    net.add_module("head", nn.Linear(6, 2))
-    small = cut_network(net, Cut(inputs={"head": keep(6, [0, 1, 3])}))
-    assert [name for name, _ in small.named_children()] == ["body", "flat", "head_inputs", "head"]
-    assert [name for name, _ in weight_layers(small)] == ["body.0", "head"]
-
-
-def test_an_activation_may_stand_in_several_places():
-    relu = nn.ReLU()
-    net = nn.Sequential(nn.Linear(2, 3), relu, nn.Linear(3, 3), relu, nn.Linear(3, 1))
-    assert len(cut_network(net, Cut(outputs={"0": keep(3, [0])}))) == 5
-
-
-def test_subclass_that_only_names_its_modules_is_a_chain():
-    class Net(nn.Sequential):
-        def __init__(self):
-            super().__init__(nn.Linear(2, 3), nn.Linear(3, 1))
-
-    assert type(cut_network(Net(), Cut(outputs={"0": keep(3, [0])}))) is nn.Sequential
 
 
 def test_cut_network_can_be_traced_saved_and_compiled_to_a_graph():
@@ -317,19 +209,3 @@ def test_bad_input(surgery, cut, scores, message):
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     with pytest.raises(ValueError, match=message):
         surgery(net, cut, scores)
-
-
-def test_a_mask_that_keeps_all_outputs_of_the_network_is_fine():
-    net = nn.Sequential(nn.Linear(4, 2))
-    assert repr(cut_network(net, Cut(outputs={"0": keep(2, [0, 1])}))) == repr(net)
-
-
-@pytest.mark.cuda
-def test_a_network_is_cut_where_it_lies():
-    net, x = random_chain(1)
-    cut = random_cut(net, 1)
-    expected = cut_silently(net, cut)[1](x)
-    zeroed, small, _ = cut_silently(net.cuda(), cut)
-    assert {tensor.device.type for tensor in (*small.parameters(), *small.buffers())} == {"cuda"}
-    torch.testing.assert_close(small(x.cuda()).cpu(), expected)
-    torch.testing.assert_close(zeroed(x.cuda()).cpu(), expected)

@@ -10,7 +10,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
@@ -19,26 +18,23 @@ from pyro_radial import (
     AutoMeanField,
     AutoRadial,
     BayesianModule,
-    FitOptions,
     PriorChain,
     SupervisedModel,
     TermsELBO,
-    fit,
 )
 from pyro_radial.continual import (
     Coreset,
     Task,
     TaskStream,
-    permuted_stream,
 )
-from pyro_radial.continual.coresets import KeptRows, random_coreset
+from pyro_radial.continual.coresets import random_coreset
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
-from pyro_radial.functional import FunctionalELBO, GaussianProcess, PosteriorProcess, UniformBox
+from pyro_radial.functional import FunctionalELBO, GaussianProcess, UniformBox
 from pyro_radial.infer.training.training_run import TrainingRun
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 from tests.helpers.graphs import Graphed
 from tests.helpers.runs import assert_same as assert_same_state
-from tests.helpers.streams import MODULE, OPTIONS, ROWS, assert_same, chain, clusters, killed, learn, stream
+from tests.helpers.streams import MODULE, OPTIONS, ROWS, assert_same, chain, killed, learn, stream
 
 X, Y = torch.randn(8, 3), torch.randint(2, (8,))
 FUNCTIONS = Coreset(6, use="functions", max_points=4)
@@ -119,27 +115,6 @@ def _posterior(guide):
     }
 
 
-@pytest.mark.parametrize("capacity", [0, 10])
-def test_points_drawn_stand_for_all(capacity):
-    pyro.set_rng_seed(0)
-    one = linear_chain()
-    learned(one)
-    x = torch.randn(6, 3)
-    kept = FunctionMemory.of(one, x, capacity=capacity)
-    guide = AutoMeanField(one)
-    whole = FunctionChainELBO([FunctionMemory.of(one, x)], max_points=6)
-    whole(one, guide)(X, Y)
-    few = FunctionChainELBO([kept], max_points=2)
-    values = []
-    for _ in range(400):
-        few(one, guide)(X, Y)
-        values.append(few.terms.kl)
-    draws = torch.stack(values)
-    assert draws.std() > 0.0
-    # Four standard errors.
-    assert abs(draws.mean() - whole.terms.kl) < 4.0 * draws.std() / math.sqrt(len(draws))
-
-
 class TestHeads:
     """Of a network of three heads, two of them learned."""
 
@@ -176,48 +151,6 @@ class TestHeads:
         torch.testing.assert_close(torch.stack(found[:2]), 2.0 * torch.stack(expected)[[1, 0]], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(torch.stack(found[:2]).mean(), torch.stack(expected).sum(), rtol=1e-4, atol=1e-4)
 
-    def test_their_parameters_are_trained_and_the_head_in_use_stays(self):
-        one, guide, kept = self.made()
-        elbo = FunctionChainELBO(kept[:1], weight_space_kl=0.0)
-        loss = elbo(one, guide)(X, Y)
-        loss.backward()
-        moved = {name for name, p in guide.named_parameters() if p.grad is not None and bool(p.grad.abs().sum() > 0)}
-        assert any("heads.0" in name for name in moved)
-        assert any("heads.2" in name for name in moved)
-        assert not any("heads.1" in name for name in moved)
-        head = next(module for module in one.model.bnn.skeleton.modules() if isinstance(module, MultiHead))
-        assert head.head == 2
-        assert set(one.model.bnn.sites_in_use) == {f"heads.{i}.{part}" for i in range(3) for part in ("weight", "bias")}
-
-    def test_svi_of_pyro_takes_it(self):
-        one, guide, kept = self.made()
-        svi = SVI(one, guide, pyro.optim.Adam({"lr": 0.05}), FunctionChainELBO(kept, weight_space_kl=0.0))
-        before = svi.evaluate_loss(X, Y)
-        for _ in range(100):
-            svi.step(X, Y)
-        assert svi.evaluate_loss(X, Y) < before
-
-
-def test_room_for_more_is_never_drawn_and_shapes_stay():
-    pyro.set_rng_seed(0)
-    one = linear_chain()
-    learned(one)
-    guide = one.guide(AutoMeanField)
-    guide.setup(X, Y)
-    graphs = set()
-    for rows in (3, 7):
-        kept = FunctionMemory.of(one, torch.randn(rows, 3), capacity=9)
-        assert kept.x.shape == (9, 3)
-        assert kept.size == rows
-        elbo = FunctionChainELBO([kept], max_points=3)
-        captured = Graphed(one, guide, elbo, compile=False)
-        captured((X, Y), {})
-        # The guide is at the chain's prior, which free rows are not.
-        assert abs(elbo.terms.kl) < 1e-6
-        (recording,) = captured.recordings
-        graphs.add(recording.graph.module.code)
-    assert len(graphs) == 1
-
 
 @pytest.mark.parametrize(("guide_type", "local"), [(AutoMeanField, False), (AutoRadial, True)])
 def test_a_graph_replays_it_with_new_points_each_time(guide_type, local):
@@ -245,17 +178,6 @@ def test_heads_in_turn_are_no_graph():
     with pytest.warns(UserWarning, match="the heads of kept functions take turns"):
         captured((X, Y), {})
     assert captured.eager_because
-
-
-def test_a_model_in_low_precision_is_compared_in_full():
-    pyro.set_rng_seed(0)
-    one = linear_chain()
-    learned(one)
-    loss = FunctionChainELBO([FunctionMemory.of(one, torch.randn(5, 3))])
-    options = FitOptions(num_data=40, autocast=torch.bfloat16)
-    fit(one, one.guide(AutoMeanField), (X, Y), epochs=1, loss=loss, progress=False, options=options)
-    # At its one step the guide is at the chain's prior, and so are its functions.
-    assert float(loss.terms.kl) == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -315,21 +237,6 @@ class TestStream:
         assert kept.mean.shape == kept.variance.shape == (6, 2)
         assert kept.size == 6
 
-    def test_the_earlier_functions_are_computed_once_a_task(self, monkeypatch):
-        calls = []
-        of = PosteriorProcess.marginals
-        monkeypatch.setattr(PosteriorProcess, "marginals", lambda p, x: calls.append(len(x)) or of(p, x))
-        tasks = permuted_stream(clusters(ROWS, 0), clusters(16, 1), 3)
-        learn(NORMAL(multi_head=False), tasks, coreset=FUNCTIONS)
-        assert calls == [6, 12]
-
-    def test_no_labels_are_kept(self, monkeypatch):
-        kept = []
-        of = KeptRows.rest
-        monkeypatch.setattr(KeptRows, "rest", lambda rows, number: kept.append(rows) or of(rows, number))
-        learn(NORMAL(), coreset=FUNCTIONS)
-        assert [rows.y for rows in kept[0]._kept.values()] == [None, None]
-
     def test_earlier_heads_may_be_held_at_inputs_of_the_task_in_training(self, fits):
         learn(NORMAL(), coreset=Coreset(6, use="functions", inputs="current"))
         one, two = fits
@@ -338,15 +245,6 @@ class TestStream:
         x = stream()[1].train[0]
         assert held.head == 0
         assert torch.equal(held.x, x[random_coreset(x, 6, seed=OPTIONS["seed"])])
-
-    def test_the_inputs_of_one_head_that_are_current_do_not_add_up(self, fits):
-        tasks = permuted_stream(clusters(ROWS, 0), clusters(16, 1), 3)
-        learn(NORMAL(multi_head=False), tasks, coreset=Coreset(6, use="functions", inputs="current"))
-        for call, task in zip(fits[1:], list(tasks)[1:], strict=True):
-            (held,) = call["loss"].kept
-            x = task.train[0]
-            assert held.size == 6
-            assert torch.equal(held.x, x[random_coreset(x, 6, seed=OPTIONS["seed"])])
 
     @pytest.mark.parametrize("inputs", ["kept", "current"])
     def test_inputs_need_not_be_rows(self, fits, inputs):
@@ -362,8 +260,7 @@ class TestStream:
         with pytest.raises(ValueError, match=message):
             learn(NORMAL(), coreset=Coreset(6, lambda x, size, seed: chosen, use="functions"))
 
-    @pytest.mark.parametrize("local", [False, True])
-    @pytest.mark.parametrize("guide", [AutoMeanField, AutoRadial])
+    @pytest.mark.parametrize(("guide", "local"), [(AutoMeanField, False), (AutoRadial, True)])
     def test_functions_stay_where_they_are_held(self, guide, local):
         moved = []
         for weight in (1e-6, 1e3):
@@ -389,9 +286,7 @@ class TestStream:
         "where",
         [
             (MODULE, "fit", 1, "after"),
-            (TrainingRun, "step", 5, "before"),
             (TrainingRun, "step", 7, "before"),
-            (PriorChain, "advance", 2, "after"),
             (MODULE._StreamRun, "_remove_task_files", 2, "before"),
         ],
         ids=lambda where: "-".join(map(str, where[1:])),
@@ -401,20 +296,6 @@ class TestStream:
         expected = learn(NORMAL(), **options)
         killed(monkeypatch, NORMAL(), *where, checkpoint=tmp_path, **options)
         assert_same(learn(NORMAL(), checkpoint=tmp_path, **options), expected)
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"coreset": Coreset(6, use="functions", max_points=4, weight=5.0)}, "coreset"),
-            ({"coreset": Coreset(6)}, "coreset"),
-            ({"first_task": {"loss": TermsELBO(kl_weight=0.2)}}, "first_task"),
-        ],
-    )
-    def test_a_run_of_other_settings_does_not_resume(self, change, message, tmp_path):
-        options = {"coreset": FUNCTIONS, "checkpoint": tmp_path}
-        learn(NORMAL(), **options)
-        with pytest.raises(ValueError, match=message):
-            learn(NORMAL(), **{**options, **change})
 
 
 def one_value_each(x, size, *, seed):
@@ -479,27 +360,6 @@ def test_a_model_without_a_function_is_refused_by_task_and_site():
     assert one.prior == {}
 
 
-class TestCoreset:
-    """What it is made with."""
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"use": "rows"}, "use must be one of"),
-            ({"use": "functions", "weight": 0.0}, "weight must be a positive"),
-            ({"use": "functions", "max_points": 0}, "max_points must be a positive"),
-            ({"use": "functions", "fit_options": {"epochs": 1}}, r"fit_options must be left out .*\['epochs'\]"),
-            ({"weight": 3.0}, "weight must be left out with use='labels', got 3.0"),
-            ({"max_points": 3}, "max_points must be left out with use='labels', got 3"),
-            ({"inputs": "current"}, r"inputs must be one of \('kept',\) with use='labels', got 'current'"),
-            ({"use": "functions", "inputs": "all"}, r"inputs must be one of \('kept', 'current'\)"),
-        ],
-    )
-    def test_bad_arguments_are_named(self, options, message):
-        with pytest.raises(ValueError, match=message):
-            Coreset(6, **options)
-
-
 def test_a_negative_variance_is_refused():
     memory = FunctionMemory(0, X, torch.zeros(8, 1), torch.ones(8, 1), 8)
     FunctionChainELBO([memory])
@@ -513,11 +373,6 @@ def test_classes_that_held_functions_forbid_are_said():
     one = NORMAL(multi_head=False)
     with pytest.warns(UserWarning, match=r"task 'classes 2, 3' has classes \[2, 3\], which no earlier task under"):
         learn(one, stream(multi_head=False), coreset=FUNCTIONS)
-
-
-@pytest.mark.parametrize("tasks", [stream(), permuted_stream(clusters(2 * ROWS, 0), clusters(16, 1), 2)])
-def test_classes_of_another_head_and_known_ones_are_not_said(tasks):
-    learn(NORMAL(multi_head=tasks.num_heads > 1), tasks, coreset=FUNCTIONS)
 
 
 def test_a_list_of_tasks_is_told_how_to_become_a_stream():

@@ -3,6 +3,7 @@
 
 import copy
 import io
+import itertools
 import math
 from functools import partial
 
@@ -11,24 +12,20 @@ import pyro.distributions as dist
 import pyro.poutine as poutine
 import pytest
 import torch
-from pyro.infer import SVI, Predictive
+from pyro.infer import SVI
 from pyro.infer.autoguide import (
     AutoDiagonalNormal,
     AutoGuideList,
-    AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
     AutoNormal,
-    AutoNormalizingFlow,
 )
 from torch import nn
 
 from pyro_radial import AutoRadial, BayesianModule, SupervisedModel, TermsELBO, fit, predict
 from pyro_radial.continual import PriorChain
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.storage import StoredDistribution
 from pyro_radial.infer.autoguide import AutoMeanField
 from pyro_radial.nn import likelihoods
-from pyro_radial.nn.modules import device_of
 from tests.helpers.models import train_to_convergence
 from tests.helpers.runs import FIT, data, problem
 
@@ -64,6 +61,12 @@ def summed(prior, name="w"):
 
 
 W = SITES["normal"]
+FORMS = ("exact", "normal")
+
+
+def in_turn(*options):
+    """Each site once, with the options in turn."""
+    return list(zip(SITES.values(), itertools.cycle(options), strict=False))
 
 
 def train(chain, guide, *args, steps=25, lr=0.05):
@@ -168,8 +171,7 @@ def guide_of(guide, batch):
 # The prior is the posterior
 
 
-@pytest.mark.parametrize("family", [AutoRadial, AutoMeanField])
-@pytest.mark.parametrize("prior", SITES.values(), ids=SITES.keys())
+@pytest.mark.parametrize(("prior", "family"), in_turn(AutoRadial, AutoMeanField), ids=SITES)
 def test_the_exact_prior_is_the_posterior_and_the_next_guide_starts_there(prior, family):
     model = summed(prior)
     chain = PriorChain(model, "exact")
@@ -205,57 +207,6 @@ def test_the_normal_prior_is_the_nearest_and_its_first_kl_closed(prior):
     assert abs(first_terms(mean_field, mean_field.guide(AutoMeanField)).kl) < 1e-3
 
 
-def test_by_default_the_prior_is_the_normal_of_the_posterior_s_moments():
-    chain = PriorChain(summed(W))
-    radial = RadialNormal(torch.randn(3), 1.0 + torch.rand(3))
-    chain.advance({"w": radial})
-    prior = chain.prior["w"]
-    assert isinstance(prior.base_dist, dist.Normal)
-    torch.testing.assert_close(prior.mean, radial.mean)
-    torch.testing.assert_close(prior.stddev, radial.stddev)
-
-
-def test_distributions_that_are_no_guide_s_can_be_chained():
-    distributions = {
-        "gamma": (dist.Gamma(2.0, 1.0), dist.Gamma(torch.tensor(7.0), torch.tensor(3.0))),
-        "beta": (dist.Beta(1.0, 1.0), dist.Beta(torch.tensor(2.0), torch.tensor(5.0))),
-        "simplex": (dist.Dirichlet(torch.ones(3)), dist.Dirichlet(torch.tensor([4.0, 2.0, 3.0]))),
-        "rate": (dist.LogNormal(0.0, 1.0), dist.LogNormal(torch.tensor(1.0), torch.tensor(0.2))),
-        "vector": (
-            dist.MultivariateNormal(torch.zeros(2), torch.eye(2)),
-            dist.MultivariateNormal(torch.ones(2), torch.tensor([[2.0, 0.5], [0.5, 1.0]])),
-        ),
-    }
-
-    def model():
-        for name, (prior, _) in distributions.items():
-            pyro.sample(name, prior)
-
-    chain = PriorChain(model, "exact")
-    chain.advance({name: distribution for name, (_, distribution) in distributions.items()})
-    fresh = PriorChain(model, "exact")
-    fresh.load_state_dict(through_a_file(chain.state_dict()))
-    for one in (chain, fresh):
-        trace = poutine.trace(one).get_trace()
-        trace.compute_log_prob()
-        for name, (_, distribution) in distributions.items():
-            value = trace.nodes[name]["value"]
-            torch.testing.assert_close(trace.nodes[name]["log_prob_sum"], distribution.log_prob(value))
-    for family in (AutoRadial, AutoMeanField, AutoNormal):
-        guide = fresh.guide(family)
-        guide()
-        medians = guide.median()
-        torch.testing.assert_close(medians["gamma"], distributions["gamma"][1].mean)
-        torch.testing.assert_close(medians["simplex"], distributions["simplex"][1].mean)
-        torch.testing.assert_close(medians["rate"], torch.tensor(1.0).exp())
-        torch.testing.assert_close(medians["vector"], torch.ones(2))
-        assert math.isfinite(first_terms(fresh, guide, strict=False).loss)
-    with pytest.raises(
-        ValueError, match=r"'gamma'.*cannot be matched by a normal.*PriorChain\(form='exact'\) takes it"
-    ):
-        PriorChain(model).advance({"gamma": distributions["gamma"][1]})
-
-
 def plated():
     with pyro.plate("rows", 4, dim=-1):
         z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -271,9 +222,8 @@ def test_a_plated_site_is_chained_at_full_size():
     torch.testing.assert_close(guide.median()["z"], chain.prior["z"].mean)
 
 
-@pytest.mark.parametrize("model", [plated, summed(W), summed(CONSTRAINED["dirichlet"])], ids=["plate", "line", "other"])
-def test_vectorized_particles_are_the_loop(model):
-    chain = learned(model, partial(AutoRadial, init_stddev=0.01))
+def test_vectorized_particles_are_the_loop():
+    chain = learned(summed(CONSTRAINED["dirichlet"]), partial(AutoRadial, init_stddev=0.01))
     guide = train(chain, chain.guide(AutoRadial), steps=10)
     losses = []
     for vectorize in (False, True):
@@ -309,58 +259,6 @@ def test_a_site_of_a_subsampled_plate_is_refused_and_may_be_excluded():
 # Guides
 
 
-def test_the_guide_s_parameters_are_copies():
-    """Training a guide once moved the prior that it started at."""
-    for prior in (W, CONSTRAINED["gamma"]):
-        for family in (AutoRadial, AutoMeanField, AutoNormal):
-            chain = learned(summed(prior), AutoRadial)
-            before = buffers_of(chain)
-            guide = train(chain, chain.guide(family), lr=0.2)
-            assert_unchanged(chain, before)
-            if family is not AutoNormal:
-                assert min(guide.scale_change().values()) > 0.01
-
-
-def test_scales_start_at_the_prior_or_where_the_family_starts_them():
-    chain = learned(summed(W))
-    kept, reset = chain.guide(AutoRadial), chain.guide(AutoRadial, reset_scales=True, init_stddev=0.3)
-    for guide in (kept, reset):
-        guide.setup()
-        torch.testing.assert_close(guide.locs.w, chain.prior["w"].mean)
-    torch.testing.assert_close(kept.scales.w, chain.prior["w"].scale)
-    torch.testing.assert_close(reset.scales.w, torch.full((3,), 0.3 * 3**0.5))
-
-
-def test_families_may_share_a_radius_differently():
-    model = summed(SITES["matrix"])
-    chain = learned(model, AutoRadial, event_dim=1)
-    guide = chain.guide(AutoRadial, event_dim=1)
-    assert abs(first_terms(chain, guide).kl) < 1e-3
-    whole, normal = chain.guide(AutoRadial), chain.guide(AutoMeanField)
-    whole.setup()
-    normal.setup()
-    for other in (whole, normal):
-        posterior = other.posterior()["w"]
-        torch.testing.assert_close(posterior.variance, chain.prior["w"].variance)
-
-
-def test_a_family_may_be_any_function_of_a_model():
-    chain = learned(summed(W))
-
-    def parts(model):
-        guide = AutoGuideList(model)
-        guide.append(AutoRadial(poutine.block(model, expose=["w"])))
-        return guide
-
-    for family in (partial(AutoRadial, init_stddev=0.5), lambda model: AutoRadial(model), parts):
-        guide = chain.guide(family)
-        guide()
-        part = guide[0] if isinstance(guide, AutoGuideList) else guide
-        torch.testing.assert_close(part.scales.w, chain.prior["w"].scale)
-    # A class without an init function is left to start where it does.
-    chain.guide(AutoNormalizingFlow, init_transform_fn=lambda size: dist.transforms.planar(size))
-
-
 def test_a_list_of_guides_is_chained_part_by_part():
     def model():
         a = pyro.sample("a", W)
@@ -389,29 +287,8 @@ def test_a_list_of_guides_is_chained_part_by_part():
     torch.testing.assert_close(again[1][0].locs.b, chain.prior["b"].base_dist.mean)
 
 
-def test_a_foreign_guide_starts_at_the_prior_s_mean_and_its_distributions_are_given_by_name():
-    for prior in (W, CONSTRAINED["log normal"], CONSTRAINED["dirichlet"]):
-        chain = learned(summed(prior))
-        ours, foreign = chain.guide(AutoRadial), chain.guide(AutoNormal)
-        ours()
-        foreign()
-        torch.testing.assert_close(foreign.median()["w"], ours.median()["w"])
-    chain = learned(summed(W))
-    guide = train(chain, chain.guide(AutoNormal))
-    # Pyro's own guides share their parameters by name, so a new one would start at what the last one learned.
-    fresh = chain.guide(AutoNormal)
-    fresh()
-    torch.testing.assert_close(fresh.median()["w"], chain.prior["w"].mean)
-    chain.advance({"w": dist.Normal(guide.locs.w, guide.scales.w).to_event(1)})
-    torch.testing.assert_close(chain.prior["w"].mean, guide.locs.w.detach())
-    low_rank = train(chain, chain.guide(AutoLowRankMultivariateNormal))
-    with pytest.raises(ValueError, match=r"posterior\(\).*got AutoLowRankMultivariateNormal; use one of these, or"):
-        chain.advance(low_rank)
-
-
-@pytest.mark.parametrize("form", ["exact", "normal"])
 @pytest.mark.parametrize("family", [AutoNormal, AutoDiagonalNormal])
-@pytest.mark.parametrize("prior", SITES.values(), ids=SITES)
+@pytest.mark.parametrize(("prior", "form"), in_turn(*FORMS), ids=SITES)
 def test_pyro_s_factorized_normals_are_chained_on_the_site_s_own_support(prior, family, form):
     chain = PriorChain(summed(prior), form)
     guide = train(chain, chain.guide(family))
@@ -425,25 +302,6 @@ def test_pyro_s_factorized_normals_are_chained_on_the_site_s_own_support(prior, 
     again = PriorChain(summed(prior), form)
     again.load_state_dict(through_a_file(chain.state_dict()))
     assert math.isfinite(first_terms(again, again.guide(AutoMeanField), strict=False).loss)
-
-
-def test_all_sites_of_pyro_s_factorized_normals_are_chained_plates_and_all():
-    def model():
-        pyro.sample("a", W)
-        b = pyro.sample("b", CONSTRAINED["rows of dirichlets"])
-        with pyro.plate("rows", 4, dim=-1):
-            z = pyro.sample("z", CONSTRAINED["log normal"])
-            pyro.sample("y", dist.Normal(z.sum(-1) + b.sum(), 1.0), obs=torch.arange(4.0))
-
-    chain = PriorChain(model)
-    for family in (AutoNormal, AutoDiagonalNormal):
-        guide = train(chain, chain.guide(family))
-        chain.advance(guide)
-        assert list(chain.prior) == ["a", "b", "z"]
-        assert chain.prior["z"].batch_shape == (4,)
-        for name in ("a", "z"):
-            median = chain.prior[name].sample((4_000,)).median(0).values
-            torch.testing.assert_close(median, guide.median()[name], atol=0.1, rtol=0.1)
 
 
 def test_pyro_s_factorized_normals_are_parts_of_a_list():
@@ -469,17 +327,6 @@ def test_pyro_s_factorized_normals_are_parts_of_a_list():
     torch.testing.assert_close(chain.prior["a"].mean, guide[0].locs.a.detach())
     torch.testing.assert_close(chain.prior["b"].mean, guide[1].loc.detach())
     torch.testing.assert_close(chain.prior["b"].stddev, guide[1].scale.detach())
-
-
-def test_a_real_distribution_without_a_known_mean_leaves_the_start_to_the_family():
-    chain = PriorChain(summed(W))
-    shifted = dist.TransformedDistribution(
-        dist.Normal(torch.zeros(3), 1.0).to_event(1), [dist.transforms.AffineTransform(1.0, 2.0)]
-    )
-    chain.advance({"w": shifted})
-    for family in (AutoRadial, AutoNormal):
-        guide = chain.guide(family)
-        assert math.isfinite(first_terms(chain, guide, strict=False).loss)
 
 
 # Models with parameters of their own, optimizers, prediction
@@ -538,39 +385,7 @@ def test_fit_and_predict_take_a_chain():
     torch.testing.assert_close(by_guide, by_prior, rtol=0.0, atol=0.05)
 
 
-@pytest.mark.parametrize("parallel", [False, True])
-def test_predictive_samples_the_chained_prior(parallel):
-    model = SupervisedModel(BayesianModule(nn.Linear(3, 1)), likelihoods.Gaussian(num_data=3))
-    chain = PriorChain(model)
-    weight = torch.tensor([[3.0, -2.0, 1.0]])
-    chain.advance({"weight": dist.Normal(weight, 0.01).to_event(2), "bias": RadialNormal(torch.ones(1), 0.01)})
-    x = torch.eye(3)
-    guide = chain.guide(AutoRadial)
-    guide.setup(x, torch.zeros(3, 1))
-    for options in ({"num_samples": 50}, {"num_samples": 50, "guide": guide}):
-        draws = Predictive(chain, parallel=parallel, return_sites=["f"], **options)(x)["f"]
-        assert draws.shape == (50, 3, 1)
-        # A standard deviation of 0.01 for the weight and for the bias.
-        assert (draws[..., 0] - (weight + 1.0)).abs().max() < 0.08
-        assert draws.std(0).min() > 1e-3
-
-
 # Chains, copies, states
-
-
-def test_the_outer_chain_s_priors_hold():
-    inner = PriorChain(summed(W))
-    inner.advance({"w": dist.Normal(torch.full((3,), 5.0), 2.0).to_event(1)})
-    outer = PriorChain(inner)
-    assert poutine.trace(outer).get_trace().nodes["w"]["fn"].mean.tolist() == [5.0, 5.0, 5.0]
-    outer.advance(train(outer, outer.guide(AutoRadial)))
-    trace = poutine.trace(outer).get_trace()
-    assert torch.equal(trace.nodes["w"]["fn"].mean, outer.prior["w"].mean)
-    assert list(trace.nodes)[:3] == ["_INPUT", "w", "data"]
-    fresh = PriorChain(PriorChain(summed(W)))
-    fresh.load_state_dict(through_a_file(outer.state_dict()))
-    assert torch.equal(fresh.prior["w"].mean, outer.prior["w"].mean)
-    assert torch.equal(fresh.model.prior["w"].mean, inner.prior["w"].mean)
 
 
 def test_copies_are_independent_also_after_use():
@@ -598,21 +413,6 @@ def leaf_mean(chain):
     return leaf_mean_of(chain.prior["w"])
 
 
-def test_a_cast_moves_the_distributions_and_they_stay_on_the_buffers():
-    model, _ = problem()
-    chain = learned(model, AutoRadial, *data())
-    x, y = data()
-    chain.double()
-    assert {distribution.mean.dtype for distribution in chain.prior.values()} == {torch.float64}
-    guide = chain.guide(AutoRadial)
-    assert first_terms(chain, guide, x.double(), y).loss.dtype == torch.float64
-    assert abs(first_terms(chain, guide, x.double(), y).kl) < 1e-6
-    buffers = {id(buffer) for buffer in chain.buffers()}
-    assert {id(distribution.loc) for distribution in chain.prior.values()} <= buffers
-    meta = copy.deepcopy(chain).to("meta")
-    assert all(buffer.is_meta for buffer in meta.chained.buffers())
-
-
 def test_a_state_brings_its_own_sites_and_they_are_compared_anew():
     def model():
         return {name: pyro.sample(name, W) for name in ("a", "b.c", "d/e", "f%2F")}
@@ -636,21 +436,6 @@ def test_a_state_brings_its_own_sites_and_they_are_compared_anew():
 
 
 # Bad input
-
-
-def test_arguments_are_checked():
-    guide = AutoRadial(summed(W))
-    for wrong in (guide, poutine.block(guide, hide=["x"]), 3):
-        with pytest.raises(ValueError, match="model must be a Pyro model, not a guide"):
-            PriorChain(wrong)
-    with pytest.raises(ValueError, match=r"form must be one of .*'moments'"):
-        PriorChain(summed(W), form="moments")
-    with pytest.raises(ValueError, match="regular expression"):
-        PriorChain(summed(W)).advance({"w": W}, exclude="(")
-    with pytest.raises(ValueError, match="posterior"):
-        PriorChain(summed(W)).advance(3)
-    with pytest.raises(AttributeError, match="likelihood"):
-        PriorChain(summed(W)).likelihood  # noqa: B018
 
 
 def test_a_guide_that_was_never_trained_is_refused():
@@ -803,8 +588,7 @@ def test_a_chain_of_full_covariance_normals_is_bayes_rule_exactly():
     assert max(losses) - min(losses) < 1e-11
 
 
-@pytest.mark.parametrize("form", ["exact", "normal"])
-@pytest.mark.parametrize("prior", SITES.values(), ids=SITES)
+@pytest.mark.parametrize(("prior", "form"), in_turn(*FORMS), ids=SITES)
 def test_a_full_covariance_normal_is_chained_on_the_site_s_own_support(prior, form):
     chain = PriorChain(summed(prior), form)
     guide = train(chain, chain.guide(AutoMultivariateNormal))
@@ -853,36 +637,9 @@ def test_a_full_covariance_normal_keeps_the_covariance_of_each_event():
     torch.testing.assert_close(chain.prior["b"].variance.flatten(), covariance.diagonal()[1:], rtol=1e-4, atol=1e-4)
 
 
-def test_a_full_covariance_normal_that_was_never_trained_is_refused():
-    chain = PriorChain(summed(W))
-    guide = chain.guide(AutoMultivariateNormal)
-    with pytest.raises(RuntimeError, match="AutoMultivariateNormal has no parameters yet"):
-        chain.advance(guide)
-    guide()
-    with pytest.raises(ValueError, match="AutoMultivariateNormal was never trained"):
-        chain.advance(guide)
-
-
-@pytest.mark.parametrize("value", ["x", 1, None])
-def test_reset_scales_is_a_bool(value):
-    with pytest.raises(ValueError, match=f"reset_scales must be True or False, got {value!r}"):
-        PriorChain(summed(W)).guide(AutoRadial, reset_scales=value)
-
-
-def test_the_device_of_a_chain_is_that_of_its_model():
-    model = SupervisedModel(BayesianModule(nn.Linear(3, 2, device="meta")), likelihoods.Categorical(num_data=5))
-    assert device_of(PriorChain(model)) == torch.device("meta")
-
-
 def test_chained_priors_follow_the_model():
     model = SupervisedModel(BayesianModule(nn.Linear(3, 2)), likelihoods.Categorical(num_data=5))
     chain = PriorChain(model)
     chain.advance({"weight": dist.Normal(torch.zeros(2, 3), 1.0).to_event(2)})
     model.to("meta")
     assert chain.prior["weight"].mean.device == torch.device("meta")
-
-
-def test_chained_priors_of_a_function_are_where_the_posterior_is():
-    chain = PriorChain(lambda: pyro.sample("w", dist.Normal(0.0, 1.0)))
-    chain.chained.update({"w": StoredDistribution(None, {"loc": torch.zeros((), device="meta")})})
-    assert device_of(chain) == torch.device("meta")

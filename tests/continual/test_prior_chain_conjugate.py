@@ -27,7 +27,6 @@ from pyro_radial.nn import likelihoods
 INPUTS, OUTPUTS, ROWS, NOISE, STEPS = 4, 2, 25, 0.5, 170
 SHAPE = (OUTPUTS, INPUTS)
 GUIDES = {"mean field": AutoMeanField, "radial": AutoRadial, "radial by rows": partial(AutoRadial, event_dim=1)}
-each_guide = pytest.mark.parametrize("guide", GUIDES.values(), ids=GUIDES)
 RADII = {"a radius": 2, "a radius a row": 1}
 
 
@@ -151,14 +150,6 @@ def test_a_weight_leaves_a_precision_that_fell_and_the_site_s_own_support():
         assert float(found.loc) == pytest.approx(0.3)
 
 
-def test_a_weight_is_a_positive_number_and_one_in_the_exact_form():
-    PriorChain(lambda: None, "exact", 1.0)
-    with pytest.raises(ValueError, match=r"weight must be 1\.0 with form='exact', got 2\.0"):
-        PriorChain(lambda: None, "exact", 2.0)
-    with pytest.raises(ValueError, match="weight must be a positive"):
-        PriorChain(lambda: None, weight=0.0)
-
-
 @pytest.mark.parametrize("event_dim", RADII.values(), ids=RADII)
 def test_the_best_radial_posterior_has_the_moments_of_the_best_normal(event_dim):
     r"""Of D elements that share a radius, :math:`\sigma = \sqrt{D} s`, as its loss is stationary there."""
@@ -174,11 +165,10 @@ def test_the_best_radial_posterior_has_the_moments_of_the_best_normal(event_dim)
         torch.testing.assert_close(parameter.grad, torch.zeros_like(loc), rtol=0.0, atol=1e-10)
 
 
-@pytest.mark.parametrize("rates", [ADAM, NATURAL], ids=["Adam", "natural gradient"])
-@each_guide
+@pytest.mark.parametrize(("guide", "rates"), [("mean field", NATURAL), ("radial", ADAM), ("radial by rows", NATURAL)])
 def test_a_chain_with_local_reparameterization_ends_at_the_mean_field_recursion(guide, rates):
     batches = stream()
-    chained = learned(guide, batches, rates)
+    chained = learned(GUIDES[guide], batches, rates)
     mean, variance = recursion(batches)
     # In standard deviations of the recursion's end.
     assert ((chained.mean - mean) / variance.sqrt()).abs().max() < 0.1

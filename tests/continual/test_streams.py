@@ -49,13 +49,6 @@ def test_a_slice_is_a_stream_with_the_same_heads():
         part[2]
 
 
-def test_a_stream_of_own_tasks():
-    own = [task("one"), task("two", head=1)]
-    stream = TaskStream.of(own, num_heads=2, num_outputs=3)
-    assert list(stream) == own
-    assert (stream.num_heads, stream.num_outputs) == (2, 3)
-
-
 def test_streams_that_do_not_fit_are_named():
     with pytest.raises(ValueError, match="tasks must hold at least one task"):
         TaskStream.of([], num_outputs=2)
@@ -87,11 +80,6 @@ def test_bad_parts_of_a_task_are_named(part, data, message):
     parts = {"train": GOOD, "test": GOOD, "validation": GOOD} | {part: data}
     with pytest.raises(ValueError, match=rf"task 'mine': {part}.*{message}"):
         Task("mine", **parts)
-
-
-def test_a_negative_head_is_named():
-    with pytest.raises(ValueError, match="task 'one': head must be a non-negative integer, got -1"):
-        task(head=-1)
 
 
 def numbered(num_rows, num_classes, start=0, seed=0):
@@ -126,16 +114,6 @@ def test_every_row_is_in_exactly_one_task_with_its_label(multi_head, fraction):
     assert sorted(row for task in stream for row in row_numbers(task.test)) == list(range(100, 112))
 
 
-def test_each_task_of_a_multi_head_stream_has_its_own_head():
-    stream = class_split_stream(TRAIN, TEST)
-    assert (len(stream), stream.num_heads, stream.num_outputs) == (3, 3, 2)
-    assert stream.names == ("classes 0, 1", "classes 2, 3", "classes 4, 5")
-    assert [task.name for task in stream] == list(stream.names)
-    assert [task.head for task in stream] == [0, 1, 2]
-    assert all(set(part[1].tolist()) == {0, 1} for task in stream for part in (task.train, task.test))
-    assert all(task.validation is None for task in stream)
-
-
 def test_a_single_head_has_an_output_per_class():
     stream = class_split_stream(TRAIN, TEST, classes_per_task=4, multi_head=False)
     assert (len(stream), stream.num_heads, stream.num_outputs) == (2, 1, 6)
@@ -149,31 +127,6 @@ def test_labels_of_a_head_count_the_classes_of_its_task():
         rows = [row for row, label in enumerate(labels) if label in (2, 3)]
         assert row_numbers(part) == [start + row for row in rows]
         assert part[1].tolist() == [int(labels[row]) - 2 for row in rows]
-
-
-def test_a_class_that_one_part_lacks_is_named():
-    only = TRAIN[1] < 4
-    with pytest.raises(ValueError, match="train: y must hold every class, got no row of class 4"):
-        class_split_stream((TRAIN[0][only], TRAIN[1][only]), TEST)
-
-
-def test_labels_of_one_byte_become_indices():
-    stream = class_split_stream((TRAIN[0], TRAIN[1].byte()), (TEST[0], TEST[1].byte()), multi_head=False)
-    assert stream[0].train[1].dtype == torch.int64
-
-
-def test_validation_rows_do_not_depend_on_the_tasks():
-    def held_out(seed=0, **options):
-        stream = class_split_stream(TRAIN, TEST, validation_fraction=0.5, seed=seed, **options)
-        return sorted(row for task in stream for row in row_numbers(task.validation))
-
-    rows = held_out()
-    assert len(rows) == 12  # Half of 23, to the even number.
-    assert rows == held_out(classes_per_task=3) == held_out(multi_head=False)
-    assert rows != held_out(seed=1)
-    for seed in (0, 1):
-        stream = permuted_stream(TRAIN, TEST, 2, validation_fraction=0.5, seed=seed)
-        assert all(row_numbers(task.validation) == held_out(seed) for task in stream)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -193,33 +146,6 @@ def test_train_and_test_are_permuted_alike(num_tasks, seed):
         orders.append(order)
     assert len(set(orders)) == num_tasks
     assert orders[0] == tuple(range(12))
-
-
-def test_permuted_keeps_rows_and_labels():
-    stream = permuted_stream(TRAIN, TEST, 2)
-    assert (stream.num_heads, stream.num_outputs) == (1, 6)
-    assert stream.names == ("permutation 1", "permutation 2")
-    for task in stream:
-        assert task.train[1].equal(TRAIN[1])
-        assert task.test[1].equal(TEST[1])
-        assert row_numbers(task.train) == list(range(23))
-        assert task.validation is None
-
-
-def test_permutations_depend_on_the_seed_alone():
-    x = torch.arange(24.0).reshape(2, 12)
-    data = x, torch.tensor([0, 1])
-
-    def second(num_tasks=2, **options):
-        return permuted_stream(data, data, num_tasks, **options)[1].train[0]
-
-    assert second().equal(second(num_tasks=4))
-    assert not second().equal(second(seed=1))
-
-
-def test_outputs_count_the_classes_of_both_parts():
-    more = GOOD[0], torch.tensor([0, 4, 1])
-    assert permuted_stream(GOOD, more, 1).num_outputs == permuted_stream(more, GOOD, 1).num_outputs == 5
 
 
 @pytest.mark.parametrize(
@@ -269,15 +195,6 @@ def test_bad_data_is_named(make, data, message):
         make(data, GOOD)
     with pytest.raises(ValueError, match="test.*" + message):
         make(GOOD, data)
-
-
-def test_bad_permutations_are_named():
-    with pytest.raises(ValueError, match="num_tasks"):
-        permuted_stream(TRAIN, TEST, 0)
-    with pytest.raises(ValueError, match="validation_fraction"):
-        permuted_stream(TRAIN, TEST, 2, validation_fraction=1.5)
-    with pytest.raises(ValueError, match=r"test: inputs must have the same shape as in train, \[2\], got \[3\]"):
-        permuted_stream(TRAIN, (torch.rand(12, 3), TEST[1]), 2)
 
 
 @pytest.mark.parametrize("make", [class_split_stream, lambda train, test: permuted_stream(train, test, 2)])

@@ -10,18 +10,14 @@ import pyro
 import pytest
 import torch
 
-from pyro_radial import AutoRadial, TermsELBO
 from pyro_radial.continual import (
     Coreset,
     PriorChain,
     Task,
     TaskStream,
     class_split_stream,
-    permuted_stream,
     train_stream,
 )
-from pyro_radial.infer.autoguide import AutoMeanField
-from tests.helpers.runs import assert_same as assert_same_state
 from tests.helpers.streams import CORESET, HALVES, MODULE, OPTIONS, ROWS, assert_same, chain, clusters, learn, stream
 
 
@@ -95,25 +91,6 @@ def test_tasks_may_share_one_head(fits):
     assert [call["sites"] for call in fits] == [["0.weight", "3.bias", "3.weight"]] * 2
 
 
-def test_the_part_to_measure_on_may_be_the_validation():
-    tasks = stream(validation_fraction=0.25)
-    x, y = tasks[0].validation
-    wrong = Task("classes 0, 1", tasks[0].train, tasks[0].test, (x, 1 - y), head=0)
-    tasks = TaskStream.of([wrong, tasks[1]], num_heads=2, num_outputs=2)
-    on_test, _ = learn(tasks=tasks, epochs=8)
-    on_validation, _ = learn(tasks=tasks, epochs=8, measure_on="validation")
-    assert on_test.values[0, 0] == 1.0
-    assert on_validation.values[0, 0] == 0.0
-
-
-def test_the_guide_and_the_options_are_the_caller_s():
-    one = chain(form="normal")
-    learn(
-        one, guide=lambda c: c.guide(AutoMeanField, reset_scales=True), loss=TermsELBO(2, strict_kl=True), accumulate=2
-    )
-    assert type(one.prior["trunk.0.weight"].base_dist).__name__ == "Normal"
-
-
 def test_the_seed_decides_and_nothing_else_does():
     assert_same(learn(), learn())
     one, other = chain(), chain()
@@ -147,18 +124,6 @@ def test_the_coreset_of_each_head_is_learned_just_before_its_prediction(fits):
     assert all(call["num_data"] == call["rows"] for call in fits)
     # That of the last task, not of the last coreset.
     assert one.likelihood.num_data == ROWS - 6
-
-
-def test_a_single_head_learns_the_union_of_all_coresets(fits):
-    coreset = Coreset(6, fit_options={"epochs": 1})
-    learn(chain(multi_head=False), stream(multi_head=False), coreset=coreset)
-    assert [call["rows"] for call in fits] == [ROWS - 6, 6, ROWS - 6, 12]
-
-
-def test_what_is_learned_from_a_coreset_is_thrown_away():
-    """Layers that are trained and not random, and their statistics, too."""
-    (_, short), (_, long) = (learn(coreset=Coreset(6, fit_options={"epochs": e})) for e in (1, 4))
-    assert_same_state(short, long)
 
 
 def test_the_coreset_is_used_for_the_prediction():
@@ -215,18 +180,3 @@ def test_what_is_no_chain_of_a_classifier_is_refused():
     for wrong in (chain().model, PriorChain(lambda x, y: None)):
         with pytest.raises(ValueError, match="chain must be a PriorChain around a SupervisedModel"):
             train_stream(wrong, stream(), **OPTIONS)
-
-
-def test_empty_coresets_and_tasks_are_refused():
-    with pytest.raises(ValueError, match="size must be a positive integer"):
-        Coreset(0)
-    with pytest.raises(ValueError, match="must hold from 1"):
-        learn(coreset=Coreset(6, lambda x, size, seed: torch.tensor([], dtype=torch.long)))
-    with pytest.raises(ValueError, match="task 'blank': train must have at least one row"):
-        Task("blank", (torch.zeros(0, 4), torch.zeros(0).long()), clusters(4, 0))
-
-
-def test_tasks_are_built_when_they_are_needed():
-    tasks = permuted_stream(clusters(ROWS, 0), clusters(16, 1), 3)
-    matrix, _ = learn(chain(multi_head=False), tasks, epochs=1, guide=lambda c: c.guide(AutoRadial, init_stddev=0.1))
-    assert matrix.values.tril().isfinite().all()

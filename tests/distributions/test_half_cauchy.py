@@ -4,20 +4,16 @@
 import itertools
 import math
 
-import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from mpmath import MPContext
-from pyro.infer import TraceMeanField_ELBO
 from scipy import stats
 from scipy.integrate import quad
 from torch.distributions import biject_to, kl_divergence
 
-from pyro_radial import AutoMeanField, AutoRadial, TermsELBO
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.half_cauchy import half_cauchy_factors, log_mode, sqrt_product
-from pyro_radial.distributions.wrappers import pull_back
 
 NUM_SAMPLES = 40_000
 TARGETS = {"gamma": dist.Gamma, "inverse gamma": dist.InverseGamma}
@@ -46,13 +42,6 @@ def test_the_density_of_the_pair_integrates_to_that_of_the_half_cauchy(scale, va
 
     total, _ = quad(integrand, -40, 40, points=[2 * math.log(scale), 2 * math.log(value)], epsabs=1e-12)
     assert total == pytest.approx(float(dist.HalfCauchy(double(scale)).log_prob(double(value)).exp()), rel=1e-7)
-
-
-def test_the_factors_have_the_shape_and_dtype_of_the_scale():
-    for dtype in (torch.float32, torch.float64):
-        for distribution in half_cauchy_factors(torch.ones(3, 2, dtype=dtype)):
-            assert distribution.batch_shape == (3, 2)
-            assert distribution.sample().dtype == dtype
 
 
 def test_a_scale_that_is_not_positive_is_refused_by_name():
@@ -89,12 +78,6 @@ def test_kl_of_a_log_normal_is_that_of_quadrature(target, loc, scale, concentrat
     assert float(value) == pytest.approx(expected, rel=1e-10)
 
 
-def test_kl_is_the_known_one_where_the_published_formulas_are_not():
-    q = dist.LogNormal(double(-1.0), double(0.2).sqrt())
-    assert float(kl_divergence(q, dist.Gamma(double(0.5), double(100.0)))) == pytest.approx(38.813, abs=5e-4)
-    assert float(kl_divergence(q, dist.InverseGamma(double(0.5), double(0.01)))) == pytest.approx(1.791, abs=5e-4)
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_kl_has_the_gradients_of_differences_and_is_never_negative(target):
     parameters = [torch.randn(5, dtype=torch.double).requires_grad_()]
@@ -118,12 +101,6 @@ def test_kl_and_its_gradients_are_right_in_float32_far_out(target):
         # An error of half a unit in the last place of t = loc + log(rate), of size 50, is 2e-6 in e^t.
         torch.testing.assert_close(low.double(), high, rtol=2e-5, atol=1e-5)
         assert bool(torch.autograd.grad(low.sum(), grid)[0].isfinite().all())
-
-
-def test_a_tiny_rate_does_not_overflow_before_it_need():
-    low = kl_divergence(dist.LogNormal(torch.tensor(100.0), 1.0), dist.Gamma(torch.tensor(0.5), 1e-30))
-    high = kl_divergence(dist.LogNormal(double(100.0), double(1.0)), dist.Gamma(double(0.5), double(1e-30)))
-    assert float(low) == pytest.approx(float(high), rel=1e-4)
 
 
 FULL = (3, 4, 2)
@@ -199,34 +176,6 @@ def test_what_has_no_closed_form_is_left_to_sampling(base, target):
     ):
         with pytest.raises(NotImplementedError):
             kl_divergence(q, p)
-
-
-def test_the_kls_that_torch_knows_stay(target):
-    other = type(target)(torch.ones(FULL, dtype=torch.double), torch.ones(FULL, dtype=torch.double))
-    gammas = [dist.Gamma(distribution.concentration, distribution.rate) for distribution in (target, other)]
-    torch.testing.assert_close(kl_divergence(target, other), kl_divergence(*gammas))
-
-
-def test_the_distribution_of_the_logarithm_is_on_the_whole_line(target):
-    value = torch.randn(FULL, dtype=torch.double)
-    expected = target.log_prob(value.exp()) + value
-    torch.testing.assert_close(pull_back(target, [dist.transforms.ExpTransform()]).log_prob(value), expected)
-
-
-@pytest.mark.parametrize("distribution", TARGETS.values(), ids=TARGETS.keys())
-def test_the_loss_of_a_mean_field_guide_on_a_gamma_site_has_no_noise(distribution):
-    def model():
-        with pyro.plate("rows", 3):
-            pyro.sample("w", distribution(torch.tensor(2.0), torch.tensor(1.5)).expand([4]).to_event(1))
-
-    guide = AutoMeanField(model, init_stddev=0.3)
-    assert len({float(TraceMeanField_ELBO().loss(model, guide)) for _ in range(3)}) == 1
-    TermsELBO(strict_kl=True).loss(model, guide)
-    # A radial guide has no closed form: sampled, and refused under strict_kl by the name of the site.
-    radial = AutoRadial(model, init_scale=0.3)
-    assert len({float(TraceMeanField_ELBO().loss(model, radial)) for _ in range(3)}) == 3
-    with pytest.raises(ValueError, match="'w'"):
-        TermsELBO(strict_kl=True).loss(model, radial)
 
 
 def test_the_root_of_the_product_of_log_normals_is_log_normal():

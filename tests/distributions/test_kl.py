@@ -3,14 +3,12 @@
 
 import math
 
-import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import TraceMeanField_ELBO
 from torch.distributions import biject_to, kl_divergence
 
-from pyro_radial.distributions import RadialNormal, kl
+from pyro_radial.distributions import RadialNormal
 
 NUM_SAMPLES = 40_000
 FULL = (3, 4, 5)
@@ -56,13 +54,6 @@ def test_the_least_kl_to_a_standard_normal_is_the_known_floor(dim, least, half_d
         assert kl_divergence(RadialNormal(q.loc, q.scale * factor), p) > value
 
 
-def test_with_one_element_it_is_the_kl_of_normals():
-    loc, scale = torch.randn(9, 1, dtype=torch.double), 0.2 + torch.rand(9, 1, dtype=torch.double)
-    p = dist.Normal(torch.randn(9, 1, dtype=torch.double), 0.7)
-    radial = kl_divergence(RadialNormal(loc, scale), p.to_event(1))
-    torch.testing.assert_close(radial, kl_divergence(dist.Normal(loc, scale), p).squeeze(-1))
-
-
 MASK = torch.tensor([True, False, True])
 NESTINGS = {
     "independent": lambda q, p: (q, p.to_event(2)),
@@ -87,16 +78,6 @@ NESTINGS = {
 @pytest.mark.parametrize("nesting", NESTINGS.values(), ids=NESTINGS.keys())
 def test_kl_is_exact_under_any_nesting(nesting, q, p):
     assert_kl_is_that_of_samples(*nesting(q, p))
-
-
-@pytest.mark.parametrize("copied", [False, True])
-def test_the_batch_of_a_prior_that_repeats_one_distribution_is_kept(copied):
-    q = RadialNormal(torch.zeros(5), torch.ones(5))
-    p = dist.Normal(0.0, 1.0).expand([3, 5])
-    p = dist.Normal(p.loc.clone(), p.scale.clone()) if copied else p
-    value = kl_divergence(q, p.to_event(1))
-    assert value.shape == (3,)
-    torch.testing.assert_close(value, kl_divergence(q, dist.Normal(0.0, 1.0).expand([5]).to_event(1)).expand(3))
 
 
 def test_kl_to_a_full_covariance_normal_is_that_of_samples(q):
@@ -124,12 +105,6 @@ def test_kl_from_a_full_covariance_normal_to_independent_ones_is_torchs_of_two_f
     other = nesting(p)
     full = dist.MultivariateNormal(other.mean, scale_tril=other.stddev.diag_embed())
     torch.testing.assert_close(kl_divergence(q, other), kl_divergence(q, full), rtol=1e-12, atol=1e-12)
-
-
-def test_a_mask_of_the_prior_leaves_the_entropy_of_a_full_covariance_normal(p):
-    q = dist.MultivariateNormal(torch.zeros(2, dtype=torch.double), torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double())
-    masked = dist.Normal(torch.zeros(2, dtype=torch.double), 1.0).to_event(1).mask(torch.tensor(False))
-    torch.testing.assert_close(kl_divergence(q, masked), -q.entropy())
 
 
 @pytest.mark.parametrize("family", [RadialNormal, dist.Normal])
@@ -169,28 +144,3 @@ def test_in_float32_the_kl_of_a_million_weights_keeps_six_digits():
 def test_shapes_that_do_not_match_are_left_to_sampling(q, p, event_dim):
     with pytest.raises(NotImplementedError):
         kl_divergence(q, p if event_dim == 1 else p.to_event(1))
-
-
-def test_trace_mean_field_elbo_finds_the_rule(monkeypatch):
-    calls = []
-    original = kl._divergence
-    monkeypatch.setattr(kl, "_divergence", lambda *args: calls.append(1) or original(*args))
-
-    def model():
-        with pyro.plate("groups", 3):
-            pyro.sample("w", dist.Normal(0.0, 1.0).expand([4, 5]).to_event(2))
-
-    def guide():
-        with pyro.plate("groups", 3):
-            pyro.sample("w", RadialNormal(torch.zeros(4, 5), torch.ones(4, 5), 2))
-
-    losses = {float(TraceMeanField_ELBO().loss(model, guide)) for _ in range(3)}
-    assert calls
-    assert len(losses) == 1
-
-
-def test_the_table_overrides_no_rule_of_torch_or_pyro():
-    pairs = [(q, p) for q, p, _ in kl.RULES]
-    assert len(pairs) == len(set(pairs))
-    for pair in ((dist.Normal, dist.Normal), (torch.distributions.Independent, torch.distributions.Independent)):
-        assert pair not in pairs

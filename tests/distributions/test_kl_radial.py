@@ -15,11 +15,9 @@ import torch
 from pyro.distributions.torch_distribution import ExpandedDistribution
 from scipy.special import digamma, gammaln
 from torch.distributions import kl_divergence
-from torch.func import jacrev, vmap
 
-from pyro_radial import TermsELBO
-from pyro_radial.distributions import RadialNormal, special
-from pyro_radial.distributions.kl_formulas import shared, to_radial
+from pyro_radial.distributions import RadialNormal
+from pyro_radial.distributions.kl_formulas import to_radial
 from pyro_radial.distributions.kl_formulas.shared import num_directions
 
 FAMILIES = ["radial", "normal"]
@@ -165,18 +163,6 @@ def test_in_two_dimensions_its_mean_is_the_integral_over_angles(length):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dim", [3, 8])
-def test_its_mean_is_that_of_samples(family, dim):
-    ratio, shift = spread_ratios(dim), shift_of_length(1.5, dim)
-    center, unit = torch.randn(dim, dtype=torch.double), 0.5 + torch.rand(dim, dtype=torch.double)
-    q, p = distribution(family, center + unit * shift, unit * ratio), RadialNormal(center, unit)
-    value = q.sample((200_000,))
-    draws = q.log_prob(value) - p.log_prob(value)
-    with pyro.settings.context(radial_kl_directions=20_000):
-        assert_mean_is(draws, kl_divergence(q, p))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dim", [2, 5, 20, 200, 2000])
 @pytest.mark.parametrize("length", [0.0, 0.1, 1.0, 10.0])
 def test_one_call_is_within_a_percent(family, dim, length):
@@ -184,21 +170,6 @@ def test_one_call_is_within_a_percent(family, dim, length):
         values = independent_calls(family, ratio, shift_of_length(length, dim), 40)
         # Over 40 calls a standard deviation is known to 11 %; none of these is close to the limit.
         assert float(values.std()) <= 0.01 * max(100.0, float(values.mean()))
-
-
-def test_nearly_proportional_scales_leave_noise_of_third_order():
-    ratio = spread_ratios(200, 0.05)
-    values = independent_calls("radial", ratio, torch.zeros_like(ratio), 100)
-    # 1e-4 nats; the second order is 5e-3, the first 0.5.
-    assert float(values.std()) < 5e-4
-
-
-def test_one_dominant_element_does_not_disturb_the_estimate_of_a_normal_distribution():
-    ratio = torch.full((200,), 0.1, dtype=torch.double)
-    ratio[7] = 10.0
-    values = independent_calls("normal", ratio, torch.zeros_like(ratio), 100)
-    # Noise across any direction but that of the ratios would leave 10 %.
-    assert float(values.std()) <= 0.01 * max(100.0, float(values.mean()))
 
 
 @pytest.mark.parametrize(("family", "dim"), [("radial", 50), ("normal", 20)])
@@ -213,21 +184,6 @@ def test_a_shrunk_parabola_is_quieter_than_a_whole_one(family, dim, monkeypatch)
     monkeypatch.setattr(to_radial, "shrinkage", lambda _: 1.0)
     # The ratio of the two is near 0.55 in the mean over many distributions.
     assert shrunk < 0.8 * noise()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_in_large_events_the_noise_is_far_below_a_percent(family):
-    ratio, shift = spread_ratios(10_000), shift_of_length(1.0, 10_000)
-    values = independent_calls(family, ratio, shift, 20)
-    # First-order control variates leave a noise that does not grow with D; without them it is some 100 nats.
-    assert float(values.std()) < 3.0
-
-
-@pytest.mark.parametrize("dim", [2, 5, 20, 200, 2000])
-def test_close_to_the_prior_it_does_not_fall_below_zero_by_more_than_a_nat(dim):
-    for length in (0.0, 1e-4, 1e-2):
-        values = independent_calls("radial", spread_ratios(dim, 0.05), shift_of_length(length, dim), 100)
-        assert float(values.min()) > -1.0
 
 
 @pytest.mark.parametrize("length", [1e-4, 1e-5])
@@ -262,15 +218,6 @@ def test_where_the_means_have_moved_it_is_least_with_all_scales_larger(dim, leng
         assert side * float(slope) > 0.0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_it_is_invariant_under_a_joint_affine_map(family):
-    loc, center = torch.randn(2, 30, dtype=torch.double)
-    scale, unit, factor = 0.2 + torch.rand(3, 30, dtype=torch.double)
-    offset = 5.0 * torch.randn(30, dtype=torch.double)
-    moved = kl_of(family, offset + factor * loc, factor * scale, offset + factor * center, factor * unit)
-    torch.testing.assert_close(moved, kl_of(family, loc, scale, center, unit), rtol=1e-11, atol=1e-10)
-
-
 def differences(function, point, step=1e-4):
     """Central differences of a function of one vector."""
     steps = step * np.eye(len(point))
@@ -293,25 +240,6 @@ def test_the_mean_of_its_gradients_is_that_of_the_exact_kl(family, dim, length):
     for gradient, exact in zip(gradients, expected, strict=True):
         # Differences are good to 1e-6 here, over angles with a cusp to 1e-3.
         assert_mean_is(gradient, exact, rounding=2e-3 if family == "radial" and length else 1e-5)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_its_gradients_are_near_the_differences_of_an_average_over_many_directions(family):
-    dim = 4
-    parameters = [torch.randn(dim), 0.5 + torch.rand(dim), torch.randn(dim), 0.5 + torch.rand(dim)]
-    parameters = [tensor.double().requires_grad_() for tensor in parameters]
-    with pyro.settings.context(radial_kl_directions=40_000):
-        gradients = torch.autograd.grad(kl_of(family, *parameters), parameters)
-        for index, gradient in enumerate(gradients):
-
-            def of_one(value, index=index):
-                arguments = [tensor.detach() for tensor in parameters]
-                arguments[index] = torch.as_tensor(value)
-                return float(kl_of(family, *arguments))
-
-            by_differences = torch.tensor(differences(of_one, parameters[index].detach().numpy()))
-            # The two differ by the mean of the controls, about 1 / 200 of their spread, which is below one.
-            torch.testing.assert_close(gradient, by_differences, rtol=0.01, atol=0.02)
 
 
 # --- shapes and wrappers
@@ -400,19 +328,6 @@ def test_it_is_that_of_samples_under_any_nesting(make):
     assert_mean_is(draws, value)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_its_dtype_is_that_of_the_means_also_where_the_scales_have_another(dtype):
-    other = torch.float64 if dtype == torch.float32 else torch.float32
-    loc, scale, center, unit = torch.randn(5), torch.rand(5) + 0.2, torch.randn(5), torch.rand(5) + 0.2
-    exact = float(kl_of("radial", *(tensor.double() for tensor in (loc, scale, center, unit))))
-    for family in FAMILIES:
-        value = kl_of(family, loc.to(dtype), scale.to(other), center.to(dtype), unit)
-        assert value.dtype == dtype
-        if family == "radial":
-            # Noise of another dtype is other noise.
-            assert float(value) == pytest.approx(exact, abs=1.0)
-
-
 def test_radii_shared_differently_are_left_to_sampling():
     for q, p in (
         (radial(2), radial(1).to_event(1)),
@@ -422,26 +337,6 @@ def test_radii_shared_differently_are_left_to_sampling():
     ):
         with pytest.raises(NotImplementedError):
             kl_divergence(q, p)
-
-
-def test_the_same_transform_of_both_leaves_it_as_it_is():
-    base, prior = radial(1), radial(1)
-    q, p = (dist.TransformedDistribution(d, [dist.transforms.ExpTransform()]) for d in (base, prior))
-    torch.testing.assert_close(kl_divergence(q, p), kl_divergence(base, prior))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("vectorize", [False, True])
-def test_a_strict_elbo_takes_a_radial_prior(family, vectorize):
-    prior, guide_distribution = radial(1, (4,)), distribution(family, *leaves((4,)))
-
-    def model():
-        w = pyro.sample("w", prior)
-        pyro.sample("y", dist.Normal(w.sum(-1), 1.0), obs=torch.zeros((), dtype=torch.double))
-
-    elbo = TermsELBO(2, strict_kl=True, vectorize_particles=vectorize, max_plate_nesting=0)
-    elbo.loss(model, lambda: pyro.sample("w", guide_distribution))
-    torch.testing.assert_close(elbo.terms.kl_by_site["w"], kl_divergence(guide_distribution, prior))
 
 
 # --- numerics
@@ -461,33 +356,6 @@ def test_in_float32_extreme_distributions_have_finite_values_and_gradients(famil
         value = kl_of(family, *rows)
         assert bool((torch.isfinite(value) & (value > -1.0)).all())
         assert all(bool(torch.isfinite(g).all()) for g in torch.autograd.grad(value.sum(), rows))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_with_sums_in_float32_it_stays_within_a_percent(family, monkeypatch):
-    cases = [(dim, length) for dim in (2, 200, 20_000) for length in (0.0, 1e-3, 1.0, 10.0)]
-    distributions = [(spread_ratios(dim).float(), shift_of_length(length, dim).float()) for dim, length in cases]
-    exact = [float(kl_of(family, shift, ratio, *standard(len(ratio), torch.float32))) for ratio, shift in distributions]
-    for module in (special, shared):
-        monkeypatch.setattr(module, "accumulation_dtype", lambda _: torch.float32)
-    for (ratio, shift), value in zip(distributions, exact, strict=True):
-        parameters = [tensor.requires_grad_() for tensor in (shift, ratio)]
-        low = kl_of(family, *parameters, *standard(len(ratio), torch.float32))
-        assert float(low.detach()) == pytest.approx(value, rel=0.01, abs=1.0)
-        assert all(bool(torch.isfinite(g).all()) for g in torch.autograd.grad(low, parameters))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_function_transforms_work(family):
-    parameters = [*leaves((3, 4)), *leaves((3, 4))]
-    with pyro.settings.context(radial_kl_directions=2000):
-        batched = kl_of(family, *parameters)
-        mapped = vmap(lambda *row: kl_of(family, *row), randomness="different")(*parameters)
-    torch.testing.assert_close(mapped, batched, rtol=0.01, atol=0.1)
-    jacobian = jacrev(lambda loc: kl_of(family, loc, *parameters[1:]))(parameters[0])
-    rows = parameters[0].clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(kl_of(family, rows, *parameters[1:]).sum(), rows)
-    torch.testing.assert_close(jacobian.sum(0), gradient)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,7 +1,6 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import math
 
 import pytest
 import torch
@@ -29,13 +28,6 @@ def test_quantile_inverts_the_mass_and_is_odd(dim):
         quantile = radial_marginal_quantile(probability, dim)
         assert radial_marginal_mass(quantile, dim) == pytest.approx(2 * probability - 1, abs=1e-9)
         assert radial_marginal_quantile(1 - probability, dim) == pytest.approx(-quantile, rel=1e-6)
-
-
-def test_in_many_dimensions_the_marginal_is_a_product_of_two_normals():
-    # sqrt(n) u_1 tends to a normal, so the marginal to r z / sqrt(n), whose mass is one integral over r.
-    dim, scaled = 10**7, 1.3
-    product = stats.halfnorm.expect(lambda r: 2 * stats.norm.cdf(scaled / r) - 1)
-    assert radial_marginal_mass(scaled / math.sqrt(dim), dim) == pytest.approx(product, abs=1e-6)
 
 
 def test_the_median_is_zero_and_torch_is_not_needed():

@@ -112,23 +112,14 @@ DISTRIBUTIONS = {
     "normal": lambda: dist.Normal(torch.randn(3), 2.0),
     "torch's normal": lambda: torch.distributions.Normal(torch.randn(3), 2.0),
     "normal expanded": lambda: dist.Normal(0.0, 1.0).expand([3, 2]).to_event(1),
-    "radial 0": lambda: radial(0),
     "radial 1": lambda: radial(1),
-    "radial 2": lambda: radial(2),
     "radial of rows": lambda: radial(1).to_event(1),
     "log-normal": lambda: dist.LogNormal(torch.randn(3), positive(3)).to_event(1),
-    "half-normal": lambda: dist.HalfNormal(positive(3)),
-    "half-Cauchy": lambda: dist.HalfCauchy(positive(3)),
     "gamma": lambda: dist.Gamma(positive(3), positive(3)),
-    "inverse gamma": lambda: dist.InverseGamma(positive(3) + 1, positive(3)),
-    "beta": lambda: dist.Beta(positive(3), positive(3)),
     "Dirichlet": lambda: dist.Dirichlet(positive(2, 3)),
     "uniform": lambda: dist.Uniform(torch.randn(3), torch.randn(3) + 9.0),
     "Student t": lambda: dist.StudentT(3.0, torch.randn(3), positive(3)),
-    "Laplace": lambda: dist.Laplace(torch.randn(3), positive(3)),
-    "Weibull": lambda: dist.Weibull(positive(3), positive(3)),
     "von Mises": lambda: dist.VonMises(torch.randn(3), positive(3)),
-    "LKJ factor": lambda: dist.LKJCholesky(3, positive(2)),
     "MVN covariance": lambda: dist.MultivariateNormal(torch.randn(3), covariance()),
     "MVN precision": lambda: dist.MultivariateNormal(torch.randn(3), precision_matrix=covariance()),
     "MVN factor": lambda: dist.MultivariateNormal(torch.randn(3), scale_tril=torch.linalg.cholesky(covariance())),
@@ -143,7 +134,6 @@ DISTRIBUTIONS = {
     "Poisson": lambda: dist.Poisson(positive(3), is_sparse=True),
     "mixture": mixture,
     "radial through positive": lambda: dist.TransformedDistribution(radial(1), [biject_to(constraints.positive)]),
-    "radial through simplex": lambda: dist.TransformedDistribution(radial(1), [biject_to(constraints.simplex)]),
     "radial through interval": lambda: dist.TransformedDistribution(
         radial(1), [biject_to(constraints.interval(torch.tensor([1.0, 2.0, 3.0]), 7.0))]
     ),
@@ -162,7 +152,6 @@ DISTRIBUTIONS = {
         dist.Normal(torch.zeros(3, 2), 1.0).to_event(2), [T.StackTransform([T.ExpTransform(), T.TanhTransform()], 1)]
     ),
     "masked by False": lambda: dist.Normal(torch.randn(3), 1.0).mask(False),
-    "masked by True": lambda: dist.Normal(torch.randn(3), 1.0).mask(True).to_event(1),
     "masked by a tensor": lambda: dist.Normal(torch.randn(3), 1.0).mask(torch.tensor([True, False, True])).to_event(1),
     "delta": lambda: dist.Delta(torch.randn(2, 3), log_density=torch.randn(2), event_dim=1),
     "user's": lambda: Shifted(torch.randn(3), positive(3), sign=-1.0),
@@ -218,11 +207,6 @@ class TestRoundTrip:
             module.register_buffer(name, tensor)
         assert module.state_dict().keys() == tensors.keys()
 
-    def test_describing_it_leaves_the_random_state_alone(self, distribution):
-        state = torch.get_rng_state()
-        describe(distribution)
-        assert torch.equal(torch.get_rng_state(), state)
-
     def test_tensors_cast_to_float64_give_a_distribution_in_float64(self, distribution):
         structure, tensors = describe(distribution)
         cast = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
@@ -262,12 +246,6 @@ class TestTensors:
         structure, tensors = describe(dist.Normal(0.0, 1.0).expand([1000, 1000]).to_event(2))
         assert {name: tensor.numel() for name, tensor in tensors.items()} == {"loc": 1, "scale": 1}
         assert rebuild(structure, tensors).event_shape == (1000, 1000)
-
-    def test_they_are_copies_of_the_distributions(self):
-        distribution = dist.Normal(torch.zeros(3), torch.ones(3))
-        _, tensors = describe(distribution)
-        distribution.loc.fill_(7.0)
-        assert tensors["loc"].tolist() == [0.0, 0.0, 0.0]
 
     def test_the_rebuilt_distribution_uses_the_given_ones(self):
         structure, tensors = describe(radial(1).to_event(1))

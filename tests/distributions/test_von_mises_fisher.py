@@ -6,23 +6,17 @@ import math
 
 import numpy as np
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, TraceMeanField_ELBO
-from scipy import stats
 from torch.distributions import biject_to, kl_divergence
 from torch.nn.functional import normalize
 
 from pyro_radial.distributions import HypersphericalUniform, VonMisesFisherStable
-from pyro_radial.distributions.storage import describe, rebuild
-from pyro_radial.distributions.vmf.functions import cosine_variance, log_vmf_peak, mean_cosine
-from pyro_radial.distributions.wrappers import to_like
+from pyro_radial.distributions.vmf.functions import mean_cosine
 from tests.helpers.compilers import recent_compiler
 from tests.helpers.spheres import sphere_points
 
 NUM_SAMPLES = 40_000
-DIMS = [2, 3, 10, 500, 4608]
 CONCENTRATIONS = [0.0, 1e-30, 1e-6, 1e-3, 1.0, 30.0, 1e4, 1e6]
 
 
@@ -47,36 +41,6 @@ def test_density_moments_and_entropy_are_their_integrals_over_the_sphere(dim, co
     torch.testing.assert_close(distribution.variance, mass @ (points - mean).square(), rtol=0, atol=1e-12)
     torch.testing.assert_close(distribution.entropy(), -(mass * log_prob).sum(), rtol=0, atol=1e-12)
     torch.testing.assert_close(distribution.mode, distribution.loc)
-
-
-@pytest.mark.parametrize(("dim", "concentration"), [(3, 2.0), (10, 50.0), (50, 200.0)])
-def test_the_density_is_that_of_scipy(dim, concentration):
-    distribution = von_mises_fisher(dim, concentration=concentration)
-    value = distribution.sample((20,))
-    reference = stats.vonmises_fisher(distribution.loc.numpy(), concentration)
-    torch.testing.assert_close(
-        distribution.log_prob(value), torch.tensor(reference.logpdf(value.numpy())), rtol=1e-11, atol=1e-11
-    )
-    assert float(distribution.entropy()) == pytest.approx(float(reference.entropy()), rel=1e-11)
-
-
-@pytest.mark.parametrize("dim", DIMS)
-def test_the_variances_of_all_coordinates_add_up(dim):
-    distribution = VonMisesFisherStable(
-        unit(6, dim), torch.tensor([0.0, 1e-3, 1.0, 30.0, 1e4, 1e6], dtype=torch.double)
-    )
-    total = 1.0 - distribution.mean.square().sum(-1)
-    torch.testing.assert_close(distribution.variance.sum(-1), total, rtol=1e-9, atol=1e-15)
-
-
-@pytest.mark.parametrize(("dim", "concentration"), [(3, 1e6), (500, 5e3), (500, 1e6), (4608, 5e4)])
-def test_in_float32_the_density_at_draws_is_good_to_rounding(dim, concentration):
-    distribution = von_mises_fisher(100, dim, concentration=concentration, dtype=torch.float)
-    value = distribution.sample()
-    exact = VonMisesFisherStable(distribution.loc.double(), distribution.concentration.double(), validate_args=False)
-    peak = float(log_vmf_peak(exact.concentration[0], dim)) + abs(float(exact.entropy()[0]))
-    error = (distribution.log_prob(value).double() - exact.log_prob(value.double())).abs().max()
-    assert float(error) < 4 * torch.finfo(torch.float).eps * peak
 
 
 @pytest.mark.parametrize("dtype", [torch.float, torch.double])
@@ -117,21 +81,6 @@ def test_nothing_is_nan_or_infinite_at_any_concentration(dim, dtype):
             assert gradient is None or bool(gradient.isfinite().all())
 
 
-def test_concentration_zero_is_the_uniform_distribution():
-    distribution, uniform = (
-        von_mises_fisher(4, 7, concentration=0.0),
-        HypersphericalUniform(7, (4,), like=torch.zeros(()).double()),
-    )
-    value = uniform.sample()
-    for ours, theirs in (
-        (distribution.log_prob(value), uniform.log_prob(value)),
-        (distribution.entropy(), uniform.entropy()),
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-15, atol=0)
-    torch.testing.assert_close(distribution.mean, uniform.mean)
-    torch.testing.assert_close(distribution.variance, uniform.variance)
-
-
 @pytest.mark.parametrize("dim", [2, 3, 10, 41, 500])
 def test_gradients_of_density_and_entropy_match_differences(dim):
     value, raw = unit(3, dim), torch.randn(3, dim, dtype=torch.double, requires_grad=True)
@@ -162,16 +111,6 @@ def test_the_gradient_of_an_expectation_over_draws_is_unbiased(dim, concentratio
         assert bool(((draw.mean(0) - gradient).abs() <= 4 * draw.std(0) / NUM_SAMPLES**0.5).all())
 
 
-def test_the_mean_of_draws_is_differentiable_in_the_direction_too():
-    rows = unit(1, 4).repeat(NUM_SAMPLES, 1).requires_grad_()
-    distribution = VonMisesFisherStable(normalize(rows, dim=-1), torch.tensor(3.0, dtype=torch.double))
-    a = torch.randn(4, dtype=torch.double)
-    (draws,) = torch.autograd.grad((distribution.rsample() @ a).sum(), rows)
-    loc = distribution.loc[0].detach()
-    exact = mean_cosine(distribution.concentration[0], 4) * (a - (a @ loc) * loc)
-    assert bool(((draws.mean(0) - exact).abs() <= 4 * draws.std(0) / NUM_SAMPLES**0.5).all())
-
-
 @pytest.mark.parametrize("dim", [2, 3])
 def test_kl_is_its_integral_over_the_sphere(dim):
     q, p = von_mises_fisher(dim, concentration=4.0), von_mises_fisher(dim, concentration=1.5)
@@ -182,17 +121,6 @@ def test_kl_is_its_integral_over_the_sphere(dim):
         exact = (weights * first.log_prob(points).exp() * log_ratio).sum()
         torch.testing.assert_close(kl_divergence(first, second), exact, rtol=1e-11, atol=0)
     assert float(kl_divergence(uniform, uniform)) == 0.0
-
-
-@pytest.mark.parametrize(("dim", "concentration"), [(10, 3.0), (500, 400.0)])
-def test_kl_is_that_of_samples(dim, concentration):
-    q, p = von_mises_fisher(3, dim, concentration=concentration), von_mises_fisher(3, dim, concentration=20.0)
-    for first, second in ((q, p), (q, HypersphericalUniform(dim, (3,), like=q.loc))):
-        value = first.sample((4000,))
-        draws = first.log_prob(value) - second.log_prob(value)
-        exact = kl_divergence(first, second)
-        assert exact.shape == (3,)
-        assert bool(((draws.mean(0) - exact).abs() <= 4 * draws.std(0) / 4000**0.5).all())
 
 
 @pytest.mark.parametrize("dim", [2, 3, 50, 500, 10**5])
@@ -226,77 +154,6 @@ def test_kl_shapes_broadcast_and_spheres_of_other_dimensions_are_left_to_samplin
             kl_divergence(first, second)
 
 
-def test_kl_reaches_through_reinterpreted_batches():
-    q, p = von_mises_fisher(3, 5), HypersphericalUniform(5, (3,)).to_event(1)
-    torch.testing.assert_close(kl_divergence(q.to_event(1), p), kl_divergence(q, HypersphericalUniform(5)).sum())
-
-
-def test_a_uniform_prior_pulls_a_guide_to_the_data():
-    data = VonMisesFisherStable(torch.tensor([0.0, 0.6, 0.8]), 4.0).sample((5,))
-
-    def model():
-        direction = pyro.sample("direction", HypersphericalUniform(3))
-        with pyro.plate("data", 5):
-            pyro.sample("x", VonMisesFisherStable(direction, 4.0), obs=data)
-
-    def guide():
-        raw = pyro.param("raw", torch.tensor([1.0, 0.1, 0.0]))
-        kappa = pyro.param("kappa", torch.tensor(5.0), constraint=dist.constraints.positive)
-        pyro.sample("direction", VonMisesFisherStable(normalize(raw, dim=-1), kappa))
-
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.03}), TraceMeanField_ELBO())
-    losses = [svi.step() for _ in range(300)]
-    assert sum(losses[-20:]) < sum(losses[:20])
-    # The exact posterior is of this family, around the sum of the data.
-    total = 4.0 * data.sum(0)
-    raw, kappa = (pyro.param(name).detach() for name in ("raw", "kappa"))
-    assert float(normalize(raw, dim=-1) @ normalize(total, dim=-1)) > 0.99
-    assert float(kappa) == pytest.approx(float(total.norm()), rel=0.2)
-
-
-def test_a_plate_expands_the_distributions_without_pyros_default_expand():
-    for distribution in (von_mises_fisher(3), HypersphericalUniform(3)):
-        with pyro.plate("groups", 4):
-            site = (
-                pyro.poutine.trace(lambda distribution=distribution: pyro.sample("x", distribution))
-                .get_trace()
-                .nodes["x"]
-            )
-        assert type(site["fn"]) is type(distribution)
-        assert site["fn"].batch_shape == (4,)
-
-
-DISTRIBUTIONS = {
-    "von Mises-Fisher": lambda: von_mises_fisher(2, 3),
-    "shared concentration, expanded": lambda: von_mises_fisher(3).expand([4, 2]),
-    "uniform": lambda: HypersphericalUniform(3, like=torch.zeros((), dtype=torch.double)),
-    "uniform, expanded": lambda: HypersphericalUniform(3, (2,), like=torch.zeros((), dtype=torch.double)).expand(
-        [4, 2]
-    ),
-}
-
-
-@pytest.mark.parametrize("make", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
-def test_the_distributions_can_be_stored_and_rebuilt_in_another_dtype(make):
-    distribution = make()
-    structure, tensors = describe(distribution)
-    twin = rebuild(structure, tensors)
-    assert (twin.batch_shape, twin.event_shape) == (distribution.batch_shape, distribution.event_shape)
-    value = distribution.sample()
-    assert torch.equal(twin.log_prob(value), distribution.log_prob(value))
-    single = rebuild(structure, {name: tensor.float() for name, tensor in tensors.items()})
-    assert single.sample().dtype == torch.float
-
-
-@pytest.mark.parametrize("make", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS.keys())
-def test_the_distributions_follow_a_parameter_to_another_dtype(make):
-    distribution = make()
-    moved = to_like(distribution, torch.zeros((), dtype=torch.float))
-    assert moved.sample().dtype == moved.log_prob(moved.sample()).dtype == moved.mean.dtype == torch.float
-    assert moved.batch_shape == distribution.batch_shape
-    assert distribution.sample().dtype == torch.double
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -325,7 +182,7 @@ def _draw_and_densities(raw, kappa):
 
 # The compiler itself makes an instance of autograd.Function, of which torch warns.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("dim", [41, 64])
+@pytest.mark.parametrize("dim", [64])
 @recent_compiler
 def test_it_compiles_to_one_graph_with_its_gradients(dim):
     raw, kappa = torch.randn(4, dim, requires_grad=True), torch.tensor([0.0, 1.0, 5.0, 30.0], requires_grad=True)
@@ -393,31 +250,6 @@ def test_on_cuda_nothing_waits_for_the_device(dim):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.cuda
-def test_on_cuda_a_draw_takes_at_most_a_hundred_kernels():
-    distribution = VonMisesFisherStable(normalize(torch.randn(256, 4608, device="cuda"), dim=-1), 4608.0)
-    distribution.rsample()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        distribution.rsample()
-        torch.cuda.synchronize()
-    on_device = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    kernels = [event for event in on_device if "mem" not in event.name.lower()]
-    assert 0 < len(kernels) <= 100
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("dim", [2, 3, 500])
-def test_on_cuda_draws_have_the_moments_of_the_distribution(dim):
-    distribution = VonMisesFisherStable(normalize(torch.randn(dim, device="cuda"), dim=-1), float(dim))
-    cosine = distribution.sample((NUM_SAMPLES,)).double() @ distribution.loc.double()
-    one = torch.tensor(float(dim), dtype=torch.double)
-    for draws, exact in (
-        (cosine, mean_cosine(one, dim)),
-        ((cosine - cosine.mean()).square(), cosine_variance(one, dim)),
-    ):
-        assert abs(float(draws.mean()) - float(exact)) < 4 * float(draws.std()) / NUM_SAMPLES**0.5
-
-
 def test_infer_shapes_agrees_with_the_distribution():
     distribution = VonMisesFisherStable(unit(4, 1, 3), torch.ones(5, dtype=torch.double))
     shapes = VonMisesFisherStable.infer_shapes(loc=torch.Size((4, 1, 3)), concentration=torch.Size((5,)))
@@ -436,12 +268,6 @@ def test_a_loc_that_is_not_of_length_one_is_refused_by_name(bad):
     with pytest.raises(ValueError, match="loc"):
         VonMisesFisherStable(torch.tensor(bad), 1.0)
     VonMisesFisherStable(torch.tensor(bad), 1.0, validate_args=False)
-
-
-def test_what_normalize_gives_in_float32_is_accepted_in_any_dimension():
-    for dim in (2, 3, 500, 10**5):
-        distribution = VonMisesFisherStable(unit(50, dim, dtype=torch.float), torch.tensor(10.0))
-        assert bool(distribution.support.check(distribution.sample()).all())
 
 
 @pytest.mark.parametrize(
@@ -464,17 +290,6 @@ def test_arguments_that_do_not_fit_are_refused_in_words(arguments, words):
 def test_the_constraint_of_the_concentration_has_a_bijection():
     constraint = VonMisesFisherStable.arg_constraints["concentration"]
     assert bool(constraint.check(biject_to(constraint)(torch.randn(10))).all())
-
-
-def test_half_precision_draws_and_densities_are_finite():
-    for dtype in (torch.float16, torch.bfloat16):
-        distribution = VonMisesFisherStable(
-            unit(5, 100).to(dtype), torch.tensor(50.0, dtype=dtype), validate_args=False
-        )
-        value = distribution.rsample()
-        assert value.dtype == dtype
-        assert bool(value.isfinite().all())
-        assert bool(distribution.log_prob(value).isfinite().all())
 
 
 def test_a_subclass_is_kept_by_expand_and_one_with_arguments_of_its_own_must_say_how():

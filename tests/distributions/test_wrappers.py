@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.wrappers import expanded, leaf
 
 BASES = {"radial": RadialNormal(torch.zeros(3, 2), torch.ones(3, 2)), "normal": dist.Normal(torch.zeros(3), 1.0)}
@@ -79,10 +78,3 @@ def test_what_does_not_expand_is_an_error_and_changes_nothing():
         with pytest.raises((RuntimeError, ValueError)):
             expanded(distribution, [4])
         assert structure(distribution) == before
-
-
-def test_is_real_sees_through_events():
-    assert is_real(BASES["radial"].to_event(1).support)
-    assert is_real(BASES["normal"].support)
-    assert not is_real(dist.Uniform(0.0, 1.0).expand([2]).to_event(1).support)
-    assert not is_real(dist.Dirichlet(torch.ones(3)).support)

@@ -14,7 +14,7 @@ from scipy import stats
 from torch.distributions import kl_divergence
 from torch.nn.functional import normalize
 
-from pyro_radial import AutoRadial, AutoRadialDirectional, PriorChain, TermsELBO
+from pyro_radial import AutoRadial
 from pyro_radial.distributions import HypersphericalUniform
 from pyro_radial.testing import DistributionTests, GuideTests
 from tests.helpers.pages import DOCS, examples
@@ -63,47 +63,6 @@ def test_the_page_s_direction_has_a_beta_cosine_and_the_kl_of_draws():
         # By chance one in a thousand.
         assert stats.kstest((1 + values.numpy()) / 2, stats.beta(float(alpha), 1.5).cdf).pvalue > 1e-3
     assert_kl_is_that_of_draws(direction, HypersphericalUniform(4))
-
-
-@pytest.mark.parametrize("cosine", [0.05, 0.5, 0.999])
-def test_the_page_s_directions_start_at_their_mean_cosine_and_at_a_von_mises_fisher_s(cosine):
-    def model():
-        pyro.sample("u", HypersphericalUniform(50).expand([3]).to_event(1))
-
-    guide = AutoRadial(model, families={"u": PAGE.PowerSphericalFamily(cosine)})
-    guide.setup()
-    torch.testing.assert_close(guide.posterior()["u"].mean.norm(dim=-1), torch.full((3,), cosine))
-    chain = PriorChain(model, "exact")
-    earlier = AutoRadialDirectional(model, init_mean_cosine=cosine)
-    earlier.setup()
-    chain.advance(earlier.posterior())
-    following = chain.guide(AutoRadial, families={"u": PAGE.PowerSphericalFamily()})
-    following.setup()
-    torch.testing.assert_close(following.posterior()["u"].mean, chain.prior["u"].mean, rtol=0.02, atol=1e-5)
-
-
-def test_a_chain_of_the_page_s_directions_samples_their_kl_and_says_so():
-    def model():
-        pyro.sample("u", HypersphericalUniform(5).expand([3]).to_event(1))
-
-    def make(model):
-        return AutoRadial(model, families={"u": PAGE.PowerSphericalFamily()})
-
-    chain = PriorChain(model, "exact")
-    guide = make(chain)
-    guide.setup()
-    TermsELBO(strict_kl=True)(chain, guide)()
-    with torch.no_grad():
-        for parameter in guide.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    chain.advance(guide.posterior())
-    following = chain.guide(make)
-    elbo = TermsELBO()
-    elbo(chain, following)()
-    # Each draw has the density that it had before.
-    assert abs(float(elbo.terms.kl_by_site["u"])) < 1e-3
-    with pytest.raises(ValueError, match=r"'u'.*PowerSpherical to PowerSpherical"):
-        TermsELBO(strict_kl=True)(chain, following)()
 
 
 def assert_kl_is_that_of_draws(q, p):

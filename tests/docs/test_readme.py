@@ -71,6 +71,7 @@ def test_an_example_runs_by_itself_and_prints(run, title):
     assert re.search(r"\d", printed)
 
 
+@pytest.mark.slow
 def test_all_examples_run_in_one_session(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pyro.clear_param_store()

@@ -95,12 +95,6 @@ def test_mlflow_gets_the_metrics_of_its_run(recipe):
     checked(run.logged)
 
 
-def test_wandb_gets_the_numbers_of_each_epoch(recipe):
-    run = Run()
-    recipe("wandb", wandb={"init": lambda project, mode: run})
-    checked(run.logged)
-
-
 def test_a_pruned_trial_stops_its_training(recipe):
     class TrialPruned(Exception):
         pass

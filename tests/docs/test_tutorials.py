@@ -69,14 +69,6 @@ def test_quickstart_prints_all_methods_and_saves_plots(quickstart, tmp_path, cap
         assert str(tmp_path / "new" / name) in output
 
 
-@SHORT
-def test_quickstart_ends_with_same_scores_for_same_seed(quickstart):
-    task = quickstart.make_task(load("digits"))
-    labels = task.test[1]
-    scores = [quickstart.score(quickstart.run_method("AutoRadial", task, 1, seed=3), labels) for _ in range(2)]
-    assert scores[0] == scores[1]
-
-
 def test_quickstart_never_trains_on_classes_of_another_kind(quickstart):
     task = quickstart.make_task(load("digits"))
     for _, labels in (task.train, task.validation, task.test):
@@ -93,30 +85,6 @@ def test_quickstart_network_fits_images_of_every_set(quickstart, data_dir, name)
     assert quickstart.make_net(images, num_classes)(images).shape == (3, num_classes)
     assert num_classes == int(task.test[1].max()) + 1
     assert int(task.unseen[1].min()) == num_classes
-
-
-@SHORT
-def test_quickstart_says_what_each_image_is_taken_for(quickstart, tmp_path):
-    task = quickstart.make_task(load("digits"))
-    outcome = quickstart.run_method("AutoRadial", task, 1, seed=0)
-    titles = [ax.get_title() for ax in quickstart.draw_certainty(outcome, task).axes]
-    assert len(titles) == 3 * quickstart.SHOWN
-    assert titles[0].endswith(f"{outcome.test.entropy.min():.2f} nats")
-    assert titles[quickstart.SHOWN].endswith(f"{outcome.test.entropy.max():.2f} nats")
-    assert f"is {task.unseen[1][0]}\n" in titles[2 * quickstart.SHOWN]
-
-
-def test_quickstart_options_have_their_defaults(quickstart):
-    args = quickstart.parse([])
-    assert (args.dataset, args.data_dir, args.epochs, args.seed, args.threads) == ("digits", None, None, 0, 1)
-    args = quickstart.parse(["--dataset", "mnist", "--data-dir", "here", "--epochs", "3"])
-    assert (args.dataset, args.data_dir, args.epochs) == ("mnist", Path("here"), 3)
-
-
-def test_quickstart_refuses_an_unknown_dataset(quickstart, capsys):
-    with pytest.raises(SystemExit):
-        quickstart.parse(["--dataset", "cats"])
-    assert "invalid choice: 'cats'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", sorted(TUTORIALS.glob("*.ipynb")), ids=lambda path: path.stem)

@@ -9,7 +9,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI
 from pyro.infer.autoguide import AutoIAFNormal, AutoNormal
 from torch import nn
 
@@ -18,11 +17,9 @@ from pyro_radial import (
     AutoMeanField,
     AutoRadial,
     BayesianModule,
-    FitOptions,
     PriorChain,
     SupervisedModel,
     TermsELBO,
-    fit,
 )
 from pyro_radial.continual.prior_chain import posterior_of
 from pyro_radial.functional import (
@@ -32,7 +29,7 @@ from pyro_radial.functional import (
     GaussianProcess,
     PosteriorProcess,
 )
-from pyro_radial.nn import MultiHead, likelihoods, use_head
+from pyro_radial.nn import MultiHead, likelihoods
 from pyro_radial.poutine import local_reparameterization
 from tests.helpers.divergences import MarginalKL
 from tests.helpers.graphs import Graphed
@@ -131,45 +128,6 @@ def test_local_reparameterization_leaves_both_terms_as_they_are(make, guide_type
     torch.testing.assert_close(*found)
 
 
-def test_a_step_with_local_reparameterization_under_a_recorded_graph_is_the_step_as_it_is():
-    chain, guide, process = second_task(AutoRadial, lambda: nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), True)
-    elbo = loss_of(process, weight_space_kl=0.3)
-    captured = Graphed(chain, guide, elbo, compile=False)
-    for seed in (1, 2):
-        _, error, _ = compared(Program(chain, guide, elbo, (X, Y)), captured.graphs, seed)
-        assert error <= 1e-6
-        # A process that changes is seen by the graph.
-        for mean in process.means.buffers():
-            mean.mul_(1.1)
-    assert not captured.eager_because
-    assert len(captured.recordings) == 1
-
-
-def test_a_noise_level_keeps_its_kl_and_is_no_weight():
-    model = SupervisedModel(
-        BayesianModule(nn.Linear(3, 1)), likelihoods.Gaussian(num_data=20, precision_prior=dist.Gamma(6.0, 6.0))
-    )
-    guide = AutoMeanField(model)
-    y = torch.randn(8, 1)
-    guide.setup(X, y)
-    elbo = loss_of(PosteriorProcess(model, guide.posterior()), weight_space_kl=0.5)
-    elbo(model, guide)(X, y).backward()
-    assert set(elbo.terms.kl_by_site) == {"f", "precision"}
-    assert set(elbo.terms.weight_space_kl_by_site) == {"weight", "bias"}
-    assert float(elbo.terms.kl_by_site["f"]) == pytest.approx(0.0, abs=1e-5)
-
-
-def test_several_functions_for_the_likelihood_leave_the_divergence_as_it_is():
-    chain, guide, process = second_task(AutoRadial)
-    found = []
-    for number in (1, 7):
-        elbo = loss_of(process, num_functions=number, weight_space_kl=0.3)
-        chain.eval()
-        elbo(chain, guide)(X, Y)
-        found.append((elbo.terms.kl, elbo.terms.weight_space_kl))
-    torch.testing.assert_close(found[0], found[1])
-
-
 def test_the_gradient_is_that_of_finite_differences():
     model = SupervisedModel(
         BayesianModule(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()),
@@ -236,17 +194,6 @@ def test_a_loss_reads_nothing_on_the_host(make):
     assert reads.count == 0
 
 
-def test_a_recorded_graph_is_made_anew_for_another_weight_of_the_weights_kl():
-    chain, guide, process = second_task(AutoMeanField, lambda: nn.Linear(3, 2))
-    elbo = loss_of(process, weight_space_kl=0.3)
-    captured = Graphed(chain, guide, elbo, compile=False)
-    captured((X, Y), {})
-    assert elbo.terms.weight_space_kl_by_site
-    elbo.weight_space_kl = 0.0
-    captured((X, Y), {})
-    assert not elbo.terms.weight_space_kl_by_site
-
-
 def test_a_divergence_of_draws_can_be_at_the_context_alone():
     chain, guide, _ = second_task(AutoRadial, convolutional)
     kernel = lambda a, b: torch.exp(-0.5 * torch.cdist(a, b).square())  # noqa: E731
@@ -260,33 +207,6 @@ def test_a_divergence_of_draws_can_be_at_the_context_alone():
     ((shape, points),) = seen
     assert shape == (40, 5, 2)
     assert torch.equal(points, KEPT)
-
-
-def test_at_both_it_has_the_inputs_as_well():
-    chain, guide, process = second_task(AutoMeanField)
-    elbo = loss_of(process, compare_at="both")
-    elbo(chain, guide)(X, Y)
-    expected = MarginalKL()(PosteriorProcess(chain, guide.posterior()), torch.cat([X, KEPT]), process).value
-    torch.testing.assert_close(elbo.terms.kl_by_site["f"], expected)
-
-
-def test_another_head_is_another_function():
-    chain, guide, process = second_task(AutoMeanField, heads)
-    elbo = loss_of(process)
-    elbo(chain, guide)(X, Y)
-    use_head(chain, 1)
-    other = chain.guide(AutoMeanField)
-    use_head(process, 1)
-    with pytest.raises(ValueError, match=r"posterior must have .* at site 'heads\.1\.weight'"):
-        elbo(chain, other)(X, Y)
-
-
-def test_fit_and_svi_take_it():
-    chain, guide, process = second_task(AutoMeanField)
-    elbo = loss_of(process, kl_weight=50.0, weight_space_kl=0.1)
-    SVI(chain, guide, pyro.optim.Adam({"lr": 0.01}), elbo).step(X, Y)
-    result = fit(chain, guide, (X, Y), epochs=3, options=FitOptions(num_data=40), loss=elbo, progress=False)
-    assert math.isfinite(result.history[-1]["loss"])
 
 
 class TestBadInput:

@@ -10,11 +10,9 @@ import torch
 from pyro import poutine
 from pyro.contrib.gp.kernels import RBF
 from pyro.infer.autoguide import (
-    AutoDelta,
     AutoDiagonalNormal,
     AutoLowRankMultivariateNormal,
     AutoMultivariateNormal,
-    AutoNormal,
 )
 from torch import nn
 from torch.distributions import kl_divergence
@@ -24,7 +22,7 @@ from pyro_radial.functional import GaussianProcess, LinearizedKL, PosteriorProce
 from pyro_radial.functional.guide_process import GuideProcess
 from pyro_radial.infer.elbo import Run
 from pyro_radial.nn import likelihoods
-from tests.helpers.linear_models import WIDTH, by_hand, features, inputs, network, of_functions, posterior
+from tests.helpers.linear_models import WIDTH, by_hand, features, inputs, network
 
 X, Y = torch.randn(6, 3), torch.randn(6, 2)
 
@@ -54,28 +52,6 @@ def test_it_is_that_of_the_guides_posterior_with_gradients_in_its_parameters(gui
     assert all(gradient is not None and bool(gradient.any()) for gradient in weights.values())
     assert model.training
     assert model.bnn.skeleton.training
-
-
-def test_pyros_guide_that_draws_apart_is_taken():
-    model = regression()
-    guide = AutoNormal(model, init_scale=0.2)
-    mean, variance = process_of(model, guide, X, Y).marginals(X)
-    medians = {name: value.detach() for name, value in guide.median(X, Y).items() if name in model.bnn.sites}
-    posterior = {name: dist.Normal(value, 0.2).to_event(value.dim()) for name, value in medians.items()}
-    torch.testing.assert_close((mean.detach(), variance.detach()), PosteriorProcess(model, posterior).marginals(X))
-
-
-def test_a_guide_by_hand_with_a_full_covariance_is_taken():
-    given, mean, covariance = posterior("full", "weight")
-
-    def guide(x, y=None):
-        pyro.sample("noise", dist.Gamma(2.0, 2.0))
-        pyro.sample("weight", given["weight"])
-
-    x = inputs()
-    expected, covariances = of_functions(mean, covariance, x)
-    found = process_of(by_hand, guide, x).marginals(x)
-    torch.testing.assert_close(found, (expected, covariances.diagonal(dim1=-2, dim2=-1).mT))
 
 
 JOINT = {
@@ -118,15 +94,6 @@ def test_pyros_guides_of_one_vector_are_taken(kind):
 
 
 @pytest.mark.parametrize("kind", JOINT)
-def test_marginals_of_a_network_under_one_vector_are_those_of_its_moments(kind):
-    model = network()
-    guide, x, y = JOINT[kind](model), inputs(), torch.zeros(7, 2).double()
-    process = process_of(model, guide, x, y)
-    mean, covariance = process.moments(x)
-    torch.testing.assert_close(process.marginals(x), (mean, covariance.diagonal(dim1=-2, dim2=-1).mT))
-
-
-@pytest.mark.parametrize("kind", JOINT)
 def test_a_loss_with_pyros_guides_of_one_vector_has_the_divergence_of_its_covariance(kind):
     model, prior = network(), GaussianProcess(RBF(2).double(), noise=0.4)
     guide, x, y = JOINT[kind](model), inputs(), torch.randn(7, 2).double()
@@ -150,12 +117,6 @@ def test_a_site_that_is_computed_from_a_vector_is_not_taken_for_a_part_of_it():
 
     with pytest.raises(ValueError, match="must have a mean and a variance at site 'weight'"):
         process_of(by_hand, guide, inputs()).moments(inputs())
-
-
-def test_points_have_no_variance():
-    model = regression()
-    _, variance = process_of(model, AutoDelta(model), X, Y).marginals(X)
-    assert not bool(variance.any())
 
 
 def test_what_is_known_of_a_function_is_found_once_for_each_head(monkeypatch):

@@ -4,18 +4,16 @@
 """Laplace in function space: exact linear models, the exact process in one dimension, classification, bad input."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
 from pyro.contrib.gp.kernels import RBF
 from torch import nn
 
-from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel, fit, predict
+from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, predict
 from pyro_radial.functional import (
     GaussianProcess,
     ImplicitProcess,
-    LinearizedKL,
     PosteriorProcess,
     function_space_laplace,
     laplace,
@@ -94,52 +92,12 @@ def test_classes_are_at_the_mode_of_the_posterior_of_functions():
     torch.testing.assert_close(f, prior.moments(x)[1][0] @ gradient, rtol=0.0, atol=2e-3)
 
 
-def test_steps_go_on_from_given_weights_and_end_when_they_gain_nothing(monkeypatch):
-    model, net = regression(network()), network()
-    first = function_space_laplace(model, net, (X, Y), smooth(), POINTS, num_steps=100)
-    calls = []
-    data_terms = laplace._data_terms
-    monkeypatch.setattr(laplace, "_data_terms", lambda *args: calls.append(1) or data_terms(*args))
-    function_space_laplace(model, first, (X, Y), smooth(), POINTS, num_steps=100)
-    assert len(calls) < 10
-
-
-def test_training_goes_on_from_the_leading_directions_of_the_prior():
-    model = regression(network(), num_data=16)
-    guide = function_space_laplace(model, network(), (X, Y), smooth(), POINTS, rank=10)
-    assert guide.factor.shape[1] == 10
-    prior = GaussianProcess(smooth().kernel, noise=0.01)
-    loss = FunctionalELBO(prior, lambda x: POINTS[::2] + 0.01, divergence=LinearizedKL(), num_functions=8)
-    adam = partial(torch.optim.Adam, lr=1e-3)
-    history = fit(model, guide, (X, Y), epochs=100, batch_size=16, loss=loss, optim=adam, progress=False).history
-    assert history[-1]["loss"] < history[0]["loss"] - 0.05
-
-
 def test_weights_without_a_finite_density_are_refused():
     net = network()
     with torch.no_grad():
         net[4].bias.fill_(math.inf)
     with pytest.raises(FloatingPointError, match="trained must have weights with a finite log-likelihood"):
         function_space_laplace(regression(network()), net, (X, Y), smooth(), POINTS)
-
-
-def test_without_information_the_width_is_the_priors():
-    net = network()
-    model = regression(net, scale=1e4)
-    guide = function_space_laplace(model, net, (X, Y), smooth(), POINTS)
-    at = torch.linspace(-1.95, 1.95, 100)[:, None]
-    torch.testing.assert_close(widths(model, guide, at), torch.ones(100, 1).double(), rtol=0.02, atol=0.0)
-
-
-def test_widths_of_a_thousandth_of_the_priors_are_kept():
-    x = torch.linspace(-1, 1, 60)[:, None]
-    exact = smooth()
-    exact.observation_noise.fill_(1e-3)
-    model = regression(network(), scale=1e-3)
-    guide = function_space_laplace(model, network(), (x, torch.sin(4 * x)), smooth(), x)
-    stddev = exact.posterior(x, torch.sin(4 * x), x)[1][0].diagonal().sqrt()[:, None]
-    assert stddev.max() < 2e-3
-    torch.testing.assert_close(widths(model, guide, x), stddev, rtol=0.05, atol=0.0)
 
 
 def test_classes_have_the_covariance_of_the_precisions_of_functions():

@@ -60,12 +60,6 @@ def test_rougher_kernels_of_a_length_start_steeper_and_inputs_without_effect_or_
     assert not smooth.weight[:, 1:].any()
 
 
-def test_a_layer_without_bias_and_a_network_of_doubles_work():
-    network = nn.Linear(3, 5, bias=False).double()
-    assert init_to_prior(network, GaussianProcess(RBF(3, lengthscale=LENGTHS)), points()) is network
-    assert bool(network.weight.any())
-
-
 @pytest.mark.parametrize(
     ("network", "prior", "message"),
     [

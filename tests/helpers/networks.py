@@ -43,12 +43,6 @@ def data(size: int = 10) -> tuple[Tensor, Tensor]:
     return x, (x[:, 0] > 0).long()
 
 
-def parameters_seen(model, *args) -> set[str]:
-    """The names of the param statements of a run."""
-    trace = poutine.trace(model).get_trace(*args)
-    return set(trace.param_nodes)
-
-
 class Encoder(nn.Module):
     """A layer of a transformer on sequences ``[B, T, 4]``, with two outputs."""
 

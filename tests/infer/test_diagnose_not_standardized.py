@@ -6,12 +6,11 @@
 import re
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from pyro_radial import AutoMeanField, BayesianModule, PriorChain, SupervisedModel, diagnose, fit
+from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, diagnose, fit
 from pyro_radial.infer.diagnose import not_standardized
 from pyro_radial.nn import likelihoods
 
@@ -85,22 +84,3 @@ def test_unobserved_targets_and_single_rows_are_not_judged():
     assert not_standardized(model, X, Y.masked_fill(Y > 0, torch.nan)) is None
     assert not_standardized(model, 1000 * X[:1], Y[:1]) is None
     assert not_standardized(lambda x, y: None, 1000 * X, Y) is None
-
-
-def test_a_chain_and_several_inputs_are_judged_too():
-    model = problem()[0]
-    assert "up to" in not_standardized(PriorChain(model), {"a": X, "b": 1000 * X}, Y)
-    assert "up to" in not_standardized(model, (X, 1000 * X), Y)
-
-
-def test_concrete_as_it_comes_is_said(data_dir):
-    if not (path := data_dir / "uci" / "concrete.npz").is_file():
-        pytest.skip("no UCI sets here")
-    with np.load(path) as sets:
-        data = torch.from_numpy(sets["data"]).float()
-    x, y = data[:, :8], data[:, 8:]
-    model = problem(width=8)[0]
-    text = not_standardized(model, x, y)
-    assert "inputs with a root mean square of up to 976 and targets with mean 35.8 and standard deviation 16.7" in text
-    standard = [(part - part.mean(0)) / part.std(0) for part in (x, y)]
-    assert not_standardized(model, *standard) is None

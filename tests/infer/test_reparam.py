@@ -11,7 +11,7 @@ import pytest
 import torch
 from pyro.distributions.torch_distribution import ExpandedDistribution
 from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoNormal, init_to_value
+from pyro.infer.autoguide import AutoNormal
 from scipy import stats
 from scipy.integrate import quad
 from scipy.optimize import minimize
@@ -97,15 +97,6 @@ def test_each_site_has_the_distribution_of_its_factor():
         torch.testing.assert_close(site["log_prob"], distribution.log_prob(site["value"]).sum())
 
 
-def test_a_product_beyond_float32_has_a_finite_root():
-    values = dict.fromkeys(SITES, torch.tensor(1e30))
-    model = poutine.condition(reparameterized(dist.HalfCauchy(1.0)), data=values)
-    torch.testing.assert_close(model(), torch.tensor(1e30))
-    values = dict.fromkeys(SITES, torch.tensor(1e-30))
-    model = poutine.condition(reparameterized(dist.HalfCauchy(1.0)), data=values)
-    torch.testing.assert_close(model(), torch.tensor(1e-30))
-
-
 def test_an_observed_site_is_refused_by_name():
     def model():
         pyro.sample("radius", dist.HalfCauchy(1.0), obs=torch.tensor(1.0))
@@ -118,17 +109,6 @@ def test_an_observed_site_is_refused_by_name():
 def test_another_distribution_is_refused_by_name(distribution):
     with pytest.raises(ValueError, match="'radius' must be HalfCauchy"):
         reparameterized(distribution)()
-
-
-def test_the_initial_value_of_the_site_is_that_of_the_product():
-    start = torch.tensor([0.01, 1.0, 30.0])
-    model = reparameterized(dist.HalfCauchy(torch.tensor([0.1, 1.0, 5.0])).to_event(1))
-    guide = AutoMeanField(model, init_loc_fn=init_to_value(values={"radius": start}))
-    guide.setup()
-    first, second = (guide.median()[name] for name in SITES)
-    torch.testing.assert_close((first * second).sqrt(), start)
-    # Each in units of its own scale is the same.
-    torch.testing.assert_close(first / torch.tensor([0.1, 1.0, 5.0]).square(), second)
 
 
 DATA = torch.tensor([0.3, -1.2, 0.8, 2.0, -0.5, 0.1, -0.9, 1.4])
@@ -185,21 +165,6 @@ def test_svi_with_analytic_kls_finds_the_best_of_its_family(elbo):
         *(dist.LogNormal(distribution.loc, distribution.scale) for distribution in (gamma, inverse_gamma))
     )
     assert float(radius.loc) == pytest.approx((best.x[0] + best.x[1]) / 2, abs=0.05)
-
-
-def test_the_analytic_loss_is_the_sampled_one_in_expectation():
-    for distribution in (
-        dist.HalfCauchy(0.5).expand([4]).to_event(1),
-        dist.HalfCauchy(torch.ones(3, 4)).to_event(1).mask(MASK),
-    ):
-        model = reparameterized(distribution, distribution.batch_shape)
-        guide = AutoMeanField(model, init_stddev=0.3)
-        sampled = Trace_ELBO(num_particles=2000, vectorize_particles=True, max_plate_nesting=1)
-        draws = -torch.tensor([sampled.loss(model, guide) for _ in range(20)])
-        analytic = TraceMeanField_ELBO(num_particles=500, vectorize_particles=True, max_plate_nesting=1)
-        exact = -torch.tensor([analytic.loss(model, guide) for _ in range(20)])
-        error = (draws.var() + exact.var()).div(20).sqrt()
-        assert abs(draws.mean() - exact.mean()) <= 4 * error + 1e-5
 
 
 def test_pyros_own_guide_prediction_and_nuts_take_it():

@@ -14,7 +14,7 @@ from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_radial.nn import BayesianModule, priors
-from tests.helpers.networks import call_with, classifier, data, draws_of, mlp, normed_mlp, parameters_seen
+from tests.helpers.networks import classifier, data, draws_of, mlp, normed_mlp
 from tests.helpers.scale_priors import HyperScale, LearnedScale, scale_mixture
 
 
@@ -30,15 +30,6 @@ class TestSites:
         for name, parameter in net.named_parameters():
             fn = trace.nodes[name]["fn"]
             assert (fn.batch_shape, fn.event_shape) == ((), parameter.shape)
-
-    def test_each_site_carries_the_networks_own_value(self):
-        net = mlp()
-        trace = trace_of(BayesianModule(net), torch.randn(5, 3))
-        for name, parameter in net.named_parameters():
-            value = trace.nodes[name]["infer"]["initial_value"]
-            assert torch.equal(value, parameter)
-            assert not value.requires_grad
-            assert value.data_ptr() != parameter.data_ptr()
 
     def test_norm_layers_are_deterministic_by_default(self):
         norms = [nn.BatchNorm2d(4), nn.InstanceNorm2d(4, affine=True), nn.GroupNorm(2, 4)]
@@ -62,26 +53,11 @@ class TestSites:
         assert bnn.sites == ("0.bias", "2.bias")
         assert {name for name, _ in bnn.named_parameters()} == {"net.0.weight", "net.2.weight"}
 
-    def test_select_by_regular_expression(self):
-        assert BayesianModule(normed_mlp(), select=r"^1\.|2\.").sites == ("1.weight", "1.bias")
-        assert BayesianModule(mlp(), select="weight$").sites == ("0.weight", "2.weight")
-
     def test_sample_parameters_gives_the_random_ones_by_name(self):
         bnn = BayesianModule(normed_mlp())
         values = bnn.sample_parameters()
         assert tuple(values) == bnn.sites
         assert values["0.weight"].shape == (6, 3)
-
-    def test_keyword_arguments_reach_the_network(self):
-        class Shifted(nn.Linear):
-            def forward(self, x, *, shift):
-                return super().forward(x) + shift
-
-        bnn, x = BayesianModule(Shifted(3, 2)), torch.randn(5, 3)
-        for lead in ((), (3,)):
-            draws = draws_of(bnn, *lead)
-            difference = call_with(bnn, draws, x, shift=2.0) - call_with(bnn, draws, x=x, shift=0.0)
-            torch.testing.assert_close(difference, torch.full_like(difference, 2.0))
 
 
 class TestPriors:
@@ -91,43 +67,11 @@ class TestPriors:
         expected = dist.Normal(1.0, 2.0).log_prob(value).sum()
         torch.testing.assert_close(trace.nodes["0.weight"]["fn"].log_prob(value), expected)
 
-    def test_a_prior_with_events_has_the_rest_reinterpreted(self):
-        rows = dist.MultivariateNormal(torch.zeros(2, 3), torch.eye(3))
-        bnn = BayesianModule(nn.Linear(3, 2, bias=False), rows)
-        fn = trace_of(bnn, torch.randn(5, 3)).nodes["weight"]["fn"]
-        assert (fn.batch_shape, fn.event_shape) == ((), (2, 3))
-
     def test_a_mapping_gives_each_site_its_prior(self):
         prior = {"weight": dist.Normal(3.0, 1e-4), "bias": dist.Normal(torch.tensor([5.0, 6.0]), 1e-4)}
         values = BayesianModule(nn.Linear(3, 2), prior).sample_parameters()
         torch.testing.assert_close(values["weight"], torch.full((2, 3), 3.0), atol=1e-2, rtol=0)
         torch.testing.assert_close(values["bias"], torch.tensor([5.0, 6.0]), atol=1e-2, rtol=0)
-
-    def test_a_function_sees_name_and_parameter(self):
-        net, seen = mlp(), {}
-
-        def prior(name, parameter):
-            seen[name] = parameter
-            return dist.Normal(parameter, 1e-4)
-
-        values = BayesianModule(net, prior).sample_parameters()
-        assert list(seen) == [name for name, _ in net.named_parameters()]
-        torch.testing.assert_close(values["0.weight"], net[0].weight.detach(), atol=1e-2, rtol=0)
-
-    def test_a_scalar_parameter_gets_a_scalar_site(self):
-        class Scaled(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.factor = nn.Parameter(torch.tensor(2.0))
-
-            def forward(self, x):
-                return self.factor * x
-
-        bnn = BayesianModule(Scaled())
-        # Predictive(parallel=True) gives a scalar site the shape (S, 1).
-        output = call_with(bnn, {"factor": torch.tensor([[1.0], [2.0], [3.0]])}, torch.ones(5, 2))
-        assert output.shape == (3, 5, 2)
-        assert output[:, 0, 0].tolist() == [1.0, 2.0, 3.0]
 
     def test_a_distribution_whose_expand_works_in_place_stays_as_it_is(self):
         class Plain(dist.TorchDistribution):
@@ -199,30 +143,6 @@ class TestTraining:
         assert all(not torch.equal(value, locs[name]) for name, value in guide.named_parameters())
         assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
 
-    @pytest.mark.parametrize("local", [False, True])
-    def test_the_module_form_of_the_elbo_trains_everything(self, local):
-        with pyro.settings.context(module_local_params=local):
-            model, (x, y) = classifier(), data(40)
-            guide = AutoNormal(model)
-            elbo = TraceMeanField_ELBO()(model, guide)
-            elbo(x, y)
-            names = {name for name, _ in elbo.named_parameters()}
-            assert {"model.bnn.net.1.weight", "model.bnn.net.1.bias"} <= names
-            before = {name: value.detach().clone() for name, value in elbo.named_parameters()}
-            optimizer = torch.optim.Adam(elbo.parameters(), lr=0.05)
-            for _ in range(3):
-                optimizer.zero_grad()
-                elbo(x, y).backward()
-                optimizer.step()
-            for name, value in elbo.named_parameters():
-                assert not torch.equal(value, before[name]), name
-
-    def test_pyro_sees_the_deterministic_parameters(self):
-        bnn = BayesianModule(normed_mlp())
-        seen = parameters_seen(bnn, torch.randn(5, 3))
-        name = bnn._pyro_name
-        assert seen == {f"{name}.net.1.weight", f"{name}.net.1.bias"}
-
     def test_a_parameter_with_another_memory_layout_is_trained(self):
         # Pyro's store keeps a copy of a tensor that is not contiguous, and would train that.
         net = nn.Sequential(nn.Conv2d(3, 2, 2), nn.Conv2d(2, 2, 2)).to(memory_format=torch.channels_last)
@@ -246,14 +166,6 @@ class TestTraining:
         assert trace.nodes[key]["value"] is weight
         trace.nodes["_RETURN"]["value"].sum().backward()
         assert weight.grad is not None
-
-    def test_two_models_do_not_share_parameters(self):
-        first, second, (x, y) = classifier(), classifier(), data()
-        with torch.no_grad():
-            first.bnn.net.get_submodule("1").weight.fill_(5.0)
-        first(x, y)
-        second(x, y)
-        assert (second.bnn.net.get_submodule("1").weight == 1.0).all()
 
 
 def bnn_regression(bnn):
@@ -304,17 +216,6 @@ class TestBadInput:
     def test_a_lazy_network_is_refused(self):
         with pytest.raises(ValueError, match=r"lazy parameter '0\.weight'"):
             BayesianModule(nn.Sequential(nn.LazyLinear(2)))
-
-    def test_what_is_no_network_is_refused(self):
-        with pytest.raises(ValueError, match="net must be"):
-            BayesianModule(torch.sin)
-
-    def test_an_integer_parameter_cannot_be_random(self):
-        net = nn.Linear(3, 2)
-        net.index = nn.Parameter(torch.arange(3), requires_grad=False)
-        assert BayesianModule(net).sites == ("weight", "bias")
-        with pytest.raises(ValueError, match=r"floating point parameters, got 'index' of torch\.int64"):
-            BayesianModule(net, select=lambda name, parameter: True)
 
 
 def test_a_prior_cannot_be_set_later():

@@ -8,12 +8,12 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from pyro.infer import Predictive, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 from pyro_radial.nn import BayesianModule
-from tests.helpers.networks import call_with, classifier, data, draws_of, mlp, normed_mlp
+from tests.helpers.networks import call_with, classifier, data, draws_of, mlp
 
 
 def trace_of(bnn, *args):
@@ -32,17 +32,6 @@ class TestDraws:
             alone = alone + poutine.trace(poutine.condition(model, data=draw)).get_trace(x, y).log_prob_sum()
         torch.testing.assert_close(together.log_prob_sum(), alone, rtol=1e-5, atol=1e-3)
 
-    def test_vectorized_particles_have_the_particle_dim_first(self):
-        model, (x, y) = classifier(), data(10)
-        guide = AutoNormal(model)
-        elbo = TraceMeanField_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
-        model_trace, guide_trace = next(elbo._get_traces(model, guide, (x, y), {}))
-        assert guide_trace.nodes["0.weight"]["value"].shape == (3, 1, 6, 3)
-        assert model_trace.nodes["f"]["value"].shape == (3, 10, 2)
-        assert model_trace.nodes["y"]["log_prob"].shape == (3, 10)
-        assert model_trace.nodes["0.weight"]["fn"].batch_shape == (3, 1)
-        assert model_trace.nodes["y"]["scale"] == 4.0
-
     @pytest.mark.parametrize("parallel", [False, True])
     @pytest.mark.parametrize("num_samples", [1, 6])
     def test_predictive_gives_draws_of_the_function(self, parallel, num_samples):
@@ -58,30 +47,6 @@ class TestDraws:
             plain = model.bnn.to_module({site: draws[site][index] for site in model.bnn.sites})
             torch.testing.assert_close(draws["f"][index], plain(new), atol=1e-5, rtol=1e-4)
 
-    def test_predictive_without_a_guide_draws_from_the_prior(self):
-        model = classifier()
-        draws = Predictive(model, num_samples=4, parallel=True)(torch.randn(7, 3))
-        assert draws["f"].shape == (4, 7, 2)
-        assert draws["0.weight"].shape == (4, 1, 6, 3)
-
-    @pytest.mark.parametrize("vectorized", [False, True])
-    def test_a_hand_written_model_is_right(self, vectorized):
-        bnn, (x, y) = BayesianModule(normed_mlp()), data(10)
-
-        def model(x, y=None):
-            logits = bnn(x)
-            with pyro.plate("data", 40, subsample=torch.arange(len(x))):
-                return pyro.sample("y", dist.Categorical(logits=logits), obs=y)
-
-        guide = AutoNormal(model)
-        elbo = TraceMeanField_ELBO(num_particles=3, vectorize_particles=vectorized, max_plate_nesting=1)
-        model_trace, _ = next(elbo._get_traces(model, guide, (x, y), {}))
-        assert model_trace.nodes["y"]["log_prob"].shape == ((3, 10) if vectorized else (10,))
-        before = bnn.net.get_submodule("1").weight.detach().clone()
-        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), elbo)
-        svi.step(x, y)
-        assert not torch.equal(bnn.net.get_submodule("1").weight, before)
-
     def test_the_weights_are_sampled_before_the_network_runs(self):
         class WithSite(nn.Linear):
             def forward(self, x):
@@ -90,11 +55,6 @@ class TestDraws:
 
         trace = trace_of(BayesianModule(WithSite(3, 2)), torch.randn(5, 3))
         assert trace.stochastic_nodes == ["weight", "bias", "inside"]
-
-    def test_replay_reproduces_a_run(self):
-        bnn, x = BayesianModule(mlp()), torch.randn(5, 3)
-        trace = trace_of(bnn, x)
-        torch.testing.assert_close(poutine.replay(bnn, trace=trace)(x), trace.nodes["_RETURN"]["value"])
 
     def test_sites_whose_draws_differ_are_refused(self):
         bnn = BayesianModule(mlp())

@@ -203,29 +203,6 @@ def test_one_draw_equals_the_plain_network(name):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_networks_own_weights_give_the_networks_own_output(name):
-    make, shape = CASES[name]
-    net, x = make().eval(), example(shape)
-    bnn = BayesianModule(net)
-    own = {site: parameter.detach() for site, parameter in net.named_parameters() if site in bnn.sites}
-    for ours, theirs in zip(tensors_in(call_with(bnn, own, x)), tensors_in(net(x)), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
-
-
-def test_gradients_of_many_draws_match_a_loop():
-    bnn, x = BayesianModule(CASES["conv2d"][0]()), torch.randn(*IMAGE)
-    draws = {name: value.requires_grad_() for name, value in draws_of(bnn, 3).items()}
-    (call_with(bnn, draws, x) ** 2).sum().backward()
-    together = {name: value.grad.clone() for name, value in draws.items()}
-    for value in draws.values():
-        value.grad = None
-    for index in range(3):
-        (call_with(bnn, at(draws, index), x) ** 2).sum().backward()
-    for name, value in draws.items():
-        torch.testing.assert_close(together[name], value.grad, atol=1e-4, rtol=1e-4)
-
-
 def test_sites_without_draws_are_shared():
     bnn, x = BayesianModule(nn.Linear(3, 2)), torch.randn(5, 3)
     draws = draws_of(bnn, 4)
@@ -247,12 +224,6 @@ def test_recurrent_layers_run_as_a_loop_and_the_log_says_so(name, caplog):
         bnn = BayesianModule(CASES[name][0]())
     assert bnn.batching == "loop"
     assert "one after another" in caplog.text
-
-
-def test_recurrent_cells_are_batched():
-    bnn = BayesianModule(Unrolled(nn.GRUCell(3, 3)))
-    call_with(bnn, draws_of(bnn, 2), torch.randn(5, 6, 3))
-    assert bnn.batching == "vmap"
 
 
 def test_a_network_that_vmap_refuses_falls_back_to_the_loop_and_says_so_once():
@@ -419,13 +390,6 @@ def test_a_setting_with_a_context_variable_may_be_left_by_another_thread():
     with ThreadPoolExecutor(1) as pool:
         pool.submit(together.__exit__, None, None, None).result()
     assert variable.get() == 0
-
-
-def test_the_attention_fast_path_is_restored():
-    bnn = BayesianModule(encoder().eval())
-    assert torch.backends.mha.get_fastpath_enabled()
-    call_with(bnn, draws_of(bnn, 2), torch.randn(5, 3, 4))
-    assert torch.backends.mha.get_fastpath_enabled()
 
 
 @pytest.mark.parametrize("name", ["tied", "transformer-layer", "lstm", "batchnorm2d"])

@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, TermsELBO, fit, predict
-from pyro_radial.nn import likelihoods
 from pyro_radial.nn.likelihoods import MaskedCategorical
 from pyro_radial.uncertainty import evaluate
 
@@ -43,13 +42,6 @@ def test_labels_that_do_not_count_add_nothing():
     torch.testing.assert_close(value, expected)
     gradient, of_torch = (torch.autograd.grad(v.sum(), f, retain_graph=True)[0] for v in (value, expected))
     torch.testing.assert_close(gradient, of_torch)
-
-
-def test_with_all_labels_it_is_a_categorical():
-    f, y = torch.randn(4, 5, 3), torch.randint(3, (5,))
-    assert torch.equal(
-        MaskedCategorical().observation(f).log_prob(y), likelihoods.Categorical().observation(f).log_prob(y)
-    )
 
 
 def test_a_loss_counts_rows_and_is_the_sum_over_labels():
@@ -111,10 +103,3 @@ def test_a_batch_without_labels_adds_nothing_but_gives_no_scores():
     assert float(elbo.terms.negative_log_likelihood) == 0.0
     with pytest.raises(ValueError, match="test must hold at least one label that counts, got only -100"):
         evaluate(model, guide, (x, torch.full_like(y, -100)), num_samples=2)
-
-
-def test_the_error_of_a_categorical_says_who_ignores_labels():
-    x, y, model, _ = problem()
-    model = SupervisedModel(model.bnn, likelihoods.Categorical(event_dim=2))
-    with pytest.raises(ValueError, match=r"got -100 at \[0, 1\]; MaskedCategorical ignores such"):
-        model(x, y)

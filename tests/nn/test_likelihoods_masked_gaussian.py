@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, TermsELBO, predict
-from pyro_radial.nn import likelihoods
+from pyro_radial import BayesianModule, SupervisedModel
 from pyro_radial.nn.likelihoods import MaskedGaussian
 
 NAN = math.nan
@@ -28,33 +27,6 @@ def test_unobserved_targets_do_not_count():
     gradient, of_known = (torch.autograd.grad(v.sum(), f, retain_graph=True)[0] for v in (value, expected))
     assert torch.equal(gradient, of_known)
     assert gradient.isfinite().all()
-
-
-def test_with_all_observed_it_is_a_gaussian():
-    f, y, scale = torch.randn(4, 5, 2), torch.randn(5, 2), torch.rand(4, 1) + 0.1
-    value = MaskedGaussian().observation(f, scale=scale).log_prob(y)
-    assert torch.equal(value, likelihoods.Gaussian().observation(f, scale=scale).log_prob(y))
-
-
-def test_a_loss_is_that_of_the_arms_pulled():
-    x = torch.randn(4, 3)
-    arms, rewards = torch.tensor([0, 1, 1, 0]), torch.randn(4)
-    targets = torch.full((4, 2), NAN).scatter_(1, arms[:, None], rewards[:, None])
-    model = SupervisedModel(BayesianModule(nn.Linear(3, 2)), MaskedGaussian(scale=0.5))
-    guide = AutoMeanField(model)
-    elbo = TermsELBO()
-    elbo(model, guide)(x, targets)
-    torch.manual_seed(1)
-    elbo(model, guide)(x, targets)
-    torch.manual_seed(1)
-    f = predict(model, guide, x, num_samples=1).samples[0]
-    by_hand = -dist.Normal(f.gather(1, arms[:, None])[:, 0], 0.5).log_prob(rewards).sum()
-    assert torch.isfinite(elbo.terms.negative_log_likelihood)
-    torch.manual_seed(1)
-    draw = guide(x, targets)
-    f = x @ draw["weight"].T + draw["bias"]
-    by_hand = -dist.Normal(f.gather(1, arms[:, None])[:, 0], 0.5).log_prob(rewards).sum()
-    assert torch.allclose(elbo.terms.negative_log_likelihood, by_hand)
 
 
 def test_an_infinite_target_is_named():

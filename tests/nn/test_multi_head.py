@@ -3,21 +3,15 @@
 
 """Networks with several heads, and parameters that a call leaves idle."""
 
-import copy
-
-import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI
 from torch import nn
 
 from pyro_radial import AutoRadial, TermsELBO
-from pyro_radial.nn import BayesianModule, MultiHead, SupervisedModel, likelihoods, use_head
+from pyro_radial.nn import BayesianModule, MultiHead, use_head
 from pyro_radial.nn.multi_head import under_head
-from tests.helpers.networks import at, call_with, classifier, data, draws_of
-from tests.helpers.scale_priors import HyperScale, LearnedScale
+from tests.helpers.networks import call_with, classifier, data, draws_of
 
 TRUNK = ["trunk.0.weight", "trunk.0.bias"]
 
@@ -72,14 +66,6 @@ class TestNetwork:
         other.load_state_dict(after)
         assert other.head == 0
 
-    def test_a_copy_has_a_head_of_its_own(self):
-        net = network()
-        net.head = 1
-        twin = copy.deepcopy(net)
-        assert twin.head == 1
-        twin.head = 2
-        assert net.head == 1
-
 
 class TestSites:
     @pytest.mark.parametrize("index", [0, 1, 2])
@@ -90,25 +76,6 @@ class TestSites:
         assert bnn.sites_in_use == (*TRUNK, *head(index))
         assert bnn.sites == (*TRUNK, *head(0), *head(1), *head(2))
 
-    def test_further_heads_may_have_sites_beside_the_one_in_use(self):
-        bnn, x = BayesianModule(network()), torch.randn(5, 3)
-        use_head(bnn, 2, also=[0])
-        assert bnn.sites_in_use == (*TRUNK, *head(0), *head(2))
-        assert sites_of(bnn, x) == TRUNK + head(0) + head(2)
-        draw = bnn.sample_parameters()
-        expected = nn.functional.linear(bnn.to_module(draw).trunk(x), draw["heads.2.weight"], draw["heads.2.bias"])
-        assert torch.equal(poutine.condition(bnn, data=draw)(x), expected)
-        use_head(bnn, 2)
-        assert bnn.sites_in_use == (*TRUNK, *head(2))
-
-    def test_what_cannot_be_used_changes_nothing(self):
-        bnn = BayesianModule(network())
-        use_head(bnn, 1, also=[0])
-        for wrong in (3, True):
-            with pytest.raises(ValueError, match="index of one of 3 heads"):
-                use_head(bnn, 2, also=[wrong])
-        assert bnn.sites_in_use == (*TRUNK, *head(0), *head(1))
-
     def test_a_head_may_be_looked_under(self):
         bnn = BayesianModule(network())
         use_head(bnn, 1, also=[0])
@@ -117,17 +84,6 @@ class TestSites:
         assert bnn.sites_in_use == (*TRUNK, *head(0), *head(1))
         with under_head(nn.Linear(2, 2), 3):  # No head at all is no other one.
             pass
-
-    def test_every_parameter_has_a_site_where_the_network_says_nothing(self):
-        bnn = BayesianModule(nn.Sequential(network(), nn.Tanh()))
-        assert bnn.sites_in_use == bnn.sites == tuple(sites_of(bnn, torch.randn(5, 3)))
-
-    def test_idle_parameters_have_their_first_value_without_gradient(self):
-        net = network()
-        values = BayesianModule(net).sample_parameters()
-        for name in head(1) + head(2):
-            assert torch.equal(values[name], net.get_parameter(name))
-            assert not values[name].requires_grad
 
     def test_any_network_may_leave_parameters_idle(self):
         class Halved(nn.Linear):
@@ -140,27 +96,6 @@ class TestSites:
         weight = torch.randn(2, 3)
         torch.testing.assert_close(call_with(bnn, {"weight": weight}, x), x @ weight.T + net.bias)
 
-    def test_priors_that_make_their_own_sites_make_none_for_idle_parameters(self):
-        bnn = BayesianModule(network(), HyperScale())
-        use_head(bnn, 1)
-        sites = sites_of(bnn, torch.randn(5, 3))
-        assert {site.removesuffix("_prior_scale") for site in sites} == {*TRUNK, *head(1)}
-
-    def test_what_heads_and_trunk_share_is_always_in_use(self):
-        shared, trunk = nn.Linear(6, 6), nn.Linear(6, 6)
-        net = MultiHead(trunk, [nn.Sequential(shared, nn.Linear(6, 2)), nn.Sequential(shared, nn.Linear(6, 2)), trunk])
-        bnn = BayesianModule(net)
-        common, tied = ("trunk.weight", "trunk.bias"), ("heads.0.0.weight", "heads.0.0.bias")
-        use_head(bnn, 1)
-        assert bnn.sites_in_use == (*common, *tied, "heads.1.1.weight", "heads.1.1.bias")
-        draw, x = draws_of(bnn), torch.randn(5, 6)
-        hidden = nn.functional.linear(x, draw[common[0]], draw[common[1]])
-        hidden = nn.functional.linear(hidden, draw[tied[0]], draw[tied[1]])
-        by_hand = nn.functional.linear(hidden, draw["heads.1.1.weight"], draw["heads.1.1.bias"])
-        torch.testing.assert_close(call_with(bnn, draw, x), by_hand)
-        use_head(bnn, 2)
-        assert bnn.sites_in_use == common
-
 
 class TestPredictions:
     @pytest.mark.parametrize("index", [0, 1])
@@ -171,16 +106,6 @@ class TestPredictions:
         hidden = torch.tanh(x @ draw[TRUNK[0]].T + draw[TRUNK[1]])
         weight, bias = (draw[name] for name in head(index))
         torch.testing.assert_close(call_with(bnn, draw, x), hidden @ weight.T + bias)
-
-    def test_several_draws_are_those_of_each_alone(self):
-        bnn, x = BayesianModule(network()), torch.randn(5, 3)
-        use_head(bnn, 2)
-        draws = {name: value for name, value in draws_of(bnn, 4).items() if name in bnn.sites_in_use}
-        together = call_with(bnn, draws, x)
-        assert together.shape == (4, 5, 2)
-        assert bnn.batching == "vmap"
-        for index in range(4):
-            torch.testing.assert_close(together[index], call_with(bnn, at(draws, index), x))
 
     def test_vectorized_particles_are_those_of_a_loop(self):
         model, (x, y) = classifier(net=network()), data(10)
@@ -194,13 +119,6 @@ class TestPredictions:
             draw = {name: together.nodes[name]["value"][index, 0] for name in TRUNK + head(1)}
             torch.testing.assert_close(f[index], call_with(model.bnn, draw, x))
 
-    def test_different_heads_may_have_different_outputs(self):
-        bnn = BayesianModule(MultiHead(nn.Linear(3, 4), [nn.Linear(4, 2), nn.Linear(4, 5)]))
-        for index, outputs in ((1, 5), (0, 2)):
-            use_head(bnn, index)
-            with pyro.plate("draws", 6):
-                assert bnn(torch.randn(7, 3)).shape == (6, 7, outputs)
-
 
 class TestGuides:
     @pytest.mark.parametrize("index", [0, 1])
@@ -212,25 +130,6 @@ class TestGuides:
         elbo.differentiable_loss(model, guide, x, y)
         assert list(guide.posterior()) == TRUNK + head(index)
         assert list(elbo.terms.kl_by_site) == TRUNK + head(index)
-
-    def test_each_head_in_turn_trains_with_a_guide_of_its_own(self):
-        model, (x, y) = classifier(net=network(), prior=LearnedScale()), data(40)
-        scale = model.bnn.prior.scale
-        for index in (0, 1):
-            use_head(model, index)
-            idle = [name for name in model.bnn.sites if name not in model.bnn.sites_in_use]
-            before = {name: scale(name).detach().clone() for name in model.bnn.sites}
-            svi = SVI(model, AutoRadial(model), pyro.optim.Adam({"lr": 0.05}), TermsELBO())
-            losses = [svi.step(x, y) for _ in range(60)]
-            assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
-            assert idle == head(1 - index) + head(2)
-            assert [name for name in model.bnn.sites if torch.equal(scale(name), before[name])] == idle
-
-    def test_an_idle_head_that_is_not_random_gets_no_gradient(self):
-        bnn = BayesianModule(network(), select="trunk")
-        use_head(bnn, 1)
-        bnn(torch.randn(5, 3)).sum().backward()
-        assert {name for name, p in bnn.named_parameters() if p.grad is not None} == {f"net.{name}" for name in head(1)}
 
     def test_a_guide_for_another_head_is_refused(self):
         model, (x, y) = classifier(net=network()), data()
@@ -257,12 +156,6 @@ class TestToModule:
             plain.heads[0].weight.fill_(7.0)
         assert not torch.equal(bnn.to_module(draw).heads[0].weight, plain.heads[0].weight)
 
-    def test_values_of_idle_sites_are_taken_where_there_are_some(self):
-        bnn = BayesianModule(network())
-        draw = draws_of(bnn)
-        plain = bnn.to_module(draw)
-        assert all(torch.equal(plain.get_parameter(name), draw[name]) for name in bnn.sites)
-
     def test_a_missing_site_in_use_is_named(self):
         bnn = BayesianModule(network())
         draw = draws_of(bnn)
@@ -274,26 +167,6 @@ class TestToModule:
 
 
 class TestUseHead:
-    def test_every_network_in_a_model_is_set(self):
-        first, second = BayesianModule(network()), network()
-        use_head(nn.ModuleList([SupervisedModel(first, likelihoods.Gaussian(num_data=9)), second]), 2)
-        assert first.skeleton.head == second.head == 2
-
-    def test_the_network_given_and_copies_keep_their_own(self):
-        net = network()
-        bnn = BayesianModule(net)
-        use_head(bnn, 1)
-        twin = copy.deepcopy(bnn)
-        use_head(twin, 2)
-        assert [bnn.sites_in_use, twin.sites_in_use] == [(*TRUNK, *head(1)), (*TRUNK, *head(2))]
-        assert net.head == 0
-        assert not bnn.state_dict()
-
-    def test_the_head_of_the_network_given_is_taken_over(self):
-        net = network()
-        net.head = 2
-        assert BayesianModule(net).sites_in_use == (*TRUNK, *head(2))
-
     def test_a_model_without_heads_is_refused(self):
         with pytest.raises(ValueError, match="model must hold a MultiHead"):
             use_head(classifier(), 0)
@@ -303,9 +176,3 @@ class TestUseHead:
         with pytest.raises(ValueError, match="index of one of 1 heads, got 2"):
             use_head(nn.ModuleList([wide, narrow]), 2)
         assert wide.head == 0
-
-
-def test_a_prior_for_every_site_is_still_asked_for():
-    prior = {name: dist.Normal(0.0, 1.0) for name in TRUNK + head(0)}
-    with pytest.raises(ValueError, match=r"must have an entry for site 'heads\.1\.weight'"):
-        BayesianModule(network(), prior)

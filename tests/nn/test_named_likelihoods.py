@@ -10,15 +10,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Trace_ELBO
+from pyro.infer import SVI
 from torch import nn
 
-from pyro_radial import AutoMeanField, CompiledSVI, FitOptions, PriorChain, TermsELBO, diagnose, fit, predict
-from pyro_radial.infer import Prediction, SampledNetwork
+from pyro_radial import AutoMeanField, CompiledSVI, TermsELBO, diagnose, fit, predict
+from pyro_radial.infer import Prediction
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
 from pyro_radial.nn.named_likelihoods import MISSING_LABEL
-from pyro_radial.nn.supervised import find_network
-from pyro_radial.poutine import swap_prior
 
 NAN = math.nan
 X = torch.linspace(-1.0, 1.0, 18).reshape(6, 3)
@@ -111,73 +109,6 @@ def test_the_log_likelihood_is_the_closed_form_of_the_targets_that_are_there():
     torch.testing.assert_close(log_likelihood(model, values, X, y, "kind.y"), 30 / 6 * expected_kind)
 
 
-def test_mini_batches_with_missing_targets_average_to_the_whole_data():
-    """The scale is N/B whatever is missing; dividing by the targets of a batch would be biased."""
-    values, height = draw(), HEIGHT.clone()
-    height[[0, 1, 4]] = NAN
-    y, model = {"height": height, "kind": KIND}, named(6)
-    whole = log_likelihood(model, values, X, y, "height.y")
-    parts = [
-        log_likelihood(model, values, X[rows], {n: t[rows] for n, t in y.items()}, "height.y")
-        for rows in (slice(0, 2), slice(2, 4), slice(4, 6))
-    ]
-    assert parts[0] == 0.0
-    torch.testing.assert_close(sum(parts) / 3, whole)
-
-
-def test_missing_targets_have_no_gradient_and_leave_it_finite():
-    model, height = named(), HEIGHT.clone()
-    height[3:] = NAN
-    guide = AutoMeanField(model)
-    loss = TermsELBO().differentiable_loss(model, guide, X, {"height": height, "kind": KIND})
-    gradients = torch.autograd.grad(loss, list(guide.parameters()), allow_unused=True)
-    assert all(g is None or g.isfinite().all() for g in gradients)
-    f = {"height": torch.ones(6, 2, requires_grad=True), "kind": torch.zeros(6, 3)}
-    trace = poutine.trace(model.likelihood).get_trace(f, {"height": height, "kind": KIND})
-    (gradient,) = torch.autograd.grad(trace.log_prob_sum(), f["height"])
-    torch.testing.assert_close(gradient, torch.where(height.isnan(), 0.0, (HEIGHT - 1) / 0.25))
-
-
-def test_dependent_numbers_are_left_out_together():
-    class Joint(likelihoods.Likelihood):
-        def observation(self, f, **noise):
-            return dist.MultivariateNormal(f, torch.eye(2))
-
-    trace = poutine.trace(Joint()).get_trace(
-        torch.zeros(2, 2), torch.ones(2, 2), torch.tensor([[True, False], [True, True]])
-    )
-    expected = dist.Normal(0.0, 1.0).log_prob(torch.tensor(1.0)) * 2
-    trace.compute_log_prob()
-    torch.testing.assert_close(trace.nodes["y"]["log_prob"], torch.stack([torch.zeros(()), expected]))
-
-
-def test_one_likelihood_takes_a_mask():
-    f, y = torch.zeros(3, 1), torch.tensor([1.0, 2.0, 3.0])
-    trace = poutine.trace(likelihoods.Gaussian()).get_trace(f, y, torch.tensor([True, False, True]))
-    torch.testing.assert_close(trace.log_prob_sum(), dist.Normal(0.0, 1.0).log_prob(torch.tensor([1.0, 3.0])).sum())
-
-
-@pytest.mark.parametrize("options", [{}, {"local_reparameterization": True}])
-@pytest.mark.parametrize("vectorize", [False, True])
-def test_particles_and_local_noise_train_named_outputs(options, vectorize):
-    model = named(12, **options)
-    elbo = TermsELBO(3, vectorize_particles=vectorize)
-    svi = SVI(model, AutoMeanField(model), pyro.optim.Adam({"lr": 1e-2}), elbo)
-    assert math.isfinite(svi.step(X, {"height": HEIGHT, "kind": KIND}))
-    assert sorted(elbo.terms.nll_by_site) == ["height.y", "kind.y"]
-
-
-def test_pyros_own_loss_agrees():
-    model = named(12)
-    guide = AutoMeanField(model, init_stddev=0.1)
-    y = {"height": HEIGHT, "kind": KIND}
-    pyro.set_rng_seed(0)
-    ours = [TermsELBO().loss(model, guide, X, y) for _ in range(300)]
-    theirs = [Trace_ELBO().loss(model, guide, X, y) for _ in range(300)]
-    error = (torch.tensor(ours).var() / 300 + torch.tensor(theirs).var() / 300).sqrt()
-    assert abs(torch.tensor(ours).mean() - torch.tensor(theirs).mean()) < 4 * error
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_recorded_step_is_the_step():
     y = {"height": torch.where(X[:, :1] > 0, NAN, HEIGHT), "kind": KIND}
@@ -227,27 +158,6 @@ def test_the_joint_density_averages_products_over_draws():
         predictions.log_prob({"height": height})
 
 
-def test_all_ways_to_predict_agree():
-    model, guide = trained()
-    pyro.set_rng_seed(0)
-    fast = predict(model, guide, X, num_samples=4)
-    served = SampledNetwork(model, guide, num_samples=4)
-    pyro.set_rng_seed(0)
-    model.register_forward_hook(lambda *_: None)
-    assert find_network(model) is None
-    slow = predict(model, guide, X, num_samples=4)
-    for name in ("height", "kind"):
-        torch.testing.assert_close(fast[name].samples, slow[name].samples)
-    assert served.predict(X)["kind"].samples.shape == (4, 6, 3)
-    assert served(X)["height"].shape == (4, 6, 2)
-
-
-def test_samples_of_a_posterior_predict_by_name():
-    model = named()
-    samples = {name: torch.randn(3, *value.shape) for name, value in model.bnn.sample_parameters().items()}
-    assert predict(model, samples, X)["height"].samples.shape == (3, 6, 2)
-
-
 def test_random_noise_is_that_of_its_output():
     both = {
         "a": likelihoods.Gaussian(precision_prior=dist.Gamma(6.0, 6.0)),
@@ -267,13 +177,6 @@ def test_random_noise_is_that_of_its_output():
     assert predictions["a"].noise["scale"].tolist() == [[2.0], [1.0], [0.5]]
     # Drawn from the prior, whose mean is a hundred times that of the other.
     assert predictions["b"].noise["scale"].max() < 0.2
-
-
-def test_a_chain_and_other_priors_know_the_outputs():
-    model, guide = trained()
-    wrapped = swap_prior(PriorChain(model), {})
-    assert find_network(wrapped).likelihood is model.likelihood
-    assert predict(wrapped, guide, X, num_samples=2)["kind"].mean.shape == (6, 3)
 
 
 def test_joined_predictions_have_the_draws_of_all_for_each_output():
@@ -362,15 +265,3 @@ def test_what_needs_one_output_says_so():
         predict(model, guide, X, function_site="height.f")
     with pytest.raises(ValueError, match=r"must return one tensor, got dict: .*a likelihood for each output"):
         SupervisedModel(BayesianModule(Split()), likelihoods.Gaussian())(X)
-
-
-def test_a_compiled_fit_is_a_fit():
-    losses = []
-    for options in (FitOptions(), FitOptions(compile=True)):
-        pyro.set_rng_seed(0)
-        model = named()
-        height = torch.where(X[:, :1] > 0, NAN, HEIGHT)
-        data = (X, {"height": height, "kind": KIND})
-        result = fit(model, AutoMeanField(model), data, epochs=2, seed=0, progress=False, options=options)
-        losses.append([record["loss"] for record in result.history])
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -8,7 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from scipy import stats
 from torch import nn
@@ -55,17 +55,6 @@ class TestLearnedScale:
         scales = [model.bnn.prior.scale(site).item() for site in model.bnn.sites]
         assert all(abs(scale - 1.0) > 1e-3 for scale in scales)
 
-    def test_it_works_with_vectorized_particles(self):
-        model, (x, y) = regression(LearnedScale()), points()
-        elbo = TraceMeanField_ELBO(num_particles=3, vectorize_particles=True)
-        SVI(model, AutoNormal(model), pyro.optim.Adam({"lr": 0.05}), elbo).step(x, y)
-        assert model.bnn.prior.scale("0.weight").item() != 1.0
-
-    def test_its_state_is_the_models_state(self):
-        bnn, other = BayesianModule(mlp(), LearnedScale(0.5)), BayesianModule(mlp(), LearnedScale())
-        other.load_state_dict(bnn.state_dict())
-        assert other.prior.scale("2.bias").item() == pytest.approx(0.5)
-
 
 class TestHyperScale:
     def test_the_density_is_that_of_scale_and_weight(self):
@@ -86,26 +75,6 @@ class TestHyperScale:
         expected = dist.Normal(0.0, scale[..., None, None]).log_prob(weight["value"]).sum((-1, -2))
         torch.testing.assert_close(weight["log_prob"], expected)
         assert trace.nodes["_RETURN"]["value"].shape == (4, 5, 2)
-
-    @pytest.mark.parametrize("vectorized", [False, True])
-    def test_a_stock_autoguide_trains_and_predicts(self, vectorized):
-        # A site name with a dot below another site's would break the guide's own names.
-        model, (x, y) = regression(HyperScale()), points()
-        guide = AutoNormal(model)
-        elbo = Trace_ELBO(num_particles=3, vectorize_particles=vectorized)
-        svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.03}), elbo)
-        losses = [svi.step(x, y) for _ in range(60)]
-        assert sum(losses[-10:]) < sum(losses[:10])
-        assert "0.weight_prior_scale" in guide.median()
-        draws = Predictive(model, guide=guide, num_samples=5, parallel=vectorized)(torch.randn(9, 3))
-        assert draws["f"].shape == (5, 9, 1)
-
-    def test_a_draw_needs_the_weights_only(self):
-        bnn = BayesianModule(nn.Linear(3, 2), HyperScale())
-        weights = {"weight": torch.randn(2, 3), "bias": torch.randn(2)}
-        assert torch.equal(bnn.to_module(weights).weight, weights["weight"])
-        with pytest.raises(ValueError, match="'bias_prior_scale', which 'bias' needs"):
-            bnn.to_module({"weight": weights["weight"]})
 
 
 def test_norm_layers_keep_their_parameters():

@@ -3,28 +3,14 @@
 
 """A network and a likelihood as one model."""
 
-import copy
-import io
-
-import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import SVI, TraceMeanField_ELBO
-from pyro.infer.autoguide import AutoNormal
-from pyro.nn import PyroModule
 from torch import nn
 
 from pyro_radial.nn import BayesianModule, SupervisedModel, likelihoods
-from tests.helpers.networks import classifier, data, draws_of, mlp, normed_mlp
-
-
-def test_the_sites_keep_their_names():
-    model = classifier()
-    trace = poutine.trace(model).get_trace(*data())
-    assert trace.stochastic_nodes == [*model.bnn.sites, "data"]
-    assert trace.observation_nodes == ["f", "y"]
+from tests.helpers.networks import classifier, data, draws_of, mlp
 
 
 def test_the_log_density_is_prior_plus_scaled_likelihood():
@@ -35,20 +21,6 @@ def test_the_log_density_is_prior_plus_scaled_likelihood():
     logits = model.bnn.to_module(draw)(x)
     likelihood = -nn.functional.cross_entropy(logits, y, reduction="sum")
     torch.testing.assert_close(trace.log_prob_sum(), prior + 40 / 10 * likelihood)
-
-
-def test_a_tuple_is_several_inputs():
-    class Sum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.left, self.right = nn.Linear(3, 1), nn.Linear(2, 1)
-
-        def forward(self, a, b):
-            return self.left(a) + self.right(b)
-
-    model = SupervisedModel(BayesianModule(Sum()), likelihoods.Gaussian(num_data=20))
-    assert model((torch.randn(5, 3), torch.randn(5, 2)), torch.randn(5, 1)).shape == (5, 1)
-    assert model((torch.randn(5, 3), torch.randn(5, 2))).shape == (5, 1)
 
 
 @pytest.mark.parametrize(
@@ -109,62 +81,6 @@ def test_a_dict_is_inputs_by_name():
     assert model({"b": torch.randn(5, 2), "a": torch.randn(5, 3)}, torch.randn(5, 1)).shape == (5, 1)
     with pytest.raises(ValueError, match=r"given b of shape \[5, 9\], torch.float32 on cpu, a of shape \[5, 3\]"):
         model({"b": torch.randn(5, 9), "a": torch.randn(5, 3)})
-
-
-def test_a_pyro_module_of_ones_own_serves_as_network():
-    class Line(PyroModule):
-        def forward(self, x):
-            return x * pyro.sample("slope", dist.Normal(0.0, 1.0))
-
-    model = SupervisedModel(Line(), likelihoods.Gaussian(num_data=20))
-    assert model(torch.randn(5, 1), torch.randn(5, 1)).shape == (5, 1)
-
-
-def test_mini_batches_of_different_sizes_train_one_model():
-    model, (x, y) = classifier(num_data=40), data(40)
-    guide = AutoNormal(model)
-    svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), TraceMeanField_ELBO())
-    losses = [svi.step(x[start : start + 15], y[start : start + 15]) for _ in range(30) for start in (0, 15, 30)]
-    assert sum(losses[-9:]) < 0.75 * sum(losses[:9])
-    predicted = model.bnn.to_module(guide.median())(x).argmax(-1)
-    assert (predicted == y).float().mean() > 0.8
-
-
-def test_a_deepcopy_trains_alone():
-    model, (x, y) = classifier(), data(40)
-    guide = AutoNormal(model)
-    SVI(model, guide, pyro.optim.Adam({"lr": 0.05}), TraceMeanField_ELBO()).step(x, y)
-    before, twin = copy.deepcopy(model.state_dict()), copy.deepcopy(model)
-    SVI(twin, AutoNormal(twin), pyro.optim.Adam({"lr": 0.05}), TraceMeanField_ELBO()).step(x, y)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name])
-        assert not torch.equal(value, twin.state_dict()[name])
-
-
-def test_the_state_dict_round_trip_reads_weights_only():
-    net = normed_mlp(outputs=1)
-    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=40, scale=0.5, learn_scale=True))
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    other = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=40, learn_scale=True))
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert other.likelihood.noise(torch.zeros(1, 1))["scale"].item() == pytest.approx(0.5)
-
-
-def test_training_leaves_the_users_network_untouched():
-    net = normed_mlp()
-    before, pointers = copy.deepcopy(net.state_dict()), [p.data_ptr() for p in net.parameters()]
-    model, (x, y) = classifier(net=net), data()
-    svi = SVI(model, AutoNormal(model), pyro.optim.Adam({"lr": 0.1}), TraceMeanField_ELBO())
-    for _ in range(3):
-        svi.step(x, y)
-    model.eval()
-    assert net.training
-    assert [p.data_ptr() for p in net.parameters()] == pointers
-    for name, value in net.state_dict().items():
-        assert torch.equal(value, before[name])
-    assert all(p.grad is None and "unconstrained" not in p.__dict__ for p in net.parameters())
 
 
 @pytest.mark.parametrize(

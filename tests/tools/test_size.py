@@ -51,17 +51,6 @@ def test_a_name_of_a_package_counts_once_and_helpers_of_plots_do_not(counts):
     assert counts["public names"] == len({"first", "second", "plot_first"})
 
 
-@pytest.mark.parametrize(
-    ("what", "number"), {"comprehensions": 3, "nested comprehensions": 2, "tuple assignments": 1, "Any": 2}.items()
-)
-def test_densities_are_for_a_hundred_statements(counts, what, number):
-    assert counts[what] == pytest.approx(100 * number / counts["statements"])
-
-
-def test_long_lines_are_a_share_of_the_lines_of_code(counts):
-    assert counts["long lines"] == pytest.approx(100 * 2 / 9)
-
-
 @pytest.mark.parametrize("what", LIMITS)
 def test_the_package_stays_within_its_limits(own_counts, what):
     assert own_counts[what] <= LIMITS[what]

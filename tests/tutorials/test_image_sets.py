@@ -65,20 +65,6 @@ def test_a_damaged_file_is_named(tiny, tmp_path, content):
         load("tiny", tmp_path)
 
 
-def test_a_folder_that_is_given_is_the_only_one(tiny, tmp_path):
-    (tmp_path / "data" / "images").mkdir(parents=True)
-    np.savez(tmp_path / "data" / "images" / "tiny.npz", **ARRAYS)
-    assert len(load("tiny").train_labels) == 6
-    with pytest.raises(FileNotFoundError, match=r"no tiny\.npz and no images/tiny\.npz in .*elsewhere"):
-        load("tiny", tmp_path / "elsewhere")
-
-
-def test_a_server_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with pytest.raises(ConnectionError, match=r"cannot download http://127\.0\.0\.1:9/.*set PYRO_RADIAL_DATA"):
-        image_sets._fetch("http://127.0.0.1:9/file")
-
-
 def test_digits_are_split_once_and_for_all():
     digits = load("digits")
     assert digits.train_images.shape == (1437, 1, 8, 8)

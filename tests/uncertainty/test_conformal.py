@@ -110,29 +110,6 @@ def test_intervals_equal_those_of_mapie():
     torch.testing.assert_close(ours, torch.as_tensor(found[:, :, 0]), rtol=1e-6, atol=1e-6)
 
 
-def test_adaptive_sets_hold_the_classes_whose_sums_are_at_most_the_threshold():
-    """Written out class by class; MAPIE adds random numbers to these scores."""
-    probs, labels = classes(120)
-
-    def sum_of_larger(row, label):
-        return sum(p for p in row.tolist() if p >= row[label])
-
-    scores = sorted(sum_of_larger(row, label) for row, label in zip(probs[:99], labels[:99], strict=True))
-    expected = [[sum_of_larger(row, label) <= scores[89] + 1e-12 for label in range(5)] for row in probs[99:]]
-    assert ConformalSets.fit(probs[:99], labels[:99], 0.9, "aps")(probs[99:]).tolist() == expected
-
-
-def test_normalized_intervals_end_at_the_order_statistic_of_the_distances():
-    torch.manual_seed(0)
-    mean, level = torch.zeros(99, 1), 0.9
-    y = 2.0 * torch.randn(99, 1)
-    intervals = ConformalIntervals.fit(normal(mean, 1.0), y, level, "normalized")
-    # The 90th of 99 distances.
-    assert intervals.threshold.item() == pytest.approx(y.abs().sort(0).values[89].item(), rel=1e-6)
-    lower, upper = intervals(normal(torch.tensor([[1.0]]), 1.0))
-    assert (lower + upper).item() == pytest.approx(2.0, rel=1e-6)
-
-
 def test_each_element_of_a_target_has_its_own_threshold():
     torch.manual_seed(0)
     y = torch.randn(200, 2) * torch.tensor([1.0, 10.0])
@@ -149,15 +126,6 @@ def test_an_interval_that_would_end_before_it_begins_is_its_center():
     assert intervals.threshold < 0
     lower, upper = intervals(normal(torch.zeros(3, 1), 1.0))
     assert torch.equal(lower, upper)
-
-
-def test_a_prediction_stands_for_its_mean_probabilities():
-    torch.manual_seed(0)
-    prediction = Prediction(torch.randn(8, 40, 3), likelihoods.Categorical())
-    labels = torch.randint(3, (40,))
-    by_prediction, by_mean = (ConformalSets.fit(given, labels) for given in (prediction, prediction.mean))
-    assert by_prediction == by_mean
-    assert torch.equal(by_prediction(prediction), by_mean(prediction.mean))
 
 
 def test_too_few_calibration_points_for_the_level_are_refused():

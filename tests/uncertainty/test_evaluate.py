@@ -65,14 +65,6 @@ def test_it_scores_each_method_of_predict_and_the_probit_has_no_mutual_informati
     assert math.isnan(found.errors["NLL"])
 
 
-def test_samples_of_another_method_are_scored():
-    model, _, x, y = of_classes()
-    net = nn.Linear(2, 2)
-    samples = {name: value.expand(5, *value.shape) for name, value in net.state_dict().items()}
-    found = evaluate(model, samples, (x, y), progress=False)
-    assert found.scores["NLL"] == pytest.approx(nn.functional.cross_entropy(net(x), y).item(), rel=1e-5)
-
-
 def test_scores_of_real_targets_are_those_of_the_true_model():
     """A posterior that is nearly a point at the truth: all scores are those of its normal noise."""
     model, guide, x, y = of_numbers()
@@ -156,13 +148,6 @@ def test_targets_of_named_outputs_must_fit_them():
         evaluate(model, guide, (x, y | {"kind": y["kind"][:, None].expand(60, 2)}))
     with pytest.raises(ValueError, match=r"^test must have targets of output 'kind', got only missing ones"):
         evaluate(model, guide, (x, y | {"kind": torch.full((60,), -100)}))
-
-
-def test_one_draw_has_no_standard_error():
-    model, guide, x, y = of_classes()
-    found = evaluate(model, guide, (x, y), num_samples=1)
-    assert all(map(math.isnan, found.errors.values()))
-    assert str(found).splitlines()[0].split() == ["accuracy", f"{found.scores['accuracy']:.4f}", "±", "nan"]
 
 
 @pytest.mark.parametrize(("make", "label"), [(of_classes, "Confidence"), (of_numbers, "Level of the quantile")])

@@ -1,7 +1,6 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import itertools
 import math
 
 import pytest
@@ -11,7 +10,6 @@ from pyro_radial.infer import Prediction
 from pyro_radial.nn import likelihoods
 from pyro_radial.uncertainty import crps_from_draws, interval_coverage, quantile_calibration
 
-NORMAL = torch.distributions.Normal(0.0, 1.0)
 LEVELS = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
 
 
@@ -34,19 +32,6 @@ def test_calibration_worked_by_hand():
     assert curve.share.tolist() == [0.0, 0.5, 0.5]
     assert curve.count == 2
     assert curve.error.item() == pytest.approx((0.1 + 0.0 + 0.3) / 3)
-
-
-@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
-def test_shares_are_those_of_the_scale_that_the_model_believes(factor):
-    """Targets of a standard normal distribution, quantiles of one that is too narrow, right or too wide."""
-    number = 20_000
-    y = torch.randn(number)
-    quantiles = factor * NORMAL.icdf(LEVELS)[:, None].expand(-1, number)
-    curve = quantile_calibration(quantiles, LEVELS, y)
-    expected = NORMAL.cdf(factor * NORMAL.icdf(LEVELS))
-    assert ((curve.share - expected).abs() < 4 * 0.5 / math.sqrt(number)).all()
-    covered = interval_coverage(-quantiles[3:], quantiles[3:], y)
-    assert ((covered - (2 * expected[3:] - 1)).abs() < 4 * 0.5 / math.sqrt(number)).all()
 
 
 def test_a_prediction_of_the_right_model_is_calibrated():
@@ -86,24 +71,6 @@ def test_draws_worked_by_hand():
     assert crps_from_draws(draws + 1e4, torch.tensor([2.0 + 1e4])).item() == pytest.approx(1 / 3, rel=1e-6)
 
 
-def test_draws_are_scored_as_all_their_pairs():
-    draws, y = torch.randn(7, 5, 2, **DOUBLE), torch.randn(5, 2, **DOUBLE)
-    pairs = sum((draws[i] - draws[j]).abs() for i, j in itertools.permutations(range(7), 2)) / 42
-    expected = ((draws - y).abs().mean(0) - pairs / 2).mean()
-    torch.testing.assert_close(crps_from_draws(draws, y), expected)
-
-
-@pytest.mark.parametrize("number", [2, 3, 10])
-def test_few_draws_are_scored_without_bias(number):
-    """Each of many points has draws of its own; the mean is that of the closed form, however few the draws."""
-    points = 200_000
-    y = torch.full((points,), 0.7, **DOUBLE)
-    draws = 2 * torch.randn(number, points, **DOUBLE)
-    expected = crps_of_normals(torch.zeros(1, 1, **DOUBLE), torch.full((1, 1), 2.0, **DOUBLE), y[:1]).item()
-    # The score of one point varies with its draws by about their standard deviation, less the more draws it has.
-    assert crps_from_draws(draws, y).item() == pytest.approx(expected, abs=4 * 2 / math.sqrt(number * points))
-
-
 def test_targets_of_a_prediction_are_scored_as_its_mixture():
     functions, points = 100, 500
     samples = torch.randn(functions, points, 1, **DOUBLE)
@@ -114,13 +81,6 @@ def test_targets_of_a_prediction_are_scored_as_its_mixture():
     # The error of a point is of the order of 1 / sqrt(functions), and points are nearly independent.
     estimate = crps_from_draws(prediction.sample_targets(), y).item()
     assert estimate == pytest.approx(exact, abs=4 / math.sqrt(functions * points) + 2 / functions)
-
-
-def test_the_score_of_draws_has_gradients():
-    draws = torch.zeros(3, 4, requires_grad=True, **DOUBLE)
-    shift = torch.tensor([[-1.0], [0.0], [2.0]], **DOUBLE)
-    y = torch.tensor([0.5, 1.0, -1.0, 2.0], **DOUBLE)
-    assert torch.autograd.gradcheck(lambda a: crps_from_draws(a + shift, y), (draws,))
 
 
 GOOD = torch.zeros(2, 3)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from sklearn.calibration import calibration_curve
-from sklearn.metrics import accuracy_score, brier_score_loss
+from sklearn.metrics import brier_score_loss
 
 from pyro_radial.uncertainty import auroc, expected_calibration_error, reliability
 from pyro_radial.uncertainty.metrics import accuracy, brier_score, fpr_at_tpr
@@ -31,12 +31,6 @@ def test_worked_by_hand():
     assert expected_calibration_error(probs, labels, num_bins=2).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_accuracy_agrees_with_scikit_learn():
-    probs, labels = simulate(500, 4)
-    labels[:100] = 0  # Away from calibration, so that no score is at a special value.
-    assert accuracy(probs, labels).item() == pytest.approx(accuracy_score(labels, probs.argmax(-1)))
-
-
 def test_binary_case_agrees_with_scikit_learn():
     probs, labels = simulate(500, 2)
     labels[:100] = 0
@@ -50,44 +44,6 @@ def test_binary_case_agrees_with_scikit_learn():
     assert bins.accuracy[filled].tolist() == pytest.approx(right.tolist())
     assert bins.confidence[filled].tolist() == pytest.approx(mean.tolist())
     assert filled.tolist() == [False] * 5 + [True] * 5
-
-
-def test_multi_class_brier_score_is_the_sum_over_classes():
-    probs, labels = simulate(300, 5)
-    expected = sum(brier_score_loss((labels == k).numpy(), probs[:, k].numpy()) for k in range(5))
-    assert brier_score(probs, labels).item() == pytest.approx(expected)
-
-
-def test_brier_score_is_reliability_less_resolution_plus_uncertainty():
-    """Murphy's decomposition, over the points that share a forecast; each part is a mean of squared distances."""
-    forecasts = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.3, 0.4, 0.3]], dtype=torch.float64)
-    which = torch.randint(3, (400,))
-    labels = torch.multinomial(forecasts[which], 1)[:, 0]
-    labels[:100] = 0
-    outcomes = torch.nn.functional.one_hot(labels, 3).double()
-    base = outcomes.mean(0)
-    parts = torch.zeros(2, dtype=torch.float64)
-    for group, forecast in enumerate(forecasts):
-        frequency = outcomes[which == group].mean(0)
-        share = (which == group).double().mean()
-        parts += share * torch.stack([(forecast - frequency).square().sum(), (frequency - base).square().sum()])
-    uncertainty = (base * (1 - base)).sum()
-    assert brier_score(forecasts[which], labels).item() == pytest.approx((parts[0] - parts[1] + uncertainty).item())
-
-
-def test_half_precision_is_computed_in_single_precision():
-    probs = torch.tensor([[0.7, 0.3]], dtype=torch.float16)
-    rounded = probs[0, 0].item()
-    labels = torch.zeros(1, dtype=torch.uint8)
-    assert expected_calibration_error(probs, labels).item() == pytest.approx(1 - rounded, rel=1e-6)
-
-
-def test_the_brier_score_is_a_tensor_with_gradients():
-    logits = torch.randn(5, 3, requires_grad=True)
-    score = brier_score(logits.softmax(-1), torch.tensor([0, 1, 2, 0, 1]))
-    assert score.shape == ()
-    (gradient,) = torch.autograd.grad(score, logits)
-    assert gradient.abs().max() > 0
 
 
 GOOD = torch.tensor([[0.5, 0.5], [0.2, 0.8]])
@@ -117,10 +73,6 @@ def test_bad_arguments_are_named(metric, probs, labels, message):
         metric(probs, labels)
 
 
-def test_small_rounding_of_probabilities_is_accepted():
-    assert accuracy(torch.tensor([[0.5, 0.5005]]), torch.tensor([1])).item() == 1
-
-
 def test_auroc_counts_pairs():
     negative, positive = torch.tensor([0.1, 0.5, 0.9]), torch.tensor([0.5, 0.7])
     # Of six pairs 0.5 wins one and ties one, 0.7 wins two.
@@ -145,17 +97,6 @@ def test_false_positives_at_a_rate_of_true_positives():
     for tpr in (0.0, 1.0, 95):
         with pytest.raises(ValueError, match=f"tpr must be between zero and one, got {tpr}"):
             fpr_at_tpr(negative, positive, tpr=tpr)
-
-
-def test_false_positives_of_a_shift_of_normals_are_in_closed_form():
-    shift, number = 2.0, 200_000
-    negative, positive = torch.randn(number), torch.randn(number) + shift
-    normal = torch.distributions.Normal(0.0, 1.0)
-    expected = 1 - normal.cdf(shift + normal.icdf(torch.tensor(0.05)))
-    # The share is binomial, and the threshold as uncertain as the 0.05 quantile of the positives; five standard errors.
-    slope = normal.log_prob(normal.icdf(1 - expected)).exp() / normal.log_prob(normal.icdf(torch.tensor(0.05))).exp()
-    error = math.sqrt((expected * (1 - expected) + slope**2 * 0.05 * 0.95) / number)
-    assert fpr_at_tpr(negative, positive) == pytest.approx(expected.item(), abs=5 * error)
 
 
 @pytest.mark.parametrize("bad", [torch.zeros(0), torch.zeros(2, 2), torch.tensor([0.0, math.nan])])

@@ -102,20 +102,6 @@ def test_quantile_calibration_has_a_diagonal_a_band_of_chance_and_a_line_per_met
     assert_draws(ax.figure)
 
 
-@pytest.mark.parametrize(
-    ("plot", "results"),
-    [(plot_reliability, {"radial": RADIAL}), (plot_quantile_calibration, QUANTILES)],
-)
-def test_given_axes_are_used_and_none_is_an_error(monkeypatch, plot, results):
-    ax = Figure().subplots()
-    assert plot(results, ax=ax) is ax
-    with pytest.raises(ValueError, match=r"(curves|reliabilities) must hold at least one method, got none"):
-        plot({})
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pyro-radial\[plots\]"):
-        plot(results)
-
-
 def test_pyplot_is_never_imported_and_the_extras_only_when_used():
     code = (
         "import sys, torch, pyro_radial.uncertainty.plots as u\n"

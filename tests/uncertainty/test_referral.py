@@ -72,29 +72,6 @@ def test_bootstrap_errors_are_those_of_the_mean():
     )
 
 
-def test_a_resample_is_ranked_anew():
-    """The least of five points has mean 0 in all but a share (4/5)^5 of the resamples."""
-    values = torch.arange(5.0)
-    curve = referral_curve(mean, values, torch.zeros(5), values, shares=[0.0, 0.8], num_resamples=4000)
-    share = (curve.resamples[:, 1] == 0).double().mean().item()
-    expected = 1 - 0.8**5
-    assert share == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / 4000))
-
-
-def test_the_seed_alone_decides_the_resamples():
-    first = referral_curve(accuracy, PROBS, LABELS, UNCERTAINTY, seed=3)
-    torch.manual_seed(5)
-    again = referral_curve(accuracy, PROBS, LABELS, UNCERTAINTY, seed=3)
-    other = referral_curve(accuracy, PROBS, LABELS, UNCERTAINTY, seed=4)
-    assert torch.equal(first.resamples, again.resamples)
-    assert not torch.equal(first.resamples, other.resamples)
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    referral_curve(accuracy, PROBS, LABELS, UNCERTAINTY)
-    assert torch.equal(torch.rand(1), expected)
-
-
 def test_two_methods_are_compared_on_the_same_resamples():
     probs, labels = simulate(300, 3)
     first = referral_curve(accuracy, probs, labels, 1 - probs.amax(-1))
@@ -104,14 +81,6 @@ def test_two_methods_are_compared_on_the_same_resamples():
     assert not torch.equal(first.resamples[:, 1:], second.resamples[:, 1:])
 
 
-def test_ties_are_not_referred_in_the_order_of_the_points():
-    """All right first and all wrong last, of one uncertainty: what is left must not look better."""
-    number = 2000
-    values = (torch.arange(number) >= number // 2).double()
-    curve = referral_curve(mean, values, torch.zeros(number), torch.zeros(number), shares=[0.0, 0.5], num_resamples=2)
-    assert curve.score[1].item() == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(number / 2))
-
-
 def test_a_class_missing_from_what_is_left_is_named_with_its_share():
     """All of class 1 is uncertain, so that at 40 % none of it is left."""
     labels = torch.tensor([0, 0, 1, 1, 0])
@@ -119,19 +88,6 @@ def test_a_class_missing_from_what_is_left_is_named_with_its_share():
         referral_curve(area, PROBS, labels, UNCERTAINTY, shares=[0.0, 0.4])
     with pytest.raises(ValueError, match=r"score must be finite for the 3 of 5 points left .* share of 0.4, got nan"):
         referral_curve(lambda p, y: y.float().std() / y.sum(), PROBS, labels, UNCERTAINTY, shares=[0.4])
-
-
-def test_resamples_without_a_class_are_drawn_again_and_counted():
-    probs, labels = simulate(40, 2)
-    labels = torch.zeros(40, dtype=torch.long)
-    labels[:2] = 1
-    curve = referral_curve(area, probs, labels, torch.arange(40.0), num_resamples=400)
-    assert curve.resamples.isfinite().all()
-    # Neither of the two points, the most certain ones, is in a resample with probability (38/40)^40.
-    missing = (38 / 40) ** 40
-    expected = 400 * missing / (1 - missing)
-    assert abs(curve.redrawn - expected) < 5 * math.sqrt(400 * missing)
-    assert referral_curve(accuracy, probs, labels, torch.arange(40.0)).redrawn == 0
 
 
 def test_too_many_resamples_without_a_score_are_an_error():

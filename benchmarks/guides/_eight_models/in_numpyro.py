@@ -17,57 +17,12 @@ from numpyro.infer import SVI, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.infer.initialization import init_to_uniform, init_to_value
 
-from benchmarks.guides._eight_models.data import GENES, GROUPS, NUM_DATA, arrays
+from benchmarks.guides._eight_models import models
+from benchmarks.guides._eight_models.data import NUM_DATA, arrays
 
 __all__ = ["Training"]
 
 Array = Any
-
-
-def hierarchical(x: Array, group: Array, y: Array) -> None:
-    """Intercepts of groups, over a subsample of rows."""
-    loc, spread = numpyro.sample("loc", dist.Normal(0.0, 10.0)), numpyro.sample("spread", dist.HalfNormal(5.0))
-    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    weight = numpyro.sample("weight", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1))
-    with numpyro.plate("groups", GROUPS):
-        intercept = numpyro.sample("intercept", dist.Normal(loc, spread))
-    with numpyro.plate("rows", len(y), subsample_size=len(y) // 10) as rows:
-        numpyro.sample("y", dist.Normal(intercept[group[rows]] + x[rows] @ weight, noise), obs=y[rows])
-
-
-def counts(signatures: Array, counts: Array) -> None:
-    """Negative-binomial counts with gamma factors."""
-    locations, genes = numpyro.plate("locations", len(counts), dim=-2), numpyro.plate("genes", GENES, dim=-1)
-    with genes:
-        gain = numpyro.sample("gain", dist.Gamma(5.0, 5.0))
-        added = numpyro.sample("added", dist.Gamma(1.0, 100.0))
-        spread = numpyro.sample("spread", dist.Exponential(3.0))
-    with locations:
-        sensitivity = numpyro.sample("sensitivity", dist.Gamma(10.0, 10.0))
-        cells = numpyro.sample("cells", dist.Gamma(0.5, 1.0).expand([len(signatures)]).to_event(1))
-    mean = sensitivity * ((cells.squeeze(-2) @ signatures) * gain + added)
-    concentration = 1.0 / jnp.square(spread)
-    with locations, genes:
-        numpyro.sample("counts", dist.GammaPoisson(concentration, concentration / mean), obs=counts)
-
-
-def schools(y: Array, errors: Array) -> None:
-    """Effects around a common mean."""
-    loc, spread = numpyro.sample("loc", dist.Normal(0.0, 5.0)), numpyro.sample("spread", dist.HalfCauchy(5.0))
-    with numpyro.plate("schools", len(y)):
-        own = numpyro.sample("own", dist.Normal(0.0, 1.0))
-        numpyro.sample("y", dist.Normal(loc + spread * own, errors), obs=y)
-
-
-def mixture(y: Array) -> None:
-    """Three components, summed over."""
-    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
-    scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
-    with numpyro.plate("components", 3):
-        centers = numpyro.sample("centers", dist.Normal(0.0, 5.0))
-    with numpyro.plate("rows", len(y)):
-        which = numpyro.sample("which", dist.Categorical(weights), infer={"enumerate": "parallel"})
-        numpyro.sample("y", dist.Normal(centers[which], scale), obs=y)
 
 
 def states(y: Array) -> None:
@@ -135,10 +90,10 @@ def process(x: Array, y: Array, inducing: Array) -> None:
 
 
 SIMPLE: dict[str, Callable[..., None]] = {
-    "hierarchical regression": hierarchical,
-    "cell counts": counts,
-    "eight schools": schools,
-    "mixture, enumerated": mixture,
+    "hierarchical regression": partial(models.hierarchical, numpyro),
+    "cell counts": partial(models.counts, numpyro),
+    "eight schools": partial(models.schools, numpyro),
+    "mixture, enumerated": partial(models.mixture, numpyro, ones=jnp.ones(3)),
     "state space": states,
     "sparse GP": process,
 }

@@ -20,12 +20,12 @@ from pyro.infer import (
     Trace_ELBO,
     TraceEnum_ELBO,
     TraceMeanField_ELBO,
-    config_enumerate,
 )
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal, init_to_uniform, init_to_value
 from torch import Tensor, nn
 
-from benchmarks.guides._eight_models.data import GENES, GROUPS, NUM_DATA, Arrays, arrays
+from benchmarks.guides._eight_models import models
+from benchmarks.guides._eight_models.data import NUM_DATA, Arrays, arrays
 from pyro_radial import CompiledSVI
 
 __all__ = ["Training"]
@@ -36,53 +36,6 @@ JIT: dict[type[ELBO], type[ELBO]] = {
     TraceEnum_ELBO: JitTraceEnum_ELBO,
     TraceMeanField_ELBO: JitTraceMeanField_ELBO,
 }
-
-
-def hierarchical(x: Tensor, group: Tensor, y: Tensor) -> None:
-    """Intercepts of groups, over a subsample of rows."""
-    loc, spread = pyro.sample("loc", dist.Normal(0.0, 10.0)), pyro.sample("spread", dist.HalfNormal(5.0))
-    noise = pyro.sample("noise", dist.HalfNormal(1.0))
-    weight = pyro.sample("weight", dist.Normal(0.0, 1.0).expand([x.shape[-1]]).to_event(1))
-    with pyro.plate("groups", GROUPS):
-        intercept = pyro.sample("intercept", dist.Normal(loc, spread))
-    with pyro.plate("rows", len(y), subsample_size=len(y) // 10) as rows:
-        pyro.sample("y", dist.Normal(intercept[group[rows]] + x[rows] @ weight, noise), obs=y[rows])
-
-
-def counts(signatures: Tensor, counts: Tensor) -> None:
-    """Negative-binomial counts with gamma factors."""
-    locations, genes = pyro.plate("locations", len(counts), dim=-2), pyro.plate("genes", GENES, dim=-1)
-    with genes:
-        gain = pyro.sample("gain", dist.Gamma(5.0, 5.0))
-        added = pyro.sample("added", dist.Gamma(1.0, 100.0))
-        spread = pyro.sample("spread", dist.Exponential(3.0))
-    with locations:
-        sensitivity = pyro.sample("sensitivity", dist.Gamma(10.0, 10.0))
-        cells = pyro.sample("cells", dist.Gamma(0.5, 1.0).expand([len(signatures)]).to_event(1))
-    mean = sensitivity * ((cells.squeeze(-2) @ signatures) * gain + added)
-    concentration = spread.square().reciprocal()
-    with locations, genes:
-        pyro.sample("counts", dist.GammaPoisson(concentration, concentration / mean), obs=counts)
-
-
-def schools(y: Tensor, errors: Tensor) -> None:
-    """Effects around a common mean."""
-    loc, spread = pyro.sample("loc", dist.Normal(0.0, 5.0)), pyro.sample("spread", dist.HalfCauchy(5.0))
-    with pyro.plate("schools", len(y)):
-        own = pyro.sample("own", dist.Normal(0.0, 1.0))
-        pyro.sample("y", dist.Normal(loc + spread * own, errors), obs=y)
-
-
-@config_enumerate
-def mixture(y: Tensor) -> None:
-    """Three components, summed over."""
-    weights = pyro.sample("weights", dist.Dirichlet(torch.ones(3)))
-    scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
-    with pyro.plate("components", 3):
-        centers = pyro.sample("centers", dist.Normal(0.0, 5.0))
-    with pyro.plate("rows", len(y)):
-        which = pyro.sample("which", dist.Categorical(weights))
-        pyro.sample("y", dist.Normal(centers[which], scale), obs=y)
 
 
 def states(y: Tensor) -> None:
@@ -176,10 +129,10 @@ def made(name: str, data: Tensors) -> Made:
 
 
 SIMPLE: dict[str, Callable[..., None]] = {
-    "hierarchical regression": hierarchical,
-    "cell counts": counts,
-    "eight schools": schools,
-    "mixture, enumerated": mixture,
+    "hierarchical regression": partial(models.hierarchical, pyro),
+    "cell counts": partial(models.counts, pyro),
+    "eight schools": partial(models.schools, pyro),
+    "mixture, enumerated": partial(models.mixture, pyro, ones=torch.ones(3)),
     "state space": states,
     "sparse GP": process,
 }

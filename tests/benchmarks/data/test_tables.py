@@ -3,9 +3,6 @@
 
 """Tables from folders."""
 
-import dataclasses
-import gzip
-
 import pytest
 import torch
 
@@ -17,12 +14,9 @@ ROWS = [["a", "1.5", "x"], ["b", "?", "y"], ["a", "-2", "x"]]
 
 @pytest.fixture
 def small(monkeypatch):
-    source = TableSource(
-        name="small", urls=("http://localhost:9/small.data",), digest=rows_digest(ROWS), label=2, numeric=(1,)
-    )
-    source = dataclasses.replace(source, drop_missing=True)
+    url = "http://localhost:9/small.data"
+    source = TableSource((url,), rows_digest(ROWS), label=2, numeric=(1,), drop_missing=True)
     monkeypatch.setitem(TABLES, "small", source)
-    return source
 
 
 def test_numbers_stay_and_categories_are_zeros_and_ones(tmp_path, small):
@@ -30,23 +24,7 @@ def test_numbers_stay_and_categories_are_zeros_and_ones(tmp_path, small):
     table = load_table("small", tmp_path)
     # The row with a missing field is left out, and its category with it.
     assert table.features.tolist() == [[1.0, 1.5], [1.0, -2.0]]
-    assert table.feature_names == ("0=a", "1")
     assert (table.labels.tolist(), table.class_names) == ([0, 0], ("x",))
-
-
-@pytest.mark.parametrize("place", [".", "bandits"])
-def test_a_compressed_file_is_found_in_either_place(tmp_path, small, place):
-    (tmp_path / place).mkdir(exist_ok=True)
-    (tmp_path / place / "small.data.gz").write_bytes(gzip.compress(SMALL.encode()))
-    assert len(load_table("small", tmp_path).labels) == 2
-
-
-def test_missing_is_a_category_where_rows_stay(tmp_path, small, monkeypatch):
-    monkeypatch.setitem(TABLES, "small", dataclasses.replace(small, drop_missing=False, numeric=()))
-    (tmp_path / "small.data").write_text(SMALL)
-    table = load_table("small", tmp_path)
-    assert table.feature_names == ("0=a", "0=b", "1=-2", "1=1.5", "1=?")
-    assert table.labels.tolist() == [0, 1, 0]
 
 
 def test_damage_and_absence_are_named(tmp_path, small):

@@ -1,15 +1,12 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import pyro.distributions as dist
 import pytest
 import torch
 from torch.distributions import kl_divergence
 from torch.func import grad, hessian, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_radial.distributions import RadialNormal
-from pyro_radial.distributions.kl_formulas.kl_to_normal import kl_to_normal, standardized
+from pyro_radial.distributions.kl_formulas.kl_to_normal import kl_to_normal
 
 SHAPE = (3, 4, 5)
 # Of the other side's parameters: its own for each element, a row, one number, and a batch beyond q's.
@@ -75,13 +72,6 @@ def test_half_precision_keeps_its_dtype_in_gradients_alone(dtypes):
         torch.testing.assert_close(gradient.double(), own, rtol=1e-2, atol=1e-2)
 
 
-def test_ratios_are_in_a_dtype_that_holds_their_squares():
-    one = torch.ones(1, dtype=torch.float16)
-    ratio, shift = standardized(one, one, 0.0 * one, 1e-3 * one)
-    assert ratio.dtype == shift.dtype == torch.float32
-    assert bool(torch.isfinite(ratio.square()).all())
-
-
 @pytest.mark.parametrize("dim", [1, 3, 20_000])
 def test_at_the_prior_it_is_zero_with_zero_gradients(dim):
     loc, scale = torch.randn(dim), torch.rand(dim) + 0.1
@@ -89,20 +79,6 @@ def test_at_the_prior_it_is_zero_with_zero_gradients(dim):
     value = kl_to_normal(*arguments, 1)
     assert float(value.detach()) == 0.0
     assert not any(gradient.any() for gradient in torch.autograd.grad(value, arguments))
-
-
-@pytest.mark.parametrize("learned", [False, True])
-def test_it_keeps_its_arguments_alone_and_one_number_stays_one(learned):
-    loc, scale = torch.randn(100, 50, requires_grad=True), torch.rand(100, 50).requires_grad_()
-    unit = torch.tensor(2.0, requires_grad=learned)
-    p = dist.Normal(torch.tensor(0.0), unit).expand([100, 50]).to_event(2)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()), lambda _: None):
-        kl_divergence(RadialNormal(loc, scale, 2), p)
-    assert sum(kept) <= 2 * loc.numel() + 100
-    value = kl_divergence(RadialNormal(loc, scale, 2), p)
-    gradients = torch.autograd.grad(value, [loc, scale, *([unit] if learned else [])])
-    assert [gradient.shape for gradient in gradients] == [loc.shape, loc.shape, *([unit.shape] if learned else [])]
 
 
 def test_values_and_gradients_compile_as_one_graph():
@@ -113,16 +89,3 @@ def test_values_and_gradients_compile_as_one_graph():
     torch.testing.assert_close(compiled, expected)
     gradients = torch.autograd.grad(compiled, arguments)
     torch.testing.assert_close(gradients, torch.autograd.grad(expected, arguments))
-
-
-def test_a_captured_graph_has_its_steps():
-    arguments = parameters((1, 1, 1))
-
-    def with_gradient(*arguments):
-        value = kl_to_normal(*arguments, 3)
-        return value.detach(), *torch.autograd.grad(value, arguments)
-
-    graph = make_fx(with_gradient)(*arguments)
-    assert len(graph.graph.nodes) < 50
-    others = [tensor.detach().flip(-1).requires_grad_() for tensor in arguments]
-    torch.testing.assert_close(graph(*others), with_gradient(*others))

@@ -169,16 +169,6 @@ def test_in_three_dimensions_the_scalars_are_the_closed_forms():
     torch.testing.assert_close(log_vmf_constant(kappa, 3), constant, rtol=1e-14, atol=1e-14)
 
 
-def test_the_mean_lies_between_the_bounds_whose_middle_is_taken_for_it_elsewhere():
-    for dim, off in ((2, 0.07), (10, 0.0017)):
-        z, nu = torch.logspace(-2, 2, 400, dtype=torch.double), 0.5 * dim
-        shifts = [nu - 0.5 + 0.5 * lam / (lam**2 + z**2).sqrt() for lam in (nu + 0.5, nu - 0.5)]
-        lower, upper = (z / (shift + (shift**2 + z**2).sqrt()) for shift in shifts)
-        mean = mean_cosine(z, dim)
-        assert ((lower < mean) & (mean < upper)).all()
-        assert float((0.5 * (lower + upper) / mean - 1).abs().max()) == pytest.approx(off, rel=0.05)
-
-
 RATIOS = (1e-3, 0.1, 0.36, 0.37, 0.5, 0.9, 0.9999, 1.0001, 2.0, 2.7, 2.75, 100.0)
 
 
@@ -204,24 +194,6 @@ def true_kl(dim, q, p, gap):
     return kl, (q - p + p * gap) * variance_q, mean_p - mean_q + gap * mean_q
 
 
-def test_the_kl_is_never_negative_in_float32_and_zero_at_equality():
-    logs = torch.rand(3, 3000) * 20 - 6
-    for dim in (2, 3, 41, 500, 10**5):
-        q, p = (logs[:2] * math.log(10) / 3).exp()
-        assert (vmf_kl(q, p, torch.zeros(()), dim) >= 0).all()
-        assert (vmf_kl(q, q * (1 + 1e-7 * logs[2]), torch.zeros(()), dim) >= 0).all()
-        assert (vmf_kl_to_uniform(q, dim) >= 0).all()
-        assert (vmf_kl(q, q, torch.zeros(()), dim) == 0).all()
-
-
-def test_the_kl_to_the_uniform_is_the_kl_to_concentration_zero():
-    q = torch.logspace(-3, 5, 9, dtype=torch.double)
-    zero = torch.zeros((), dtype=torch.double)
-    for dim in (2, 50, 5000):
-        torch.testing.assert_close(vmf_kl(q, zero, zero, dim), vmf_kl_to_uniform(q, dim), rtol=1e-15, atol=0)
-        torch.testing.assert_close(vmf_kl(zero, q, zero, dim), log_mean_exp_cosine(q, dim), rtol=1e-15, atol=0)
-
-
 @pytest.mark.parametrize("dim", [2, 3, 41, 500, 10**5])
 def test_concentration_zero_is_exactly_the_uniform_distribution(dim):
     zero = torch.zeros((), dtype=torch.double, requires_grad=True)
@@ -231,23 +203,6 @@ def test_concentration_zero_is_exactly_the_uniform_distribution(dim):
     variance = cosine_variance(zero, dim)
     assert float(variance.detach()) == pytest.approx(1 / dim, rel=1e-15)
     assert torch.autograd.grad(variance, zero)[0] == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("dim", [2, 3, 10, 500, 10**5])
-def test_values_and_two_derivatives_are_finite_from_zero_to_a_million(dim, dtype):
-    values = torch.tensor([0.0, 1e-30, *torch.logspace(-6, 6, 13).tolist()], dtype=dtype)
-    kappa = values.clone().requires_grad_()
-    for scalar in SCALARS:
-        _assert_finite(scalar(kappa, dim), kappa)
-    q, p = (x.reshape(-1).clone().requires_grad_() for x in torch.meshgrid(values, values, indexing="ij"))
-    _assert_finite(vmf_kl(q, p, torch.full((), 0.3, dtype=dtype), dim), q, p)
-
-
-def _assert_finite(value, *arguments):
-    first = torch.autograd.grad(value.sum(), arguments, create_graph=True)
-    second = torch.autograd.grad(sum(x.sum() for x in first), arguments)
-    assert all(x.isfinite().all() for x in (value, *first, *second))
 
 
 @pytest.mark.parametrize("dim", [2, 3, 10, 41, 500])

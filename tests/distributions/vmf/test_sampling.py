@@ -110,17 +110,6 @@ def test_the_implicit_gradient_is_the_integral_it_stands_for(dim):
         torch.testing.assert_close(implicit_slope(one.expand(gaps.shape), gaps, dim), exact, rtol=1e-11, atol=0)
 
 
-@pytest.mark.parametrize("dim", [2, 3, 4, 5, 9])
-def test_in_few_dimensions_too_as_far_as_draws_get(dim):
-    for kappa in (0.01, 1.0, 5.0, 30.0, 1e4):
-        gaps = torch.tensor([0.001, 0.3, 1.0, 3.0, 6.0, 10.0], dtype=torch.double) / kappa
-        gaps = gaps[gaps < 2.0]
-        if len(gaps) == 0:
-            gaps = torch.tensor([0.01, 1.0, 1.99], dtype=torch.double)
-        exact = torch.tensor([integral_slope(kappa, float(gap), dim) for gap in gaps], dtype=torch.double)
-        torch.testing.assert_close(implicit_slope(filled(kappa, len(gaps)), gaps, dim), exact, rtol=1e-10, atol=0)
-
-
 def test_far_in_the_tails_and_at_the_ends_the_gradient_keeps_to_its_range():
     for dim in (2, 3, 10, 30, 500, 10**5):
         for kappa in (0.0, 1e-30, 1e-6, 1.0, 1e3, 1e6):
@@ -143,15 +132,6 @@ def test_the_gradient_of_the_mean_cosine_is_unbiased_and_of_low_variance(dim, ka
     exact = cosine_variance(torch.tensor(kappa, dtype=torch.double), dim)
     assert standard_errors(gradient, exact) < 4
     assert gradient.std() / exact < spread
-
-
-def test_in_five_dimensions_the_gradient_is_not_that_of_the_path_alone():
-    # At concentration 2 the derivative of E[mu . x] is 0.14739; that of an accepted proposal's path gives 0.1276.
-    one = filled(2.0).requires_grad_()
-    (gradient,) = torch.autograd.grad(-sample_one_minus_cosine(one, 5).sum(), one)
-    error = float(gradient.std() / NUM_SAMPLES**0.5)
-    assert float(gradient.mean()) == pytest.approx(0.14739, abs=4 * error)
-    assert error < 0.001
 
 
 @pytest.mark.parametrize(("dim", "kappa"), [(2, 0.0), (2, 3.0), (3, 0.7), (10, 10.0), (50, 20.0), (500, 500.0)])
@@ -218,12 +198,6 @@ def test_the_gradients_of_a_direction_match_differences(dim, sign):
 
     assert torch.autograd.gradcheck(draw, (raw.requires_grad_(), gap))
     assert torch.autograd.gradgradcheck(draw, (raw, gap))
-
-
-def test_uniform_directions_are_uniform():
-    draws = sample_uniform_direction((NUM_SAMPLES, 5), torch.zeros((), dtype=torch.double))
-    assert bool((draws.mean(0).abs() < 4 / (5 * NUM_SAMPLES) ** 0.5).all())
-    assert stats.kstest(draws[:, 2].numpy() ** 2, stats.beta(0.5, 2.0).cdf).pvalue > 1e-3
 
 
 def test_a_row_of_one_free_element_that_is_exactly_zero_still_has_a_direction(monkeypatch):

@@ -37,22 +37,6 @@ def test_estimates_are_in_the_dtype_of_the_values(divergence):
     torch.testing.assert_close(f.grad, reference.grad.float(), rtol=1e-3, atol=1e-4)
 
 
-@each_divergence
-@pytest.mark.parametrize(
-    ("f", "x", "message"),
-    [
-        (torch.randn(50, 4, 1), torch.randn(5, 1), "f must be function values"),
-        (torch.randn(50, 5), torch.randn(5, 1), "f must be function values"),
-        (torch.ones(50, 5, 1, dtype=torch.long), torch.randn(5, 1), "f must be a tensor of floating-point"),
-        (torch.ones(50, 5, 1, dtype=torch.cfloat), torch.randn(5, 1), "f must be a tensor of floating-point"),
-        (torch.randn(50, 5, 1), torch.ones(5, 1, dtype=torch.long), "x must be"),
-    ],
-)
-def test_bad_input_is_named(divergence, f, x, message):
-    with pytest.raises(ValueError, match=message):
-        divergence(f, x, GaussianProcess(RBF(1)))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

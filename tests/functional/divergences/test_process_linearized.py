@@ -7,20 +7,17 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.contrib.gp.kernels import RBF, Linear
+from pyro.contrib.gp.kernels import RBF
 from torch import nn
 from torch.distributions import kl_divergence
 
-from pyro_radial import AutoMeanField, BayesianModule, FunctionalELBO, SupervisedModel
+from pyro_radial import BayesianModule
 from pyro_radial.functional import (
     FunctionPrior,
-    GaussianKL,
     GaussianProcess,
     LinearizedKL,
     PosteriorProcess,
-    UniformBox,
 )
-from pyro_radial.nn import likelihoods
 from pyro_radial.nn.linearized.linearization import CovarianceBlock, Linearization
 from tests.helpers.linear_models import by_hand, inputs, of_functions, posterior
 
@@ -51,18 +48,6 @@ def test_it_is_the_sum_of_the_joint_kls_of_the_outputs(kind, gamma, noise):
     assert torch.equal(estimate.surrogate, estimate.value)
 
 
-def test_draws_have_the_same_divergence():
-    """GaussianKL is unbiased; its own spread over sixteen calls is the tolerance."""
-    x = inputs()
-    process, _ = moments_of("normal", x)
-    prior = GaussianProcess(RBF(2), noise=NOISE)
-    torch.manual_seed(0)
-    draws = (process.sample(x, 4000, 2) for _ in range(16))
-    sampled = torch.stack([GaussianKL(factorize=True)(f + NOISE * torch.randn_like(f), x, prior).value for f in draws])
-    exact = LinearizedKL()(process, x, prior).value
-    assert abs(float(sampled.mean() - exact)) < 4 * float(sampled.std()) / 4
-
-
 def test_its_gradient_runs_through_the_jacobian():
     bnn = BayesianModule(nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)).double())
     torch.manual_seed(0)
@@ -78,19 +63,6 @@ def test_its_gradient_runs_through_the_jacobian():
         return LinearizedKL(GAMMA)(process, x, prior).surrogate
 
     assert torch.autograd.gradcheck(divergence, [*mean.values(), *scale.values()])
-
-
-def test_of_a_linear_network_it_is_the_kl_of_the_weights():
-    """At as many points as there are weights both know the same."""
-    model = SupervisedModel(BayesianModule(nn.Linear(3, 1, bias=False)), likelihoods.Gaussian(num_data=20))
-    guide = AutoMeanField(model, init_stddev=0.2)
-    loss = FunctionalELBO(
-        GaussianProcess(Linear(3)), lambda _: torch.eye(3), divergence=LinearizedKL(), compare_at="measurement_points"
-    )
-    pyro.set_rng_seed(0)
-    loss(model, guide)(torch.randn(20, 3), torch.randn(20, 1))
-    expected = kl_divergence(guide.posterior()["weight"], dist.Normal(torch.zeros(1, 3), 1.0).to_event(2))
-    torch.testing.assert_close(loss.terms.kl, expected, rtol=1e-5, atol=0.0)
 
 
 class ByDraws(FunctionPrior):
@@ -127,31 +99,3 @@ def test_more_points_than_weights_need_noise():
     process, _ = moments_of("normal", inputs())
     x = torch.randn(60, 2)
     assert bool(LinearizedKL(GAMMA)(process, x, GaussianProcess(RBF(2))).value.isfinite())
-
-
-@pytest.mark.parametrize("number", [0, -1, 2.5])
-def test_the_number_of_draws_of_a_prior_is_checked(number):
-    with pytest.raises(ValueError, match="num_prior_samples"):
-        LinearizedKL(num_prior_samples=number)
-
-
-@pytest.mark.parametrize("gamma", [-1.0, float("nan"), True])
-def test_gamma_is_checked(gamma):
-    with pytest.raises(ValueError, match="gamma"):
-        LinearizedKL(gamma)
-
-
-def test_the_loss_takes_it_with_a_context():
-    model = SupervisedModel(
-        BayesianModule(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))), likelihoods.Gaussian(num_data=20)
-    )
-    loss = FunctionalELBO(
-        GaussianProcess(RBF(2), noise=0.1),
-        UniformBox([-1.0] * 2, [1.0] * 2, 10),
-        divergence=LinearizedKL(),
-        num_functions=2,
-    )
-    guide = AutoMeanField(model)
-    loss(model, guide)(torch.randn(20, 2), torch.randn(20, 1)).backward()
-    assert all(bool(parameter.grad.isfinite().all()) for parameter in guide.parameters())
-    assert float(loss.terms.kl_by_site["f"]) > 0

@@ -63,8 +63,3 @@ def test_an_implicit_process_passes_draws_on_with_or_without_a_dim_for_outputs()
 def test_draws_that_are_none_are_refused_by_name(sampler, words):
     with pytest.raises(ValueError, match=words):
         ImplicitProcess(sampler).sample(torch.rand(4, 2), 2)
-
-
-def test_a_sampler_that_is_no_function_is_refused_by_name():
-    with pytest.raises(ValueError, match="sampler"):
-        ImplicitProcess(torch.zeros(3))

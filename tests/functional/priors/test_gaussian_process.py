@@ -6,16 +6,13 @@ import math
 import pickle
 
 import numpy as np
-import pyro
 import pyro.contrib.gp.kernels as gp_kernels
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF as SklearnRBF
 from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
-from torch import nn
 
 from pyro_radial.functional import GaussianProcess
 from tests.helpers.processes import NUM_SAMPLES, points, rbf, squared_exponential
@@ -71,15 +68,6 @@ def test_a_list_of_kernels_gives_each_output_its_own_distribution():
         both.moments(x)
 
 
-@pytest.mark.parametrize("kernel", [rbf(), [rbf(), rbf(lengthscale=0.2)]], ids=["shared", "per output"])
-def test_the_score_is_the_gradient_of_the_density(kernel):
-    x = points()
-    f = torch.randn(5, 6, 2, dtype=torch.double, requires_grad=True)
-    prior = GaussianProcess(kernel, mean=lambda x: torch.stack([x[:, 0], x[:, 1]], -1), noise=0.1)
-    (gradient,) = torch.autograd.grad(prior.log_prob(f, x).sum(), f)
-    torch.testing.assert_close(prior.score(f, x), gradient, rtol=1e-9, atol=1e-9)
-
-
 def test_the_score_of_a_nearly_singular_distribution_is_accurate_in_single_precision():
     # Forty points of a smooth kernel: the covariance has a condition number of about 1e10 before the noise.
     x = torch.linspace(-1, 1, 40).unsqueeze(-1)
@@ -90,45 +78,6 @@ def test_the_score_of_a_nearly_singular_distribution_is_accurate_in_single_preci
     assert rounded.dtype == torch.float32
     # Stein's identity, E[f score(f)] = -1, is the scale to measure against.
     assert float((rounded - exact).abs().max()) < 1e-3 * float(exact.abs().max())
-
-
-def test_points_of_more_dims_count_as_vectors():
-    images = torch.rand(5, 1, 3, 3, dtype=torch.double)
-    prior = GaussianProcess(squared_exponential)
-    torch.testing.assert_close(prior.moments(images), prior.moments(images.flatten(1)))
-    assert prior.sample(images, 2, num_outputs=3).shape == (2, 5, 3)
-
-
-def test_moments_are_differentiable_in_the_points_and_draws_are_not():
-    x = points().requires_grad_()
-    prior = GaussianProcess(rbf(), noise=0.1)
-    assert torch.autograd.gradcheck(lambda x: prior.moments(x)[1], (x,))
-    assert not prior.sample(x, 2).requires_grad
-
-
-def test_repeated_points_cost_jitter_and_not_an_error():
-    x = points(3).repeat(2, 1)
-    f = GaussianProcess(squared_exponential).sample(x, 50)
-    assert float((f[:, :3] - f[:, 3:]).abs().max()) < 1e-3 * 10
-
-
-def test_svi_with_the_prior_in_its_loss_trains_the_guide_and_not_the_prior():
-    x = points(4, torch.float32)
-    prior = GaussianProcess(rbf(), noise=0.5)
-    before = copy.deepcopy(prior.state_dict())
-    pyro.param("loc", torch.ones(1, 4, 1))
-
-    def loss(model, guide):
-        f = guide()
-        prior.sample(x, 2)
-        return -prior.log_prob(f, x).sum() - (prior.score(f, x).detach() * f).sum()
-
-    svi = SVI(lambda: None, lambda: pyro.param("loc"), pyro.optim.Adam({"lr": 0.2}), loss)
-    for _ in range(60):
-        svi.step()
-    assert float(pyro.param("loc").detach().abs().max()) < 0.05
-    assert list(pyro.get_param_store().keys()) == ["loc"]
-    assert all(torch.equal(prior.state_dict()[name], value) for name, value in before.items())
 
 
 def test_a_copy_is_independent_and_pickles_and_state_dicts_restore_a_fitted_prior():
@@ -165,39 +114,6 @@ def test_the_posterior_is_that_of_scikit_learn():
     np.testing.assert_allclose(found[0], mean, atol=1e-6)
     # The last dim of the reference's is the output's.
     np.testing.assert_allclose(found[1].permute(1, 2, 0), covariance, atol=1e-6)
-
-
-def test_the_posterior_knows_the_mean_of_the_prior_and_each_outputs_own_kernel():
-    kernels = [gp_kernels.RBF(1, lengthscale=torch.tensor(length)) for length in (0.3, 2.0)]
-    x, y, at = torch.rand(9, 1), torch.randn(9, 2), torch.rand(4, 1)
-    joint = GaussianProcess(kernels, mean=lambda points: 3.0 + points.sum(-1))
-    joint.observation_noise.fill_(0.2)
-    mean, covariance = joint.posterior(x, y, at)
-    for output, kernel in enumerate(kernels):
-        alone = GaussianProcess(kernel)
-        alone.observation_noise.fill_(0.2)
-        own = alone.posterior(x, y[:, output].double() - 3.0 - x.sum(-1), at)
-        torch.testing.assert_close(mean[:, output], own[0][:, 0] + 3.0 + at.sum(-1))
-        torch.testing.assert_close(covariance[output], own[1][0])
-
-
-def test_observation_noise_is_in_no_draw():
-    x, y = points(20), torch.randn(20)
-    prior = GaussianProcess(rbf())
-    before = prior.moments(x)[1]
-    prior.observation_noise.fill_(3.0)
-    torch.testing.assert_close(prior.moments(x)[1], before)
-    assert float(prior.log_marginal_likelihood(x, y)) == pytest.approx(
-        float(dist.MultivariateNormal(torch.zeros(20).double(), before[0] + 9 * torch.eye(20)).log_prob(y)), rel=1e-6
-    )
-
-
-def test_a_prior_moves_with_its_hyper_parameters():
-    prior = GaussianProcess(rbf(), mean=nn.Linear(2, 1)).to(torch.float32)
-    x = points(dtype=torch.float32)
-    assert prior.kernel.variance.dtype == torch.float32
-    prior.to(torch.double)
-    assert prior.moments(x)[1].dtype == torch.double
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import AutoMultivariateNormal
 from torch import nn
 
-from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, SupervisedModel
+from pyro_radial import AutoRadial, BayesianModule, SupervisedModel
 from pyro_radial.functional import GaussianKL, GaussianProcess, PosteriorProcess, RegularizedKL
-from pyro_radial.nn import MultiHead, likelihoods, use_head
+from pyro_radial.nn import likelihoods
 from tests.helpers.linear_models import WIDTH, by_hand, features, inputs, network, of_functions, posterior
 
 each_kind = pytest.mark.parametrize("kind", ["full", "radial", "normal"])
@@ -62,14 +61,6 @@ def test_one_normal_of_all_weights_is_taken_in_the_networks_order():
     torch.testing.assert_close(found_covariance, rows @ covariance @ rows.mT)
 
 
-def test_a_posterior_of_pyros_guide_is_taken():
-    model = network()
-    guide = AutoMultivariateNormal(model)
-    guide(inputs(), torch.randn(7, 2, dtype=torch.double))
-    process = PosteriorProcess(model, guide.get_posterior())
-    assert process.moments(inputs())[1].shape == (2, 7, 7)
-
-
 def test_density_score_draws_and_divergences_are_those_of_the_gaussian_process_that_it_is():
     given, mean, covariance = posterior("full", "weight")
     # As many weights as points, or the covariance would be singular.
@@ -113,20 +104,6 @@ def trained_network():
     return model, guide
 
 
-def test_it_stays_as_it_is_when_model_and_guide_train_on_and_follows_no_train_mode():
-    model, guide = trained_network()
-    process, x = PosteriorProcess(model, guide.posterior()), torch.randn(5, 2)
-    before = process.marginals(x)
-    with torch.no_grad():
-        for tensor in (*guide.parameters(), *model.parameters(), *model.buffers()):
-            tensor.add_(1)
-    process.train()
-    for found, expected in zip(process.marginals(x), before, strict=True):
-        assert torch.equal(found, expected)
-        assert not found.requires_grad
-    assert not any(parameter.requires_grad for parameter in process.parameters())
-
-
 def test_its_state_is_tensors_that_another_process_loads(tmp_path):
     model, guide = trained_network()
     process, x = PosteriorProcess(model, guide.posterior()), torch.randn(5, 2)
@@ -138,34 +115,6 @@ def test_its_state_is_tensors_that_another_process_loads(tmp_path):
     for twin in (other, copy.deepcopy(process)):
         for found, expected in zip(twin.marginals(x), process.marginals(x), strict=True):
             assert torch.equal(found, expected)
-
-
-def test_of_several_heads_it_is_the_function_of_the_one_in_use():
-    net = MultiHead(nn.Sequential(nn.Linear(2, 4), nn.Tanh()), [nn.Linear(4, 2), nn.Linear(4, 3)])
-    chain = PriorChain(SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=20)))
-    x = torch.randn(6, 2)
-    for head in (0, 1):
-        use_head(chain, head)
-        guide = chain.guide(AutoMeanField)
-        guide.setup(x, torch.zeros(6, dtype=torch.long))
-        with torch.no_grad():
-            for parameter in guide.parameters():
-                parameter.add_(0.2)
-        chain.advance(guide)
-    process = PosteriorProcess(chain, chain.prior)
-    for head, outputs in ((1, 3), (0, 2)):
-        use_head(process, head)
-        mean, variance = process.marginals(x)
-        _, covariance = process.moments(x)
-        assert mean.shape == (6, outputs)
-        torch.testing.assert_close(variance, covariance.diagonal(dim1=-2, dim2=-1).mT.float())
-
-
-def test_moments_are_differentiable_in_the_points():
-    process, _, _ = process_of("by hand", "normal")
-    x = inputs(3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: process.marginals(x), x)
-    assert torch.autograd.gradcheck(lambda x: process.moments(x), x)
 
 
 class TestBadInput:
@@ -203,10 +152,6 @@ class TestBadInput:
     def test_a_posterior_of_all_weights_must_be_of_all(self, given, words):
         with pytest.raises(ValueError, match=words):
             PosteriorProcess(self.model(), given)
-
-    def test_a_guide_is_no_model(self):
-        with pytest.raises(ValueError, match="model must be a Pyro model and no guide, got AutoRadial"):
-            PosteriorProcess(AutoRadial(self.model()), self.normal)
 
     @pytest.mark.parametrize("method", ["marginals", "moments"])
     def test_no_points_and_other_outputs_are_named(self, method):

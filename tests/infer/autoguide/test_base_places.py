@@ -15,7 +15,6 @@ from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from torch import nn
 
 from pyro_radial import BayesianModule, SupervisedModel, TermsELBO, predict
-from pyro_radial.continual import PriorChain
 from pyro_radial.infer.autoguide.base import places
 from pyro_radial.nn import likelihoods
 from tests.tables import GUIDES
@@ -74,27 +73,6 @@ class TestASiteBelowAnother:
         for other in (fresh, copy.deepcopy(guide)):
             for name, value in guide.median().items():
                 assert torch.equal(other.median()[name], value), name
-
-    def test_means_are_loaded_into_both(self, make):
-        model = hierarchical_model()
-        guide = make(model)
-        guide.setup(*DATA)
-        values = {name: 0.5 * value for name, value in guide.median().items()}
-        guide.load_means(values)
-        for name, value in values.items():
-            torch.testing.assert_close(guide.median()[name], value)
-
-    def test_a_chain_starts_at_both(self, make):
-        chain = PriorChain(hierarchical_model())
-        guide = chain.guide(make)
-        svi = SVI(chain, guide, pyro.optim.Adam({"lr": 0.1}), TermsELBO())
-        for _ in range(2):
-            svi.step(*DATA)
-        chain.advance(guide)
-        following = chain.guide(make)
-        following.setup(*DATA)
-        for name, value in guide.median().items():
-            torch.testing.assert_close(following.median()[name], value, msg=name)
 
 
 def test_guides_of_pyro_s_with_one_vector_take_such_names_and_the_others_take_another():

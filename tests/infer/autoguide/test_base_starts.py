@@ -1,12 +1,10 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import copy
 import math
 
 import pyro
 import pyro.distributions as dist
-import pyro.poutine as poutine
 import pytest
 import torch
 from torch import nn
@@ -62,16 +60,6 @@ def test_load_means_names_a_site_with_a_value_that_no_mean_can_have(name, bad, w
         assert torch.equal(value, before[site])
 
 
-@pytest.mark.parametrize("value", ["yes", 0, None])
-def test_flags_of_a_guide_are_bools(value):
-    guide = AutoRadial(matrix_model)
-    with pytest.raises(ValueError, match=f"scales must be True or False, got {value!r}"):
-        guide.start_at({}, scales=value)
-    guide.setup()
-    with pytest.raises(ValueError, match=f"strict must be True or False, got {value!r}"):
-        guide.load_means({}, strict=value)
-
-
 def test_scale_change_is_the_log_ratio_to_the_start():
     guide = AutoRadial(matrix_model)
     guide.setup()
@@ -81,19 +69,6 @@ def test_scale_change_is_the_log_ratio_to_the_start():
         scale = nn.functional.softplus(raw)
         raw.copy_((2 * scale).expm1().log())
     assert guide.scale_change()["weight"] == pytest.approx(math.log(2.0), rel=1e-4)
-
-
-def test_subsampled_rows_are_selected_not_averaged():
-    def model(rows):
-        with pyro.plate("rows", 5, subsample=rows):
-            pyro.sample("local", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-
-    guide = AutoRadial(model, create_plates=lambda rows: pyro.plate("rows", 5, subsample=rows))
-    guide.setup(torch.arange(5))
-    with torch.no_grad():
-        guide.locs.local_unconstrained.copy_(torch.arange(5.0)[:, None].expand(5, 3))
-    distribution = poutine.trace(guide).get_trace(torch.tensor([3, 1])).nodes["local"]["fn"]
-    assert torch.equal(distribution.loc.detach(), torch.tensor([[3.0] * 3, [1.0] * 3]))
 
 
 # start_at
@@ -139,34 +114,6 @@ def test_scales_may_stay_where_the_family_starts_them_and_sites_without_a_distri
     torch.testing.assert_close(guide.posterior()["bias"].stddev, START["bias"].stddev)
 
 
-def test_the_start_is_a_copy():
-    """Training moved the distribution that a guide had started at."""
-    distributions = {
-        name: dist.Normal(distribution.mean.clone(), distribution.stddev.clone()).to_event(distribution.event_dim)
-        for name, distribution in START.items()
-    }
-    before = {
-        name: (distribution.mean.clone(), distribution.stddev.clone()) for name, distribution in distributions.items()
-    }
-    guide = started(AutoMeanField, distributions)
-    with torch.no_grad():
-        for parameter in guide.parameters():
-            parameter.add_(1.0)
-    for name, distribution in distributions.items():
-        assert torch.equal(distribution.mean, before[name][0])
-        assert torch.equal(distribution.stddev, before[name][1])
-
-
-def test_a_start_takes_the_dtype_of_the_site():
-    guide = started(
-        distributions={
-            name: dist.Normal(distribution.mean.double(), 1.0).to_event(distribution.event_dim)
-            for name, distribution in START.items()
-        }
-    )
-    assert {p.dtype for p in guide.parameters()} == {torch.float32}
-
-
 def test_a_distribution_of_one_row_starts_all_rows_of_a_plate():
     def model():
         with pyro.plate("rows", 6):
@@ -194,18 +141,6 @@ def test_a_constrained_site_starts_in_unconstrained_space():
     torch.testing.assert_close(guide.scales.rate, torch.full((5,), 0.1 * math.sqrt(5)))
 
 
-def test_a_distribution_without_moments_leaves_the_start_as_it_would_be():
-    zero = torch.zeros(5)
-    for distribution, mean in (
-        (dist.Cauchy(zero, 1.0).to_event(1), zero),
-        (dist.Delta(zero + 3.0).to_event(1), zero + 3.0),
-        (dist.StudentT(1.5, zero + 2.0, 1.0).to_event(1), zero + 2.0),
-    ):
-        guide = started(distributions={"bias": distribution})
-        assert torch.equal(guide.median()["bias"], mean)
-        torch.testing.assert_close(guide.scales.bias, torch.full((5,), 0.1 * math.sqrt(5)))
-
-
 def test_a_start_is_refused_too_late_and_in_the_wrong_shape():
     guide = AutoRadial(matrix_model)
     guide.start_at({"bias": dist.Normal(torch.zeros(4), 1.0).to_event(1)})
@@ -214,51 +149,3 @@ def test_a_start_is_refused_too_late_and_in_the_wrong_shape():
     guide = started()
     with pytest.raises(RuntimeError, match=r"AutoRadial.start_at: the guide already has parameters"):
         guide.start_at(START)
-
-
-def test_a_setup_that_failed_is_repeated_from_the_same_start():
-    broken = True
-
-    def init(site):
-        return torch.full((5,), math.nan) if broken and site["name"] == "bias" else site["fn"].mean
-
-    guide = AutoRadial(matrix_model, init_loc_fn=init)
-    guide.start_at({"weight": START["weight"]})
-    with pytest.raises(ValueError, match="'bias' is not finite"):
-        guide.setup()
-    broken = False
-    guide.setup()
-    assert torch.equal(guide.median()["weight"], START["weight"].mean)
-    assert guide._start == {}
-
-
-def test_scale_change_is_relative_to_a_start_of_many_scales():
-    guide = started()
-    with torch.no_grad():
-        raw = guide.scales.bias_unconstrained
-        raw.copy_((3 * nn.functional.softplus(raw)).expm1().log())
-    change = guide.scale_change()
-    assert change["bias"] == pytest.approx(math.log(3.0), rel=1e-4)
-    assert change["weight"] == pytest.approx(0.0, abs=1e-5)
-    guide.double()
-    assert guide.scale_change()["bias"] == pytest.approx(math.log(3.0), rel=1e-4)
-
-
-def test_copies_and_states_of_a_guide_that_was_started_at_distributions():
-    guide = started()
-    copied, loaded = copy.deepcopy(guide), started()
-    with torch.no_grad():
-        for parameter in guide.parameters():
-            parameter.add_(0.5)
-    assert torch.equal(copied.median()["weight"], START["weight"].mean)
-    assert max(copied.scale_change().values()) < 1e-5
-    loaded.load_state_dict(guide.state_dict())
-    assert loaded.scale_change() == guide.scale_change()
-    assert min(guide.scale_change().values()) > 0.1
-    assert torch.equal(loaded.median()["weight"], guide.median()["weight"])
-    # A copy made before the parameters are keeps the start.
-    early = AutoRadial(matrix_model)
-    early.start_at(START)
-    early = copy.deepcopy(early)
-    early.setup()
-    assert torch.equal(early.median()["weight"], START["weight"].mean)

@@ -10,12 +10,9 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import AutoGuideList
-from pyro.poutine import block
 from torch import nn
 
 from pyro_radial import (
-    AutoMeanField,
     BayesianModule,
     FunctionalELBO,
     PriorChain,
@@ -25,7 +22,7 @@ from pyro_radial import (
     predict,
 )
 from pyro_radial.functional import GaussianProcess, LinearizedKL, PosteriorProcess
-from pyro_radial.infer.autoguide import AutoCorrelated, families
+from pyro_radial.infer.autoguide import AutoCorrelated
 from pyro_radial.nn import likelihoods
 from pyro_radial.poutine import local_reparameterization
 
@@ -135,24 +132,6 @@ def test_a_state_and_a_copy_hold_the_covariance():
         assert torch.equal(same.covariance(), guide.covariance())
 
 
-def test_a_factor_is_kept_up_to_the_noise_of_each_element():
-    guide = ready(BayesianModule(network()), rank=2)
-    factor = torch.randn(10, 2) * torch.logspace(-3, 0, 10)[:, None]
-    guide.set_factor(factor)
-    torch.testing.assert_close(guide.covariance(), factor @ factor.T, rtol=1e-5, atol=1e-9)
-
-
-def test_a_list_of_guides_holds_it():
-    pyro.set_rng_seed(0)
-    model = SupervisedModel(BayesianModule(network()), likelihoods.Gaussian(scale=0.5))
-    guide = AutoGuideList(model)
-    last = ["2.weight", "2.bias"]
-    guide.append(AutoMeanField(block(model, hide=last)))
-    guide.append(AutoCorrelated(block(model, expose=last), sites=last, rank=2))
-    elbo = FunctionalELBO(GaussianProcess(lambda a, b: 1.0 + a @ b.T, noise=0.1), divergence=LinearizedKL())
-    assert bool(elbo(model, guide)(X, torch.zeros(4, 2)).isfinite())
-
-
 def test_a_chain_and_a_diagnosis_take_it():
     pyro.set_rng_seed(0)
     model = SupervisedModel(BayesianModule(network()), likelihoods.Gaussian(scale=0.5))
@@ -164,14 +143,6 @@ def test_a_chain_and_a_diagnosis_take_it():
     following.setup(X, torch.zeros(4, 2))
     assert all(torch.equal(following.median()[name], value) for name, value in guide.median().items())
     assert diagnose(chain, following, (X, torch.zeros(4, 2))).noise > 0.0
-
-
-def test_other_sites_are_independent_and_have_their_families():
-    guide = ready(BayesianModule(network()), families={"0.bias": families.Delta()})
-    assert guide.correlated == ("2.weight", "2.bias")
-    kinds = {name: type(family).__name__ for name, family in guide.chosen_families().items()}
-    assert kinds["0.bias"] == "Delta"
-    assert kinds["0.weight"] == "Normal"
 
 
 def in_a_plate(x):

@@ -3,25 +3,10 @@
 
 import pyro
 import pyro.distributions as dist
-import pytest
 import torch
 
 from pyro_radial import AutoMeanField
-from tests.helpers.models import matrix_model, train_to_convergence
-
-
-def test_the_mean_field_guide_refuses_a_bad_scale():
-    with pytest.raises(ValueError, match="init_stddev"):
-        AutoMeanField(matrix_model, init_stddev=0)
-
-
-def test_its_posterior_is_a_factorized_normal_at_the_initial_scale():
-    guide = AutoMeanField(matrix_model, init_stddev=0.3)
-    guide.setup()
-    distribution = guide.posterior()["weight"]
-    assert distribution.event_shape == (5, 4)
-    assert isinstance(distribution.base_dist, dist.Normal)
-    torch.testing.assert_close(distribution.stddev, torch.full((5, 4), 0.3))
+from tests.helpers.models import train_to_convergence
 
 
 def test_it_reaches_the_exact_posterior_of_a_conjugate_model():

@@ -67,20 +67,6 @@ class TestPosterior:
         found = guide.posterior()["u"].mean.norm()
         assert abs(math.log((1 - float(found)) / (1 - cosine))) < 0.25
 
-    def test_the_median_of_a_direction_lies_on_the_sphere(self):
-        guide = AutoRadialDirectional(mixed_model)
-        guide.setup()
-        with torch.no_grad():
-            guide.locs.direction_unconstrained.mul_(7.0)
-        torch.testing.assert_close(guide.median()["direction"].norm(dim=-1), torch.ones(3))
-
-    def test_a_guide_of_no_start_value_starts_somewhere_on_the_sphere(self):
-        pyro.set_rng_seed(3)
-        guide = AutoRadialDirectional(mixed_model)
-        guide.setup()
-        direction = guide.median()["direction"]
-        assert not torch.allclose(direction[0], direction[1], atol=0.1)
-
 
 class TestExactPosterior:
     def test_training_finds_the_conjugate_posterior_of_a_mean_direction(self):
@@ -126,11 +112,6 @@ class TestAsAPrior:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("cosine", [0.0, 1.0, -0.5, 2.0])
-    def test_a_mean_cosine_outside_of_zero_and_one_is_named(self, cosine):
-        with pytest.raises(ValueError, match="init_mean_cosine"):
-            AutoRadialDirectional(mixed_model, init_mean_cosine=cosine)
-
     @pytest.mark.parametrize("family", [AutoRadial, AutoMeanField])
     def test_guides_of_free_values_name_the_direction_and_the_guide_for_it(self, family):
         with pytest.raises(ValueError, match=r"'direction'.*AutoRadialDirectional"):

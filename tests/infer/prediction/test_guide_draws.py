@@ -18,7 +18,7 @@ from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.prediction.guide_draws import GuideDraws
 from pyro_radial.nn import MultiHead, likelihoods, use_head
 from pyro_radial.nn.priors import RadialDirectionalPrior
-from pyro_radial.poutine import mean_only, swap_prior
+from pyro_radial.poutine import swap_prior
 
 X = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
 
@@ -102,18 +102,6 @@ def test_a_guide_that_calls_itself_differently_runs_for_every_draw():
 
 
 @torch.no_grad()
-def test_a_handler_around_the_guide_or_the_call_acts_on_every_draw():
-    guide, _ = made("radial")
-    means = guide.median()
-    around = GuideDraws(mean_only(guide))
-    assert all(torch.equal(around.draw(X).nodes["weight"]["value"], means["weight"]) for _ in range(3))
-    with mean_only():
-        draws = GuideDraws(guide)
-        assert all(torch.equal(draws.draw(X).nodes["weight"]["value"], means["weight"]) for _ in range(3))
-    assert not draws.from_distributions
-
-
-@torch.no_grad()
 def test_rows_of_a_plate_are_drawn_anew():
     def model(x):
         with pyro.plate("rows", 10, subsample_size=4):
@@ -126,25 +114,6 @@ def test_rows_of_a_plate_are_drawn_anew():
     rows = {tuple(draws.draw(X).nodes["rows"]["value"].tolist()) for _ in range(20)}
     assert not draws.from_distributions
     assert len(rows) > 5
-
-
-class Fickle(families.Normal):
-    """A family that samples a site of its own, on which its distribution depends."""
-
-    def guide_distribution(self, site, *, loc, scale):
-        shift = pyro.sample(f"{site.name}_shift", dist.Normal(0.0, 1.0), infer={"is_auxiliary": True})
-        return dist.Normal(loc + shift, 1e-6).to_event(site.event_dim)
-
-
-@torch.no_grad()
-def test_a_family_with_sites_of_its_own_keeps_what_depends_on_them():
-    guide = AutoMeanField(BayesianModule(nn.Linear(3, 2)), families={"weight": Fickle()})
-    guide.setup(X)
-    draws = GuideDraws(guide)
-    for _ in range(4):
-        nodes = draws.draw(X).nodes
-        shift = nodes["weight"]["value"] - guide.median()["weight"]
-        assert torch.allclose(shift, nodes["weight_shift"]["value"].expand(2, 3), atol=1e-4)
 
 
 # ------------------------------------------------------------------------------------------- sites of another model
@@ -162,17 +131,6 @@ ASK = {
     "predict": lambda model, guide: predict_function(model, guide, X, num_samples=2).samples,
     "SampledNetwork": lambda model, guide: SampledNetwork(model, guide, 2)(X),
 }
-
-
-@pytest.mark.parametrize("who", ASK)
-def test_a_guide_of_another_head_is_refused_by_name(who):
-    model, guide = two_heads()
-    ASK[who](model, guide)
-    use_head(model, 1)
-    with pytest.raises(ValueError, match=r"^guide must .*none for \['heads.1.weight'.*'heads.0.weight'.*use_head"):
-        ASK[who](model, guide)
-    use_head(model, 0)
-    ASK[who](model, guide)
 
 
 @pytest.mark.parametrize("who", ASK)
@@ -209,10 +167,3 @@ def test_a_head_with_a_chained_prior_is_drawn_from_it(who):
     assert ASK[who](chain, other).shape == (2, 5, 2)
     swapped = swap_prior(model, {name: posterior for name, posterior in guide.posterior().items() if "heads" in name})
     assert ASK[who](swapped, other).shape == (2, 5, 2)
-
-
-def test_sites_that_say_they_are_auxiliary_are_no_sites_of_a_model():
-    model = two_heads()[0]
-    fewer = AutoNormal(poutine.block(model, hide=["heads.0.weight"]))
-    fewer(X, torch.zeros(5, 2))
-    assert ASK["predict"](model, fewer).shape == (2, 5, 2)

@@ -9,17 +9,17 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer.autoguide import AutoGuideList, AutoNormal
+from pyro.infer.autoguide import AutoNormal
 from torch import nn
 from torch.autograd.functional import jacobian
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, SupervisedModel, predict
 from pyro_radial.distributions import HypersphericalUniform
 from pyro_radial.infer.autoguide import families
-from pyro_radial.nn import MultiHead, likelihoods, use_head
+from pyro_radial.nn import likelihoods
 from pyro_radial.nn.linearized.site_function import SiteFunction
 from pyro_radial.poutine import mean_only
-from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, problem
+from tests.helpers.predictions import CLASSES, POINTS, X, problem
 
 DRAWS = 4000
 IMAGES = torch.randn(5, 1, 6, 6, generator=torch.Generator().manual_seed(2))
@@ -117,12 +117,6 @@ def test_directions_are_linearized_at_their_means_inside_the_sphere():
     check_moments(linearized(model, guide).samples, *dense(model, guide, X))
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7, 1024])
-def test_moments_do_not_depend_on_the_chunk_size(chunk_size):
-    model, guide = problem()
-    check_moments(linearized(model, guide, chunk_size=chunk_size).samples, *dense(model, guide, X))
-
-
 def test_outputs_may_depend_on_each_other_exactly():
     """One random number moves three outputs: the covariance has rank one."""
     net = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, CLASSES))
@@ -139,83 +133,11 @@ def test_outputs_may_depend_on_each_other_exactly():
 # ---------------------------------------------------------------------------------------- models, guides and outputs
 
 
-def test_any_model_that_records_its_function_will_do():
-    def model(x, y=None):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-        f = pyro.deterministic("f", x @ w)
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Normal(f, 1.0), obs=y)
-
-    guide = AutoMeanField(model, init_stddev=0.5)
-    guide.setup(X, X[:, 0])
-    prediction = linearized(model, guide)
-    assert prediction.samples.shape == (DRAWS, POINTS)
-    (w,) = guide.posterior().values()
-    mean, variance = X @ w.mean, X.square() @ w.variance
-    check_moments(prediction.samples.unsqueeze(-1), mean.unsqueeze(-1), variance.reshape(-1, 1, 1))
-
-
 def test_a_chain_predicts_as_its_model():
     model, guide = problem()
     chain = PriorChain(model)
     chain.advance(guide.posterior())
     assert torch.equal(linearized(chain, guide).samples, linearized(model, guide).samples)
-
-
-def test_the_head_in_use_predicts():
-    net = MultiHead(nn.Linear(2, 4), [nn.Linear(4, 2), nn.Linear(4, CLASSES)])
-    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical(num_data=POINTS))
-    use_head(model, 1)
-    guide = AutoRadial(model, init_stddev=0.5)
-    guide.setup(X, torch.zeros(POINTS, dtype=torch.long))
-    check_moments(linearized(model, guide).samples, *dense(model, guide, X))
-    use_head(model, 0)
-    with pytest.raises(ValueError, match=r"guide must have the latent sites.*got none for \['heads\.0\.weight'"):
-        linearized(model, guide)
-
-
-def test_a_list_of_guides_has_the_sites_of_all():
-    pyro.set_rng_seed(0)
-    model, _ = problem()
-    parts = AutoGuideList(model)
-    parts.append(AutoRadial(pyro.poutine.block(model, hide_fn=lambda site: site["name"].startswith("2."))))
-    parts.append(AutoMeanField(pyro.poutine.block(model, hide_fn=lambda site: not site["name"].startswith("2."))))
-    parts(X, torch.zeros(POINTS, dtype=torch.long))
-    merged = {name: distribution for part in parts for name, distribution in part.posterior().items()}
-    parts.posterior = lambda: merged
-    expected = dense(model, parts, X)
-    del parts.posterior
-    check_moments(linearized(model, parts).samples, *expected)
-
-
-def test_noise_comes_from_draws_of_the_guide():
-    model, guide = problem(likelihoods.Gaussian(num_data=POINTS, precision_prior=GAMMA), y=torch.zeros(POINTS, CLASSES))
-    found, drawn = linearized(model, guide, num_samples=400), linearized(model, guide, num_samples=400, method="draws")
-    assert found.noise["scale"].shape == drawn.noise["scale"].shape == (400, 1)
-    assert float(found.noise["scale"].std()) > 0
-    log, expected = (prediction.noise["scale"].log() for prediction in (found, drawn))
-    assert abs(float(log.mean() - expected.mean())) < 4.5 * float(expected.std()) * (2 / 400) ** 0.5
-    assert found.variance.shape == (POINTS, CLASSES)
-
-
-def test_class_probabilities_come_near_those_of_draws_where_the_noise_is_small():
-    model, guide = problem()
-    guide.set_stddevs({name: torch.tensor(0.05) for name in guide.posterior()})
-    found, expected = linearized(model, guide).mean, linearized(model, guide, method="draws").mean
-    # Draws of the weights have standard errors near 0.001 here.
-    assert float((found - expected).abs().max()) < 0.005
-
-
-def test_modes_and_statistics_stay():
-    pyro.set_rng_seed(0)
-    model = SupervisedModel(BayesianModule(images()), likelihoods.Categorical(num_data=5)).train()
-    guide = AutoRadial(model)
-    guide.setup(IMAGES, torch.zeros(5, dtype=torch.long))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    linearized(model, guide, IMAGES, num_samples=2)
-    assert model.training
-    assert model.bnn.skeleton[1].training
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 # ------------------------------------------------------------------------------------------------------------- errors
@@ -259,18 +181,6 @@ def test_a_site_without_a_variance_is_named():
     guide = AutoMeanField(model)
     guide.setup(X)
     is_refused(r"posterior must have a mean and a variance at site 's' of the model", model, guide)
-
-
-def test_a_site_inside_a_plate_is_named():
-    def model(x, y=None):
-        w = pyro.sample("w", dist.Normal(0.0, 1.0))
-        with pyro.plate("data", len(x)):
-            z = pyro.sample("z", dist.Normal(0.0, 1.0))
-            pyro.deterministic("f", w * x[:, 0] + z)
-
-    guide = AutoMeanField(model)
-    guide.setup(X)
-    is_refused(r"method must be 'draws', since site 'z' of the guide is inside a plate", model, guide)
 
 
 def test_a_function_without_a_gradient_is_named():

@@ -8,15 +8,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
-from pyro.infer import HMC, MCMC, Predictive
-from pyro.infer.autoguide import AutoDelta, AutoGuideList, AutoNormal
+from pyro.infer import HMC, MCMC
+from pyro.infer.autoguide import AutoDelta, AutoNormal
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer import SampledNetwork
 from pyro_radial.nn import likelihoods
-from pyro_radial.poutine import mean_only
-from tests.helpers.networks import adapted_encoder, is_added
 from tests.helpers.predictions import CLASSES, GAMMA, POINTS, X, draws, problem
 
 # --------------------------------------------------------------------------------------------- the draws themselves
@@ -43,14 +41,6 @@ def test_draws_are_the_same_for_every_chunk_size(kind, chunk_size):
     assert float((whole.samples[0] - whole.samples[1]).abs().max()) > 0.01
 
 
-@pytest.mark.parametrize("chunk_size", [2, 100])
-def test_a_draw_is_one_function_so_equal_inputs_have_equal_values(chunk_size):
-    model, guide = problem()
-    samples = draws(model, guide, X[:1].expand(9, 2), chunk_size=chunk_size).samples
-    assert torch.allclose(samples, samples[:, :1].expand_as(samples), rtol=1e-5, atol=1e-5)
-    assert float(samples.std(0).min()) > 0
-
-
 def test_draws_are_those_of_the_network_at_draws_of_the_guide():
     model, guide = problem()
     samples = draws(model, guide, num_samples=1).samples
@@ -58,12 +48,6 @@ def test_draws_are_those_of_the_network_at_draws_of_the_guide():
     with torch.no_grad():
         expected = model.bnn.to_module(guide(X))(X)
     assert torch.allclose(samples[0], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_what_only_the_model_draws_differs_from_draw_to_draw():
-    model, guide = problem(guide=lambda model: AutoDelta(poutine.block(model, hide=["2.weight"])))
-    samples = draws(model, guide, num_samples=4).samples
-    assert all(not torch.allclose(samples[i], samples[j]) for i in range(4) for j in range(i))
 
 
 def test_draws_leave_the_random_numbers_of_the_targets_out():
@@ -74,35 +58,6 @@ def test_draws_leave_the_random_numbers_of_the_targets_out():
         draws(model, guide, X[:rows])
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
-
-
-class Whole(nn.Module):
-    """A model around another one, which runs whole."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, *args):
-        return self.model(*args)
-
-
-@pytest.mark.parametrize("kind", ["network", "model", "Predictive"])
-def test_adapters_inside_the_fast_path_of_a_transformer_are_called(kind):
-    x = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(1))
-    model = SupervisedModel(BayesianModule(adapted_encoder(), select=is_added), likelihoods.Gaussian())
-    guide = AutoRadial(model, init_stddev=0.3)
-    guide.setup(x, torch.zeros(5, 2))
-    if kind == "Predictive":
-        with torch.no_grad():
-            samples = Predictive(model.eval(), guide=guide, num_samples=4, return_sites=["f"])(x)["f"]
-    else:
-        samples = draws(Whole(model) if kind == "model" else model, guide, x, num_samples=4).samples
-        # With gradients torch takes no fast path.
-        pyro.set_rng_seed(7)
-        torch.testing.assert_close(samples[0], model.bnn.eval().at(guide(x), x).detach())
-    assert float(samples.std(0).min()) > 0
-    assert torch.backends.mha.get_fastpath_enabled()
 
 
 def function_model(function_site="f"):
@@ -130,44 +85,6 @@ def test_a_model_function_without_likelihood_gives_draws_and_their_mean(guide, l
             getattr(prediction, name)
     with pytest.raises(ValueError, match="log_prob: model must have"):
         prediction.log_prob(torch.zeros(POINTS))
-
-
-def test_a_guide_function_serves_too():
-    def guide(x):
-        pyro.sample("w", dist.Normal(1.0, 0.1).expand([2]).to_event(1))
-
-    assert draws(function_model(), guide).samples.shape == (6, POINTS)
-
-
-@pytest.mark.parametrize("chunk_size", [5, 500])
-def test_the_function_may_be_recorded_at_another_site(chunk_size):
-    def guide(x):
-        pyro.sample("w", dist.Normal(1.0, 0.1).expand([2]).to_event(1))
-
-    expected = draws(function_model(), guide, chunk_size=chunk_size).samples
-    samples = draws(function_model("g"), guide, chunk_size=chunk_size, function_site="g").samples
-    assert torch.equal(samples, expected)
-    for model, site in ((function_model("g"), "f"), (function_model(), "g")):
-        with pytest.raises(ValueError, match=f"function_site must be a site of the model, got '{site}'"):
-            draws(model, guide, function_site=site)
-
-
-class Sum(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, CLASSES)
-
-    def forward(self, left, right):
-        return self.linear(left + right)
-
-
-def test_a_tuple_of_inputs_is_cut_into_chunks_together():
-    model = SupervisedModel(BayesianModule(Sum()), likelihoods.Categorical(num_data=POINTS))
-    guide = AutoRadial(model, init_stddev=0.5)
-    guide((X, X), torch.zeros(POINTS, dtype=torch.long))
-    whole = draws(model, guide, (X, X.flip(0)))
-    assert torch.allclose(draws(model, guide, (X, X.flip(0)), chunk_size=4).samples, whole.samples, atol=1e-5)
-    assert torch.allclose(draws(model, guide, (X.flip(0), X)).samples, whole.samples, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------------ side effects
@@ -204,14 +121,6 @@ def test_nothing_tracks_gradients_and_the_callers_setting_stays(grad):
         assert torch.is_grad_enabled() == grad
     assert not prediction.samples.requires_grad
     assert all(p.grad is None for p in guide.parameters())
-
-
-def test_progress_counts_passes(capsys):
-    model, guide = problem()
-    draws(model, guide, progress=True, chunk_size=12)
-    assert "12/12" in capsys.readouterr().err
-    draws(model, guide)
-    assert capsys.readouterr().err == ""
 
 
 # --------------------------------------------------------------------------------------------------------- bad input
@@ -302,29 +211,6 @@ def test_identical_draws_of_a_guide_that_is_not_a_point_warn(chunk_size):
         predict(model, {"unused.weight": torch.randn(6, 2, 2), "unused.bias": torch.zeros(6, 2)}, X)
     with IDENTICAL:
         SampledNetwork(model, guide, 6).predict(X)
-
-
-def test_identical_draws_of_a_point_do_not_warn():
-    likelihood = likelihoods.Gaussian(precision_prior=GAMMA)
-    model, guide = problem(likelihood, y=torch.zeros(POINTS, CLASSES))
-    points = AutoGuideList(model)
-    points.append(AutoDelta(poutine.block(model, hide=["precision"])))
-    points.append(AutoMeanField(poutine.block(model, expose=["precision"])))
-    points(X, torch.zeros(POINTS, CLASSES))
-    samples = {name: value.expand(6, *value.shape) for name, value in guide.median().items()}
-    for posterior in (mean_only(guide), points, samples):
-        prediction = draws(model, posterior, num_samples=None if posterior is samples else 6)
-        assert torch.equal(prediction.samples[0], prediction.samples[5])
-    assert float(prediction.samples.std()) > 0
-    SampledNetwork(model, points, 6).predict(X)
-    draws(model, guide, num_samples=1)
-
-
-@pytest.mark.parametrize("guide", [AutoRadial, AutoMeanField, AutoNormal])
-def test_an_autoguide_without_parameters_is_named_since_it_would_take_targets_for_latent(guide):
-    model = SupervisedModel(BayesianModule(nn.Linear(2, 1)), likelihoods.Gaussian(num_data=POINTS))
-    with pytest.raises(ValueError, match=rf"guide must have its parameters, got {guide.__name__} without any yet"):
-        predict(model, guide(model), X)
 
 
 def no_function_site(x, y=None):

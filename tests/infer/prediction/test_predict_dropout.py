@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, fit, predict
+from pyro_radial import AutoMeanField, BayesianModule, SupervisedModel, predict
 from pyro_radial.infer.autoguide import families
 from pyro_radial.nn import likelihoods
 
@@ -56,71 +56,6 @@ def test_norm_layers_stay_in_evaluation_mode_and_all_modes_are_restored():
     pyro.set_rng_seed(0)
     dropped, off = predict(model, guide, X, DRAWS, dropout=True), predict(model, guide, X, 1)
     assert bool(((dropped.mean - off.mean).abs() < 4.5 * dropped.samples.std(0) / DRAWS**0.5).all())
-
-
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(4, 2, 8, dropout=0.4, batch_first=True), 1, enable_nested_tensor=False
-        )
-        self.head = nn.Linear(4, 1)
-
-    def forward(self, x):
-        return self.head(self.encoder(x.unsqueeze(1)).squeeze(1))
-
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.GRU(4, 5, num_layers=2, dropout=0.4, batch_first=True)
-        self.head = nn.Linear(5, 1)
-
-    def forward(self, x):
-        return self.head(self.rnn(x.unsqueeze(1))[0][:, -1])
-
-
-class OwnDropout(nn.Dropout):
-    """A user's."""
-
-
-NETS = {
-    "transformer": Encoder,
-    "recurrent": Recurrent,
-    "convolution": lambda: nn.Sequential(
-        nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 5, 2), nn.Dropout2d(0.4), nn.Flatten(), nn.Linear(5, 1)
-    ),
-    "alpha": lambda: nn.Sequential(nn.Linear(4, 8), nn.SELU(), nn.AlphaDropout(0.4), nn.Linear(8, 1)),
-    "own": lambda: nn.Sequential(nn.Linear(4, 8), OwnDropout(0.4), nn.Linear(8, 1)),
-}
-
-
-@pytest.mark.parametrize("make", NETS.values(), ids=NETS)
-def test_every_kind_of_dropout_layer_is_on_here_and_off_in_predict(make):
-    model, guide = plain(make())
-    assert float(predict(model, guide, X, 8, dropout=True).samples.std(0).min()) > 1e-4
-    assert float(predict(model, guide, X, 8).samples.std(0).max()) < 1e-6
-
-
-def test_rows_that_no_mask_changes_say_nothing_of_the_others():
-    model, guide = plain(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1)))
-    x = torch.cat([torch.zeros(3, 4), X])
-    spread = predict(model, guide, x, 50, dropout=True).samples[1:].std(0)
-    assert float(spread[:3].max()) == 0.0
-    assert float(spread[3:].min()) > 0.01
-
-
-def test_it_is_trained_by_fit_and_predicts_with_the_measures_of_the_library():
-    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
-    model = SupervisedModel(BayesianModule(net), likelihoods.Categorical())
-    guide = AutoMeanField(model, families={".": families.Delta()})
-    y = torch.arange(len(X)) % 3
-    fit(model, guide, (X, y), epochs=3, seed=0, progress=False)
-    prediction = predict(model, guide, X, 32, dropout=True)
-    assert prediction.samples.shape == (32, 6, 3)
-    assert bool((prediction.mutual_information > 0).all())
-    assert bool((prediction.entropy > prediction.mutual_information).all())
-    assert prediction.log_prob(y).shape == (6,)
 
 
 def test_a_model_written_by_hand_and_a_guide_with_noise_work_too():

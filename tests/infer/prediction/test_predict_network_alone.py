@@ -4,7 +4,6 @@
 """The network alone gives what the model gives, and is used where it does and only there."""
 
 import sys
-from collections import Counter
 
 import pyro
 import pyro.distributions as dist
@@ -12,7 +11,6 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer.autoguide import AutoNormal
-from pyro.poutine.messenger import Messenger
 from torch import nn
 from torch.nn.functional import dropout
 
@@ -167,26 +165,6 @@ def test_a_handler_around_the_call_acts_on_every_draw():
     with torch.no_grad():
         expected = model.bnn.to_module(guide.median()).eval()(X)
     assert torch.allclose(samples, expected.expand_as(samples), atol=1e-6)
-
-
-class Counting(Messenger):
-    """A handler that sees the sites of a draw."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = Counter()
-
-    def _pyro_sample(self, msg):
-        self.seen[msg["name"]] += 1
-
-
-def test_a_handler_around_the_call_sees_the_sites_of_every_draw():
-    model, guide = made(CASES["radial"])
-    with Counting() as handler:
-        draws(model, guide, num_samples=5)
-    # Of the guide and of the model.
-    assert handler.seen["f"] == 5
-    assert handler.seen["4.weight"] == 10
 
 
 @pytest.mark.parametrize("training", [False, True])

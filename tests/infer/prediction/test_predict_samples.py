@@ -4,7 +4,6 @@
 """Samples of a posterior in the place of a guide: of Pyro's NUTS, of a closed form, and of another model."""
 
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import MCMC, NUTS
@@ -59,29 +58,12 @@ def test_a_draw_is_the_function_of_its_sample_in_order(chunk_size):
     assert prediction.noise["scale"].shape == (50, 1)
 
 
-def test_a_model_written_by_hand_with_a_noise_of_its_own_takes_samples_too():
-    def model(x, y=None):
-        w = pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
-        noise = pyro.sample("noise", dist.Gamma(2.0, 2.0))
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Normal(pyro.deterministic("f", w[0] + w[1] * x[:, 0]), noise), obs=y)
-
-    w = torch.randn(7, 2)
-    prediction = predict(model, {"w": w, "noise": torch.rand(7)}, NEW)
-    torch.testing.assert_close(prediction.samples, w[:, :1] + w[:, 1:] * NEW[:, 0])
-
-
 def test_a_site_without_samples_comes_from_its_prior():
     samples = {"weight": torch.zeros(400, 1, 1)}
     prediction = predict(regression(), samples, NEW)
     # The bias alone is left, standard normal and the same at all inputs of a draw.
     assert float(prediction.samples.std(0).max()) == pytest.approx(1.0, abs=4 * (2 * 400) ** -0.5)
     torch.testing.assert_close(prediction.samples, prediction.samples[:, :1].expand_as(prediction.samples))
-
-
-def test_predicting_leaves_random_numbers_of_the_samples_out():
-    first, second = (predict(regression(), sampled(), NEW).samples for _ in range(2))
-    assert torch.equal(first, second)
 
 
 BAD = {

@@ -4,8 +4,6 @@
 """Summaries of draws are those of the book."""
 
 import math
-import subprocess
-import sys
 
 import pyro
 import pyro.distributions as dist
@@ -140,25 +138,6 @@ def test_class_probabilities_entropy_and_information_are_those_computed_by_hand(
         _ = prediction.variance
 
 
-def test_the_information_of_a_coin_that_each_draw_knows_is_its_entropy():
-    """Two draws that are sure of opposite answers: all uncertainty is about the weights."""
-    samples = torch.tensor([[[40.0]], [[-40.0]]])
-    prediction = Prediction(samples, likelihoods.Bernoulli(num_data=1))
-    assert prediction.entropy.item() == pytest.approx(math.log(2))
-    assert prediction.mutual_information.item() == pytest.approx(math.log(2))
-
-
-@pytest.mark.parametrize("kind", ["categorical", "bernoulli"])
-def test_information_is_never_negative_and_zero_for_identical_draws(kind):
-    likelihood = {"categorical": likelihoods.Categorical, "bernoulli": likelihoods.Bernoulli}[kind](num_data=1)
-    samples = 3 * torch.randn(16, 500, 4)
-    assert float(Prediction(samples, likelihood).mutual_information.min()) > 0
-    same = Prediction(samples[:1].expand(16, 500, 4), likelihood).mutual_information
-    assert float(same.min()) >= 0
-    # Four terms of an entropy, rounded to single precision and averaged over 16 draws.
-    assert float(same.max()) < 1e-5
-
-
 def test_no_closed_form_entropy_is_an_error():
     prediction = Prediction(torch.zeros(2, 3, 1), likelihoods.Poisson(num_data=3))
     with pytest.raises(NotImplementedError, match="Poisson"):
@@ -175,83 +154,6 @@ def test_probabilities_are_averaged_over_draws_before_the_log_and_points_after_i
     logs = p.log().mean().item()
     assert abs(log_prob.mean().item() - swapped) > 1e-2
     assert abs(log_prob.mean().item() - logs) > 1e-2
-
-
-@pytest.mark.parametrize("copies", [2, 5])
-def test_the_mean_log_probability_does_not_depend_on_the_number_of_test_points(copies):
-    model, guide = problem()
-    y = torch.arange(POINTS) % CLASSES
-    once = draws(model, guide).log_prob(y).mean()
-    more = draws(model, guide, X.repeat(copies, 1)).log_prob(y.repeat(copies)).mean()
-    assert float(more) == pytest.approx(float(once), rel=1e-5)
-
-
-MEASURED = """
-import resource
-import torch
-from pyro_radial.infer import Prediction
-from pyro_radial.nn import likelihoods
-
-def peak():
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-def run(prediction, y, names):
-    for name in names:
-        if name == "log_prob":
-            prediction.log_prob(y)
-        elif name == "quantiles":
-            prediction.quantiles([0.1, 0.9], num_targets=2)
-        else:
-            getattr(prediction, name)
-
-torch.set_num_threads(1)
-draws, rows = 32, 40_000
-NUMBERS = ["variance", "aleatoric_variance", "epistemic_variance", "quantiles"]
-cases = [
-    (likelihoods.Gaussian(num_data=1), 10, lambda n: torch.zeros(n, 10), {"scale": torch.ones(draws, 1)}, NUMBERS),
-    (likelihoods.Categorical(num_data=1), 10, lambda n: torch.zeros(n).long(), {}, ["entropy", "mutual_information"]),
-]
-for likelihood, outputs, targets, noise, names in cases:
-    names = ["log_prob", "mean", *names]
-    # Whatever is loaded at the first call, and the largest of the results, are there already.
-    run(Prediction(torch.zeros(draws, 1000, outputs), likelihood, noise), targets(1000), names)
-    samples, y = torch.zeros(draws, rows, outputs), targets(rows)
-    samples.fill_(0.5)
-    before = peak()
-    run(Prediction(samples, likelihood, noise), y, names)
-    print((peak() - before) / samples.nbytes)
-    del samples
-"""
-
-
-def test_nothing_of_a_prediction_needs_much_memory_besides_the_samples():
-    """The highest memory of a process of its own, beyond that with the samples made, in units of the samples."""
-    command = [sys.executable, "-c", MEASURED]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert len(output) == 2
-    assert all(float(share) <= 0.2 for share in output), output
-
-
-@pytest.mark.parametrize("points", [1, 2, 63, 64, 65, 700])
-@pytest.mark.parametrize("outputs", [1, 50])
-def test_parts_of_a_prediction_are_the_whole_of_it(points, outputs):
-    samples = torch.randn(6, points, outputs, dtype=torch.float64)
-    y, noise = torch.randn(points, outputs, dtype=torch.float64), torch.rand(6, 1, dtype=torch.float64) + 0.5
-    whole = dist.Normal(samples, noise[..., None]).to_event(1)
-    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": noise})
-    torch.testing.assert_close(prediction.log_prob(y), whole.log_prob(y).logsumexp(0) - math.log(6))
-    variance = whole.variance.mean(0) + samples.var(0, unbiased=False)
-    torch.testing.assert_close(prediction.variance, variance)
-    torch.testing.assert_close(prediction.mean, samples.mean(0))
-
-
-def test_the_variance_is_that_of_the_noise_and_that_of_the_mean():
-    """Two draws at 1 and 3 with noise 1 and 2: noise (1 + 4) / 2, means 1 away from theirs."""
-    samples = torch.tensor([1.0, 3.0]).reshape(2, 1, 1).expand(2, 4, 1)
-    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": torch.tensor([[1.0], [2.0]])})
-    assert prediction.aleatoric_variance.tolist() == [[2.5]] * 4
-    assert prediction.epistemic_variance.tolist() == [[1.0]] * 4
-    assert prediction.variance.tolist() == [[3.5]] * 4
 
 
 @pytest.mark.parametrize("kind", REGRESSION)
@@ -304,34 +206,6 @@ def test_quantiles_are_those_of_the_mixture_of_draws():
     assert (gap < 4 * error / math.sqrt(points) + 2 / number).all()
     spread = quantiles.std(1).squeeze(-1)
     assert ((spread / error - 1).abs() < 0.2).all()
-
-
-def test_a_quantile_is_the_least_draw_with_a_share_at_or_below_it():
-    """Draws of no noise are the functions themselves: 1 to 10, in any order."""
-    samples = (torch.randperm(10) + 1.0).reshape(10, 1, 1).double()
-    prediction = Prediction(samples, likelihoods.Gaussian(), {"scale": torch.full((10, 1), 1e-12).double()})
-    for dtype in (torch.float32, torch.float64):
-        levels = torch.tensor([[0.05, 0.1, 0.11], [0.5, 0.7, 0.99]], dtype=dtype)
-        quantiles = prediction.quantiles(levels, num_targets=1)
-        assert quantiles.shape == (2, 3, 1, 1)
-        assert quantiles.round().flatten().tolist() == [1, 1, 2, 5, 7, 10]
-    assert prediction.quantiles(0.5).shape == (1, 1)
-    counts = Prediction(torch.ones(8, 3, 1), likelihoods.Poisson()).quantiles([0.3, 0.7])
-    assert torch.equal(counts, counts.round())
-
-
-def test_parts_of_quantiles_are_the_whole_of_them():
-    samples = torch.randn(6, 700, 3, dtype=torch.float64)
-    noise = torch.full((6, 1), 1e-12, dtype=torch.float64)
-    quantiles = Prediction(samples, likelihoods.Gaussian(), {"scale": noise}).quantiles([0.4, 0.6], num_targets=30)
-    torch.testing.assert_close(quantiles, samples.sort(0).values[[2, 3]])
-
-
-@pytest.mark.parametrize("levels", [0.0, 1.0, [0.5, -0.1], [math.nan], []])
-def test_levels_out_of_range_are_named(levels):
-    prediction = Prediction(torch.zeros(2, 3, 1), likelihoods.Poisson())
-    with pytest.raises(ValueError, match=r"levels must be strictly between zero and one, got"):
-        prediction.quantiles(levels)
 
 
 def test_what_has_no_quantiles_or_targets_is_named():

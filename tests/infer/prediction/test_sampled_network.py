@@ -180,54 +180,12 @@ def test_any_posterior_of_the_network_is_served(kind):
     assert_same_prediction(served.predict(X), predict(model, guide, X, DRAWS))
 
 
-def test_a_guide_function_and_one_that_looks_at_inputs_serve():
-    model, _ = problem()
-
-    def looks(x):
-        pyro.sample("0.bias", dist.Normal(x.mean(), 1e-6).expand([8]).to_event(1))
-
-    served = sampled(model, looks, x=X.numpy())
-    assert torch.allclose(served.draws.get_buffer("0.bias"), X.mean().expand(DRAWS, 8), atol=1e-4)
-    assert sampled(model, lambda: None).draws.get_buffer("0.bias").shape == (DRAWS, 8)
-
-
-def test_guides_draw_in_evaluation_mode_and_come_back_as_they_were():
-    class Guide(nn.Module):
-        def forward(self, *args):
-            pyro.sample("0.bias", dist.Normal(float(self.training), 1e-6).expand([8]).to_event(1))
-
-    model, _ = problem()
-    guide = Guide()
-    served = sampled(model, guide)
-    assert torch.allclose(served.draws.get_buffer("0.bias"), torch.zeros(()), atol=1e-4)
-    assert guide.training
-    assert model.training
-
-
 def test_a_bayesian_module_is_served_without_a_likelihood():
     model, guide = problem()
     served = sampled(model.bnn, guide)
     expected = sampled(model, guide)
     assert torch.equal(served(X), expected(X))
     assert served.predict(X).likelihood is None
-
-
-@pytest.mark.parametrize("chunk_size", [1, 2, 3, 5, 64])
-def test_the_chunks_of_draws_make_no_difference(chunk_size):
-    model, guide = problem()
-    served = sampled(model, guide, chunk_size=chunk_size)
-    torch.testing.assert_close(served(X), sampled(model, guide)(X))
-
-
-def test_predictions_under_autocast_are_those_of_predict():
-    model, guide = problem()
-    served = sampled(model, guide)
-    pyro.set_rng_seed(3)
-    with torch.autocast("cpu", torch.bfloat16):
-        found, expected = served.predict(X).samples, predict(model, guide, X, DRAWS).samples
-    assert found.dtype == expected.dtype == torch.float32
-    # Rounded to 8 bits in each of the layers.
-    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
 
 
 def test_outputs_of_any_structure_have_the_draws_first():
@@ -277,16 +235,6 @@ def test_it_stays_as_it_is_while_the_model_is_trained_and_its_mode_set():
     assert torch.equal(served.eval()(IMAGES), before)
 
 
-def test_what_is_drawn_is_there_for_each_draw_and_the_rest_once():
-    model, guide = problem(convolutions, IMAGES)
-    state = sampled(model, guide).state_dict()
-    assert state["draws.0.weight"].shape == (DRAWS, 3, 1, 3, 3)
-    assert state["noise.scale"].shape == (DRAWS, 1)
-    shared = {"shared.1.weight", "shared.1.bias", "shared.1.running_mean", "shared.1.running_var"}
-    assert shared <= state.keys()
-    assert all(state[name].shape == (3,) for name in shared)
-
-
 @pytest.mark.parametrize("kind", ["batch norm and dropout", "heads", "inputs in order", "recurrent"])
 def test_a_state_dict_loads_into_another_of_the_same_structure(kind):
     net, x = NETWORKS[kind]
@@ -304,31 +252,6 @@ def test_a_state_dict_loads_into_another_of_the_same_structure(kind):
     assert "shared.shift" not in served.state_dict()
 
 
-def test_copies_and_files_of_the_whole_are_the_same():
-    model, guide = problem(convolutions, IMAGES)
-    served = sampled(model, guide)
-    expected = served(IMAGES)
-    file = io.BytesIO()
-    torch.save(served, file)
-    file.seek(0)
-    for other in (copy.deepcopy(served), torch.load(file, weights_only=False)):
-        assert torch.equal(other(IMAGES), expected)
-        assert other.predict(IMAGES).mean.shape == (ROWS, 2)
-
-
-@pytest.mark.parametrize("kind", ["batch norm and dropout", "recurrent", "encoder"])
-def test_it_moves_to_another_dtype(kind):
-    net, x = NETWORKS[kind]
-    model, guide = problem(net, x)
-    served = sampled(model, guide)
-    expected = served(x)
-    prediction = served.to(torch.float64).predict(x.double())
-    assert prediction.samples.dtype == prediction.mean.dtype == prediction.noise["scale"].dtype == torch.float64
-    assert torch.allclose(prediction.samples, expected.double(), rtol=1e-4, atol=1e-5)
-    # Arrays of NumPy follow.
-    assert served.predict(x.numpy()).samples.dtype == torch.float64
-
-
 # --------------------------------------------------------------------------------------------------------- threads
 
 
@@ -342,7 +265,7 @@ def impatient_threads():
 
 
 @pytest.mark.usefixtures("impatient_threads")
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", ["batch norm and dropout", "inputs by name", "encoder", "recurrent"])
 def test_eight_threads_get_the_answers_of_one(kind):
     net, x = NETWORKS[kind]
     served = sampled(*problem(net, x))
@@ -384,7 +307,7 @@ def compiled(served, backend):
 
 
 # Of nn.LSTM torch makes no graph.
-@pytest.mark.parametrize("kind", ["mlp", "batch norm and dropout", "inputs by name", "attention", "encoder"])
+@pytest.mark.parametrize("kind", ["batch norm and dropout", "inputs by name", "encoder"])
 def test_a_compiler_takes_it_as_one_graph(kind):
     net, x = NETWORKS[kind]
     served = sampled(*problem(net, x), chunk_size=3)
@@ -423,7 +346,7 @@ def test_inductor_compiles_it():
 
 # From torch 2.15 on, a program with attention of its own warns that vmap loops over it.
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("kind", ["heads", "inputs by name", "attention", "recurrent"])
 @recent_compiler
 def test_the_exported_program_is_the_same(kind):
     net, x = NETWORKS[kind]
@@ -451,31 +374,6 @@ def test_an_exported_file_needs_neither_us_nor_pyro(tmp_path):
     command = [sys.executable, "-c", LOADED, str(tmp_path / "served.pt2"), str(tmp_path / "expected.pt")]
     output = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     assert output.strip() == "[]"
-
-
-OPEN = {
-    "mlp": (mlp, X),
-    "convolutions": (convolutions, IMAGES),
-    "transposed": (lambda: nn.Sequential(nn.ConvTranspose2d(1, 2, 2), nn.BatchNorm2d(2), nn.Flatten()), IMAGES),
-    "sequences": (lambda: nn.Sequential(nn.Linear(4, 2), nn.Flatten()), SEQUENCES),
-    "layer norm": (lambda: nn.Sequential(nn.Linear(4, 2), nn.LayerNorm(2)), X),
-    "pooling": (lambda: nn.Sequential(nn.Linear(6, 4), nn.MaxPool2d(2), nn.Flatten()), IMAGES),
-    "encoder": (Encoder, SEQUENCES),
-}
-
-
-@pytest.mark.parametrize("kind", OPEN)
-@recent_compiler
-def test_the_number_of_rows_of_an_exported_program_may_be_left_open(kind):
-    net, x = OPEN[kind]
-    bnn = BayesianModule(net())
-    guide = AutoRadial(bnn, init_stddev=0.3)
-    guide.setup(x)
-    served = sampled(bnn.eval(), guide)
-    rows = torch.export.Dim("rows", min=1, max=1000)
-    program = torch.export.export(served, (x,), dynamic_shapes={"args": ({0: rows},)}).module()
-    for number in (1, 3, 6):
-        torch.testing.assert_close(program(x[:number]), served(x[:number]), rtol=1e-4, atol=1e-5)
 
 
 # --------------------------------------------------------------------------------------------------------- bad input

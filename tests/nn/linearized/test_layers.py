@@ -10,7 +10,6 @@ from pyro_radial import BayesianModule, SupervisedModel
 from pyro_radial.nn import likelihoods
 from pyro_radial.nn.linearized.layers import linear_layers, networks_in
 from pyro_radial.nn.linearized.site_function import SiteFunction
-from tests.helpers.scale_priors import LearnedScale
 
 X = torch.randn(1, 3)
 
@@ -33,10 +32,6 @@ def test_layers_are_known_by_their_places_and_sites():
 def test_what_is_not_random_has_no_site():
     model = BayesianModule(net(), select=r"weight")
     assert layers_of(model) == (("0", "0.weight", None, (4,)), ("2", "2.weight", None, (2,)))
-
-
-def test_a_prior_that_makes_its_own_sites_may_make_anything_of_them():
-    assert layers_of(BayesianModule(net(), LearnedScale())) is None
 
 
 def test_no_hook_stays():

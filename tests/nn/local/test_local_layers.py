@@ -1,19 +1,16 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import copy
-import pickle
 import warnings
 
 import pyro
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO
-from pyro_radial.nn import MultiHead, likelihoods, use_head
+from pyro_radial.nn import likelihoods
 from pyro_radial.poutine import local_reparameterization
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
@@ -164,9 +161,9 @@ def test_all_particles_have_noise_of_their_own(make, drawn, why):
     assert all(torch.isfinite(p.grad).all() for p in guide.parameters() if p.grad is not None)
 
 
-@each_network
-def test_the_spread_is_that_of_drawn_weights(make, drawn, why):
-    bnn, guide = guided(make(), stddev=0.05)
+@pytest.mark.parametrize("name", ["a layer called twice", "positions as rows", "a recurrent layer", "batch norm"])
+def test_the_spread_is_that_of_drawn_weights(name):
+    bnn, guide = guided(DRAWN[name][0](), stddev=0.05)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         local = torch.stack([outputs(bnn, guide) for _ in range(400)])
@@ -191,13 +188,6 @@ def test_other_layers_have_noise_for_each_row():
     torch.testing.assert_close(f, f[:1].expand_as(f))
 
 
-def test_batch_norm_in_eval_mode_leaves_noise_local():
-    bnn, guide = guided(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)))
-    bnn.eval()
-    f = outputs(bnn, guide, X[:1].expand(6, 4))
-    assert len(f.unique(dim=0)) == 6
-
-
 def test_a_call_that_starts_again_leaves_running_statistics_as_one_call_does():
     class Counted(Twice):
         def __init__(self):
@@ -213,33 +203,6 @@ def test_a_call_that_starts_again_leaves_running_statistics_as_one_call_does():
     with pytest.warns(UserWarning, match="called more than once"):
         outputs(bnn, guide)
     assert float(bnn.net.calls) == before + 1
-
-
-def test_idle_heads_and_skipped_layers_are_no_matter():
-    bnn = BayesianModule(MultiHead(nn.Linear(4, 3), [nn.Linear(3, 2), nn.Linear(3, 5)]))
-    use_head(bnn, 1)
-    guide = AutoRadial(bnn)
-    guide.setup(X)
-    assert outputs(bnn, guide).shape == (6, 5)
-
-    class Skips(Twice):
-        def forward(self, x):
-            return self.first(x)
-
-    bnn, guide = guided(Skips())
-    assert outputs(bnn, guide).shape == (6, 3)
-
-
-def test_hooks_and_hand_made_forwards_are_kept():
-    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    net[0].register_forward_hook(lambda layer, args, output: torch.zeros_like(output))
-    bnn, guide = guided(net, stddev=1e-6)
-    torch.testing.assert_close(outputs(bnn, guide), net(X), atol=1e-4, rtol=0.0)
-    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    net[0].forward = lambda x: x[:, :3]
-    bnn, guide = guided(net, stddev=1e-6)
-    with pytest.warns(UserWarning, match="0.weight"):
-        torch.testing.assert_close(outputs(bnn, guide), net(X), atol=1e-4, rtol=0.0)
 
 
 def test_a_network_that_recomputes_parts_gets_the_same_noise_again():
@@ -269,39 +232,6 @@ def test_a_network_that_recomputes_parts_gets_the_same_noise_again():
         gradients.append([f.detach(), *(p.grad for p in guide.parameters())])
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b)
-
-
-def test_the_network_is_left_as_it_was():
-    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    bnn, guide = guided(net)
-    outputs(bnn, guide)
-    assert all("forward" not in vars(module) for module in bnn.skeleton.modules())
-    draw = guide(X)
-    torch.testing.assert_close(pyro.poutine.condition(bnn, data=draw)(X), functional_call(net, draw, (X,)))
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda bnn: pickle.loads(pickle.dumps(bnn))])
-def test_copies_have_noise_of_their_own(copied):
-    bnn, guide = guided(Elsewhere())
-    with pytest.warns(UserWarning, match="outside"):
-        outputs(bnn, guide)
-    again = copied(bnn)
-    outputs(again, guide)
-    fresh, guide = guided(nn.Linear(4, 2))
-    assert torch.isfinite(outputs(copied(fresh), guide)).all()
-
-
-def test_a_mistake_in_the_call_is_the_user_s_own_error():
-    bnn, guide = guided(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        outputs(bnn, guide, torch.randn(6, 5))
-    outputs(bnn, guide)
-
-
-def test_one_example_without_a_batch_has_drawn_weights():
-    bnn, guide = guided(nn.Linear(4, 2))
-    with pytest.warns(UserWarning, match="no row for each"):
-        assert outputs(bnn, guide, X[0]).shape == (2,)
 
 
 def fixed(layer, name, value):
@@ -340,23 +270,3 @@ def test_spectral_norm_of_the_old_style_is_drawn():
     model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(), local_reparameterization=True)
     guide = AutoRadial(model)
     assert torch.isfinite(torch.tensor(TermsELBO().loss(model, guide, X, torch.zeros(6, 2))))
-
-
-class TimeMajor(nn.Module):
-    """Takes ``[T, B, F]`` and returns ``[B, K]``."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.head(self.embed(x).tanh().mean(0))
-
-
-@pytest.mark.parametrize("batch", [5, 6])
-def test_time_steps_are_not_taken_for_rows(batch):
-    x = torch.randn(6, batch, 4)
-    model = SupervisedModel(BayesianModule(TimeMajor()), likelihoods.Gaussian(), local_reparameterization=True)
-    guide = AutoRadial(model)
-    with pytest.warns(UserWarning, match="the network's output has no row for each row of its input"):
-        TermsELBO().loss(model, guide, x, torch.zeros(batch, 2))

@@ -1,6 +1,8 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
+import itertools
+
 import pyro.distributions as dist
 import pytest
 import torch
@@ -26,6 +28,15 @@ LAYERS = {
     "conv3d": (lambda: nn.Conv3d(1, 2, 2), (1, 2, 2, 2)),
 }
 RADIUS_DIMS = {"normal": None, "one radius": 0, "a radius for each output": 1, "radii within outputs": -1}
+# Each layer once and each posterior in turn; two layers with every posterior.
+PAIRS = list(zip(LAYERS, itertools.cycle(RADIUS_DIMS), strict=False))
+PAIRS += [pair for pair in itertools.product(["linear", "conv2d"], RADIUS_DIMS) if pair not in PAIRS]
+each_pair = pytest.mark.parametrize(("name", "radius_dim"), PAIRS)
+
+
+def radius_dim_of(parameter, kind):
+    """How many of its last dimensions share a radius."""
+    return 1 if kind < 0 else max(1, parameter.dim() - kind)
 
 
 def posterior(parameter, kind):
@@ -33,7 +44,7 @@ def posterior(parameter, kind):
     loc, scale = parameter.detach(), 0.2 + torch.rand(parameter.shape)
     if kind is None:
         return dist.Normal(loc, scale).to_event(loc.dim())
-    radius_dim = 1 if kind < 0 else max(1, loc.dim() - kind)
+    radius_dim = radius_dim_of(parameter, kind)
     return RadialNormal(loc, scale, radius_dim).to_event(loc.dim() - radius_dim)
 
 
@@ -42,9 +53,9 @@ def rows_of(layer, x, *noises):
     return vmap(lambda _: noisy_output(layer, x, *noises), randomness="different")(torch.empty(NUM_DRAWS))
 
 
-@pytest.mark.parametrize("kind", RADIUS_DIMS.values(), ids=RADIUS_DIMS)
-@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
-def test_a_row_s_outputs_are_those_of_drawn_parameters(make, shape, kind):
+@each_pair
+def test_a_row_s_outputs_are_those_of_drawn_parameters(name, radius_dim):
+    (make, shape), kind = LAYERS[name], RADIUS_DIMS[radius_dim]
     layer, x = make(), torch.randn(3, *shape)
     distributions = {name: posterior(parameter, kind) for name, parameter in layer.named_parameters()}
     drawn = vmap(lambda draw: functional_call(layer, draw, (x,)))(
@@ -57,9 +68,9 @@ def test_a_row_s_outputs_are_those_of_drawn_parameters(make, shape, kind):
         assert_same_distribution(local[:, row], drawn[:, row])
 
 
-@pytest.mark.parametrize("kind", [None, 0, 1])
-@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
-def test_noise_of_different_rows_is_uncorrelated(make, shape, kind):
+@each_pair
+def test_noise_of_different_rows_is_uncorrelated(name, radius_dim):
+    (make, shape), kind = LAYERS[name], RADIUS_DIMS[radius_dim]
     layer, x = make(), torch.randn(1, *shape).expand(2, *shape)
     noises = [unit_noise(posterior(parameter, kind)) for parameter in layer.parameters()]
     first, second = rows_of(layer, x, *noises).double().flatten(2).unbind(1)
@@ -93,26 +104,13 @@ def test_a_weight_or_a_bias_alone_may_have_noise(make, shape):
     assert not torch.allclose(without, plain)
 
 
-def test_radii_are_drawn_for_each_row_and_event():
-    layer, x = nn.Conv2d(2, 3, 2, bias=False), torch.randn(1, 2, 3, 3).expand(50, 2, 3, 3)
-    for radius_dim, number in ((4, 1), (3, 3)):
-        radii = []
-
-        def radius(like, radii=radii):
-            radii.append(like.shape)
-            return half_normal(like)
-
-        noisy_output(layer, x, UnitNoise(layer.weight, torch.ones_like(layer.weight), radius_dim, radius), None)
-        assert radii == [(50, number)]
-
-
-@pytest.mark.parametrize("kind", [None, 0, 1])
-@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
-def test_inputs_that_are_zero_have_finite_gradients(make, shape, kind):
+@each_pair
+def test_inputs_that_are_zero_have_finite_gradients(name, radius_dim):
+    (make, shape), kind = LAYERS[name], RADIUS_DIMS[radius_dim]
     layer, x = make(), torch.zeros(3, *shape, requires_grad=True)
     scales = [torch.ones_like(parameter).requires_grad_() for parameter in layer.parameters()]
     noises = [
-        UnitNoise(parameter, scale, *(() if kind is None else (max(1, parameter.dim() - kind), half_normal)))
+        UnitNoise(parameter, scale, *(() if kind is None else (radius_dim_of(parameter, kind), half_normal)))
         for parameter, scale in zip(layer.parameters(), scales, strict=True)
     ]
     output = noisy_output(layer, x, *noises)
@@ -120,13 +118,3 @@ def test_inputs_that_are_zero_have_finite_gradients(make, shape, kind):
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
     bias = noises[1].loc.reshape(-1, *(1,) * (0 if isinstance(layer, nn.Linear) else output.dim() - 2))
     assert not torch.allclose(output, bias.expand_as(output))
-
-
-@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
-def test_autocast_gives_the_layer_s_dtype_and_the_noise_its_size(make, shape):
-    layer, x = make(), torch.rand(200, *shape)
-    small = [UnitNoise(parameter, torch.full_like(parameter, 1e-5)) for parameter in layer.parameters()]
-    with torch.autocast("cpu", torch.float16):
-        assert noisy_output(layer, x, *small).dtype == torch.float16
-        zero = [UnitNoise(torch.zeros_like(noise.loc), noise.scale) for noise in small]
-        assert (noisy_output(layer, x, *zero) != 0).any()

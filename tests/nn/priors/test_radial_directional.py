@@ -3,7 +3,6 @@
 
 """Directions and radii as the prior of weight tensors."""
 
-import pyro
 import pyro.distributions as dist
 import pyro.poutine as poutine
 import pytest
@@ -51,13 +50,6 @@ class TestSites:
         radius = trace.nodes[local]["value"] * trace.nodes["w.global_radius"]["value"]
         torch.testing.assert_close(groups.norm(dim=1), radius)
 
-    def test_a_double_grouping_is_the_product_of_its_two_parts(self):
-        trace = poutine.trace(RadialDirectionalPrior("double").sample_parameter).get_trace("w", torch.randn(4, 3))
-        value = {name: site["value"] for name, site in trace.nodes.items() if "value" in site}
-        row = value["w.local_radius"][:, None] * value["w.direction"]
-        column = value["w.column_local_radius"][:, None] * value["w.column_direction"]
-        torch.testing.assert_close(value["_RETURN"], value["w.global_radius"] * row * column.T)
-
     def test_radii_are_half_cauchy_and_directions_uniform(self):
         weight = torch.randn(20_000, 3)
         prior = RadialDirectionalPrior("row", global_scale=0.01)
@@ -84,13 +76,6 @@ class TestSites:
         assert nodes["1.weight"]["fn"].base_dist.scale.unique() == torch.tensor(0.5)
         assert "1.weight.direction" not in nodes
 
-    @pytest.mark.parametrize("grouping", GROUPINGS)
-    def test_a_network_that_was_cast_has_sites_of_the_new_dtype(self, grouping):
-        bnn = BayesianModule(conv_net(), RadialDirectionalPrior(grouping))
-        bnn(images()[0])
-        output = bnn.double()(images()[0].double())
-        assert output.dtype == torch.float64
-
 
 class TestUnderAGuide:
     @pytest.mark.parametrize("grouping", GROUPINGS)
@@ -102,14 +87,6 @@ class TestUnderAGuide:
         plain = model.bnn.to_module(guide.median())
         for name, parameter in net.named_parameters():
             torch.testing.assert_close(plain.get_parameter(name), parameter, rtol=2e-5, atol=1e-7)
-
-    def test_the_guide_starts_at_finite_values_where_the_network_has_rows_of_zeros(self):
-        net = nn.Linear(3, 4)
-        nn.init.zeros_(net.weight)
-        model = model_of(net, RadialDirectionalPrior("double"))
-        guide = AutoRadialDirectional(model)
-        guide.setup(torch.zeros(2, 3), torch.tensor([0, 1]))
-        assert all(bool(value.isfinite().all()) for value in guide.median().values())
 
     @pytest.mark.parametrize("grouping", GROUPINGS)
     @pytest.mark.parametrize("shared", [True, False])
@@ -140,20 +117,6 @@ class TestUnderAGuide:
         )
         torch.testing.assert_close(elbo.terms.kl_by_site["weight.global_radius_gamma"], expected, rtol=1e-5, atol=1e-5)
 
-    @pytest.mark.parametrize("grouping", GROUPINGS)
-    def test_vectorized_particles_estimate_the_same_loss(self, grouping):
-        model = model_of(conv_net(), RadialDirectionalPrior(grouping))
-        guide = AutoRadialDirectional(model, init_mean_cosine=0.99)
-        data = images()
-        guide.setup(*data)
-        number = 200
-        many = TermsELBO(num_particles=number, vectorize_particles=True, max_plate_nesting=1)
-        one = TermsELBO()
-        with torch.no_grad():
-            together = float(many.loss(model, guide, *data))
-            alone = torch.tensor([float(one.loss(model, guide, *data)) for _ in range(number)])
-        assert abs(together - alone.mean()) < 4 * alone.std() * (2 / number) ** 0.5
-
 
 class TestBadInput:
     def test_an_unknown_grouping_is_named(self):
@@ -168,50 +131,10 @@ class TestBadInput:
         with pytest.raises(ValueError, match=words):
             BayesianModule(nn.Linear(3, 4), RadialDirectionalPrior({"weight": "row", unknown: "row"}))
 
-    @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf")])
-    def test_a_scale_that_is_not_positive_is_named(self, scale):
-        with pytest.raises(ValueError, match="global_scale"):
-            RadialDirectionalPrior(global_scale=scale)
-
-    def test_a_scalar_parameter_has_no_groups(self):
-        class Scaled(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.gain = nn.Parameter(torch.ones(()))
-
-            def forward(self, x):
-                return self.gain * x
-
-        with pytest.raises(ValueError, match=r"'gain' must have rows and columns"):
-            BayesianModule(Scaled(), RadialDirectionalPrior())(torch.zeros(1))
-
     def test_a_bias_cannot_be_grouped_by_name(self):
         bnn = BayesianModule(nn.Linear(3, 4), RadialDirectionalPrior({"bias": "row"}))
         with pytest.raises(ValueError, match=r"'bias' must have rows and columns"):
             bnn(torch.zeros(1, 3))
-
-
-def test_to_module_takes_a_draw_of_the_sites():
-    pyro.set_rng_seed(1)
-    bnn = BayesianModule(nn.Linear(3, 4), RadialDirectionalPrior("double"))
-    guide = AutoRadialDirectional(bnn)
-    x = torch.randn(2, 3)
-    draw = guide(x)
-    plain = bnn.to_module(draw)
-    replayed = poutine.condition(bnn, data=draw)(x)
-    torch.testing.assert_close(plain(x), replayed)
-
-
-@pytest.mark.parametrize(
-    ("grouping", "sides"), [("row", ["row"]), ("column", ["column"]), ("double", ["row", "column"])]
-)
-def test_the_names_are_those_of_the_prior(grouping, sides):
-    trace = poutine.trace(RadialDirectionalPrior(grouping).sample_parameter).get_trace("0.weight", torch.randn(3, 2))
-    sites = TensorSites("0.weight")
-    radii = [sites.global_radius, *(sites.local_radius(side) for side in sides)]
-    factors = {name for radius in radii for name in (radius.gamma, radius.inverse_gamma)}
-    assert set(trace.stochastic_nodes) == factors | {sites.direction(side) for side in sides}
-    assert set(trace.observation_nodes) == {radius.radius for radius in radii}
 
 
 def test_the_parameter_is_found_by_the_gamma_factor_of_its_global_radius():
