@@ -22,6 +22,7 @@ IN_THE_SUITE = {
     "sparse_gamma_def, EasyGuide",
     "svgp",
     # Changes that only programs of several sites, plates or handlers know; the others have tests of the guards.
+    "module's attribute",
     "mini-batch",
     "size of the data",
     "added site",

@@ -7,7 +7,7 @@ from functools import partial
 import pyro
 import pytest
 import torch
-from pyro.infer import SVI
+from pyro.infer import SVI, TraceMeanField_ELBO
 from torch import nn
 
 from pyro_radial import (
@@ -20,6 +20,7 @@ from pyro_radial import (
     fit,
 )
 from pyro_radial.infer import diagnose
+from pyro_radial.infer.training.not_finite import not_finite_parts
 from pyro_radial.nn import likelihoods
 from tests.helpers.host_reads import CountHostReads
 from tests.helpers.local_reparameterization import X, Y, closed_loss, each_guide, each_loss, losses, mlp, regression
@@ -99,6 +100,16 @@ def test_a_loss_reads_no_value_on_the_host(make, loss):
         with CountHostReads() as reads:
             module(X, Y).backward()
     assert reads.count == 0
+
+
+@pytest.mark.parametrize("loss", [TermsELBO, TraceMeanField_ELBO])
+def test_what_is_not_drawn_is_no_culprit_of_a_loss_that_is_not_finite(loss):
+    model = regression(mlp())
+    guide = AutoRadial(model)
+    guide.setup(X, Y)
+    (culprit,) = not_finite_parts(loss(), model, guide, (X, torch.full_like(Y, math.inf)), {}, {})
+    assert "y" in culprit
+    assert "weight" not in culprit
 
 
 @each_guide
