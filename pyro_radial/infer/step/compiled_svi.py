@@ -29,8 +29,9 @@ class CompiledSVI:
     r"""Run the steps of :class:`pyro.infer.SVI` as compiled graphs.
 
     The first step with a signature runs the program once and records the tensor operations of its loss and gradients.
-    Later steps replay them with fresh noise; after a thousand replays inductor compiles the graph. A signature is the
-    tree, shapes, strides, dtypes and devices of the arguments, and the values of arguments that are not tensors.
+    Later steps replay them with fresh noise; after a thousand replays inductor compiles the graph. On a GPU it compiles
+    it at once, and the whole step, with that of the optimizer, becomes one CUDA graph. A signature is the tree, shapes,
+    strides, dtypes and devices of the arguments, and the values of arguments that are not tensors.
 
     Parameters, buffers and other tensors, the scale N / B and the weight of the KL are inputs of the graph. The first
     run also finds the Python state that the program reads: attributes, closures, globals, items of containers, hooks,
@@ -50,8 +51,8 @@ class CompiledSVI:
     :param bool compile: whether to compile graphs or replay them as recorded, as without a C++ compiler.
     :param int max_signatures: the largest number of graphs; with other signatures or states the program runs as usual.
     :param int check_every: how many steps pass between checks for a loss that is not finite, which synchronize with
-        the device; 1 on a CPU and 10 elsewhere by default. No step is taken on such a loss.
-    :param options: settings of inductor, such as ``{"triton.cudagraphs": True}``.
+        the device; 1 on a CPU and 50 elsewhere by default. No step is taken on such a loss, nor on those after it.
+    :param options: settings of inductor, such as ``{"max_autotune": True}``.
     :raises ValueError: for a loss or an optimizer that does not fit; from a step, for an observation outside of its
         support.
     :raises FloatingPointError: from a step, naming the parameter, draw or site, if the loss is not finite.

@@ -112,9 +112,9 @@ def _source(node: Node) -> Source | None:
     if target in FILLING:
         if not _is_empty(args[0]):
             return None
-        draw = partial(_filled, target, value.shape, value.stride(), value.dtype, value.device, args[1:], kwargs)
+        draw = partial(_filled, target, value, args[1:], kwargs)
     elif target in LIKE:
-        draw = partial(_alike, target, value.shape, value.stride(), value.dtype, value.device)
+        draw = partial(_filled, target, value, (), {})
     elif any(isinstance(argument, Node) for argument in node.all_input_nodes):
         return None
     else:
@@ -134,13 +134,10 @@ def _is_empty(node: Any) -> bool:
     return False
 
 
-def _filled(target: Any, shape: Any, stride: Any, dtype: Any, device: Any, args: Any, kwargs: Any) -> Tensor:
-    result: Tensor = target(torch.empty_strided(shape, stride, dtype=dtype, device=device), *args, **kwargs)
-    return result
-
-
-def _alike(target: Any, shape: Any, stride: Any, dtype: Any, device: Any) -> Tensor:
-    result: Tensor = target(torch.empty_strided(shape, stride, dtype=dtype, device=device))
+def _filled(target: Any, like: Tensor, args: Any, kwargs: Any) -> Tensor:
+    """What an operation draws into new memory of the same kind."""
+    memory = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    result: Tensor = target(memory, *args, **kwargs)
     return result
 
 

@@ -103,7 +103,8 @@ class Trainer:
         self._outside = None if clip_norm is None else "gradients are clipped"
         self._likelihood = TermsELBO(kl_weight=0.0)
         self._check_terms = check
-        self._check = FiniteCheck(None, self._not_finite)
+        # A scaler takes the place of what stops an optimizer on the device.
+        self._check = FiniteCheck(1 if self.scaler.is_enabled() else None, self._not_finite)
         #: Optimizer steps taken so far, across resumes.
         self.steps_done = 0
 
