@@ -20,7 +20,7 @@ from pyro_radial import (
     fit,
 )
 from pyro_radial.infer import diagnose
-from pyro_radial.infer.training.not_finite import not_finite_parts
+from pyro_radial.infer.step.not_finite import not_finite_parts
 from pyro_radial.nn import likelihoods
 from tests.helpers.host_reads import CountHostReads
 from tests.helpers.local_reparameterization import X, Y, closed_loss, each_guide, each_loss, losses, mlp, regression

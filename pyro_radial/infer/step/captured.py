@@ -94,7 +94,8 @@ class Captured:
 
     def __init__(self, recording: Recording, code: Code, call: Call, optimizer: Optimizer, device: Device) -> None:
         self._recording, self._code, self._device = recording, code, device
-        self._optimizer, self._outside = optimizer, call.outside
+        self._optimizer = optimizer
+        self._outside = call.outside
         self._inputs: list[Tensor] = []
         self._owned: list[bool] = []
         self._weight: float | None = None
