@@ -195,7 +195,7 @@ def _check_options(name: str, module: nn.Module) -> None:
 
 def _read_layer(name: str, module: WeightLayer, before: Layer | None, between: list[tuple[str, nn.Module]]) -> Layer:
     num_inputs = module.weight.shape[1]
-    size, sources = num_inputs, torch.arange(num_inputs)
+    size, sources = num_inputs, torch.arange(num_inputs, device="cpu")
     if between and isinstance(select := between[-1][1], IndexSelect):
         size, sources = select.size, select.index
         if len(sources) != num_inputs or select.dim != 1 - module.weight.ndim:

@@ -102,7 +102,7 @@ def prune(model: SupervisedModel, guide: AutoPerSite, data: Any, tolerance: floa
         raise ValueError(f"num_cuts must be at least 2, got {num_cuts}")
     bnn = _network_of(model)
     rows = Rows(data, "data")
-    example, _ = rows.take(torch.arange(min(2, len(rows))))
+    example, _ = rows.take(torch.arange(min(2, len(rows)), device="cpu"))
     if not isinstance(example, Tensor):
         raise ValueError(f"data: x must be one tensor, got {type(example).__name__}")
     scores = unit_scores(guide)
@@ -168,7 +168,7 @@ def nested_cuts(scores: Scores, num_cuts: int, *, per_layer: bool) -> list[Cut]:
     inputs = {layer: _ranks(values, everything) for layer, values in inputs.items()}
     ranks = torch.cat([*outputs.values(), *inputs.values()])
     levels = torch.cat([ranks.new_tensor([-1.0]), ranks[ranks < math.inf].unique()])
-    chosen = torch.linspace(0, len(levels) - 1, min(num_cuts, len(levels))).round().long()
+    chosen = torch.linspace(0, len(levels) - 1, min(num_cuts, len(levels)), device="cpu").round().long()
     cuts = []
     for level in levels[chosen]:
         kept_outputs = {layer: values > level for layer, values in outputs.items()}
@@ -217,7 +217,7 @@ def _percent_wrong(net: nn.Module, rows: Rows, likelihood: Likelihood) -> float:
     """The share of rows with another label than the most probable class, in percent."""
     device = device_of(net)
     wrong = 0
-    parts = torch.arange(len(rows)).tensor_split(math.ceil(len(rows) / ROWS))
+    parts = torch.arange(len(rows), device="cpu").tensor_split(math.ceil(len(rows) / ROWS))
     try:
         with seeded(0, device):  # Dropouts draw.
             update_bn((move(rows.take(index)[0], device) for index in parts), net)

@@ -90,7 +90,7 @@ def cut_network(net: nn.Sequential, cut: Cut, scores: Scores | None = None) -> n
         new_position = arriving.cumsum(0) - 1
         used = layer.sources.cpu()[whole.inputs[layer.name]]
         index = new_position[used]
-        if not torch.equal(index, torch.arange(size)):
+        if not torch.equal(index, torch.arange(size, device="cpu")):
             select = IndexSelect(index.to(layer.module.weight.device), size, layer.dim)
             selects[layer.name] = select.train(layer.module.training)
     return _rebuild(net, "", smaller, selects)
@@ -113,13 +113,13 @@ def _check_fit(layers: Sequence[Layer], cut: Cut, scores: Scores | None) -> None
 
 
 def _mask(masks: Mapping[str, Tensor], layer: Layer, side: int) -> Tensor:
-    everything = torch.ones(layer.module.weight.shape[side], dtype=torch.bool)
+    everything = torch.ones(layer.module.weight.shape[side], dtype=torch.bool, device="cpu")
     return masks.get(layer.name, everything).detach().cpu()
 
 
 def _units_before(layer: Layer, outputs: Mapping[str, Tensor]) -> Tensor:
     """Which units of the layer before are kept; the network's own inputs arrive whether they are used or not."""
-    return outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool)
+    return outputs[layer.before.name] if layer.before else torch.ones(layer.num_before, dtype=torch.bool, device="cpu")
 
 
 def _rescue(layer: Layer, owners: Tensor, kept: Tensor, scores: Scores | None) -> Tensor:

@@ -36,7 +36,7 @@ def random_coreset(x: Tensor, size: int, *, seed: int = 0) -> Tensor:
     random_seed("seed", seed, bits=64)
     if positive_count("size", size) >= len(x):
         raise ValueError(f"size must be less than the {len(x)} rows of x, got {size}")
-    return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:size].sort().values
+    return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed), device="cpu")[:size].sort().values
 
 
 def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
@@ -52,7 +52,7 @@ def split_coreset(data: Pair, index: Tensor) -> tuple[Pair, Pair]:
         raise ValueError(f"index must not hold a row twice, got {len(index)} with {len(different)} different rows")
     index = index.long().cpu()
     x, y = data
-    rest = torch.ones(size, dtype=torch.bool).index_fill(0, index, False).nonzero()[:, 0]
+    rest = torch.ones(size, dtype=torch.bool, device="cpu").index_fill(0, index, False).nonzero()[:, 0]
     return (take(x, index), take(y, index)), (take(x, rest), take(y, rest))
 
 

@@ -241,8 +241,8 @@ def permuted_stream(
         raise ValueError(f"test: inputs must have the same shape as in train, {shapes[0]}, got {shapes[1]}")
     learned, held_out = _hold_out(train, validation_fraction, seed)
     generator = torch.Generator().manual_seed(seed)
-    orders = [torch.randperm(train[0][0].numel(), generator=generator) for _ in range(num_tasks)]
-    orders[0] = torch.arange(len(orders[0]))
+    orders = [torch.randperm(train[0][0].numel(), generator=generator, device="cpu") for _ in range(num_tasks)]
+    orders[0] = torch.arange(len(orders[0]), device="cpu")
     names = tuple(f"permutation {number + 1}" for number in range(num_tasks))
     builders = tuple(
         partial(_permuted_task, name, order, learned, test, held_out) for name, order in zip(names, orders, strict=True)
@@ -293,8 +293,8 @@ def _hold_out(data: Pair, fraction: float, seed: int) -> tuple[Pair, Pair | None
         raise ValueError(
             f"validation_fraction must leave rows in both parts, got {fraction}, which holds out {count} of {len(x)}"
         )
-    held_out = torch.zeros(len(x), dtype=torch.bool)
-    held_out[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:count]] = True
+    held_out = torch.zeros(len(x), dtype=torch.bool, device="cpu")
+    held_out[torch.randperm(len(x), generator=torch.Generator().manual_seed(seed), device="cpu")[:count]] = True
     at_x, at_y = held_out.to(x.device), held_out.to(y.device)
     return (x[~at_x], y[~at_y]), (x[at_x], y[at_y])
 

@@ -153,7 +153,7 @@ def _data_terms(
     """The negative log-likelihood of all data, and its gradient ``[R]`` and Hessian ``[R, R]`` along a basis."""
     noise = {name: value.double() for name, value in network.noise.items()}
     terms: Any = (0.0, 0.0, 0.0)
-    for index in torch.arange(len(rows)).split(CHUNK):
+    for index in torch.arange(len(rows), device="cpu").split(CHUNK):
         x: Any
         y: Any
         x, y = (move(part, basis.device) for part in rows.take(index))
@@ -305,7 +305,7 @@ def _guide(model: Any, network: TrainedNetwork, rows: Rows, factors: dict[str, T
     points: dict[str, Family] = {name: Delta() for name in network.values if name not in factors}
     (rank,) = {factor.shape[-1] for factor in factors.values()}
     guide = AutoCorrelated(model, sites=list(factors), rank=rank, families=points)
-    guide.setup(*(move(part, device_of(model)) for part in rows.take(torch.arange(min(2, len(rows))))))
+    guide.setup(*(move(part, device_of(model)) for part in rows.take(torch.arange(min(2, len(rows)), device="cpu"))))
     guide.load_means(network.values)
     guide.set_factor(torch.cat([factors[name] for name in guide.correlated]).to(guide.factor))
     guide.linear_only = True

@@ -237,7 +237,7 @@ def _jackknife(
     count = min(GROUPS, number)
     if count < 2 + (number <= GROUPS):
         return dict.fromkeys(found, float("nan"))
-    order = torch.arange(number)
+    order = torch.arange(number, device="cpu")
     each = [scores(order[order % count != group]) for group in range(count)]
     return {
         name: ((count - 1) * torch.tensor([one[name] for one in each]).double().var(unbiased=False)).sqrt().item()

@@ -85,7 +85,7 @@ def _pooled(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> tup
     negative = finite_numbers("scores_negative", scores_negative)
     positive = finite_numbers("scores_positive", scores_positive)
     scores = torch.cat([negative, positive])
-    return (torch.arange(len(scores)) >= len(negative)).numpy(), scores.numpy()
+    return (torch.arange(len(scores), device="cpu") >= len(negative)).numpy(), scores.numpy()
 
 
 def _sklearn_metrics() -> Any:

@@ -97,7 +97,7 @@ def plot_quantile_calibration(curves: Mapping[str, QuantileCalibration], ax: Axe
         label = f"{name} (gap {curve.error.item():.3f})"
         (line,) = ax.plot(curve.level.cpu(), curve.share.cpu(), color=color, marker=marker, label=label)
         line.set(markersize=4.5, linewidth=1.5, clip_on=False)
-    levels = torch.linspace(0, 1, 101, dtype=torch.float64)
+    levels = torch.linspace(0, 1, 101, dtype=torch.float64, device="cpu")
     errors = 2 * (levels * (1 - levels) / min(curve.count for curve in curves.values())).sqrt()
     ax.fill_between(levels, levels - errors, levels + errors, color="0.55", alpha=0.2, linewidth=0, zorder=0)
     ax.set(xlabel="Level of the quantile", ylabel="Share of targets at or below it")

@@ -104,11 +104,11 @@ def referral_curve(
         scores = [_scored(score, ordered[:k], true[:k], s, number) for s, k in zip(share.tolist(), left, strict=True)]
         return torch.tensor(scores, dtype=torch.float64)
 
-    of_all = curve(torch.randperm(number, generator=generator))
+    of_all = curve(torch.randperm(number, generator=generator, device="cpu"))
     resamples: list[torch.Tensor] = []
     redrawn = 0
     while len(resamples) < num_resamples:
-        points = torch.randint(number, (number,), generator=generator)
+        points = torch.randint(number, (number,), generator=generator, device="cpu")
         try:
             resamples.append(curve(points))
         except ValueError as error:

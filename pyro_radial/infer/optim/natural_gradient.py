@@ -358,7 +358,8 @@ class NaturalGradientOptimizer(GraphOptimizer):
         """Write the rates of the next step where :meth:`move` reads them."""
         rates: list[Rates] = self._next_rates()
         rows = rates[:1] if all(row is rates[0] for row in rates) else rates
-        numbers = torch.tensor(rows, dtype=self._numbers.dtype, pin_memory=self._numbers.is_cuda)
+        pinned = self._numbers.is_cuda
+        numbers = torch.tensor(rows, dtype=self._numbers.dtype, device="cpu", pin_memory=pinned)
         self._numbers.copy_(numbers, non_blocking=True)
 
     @torch.no_grad()

@@ -172,7 +172,7 @@ def last_layer_laplace(
     network = TrainedNetwork(model, trained)
     rows = Rows(data, "data", dtype_of(model))
     device = device_of(model)
-    layer = find_last_layer(network, move(rows.take(torch.arange(min(2, len(rows))))[0], device))
+    layer = find_last_layer(network, move(rows.take(torch.arange(min(2, len(rows)), device="cpu"))[0], device))
     weights = layer.matrix(network.values)
     if structure == "full" and weights.numel() > MAX_FULL:
         raise ValueError(
@@ -182,7 +182,7 @@ def last_layer_laplace(
     outputs, inputs = weights.shape
     structure = structure or ("full" if weights.numel() <= MAX_FULL else "kronecker")
     curvature = _Curvature(outputs, inputs, structure, weights.device)
-    for index in torch.arange(len(rows)).split(chunk_size):
+    for index in torch.arange(len(rows), device="cpu").split(chunk_size):
         x, y = (move(part, device) for part in rows.take(index))
         features, f = layer.features(network, x)
         curvature.add(features.double(), output_hessian(network.likelihood, f.double(), network.noise))

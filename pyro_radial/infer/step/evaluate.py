@@ -192,9 +192,9 @@ def _apart(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
     for gradient in gradients:
         if gradient is not None:
             storage = gradient.untyped_storage()
-            alone = gradient.is_contiguous() and len(storage) == gradient.nbytes and storage.data_ptr() not in taken
+            alone = gradient.is_contiguous() and len(storage) == gradient.nbytes and storage._cdata not in taken
             gradient = gradient if alone else gradient.clone(memory_format=torch.contiguous_format)
-            taken.add(gradient.untyped_storage().data_ptr())
+            taken.add(gradient.untyped_storage()._cdata)
         own.append(gradient)
     return tuple(own)
 
