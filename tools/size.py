@@ -24,7 +24,7 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 14_180,
+    "statements": 14_240,
     "public names": 90,
     "comprehensions": 5.04,
     "nested comprehensions": 0.4,

@@ -18,7 +18,7 @@ from pyro_radial.infer.step.graph import ChangedTensors, Graph, put_back
 from pyro_radial.infer.step.noise import split_noise
 from pyro_radial.infer.step.state import described
 
-__all__ = ["Code", "compiled", "forget", "has_code"]
+__all__ = ["Code", "agree", "compiled", "forget", "has_code"]
 
 # Torch's own random numbers: inductor's are several times slower on a CPU, and differ from those of an eager step.
 # Instructions that torch itself uses need no trial by a compiler, which takes seconds.
@@ -87,19 +87,22 @@ def _checked_code(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, 
     # Without vector instructions code was right wherever it had been wrong.
     for own in (options, {**options, "cpp.simdlen": 1}):
         code = compile_graph(module, tensors, own)
-        if _agree(results(code), expected):
+        if agree(results(code), expected, MOST_ROUNDING):
             return lambda *tensors: code(*tensors, *draw())
     warnings.warn("inductor's code gives other numbers than the graph, so the graph runs as recorded", stacklevel=2)
     return graph.module
 
 
-def _agree(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> bool:
-    """Whether results differ by rounding alone; one that is small beside the others may be nothing else."""
+def agree(ours: Sequence[Tensor], theirs: Sequence[Tensor], most: float) -> bool:
+    """Whether results differ by rounding alone; one that is small beside the others may be nothing else.
+
+    :param most: the largest norm of a difference, relative to that of the result.
+    """
     sizes = [float(result.double().norm()) for result in theirs]
     least = SMALL * max((size for size in sizes if math.isfinite(size)), default=0.0)
     for a, b, size in zip(ours, theirs, sizes, strict=True):
         equal = (a == b) | (a.isnan() & b.isnan())
-        if not float((a.double() - b.double()).masked_fill(equal, 0.0).norm()) <= MOST_ROUNDING * max(size, least):
+        if not float((a.double() - b.double()).masked_fill(equal, 0.0).norm()) <= most * max(size, least):
             return False
     return True
 

@@ -20,6 +20,7 @@ from pyro_radial.infer.optim.joint import GraphOptimizer
 __all__ = [
     "AS_IT_IS",
     "CAPTURED",
+    "CHECKED",
     "COMPILED",
     "JITTED",
     "RECORDED",
@@ -30,7 +31,7 @@ __all__ = [
     "is_differentiable",
 ]
 
-AS_IT_IS, RECORDED, COMPILED, CAPTURED = "as it is", "recorded", "compiled", "captured"
+AS_IT_IS, RECORDED, COMPILED, CAPTURED, CHECKED = "as it is", "recorded", "compiled", "captured", "checked"
 NOTHING: Mapping[str, Tensor] = {}
 # Losses of Pyro that compile their programs.
 JITTED = (JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO, JitTraceMeanField_ELBO)
@@ -79,8 +80,8 @@ class Evaluation(NamedTuple):
     :param summary: the loss, negative log-likelihood and KL in nats per datum, if the loss has terms.
     :param hooked: whether the hooks of gradients have been called.
     :param moved: the ids of the parameters that the evaluation has moved.
-    :param way: how the program ran: "as it is", "recorded", "compiled" or "captured". Tensors of a captured program are
-        overwritten by its next step.
+    :param way: how the program ran: "as it is", "recorded", "compiled" or "captured", or "checked" if it ran as it is
+        to check its graph. Tensors of a captured program are overwritten by its next step.
     :param stepped: whether the whole step of the optimizer was part of it.
     """
 

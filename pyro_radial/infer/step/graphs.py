@@ -3,6 +3,7 @@
 
 """Graphs of losses, found by what they depend on, and the fastest way to run each."""
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 
 from pyro_radial._pyro.compat import handlers_around, reader_of_setting, tree_flatten
-from pyro_radial._pyro.random_numbers import one_at_a_time
+from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time
 from pyro_radial.infer.step.captured import Captured, CaptureError, Device, device_graphs
-from pyro_radial.infer.step.compiled import Code, compiled, has_code
+from pyro_radial.infer.step.compiled import Code, agree, compiled, has_code
 from pyro_radial.infer.step.evaluate import (
+    CHECKED,
     COMPILED,
     JITTED,
     RECORDED,
@@ -24,6 +26,7 @@ from pyro_radial.infer.step.evaluate import (
     has_terms,
     is_differentiable,
 )
+from pyro_radial.infer.step.graph import ChangedTensors, put_back
 from pyro_radial.infer.step.recording import Check, Recording, Refusal, record_program
 from pyro_radial.infer.step.state import PLAIN, described
 
@@ -31,6 +34,11 @@ __all__ = ["Graphs", "Way", "settings_now"]
 
 # A graph is compiled after this many uses on a CPU. Compiling takes seconds, and saves milliseconds at each use.
 USES_BEFORE_COMPILING = 1000
+
+# Steps in which the program runs as it is, and its graph beside it: these, and each of so many.
+CHECKED_STEPS, CHECKED_EACH = (2, 10, 100), 1000
+# The largest difference between both, relative to a result's norm, that counts as rounding.
+MOST_DIFFERENCE = 1e-3
 
 # Settings of Pyro that a graph fixes.
 SETTINGS = ("module_local_params", "radial_kl_directions", "radial_kl_seed", "validate_distributions_pyro")
@@ -69,6 +77,18 @@ class Way:
         with torch.no_grad():
             results = recording.graph.result(code(*recording.constant_tensors(), weight, *tensors))
         return recording.evaluation(call, results, RECORDED if self.code is None else COMPILED)
+
+    def rehearsed(self, call: Call, leaves: Sequence[Any]) -> Evaluation:
+        """What the graph gives as it was recorded, on the present noise; all is then as before."""
+        noise, changed = TorchNoise.now(), ChangedTensors()
+        weight = torch.full((), float(call.weight), device=self.recording.device)
+        inputs = [weight, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
+        graph = self.recording.graph
+        with torch.no_grad(), changed:
+            results = graph.result(graph.module(*self.recording.constant_tensors(), *inputs))
+        put_back(changed.before)
+        noise.restore()
+        return self.recording.evaluation(call, results, RECORDED)
 
     @property
     def outside_because(self) -> str | None:
@@ -134,6 +154,9 @@ class Graphs:
         # Both keep their programs alive, whose ids the signatures hold.
         self._ways: dict[Any, list[Way]] = {}
         self._refused: dict[Any, Any] = {}
+        # The signatures of graphs that were not right.
+        self._dropped: set[Any] = set()
+        self._calls = 0
         #: The uses of a graph before it is compiled; by default 1,000 on a CPU, and none where steps are captured.
         self.compile_after: int | None = None
         #: What captures steps; None if nothing does.
@@ -154,6 +177,12 @@ class Graphs:
         found = self._way(key, call, check)
         if not isinstance(found, Way):
             return _as_it_is(call, check) if found is None else found
+        self._calls += call.gradients
+        if call.gradients and _is_checked(call.step or self._calls):
+            replayed = found.rehearsed(call, leaves)
+            # A loss that is not finite is an error of its own.
+            if not bool(replayed.broken):
+                return self._checked(found, key, call, replayed)
         after = 0 if compile_now else None
         if compile_now is None:
             usual = USES_BEFORE_COMPILING if self._device is None else 0
@@ -216,6 +245,25 @@ class Graphs:
         ways.insert(0, Way(made, self._device if self.compile else None))
         return ways[0]
 
+    def _checked(self, way: Way, key: Any, call: Call, replayed: Evaluation) -> Evaluation:
+        """Run the program as it is, and drop its graph if that gives something else."""
+        evaluation = _as_it_is(call, None)
+        place = _difference(replayed, evaluation)
+        if place is None:
+            return evaluation._replace(way=CHECKED)
+        self._ways[key].remove(way)
+        if key in self._dropped:
+            self._refused[key] = call.model, call.guide, call.loss
+            self._say(f"its graph gives something else than the program, at {place}")
+            return evaluation
+        self._dropped.add(key)
+        warnings.warn(
+            f"a graph gave something else than its program, at {place}, because of a change that could not be seen; it "
+            "is recorded anew. Pass what changes as an argument, or keep it in a buffer",
+            stacklevel=6,
+        )
+        return evaluation
+
     def _too_many(self, ways: Sequence[Way]) -> str:
         """The reason for no other graph."""
         if not ways:
@@ -244,6 +292,40 @@ def _as_it_is(call: Call, check: Check | None) -> Evaluation:
     if check is not None:
         check(evaluation)
     return evaluation
+
+
+def _is_checked(step: int) -> bool:
+    """Whether the program itself runs in a step, counted from one."""
+    return step in CHECKED_STEPS or step % CHECKED_EACH == 0
+
+
+def _difference(replayed: Evaluation, evaluation: Evaluation) -> str | None:
+    """The site or parameter where a graph is furthest from its program, or None if they agree."""
+    ours = dict(zip(replayed.parameters, replayed.gradients, strict=True))
+    theirs = dict(zip(evaluation.parameters, evaluation.gradients, strict=True))
+    pairs = {"the loss": (replayed.loss, evaluation.loss)}
+    for name, gradient in ours.items():
+        other = theirs.get(name)
+        if gradient is not None and other is not None:
+            pairs[f"the gradient of {name}"] = gradient, other
+    one, other_one = zip(*pairs.values(), strict=True)
+    if agree(one, other_one, MOST_DIFFERENCE):
+        return None
+    if replayed.terms is not None and evaluation.terms is not None:
+        for kind in ("nll_by_site", "kl_by_site"):
+            own = getattr(replayed.terms, kind)
+            other = getattr(evaluation.terms, kind)
+            for name in own.keys() & other.keys():
+                # A site says more than what its term adds to.
+                if _distance(own[name], other[name]) > MOST_DIFFERENCE:
+                    return f"site '{name}'"
+    return max(pairs, key=lambda name: _distance(*pairs[name]))
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """The norm of a difference, relative to a norm; a NaN is furthest."""
+    distance = float((one.double() - other.double()).norm() / other.double().norm().clamp(min=1e-30))
+    return math.inf if math.isnan(distance) else distance
 
 
 def _flattened(call: Call) -> tuple[Sequence[Any], Any]:
