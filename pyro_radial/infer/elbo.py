@@ -38,6 +38,7 @@ __all__ = [
     "LossTerms",
     "Run",
     "TermsELBO",
+    "as_tensor",
     "average",
     "check_weight",
     "entropies",
@@ -166,12 +167,12 @@ def entropies(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
 
 def _total(by_site: Mapping[str, Tensor]) -> Tensor:
     """The sum over sites."""
-    return _tensor(sum(by_site.values()))
+    return as_tensor(sum(by_site.values()))
 
 
-def _tensor(total: Any) -> Tensor:
-    """A sum as a tensor. ``torch.as_tensor`` alone would move it to the default device."""
-    return total if isinstance(total, Tensor) else torch.as_tensor(total)
+def as_tensor(number: Any) -> Tensor:
+    """Return a number as a tensor. ``torch.as_tensor`` alone would move a tensor to the default device."""
+    return number if isinstance(number, Tensor) else torch.as_tensor(number)
 
 
 def _weighted(negative_log_likelihood: Tensor, kl_weight: float | Tensor, kl: Tensor) -> Tensor:
@@ -183,7 +184,7 @@ def _weighted(negative_log_likelihood: Tensor, kl_weight: float | Tensor, kl: Te
 
 def _divided(by_site: Sequence[Mapping[str, Tensor]], number: int) -> dict[str, Tensor]:
     """The sum over the mappings, site by site, divided by a number."""
-    return {name: _tensor(sum(d[name] for d in by_site)) / number for name in by_site[0]}
+    return {name: as_tensor(sum(d[name] for d in by_site)) / number for name in by_site[0]}
 
 
 class Run(NamedTuple):
@@ -316,7 +317,7 @@ class TermsELBO(TraceMeanField_ELBO):
         self, model: Any, guide: Any, args: Any, kwargs: Any, weight: float | Tensor, step: int
     ) -> tuple[Tensor, list[LossTerms]]:
         passes = list(self._passes(model, guide, args, kwargs, weight, step))
-        loss = _tensor(sum([loss for loss, _ in passes]) / self.num_particles)
+        loss = as_tensor(sum([loss for loss, _ in passes]) / self.num_particles)
         return loss, [terms for _, terms in passes]
 
     def _total_of_passes(self, model: Any, guide: Any, args: Any, kwargs: Any, backward: bool) -> Tensor:
@@ -330,7 +331,7 @@ class TermsELBO(TraceMeanField_ELBO):
                 (loss / self.num_particles).backward(retain_graph=self.retain_graph)
         self.keep(lambda: average(evaluated, self.num_particles), torch.is_grad_enabled())
         warn_if_nan(total, "loss")
-        return _tensor(total)
+        return as_tensor(total)
 
     def _passes(
         self,

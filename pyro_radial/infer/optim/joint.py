@@ -27,6 +27,7 @@ __all__ = [
     "GuideOptim",
     "JointOptimizer",
     "Optim",
+    "add_gradients",
     "change_rates",
     "check_fused_state",
     "check_optim",
@@ -157,8 +158,7 @@ class JointOptimizer:
     def add(self, parameters: Mapping[str, Tensor], gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Take over parameters that are new, and add gradients to theirs."""
         self.adopt(parameters)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        add_gradients(gradients)
 
     def apply(self, *, moved: bool = False, stepped: bool = False) -> None:
         """Take a step on the gradients; parameters without a gradient do not change.
@@ -183,6 +183,12 @@ class JointOptimizer:
             # After an overflow of the scaled loss it takes no step.
             self._scaler.step(optimizer)
         self._scaler.update()
+
+
+def add_gradients(gradients: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Add gradients to those of their parameters."""
+    for parameter, gradient in gradients:
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def forget() -> None:
 def _checked_code(graph: Graph, inputs: Sequence[Tensor], options: Mapping[str, Any]) -> Code:
     """Code with the results of the graph on the same noise; inductor's can be wrong."""
     tensors = [tensor.detach() for tensor in (*graph.constants, *inputs)]
-    draw, module = split_noise(graph.module, tensors)
+    draw, module = split_noise(graph.module)
     devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
     with torch.random.fork_rng(devices):
         tensors += draw()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pyro_radial._pyro.checks import check_flag, check_types, optional, positive_count
-from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer
+from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer, add_gradients
 from pyro_radial.infer.step.evaluate import AS_IT_IS, Call, Evaluation, has_terms
 from pyro_radial.infer.step.graphs import Graphs
 from pyro_radial.infer.step.not_finite import not_finite_error, not_finite_parts
@@ -153,8 +153,7 @@ class CompiledSVI:
         The loss is not checked, and no step is taken. Call the optimizer's ``step`` and ``zero_grad`` yourself.
         """
         evaluation = self._evaluate(self._call(model, guide, args, kwargs))
-        for parameter, gradient in evaluation.with_gradients():
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        add_gradients(evaluation.with_gradients())
         return _as_svi(evaluation.loss)
 
     def _call(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Call:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pyro_radial._pyro.compat import after_hooks, stored_parameters
-from pyro_radial.infer.elbo import LossTerms, TermsELBO
+from pyro_radial.infer.elbo import LossTerms, TermsELBO, as_tensor
 from pyro_radial.infer.optim.joint import GraphOptimizer
 
 __all__ = [
@@ -163,13 +163,8 @@ def _value(call: Call, differentiable: bool) -> tuple[Tensor, LossTerms | None]:
     with torch.enable_grad():
         value = function(model, guide, *args, **kwargs)
     if isinstance(value, tuple):
-        return torch.stack(list(map(_tensor, value))), None
-    return _tensor(value), loss.terms if hasattr(type(loss), "terms") else None
-
-
-def _tensor(value: Any) -> Tensor:
-    """A number as a tensor. ``torch.as_tensor`` alone would move a tensor to the default device."""
-    return value if isinstance(value, Tensor) else torch.as_tensor(value)
+        return torch.stack(list(map(as_tensor, value))), None
+    return as_tensor(value), loss.terms if hasattr(type(loss), "terms") else None
 
 
 def _summary(terms: LossTerms) -> Tensor:

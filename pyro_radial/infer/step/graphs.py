@@ -66,29 +66,35 @@ class Way:
 
         :param compile_after: the uses before the graph is compiled; None never compiles it.
         """
-        recording, tensors = self.recording, [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         code = self._code_for(call, tensors, compile_after, options)
         found = self._captured_step(call, tensors, code)
         if found is not None:
             return found
-        weight = torch.full((), float(call.weight), device=recording.device)
         if call.mover is not None:
             call.mover.write_rates()
-        with torch.no_grad():
-            results = recording.graph.result(code(*recording.constant_tensors(), weight, *tensors))
-        return recording.evaluation(call, results, RECORDED if self.code is None else COMPILED)
+        return self._run(code, call, tensors, RECORDED if self.code is None else COMPILED)
 
     def rehearsed(self, call: Call, leaves: Sequence[Any]) -> Evaluation:
         """What the graph gives as it was recorded, on the present noise; all is then as before."""
         noise, changed = TorchNoise.now(), ChangedTensors()
-        weight = torch.full((), float(call.weight), device=self.recording.device)
-        inputs = [weight, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
-        graph = self.recording.graph
-        with torch.no_grad(), changed:
-            results = graph.result(graph.module(*self.recording.constant_tensors(), *inputs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        with changed:
+            found = self._run(self.recording.graph.module, call, tensors, RECORDED)
         put_back(changed.before)
         noise.restore()
-        return self.recording.evaluation(call, results, RECORDED)
+        return found
+
+    @torch.no_grad()
+    def _run(self, code: Code, call: Call, tensors: Sequence[Tensor], way: str) -> Evaluation:
+        """What code for the graph gives."""
+        recording = self.recording
+        results = code(*recording.constant_tensors(), *self._inputs(call, tensors))
+        return recording.evaluation(call, recording.graph.result(results), way)
+
+    def _inputs(self, call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The weight of the KL as a tensor, and the tensors among the arguments."""
+        return [torch.full((), float(call.weight), device=self.recording.device), *tensors]
 
     @property
     def outside_because(self) -> str | None:
@@ -102,7 +108,7 @@ class Way:
         if self.code is None and compile_after is not None:
             self.uses += 1
             graph = self.recording.graph
-            inputs = [torch.full((), float(call.weight), device=self.recording.device), *tensors]
+            inputs = self._inputs(call, tensors)
             if self.uses > compile_after or has_code(graph, inputs, options):
                 self.code = compiled(graph, inputs, options)
                 self.captured = None

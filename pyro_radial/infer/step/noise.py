@@ -39,7 +39,7 @@ class Source(NamedTuple):
     device: torch.device
 
 
-def split_noise(module: GraphModule, tensors: Sequence[Tensor]) -> tuple[Draw, GraphModule]:
+def split_noise(module: GraphModule) -> tuple[Draw, GraphModule]:
     """Split a graph into a function that draws all its noise, and a graph that takes the noise as its last inputs.
 
     Draws come in the order of the graph, so on a CPU they are those of the graph itself. On other devices all standard
@@ -115,7 +115,7 @@ def _source(node: Node) -> Source | None:
         draw = partial(_filled, target, value, args[1:], kwargs)
     elif target in LIKE:
         draw = partial(_filled, target, value, (), {})
-    elif any(isinstance(argument, Node) for argument in node.all_input_nodes):
+    elif node.all_input_nodes:
         return None
     else:
         draw = partial(target, *args, **kwargs)

@@ -68,7 +68,7 @@ class FiniteCheck:
     def __init__(self, every: int | None, explain: Callable[[Sequence[Step]], Exception]) -> None:
         self._every, self._explain = every, explain
         self._waiting: list[Step] = []
-        #: One after a loss that was not finite; None before the first loss, and where each loss is looked at.
+        #: One after a loss that was not finite; None before the first loss.
         self.stopped: Tensor | None = None
 
     def __call__(self, step: Step, evaluations: Sequence[Evaluation], optimizer: Optimizer | None) -> None:

@@ -30,7 +30,7 @@ from pyro_radial.infer.elbo import TermsELBO
 from pyro_radial.infer.optim.joint import DEFAULT_OPTIM, GuideOptim, Optim, check_optim
 from pyro_radial.infer.training.checkpoint import Checkpoint
 from pyro_radial.infer.training.options import FitOptions
-from pyro_radial.infer.training.training_run import Record, TrainingRun, way_of
+from pyro_radial.infer.training.training_run import SAVED, Record, TrainingRun, way_of
 from pyro_radial.nn.bayesian_module import BayesianModule
 from pyro_radial.nn.likelihoods import set_num_data
 from pyro_radial.nn.modules import device_of, dtype_of
@@ -146,13 +146,13 @@ def fit(
             options = replace(options, scheduler_interval="step")
         if rows.dataset is None:
             _warn(not_standardized(model, *rows.tensors))
-        saved = (None if kept is None else kept.load()) or {}
+        saved = None if kept is None else kept.load(batches.device, needed=SAVED)
         # With other epochs a resumed run goes on as it began.
-        graphs = saved.get("graphs") or way_of(options, batches.device, epochs * batches.per_epoch)
+        graphs = saved["graphs"] if saved else way_of(options, batches.device, epochs * batches.per_epoch)
         own: dict[str, Any] = {"seed": seed, "options": options, "callback": callback, "graphs": graphs}
         run = TrainingRun(model, guide, loss, batches, optim, scheduler, held_out, **own)
         if kept is not None:
-            run.begin(kept, epochs)
+            run.begin(kept, saved, epochs)
         run.train(epochs, kept, progress)
         run.end()
         _warn(_diverged(run))

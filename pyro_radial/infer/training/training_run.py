@@ -35,7 +35,7 @@ from pyro_radial.nn.likelihoods import FUNCTION_SITE
 from pyro_radial.nn.modules import evaluating
 from pyro_radial.nn.supervised import find_network
 
-__all__ = ["Record", "TrainingRun", "way_of"]
+__all__ = ["SAVED", "Record", "TrainingRun", "way_of"]
 
 Record = dict[str, float]
 TERMS = ("loss", "nll", "kl")
@@ -158,10 +158,9 @@ class TrainingRun:
         self.sums = self._no_terms()
         return record
 
-    def begin(self, checkpoint: Checkpoint, epochs: int) -> None:
-        """Resume from a checkpoint if its file exists, and check that it can be written."""
+    def begin(self, checkpoint: Checkpoint, saved: State | None, epochs: int) -> None:
+        """Resume from what a checkpoint's file holds, if it exists, and check that the file can be written."""
         self._identify()
-        saved = checkpoint.load(self.trainer.device, needed=SAVED)
         if saved is not None:
             self._load(checkpoint, saved)
         if self.epoch < epochs and not self.stopped:

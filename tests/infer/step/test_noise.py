@@ -28,7 +28,7 @@ def test_a_graph_with_its_noise_as_inputs_is_the_graph(kind, monkeypatch):
     module = record_graph(draws, [x])
     if kind == "together":
         monkeypatch.setattr(noise, "_one_by_one", noise._together)
-    draw, rest = split_noise(module, [x])
+    draw, rest = split_noise(module)
     assert "randn" not in rest.code
     torch.manual_seed(0)
     expected = module(x)
@@ -50,7 +50,7 @@ def test_noise_that_is_drawn_together_has_the_right_distributions(monkeypatch):
 
     x = torch.zeros(1)
     monkeypatch.setattr(noise, "_one_by_one", noise._together)
-    draw, rest = split_noise(record_graph(function, [x]), [x])
+    draw, rest = split_noise(record_graph(function, [x]))
     torch.manual_seed(0)
     first, uniform, second, _ = rest(x, *draw())
     # Four standard errors of 20,000 draws.
@@ -75,7 +75,7 @@ def test_noise_that_is_drawn_together_has_the_right_distributions(monkeypatch):
 def test_a_graph_with_noise_that_depends_on_values_stays_whole(function):
     x = torch.ones(3)
     module = record_graph(function, [x])
-    draw, rest = split_noise(module, [x])
+    draw, rest = split_noise(module)
     assert draw() == []
     torch.manual_seed(0)
     expected = module(x)
