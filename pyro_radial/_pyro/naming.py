@@ -3,10 +3,11 @@
 
 """Unique names in Pyro's parameter store."""
 
+import itertools
 import re
 import warnings
 import weakref
-from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pyro
@@ -18,7 +19,7 @@ from pyro_radial._pyro.compat import adopt, forget_stored, stored_name
 __all__ = ["UniquelyNamed", "rename_tree", "unique_name"]
 
 COUNTER = re.compile(r"_\d+$")
-_instances: Counter[str] = Counter()
+_instances: dict[str, Iterator[int]] = {}
 
 
 class _Owner:
@@ -44,8 +45,8 @@ _owners: weakref.WeakValueDictionary[str, _Owner] = weakref.WeakValueDictionary(
 
 def unique_name(cls: type) -> str:
     """A new name for an instance of a class: ``"Net"``, ``"Net_2"``, ``"Net_3"``, ... within this process."""
-    _instances[cls.__name__] += 1
-    count = _instances[cls.__name__]
+    # One operation each, so two threads never get the same number.
+    count = next(_instances.setdefault(cls.__name__, itertools.count(1)))
     return cls.__name__ if count == 1 else f"{cls.__name__}_{count}"
 
 

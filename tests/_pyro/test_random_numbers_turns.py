@@ -17,6 +17,7 @@ from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, SupervisedModel, TermsELBO, diagnose, fit, predict
 from pyro_radial._pyro import random_numbers
+from pyro_radial._pyro.naming import unique_name
 from pyro_radial._pyro.random_numbers import one_at_a_time, seeded
 from pyro_radial.nn import likelihoods
 
@@ -80,6 +81,12 @@ def test_fits_in_threads_each_learn_their_own():
         assert len(result.history) == 60
         assert set(diagnosis.terms.kl_by_site) == {"weight", "bias"}
     assert not pyro.poutine.runtime._PYRO_STACK
+
+
+def test_modules_made_in_threads_have_names_of_their_own():
+    classes = [type(f"Made{number}InThreads", (), {}) for number in range(1_000)]
+    names = at_once(lambda _: [unique_name(cls) for cls in classes], range(4))
+    assert len({name for found in names for name in found}) == 4_000
 
 
 def test_seeded_numbers_are_drawn_by_one_thread_alone():
