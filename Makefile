@@ -38,6 +38,7 @@ soak: $(READY)
 # On a machine with a GPU and its own torch, in place: the tests that need one, then a table of times.
 gpu:
 	$(PYTHON) -m pytest -q -m cuda tests
+	PYRO_RADIAL_DEVICE=cuda $(PYTHON) -m pytest -q --noconftest tests/devices/suite.py
 	$(PYTHON) -m benchmarks.guides.cuda
 
 lint: $(READY)

@@ -7,6 +7,7 @@ python -m benchmarks.guides.cuda
 """
 
 import importlib.util
+import math
 import multiprocessing
 import os
 import statistics
@@ -300,7 +301,13 @@ def in_cuda_graph(step: Callable[[], Any]) -> Callable[[], Any]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay() -> None:
+        # The graph reads this step's tensors, so they must live as long.
+        assert step
+        graph.replay()
+
+    return replay
 
 
 def lenet() -> nn.Module:
@@ -426,18 +433,18 @@ def sampling(device: str, size: Size) -> list[Row]:
 def claims(results: Results) -> list[Claim]:
     """Compare with NumPyro, a plain network, a plain loop, and a plain convolutional network."""
     (found,) = results.where(what="check")
-    ratios = [ours / theirs for ours, theirs in (times(results, model) for model in MODELS) if theirs]
+    ratios = [ours / theirs for ours, theirs in (times(results, model) for model in measured(results)) if theirs]
     names = NETWORKS if any(row["step"] == PLAIN for row in results.where(what="network")) else ()
     plain = results.where(what="network", step=PLAIN) or results.where(what="network", step=EAGER)
     networks = [results.where(what="network", step=name)[0]["ms"] / plain[0]["ms"] for name in names]
     epochs = [results.where(what="LeNet", step=step)[0]["s"] for step in (FIT, EAGER)]
-    vgg = [results.where(what=VGG, step=step)[0] for step in (VGG_RADIAL, VGG_PLAIN)]
-    slower, larger = vgg[0]["ms"] / vgg[1]["ms"], vgg[0]["peak_gib"] / max(vgg[1]["peak_gib"], 1e-9)
-    return [
+    vgg = [row for step in (VGG_RADIAL, VGG_PLAIN) for row in results.where(what=VGG, step=step)]
+    slower, larger = (vgg[0][key] / max(vgg[1][key], 1e-9) if vgg else math.nan for key in ("ms", "peak_gib"))
+    every = [
         Claim(
             "On a GPU, steps of six models take at most half as long as NumPyro's compiled steps",
             "",
-            f"{min(ratios):.2f} to {max(ratios):.2f} of NumPyro's" if ratios else "without NumPyro",
+            f"{min(ratios):.2f} to {max(ratios):.2f} of NumPyro's" if ratios else "not measured",
             "1",
             bool(ratios) and max(ratios) <= 0.5,
         ),
@@ -458,7 +465,7 @@ def claims(results: Results) -> list[Claim]:
         Claim(
             "A step of a radial VGG-16 with 46 channels takes at most 1.1 times as long as a compiled plain one's",
             "",
-            f"{slower:.2f} times, in {larger:.2f} times the memory",
+            f"{slower:.2f} times, in {larger:.2f} times the memory" if vgg else "not measured",
             "1",
             slower <= 1.1 and larger <= 1.15,
         ),
@@ -470,6 +477,12 @@ def claims(results: Results) -> list[Claim]:
             found["waits"] <= 2,
         ),
     ]
+    return [claim for claim in every if claim.ours != "not measured"]
+
+
+def measured(results: Results) -> list[str]:
+    """The models with results; a run that its time limit cut short lacks some."""
+    return [model for model in MODELS if results.where(what="model", model=model, step=OURS)]
 
 
 def times(results: Results, model: str) -> tuple[float, float]:
@@ -480,12 +493,13 @@ def times(results: Results, model: str) -> tuple[float, float]:
 
 def report(results: Results) -> str:
     """Report the tables."""
-    contenders = [row["step"] for row in results.where(what="model", model=MODELS[0])]
+    there = measured(results)
+    contenders = [row["step"] for row in results.where(what="model", model=there[0])] if there else []
     models = []
     for model in MODELS:
-        rows = [results.where(what="model", model=model, step=step)[0] for step in contenders]
-        first = results.where(what="first", step=model)[0]["s"]
-        models.append([model, *(f"{row['ms']:.3f}" for row in rows), f"{first:.0f}"])
+        rows = [row for step in contenders for row in results.where(what="model", model=model, step=step)]
+        first = [f"{row['s']:.0f}" for row in results.where(what="first", step=model)] or ["not measured"]
+        models.append([model, *(f"{row['ms']:.3f}" for row in rows), *first])
     networks = []
     for row in results.where(what="network"):
         first = results.where(what="first", step=row["step"])
@@ -497,11 +511,23 @@ def report(results: Results) -> str:
     ]
     samplers = [[row["step"], f"{row['ratio']:.1f}"] for row in results.where(what="sampler")]
     found = results.where(what="check")[0]
+    missing = [*(model for model in MODELS if model not in there), *([] if vgg else [VGG])]
+    notes = [
+        *([results.setting["code"]] if "code" in results.setting else []),
+        *([f"The machine's time ran out before the steps of {', '.join(missing)}."] if missing else []),
+    ]
+    convolutional = f"""
+
+Steps of VGG-16 on {SIZES["default"].vgg_images} images of 512 x 512 pixels, with {RADIAL_CHANNELS} channels in the \
+radial and {PLAIN_CHANNELS} in the plain network:
+
+{markdown_table(["", "ms", "peak GiB", "reserved GiB"], vgg)}"""
     return f"""### On a GPU
 
 On {results.setting["device"]} with torch {results.setting["torch"]}, without validation (`python -m \
-benchmarks.guides.cuda`). Milliseconds of a step that nobody waits for, medians of turns of 200 steps, and the \
-seconds of the first four steps, which record, compile and capture, with nothing in caches and all of them at once:
+benchmarks.guides.cuda`). {" ".join([*notes, ""])}Milliseconds of a step that nobody waits for, medians of turns of \
+200 steps, and the seconds of the first four steps, which record, compile and capture, with nothing in caches and all \
+of them at once:
 
 {markdown_table(["", *contenders, "first steps, s"], models)}
 
@@ -511,12 +537,7 @@ A network of 784-200x4-10 and batches of 128, in ms:
 
 An epoch of LeNet-5 on 54,000 images, batches of 128, in seconds:
 
-{markdown_table(["", "s"], lenet)}
-
-Steps of VGG-16 on {SIZES["default"].vgg_images} images of 512 x 512 pixels, with {RADIAL_CHANNELS} channels in the \
-radial and {PLAIN_CHANNELS} in the plain network:
-
-{markdown_table(["", "ms", "peak GiB", "reserved GiB"], vgg)}
+{markdown_table(["", "s"], lenet)}{convolutional if vgg else ""}
 
 Time per element drawn, as a multiple of the time to copy an element:
 
@@ -528,13 +549,15 @@ end."""
 
 def draw(results: Results) -> None:
     """Steps of models beside NumPyro's."""
+    if not measured(results):
+        return
     figure = Figure(figsize=(7, 2.6), layout="constrained", dpi=110)
     ax = figure.subplots()
-    pairs = [times(results, model) for model in MODELS]
-    places = range(len(MODELS))
+    pairs = [times(results, model) for model in measured(results)]
+    places = range(len(pairs))
     ax.barh([place - 0.2 for place in places], [ours for ours, _ in pairs], 0.4, label=OURS)
     ax.barh([place + 0.2 for place in places], [theirs for _, theirs in pairs], 0.4, label=PEER)
-    ax.set_yticks(list(places), MODELS)
+    ax.set_yticks(list(places), measured(results))
     ax.set_xlabel("ms a step")
     ax.invert_yaxis()
     ax.legend(frameon=False)

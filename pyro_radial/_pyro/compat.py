@@ -4,6 +4,7 @@
 """Every undocumented name of Pyro or torch that the library uses, so that a change there breaks one line."""
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, reduce
@@ -308,7 +309,9 @@ def compile_graph(
     shapes = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
     fakes: list[Any] = [shapes.from_tensor(example, static_shapes=True) for example in examples]
     try:
-        with tracing(TracingContext(shapes)):
+        # Its advice, such as on lower precision, is no reason to fail where warnings are errors.
+        with tracing(TracingContext(shapes)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             compiled: Callable[..., Sequence[Tensor]] = inductor(module, fakes, options=dict(options))
     except Exception as error:
         causes = [error, error.__cause__, error.__context__, getattr(error, "inner_exception", None)]

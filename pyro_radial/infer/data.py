@@ -264,7 +264,7 @@ class Batches:
         if self._latest is None or self._latest[0] != seed:
             generator = torch.Generator().manual_seed(seed)
             order = torch.randperm(len(self.rows), generator=generator, device="cpu")
-            self._latest = seed, order if self._on_device is None else order.to(self.device)
+            self._latest = seed, order if self._on_device is None else _sent(order, self.device)
         return self._latest[1]
 
 

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 from pyro_radial.distributions import HypersphericalUniform, VonMisesFisherStable
 from pyro_radial.distributions.vmf.functions import mean_cosine
 from tests.helpers.compilers import recent_compiler
+from tests.helpers.cuda import waiting_is_an_error
 from tests.helpers.spheres import sphere_points
 
 NUM_SAMPLES = 40_000
@@ -243,11 +244,8 @@ def _step_on_cuda(dim):
 def test_on_cuda_nothing_waits_for_the_device(dim):
     step = _step_on_cuda(dim)
     step()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_is_an_error():
         step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_infer_shapes_agrees_with_the_distribution():

@@ -236,6 +236,9 @@ def _fused_on_cuda(optimizer: Optimizer) -> Optimizer:
         return optimizer
     groups = [{**group, "fused": True} for group in optimizer.param_groups]
     for group in optimizer.param_groups:
+        # None leaves the choice to torch; False is a choice.
+        if any(group.get(choice) is not None for choice in ("foreach", "fused")):
+            return optimizer
         if any(map(group.get, (*CHOICES, *STARTS_TOGETHER))):
             return optimizer
     return made(groups, fused=True)

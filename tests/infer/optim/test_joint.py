@@ -3,6 +3,8 @@
 
 """One torch optimizer does what Pyro's, one for each parameter, do."""
 
+from functools import partial
+
 import pyro
 import pytest
 import torch
@@ -68,6 +70,16 @@ def test_equal_settings_share_a_group_and_torch_s_fused_step():
     ]
     chosen = make_optimizer(pyro.optim.Adam(lambda name: {"foreach": True} if "scales" in name else {}), parameters())
     assert [bool(group["fused"]) for group in chosen.param_groups] == [False, False]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("settings", "fused"), [({}, True), ({"fused": False}, False), ({"foreach": False}, None), ({"lr": 0.1}, True)]
+)
+def test_on_cuda_torch_s_fused_step_is_taken_unless_another_was_chosen(settings, fused):
+    moved = {name: nn.Parameter(parameter.detach().cuda()) for name, parameter in parameters().items()}
+    optimizer = make_optimizer(partial(torch.optim.Adam, **settings), moved)
+    assert [group["fused"] for group in optimizer.param_groups] == [fused]
 
 
 def test_settings_by_module_and_name_will_do():

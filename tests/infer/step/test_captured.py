@@ -19,6 +19,7 @@ from pyro_radial.infer.step import compiled
 from pyro_radial.infer.step.captured import MOST_CAPTURES, CaptureError
 from pyro_radial.infer.step.evaluate import CAPTURED, COMPILED
 from tests.helpers import stand_in
+from tests.helpers.cuda import waiting_is_an_error
 from tests.helpers.networks import classifier, data, mlp
 from tests.helpers.runs import assert_same, killed, problem, trained
 from tests.helpers.runs import data as rows
@@ -336,12 +337,9 @@ def test_on_cuda_captured_steps_are_those_of_the_program_and_wait_for_nothing():
     assert svi._latest.stepped
     for name, value in outcomes[0].items():
         torch.testing.assert_close(outcomes[1][name], value, rtol=1e-4, atol=1e-5)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waiting_is_an_error():
         for _ in range(20):
             svi.step(x, y)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.cuda
@@ -369,7 +367,7 @@ def test_on_cuda_noise_follows_the_seed_and_the_state_of_the_generator(compile_a
 def test_on_cuda_a_killed_run_ends_bit_for_bit_as_an_undisturbed_one(at, tmp_path, monkeypatch):
     def run(**settings):
         torch.manual_seed(0)
-        model = classifier(net=mlp()).cuda()
+        model = classifier(8, mlp()).cuda()
         guide = AutoRadial(model)
         fit(model, guide, (X, Y), epochs=320, batch_size=8, optim=FUSED, seed=0, progress=False, **settings)
         return values(guide)
@@ -386,7 +384,7 @@ def test_on_cuda_a_killed_run_ends_bit_for_bit_as_an_undisturbed_one(at, tmp_pat
 def test_on_cuda_fit_runs_with_that_default_device():
     torch.set_default_device("cuda")
     try:
-        model = classifier(net=mlp())
+        model = classifier(8, mlp())
         result = fit(model, AutoRadial(model), (X.cpu(), Y.cpu()), epochs=120, optim=FUSED, progress=False)
     finally:
         torch.set_default_device(None)
