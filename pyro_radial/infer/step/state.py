@@ -4,7 +4,6 @@
 """The Python state that a program reads: found while it runs, and compared before a graph of it is replayed."""
 
 import dis
-import gc
 import inspect
 import io
 import logging
@@ -16,8 +15,6 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from dataclasses import is_dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType
@@ -48,8 +45,6 @@ FRAMEWORKS = frozenset({"torch", "pyro", "pyro_radial", "numpy", "opt_einsum", "
 # The machinery of imports and of type hints runs whenever something is imported for the first time.
 MACHINERY = {"_distutils_hack", "setuptools", "typing_extensions"}
 LIBRARIES = FRAMEWORKS | MACHINERY | sys.stdlib_module_names
-# Names in code that reads attributes by names that it computes.
-BY_COMPUTED_NAME = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple"})
 # With more, comparing takes longer than a step.
 MOST_PLACES, MOST_BYTES = 20_000, 4096
 MISSING = object()
@@ -96,7 +91,6 @@ class Code:
             sys.setprofile(before)
         self.users = [code for code, users in self.ran.items() if users]
         self.names, self.users_names = _names(self.ran), _names(self.users)
-        self.reads_all = not BY_COMPUTED_NAME.isdisjoint(self.users_names)
 
     def line_of(self, path: str) -> str:
         """The user's line that stores the last name in a path, else the first line with it, in parentheses."""
@@ -190,13 +184,6 @@ class State:
         self._waiting: list[tuple[Any, str, bool]] = [(root, name, False) for name, root in roots.items()]
         for holder, name in also:
             self._add(Place(operator.getitem, holder, name, f"parameter {name}", False))
-        self._visit_all()
-        # Functions that the program finds in other ways.
-        known = {thing.__code__ for thing in self._seen.values() if isinstance(thing, FunctionType)}
-        known |= {const for user in code.users for const in user.co_consts if isinstance(const, CodeType)}
-        missed = [user for user in code.users if user not in known]
-        found = gc.get_referrers(*missed) if missed else []
-        self._waiting += [(thing, thing.__name__, True) for thing in found if isinstance(thing, FunctionType)]
         self._visit_all()
         self._flatten()
 
@@ -302,8 +289,6 @@ class State:
             self._function(thing)
         elif isinstance(thing, ModuleType | type):
             self._names_in(thing)
-        elif isinstance(thing, ContextVar):
-            self._add(Place(ContextVar.get, thing, None, path, users))
         elif isinstance(thing, MethodType):
             self._waiting += [(thing.__func__, path, users), (thing.__self__, type(thing.__self__).__name__, users)]
         else:
@@ -337,9 +322,6 @@ class State:
         variables, mro = getattr(thing, "__dict__", None), type(thing).__mro__[:-1]
         classes = [cls for cls in mro if not is_library(cls.__module__)]
         counted = self.code.users_names if len(classes) == len(mro) else self.code.names
-        framework = any(cls.__module__.partition(".")[0] in FRAMEWORKS for cls in mro)
-        if not framework and (self.code.reads_all or is_dataclass(thing)):
-            counted = counted.union(variables or ())
         if isinstance(variables, dict):
             counted = counted - INTERNAL
             # Nobody gives objects of libraries other attributes, but modules a method or a hook.
@@ -432,6 +414,5 @@ def _refill(thing: Any, _: None, before: Any) -> None:
 # How a place is written, if not as an attribute.
 WRITES: dict[Any, Callable[[Any, Any, Any], Any]] = {
     operator.getitem: operator.setitem,
-    ContextVar.get: lambda variable, _, value: variable.set(value),
     _content: _refill,
 }

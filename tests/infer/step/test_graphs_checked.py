@@ -9,6 +9,7 @@ import sys
 import types
 import warnings
 import weakref
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 import pyro
@@ -47,6 +48,7 @@ def ways():
     module.sd = 1.0
     sys.modules["a_module_of_settings"] = module
     cached = functools.cache(lambda: options["sd"])
+    variable = ContextVar("sd", default=1.0)
 
     def imported():
         from a_module_of_settings import sd
@@ -59,6 +61,8 @@ def ways():
         "attrgetter": (lambda: look(holder), lambda: setattr(holder, "sd", 3.0)),
         "a bound method": (lambda: get("sd"), lambda: options.update(sd=3.0)),
         "the order of a dict": (lambda: next(iter(order.values())), lambda: order.update(a=order.pop("a"))),
+        "a context variable": (variable.get, lambda: variable.set(3.0)),
+        "a computed name": (lambda: getattr(holder, "s" + "d"), lambda: setattr(holder, "sd", 3.0)),
         "a cleared cache": (cached, lambda: (options.update(sd=3.0), cached.cache_clear())),
     }
 

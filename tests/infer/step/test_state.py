@@ -10,7 +10,6 @@ import random
 import warnings
 from array import array
 from collections import deque, namedtuple
-from contextvars import ContextVar
 from functools import partial
 from itertools import count
 from types import MethodType, ModuleType, SimpleNamespace
@@ -32,7 +31,6 @@ X = torch.linspace(-1.0, 2.0, 6)
 SCALE = 1.5
 COUNTED = 0
 CONFIG = ModuleType("config")
-CONTEXT = ContextVar("scale", default=1.5)
 KINDS, EAGER = {}, set()
 
 
@@ -146,12 +144,6 @@ def global_number():
 def attribute_of_a_python_module():
     CONFIG.scale = 1.5
     return lambda x: regression(x, CONFIG.scale), lambda p: setattr(CONFIG, "scale", 2.5)
-
-
-@kind
-def context_variable():
-    CONTEXT.set(1.5)
-    return lambda x: regression(x, CONTEXT.get()), lambda p: CONTEXT.set(2.5)
 
 
 @kind
@@ -286,12 +278,6 @@ class Slotted:
 def object_with_slots():
     slotted = Slotted()
     return lambda x: regression(x, slotted.scale), lambda p: setattr(slotted, "scale", 2.5)
-
-
-@kind
-def attribute_with_a_computed_name():
-    parts = SimpleNamespace(scale_1=1.5)
-    return lambda x: regression(x, getattr(parts, f"scale_{len(x) // 6}")), lambda p: setattr(parts, "scale_1", 2.5)
 
 
 @dataclasses.dataclass
