@@ -42,8 +42,11 @@ WIDTH_STEPS, MOST_WIDTH_RATE, LEAST_WIDTH_RATE = 5.0, 0.5, 1e-5
 SETTLING_SHARE, SETTLING_STEPS = 0.1, 30.0
 # The rate of means falls like one over the root of the number of steps after these.
 STEADY_STEPS = 100
-# The logarithm of a variance changes by at most this in a step.
-MOST_GROWTH = 0.2
+# The root mean square of a step of log(variance) is at most the first rate of widths, within these limits.
+# Where widths of a deep network change faster, its activations grow before any curvature is seen.
+LEAST_LIMIT, MOST_LIMIT = 0.02, 0.1
+# A mean moves by at most this part of the root mean square of its site's weights.
+MOST_SHARE = 0.1
 # The share of a new value in the averages of squared gradients and of recent means.
 SQUARE_SHARE, RECENT_SHARE = 0.05, 0.05
 # How much the distance from the average of recent means counts, beside the standard deviation.
@@ -67,15 +70,18 @@ class NaturalGradient(GuideOptim):
     variance: :math:`\sigma^2`, or :math:`\sigma^2 / D` with D elements to a radius. Step t is
 
     .. math::
-        \log v &\leftarrow \log v - \mathrm{clip}\big(\rho_t\, \partial L / \partial \log \sigma,\ \pm 0.2\big), \qquad
+        \log v &\leftarrow \log v - \min\Big(\rho_t, c \Big/ \sqrt{\overline{d^2}}\Big)\, d, \qquad
+            d = \partial L / \partial \log \sigma, \quad
             \rho_t = \max\big(10^{-5}, \min(\tfrac12, 5 / (t + s))\big) \\
         m &\leftarrow m - \eta_t\, u\, \overline{\nabla_m L} \Big/ \sqrt{\overline{(\nabla_m L)^2}}, \qquad
-            u^2 = v + \tfrac14 (m - \bar m)^2, \quad \eta_t = \mathrm{lr}\,\min\big(1, \sqrt{100 / t}\big)
+            u^2 = \min\big(v + \tfrac14 (m - \bar m)^2,\ \tfrac{1}{100}\, \mathrm{mean}(m^2 + v)\big), \quad
+            \eta_t = \mathrm{lr}\,\min\big(1, \sqrt{100 / t}\big)
 
-    where bars are running averages, :math:`\bar m` over about 20 steps, and s is a tenth of the steps of
-    :func:`~pyro_radial.fit`, else 30. So means move as in Adam, in units of their posterior standard deviation, or of
-    the way that they came lately. Widths average over about the last fifth of the steps. Neither depends on where
-    widths started. At rest, for both families and any prior p, with g the gradient of
+    where bars are running averages over about 20 steps. For T steps of :func:`~pyro_radial.fit`, s is T / 10 and c is
+    50 / T, between 0.02 and 0.1; in other loops they are 30 and 0.1. So means move as in Adam, in units of their
+    posterior standard deviation, or of the way that they came lately, and by at most a tenth of the root mean square of
+    their site's weights. Widths average over about the last fifth of the steps. Neither depends on where widths
+    started. At rest, for both families and any prior p, with g the gradient of
     the negative log-likelihood at the drawn weights w,
 
     .. math:: v^{-1} = E[g\,(w - m) / v] - E[(\partial \log p / \partial w)\,(w - m) / v].
@@ -208,10 +214,11 @@ class Pair(NamedTuple):
     name: str
     loc: Tensor
     scale: Tensor
-    #: Averages of the gradients of ``loc``, of their squares, and of ``loc``.
+    #: Averages of the gradients of ``loc``, of their squares, of ``loc``, and of squared derivatives by log(scale).
     average: Tensor
     square: Tensor
     recent: Tensor
+    width_square: Tensor
     #: The sum of rates and the mean of log(scale) at some earlier steps; see :func:`is_marked`.
     marks: Tensor
     to_scale: Transform
@@ -221,18 +228,19 @@ class Pair(NamedTuple):
     def of(cls, name: str, found: LocScaleSite) -> "Pair":
         """The parameters of a site, with nothing remembered."""
         to_scale, per_stddev = transform_to(found.family.scale_constraint), found.family.scale_of(found.site, 1.0)
-        average, square = torch.zeros_like(found.loc), torch.zeros_like(found.loc)
+        average, square, width_square = (torch.zeros_like(like) for like in (found.loc, found.loc, found.scale))
         recent, marks = found.loc.detach().clone(), found.loc.new_zeros(MARKS, 2)
         marks[:, 1] = to_scale(found.scale.detach()).log().mean()
-        return cls(name, found.loc, found.scale, average, square, recent, marks, to_scale, per_stddev)
+        return cls(name, found.loc, found.scale, average, square, recent, width_square, marks, to_scale, per_stddev)
 
     def changed_by_steps(self) -> list[Tensor]:
         """The tensors that a step changes."""
-        return [self.loc, self.scale, self.average, self.square, self.recent]
+        return [self.loc, self.scale, self.average, self.square, self.recent, self.width_square]
 
     def remembered(self) -> dict[str, Tensor]:
         """The tensors of the optimizer's state."""
-        return {"average": self.average, "square": self.square, "recent": self.recent, "marks": self.marks}
+        names = ("average", "square", "recent", "width_square", "marks")
+        return {name: getattr(self, name) for name in names}
 
     def _with_present(self, sum_of_rates: float) -> Tensor:
         """The marks and one of the present widths."""
@@ -261,6 +269,8 @@ class Rates(NamedTuple):
 
     loc: Any
     width: Any
+    #: The limit of a step of the logarithm of variances.
+    limit: Any
     #: The shares of new values in the averages.
     average: Any
     square: Any
@@ -399,11 +409,13 @@ class NaturalGradientOptimizer(GraphOptimizer):
         share, beta2 = 1.0 - group["beta1"], group["beta2"]
         # The weights of the gradients so far in the averages, as in Adam.
         of_average, of_square = (1.0 - (1.0 - part) ** (steps + 1) for part in (share, SQUARE_SHARE))
-        loc, width = group["lr"] / of_average, 1.0 - (beta2 or 0.0)
+        of_widths = 1.0 - (1.0 - SQUARE_SHARE) ** (width_steps + 1)
+        loc, width, limit = group["lr"] / of_average, 1.0 - (beta2 or 0.0), MOST_LIMIT
         if beta2 is None:
             loc *= math.sqrt(of_square) * min(1.0, math.sqrt(STEADY_STEPS / (steps + 1)))
             width = width_rate(width_steps + 1, group["settling"])
-        return Rates(loc, width, share, SQUARE_SHARE, RECENT_SHARE)
+            limit = min(MOST_LIMIT, max(LEAST_LIMIT, width_rate(0, group["settling"])))
+        return Rates(loc, width, limit * math.sqrt(of_widths), share, SQUARE_SHARE, RECENT_SHARE)
 
     def _update(
         self, gradients: Sequence[tuple[Any, Any]], rates: Sequence[Rates], scales: Mapping[int, Tensor]
@@ -441,18 +453,23 @@ def by_log_scale(to_scale: Transform, unconstrained: Tensor, scale: Tensor) -> T
 def _move_scale(pair: Pair, by_scale: Tensor, rates: Rates, scale: Tensor) -> Tensor:
     """Move a site's scales; returns the fall of the logarithm of its variances."""
     per_log = by_log_scale(pair.to_scale, pair.scale, scale)
-    fall = (by_scale * per_log * rates.width).clamp(-MOST_GROWTH, MOST_GROWTH)
+    derivative = by_scale * per_log
+    pair.width_square.lerp_(derivative.square(), rates.square)
+    # Noise is divided by its size, not cut off: a few large derivatives hold widths against the prior's steady pull.
+    fall = derivative * (rates.limit / (pair.width_square.sqrt() + TINY)).clamp(max=rates.width)
     pair.scale.addcmul_(fall, per_log, value=-0.5)
     return fall
 
 
 def _move_loc(pair: Pair, by_loc: Tensor, rates: Rates, variance: Tensor) -> None:
-    """Move a site's means by a step of Adam in units of its posterior and of the way that it came."""
+    """Move a site's means by a step of Adam in units of its posterior and of the way that it came, or a smaller one."""
     pair.average.lerp_(by_loc, rates.average)
     pair.square.lerp_(by_loc.square(), rates.square)
     pair.recent.lerp_(pair.loc, rates.recent)
     travel = pair.loc - pair.recent
-    unit = torch.addcmul(variance, travel, travel, value=TRAVEL**2).sqrt()
+    squared_unit = torch.addcmul(variance, travel, travel, value=TRAVEL**2)
+    most = MOST_SHARE**2 * torch.addcmul(variance, pair.loc, pair.loc).mean()
+    unit = torch.minimum(squared_unit, most).sqrt()
     pair.loc.sub_(unit * pair.average / (pair.square.sqrt() + TINY) * rates.loc)
 
 

@@ -4,6 +4,7 @@
 """Natural gradients: the point at rest, the authors' trajectories, and everything that a training can be asked for."""
 
 import copy
+import itertools
 import math
 from functools import partial
 
@@ -26,6 +27,7 @@ from pyro_radial import (
     PriorChain,
     SupervisedModel,
     TermsELBO,
+    fit,
     predict,
 )
 from pyro_radial.infer.autoguide import families
@@ -155,8 +157,10 @@ def test_a_prior_of_another_family_leads_to_the_best_posterior_by_quadrature(dou
     else:
         guide, optim = GUIDES[kind](model, init_stddev=start), NaturalGradient()
     means, precisions = train(model, guide, (x, y), optim)
-    assert bool(((means - mean).abs() < 0.01 * precision.rsqrt()).all())
-    torch.testing.assert_close(precisions, precision, rtol=0.01 if start == "beta2" else 0.03, atol=0.0)
+    # The rate of widths falls, so after 800 steps they are still a little off.
+    error = 0.01 if start == "beta2" else 0.03
+    assert bool(((means - mean).abs() < error * precision.rsqrt()).all())
+    torch.testing.assert_close(precisions, precision, rtol=error, atol=0.0)
 
 
 @pytest.mark.parametrize(("beta1", "prior"), [(0.0, 0.5), (0.9, 1e4)])
@@ -364,7 +368,10 @@ def test_widths_start_at_the_curvature_of_the_data_and_the_precision_of_the_prio
 
 
 @pytest.mark.parametrize("guide_class", [AutoRadial, AutoMeanField])
-def test_widths_start_where_the_guide_has_them_and_the_first_step_is_one_of_adam_in_their_units(double, guide_class):
+def test_widths_start_where_the_guide_has_them_and_the_first_step_is_one_of_adam_in_their_units(
+    double, guide_class, monkeypatch
+):
+    monkeypatch.setattr(natural_gradient, "MOST_SHARE", 1.0)
     model, _ = problem()
     x, y = data()
     guide = guide_class(model.double(), init_stddev=0.03)
@@ -380,6 +387,7 @@ def test_widths_start_where_the_guide_has_them_and_the_first_step_is_one_of_adam
 def test_means_take_the_steps_of_adam_in_units_of_a_fixed_width(double, monkeypatch):
     """Without travel and with widths held, a mean divided by its width is what Adam trains."""
     monkeypatch.setattr(natural_gradient, "TRAVEL", 0.0)
+    monkeypatch.setattr(natural_gradient, "MOST_SHARE", 1.0)
     model, _ = problem()
     x, y = data()
     guide = AutoMeanField(model.double(), init_stddev=0.03)
@@ -397,6 +405,57 @@ def test_means_take_the_steps_of_adam_in_units_of_a_fixed_width(double, monkeypa
         optimizer.step()
         adam.step()
     torch.testing.assert_close(site.loc, 0.03 * scaled, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("guide_class", [AutoRadial, AutoMeanField])
+def test_a_mean_moves_by_at_most_a_tenth_of_the_root_mean_square_of_its_site(double, guide_class):
+    model, _ = problem()
+    x, y = data()
+    guide = guide_class(model.double(), init_stddev=2.0)
+    optimizer = NaturalGradient().optimizer(model, guide, x.double(), y)
+    before = {name: q.mean for name, q in guide.posterior().items()}
+    TermsELBO()(model, guide)(x.double(), y).backward()
+    optimizer.step()
+    for name, q in guide.posterior().items():
+        most = 0.1 * (before[name].square() + 4.0).mean().sqrt()
+        torch.testing.assert_close((q.mean - before[name]).abs(), most.expand_as(q.mean))
+
+
+@pytest.mark.parametrize(("steps", "limit"), [(100, 0.1), (1_000, 0.05), (20_000, 0.02)])
+def test_widths_take_steps_of_a_known_size_and_rare_large_derivatives_hold_them(double, steps, limit):
+    """Of twenty derivatives, 19 are -1 and one is 38. Cut off at the limit, they would let widths grow."""
+    model, batch, *_ = regression()
+    optim, guide = NaturalGradient(), AutoMeanField(model)
+    optimizer = optim.optimizer(model, guide, *batch)
+    optim.scheduler(optimizer, steps)
+    (pair,) = optimizer._pairs
+    scale = pair.to_scale(pair.scale.detach())
+    falls = []
+    for step in range(800):
+        (rates,) = optimizer._next_rates()
+        derivative = 1e4 * (38.0 if step % 20 == 7 else -1.0)
+        with torch.no_grad():
+            by_scale = derivative / natural_gradient.by_log_scale(pair.to_scale, pair.scale, scale)
+            falls.append(natural_gradient._move_scale(pair, by_scale, rates, scale)[0, 0])
+            pair.scale.copy_(pair.to_scale.inv(scale))
+        optimizer._count([(True, True)], [rates])
+    late = torch.stack(falls[400:])
+    assert 0.7 * limit < late.square().mean().sqrt() < limit
+    assert 0.05 * limit < late.mean() < 0.2 * limit
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("guide_class", [AutoRadial, AutoMeanField])
+def test_a_deep_network_under_a_wide_prior_does_not_diverge(guide_class):
+    torch.manual_seed(0)
+    x = torch.randn(1_000, 20)
+    y = (x @ torch.randn(20, 5)).argmax(-1)
+    widths = (20, 100, 100, 100, 100)
+    layers = [layer for i, o in itertools.pairwise(widths) for layer in (nn.Linear(i, o), nn.ReLU())]
+    net = nn.Sequential(*layers, nn.Linear(100, 5))
+    model = SupervisedModel(BayesianModule(net, prior=dist.Normal(0.0, 1.0)), likelihoods.Categorical())
+    history = fit(model, guide_class(model), (x, y), epochs=20, optim=NaturalGradient(), progress=False).history
+    assert history[-1]["loss"] < 0.5 * history[0]["loss"]
 
 
 def test_a_trained_guide_keeps_its_widths():
