@@ -50,3 +50,16 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "cuda" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="no CUDA device on this machine"))
+
+
+@pytest.fixture
+def recorded_only(monkeypatch):
+    """Graphs that would be compiled run as recorded; the list of those."""
+    # Most tests compile nothing, and need no compiler's modules.
+    from pyro_radial.infer.step import compiled
+
+    made = []
+    monkeypatch.setattr(compiled, "compile_graph", lambda module, *_: made.append(module) or module)
+    compiled.forget()
+    yield made
+    compiled.forget()

@@ -34,7 +34,6 @@ from pyro_radial.infer.autoguide import families
 from pyro_radial.infer.optim import natural_gradient
 from pyro_radial.infer.optim.joint import JointOptimizer
 from pyro_radial.infer.optim.natural_gradient import NaturalGradient, _inverse_slope
-from pyro_radial.infer.step import compiled as code
 from pyro_radial.infer.step import graphs
 from pyro_radial.infer.step.graphs import Graphs
 from pyro_radial.infer.training.trainer import Trainer
@@ -556,15 +555,6 @@ def test_the_parts_of_a_batch_give_the_step_of_the_whole(double):
         )
     for name, value in steps[0].items():
         torch.testing.assert_close(value, steps[1][name], rtol=0.0, atol=1e-10)
-
-
-@pytest.fixture
-def recorded_only(monkeypatch):
-    """Graphs that would be compiled run as recorded."""
-    code.forget()
-    monkeypatch.setattr(code, "compile_graph", lambda module, *_: module)
-    yield
-    code.forget()
 
 
 def gradients_left(monkeypatch):

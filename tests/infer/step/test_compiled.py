@@ -1,12 +1,10 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-import pytest
 import torch
 from torch import nn
 
 from pyro_radial import AutoRadial, TermsELBO
-from pyro_radial.infer.step import compiled
 from tests.helpers.graphs import Graphed
 from tests.helpers.networks import classifier, data
 
@@ -26,17 +24,7 @@ class Attending(nn.Module):
         return self.head(self.layer(self.lift(x).unflatten(-1, (3, 4))).flatten(1))
 
 
-@pytest.fixture
-def given(monkeypatch):
-    """The graphs that the compiler gets; it returns them."""
-    modules = []
-    monkeypatch.setattr(compiled, "compile_graph", lambda module, *_: modules.append(module) or module)
-    compiled.forget()
-    yield modules
-    compiled.forget()
-
-
-def test_a_compiler_gets_no_random_numbers_to_draw_and_the_check_sees_the_same(given):
+def test_a_compiler_gets_no_random_numbers_to_draw_and_the_check_sees_the_same(recorded_only):
     torch.manual_seed(0)
     model = classifier(net=Attending())
     guide = AutoRadial(model)
@@ -45,12 +33,12 @@ def test_a_compiler_gets_no_random_numbers_to_draw_and_the_check_sees_the_same(g
     # A refusal by the check would warn.
     losses = {float(loss((X, Y))[0]) for _ in range(4)}
     assert len(losses) == 4
-    (module,) = given
+    (module,) = recorded_only
     seeded = torch.Tag.nondeterministic_seeded
     assert not [node for node in module.graph.nodes if seeded in getattr(node.target, "tags", ())]
 
 
-def test_compiled_noise_on_a_cpu_is_that_of_the_program(given):
+def test_compiled_noise_on_a_cpu_is_that_of_the_program(recorded_only):
     torch.manual_seed(0)
     model = classifier(net=Attending())
     guide = AutoRadial(model)

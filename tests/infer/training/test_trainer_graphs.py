@@ -19,16 +19,6 @@ from tests.helpers.runs import assert_same, data, killed, problem, trained
 ROWS = 23
 
 
-@pytest.fixture
-def recorded_only(monkeypatch):
-    """Graphs that would be compiled run as recorded, and are counted."""
-    made = []
-    monkeypatch.setattr(code, "compile_graph", lambda module, *_: made.append(module) or module)
-    code.forget()
-    yield made
-    code.forget()
-
-
 def ended(rows=ROWS, net="plain", **settings):
     pyro.set_rng_seed(0)
     model, guide = problem(net, likelihood=likelihoods.Categorical())
