@@ -34,8 +34,6 @@ from pyro_radial import (
 from pyro_radial.continual import (
     Coreset,
     TaskStream,
-    class_split_stream,
-    permuted_stream,
     train_stream,
 )
 from pyro_radial.continual.coresets import random_coreset
@@ -43,6 +41,7 @@ from pyro_radial.continual.measures import AccuracyMatrix
 from pyro_radial.distributions import RadialNormal
 from pyro_radial.distributions.wrappers import map_leaf
 from pyro_radial.nn import MultiHead, likelihoods
+from tutorials.streams import class_split_stream, permuted_stream
 
 METHODS = ("radial exact", "radial published", "radial normal", "mean field")
 

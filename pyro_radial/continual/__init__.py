@@ -5,7 +5,7 @@
 
 from pyro_radial.continual.coresets import Coreset
 from pyro_radial.continual.prior_chain import PriorChain
-from pyro_radial.continual.streams import Task, TaskStream, class_split_stream, permuted_stream
+from pyro_radial.continual.streams import Task, TaskStream
 from pyro_radial.continual.train_stream import train_stream
 
 __all__ = [
@@ -13,7 +13,5 @@ __all__ = [
     "PriorChain",
     "Task",
     "TaskStream",
-    "class_split_stream",
-    "permuted_stream",
     "train_stream",
 ]

@@ -97,9 +97,10 @@ def train_stream(
         >>> from functools import partial
         >>> from pyro_radial import BayesianModule, SupervisedModel
         >>> from pyro_radial.nn import likelihoods
-        >>> from pyro_radial.continual import class_split_stream
-        >>> x = torch.eye(4).repeat(25, 1)
-        >>> stream = class_split_stream((x, x.argmax(-1)), (x, x.argmax(-1)), multi_head=False)
+        >>> from pyro_radial.continual import Task, TaskStream
+        >>> parts = {"a": torch.eye(4)[:2].repeat(25, 1), "b": torch.eye(4)[2:].repeat(25, 1)}
+        >>> tasks = [Task(name, (x, x.argmax(-1)), (x, x.argmax(-1))) for name, x in parts.items()]
+        >>> stream = TaskStream.of(tasks, num_outputs=4)
         >>> model = SupervisedModel(BayesianModule(torch.nn.Linear(4, 4)), likelihoods.Categorical())
         >>> matrix = train_stream(PriorChain(model), stream, epochs=20, batch_size=50, progress=False,
         ...                       optim=partial(torch.optim.Adam, lr=0.1))

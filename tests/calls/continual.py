@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from pyro_radial import AutoMeanField, AutoRadial, BayesianModule, PriorChain, SupervisedModel, fit
-from pyro_radial.continual import Coreset, Task, class_split_stream
+from pyro_radial.continual import Coreset, Task
 from pyro_radial.nn import likelihoods
 from tests.calls.sweep import Lazy, Row, some
+from tutorials.streams import class_split_stream
 
 NAN = math.nan
 X = torch.eye(4).repeat(6, 1)
@@ -46,8 +47,6 @@ def task():
     return Task("a", (X, Y), (X, Y))
 
 
-labels = {"real labels": (X, Y.float()), "a label below zero": (X, Y - 1), "no tensors": (None, None)}
-
 ROWS = [
     Row("continual.Task", lambda: dict(name="a", train=(X, Y), test=(X, Y), validation=(X, Y))),
     Row(
@@ -57,16 +56,6 @@ ROWS = [
         then=lambda found: found[0],
     ),
     Row("continual.TaskStream.of", lambda: dict(tasks=[task()], num_outputs=2), dict(tasks=some([3], (X, Y)))),
-    Row(
-        "continual.class_split_stream",
-        lambda: dict(train=(X, Y), test=(X, Y)),
-        dict(train=labels, test=labels, classes_per_task={"another size at the end": 3}),
-    ),
-    Row(
-        "continual.permuted_stream",
-        lambda: dict(train=(X, Y), test=(X, Y), num_tasks=2),
-        dict(train=labels, test=labels | {"narrower": (X[:, :2], Y)}),
-    ),
     Row(
         "continual.Coreset.choose",
         lambda: dict(x=X, size=3),

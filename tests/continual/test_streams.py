@@ -3,14 +3,13 @@
 
 """A stream builds its tasks on access; the standard streams hold every row of their data set once."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyro_radial.continual.streams import Task, TaskStream, class_split_stream, permuted_stream
+from pyro_radial.continual.streams import Task, TaskStream
+from tutorials.streams import class_split_stream, permuted_stream
 
 NAN = float("nan")
 GOOD = (torch.rand(3, 2), torch.tensor([0, 1, 0]))
@@ -129,13 +128,13 @@ def test_labels_of_a_head_count_the_classes_of_its_task():
         assert part[1].tolist() == [int(labels[row]) - 2 for row in rows]
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(st.integers(1, 5), st.integers(0, 100))
-def test_train_and_test_are_permuted_alike(num_tasks, seed):
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(st.integers(1, 5))
+def test_train_and_test_are_permuted_alike(num_tasks):
     # An element holds its own place in the row, so that a row is the permutation itself.
     x = torch.arange(12.0).reshape(1, 3, 2, 2).repeat(4, 1, 1, 1)
     data = x, torch.tensor([0, 1, 2, 0])
-    stream = permuted_stream(data, data, num_tasks, validation_fraction=0.5, seed=seed)
+    stream = permuted_stream(data, data, num_tasks, validation_fraction=0.5)
     orders = []
     for task in stream:
         parts = task.train[0], task.test[0], task.validation[0]
@@ -148,62 +147,9 @@ def test_train_and_test_are_permuted_alike(num_tasks, seed):
     assert orders[0] == tuple(range(12))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"classes_per_task": 4}, "classes_per_task must divide the 6 classes of heads, got 4"),
-        ({"classes_per_task": 0}, "classes_per_task"),
-        ({"validation_fraction": 1.0}, "validation_fraction must be in"),
-        ({"validation_fraction": -0.1}, "validation_fraction must be in"),
-        ({"validation_fraction": math.nan}, "validation_fraction must be in"),
-        (
-            {"validation_fraction": 0.01},
-            "rows in both parts, got 0.01, which holds out 0 of 23",
-        ),
-        ({"validation_fraction": 0.99}, "rows in both parts, got 0.99, which holds out 23 of 23"),
-        ({"validation_fraction": 0.05}, "task 'classes .*': validation must have at least one row"),
-    ],
-)
-def test_bad_splits_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        class_split_stream(TRAIN, TEST, **options)
-
-
-def test_a_class_in_one_part_only_is_named():
-    fewer = TEST[0], TEST[1].clamp(max=4)
-    with pytest.raises(ValueError, match=r"test: .* got no row of class 5"):
-        class_split_stream(TRAIN, fewer)
-    with pytest.raises(ValueError, match=r"train: .* got no row of class 5"):
-        class_split_stream(fewer, TEST)
-
-
-@pytest.mark.parametrize("make", [class_split_stream, lambda train, test: permuted_stream(train, test, 2)])
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ((torch.rand(3, 2), torch.rand(3)), "y must be integer labels"),
-        ((torch.rand(3, 2), torch.ones(3, dtype=torch.bool)), "y must be integer labels"),
-        ((torch.rand(3, 2), torch.zeros(3, 1, dtype=torch.int64)), "y must be integer labels"),
-        ((torch.rand(3, 2), torch.tensor([0, -1, 1])), "y must be non-negative, got -1"),
-        ((torch.rand(3, 2), torch.tensor([0, 1])), "y must have as many rows as x, got 2 for 3"),
-        (((torch.rand(3, 2),), torch.tensor([0, 1, 0])), "x must be a Tensor, got tuple"),
-        ((torch.full((3, 2), NAN), torch.tensor([0, 1, 0])), "x must not hold NaN"),
-    ],
-)
-def test_bad_data_is_named(make, data, message):
-    with pytest.raises(ValueError, match="train.*" + message):
-        make(data, GOOD)
-    with pytest.raises(ValueError, match="test.*" + message):
-        make(GOOD, data)
-
-
-@pytest.mark.parametrize("make", [class_split_stream, lambda train, test: permuted_stream(train, test, 2)])
-def test_arrays_are_converted(make):
-    x, y = TRAIN[0].double(), TRAIN[1]  # Arrays come in double precision.
-    arrays = make((x.numpy(), y.numpy()), (x.numpy(), y.numpy()))
-    for one, other in zip(make(TRAIN, TRAIN), arrays, strict=True):
-        for part, same in zip(one.train + one.test, other.train + other.test, strict=True):
-            torch.testing.assert_close(part, same, rtol=0, atol=0)
+def test_classes_that_do_not_fill_the_heads_are_named():
+    with pytest.raises(ValueError, match="classes_per_task must divide the 6 classes of heads, got 4"):
+        class_split_stream(TRAIN, TEST, classes_per_task=4)
 
 
 def test_the_arrays_of_a_task_are_converted_and_a_dataset_is_refused():
@@ -220,4 +166,4 @@ def test_a_table_is_told_how_to_become_an_array():
             return TRAIN[0].numpy()
 
     with pytest.raises(ValueError, match=r"train: x must be .* got DataFrame, whose to_numpy\(\) is an array"):
-        class_split_stream((DataFrame(), TRAIN[1]), TEST)
+        Task("mine", (DataFrame(), TRAIN[1]), TEST)

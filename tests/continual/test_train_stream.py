@@ -15,10 +15,10 @@ from pyro_radial.continual import (
     PriorChain,
     Task,
     TaskStream,
-    class_split_stream,
     train_stream,
 )
 from tests.helpers.streams import CORESET, HALVES, MODULE, OPTIONS, ROWS, assert_same, chain, clusters, learn, stream
+from tutorials.streams import class_split_stream
 
 
 @pytest.fixture

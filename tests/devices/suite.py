@@ -40,7 +40,7 @@ from pyro_radial import (
     uncertainty,
 )
 from pyro_radial.compression import mean_network, prune
-from pyro_radial.continual import Coreset, class_split_stream, train_stream
+from pyro_radial.continual import Coreset, train_stream
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.distributions.wrappers import to_like
 from pyro_radial.functional.scores import GaussianScore
@@ -54,6 +54,7 @@ from tests.helpers import device as pretend
 from tests.helpers import host_noise
 from tests.helpers.scale_priors import HyperScale, LearnedScale, scale_mixture
 from tests.tables import DISTRIBUTIONS, GUIDES
+from tutorials.streams import class_split_stream
 
 GPU = os.environ.get("PYRO_RADIAL_DEVICE") == "cuda"
 (host_noise if GPU else pretend).start()

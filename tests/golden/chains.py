@@ -8,14 +8,13 @@ import torch
 from pyro_radial import AutoMeanField, AutoRadial, PriorChain, TermsELBO
 from pyro_radial.continual import (
     Coreset,
-    class_split_stream,
-    permuted_stream,
     train_stream,
 )
 from pyro_radial.continual.coresets import random_coreset
 from pyro_radial.continual.function_memory import FunctionChainELBO, FunctionMemory
 from pyro_radial.nn import MultiHead
 from tests.golden.programs import classification, classifier, loss_and_gradients, network, program, trained, values
+from tutorials.streams import class_split_stream, permuted_stream
 
 
 def advanced(form, guide_type):

@@ -15,7 +15,6 @@ from pyro_radial import BayesianModule, SupervisedModel
 from pyro_radial.continual import (
     Coreset,
     PriorChain,
-    class_split_stream,
     train_stream,
 )
 from pyro_radial.infer.training.checkpoint import copied
@@ -23,6 +22,7 @@ from pyro_radial.infer.training.options import FitOptions
 from pyro_radial.nn import MultiHead, likelihoods
 from tests.helpers.runs import OPTIONS as FIT_OPTIONS
 from tests.helpers.runs import assert_same as assert_same_state
+from tutorials.streams import class_split_stream
 
 #: The module, which has the name of its function.
 MODULE = import_module("pyro_radial.continual.train_stream")
