@@ -64,7 +64,8 @@ class RadialNormal(TorchDistribution):
         True
     """
 
-    arg_constraints = {"loc": constraints.real, "scale": finite_positive}
+    # Whatever makes the class anew from its arguments, as Pyro's LocScaleReparam does, needs event_dim too.
+    arg_constraints = {"loc": constraints.real, "scale": finite_positive, "event_dim": constraints.dependent}
     has_rsample = True
 
     # What log_prob reports for the direction and the radius at loc itself; for D >= 2 the density there is infinite.

@@ -7,6 +7,8 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
+from pyro.infer.reparam import AutoReparam, LocScaleReparam
 from scipy import stats
 from scipy.integrate import dblquad
 from torch.distributions import biject_to
@@ -133,6 +135,20 @@ def test_infer_shapes_agrees_with_the_distribution():
     distribution = RadialNormal(torch.zeros(4, 1, 3), torch.ones(5, 3), 2)
     shapes = RadialNormal.infer_shapes(loc=torch.Size((4, 1, 3)), scale=torch.Size((5, 3)), event_dim=2)
     assert shapes == (distribution.batch_shape, distribution.event_shape)
+
+
+@pytest.mark.parametrize("config", [{"w": LocScaleReparam(0.3)}, {"w": LocScaleReparam()}, AutoReparam()])
+@pytest.mark.parametrize(("event_dim", "squared_norm"), [(2, 4.0), (1, 12.0), (0, 48.0)])
+def test_reparameterizers_of_pyro_keep_how_many_dimensions_share_a_radius(event_dim, squared_norm, config):
+    def model():
+        loc, scale = torch.zeros(3, 4), torch.full((3, 4), 2.0)
+        return pyro.sample("w", RadialNormal(loc, scale, event_dim=event_dim).to_event(2 - event_dim))
+
+    run = poutine.reparam(model, config=config)
+    with torch.no_grad():
+        squares = torch.stack([run().square().sum() for _ in range(2000)])
+    error = squares.std() / len(squares) ** 0.5
+    assert abs(squares.mean() - squared_norm) < 5 * error
 
 
 def test_half_precision_samples_and_densities_are_finite():
