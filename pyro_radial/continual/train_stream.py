@@ -362,7 +362,7 @@ class _StreamRun:
 
     def _loss_parts(self) -> dict[str, Any]:
         """Parts of the loss with a state from task to task, such as measurement points."""
-        parts = dict(vars(self.fit_options["loss"])) if "loss" in self.fit_options else {}
+        parts = dict(getattr(self.fit_options.get("loss"), "__dict__", {}))
         callback = self.fit_options.get("callback")
         parts["callback"] = getattr(callback, "__self__", callback)
         return {name: part for name, part in parts.items() if not isinstance(part, nn.Module)}

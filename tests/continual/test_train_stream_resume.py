@@ -61,6 +61,11 @@ def test_a_killed_run_ends_as_an_undisturbed_one(where, undisturbed, monkeypatch
         assert_same(learn(one, **options), undisturbed)
 
 
+@pytest.mark.parametrize("option", ["loss", "callback", "scheduler"])
+def test_a_run_with_a_checkpoint_takes_none_for_the_default(option, tmp_path):
+    assert_same(learn(checkpoint=tmp_path, **{option: None}), learn())
+
+
 def test_a_finished_run_only_reads(undisturbed, monkeypatch, tmp_path):
     options = {"coreset": CORESET, "checkpoint": tmp_path}
     learn(**options)
