@@ -25,11 +25,20 @@ from pyro_radial._pyro.naming import UniquelyNamed, rename_tree, unique_name
 from pyro_radial.distributions.constraints import is_real
 from pyro_radial.distributions.moments import moment_matched, moments
 from pyro_radial.distributions.storage import StoredDistribution, StoredDistributions
-from pyro_radial.distributions.wrappers import Transformed, leaf, map_leaf
+from pyro_radial.distributions.wrappers import (
+    TRANSFORMED,
+    Transformed,
+    elementary,
+    leaf,
+    map_leaf,
+    pull_back,
+    with_base,
+)
 from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.diagnose import UNMOVED
 from pyro_radial.nn.modules import device_of
-from pyro_radial.poutine.swap_prior import SwapPriorMessenger, UnderPriors, check_prior, is_guide
+from pyro_radial.nn.supervised import find_network
+from pyro_radial.poutine.swap_prior import SwapPriorMessenger, UnderPriors, check_prior, is_guide, site_plates
 
 __all__ = ["PriorChain", "posterior_of"]
 
@@ -105,6 +114,10 @@ class PriorChain(UnderPriors):
             raise ValueError(f"weight must be 1.0 with form='exact', got {weight}")
         self.chained = StoredDistributions()
         self._compared: set[str] = set()
+        # Names that were given as they are: a run of the model shows whether it has such sites.
+        self._given: set[str] = set()
+        # The plates of each observed site.
+        self._observed: set[frozenset[str]] = set()
 
     @property
     def prior(self) -> dict[str, Any]:
@@ -116,7 +129,7 @@ class PriorChain(UnderPriors):
 
     def priors(self) -> SwapPriorMessenger:
         """Return the handler that gives sites their chained priors; it refuses a site of another shape or support."""
-        return SwapPriorMessenger(self.prior, self._compared)
+        return SwapPriorMessenger(self.prior, self._compared, self._given, self._observed)
 
     def model_state(self) -> dict[str, Any]:
         """Return the model's own part of ``state_dict()``, which has the same shapes after each task."""
@@ -151,14 +164,16 @@ class PriorChain(UnderPriors):
         """Make a guide's posterior the prior from now on.
 
         The posterior is copied and frozen. Sites that the guide does not have, or has a point estimate of, keep their
-        prior; a point estimate raises a warning, and so do scales that hardly moved from their start. Nothing changes
-        if any site is refused.
+        prior; a point estimate raises a warning, and so do scales that hardly moved from their start. A site in all
+        plates of an observed site belongs to the rows of its task: it keeps its prior too, with a warning. Nothing
+        changes if any site is refused.
 
         With Pyro's ``AutoMultivariateNormal`` and ``form="exact"`` each site keeps the covariance of its own event.
         Correlations between sites are lost, with a warning.
 
         :param guide: a trained guide with ``posterior()``, Pyro's ``AutoNormal``, ``AutoDiagonalNormal`` or
-            ``AutoMultivariateNormal``, an ``AutoGuideList`` of such guides, or distributions by site name.
+            ``AutoMultivariateNormal``, an ``AutoGuideList`` of such guides, or distributions by site name. A name that
+            is not a site of the model raises a ValueError here or in the next run of the model.
         :param exclude: sites that keep their prior: a regular expression searched in the name, names, or a function of
             the name.
         :raises ValueError: for another guide; naming the site, for a guide that was never trained, a posterior that is
@@ -170,12 +185,20 @@ class PriorChain(UnderPriors):
         _check_trained(guide)
         points = [name for part in _own_parts(guide) for name in part.point_sites()]
         posterior = posterior_of(guide)
-        left_out = {*points, *_matched(exclude, posterior)}
+        excluded = set(_matched(exclude, posterior))
+        of_rows = [name for name in posterior if name not in excluded and self._is_of_rows(_site(guide, name))]
+        left_out = {*points, *of_rows, *excluded}
         posterior = {name: distribution for name, distribution in posterior.items() if name not in left_out}
         if not posterior:
             raise ValueError("guide must have a site that is neither excluded nor a point estimate, got none")
+        network = find_network(self.model)
+        plain = network is not None and network.bnn.has_plain_sites
+        if network is not None and plain and (wrong := set(posterior) - network.sites):
+            raise ValueError(f"guide must have sites of the model, {sorted(network.bnn.sites)}, got {sorted(wrong)}")
         self.chained.update({name: self._stored(name, q, _site(guide, name)) for name, q in posterior.items()})
         self._compared.clear()
+        if isinstance(guide, Mapping) and not plain:
+            self._given |= posterior.keys()
         joint = [part for part in _parts(guide) if _is_normal(part) and isinstance(part, AutoMultivariateNormal)]
         if self.form == "exact" and any(len(list(_normals(part))) > 1 for part in joint):
             warnings.warn(
@@ -189,6 +212,17 @@ class PriorChain(UnderPriors):
                 "would give zero density to everything else",
                 stacklevel=2,
             )
+        if of_rows:
+            warnings.warn(
+                f"the sites {of_rows} are in the plates of observed sites, so they belong to the rows of this task and "
+                "keep their prior; exclude them, or give guide.posterior() if the next task has the same rows",
+                stacklevel=2,
+            )
+
+    def _is_of_rows(self, site: Any) -> bool:
+        """Whether a site is in all plates of an observed site, so that its values belong to the rows of a task."""
+        plates = site_plates(site) if site else frozenset()
+        return any(own and own <= plates for own in self._observed)
 
     def _stored(self, name: str, distribution: Any, site: Any) -> StoredDistribution:
         """A copy of a posterior in the chain's form, or a ValueError that names the site."""
@@ -203,9 +237,9 @@ class PriorChain(UnderPriors):
             prior = distribution if self.form == "exact" else moment_matched(distribution)
         except ValueError as error:
             raise ValueError(f"site '{name}': {error}; PriorChain(form='exact') takes it as it is") from error
-        if self.weight != 1.0 and name in (before := self.prior):
-            prior = map_leaf(partial(_weighted, leaf(before[name]), self.weight), prior)
         try:
+            if self.weight != 1.0 and name in (before := self.prior):
+                prior = map_leaf(partial(_weighted, before[name], self.weight), prior)
             stored = StoredDistribution.of(prior)
         except (ValueError, NotImplementedError) as error:
             raise ValueError(f"site '{name}': {error}") from error
@@ -220,7 +254,12 @@ class PriorChain(UnderPriors):
 
 
 def _weighted(prior: Any, weight: float, posterior: Any) -> Any:
-    """A normal posterior with the gain of its precision over a normal prior multiplied."""
+    """A normal posterior, also under transforms, with the gain of its precision over a prior multiplied."""
+    prior = leaf(pull_back(prior, elementary(getattr(posterior, "transforms", ()))))
+    if type(posterior) in TRANSFORMED:
+        return with_base(posterior, map_leaf(partial(_weighted, prior, weight), posterior.base_dist))
+    if not isinstance(prior, dist.Normal | dist.LogNormal):
+        raise ValueError(f"weight must be 1.0 if a prior is no normal under the posterior's transforms, got {weight}")
     precision = posterior.scale.square().reciprocal()
     gain = (precision - prior.scale.square().reciprocal()).clamp_min(0.0)
     return type(posterior)(posterior.loc, (precision + (weight - 1.0) * gain).rsqrt())

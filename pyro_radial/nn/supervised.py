@@ -214,6 +214,11 @@ class ModelNetwork:
         """For each argument of the likelihood's ``observation`` besides ``f``, the site that records it."""
         return getattr(self.likelihood, "noise_sites", {})
 
+    @property
+    def sites(self) -> set[str]:
+        """The names of the network's parameters, and those that the likelihood gives."""
+        return {*self.bnn.sites, *own_names(self.likelihood)}
+
     def sample_parameters(self) -> dict[str, Tensor]:
         """Sample the parameters as a run of the model does, and not the noise."""
         with self._priors():

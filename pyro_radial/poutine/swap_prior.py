@@ -3,12 +3,13 @@
 
 """Replace the priors of latent sites."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
+from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.infer.autoguide import AutoGuide
 from pyro.poutine.messenger import Messenger
@@ -19,7 +20,16 @@ from torch.distributions import Distribution
 from pyro_radial._pyro.checks import check_types
 from pyro_radial.distributions.wrappers import expanded, leaf, mask_of, on_support
 
-__all__ = ["SWAPPED", "SwapPriorMessenger", "UnderPriors", "check_prior", "is_guide", "replaced", "swap_prior"]
+__all__ = [
+    "SWAPPED",
+    "SwapPriorMessenger",
+    "UnderPriors",
+    "check_prior",
+    "is_guide",
+    "replaced",
+    "site_plates",
+    "swap_prior",
+]
 
 # The most elements that are drawn to compare two distributions.
 _NUM_CHECKED = 100_000
@@ -33,15 +43,27 @@ class SwapPriorMessenger(Messenger):
 
     :param Mapping priors: distributions by site name.
     :param set swapped: sites that fit their new prior and are not compared again; it is updated.
+    :param required: sites that a run of the model must have.
+    :param set observed: takes the plates of each observed site.
     """
 
-    def __init__(self, priors: Mapping[str, Distribution], swapped: set[str] | None = None) -> None:
+    def __init__(
+        self,
+        priors: Mapping[str, Distribution],
+        swapped: set[str] | None = None,
+        required: Iterable[str] = (),
+        observed: set[frozenset[str]] | None = None,
+    ) -> None:
         super().__init__()
         self.priors = dict(priors)
         self.swapped: set[str] = set() if swapped is None else swapped
+        self.required = set(required)
+        self.observed = observed
 
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
+        if self.observed is not None and msg["is_observed"] and not isinstance(leaf(msg["fn"]), Delta):
+            self.observed.add(site_plates(msg))
         if name not in self.priors or msg["is_observed"] or site_is_subsample(msg):
             return
         if name not in self.swapped:
@@ -49,6 +71,11 @@ class SwapPriorMessenger(Messenger):
             self.swapped.add(name)
         msg["fn"] = replaced(name, self.priors[name], msg["fn"])
         msg["infer"] = {**msg["infer"], **SWAPPED}
+
+    def check_required(self) -> None:
+        """Raise a ValueError naming the required sites that no run of the model had."""
+        if missing := sorted(self.required - self.swapped):
+            raise ValueError(f"priors must name latent sites of the model, got {missing}")
 
 
 class UnderPriors(nn.Module):
@@ -62,8 +89,8 @@ class UnderPriors(nn.Module):
         super().__init__()
         self.model = model
 
-    def priors(self) -> AbstractContextManager[Any]:
-        """The handlers that change the priors of sites, and nothing else."""
+    def priors(self) -> SwapPriorMessenger:
+        """The handler that changes the priors of sites, and nothing else."""
         raise NotImplementedError
 
     @property
@@ -73,8 +100,10 @@ class UnderPriors(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model under the priors."""
-        with self.priors():
-            return self.model(*args, **kwargs)
+        with self.priors() as messenger:
+            result = self.model(*args, **kwargs)
+        messenger.check_required()
+        return result
 
 
 class _Swapped(UnderPriors):
@@ -82,15 +111,10 @@ class _Swapped(UnderPriors):
 
     def __init__(self, model: Callable[..., Any], priors: Mapping[str, Distribution]) -> None:
         super().__init__(model)
-        self.messenger = SwapPriorMessenger(priors)
+        self.messenger = SwapPriorMessenger(priors, required=priors)
 
-    @contextmanager
-    def priors(self) -> Iterator[None]:
-        with self.messenger:
-            yield
-        unused = sorted(self.messenger.priors.keys() - self.messenger.swapped)
-        if unused:
-            raise ValueError(f"priors must name latent sites of the model, got {unused}")
+    def priors(self) -> SwapPriorMessenger:
+        return self.messenger
 
 
 def swap_prior(model: Callable[..., Any], priors: Mapping[str, Any]) -> nn.Module:
@@ -129,6 +153,11 @@ def swap_prior(model: Callable[..., Any], priors: Mapping[str, Any]) -> nn.Modul
         if not isinstance(prior, TorchDistributionMixin):
             raise ValueError(f"the prior of site '{name}' must be a Pyro distribution, got {type(prior).__name__}")
     return _Swapped(model, priors)
+
+
+def site_plates(site: Any) -> frozenset[str]:
+    """The names of the plates of a site."""
+    return frozenset(map(attrgetter("name"), site["cond_indep_stack"]))
 
 
 def is_guide(model: Any) -> bool:

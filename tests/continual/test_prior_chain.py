@@ -236,6 +236,44 @@ def test_vectorized_particles_are_the_loop():
     torch.testing.assert_close(losses[0].loss, losses[1].loss, rtol=0.1, atol=0.1)
 
 
+def with_local_latents(rows, groups):
+    shared = pyro.sample("shared", W)
+    with pyro.plate("groups", 2):
+        offset = pyro.sample("offset", dist.Normal(0.0, 1.0))
+        pyro.deterministic("twice", 2 * offset)
+    with pyro.plate("rows", len(rows)):
+        own = pyro.sample("own", dist.Normal(shared.sum(), 1.0))
+        pyro.sample("y", dist.Normal(own + offset[..., groups], 1.0), obs=rows)
+
+
+@pytest.mark.parametrize("family", [AutoRadial, AutoNormal])
+def test_the_latents_of_rows_keep_their_prior(family):
+    chain = PriorChain(with_local_latents)
+    with pytest.warns(UserWarning, match=r"\['own'\] .* belong to the rows"):
+        chain.advance(train(chain, chain.guide(family), torch.arange(4.0), torch.tensor([0, 1, 0, 1])))
+    assert sorted(chain.prior) == ["offset", "shared"]
+    guide = train(chain, chain.guide(AutoRadial), torch.arange(4.0), torch.tensor([0, 1, 0, 1]))
+    chain.advance(guide, exclude=["own"])  # without a warning
+    chain.advance(guide.posterior())
+    assert sorted(chain.prior) == ["offset", "own", "shared"]
+
+
+@pytest.mark.parametrize("prefix", ["net.", "y"])
+def test_names_that_are_not_sites_of_the_network_are_refused_at_once(prefix):
+    chain = PriorChain(SupervisedModel(BayesianModule(nn.Linear(3, 1, bias=False)), likelihoods.Gaussian()))
+    weight = dist.Normal(torch.ones(1, 3), 0.1).to_event(2)
+    with pytest.raises(ValueError, match=rf"must have sites of the model.*weight.*got \['{prefix}weight'\]"):
+        chain.advance({f"{prefix}weight": weight})
+    assert chain.prior == {}
+
+
+def test_names_that_are_not_sites_of_a_function_are_refused_by_its_next_run():
+    chain = PriorChain(summed(W))
+    chain.advance({"w": W, "v": W})
+    with pytest.raises(ValueError, match=r"latent sites of the model, got \['v'\]"):
+        chain()
+
+
 def local(rows):
     with pyro.plate("rows", 20, subsample=rows):
         pyro.sample("z", W)

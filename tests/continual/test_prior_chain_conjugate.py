@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch import nn
-from torch.distributions import kl_divergence
+from torch.distributions import biject_to, constraints, kl_divergence
 
 from pyro_radial import (
     AutoMeanField,
@@ -22,6 +22,7 @@ from pyro_radial import (
     fit,
 )
 from pyro_radial.distributions import RadialNormal
+from pyro_radial.distributions.wrappers import leaf
 from pyro_radial.nn import likelihoods
 
 INPUTS, OUTPUTS, ROWS, NOISE, STEPS = 4, 2, 25, 0.5, 170
@@ -148,6 +149,28 @@ def test_a_weight_leaves_a_precision_that_fell_and_the_site_s_own_support():
         expected = scale if scale != 1.0 else (0.25 + 3.0 * 0.75) ** -0.5
         assert float(found.scale) == pytest.approx(expected)
         assert float(found.loc) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("support", [constraints.positive, constraints.unit_interval, constraints.simplex])
+def test_a_weight_counts_on_the_site_s_own_support(support):
+    """Also if one posterior of a positive site is a log-normal and the next a normal under exp."""
+    chain = PriorChain(lambda: None, weight=3.0)
+    for precision in (1.0, 2.0):
+        normal = dist.Normal(torch.tensor([0.3, 0.1]), precision**-0.5).to_event(1)
+        chain.advance({"z": dist.TransformedDistribution(normal, [biject_to(support)])})
+    torch.testing.assert_close(leaf(chain.prior["z"].base_dist).scale, torch.full((2,), 4.0**-0.5))
+    if support is constraints.positive:
+        chain.advance({"z": dist.LogNormal(torch.zeros(2), 5.0**-0.5).to_event(1)})
+        torch.testing.assert_close(chain.prior["z"].base_dist.scale, torch.full((2,), 7.0**-0.5))
+
+
+def test_a_weight_needs_normals_under_the_same_transforms():
+    chain = PriorChain(lambda: None, weight=3.0)
+    normal = dist.TransformedDistribution(dist.Normal(0.0, 1.0), [biject_to(constraints.interval(0.0, 2.0))])
+    chain.advance({"z": normal})
+    other = dist.TransformedDistribution(dist.Normal(0.0, 0.5), [biject_to(constraints.interval(0.0, 3.0))])
+    with pytest.raises(ValueError, match=r"site 'z': weight must be 1\.0"):
+        chain.advance({"z": other})
 
 
 @pytest.mark.parametrize("event_dim", RADII.values(), ids=RADII)
