@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pyro_radial._pyro.checks import check_number, check_types, proper_fraction
+from pyro_radial._pyro.checks import check_flag, check_number, check_types, proper_fraction
 from pyro_radial.infer.prediction.prediction import Prediction
 from pyro_radial.uncertainty._inputs import class_labels, class_probabilities, real_targets
 
@@ -25,20 +25,24 @@ class ConformalSets:
     The set of a point contains the classes whose score is at most the threshold q, the k-th smallest score of n
     calibration points, :math:`k = \lceil (n + 1)\,\mathrm{level} \rceil`. If calibration points and new ones are
     exchangeable, and no scores are equal, the set contains the true class with probability k / (n + 1). That is at
-    least ``level`` on average over points and calibration sets, but not for each kind of point. Points are exchangeable
-    only if the same draws predict them, as in :class:`~pyro_radial.infer.SampledNetwork`.
+    least ``level`` on average over points and calibration sets, but not for each kind of point: sets may miss a rare
+    class almost always. With ``by_class`` it holds for the points of each class. Points are exchangeable only if the
+    same draws predict them, as in :class:`~pyro_radial.infer.SampledNetwork`.
 
     The score of class c is, with p the predicted probabilities,
 
     - ``"aps"``: the sum of all :math:`p_k \ge p_c`. Sets are larger where the model is less certain.
-    - ``"lac"``: :math:`1 - p_c`. Sets are the smallest on average, and may be empty.
+    - ``"lac"``: :math:`1 - p_c`. Sets are the smallest on average.
+
+    Both may be empty: "lac" where the largest p is below 1 - q, and "aps" where it is above q.
 
     Source: Sadinle, Lei and Wasserman (2019), *Least ambiguous set-valued classifiers with bounded error levels*, for
     ``"lac"``; Romano, Sesia and Candès (2020), *Classification with valid and adaptive coverage*, equation 5 without
-    its random number, for ``"aps"``.
+    its random number, for ``"aps"``; Vovk (2012), *Conditional validity of inductive conformal predictors*, for
+    ``by_class``.
 
     :param level: the least probability that a set contains the true class.
-    :param threshold: q.
+    :param threshold: q, or one for each class.
     :param score: "aps" or "lac".
 
     Example::
@@ -50,17 +54,23 @@ class ConformalSets:
     """
 
     level: float
-    threshold: float
+    threshold: float | tuple[float, ...]
     score: str = "lac"
 
     def __post_init__(self) -> None:
         proper_fraction("level", self.level)
-        check_number("threshold", self.threshold, math.isfinite, "a finite number")
+        for threshold in self.threshold if isinstance(self.threshold, tuple) else [self.threshold]:
+            check_number("threshold", threshold, math.isfinite, "a finite number")
         _check_score(self.score, CLASS_SCORES)
 
     @classmethod
     def fit(
-        cls, probs: torch.Tensor | Prediction, labels: torch.Tensor, level: float = 0.9, score: str = "lac"
+        cls,
+        probs: torch.Tensor | Prediction,
+        labels: torch.Tensor,
+        level: float = 0.9,
+        score: str = "lac",
+        by_class: bool = False,
     ) -> ConformalSets:
         """Find the threshold from calibration points that were used neither for training nor for any choice.
 
@@ -68,19 +78,28 @@ class ConformalSets:
         :param labels: their classes from 0 to K - 1, integers ``[n]``.
         :param level: the probability asked for, between zero and one.
         :param score: "aps" or "lac".
+        :param by_class: whether each class has a threshold of its own, so that sets contain the points of each class
+            with the probability asked for. Sets are then larger.
         :returns: the sets, to be called with probabilities of any points.
-        :raises ValueError: naming the argument that does not fit, or for fewer than level / (1 - level) points.
+        :raises ValueError: naming the argument that does not fit, or for fewer than level / (1 - level) points, of each
+            class with ``by_class``.
         """
         _check_score(score, CLASS_SCORES)
         scores = CLASS_SCORES[score](_probabilities(probs))
         labels = class_labels("probs", labels, scores.shape).to(scores.device)
-        rank = _rank("labels", len(labels), level)
-        return cls(level, float(scores.gather(-1, labels[:, None]).squeeze(-1).kthvalue(rank).values), score)
+        own = scores.gather(-1, labels[:, None]).squeeze(-1)
+        if not check_flag("by_class", by_class):
+            return cls(level, float(_threshold("labels", own, level)), score)
+        return cls(
+            level,
+            tuple(float(_threshold(f"labels of class {k}", own[labels == k], level)) for k in range(scores.shape[-1])),
+            score,
+        )
 
     def __call__(self, probs: torch.Tensor | Prediction) -> torch.Tensor:
         """Return whether each class belongs to the set of each point, ``[N, K]``."""
-        found: torch.Tensor = CLASS_SCORES[self.score](_probabilities(probs)) <= self.threshold
-        return found
+        scores = CLASS_SCORES[self.score](_probabilities(probs))
+        return torch.less_equal(scores, scores.new_tensor(self.threshold))
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +158,11 @@ class ConformalIntervals:
         check_types(Prediction, prediction=prediction)
         lower, upper, unit = _ends(prediction, proper_fraction("level", level), score)
         targets = real_targets("prediction", lower, targets)
-        rank = _rank("targets", len(targets), level)
-        return cls(level, (torch.maximum(lower - targets, targets - upper) / unit).kthvalue(rank, 0).values, score)
+        return cls(
+            level,
+            _threshold("targets", torch.maximum(lower - targets, targets - upper) / unit, level),
+            score,
+        )
 
     def __call__(self, prediction: Prediction) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the lower and the upper ends, ``[N, *target]`` each, in the units of the targets."""
@@ -181,14 +203,16 @@ def _probabilities(probs: torch.Tensor | Prediction) -> torch.Tensor:
     return class_probabilities(values, torch.zeros(len(values), dtype=torch.long))[0].detach().double()
 
 
-def _rank(argument: str, number: int, level: float) -> int:
-    """The rank of the threshold among so many scores."""
+# The least score that is no smaller than a share of these scores and a new one.
+def _threshold(argument: str, scores: torch.Tensor, level: float) -> torch.Tensor:
     # Rounding must not ask for one more.
-    rank = max(1, math.ceil((number + 1) * proper_fraction("level", level) - 1e-9))
-    if rank > number:
-        least = math.ceil(level / (1 - level) - 1e-9)
-        raise ValueError(f"{argument} must be of at least {least} calibration points for level={level:g}, got {number}")
-    return rank
+    rank = max(1, math.ceil((len(scores) + 1) * proper_fraction("level", level) - 1e-9))
+    if rank > len(scores):
+        raise ValueError(
+            f"{argument} must be of at least {math.ceil(level / (1 - level) - 1e-9)} calibration points for "
+            f"level={level:g}, got {len(scores)}"
+        )
+    return scores.kthvalue(rank, 0).values
 
 
 def _check_score(score: Any, known: Any) -> None:

@@ -83,8 +83,7 @@ def fpr_at_tpr(scores_negative: torch.Tensor, scores_positive: torch.Tensor, tpr
 def _pooled(scores_negative: torch.Tensor, scores_positive: torch.Tensor) -> tuple[Any, Any]:
     """Which points are positives, and their scores, both as arrays."""
     negative = finite_numbers("scores_negative", scores_negative)
-    positive = finite_numbers("scores_positive", scores_positive)
-    scores = torch.cat([negative, positive])
+    scores = torch.cat([negative, finite_numbers("scores_positive", scores_positive)])
     return (torch.arange(len(scores), device="cpu") >= len(negative)).numpy(), scores.numpy()
 
 

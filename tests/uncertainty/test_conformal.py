@@ -60,6 +60,33 @@ def test_intervals_hold_the_target_as_often_as_the_rank_says(score):
     assert abs(held.mean() - 16 / 20) < 4 * held.std() / repeats**0.5
 
 
+@pytest.mark.parametrize("score", ["lac", "aps"])
+def test_sets_by_class_hold_a_rare_class_as_often_as_asked_for(score):
+    torch.manual_seed(0)
+    labels = (torch.rand(40_000) < 0.05).long()
+    logit = torch.randn(40_000) - 3.5 + 1.5 * labels
+    probs = torch.stack([-logit, logit], -1).div(2).softmax(-1)
+    calibration, new = slice(20_000), slice(20_000, None)
+
+    def covered(**options):
+        sets = ConformalSets.fit(probs[calibration], labels[calibration], 0.9, score, **options)
+        held = sets(probs[new]).gather(-1, labels[new][:, None]).squeeze(-1).double()
+        return [(float(held[labels[new] == k].mean()), int((labels[new] == k).sum())) for k in range(2)]
+
+    assert covered()[1][0] < 0.5
+    # The quantile of the calibration points errs too. Sets by "aps" hold more, because many scores are one.
+    assert all(share > 0.9 - 4 * (2 * 0.09 / count) ** 0.5 for share, count in covered(by_class=True))
+
+
+def test_a_class_with_too_few_calibration_points_is_named():
+    probs = torch.full((30, 3), 1 / 3)
+    labels = torch.tensor([0] * 15 + [1] * 10 + [2] * 5)
+    with pytest.raises(ValueError, match=r"labels of class 2 must be of at least 9 calibration points .* got 5"):
+        ConformalSets.fit(probs, labels, by_class=True)
+    with pytest.raises(ValueError, match="threshold must be a finite number, got nan"):
+        ConformalSets(0.9, (0.5, float("nan"), 0.5))
+
+
 class Given(BaseEstimator):
     """An estimator whose inputs are its predictions."""
 
