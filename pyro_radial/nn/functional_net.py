@@ -53,6 +53,8 @@ class FunctionalNet:
         # With activation checkpointing parts of the network run again in the backward pass. Each call then needs its
         # own modules, which still have its tensors.
         self._recomputes = False
+        # Whether the network writes into its inputs. A call with copies shows it; None before.
+        self._changes_inputs: bool | None = None
         if any(isinstance(module, nn.RNNBase) for module in net.modules()):
             self.batching = "loop"
             logger.info("%s holds a recurrent layer: draws run one after another", type(net).__name__)
@@ -66,9 +68,21 @@ class FunctionalNet:
     ) -> Any:
         """Call the network with one set of tensors, by name; tied tensors by their first name.
 
-        What the network does to its buffers is done to ``tensors``. ``within`` makes a context for the call. torch's
-        fast path of transformers is off: it reads the weights of layers, and calls no module in a layer's place.
+        What the network does to its buffers is done to ``tensors``, and what it does to its inputs to a copy.
+        ``within`` makes a context for the call. torch's fast path of transformers is off: it reads the weights of
+        layers, and calls no module in a layer's place.
         """
+        if self._changes_inputs is False or torch.is_inference_mode_enabled():
+            return self._run(tensors, args, kwargs, within)
+        inputs = tree_map_only(Tensor, torch.clone, (args, kwargs))
+        output = self._run(tensors, inputs[0], inputs[1], within)
+        # The version of a copy is 0 until something is written into it.
+        self._changes_inputs = self._changes_inputs or any(getattr(part, "_version", 0) for part in tree_leaves(inputs))
+        return output
+
+    def _run(
+        self, tensors: dict[str, Tensor], args: tuple[Any, ...], kwargs: dict[str, Any], within: Within = None
+    ) -> Any:
         given, skeleton = dict(tensors), self.skeleton
         before = {name: tensors[name].clone() for name, _ in skeleton.named_buffers() if name in tensors}
         context = nullcontext if within is None else within

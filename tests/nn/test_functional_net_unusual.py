@@ -35,6 +35,30 @@ class Checkpointed(nn.Module):
         return self.second(hidden)
 
 
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([1.0, 2.0]))
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.layer(x.sub_(self.mean).div_(2.0))
+
+
+@pytest.mark.parametrize("batching", ["vmap", "loop"])
+def test_a_network_that_changes_its_inputs_changes_no_rows_of_the_caller(batching):
+    torch.manual_seed(0)
+    net, x = InPlace(), torch.randn(5, 2)
+    bnn, rows = BayesianModule(net), x.clone()
+    bnn._functional.batching = batching
+    weights = {"layer.weight": torch.randn(3, 1, 2), "layer.bias": torch.randn(3, 1)}
+    expected = torch.einsum("ne,soe->sno", (x - net.mean) / 2, weights["layer.weight"]) + weights["layer.bias"][:, None]
+    for _ in range(2):
+        torch.testing.assert_close(bnn.at(weights, rows), expected)
+        torch.testing.assert_close(bnn.at({name: w[0] for name, w in weights.items()}, rows), expected[0])
+    assert torch.equal(rows, x)
+
+
 def model_of(net):
     return SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=8, scale=0.5))
 
