@@ -38,7 +38,7 @@ from pyro_radial.infer.autoguide.initialization import init_to_network
 from pyro_radial.infer.diagnose import UNMOVED
 from pyro_radial.nn.modules import device_of
 from pyro_radial.nn.supervised import find_network
-from pyro_radial.poutine.swap_prior import SwapPriorMessenger, UnderPriors, check_prior, is_guide, site_plates
+from pyro_radial.poutine.swap_prior import SwapPriorMessenger, UnderPriors, check_prior, is_guide
 
 __all__ = ["PriorChain", "posterior_of"]
 
@@ -117,7 +117,7 @@ class PriorChain(UnderPriors):
         # Names that were given as they are: a run of the model shows whether it has such sites.
         self._given: set[str] = set()
         # The plates of each observed site.
-        self._observed: set[frozenset[str]] = set()
+        self._observed: set[frozenset[Any]] = set()
 
     @property
     def prior(self) -> dict[str, Any]:
@@ -197,8 +197,7 @@ class PriorChain(UnderPriors):
             raise ValueError(f"guide must have sites of the model, {sorted(network.bnn.sites)}, got {sorted(wrong)}")
         self.chained.update({name: self._stored(name, q, _site(guide, name)) for name, q in posterior.items()})
         self._compared.clear()
-        if isinstance(guide, Mapping) and not plain:
-            self._given |= posterior.keys()
+        self._given |= posterior.keys() if isinstance(guide, Mapping) and not plain else set()
         joint = [part for part in _parts(guide) if _is_normal(part) and isinstance(part, AutoMultivariateNormal)]
         if self.form == "exact" and any(len(list(_normals(part))) > 1 for part in joint):
             warnings.warn(
@@ -214,15 +213,16 @@ class PriorChain(UnderPriors):
             )
         if of_rows:
             warnings.warn(
-                f"the sites {of_rows} are in the plates of observed sites, so they belong to the rows of this task and "
-                "keep their prior; exclude them, or give guide.posterior() if the next task has the same rows",
+                f"the sites {of_rows} are in the plates of observed sites, so they belong to the rows of "
+                "this task and keep their prior; exclude them, or give guide.posterior() if the next task "
+                "has the same rows",
                 stacklevel=2,
             )
 
+    # Whether a site is in all plates of an observed site, so that its values belong to the rows of a task.
     def _is_of_rows(self, site: Any) -> bool:
-        """Whether a site is in all plates of an observed site, so that its values belong to the rows of a task."""
-        plates = site_plates(site) if site else frozenset()
-        return any(own and own <= plates for own in self._observed)
+        plates = site["cond_indep_stack"] if site else ()
+        return any(own and own.issubset(plates) for own in self._observed)
 
     def _stored(self, name: str, distribution: Any, site: Any) -> StoredDistribution:
         """A copy of a posterior in the chain's form, or a ValueError that names the site."""
@@ -259,7 +259,9 @@ def _weighted(prior: Any, weight: float, posterior: Any) -> Any:
     if type(posterior) in TRANSFORMED:
         return with_base(posterior, map_leaf(partial(_weighted, prior, weight), posterior.base_dist))
     if not isinstance(prior, dist.Normal | dist.LogNormal):
-        raise ValueError(f"weight must be 1.0 if a prior is no normal under the posterior's transforms, got {weight}")
+        raise ValueError(
+            f"weight must be 1.0 unless priors are normal under the posterior's transforms, got {weight}",
+        )
     precision = posterior.scale.square().reciprocal()
     gain = (precision - prior.scale.square().reciprocal()).clamp_min(0.0)
     return type(posterior)(posterior.loc, (precision + (weight - 1.0) * gain).rsqrt())
@@ -276,8 +278,7 @@ def _init_to_distributions(
     mean = None if distribution is None else moments(distribution, transform).mean
     if mean is None:
         return fallback(site)
-    value = mean if transform is None else transform(mean)
-    return value.expand(site["fn"].shape()).clone()
+    return (mean if transform is None else transform(mean)).expand(site["fn"].shape()).clone()
 
 
 def _parts(guide: object) -> list[Any]:

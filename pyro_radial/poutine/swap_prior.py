@@ -5,7 +5,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,16 +19,7 @@ from torch.distributions import Distribution
 from pyro_radial._pyro.checks import check_types
 from pyro_radial.distributions.wrappers import expanded, leaf, mask_of, on_support
 
-__all__ = [
-    "SWAPPED",
-    "SwapPriorMessenger",
-    "UnderPriors",
-    "check_prior",
-    "is_guide",
-    "replaced",
-    "site_plates",
-    "swap_prior",
-]
+__all__ = ["SWAPPED", "SwapPriorMessenger", "UnderPriors", "check_prior", "is_guide", "replaced", "swap_prior"]
 
 # The most elements that are drawn to compare two distributions.
 _NUM_CHECKED = 100_000
@@ -52,7 +42,7 @@ class SwapPriorMessenger(Messenger):
         priors: Mapping[str, Distribution],
         swapped: set[str] | None = None,
         required: Iterable[str] = (),
-        observed: set[frozenset[str]] | None = None,
+        observed: set[frozenset[Any]] | None = None,
     ) -> None:
         super().__init__()
         self.priors = dict(priors)
@@ -63,7 +53,7 @@ class SwapPriorMessenger(Messenger):
     def _pyro_sample(self, msg: Any) -> None:
         name = msg["name"]
         if self.observed is not None and msg["is_observed"] and not isinstance(leaf(msg["fn"]), Delta):
-            self.observed.add(site_plates(msg))
+            self.observed.add(frozenset(msg["cond_indep_stack"]))
         if name not in self.priors or msg["is_observed"] or site_is_subsample(msg):
             return
         if name not in self.swapped:
@@ -153,11 +143,6 @@ def swap_prior(model: Callable[..., Any], priors: Mapping[str, Any]) -> nn.Modul
         if not isinstance(prior, TorchDistributionMixin):
             raise ValueError(f"the prior of site '{name}' must be a Pyro distribution, got {type(prior).__name__}")
     return _Swapped(model, priors)
-
-
-def site_plates(site: Any) -> frozenset[str]:
-    """The names of the plates of a site."""
-    return frozenset(map(attrgetter("name"), site["cond_indep_stack"]))
 
 
 def is_guide(model: Any) -> bool:
