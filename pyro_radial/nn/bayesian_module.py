@@ -35,7 +35,7 @@ from pyro_radial.nn.site_priors import (
     site_priors,
 )
 
-__all__ = ["BayesianModule", "keeping_buffers", "place_below", "submodules"]
+__all__ = ["BayesianModule", "check_fixed", "keeping_buffers", "place_below", "submodules"]
 
 STANDARD_NORMAL = dist.Normal(0.0, 1.0)
 
@@ -294,6 +294,21 @@ class BayesianModule(UniquelyNamed):
         return value.reshape(shape)
 
 
+def check_fixed(bnn: BayesianModule, argument: str, tensors: Mapping[str, Tensor], sites: Collection[str] = ()) -> None:
+    """Raise a ValueError that names tensors besides sites that the network of a module does not have, or otherwise."""
+    own = bnn.fixed_tensors()
+    known = {*bnn.skeleton.state_dict(), *own}
+    if others := [
+        name
+        for name, tensor in tensors.items()
+        if name not in sites and not (torch.equal(own[name], tensor.to(own[name])) if name in own else name in known)
+    ]:
+        raise ValueError(
+            f"{argument} must have the buffers and fixed parameters that BayesianModule(net) has "
+            f"copied, got other values of {others}: make the model from the trained network"
+        )
+
+
 class _ParameterSites(Messenger):
     """Marks the sites of a network's parameters, and collects noise and shapes of those that a guide left undrawn."""
 
@@ -391,8 +406,7 @@ class _OwnTensors:
 
     def trained(self) -> dict[str, Tensor]:
         """The trained parameters by name; reading them makes their ``param`` statements."""
-        local = pyro.settings.get("module_local_params")
-        for owner, leaf in () if local else self._trained.values():
+        for owner, leaf in () if pyro.settings.get("module_local_params") else self._trained.values():
             _adopt_stored_value(owner, leaf)
         return {name: getattr(owner, leaf) for name, (owner, leaf) in self._trained.items()}
 

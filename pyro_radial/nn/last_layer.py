@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 __all__ = ["LastLayerFinder", "hooked", "parameter_names"]
@@ -27,8 +28,7 @@ def hooked(layers: Mapping[str, nn.Module], hook: Callable[[str, Tensor, Tensor]
 
     def registered(place: str, layer: nn.Module) -> Any:
         def called(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
-            inputs = args[0] if args else next(iter(kwargs.values()))
-            return hook(place, inputs, output)
+            return hook(place, args[0] if args else next(iter(kwargs.values())), output)
 
         return layer.register_forward_hook(called, with_kwargs=True)
 
@@ -53,15 +53,21 @@ class LastLayerFinder:
     def watching(self, network: nn.Module) -> Iterator[None]:
         """Look at the network's runs inside the block."""
         layers = {place: module for place, module in network.named_modules() if isinstance(module, nn.Linear)}
-        calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        calls: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
         def seen(place: str, inputs: Tensor, output: Tensor) -> None:
-            calls.setdefault(place, []).append((inputs, output))
+            calls.setdefault(place, []).append((inputs, output, output.clone()))
 
         def ended(module: nn.Module, args: Any, output: Any) -> None:
             for place, found in calls.items():
-                inputs, own = found[-1]
-                if isinstance(output, Tensor) and output.shape == own.shape and output.data_ptr() == own.data_ptr():
+                inputs, own, before = found[-1]
+                # A layer whose output changes in place afterwards does not compute the network's.
+                if (
+                    isinstance(output, Tensor)
+                    and output.shape == own.shape
+                    and output.data_ptr() == own.data_ptr()
+                    and torch.equal(own, before)
+                ):
                     self.place = place
                     self.takes_vectors_once = len(found) == 1 and inputs.dim() == 2
                     break

@@ -121,8 +121,7 @@ class Likelihood(UniquelyNamed):
                     f"num_data must be at least {size}, the number of targets in y, got {num_data}{origin}"
                 )
         noise = self.noise(f)
-        index = torch.arange(size, device=f.device)
-        with pyro.plate("data", num_data, subsample=index, dim=-1):
+        with pyro.plate("data", num_data, subsample=torch.arange(size, device=f.device), dim=-1):
             f = pyro.deterministic(FUNCTION_SITE, f, event_dim=self.event_dim)
             return pyro.sample("y", masked(self.observation(f, **noise), observed, y), obs=y, infer=TARGET)
 
@@ -382,9 +381,9 @@ class Gaussian(Likelihood):
             return
         self.scale: Any = positive_float("scale", 1.0 if scale is None else scale)
         if learn_scale:
-            initial = torch.tensor(self.scale)
+            self._first_scale = self.scale
             del self.scale
-            self.scale = PyroParam(initial, constraints.softplus_positive)
+            self.scale = PyroParam(torch.tensor(self._first_scale), constraints.softplus_positive)
 
     def observation(self, f: Tensor, **noise: Tensor) -> TorchDistributionMixin:
         """The normal distribution around ``f``; ``scale`` broadcasts with ``[*draws, B]``."""

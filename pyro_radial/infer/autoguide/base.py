@@ -27,7 +27,7 @@ from pyro_radial._pyro.naming import UniquelyNamed
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.autoguide.families.family import Families, Family, LocScale, Site, choose_families
 from pyro_radial.infer.autoguide.initialization import carries_initial_value, init_to_network
-from pyro_radial.nn.bayesian_module import keeping_buffers
+from pyro_radial.nn.bayesian_module import BayesianModule, check_fixed, keeping_buffers, submodules
 from pyro_radial.nn.likelihoods import is_target
 from pyro_radial.nn.local.unit_noise import ASKS, OFFER, PARAMETER
 from pyro_radial.poutine.local_reparameterization import LocalReparameterizationMessenger
@@ -317,10 +317,12 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
     def load_means(self, state_dict: Mapping[str, Tensor], strict: bool = True) -> MissingMeans:
         """Set the means to the values of a trained network; the scales do not change.
 
-        :param state_dict: values by site name, such as ``net.state_dict()``; other names are ignored.
+        :param state_dict: values by site name, such as ``net.state_dict()``. Other parameters and buffers of a
+            network must be those of the model, which keeps its own.
         :param bool strict: whether a site without a value is an error.
         :returns: the sites without a value.
-        :raises ValueError: naming the site, for a missing value (if strict), a wrong shape, or a value that is NaN or
+        :raises ValueError: naming the site, for a missing value (if strict), a wrong shape, other values of what the
+            network has besides its sites, such as running statistics, or a value that is NaN or
             outside the interior of the site's support.
         """
         check_flag("strict", strict)
@@ -329,6 +331,10 @@ class AutoPerSite(UniquelyNamed, AutoGuide):
         missing = [name for name in self._site if name not in state_dict]
         if strict and missing:
             raise ValueError(f"load_means: no value for the sites {missing}; strict=False skips them")
+        # A guide that was loaded from a file has no model.
+        for module in submodules(poutine.unwrap(self.model) if self._model else None):
+            if isinstance(module, BayesianModule):
+                check_fixed(module, "state_dict", state_dict, self._site)
         # All are checked before the first one changes.
         means = {name: self._checked_mean(name, state_dict[name]) for name in self._site if name not in missing}
         for name, mean in means.items():

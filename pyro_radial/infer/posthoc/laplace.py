@@ -4,7 +4,8 @@
 """A Laplace approximation of the last layer of a trained network."""
 
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pyro
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from pyro_radial._pyro.checks import positive_count, positive_float
 from pyro_radial._pyro.random_numbers import one_at_a_time
 from pyro_radial.infer.data import Rows, move
+from pyro_radial.nn.bayesian_module import check_fixed
 from pyro_radial.nn.last_layer import LastLayerFinder, hooked, parameter_names
 from pyro_radial.nn.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
 from pyro_radial.nn.modules import device_of, dtype_of, evaluating
@@ -29,6 +31,8 @@ MAX_FULL = 3000
 NOISE_SITE = "_last_layer_noise"
 # The grid of the evidence, in powers of ten.
 LEAST, MOST, STEPS = -8, 8, 161
+#: A precision by evidence that costs a row more nats is warned of.
+MOST_LOST = 0.1
 
 
 class LastLayerLaplace(nn.Module):
@@ -63,12 +67,12 @@ class LastLayerLaplace(nn.Module):
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """The trained values of all sites."""
+        """The values of all sites: as trained, and the mean of the last layer."""
         return {name: self.get_buffer(f"value_{position}") for position, name in enumerate(self._names)}
 
     @property
     def mean(self) -> Tensor:
-        """The trained weights of the last layer, ``[P]``."""
+        """The mean of the last layer's weights, ``[P]``."""
         return self.layer.matrix(self.values).flatten()
 
     def covariance(self) -> Tensor:
@@ -77,7 +81,7 @@ class LastLayerLaplace(nn.Module):
         return factor.mT @ factor
 
     def median(self) -> dict[str, Tensor]:
-        """The trained values of all sites."""
+        """The values of all sites."""
         return self.values
 
     def joint_marginals(self, model: Any) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
@@ -105,12 +109,16 @@ class LastLayerLaplace(nn.Module):
 
     def _rotated(self, z: Tensor) -> Tensor:
         """The change of the weights from unit noise ``[..., P]``."""
-        scaled = z * self.get_buffer("stddev")
-        basis = [self.get_buffer(f"basis_{position}") for position in range(self._num_factors)]
-        if len(basis) == 1:
-            return scaled @ basis[0].mT
-        left, right = basis
-        return (left @ scaled.unflatten(-1, (len(left), len(right))) @ right.mT).flatten(-2)
+        basis = [self.get_buffer(f"basis_{position}").mT for position in range(self._num_factors)]
+        return _along(z * self.get_buffer("stddev"), basis)
+
+
+# The coordinates of vectors [..., P] along the columns of one matrix, or of a product of two.
+def _along(vectors: Tensor, basis: Sequence[Tensor]) -> Tensor:
+    if len(basis) == 1:
+        return vectors @ basis[0]
+    left, right = basis
+    return (left.mT @ vectors.unflatten(-1, (len(left), len(right))) @ right).flatten(-2)
 
 
 @torch.no_grad()
@@ -130,12 +138,18 @@ def last_layer_laplace(
     .. math:: H = \sum_n \Lambda_n \otimes \phi_n \phi_n^T, \qquad
         \Lambda_n = -\partial^2 \log p(y_n | f) / \partial f^2, \quad \phi_n \text{ the layer's inputs,}
 
-    scaled to ``num_data`` of the likelihood; for linear regression the posterior is exact. ``structure="kronecker"``
-    uses :math:`\frac 1 N \sum_n \Lambda_n \otimes \sum_n \phi_n \phi_n^T`, for large layers. The prior of each weight
-    of the layer is :math:`N(0, \delta^{-1})`, whatever the model's prior. "evidence" maximizes Laplace's approximation
-    of the marginal likelihood; its terms with :math:`\delta` are
+    scaled to ``num_data`` of the likelihood. With a Gaussian likelihood the mean moves to the most probable weights of
+    the layer, so for linear regression the posterior and the evidence are exact. Otherwise it stays at the trained
+    weights, as if they were most probable. ``structure="kronecker"`` uses :math:`\frac 1 N \sum_n \Lambda_n \otimes
+    \sum_n \phi_n \phi_n^T`, for large layers. The prior of each weight of the layer is :math:`N(0, \delta^{-1})`,
+    whatever the model's prior. "evidence" maximizes Laplace's approximation of the marginal likelihood; its terms with
+    :math:`\delta` are
 
     .. math:: -\tfrac{\delta}{2} \|\theta\|^2 + \tfrac{P}{2} \log \delta - \tfrac 1 2 \sum_i \log(\lambda_i + \delta).
+
+    If a network has memorized the rows, the evidence can find a precision that is far too small. A warning says so if
+    the probit's mean log-likelihood on the rows is lower than the network's by more than 0.1 nats. Choose the precision
+    on validation rows then, as the page on trained networks does.
 
     Source: MacKay (1992), "The Evidence Framework Applied to Classification Networks"; Kristiadi, Hein and Hennig
     (2020), "Being Bayesian, Even Just a Bit, Fixes Overconfidence in ReLU Networks"; Daxberger et al. (2021), "Laplace
@@ -169,9 +183,8 @@ def last_layer_laplace(
     if prior_precision != "evidence":
         prior_precision = positive_float("prior_precision", prior_precision)
     positive_count("chunk_size", chunk_size)
-    network = TrainedNetwork(model, trained)
+    network, device = TrainedNetwork(model, trained), device_of(model)
     rows = Rows(data, "data", dtype_of(model))
-    device = device_of(model)
     layer = find_last_layer(network, move(rows.take(torch.arange(min(2, len(rows)), device="cpu"))[0], device))
     weights = layer.matrix(network.values)
     if structure == "full" and weights.numel() > MAX_FULL:
@@ -179,22 +192,55 @@ def last_layer_laplace(
             f"structure must be 'kronecker' for more than {MAX_FULL} weights, got 'full' for the "
             f"{weights.numel()} of site '{layer.weight}' and its bias"
         )
-    outputs, inputs = weights.shape
     structure = structure or ("full" if weights.numel() <= MAX_FULL else "kronecker")
-    curvature = _Curvature(outputs, inputs, structure, weights.device)
-    for index in torch.arange(len(rows), device="cpu").split(chunk_size):
+    curvature = _Curvature(weights.shape[0], weights.shape[1], structure, weights.device)
+    exact = type(network.likelihood) is Gaussian
+    gradient = torch.zeros_like(weights, dtype=torch.float64)
+    for index in reversed(torch.arange(len(rows), device="cpu").split(chunk_size)):
         x, y = (move(part, device) for part in rows.take(index))
         features, f = layer.features(network, x)
-        curvature.add(features.double(), output_hessian(network.likelihood, f.double(), network.noise))
-        observation = network.likelihood.observation(f, **network.noise)
-        curvature.log_likelihood += float(observation.log_prob(network.likelihood.check_target(f, y)).sum())
+        hessians = output_hessian(network.likelihood, f.double(), network.noise)
+        curvature.add(features.double(), hessians)
+        y = network.likelihood.check_target(f, y)
+        if exact:
+            gradient += torch.einsum("nkm,nm,ne->ke", hessians, (f - y).double(), features.double())
+        log_probs = network.likelihood.observation(f, **network.noise).log_prob(y)
+        curvature.log_likelihood += float(log_probs.sum())
     factor = (network.likelihood.num_data or len(rows)) / len(rows)
     eigenvalues, basis = curvature.decomposed(factor)
-    square = float(weights.double().square().sum())
+    start = _along(weights.double().flatten(), basis)
+    slope = factor * _along(gradient.flatten(), basis) if exact else None
+    by_evidence = prior_precision == "evidence"
     if prior_precision == "evidence":
-        prior_precision = _best_precision(square, eigenvalues)
-    evidence = factor * curvature.log_likelihood + _evidence(prior_precision, square, eigenvalues)
-    return LastLayerLaplace(network.values, layer, eigenvalues, basis, prior_precision, evidence)
+        prior_precision = _best_precision(eigenvalues, start, slope)
+    if exact:
+        mode = _along(
+            _mode(prior_precision, eigenvalues, start, slope),
+            [vectors.mT for vectors in basis],
+        )
+        network.values.update(layer.parts(mode.to(weights).reshape_as(weights)))
+    guide = LastLayerLaplace(
+        network.values,
+        layer,
+        eigenvalues,
+        basis,
+        prior_precision,
+        factor * curvature.log_likelihood + _evidence(prior_precision, eigenvalues, start, slope),
+    )
+    if by_evidence and isinstance(network.likelihood, Categorical | Bernoulli):
+        # The rows in the last pass, which are the first ones.
+        variance = guide.joint_marginals(model)(x)[1].diagonal(dim1=-2, dim2=-1)
+        lost = log_probs - network.likelihood.observation(
+            f / (1.0 + math.pi / 8.0 * variance).sqrt(),
+        ).log_prob(y)
+        if lost.mean() > MOST_LOST:
+            warnings.warn(
+                f"prior_precision={prior_precision:.2g} by evidence lowers the mean log-likelihood "
+                f"of the rows given by {lost.mean():.2f} nats, as if the network has memorized them. "
+                "Choose prior_precision on validation rows, or use TemperatureScaling.",
+                stacklevel=3,
+            )
+    return guide
 
 
 class _Curvature:
@@ -229,17 +275,23 @@ class _Curvature:
         return eigenvalues.clamp_min(0.0), (vectors,)
 
 
-def _evidence(precision: float, square: float, eigenvalues: Tensor) -> float:
-    """The terms of the log evidence with the prior's precision, given the squared norm of the weights."""
-    shrunk = 0.5 * (len(eigenvalues) * math.log(precision) - float((eigenvalues + precision).log().sum()))
-    return shrunk - 0.5 * precision * square
+# The most probable weights, given a gradient of the negative log-likelihood at the start; else the start.
+def _mode(precision: float, eigenvalues: Tensor, start: Tensor, slope: Tensor | None) -> Tensor:
+    return start if slope is None else (eigenvalues * start - slope) / (eigenvalues + precision)
 
 
-def _best_precision(square: float, eigenvalues: Tensor) -> float:
+def _evidence(precision: float, eigenvalues: Tensor, start: Tensor, slope: Tensor | None) -> float:
+    """The terms of the log evidence with the prior's precision, all along the eigenvectors."""
+    mode = _mode(precision, eigenvalues, start, slope)
+    gain = 0.0 if slope is None else (start - mode) * (slope + 0.5 * eigenvalues * (mode - start))
+    return float((0.5 * (precision / (eigenvalues + precision)).log() - 0.5 * precision * mode.square() + gain).sum())
+
+
+def _best_precision(eigenvalues: Tensor, start: Tensor, slope: Tensor | None) -> float:
     """The precision with the largest evidence."""
 
     def loss(log: float) -> float:
-        return -_evidence(10.0**log, square, eigenvalues)
+        return -_evidence(10.0**log, eigenvalues, start, slope)
 
     grid = torch.linspace(LEAST, MOST, STEPS, dtype=torch.float64).tolist()
     best = min(range(STEPS), key=lambda index: loss(grid[index]))
@@ -258,8 +310,8 @@ def output_hessian(likelihood: Likelihood, f: Tensor, noise: Mapping[str, Tensor
     """
     hessian = HESSIANS.get(type(likelihood))
     if hessian is None:
-        known = ", ".join(kind.__name__ for kind in HESSIANS)
-        raise ValueError(f"likelihood must be one of {known}, got {type(likelihood).__name__}")
+        known = [kind.__name__ for kind in HESSIANS]
+        raise ValueError(f"likelihood must be one of {', '.join(known)}, got {type(likelihood).__name__}")
     if f.dim() != 2 or likelihood.event_dim != 1:
         raise ValueError(
             f"likelihood must be of outputs [N, K], with event_dim=1, got outputs {list(f.shape)} and "
@@ -304,6 +356,15 @@ class TrainedNetwork:
                 raise ValueError(f"no value for the sites {missing} of the model, got values for {sorted(values)}")
             self._functional = network.bnn.computation()
             self._parameters: dict[str, Tensor] = {**network.bnn.fixed_tensors(), **drawn.parameters}
+        if isinstance(trained, nn.Module) and not hasattr(trained, "median"):
+            check_fixed(network.bnn, "trained", {**trained.state_dict(), **dict(trained.named_buffers())})
+        first = getattr(self.likelihood, "_first_scale", math.nan)
+        if math.isclose(float(drawn.noise.get("scale", 0.0)), first, rel_tol=1e-5):
+            raise ValueError(
+                "likelihood must have a trained scale, got learn_scale=True at its first value "
+                f"{first:g}: train it, or give Gaussian(scale=...) the root mean square of residuals on "
+                "validation rows"
+            )
         #: The values of the model's sites.
         self.values = {name: values[name] for name in sites}
         #: The arguments of the likelihood's distribution besides the network's output.
@@ -345,7 +406,7 @@ class LastLayer(NamedTuple):
         """The layer's inputs ``[N, E]``, with a final one for a random bias, and the outputs ``[N, K]``."""
         found: list[Tensor] = []
         layers = {self.place: network.skeleton.get_submodule(self.place)}
-        with hooked(layers, lambda place, inputs, output: found.append(inputs)):
+        with hooked(layers, lambda place, inputs, output: found.append(inputs.clone())):
             f = network.run(x)
         (inputs,) = found
         return (inputs if self.bias is None else torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)), f
@@ -378,8 +439,8 @@ def find_last_layer(network: TrainedNetwork, x: Any) -> LastLayer:
             f"got {type(network.skeleton).__name__} with the linear layers {sorted(linear)}"
         )
     weight, bias = parameter_names(finder.place)
-    named = network.skeleton.named_parameters(remove_duplicate=False)
     own = network.skeleton.get_submodule(finder.place).weight
+    named = network.skeleton.named_parameters(remove_duplicate=False)
     owners = [name for name, parameter in named if parameter is own]
     if weight not in network.values or len(owners) > 1:
         raise ValueError(

@@ -38,6 +38,22 @@ def test_load_means_takes_a_trained_network_and_leaves_the_scales():
         AutoRadial(model).load_means(net.state_dict())
 
 
+def test_load_means_leaves_out_no_other_tensors_of_a_network():
+    net = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    model = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=10))
+    guide = AutoRadial(model)
+    guide.setup(X, torch.randn(6, 2))
+    guide.load_means(net.state_dict())
+    net(X)
+    with pytest.raises(ValueError, match=r"other values of \['1.running_mean', '1.running_var', '1.num_b"):
+        guide.load_means(net.state_dict(), strict=False)
+    larger = SupervisedModel(BayesianModule(net), likelihoods.Gaussian(num_data=10))
+    guide = AutoRadial(larger)
+    guide.setup(X, torch.randn(6, 2))
+    with pytest.raises(ValueError, match=r"state_dict must have .* values of \['3.weight'\]"):
+        guide.load_means(net.append(nn.Linear(2, 2, bias=False)).state_dict())
+
+
 @pytest.mark.parametrize(
     ("name", "bad", "words"),
     [

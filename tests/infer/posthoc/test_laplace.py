@@ -22,7 +22,7 @@ PRECISION = 0.7
 NOISE = 0.4
 
 
-def regression(num_rows=30, outputs=2, bias=True):
+def regression(num_rows=30, outputs=2, bias=True, off=0.0):
     """Linear regression at its maximum a posteriori, and its design matrix with the exact posterior precision."""
     torch.manual_seed(0)
     x = torch.randn(num_rows, 3, dtype=torch.float64)
@@ -32,22 +32,24 @@ def regression(num_rows=30, outputs=2, bias=True):
     best = torch.linalg.solve(precision, design.mT @ y / NOISE**2).mT
     network = nn.Linear(3, outputs, bias=bias).double()
     with torch.no_grad():
-        network.weight.copy_(best[:, :3])
+        network.weight.copy_(best[:, :3] + off)
         if bias:
-            network.bias.copy_(best[:, 3])
+            network.bias.copy_(best[:, 3] + off)
     model = SupervisedModel(BayesianModule(network), likelihoods.Gaussian(scale=NOISE))
     return model, network, (x, y), design, precision
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("structure", ["full", "kronecker"])
-def test_linear_regression_has_its_exact_posterior(structure, bias):
-    model, network, data, _, precision = regression(bias=bias)
+@pytest.mark.parametrize("off", [0.0, 0.3])
+def test_linear_regression_has_its_exact_posterior(structure, bias, off):
+    """Also if the trained weights are not the most probable ones."""
+    model, network, data, _, precision = regression(bias=bias, off=off)
     guide = last_layer_laplace(model, network, data, prior_precision=PRECISION, structure=structure, chunk_size=7)
     exact = torch.block_diag(*2 * [precision]).inverse()
     torch.testing.assert_close(guide.covariance(), exact, rtol=1e-6, atol=1e-9)
     weights = network.weight if not bias else torch.cat([network.weight, network.bias[:, None]], 1)
-    assert torch.equal(guide.mean, weights.detach().flatten())
+    torch.testing.assert_close(guide.mean, weights.detach().flatten() - off)
 
 
 @pytest.mark.parametrize("structure", ["full", "kronecker"])
@@ -87,12 +89,74 @@ def test_the_probit_is_the_scaled_mean_and_near_the_integral():
     torch.testing.assert_close(probit.mean, exact, rtol=0.0, atol=0.02)
 
 
-def test_the_evidence_of_linear_regression_is_exact():
-    model, network, (x, y), design, _ = regression()
+@pytest.mark.parametrize("off", [0.0, 0.3])
+def test_the_evidence_of_linear_regression_is_exact_and_its_maximum_found(off):
+    model, network, (x, y), design, _ = regression(off=off)
+
+    def exact(precision):
+        covariance = design @ design.mT / precision + NOISE**2 * torch.eye(len(x))
+        return dist.MultivariateNormal(torch.zeros(len(x), dtype=torch.float64), covariance).log_prob(y.mT).sum()
+
     guide = last_layer_laplace(model, network, (x, y), prior_precision=PRECISION)
-    covariance = design @ design.mT / PRECISION + NOISE**2 * torch.eye(len(x))
-    exact = dist.MultivariateNormal(torch.zeros(len(x), dtype=torch.float64), covariance).log_prob(y.mT).sum()
-    assert guide.log_evidence == pytest.approx(float(exact), rel=1e-7)
+    assert guide.log_evidence == pytest.approx(float(exact(PRECISION)), rel=1e-7)
+    best = last_layer_laplace(model, network, (x, y))
+    assert best.log_evidence == pytest.approx(float(exact(best.prior_precision)), rel=1e-7)
+    assert exact(best.prior_precision) > max(exact(best.prior_precision * factor) for factor in (0.9, 1.1))
+
+
+def test_a_precision_that_costs_the_rows_much_is_warned_of():
+    network, model, (x, y), _ = overfitted(steps=600)
+    with pytest.warns(UserWarning, match=r"rows given by 0\.\d\d nats.*Choose prior_precision on validation rows"):
+        by_evidence = last_layer_laplace(model, network, (x, y), chunk_size=25)
+    known = torch.nn.functional.cross_entropy(network(x), y)
+    assert -predict(model, by_evidence, x, method="probit").log_prob(y).mean() > known + 0.1
+    last_layer_laplace(model, network, (x, y), prior_precision=by_evidence.prior_precision)  # without a warning
+
+
+@pytest.mark.parametrize("change", ["running_mean", "weight"])
+def test_a_network_other_than_the_models_copy_is_refused_by_name(change):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    network[0].bias.requires_grad_(False)
+    model = SupervisedModel(BayesianModule(network), likelihoods.Categorical())
+    data = (torch.randn(20, 3), torch.arange(20) % 2)
+    last_layer_laplace(model, network, data, prior_precision=1.0)
+    with torch.no_grad():
+        getattr(network[1], change).add_(1.0), network[0].bias.add_(1.0)
+    with pytest.raises(ValueError, match=rf"trained must have .* values of \['0.bias', '1.{change}'\]"):
+        last_layer_laplace(model, network, data, prior_precision=1.0)
+    with pytest.raises(ValueError, match=r"no.* values of \['4.scale'\]|other values of \[.*'4.scale'"):
+        last_layer_laplace(model, network.append(Scaled()), data, prior_precision=1.0)
+
+
+def test_a_learned_noise_that_was_not_learned_is_refused():
+    network, x = nn.Linear(2, 1), torch.randn(20, 2)
+    model = SupervisedModel(BayesianModule(network), likelihoods.Gaussian(scale=0.3, learn_scale=True))
+    with pytest.raises(ValueError, match=r"must have a trained scale, got learn_scale=True at its first value 0\.3"):
+        last_layer_laplace(model, network, (x, x[:, :1]), prior_precision=1.0)
+    model.likelihood.scale = torch.tensor(0.2)
+    guide = last_layer_laplace(model, network, (x, x[:, :1]), prior_precision=1.0)
+    design = torch.cat([x, torch.ones(20, 1)], 1)
+    exact = (design.mT @ design / 0.2**2 + torch.eye(3)).inverse()
+    torch.testing.assert_close(guide.covariance(), exact, rtol=1e-4, atol=1e-6)
+
+
+class Scaled(nn.Module):
+    """Multiplies its input in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return x.mul_(self.scale)
+
+
+def test_a_layer_whose_output_is_changed_in_place_is_not_the_last():
+    network = nn.Sequential(nn.Linear(2, 2), Scaled())
+    model = SupervisedModel(BayesianModule(network), likelihoods.Categorical())
+    with pytest.raises(ValueError, match="must have a network that ends with a linear layer"):
+        last_layer_laplace(model, network, (torch.randn(4, 2), torch.tensor([0, 1, 0, 1])))
 
 
 def problem(likelihood, outputs=3):
