@@ -219,8 +219,8 @@ class PriorChain(UnderPriors):
                 stacklevel=2,
             )
 
-    # Whether a site is in all plates of an observed site, so that its values belong to the rows of a task.
     def _is_of_rows(self, site: Any) -> bool:
+        """Whether a site is in all plates of an observed site, so that its values belong to the rows of a task."""
         plates = site["cond_indep_stack"] if site else ()
         return any(own and own.issubset(plates) for own in self._observed)
 

@@ -203,8 +203,8 @@ def _probabilities(probs: torch.Tensor | Prediction) -> torch.Tensor:
     return class_probabilities(values, torch.zeros(len(values), dtype=torch.long))[0].detach().double()
 
 
-# The least score that is no smaller than a share of these scores and a new one.
 def _threshold(argument: str, scores: torch.Tensor, level: float) -> torch.Tensor:
+    """The least score that is no smaller than a share of these scores and a new one."""
     # Rounding must not ask for one more.
     rank = max(1, math.ceil((len(scores) + 1) * proper_fraction("level", level) - 1e-9))
     if rank > len(scores):

@@ -113,8 +113,8 @@ class LastLayerLaplace(nn.Module):
         return _along(z * self.get_buffer("stddev"), basis)
 
 
-# The coordinates of vectors [..., P] along the columns of one matrix, or of a product of two.
 def _along(vectors: Tensor, basis: Sequence[Tensor]) -> Tensor:
+    """The coordinates of vectors [..., P] along the columns of one matrix, or of a product of two."""
     if len(basis) == 1:
         return vectors @ basis[0]
     left, right = basis
@@ -275,8 +275,8 @@ class _Curvature:
         return eigenvalues.clamp_min(0.0), (vectors,)
 
 
-# The most probable weights, given a gradient of the negative log-likelihood at the start; else the start.
 def _mode(precision: float, eigenvalues: Tensor, start: Tensor, slope: Tensor | None) -> Tensor:
+    """The most probable weights, given a gradient of the negative log-likelihood at the start; else the start."""
     return start if slope is None else (eigenvalues * start - slope) / (eigenvalues + precision)
 
 
