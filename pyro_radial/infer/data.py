@@ -36,13 +36,15 @@ class Rows:
 
     def __init__(self, data: object, name: str, dtype: torch.dtype | None = None) -> None:
         self.name, self._dtype = name, dtype
-        #: The size of a ``DataLoader``'s batches.
+        #: The size of a ``DataLoader``'s batches, and whether it leaves out a smaller last one.
         self.batch_size: int | None = None
+        self.drop_last = False
         self._collate: Callable[[list[Any]], Any] | None = None
         self._check: Callable[[Any], None] | None = None
         if isinstance(data, DataLoader):
             _check_loader(data, name)
             self.batch_size = data.batch_size
+            self.drop_last = data.drop_last
             self._collate = None if data.collate_fn is default_collate else data.collate_fn
             data = data.dataset
         if isinstance(data, IterableDataset):
@@ -208,7 +210,7 @@ def _tensors(value: object, dtype: torch.dtype | None) -> Any:
 
 
 def _check_loader(loader: DataLoader[Any], name: str) -> None:
-    """Raise a ValueError unless the loader passes over each row once."""
+    """Raise a ValueError unless the loader passes over each row once, in this process."""
     if isinstance(loader.dataset, IterableDataset):
         return
     sampler = loader.sampler
@@ -221,10 +223,15 @@ def _check_loader(loader: DataLoader[Any], name: str) -> None:
             f"{type(loader.batch_sampler if loader.batch_size is None else sampler).__name__}, which would be lost; "
             "choose rows with a torch Subset instead"
         )
+    if loader.num_workers:
+        raise ValueError(
+            f"{name} must be a DataLoader without workers, got num_workers={loader.num_workers}, which would "
+            "be lost; leave it out, and read slow items into tensors first"
+        )
 
 
 class Batches:
-    """Take mini-batches: every epoch passes over each row once, in its own random order."""
+    """Take mini-batches: every epoch passes over each row at most once, in its own random order."""
 
     def __init__(self, rows: Rows, size: int, seed: int, device: torch.device) -> None:
         self.rows, self.size, self.seed, self.device = rows, size, seed, device
@@ -238,6 +245,8 @@ class Batches:
     @property
     def per_epoch(self) -> int:
         """The number of batches in one epoch."""
+        if self.rows.drop_last:
+            return max(1, len(self.rows) // self.size)
         return -(-len(self.rows) // self.size)
 
     def get(self, epoch: int, number: int) -> tuple[Any, Any]:

@@ -115,7 +115,7 @@ def forms(x, other, y):
         "items of three": TensorDataset(x, other, y),
         "loader": DataLoader(TensorDataset(x, other, y), batch_size=FIT["batch_size"], shuffle=True),
         "loader of pairs": DataLoader(Items(items), batch_size=FIT["batch_size"]),
-        "loader of dicts": DataLoader(Items(named), batch_size=FIT["batch_size"], drop_last=True),
+        "loader of dicts": DataLoader(Items(named), batch_size=FIT["batch_size"]),
     }
 
 
@@ -171,3 +171,18 @@ def test_the_parts_of_a_batch_are_its_rows_in_order_and_their_shares_make_one(ro
     assert torch.equal(torch.cat([part[1] for part, _ in pieces]), y)
     assert [share for _, share in pieces] == [len(part[1]) / rows for part, _ in pieces]
     assert len(pieces) <= number
+
+
+@pytest.mark.parametrize(("rows", "per_epoch"), [(9, 2), (8, 2), (3, 1)])
+def test_a_loader_that_drops_the_last_batch_has_whole_batches_alone(rows, per_epoch):
+    x = torch.arange(float(rows))[:, None]
+    loader = DataLoader(TensorDataset(x, x), batch_size=4, drop_last=True)
+    batches = Batches(Rows(loader, "data"), 4, 0, torch.device("cpu"))
+    assert batches.per_epoch == per_epoch
+    assert {len(batches.get(0, number)[0]) for number in range(per_epoch)} == {min(rows, 4)}
+
+
+def test_workers_of_a_loader_are_refused():
+    x = torch.zeros(4, 1)
+    with pytest.raises(ValueError, match=r"^data must be a DataLoader without workers, got num_workers=1"):
+        Rows(DataLoader(TensorDataset(x, x), num_workers=1), "data")
