@@ -5,7 +5,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, reduce
 from importlib import import_module
@@ -56,6 +56,7 @@ __all__ = [
     "has_hooks",
     "has_step_hooks",
     "helpful_support_errors",
+    "hooks_later",
     "host_reads_removed",
     "initial_scale",
     "is_capturing",
@@ -288,6 +289,21 @@ def after_hooks(parameter: Tensor, gradient: Tensor) -> Tensor | None:
         hook(parameter)
         left, parameter.grad = parameter.grad, None
     return left
+
+
+@contextmanager
+def hooks_later(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Leave out the hooks that :func:`after_hooks` calls."""
+    held = [
+        (hooks, dict(hooks)) for hooks in (parameter._post_accumulate_grad_hooks for parameter in parameters) if hooks
+    ]
+    for hooks, _ in held:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in held:
+            hooks.update(before)
 
 
 class CompilerMissingError(RuntimeError):

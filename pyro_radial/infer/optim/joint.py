@@ -36,6 +36,7 @@ __all__ = [
     "make_optimizer",
     "naming_devices",
     "stored_names",
+    "trained_by",
 ]
 
 

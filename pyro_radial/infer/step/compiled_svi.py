@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pyro_radial._pyro.checks import check_flag, check_types, optional, positive_count
-from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer, add_gradients
+from pyro_radial.infer.optim.joint import GraphOptimizer, JointOptimizer, add_gradients, trained_by
 from pyro_radial.infer.step.evaluate import AS_IT_IS, Call, Evaluation, has_terms
 from pyro_radial.infer.step.graphs import Graphs
 from pyro_radial.infer.step.not_finite import not_finite_error, not_finite_parts
@@ -137,7 +137,8 @@ class CompiledSVI:
         optimizer = self._joint.optimizer
         mover = optimizer if isinstance(optimizer, GraphOptimizer) else None
         call = self._call(self.model, self.guide, args, kwargs)
-        call = call._replace(mover=mover, optimizer=optimizer, stopped=self._check.stopped)
+        if call.gradients:
+            call = call._replace(mover=mover, optimizer=optimizer, stopped=self._check.stopped)
         (self._latest,) = take_step([call], self.graphs, self._check, self._joint)
         self._steps += 1
         return _as_svi(self._latest.loss)
@@ -161,9 +162,11 @@ class CompiledSVI:
         loss = self.loss
         if self._loss_and_grads is not None:
             loss = SimpleNamespace(loss=self.loss, loss_and_grads=self._loss_and_grads)
-        if not has_terms(loss):
-            return Call(loss, model, guide, args, kwargs)
-        return Call(loss, model, guide, args, kwargs, weight=loss.weight_at(loss.step), step=loss.step + 1)
+        # Under torch.no_grad SVI finds no gradients.
+        trained = trained_by(self.optim) if isinstance(self.optim, Optimizer) else []
+        also = dict(zip(map(str, range(len(trained))), trained, strict=True))
+        call = Call(loss, model, guide, args, kwargs, gradients=torch.is_grad_enabled(), also=also)
+        return call._replace(weight=loss.weight_at(loss.step), step=loss.step + 1) if has_terms(loss) else call
 
     def _evaluate(self, call: Call) -> Evaluation:
         self._latest = self.graphs(call)

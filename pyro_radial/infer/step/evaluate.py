@@ -8,12 +8,18 @@ from typing import Any, NamedTuple
 
 import pyro.poutine as poutine
 import torch
-from pyro.infer import JitTrace_ELBO, JitTraceEnum_ELBO, JitTraceGraph_ELBO, JitTraceMeanField_ELBO
+from pyro.infer import (
+    JitTrace_ELBO,
+    JitTraceEnum_ELBO,
+    JitTraceGraph_ELBO,
+    JitTraceMeanField_ELBO,
+    TraceTailAdaptive_ELBO,
+)
 from pyro.poutine import Trace
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pyro_radial._pyro.compat import after_hooks, stored_parameters
+from pyro_radial._pyro.compat import after_hooks, hooks_later, post_accumulate_hooks, stored_parameters
 from pyro_radial.infer.elbo import LossTerms, TermsELBO, as_tensor
 from pyro_radial.infer.optim.joint import GraphOptimizer
 
@@ -106,47 +112,75 @@ class Evaluation(NamedTuple):
         return [(parameter, gradient) for parameter, gradient in left if gradient is not None]
 
 
-def evaluate(call: Call) -> Evaluation:
-    """Run the program once, find its parameters as ``SVI`` does, and change nothing in the loss."""
+def evaluate(call: Call, recorded: list[Tensor] | None = None) -> Evaluation:
+    """Run the program once, find its parameters as ``SVI`` does, and change nothing in the loss.
+
+    :param recorded: if the run is recorded, a list that gets the tensors with gradients in ``SVI``.
+    """
     differentiable = is_differentiable(call.loss)
-    earlier = [] if differentiable else _without_gradients([*stored_parameters().values(), *call.also.values()])
+    # A loss that calls ``backward`` adds to the gradients that there are.
+    earlier = [] if recorded is not None else _without_gradients([*stored_parameters().values(), *call.also.values()])
     with poutine.trace(param_only=True) as capture:
         value, terms = _value(call, differentiable)
     parameters = _trained(capture.trace)
     known = {id(parameter) for parameter in parameters.values()}
     parameters |= {name: p for name, p in call.also.items() if p.requires_grad and id(p) not in known}
     found: Sequence[Tensor | None] = (None,) * len(parameters)
-    if not differentiable:
+    if differentiable and call.gradients and value.requires_grad:
+        scaled = value if call.share == 1.0 else value * call.share
+        scaled = scaled if call.scaler is None else call.scaler.scale(scaled)
+        if recorded is not None:
+            recorded += _leaves(scaled)
+            found = torch.autograd.grad(scaled, list(parameters.values()), allow_unused=True) if parameters else ()
+        else:
+            # As SVI does: all that the loss depends on gets a gradient.
+            with hooks_later(parameters.values()):
+                scaled.backward(retain_graph=getattr(call.loss, "retain_graph", None))
+    if recorded is None:
         found = [parameter.grad for parameter in parameters.values()]
         _without_gradients(parameters.values())
         for parameter, gradient in earlier:
             parameter.grad = gradient
-    elif call.gradients and parameters and value.requires_grad:
-        scaled = value if call.share == 1.0 else value * call.share
-        scaled = scaled if call.scaler is None else call.scaler.scale(scaled)
-        found = torch.autograd.grad(scaled, list(parameters.values()), allow_unused=True)
     moved: frozenset[int] = frozenset()
-    if call.mover is not None:
+    # Hooks change gradients after the graph.
+    if call.mover is not None and not any(map(post_accumulate_hooks, parameters.values())):
         by_id = dict(zip(map(id, parameters.values()), found, strict=True))
         moved = call.mover.move(value.detach(), by_id, _constrained(capture.trace))
         found = [None if key in moved else gradient for key, gradient in by_id.items()]
-    broken = torch.isfinite(value.detach()).all().logical_not().float()
+    # The tail-adaptive loss has gradients but no value.
+    lost = torch.isnan(value) if isinstance(call.loss, TraceTailAdaptive_ELBO) else ~torch.isfinite(value)
     summary = None if terms is None else _summary(terms)
     return Evaluation(
-        value.detach(), _apart(found), parameters, broken, terms, summary, hooked=not differentiable, moved=moved
+        value.detach(),
+        _apart(found),
+        parameters,
+        lost.any().float(),
+        terms,
+        summary,
+        hooked=not differentiable,
+        moved=moved,
     )
 
 
 def is_differentiable(loss: Any) -> bool:
     """Whether a loss, or a function in its place, returns a tensor to differentiate, and leaves compiling to others."""
-    differentiable = hasattr(loss, "differentiable_loss") or not hasattr(loss, "loss_and_grads")
-    return differentiable and not isinstance(loss, JITTED)
+    if not hasattr(loss, "loss_and_grads"):
+        return True
+    return hasattr(loss, "differentiable_loss") and not isinstance(loss, JITTED) and not _has_own_gradients(loss)
+
+
+def _has_own_gradients(loss: Any) -> bool:
+    """Whether ``loss_and_grads`` is overridden, and ``differentiable_loss`` is not."""
+    for names in (vars(loss), *map(vars, type(loss).__mro__)):
+        if "differentiable_loss" in names or "loss_and_grads" in names:
+            return "differentiable_loss" not in names
+    return False
 
 
 def has_terms(loss: Any) -> bool:
     """Whether a loss is a ``TermsELBO`` that computes its value as that class does."""
     own = getattr(type(loss), "differentiable_loss", None)
-    return isinstance(loss, TermsELBO) and own is TermsELBO.differentiable_loss
+    return isinstance(loss, TermsELBO) and own is TermsELBO.differentiable_loss and not _has_own_gradients(loss)
 
 
 def _value(call: Call, differentiable: bool) -> tuple[Tensor, LossTerms | None]:
@@ -186,7 +220,7 @@ def _apart(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
     taken: set[int] = set()
     own: list[Tensor | None] = []
     for gradient in gradients:
-        if gradient is not None:
+        if gradient is not None and gradient.layout is torch.strided:
             storage = gradient.untyped_storage()
             alone = gradient.is_contiguous() and len(storage) == gradient.nbytes and storage._cdata not in taken
             gradient = gradient if alone else gradient.clone(memory_format=torch.contiguous_format)
@@ -196,10 +230,24 @@ def _apart(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
 
 
 def _trained(trace: Trace) -> dict[str, Tensor]:
-    """The parameters in a trace, as Pyro's optimizers see them."""
-    values = {name: site["value"] for name, site in dict[str, Any](trace.nodes).items()}
-    own = {n: value.unconstrained() if hasattr(value, "unconstrained") else value for n, value in values.items()}
-    return {name: value for name, value in own.items() if value.requires_grad}
+    """The parameters in a trace, as Pyro's optimizers see them: each once, by its first name."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, site in dict[str, Any](trace.nodes).items():
+        value = site["value"].unconstrained() if hasattr(site["value"], "unconstrained") else site["value"]
+        if value.requires_grad:
+            found.setdefault(id(value), (name, value))
+    return dict(found.values())
+
+
+def _leaves(value: Tensor) -> list[Tensor]:
+    """The tensors that the gradient of a value goes to."""
+    nodes: list[Any] = [value.grad_fn]
+    seen = set(nodes)
+    for node in nodes:
+        new = {other for other, _ in node.next_functions if other is not None} - seen
+        seen |= new
+        nodes.extend(new)
+    return [node.variable for node in nodes if hasattr(node, "variable")]
 
 
 def _constrained(trace: Trace) -> dict[int, Tensor]:

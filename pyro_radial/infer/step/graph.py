@@ -18,6 +18,7 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_radial._pyro.compat import Replaced, record_graph, tree_flatten, tree_leaves, tree_unflatten, untraced
+from pyro_radial._pyro.random_numbers import TorchNoise
 from pyro_radial.infer.step.state import MOST_BYTES, UncapturableError
 
 __all__ = ["ChangedTensors", "Graph", "put_back", "put_buffers_back", "record", "replaced_buffers", "restored"]
@@ -26,6 +27,10 @@ __all__ = ["ChangedTensors", "Graph", "put_back", "put_buffers_back", "record", 
 TO_HOST = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
 VALUE_READ = (
     "Python reads the value of a tensor that the model or the guide computes; use operations such as torch.where"
+)
+SEEDED = (
+    "it sets the state of torch's generator, as torch.manual_seed does, and checkpointing with "
+    "dropout; a graph draws other noise then"
 )
 SHAPE_READ = "a tensor has a shape that depends on values; use torch.where, or mask what does not count"
 LITERAL = torch.ops.aten.lift_fresh.default
@@ -78,6 +83,8 @@ def record(
     with pyro.validation_enabled(False), reads, copies:
         module = record_graph(tensors_alone, inputs)
     constants = _lift_constants(module)
+    if any(constant.layout is not torch.strided for constant in constants):
+        raise UncapturableError("it uses a sparse tensor")
     device = inputs[0].device if inputs else torch.device("cpu")
     if device.type != "cpu":
         constants = _with_literals_on(device, module, constants)
@@ -94,6 +101,8 @@ class _HostReads(TorchDispatchMode):
         self._sources: dict[int, set[int] | None] = {}
         # Other tensors must not get the memory of these.
         self._known: list[Tensor] = []
+        # After the latest draw.
+        self._noise = TorchNoise.now()
         for tensor in readable:
             # A class of its own may refuse that its attributes are read.
             plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
@@ -112,10 +121,16 @@ class _HostReads(TorchDispatchMode):
             with untraced():
                 return func(*args, **kwargs)
         sources = set() if func is LITERAL else self._sources_of((args, kwargs))
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        seeded = torch.Tag.nondeterministic_seeded in func.tags
+        if seeded:
             sources = None
+            now = TorchNoise.now()
+            same = map(torch.equal, (now.cpu, *now.cuda), (self._noise.cpu, *self._noise.cuda))
+            if not all(same):
+                raise UncapturableError(SEEDED)
         changed = _changed_by(func, args, kwargs)
         result = func(*args, **kwargs)
+        self._noise = TorchNoise.now() if seeded else self._noise
         for tensor in (*changed, *_tensors(result)):
             self._note(tensor, sources)
         return result
@@ -176,7 +191,8 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    # Sparse tensors have several memories.
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_radial._pyro.compat import handlers_around, reader_of_setting, tree_flatten
+from pyro_radial._pyro.compat import handlers_around, post_accumulate_hooks, reader_of_setting, tree_flatten
 from pyro_radial._pyro.random_numbers import TorchNoise, one_at_a_time
 from pyro_radial.infer.step.captured import Captured, CaptureError, Device, device_graphs
 from pyro_radial.infer.step.compiled import Code, agree, compiled, has_code
@@ -180,7 +180,7 @@ class Graphs:
         if self._runs_as_it_is(call, leaves):
             return _as_it_is(call, check)
         key = _signature(call, leaves, tree)
-        found = self._way(key, call, check)
+        found = self._way(key, call, leaves, check)
         if not isinstance(found, Way):
             return _as_it_is(call, check) if found is None else found
         self._calls += call.gradients
@@ -217,8 +217,14 @@ class Graphs:
         if not is_differentiable(call.loss):
             name = type(call.loss).__name__
             own = f"compiles it itself, more slowly; use {name.removeprefix('Jit')}"
-            self._say(f"{name} {own if isinstance(call.loss, JITTED) else 'has no differentiable_loss'}")
+            other = "computes its gradients in loss_and_grads, not in differentiable_loss"
+            self._say(f"{name} {own if isinstance(call.loss, JITTED) else other}")
             return True
+        for leaf in leaves:
+            if isinstance(leaf, Tensor) and (leaf.requires_grad or leaf.layout is not torch.strided):
+                sparse = "requires a gradient" if leaf.layout is torch.strided else "is sparse"
+                self._say(f"an argument of shape {tuple(leaf.shape)} {sparse}, which a graph cannot take")
+                return True
         unknown = next((leaf for leaf in leaves if not isinstance(leaf, (Tensor, *PLAIN))), None)
         if unknown is not None:
             self._say(
@@ -227,7 +233,7 @@ class Graphs:
             )
         return unknown is not None
 
-    def _way(self, key: Any, call: Call, check: Check | None) -> Way | Evaluation | None:
+    def _way(self, key: Any, call: Call, leaves: Sequence[Any], check: Check | None) -> Way | Evaluation | None:
         """A recording that holds, perhaps a new one; what the first run of a program without one gave, later None."""
         if key in self._refused:
             return None
@@ -248,8 +254,15 @@ class Graphs:
             return made.evaluation
         if self._device is None:
             self._device = device_graphs(made.device)
-        ways.insert(0, Way(made, self._device if self.compile else None))
-        return ways[0]
+        way = Way(made, self._device if self.compile else None)
+        try:
+            way.rehearsed(call, leaves)
+        except RuntimeError as error:
+            self._say(f"torch can record it, but not replay it: {error}".splitlines()[0])
+            self._refused[key] = call.model, call.guide, call.loss
+            return None
+        ways.insert(0, way)
+        return way
 
     def _checked(self, way: Way, key: Any, call: Call, replayed: Evaluation) -> Evaluation:
         """Run the program as it is, and drop its graph if that gives something else."""
@@ -310,12 +323,13 @@ def _difference(replayed: Evaluation, evaluation: Evaluation) -> str | None:
     ours = dict(zip(replayed.parameters, replayed.gradients, strict=True))
     theirs = dict(zip(evaluation.parameters, evaluation.gradients, strict=True))
     pairs = {"the loss": (replayed.loss, evaluation.loss)}
-    for name, gradient in ours.items():
-        other = theirs.get(name)
-        if gradient is not None and other is not None:
-            pairs[f"the gradient of {name}"] = gradient, other
-    one, other_one = zip(*pairs.values(), strict=True)
-    if agree(one, other_one, MOST_DIFFERENCE):
+    for name, parameter in replayed.parameters.items():
+        if id(parameter) not in replayed.moved:
+            one, other = ours[name], theirs.get(name)
+            none = torch.zeros_like(parameter)
+            pairs[f"the gradient of {name}"] = none if one is None else one, none if other is None else other
+    own, others = zip(*pairs.values(), strict=True)
+    if agree(own, others, MOST_DIFFERENCE):
         return None
     if replayed.terms is not None and evaluation.terms is not None:
         for kind in ("nll_by_site", "kl_by_site"):
@@ -345,7 +359,9 @@ def _flattened(call: Call) -> tuple[Sequence[Any], Any]:
 
 def _signature(call: Call, leaves: Sequence[Any], tree: Any) -> Any:
     """What decides on a graph, besides the state that the program reads."""
-    ids = id(call.model), id(call.guide), id(call.loss), id(call.mover)
+    ids: tuple[Any, ...] = id(call.model), id(call.guide), id(call.loss), id(call.mover)
+    if call.mover is not None:
+        ids += tuple(map(post_accumulate_hooks, call.mover.moved))
     weighted = has_terms(call.loss) and call.weight == 0.0
     signatures = tuple(described(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves)
     return ids, tree, signatures, call.gradients, weighted, settings_now()

@@ -200,6 +200,7 @@ def record_program(call: Call, check: Check | None = None) -> Recording | Refusa
         changed += call.mover.moved
     try:
         recording = _recording(call, code, first, evaluation.parameters, changed)
+        _check_gradients(recording, evaluation)
     except UncapturableError as error:
         return Refusal(str(error), evaluation)
     put_buffers_back(buffers)
@@ -220,7 +221,7 @@ def _recording(
     for seed in (0, 1):
         try:
             with seeded_elsewhere(seed), _garbage_kept(), restored(changed):
-                graphs.append(_recorded(call, first, parameters.values(), before.tensors, changed))
+                graphs.append(_recorded(call, first, parameters.values(), before, changed))
         finally:
             changes = before.changes(replaced=True)
             before.restore()
@@ -238,6 +239,16 @@ def _recording(
     constants = [number.get(id(tensor), tensor) for tensor in graph.constants]
     named = {name: number[id(value)] for name, value in found.items()}
     return Recording(graph, state, _device(call, found.values()), stored_parameters(), named, constants)
+
+
+def _check_gradients(recording: Recording, evaluation: Evaluation) -> None:
+    """Raise an error if a graph leaves out a gradient that the program gave."""
+    found = recording.graph.result()
+    own = zip(recording.parameters().items(), found.gradients, strict=True)
+    given = {name for (name, parameter), gradient in own if gradient is not None or id(parameter) in found.moved}
+    for name, gradient in zip(evaluation.parameters, evaluation.gradients, strict=True):
+        if gradient is not None and name not in given:
+            raise UncapturableError(f"its graph has no gradient of {name}, as under checkpoint(use_reentrant=True)")
 
 
 def _device(call: Call, parameters: Iterable[Tensor]) -> torch.device:
@@ -267,7 +278,7 @@ def _recorded(
     call: Call,
     first: Inputs,
     parameters: Collection[Tensor],
-    readable: Sequence[Tensor],
+    before: State,
     changed: Sequence[Tensor],
 ) -> tuple[Graph, dict[str, Tensor]]:
     leaves, tree = tree_flatten((call.args, dict(call.kwargs)))
@@ -276,6 +287,7 @@ def _recorded(
     # A 0-d tensor does not change the dtype of results.
     scales = {scale: torch.tensor(scale, dtype=dtype, device=device) for scale in first.seen}
     trained: dict[str, Tensor] = {}
+    reached: list[Tensor] = []
 
     def run(weight: Tensor, *tensors: Tensor) -> Evaluation:
         for place, tensor in zip(places, tensors, strict=True):
@@ -283,7 +295,7 @@ def _recorded(
         args, kwargs = tree_unflatten(leaves, tree)
         with Inputs(scales, first.observed), replaced_buffers() as buffers:
             own = call._replace(args=args, kwargs=kwargs, weight=weight if call.weight else 0.0, share=1.0)
-            evaluation = evaluate(own)
+            evaluation = evaluate(own, reached)
         trained.update(evaluation.parameters)
         put_buffers_back(buffers, write=True)
         terms = None if evaluation.terms is None else vars(evaluation.terms)
@@ -293,9 +305,24 @@ def _recorded(
     inputs = [torch.ones((), device=device), *(leaves[place].detach() for place in places)]
     try:
         with host_reads_removed():
-            return record(run, inputs, readable, changed), trained
+            graph = record(run, inputs, before.tensors, changed)
+        _check_named(graph, reached, trained, before)
     except Exception as error:
         raise UncapturableError(_why(error)) from error
+    return graph, trained
+
+
+def _check_named(graph: Graph, reached: Iterable[Tensor], trained: Mapping[str, Tensor], before: State) -> None:
+    """Raise an error if a tensor that no ``param`` statement names would get a gradient."""
+    outside = {id(constant) for constant in graph.constants} - {id(parameter) for parameter in trained.values()}
+    paths = {id(value): place.path for place, value in zip(before.places, before.values, strict=True)}
+    for tensor in reached:
+        if id(tensor) in outside:
+            path = paths.get(id(tensor), "a tensor")
+            raise UncapturableError(
+                f"{path} of shape {tuple(tensor.shape)} requires a gradient, and no param statement names it; "
+                "register its module with pyro.module, give a torch optimizer that has it, or detach it"
+            )
 
 
 def _check_alike(first: Graph, second: Graph) -> None:

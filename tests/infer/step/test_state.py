@@ -58,14 +58,17 @@ def guide(x):
 class Net(nn.Module):
     """A layer whose output is scaled by what a function reads from the module."""
 
-    def __init__(self, read=lambda self: 1.0, layer=None, **attributes):
+    def __init__(self, read=lambda self: 1.0, layer=None, trained=False, **attributes):
         super().__init__()
-        self.layer = nn.Linear(1, 1) if layer is None else layer
-        self.read = read
+        # A graph is recorded only of a program whose parameters are in param statements, or are frozen.
+        self.layer = (nn.Linear(1, 1) if layer is None else layer).requires_grad_(trained)
+        self.read, self.trained = read, trained
         for name, value in attributes.items():
             setattr(self, name, value)
 
     def forward(self, x):
+        if self.trained:
+            pyro.module("net", self)
         regression(x, self.layer(x[:, None])[:, 0] * self.read(self))
 
 
@@ -198,7 +201,10 @@ class Trainer:
 
     def __init__(self):
         self.scale, self._own = 1.5, 1.5
-        self.nets = {"first": nn.Linear(1, 1), "others": [nn.BatchNorm1d(1), nn.Dropout(0.0)]}
+        self.nets = {
+            "first": nn.Linear(1, 1).requires_grad_(False),
+            "others": [nn.BatchNorm1d(1, affine=False), nn.Dropout(0.0)],
+        }
 
     def model(self, x):
         regression(x, self.scale * self.shared * self.own * self.factor())
@@ -262,7 +268,7 @@ def number_of_a_module_in_a_list_of_an_object():
 @kind
 def another_module_in_a_dict_of_an_object():
     def change(trainer):
-        trainer.nets["first"] = nn.Linear(1, 1, bias=False)
+        trainer.nets["first"] = nn.Linear(1, 1, bias=False).requires_grad_(False)
 
     return of_trainer(change, "of_nets")
 
@@ -344,7 +350,10 @@ def forward_replaced():
 
 @kind
 def layer_replaced():
-    return of_module(lambda net: 1.5, lambda net: setattr(net, "layer", nn.Sequential(nn.Linear(1, 1), nn.Tanh())))
+    return of_module(
+        lambda net: 1.5,
+        lambda net: setattr(net, "layer", nn.Sequential(nn.Linear(1, 1), nn.Tanh()).requires_grad_(False)),
+    )
 
 
 @kind
@@ -364,17 +373,19 @@ def forward_pre_hook():
 
 @kind
 def frozen_parameter():
-    return of_module(lambda net: 1.5, lambda net: net.layer.weight.requires_grad_(False))
+    return of_module(lambda net: 1.5, lambda net: net.eval().layer.weight.requires_grad_(False), trained=True)
 
 
 @kind
 def hook_on_a_gradient():
-    return of_module(lambda net: 1.5, lambda net: net.layer.weight.register_hook(lambda grad: 2 * grad))
+    return of_module(lambda net: 1.5, lambda net: net.layer.weight.register_hook(lambda grad: 2 * grad), trained=True)
 
 
 @kind
 def parameter_replaced():
-    return of_module(lambda net: 1.5, lambda net: setattr(net.layer, "weight", nn.Parameter(torch.ones(1, 1))))
+    return of_module(
+        lambda net: 1.5, lambda net: setattr(net.layer, "weight", nn.Parameter(torch.ones(1, 1), requires_grad=False))
+    )
 
 
 @kind
@@ -596,7 +607,9 @@ def buffer_as_an_array():
 @runs_eagerly
 def parameter_as_an_array():
     return of_module(
-        lambda net: float(np.asarray(net.layer.bias.detach())[0]), lambda net: net.layer.bias.data.fill_(2.5)
+        lambda net: float(np.asarray(net.layer.bias.detach())[0]),
+        lambda net: net.layer.bias.data.fill_(2.5),
+        trained=True,
     )
 
 
@@ -693,7 +706,7 @@ def written_where_the_host_reads():
         torch._foreach_add_([table], [net.layer.weight.detach().reshape(1).expand(2)])
         return table.sum().item()
 
-    return of_module(read, lambda net: net.layer.weight.data.fill_(2.5))
+    return of_module(read, lambda net: net.layer.weight.data.fill_(2.5), trained=True)
 
 
 def restore_settings():
