@@ -3,6 +3,7 @@
 
 """Rows of inputs and targets, and their mini-batches."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -63,6 +64,9 @@ class Rows:
                 raise ValueError(
                     f"{name}: y must have as many rows as x, got {num_rows(self._targets)} for {num_rows(self._inputs)}"
                 )
+            if any(leaf.requires_grad for leaf in tree_leaves(self.tensors)):
+                warnings.warn(f"{name} requires gradients, which are left out; pass tensor.detach()", stacklevel=4)
+                self._inputs, self._targets = tree_map(Tensor.detach, self.tensors)
         if len(self) == 0:
             raise ValueError(f"{name} must have at least one row, got none")
 

@@ -186,3 +186,10 @@ def test_workers_of_a_loader_are_refused():
     x = torch.zeros(4, 1)
     with pytest.raises(ValueError, match=r"^data must be a DataLoader without workers, got num_workers=1"):
         Rows(DataLoader(TensorDataset(x, x), num_workers=1), "data")
+
+
+def test_features_with_a_graph_are_detached_with_a_warning():
+    x = nn.Linear(2, 2)(torch.ones(4, 2))
+    with pytest.warns(UserWarning, match="^data requires gradients"):
+        rows = Rows((x, x.detach()), "data")
+    assert not rows.take(torch.arange(2))[0].requires_grad

@@ -203,7 +203,8 @@ class TrainingRun:
             sites = " and ".join(f"'{name}'" for name in terms.nll_by_site)
             raise ValueError(
                 f"model must observe {sites} in a plate of the size of the data, {self.num_data}, got one of size "
-                f"{terms.num_data}: pyro.plate('data', {self.num_data}, subsample=...); if you mean that size, use "
+                f"{terms.num_data}: pyro.plate('data', {self.num_data}, subsample=...); if that size is "
+                "the product of several plates, as for a table of counts, or you mean it, use "
                 f"fit(..., options=FitOptions(num_data={terms.num_data}))"
             )
 
