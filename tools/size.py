@@ -24,8 +24,8 @@ import tokenize
 from pathlib import Path
 
 LIMITS = {
-    "statements": 14_240,
-    "public names": 90,
+    "statements": 14_331,
+    "public names": 88,
     "comprehensions": 5.04,
     "nested comprehensions": 0.4,
     "tuple assignments": 1.63,

@@ -294,9 +294,8 @@ def after_hooks(parameter: Tensor, gradient: Tensor) -> Tensor | None:
 @contextmanager
 def hooks_later(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Leave out the hooks that :func:`after_hooks` calls."""
-    held = [
-        (hooks, dict(hooks)) for hooks in (parameter._post_accumulate_grad_hooks for parameter in parameters) if hooks
-    ]
+    every = [parameter._post_accumulate_grad_hooks for parameter in parameters]
+    held = [(hooks, dict(hooks)) for hooks in every if hooks]
     for hooks, _ in held:
         hooks.clear()
     try:

@@ -284,7 +284,8 @@ def _evidence(precision: float, eigenvalues: Tensor, start: Tensor, slope: Tenso
     """The terms of the log evidence with the prior's precision, all along the eigenvectors."""
     mode = _mode(precision, eigenvalues, start, slope)
     gain = 0.0 if slope is None else (start - mode) * (slope + 0.5 * eigenvalues * (mode - start))
-    return float((0.5 * (precision / (eigenvalues + precision)).log() - 0.5 * precision * mode.square() + gain).sum())
+    shrunk = 0.5 * (precision / (eigenvalues + precision)).log()
+    return float((shrunk - 0.5 * precision * mode.square() + gain).sum())
 
 
 def _best_precision(eigenvalues: Tensor, start: Tensor, slope: Tensor | None) -> float:

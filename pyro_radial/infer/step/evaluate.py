@@ -233,7 +233,8 @@ def _trained(trace: Trace) -> dict[str, Tensor]:
     """The parameters in a trace, as Pyro's optimizers see them: each once, by its first name."""
     found: dict[int, tuple[str, Tensor]] = {}
     for name, site in dict[str, Any](trace.nodes).items():
-        value = site["value"].unconstrained() if hasattr(site["value"], "unconstrained") else site["value"]
+        value = site["value"]
+        value = value.unconstrained() if hasattr(value, "unconstrained") else value
         if value.requires_grad:
             found.setdefault(id(value), (name, value))
     return dict(found.values())
