@@ -68,6 +68,7 @@ class TaskStream(Sequence[Task]):
 
     Example::
 
+        >>> import torch
         >>> x, y = torch.rand(4, 3), torch.tensor([0, 1, 0, 1])
         >>> tasks = [Task("one", (x, y), (x, y)), Task("two", (x + 1, y), (x + 1, y))]
         >>> stream = TaskStream.of(tasks, num_outputs=2)
