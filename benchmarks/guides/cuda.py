@@ -544,24 +544,28 @@ Time per element drawn, as a multiple of the time to copy an element:
 {markdown_table(["", "of a copy"], samplers)}
 
 An epoch of 100 steps of `fit` waits {found["waits"]} times for the device, and {found["waits_at_end"]} times at its \
-end."""
+end.
+
+{results.plot("Milliseconds of a step on a GPU")}"""
 
 
 def draw(results: Results) -> None:
-    """Steps of models beside NumPyro's."""
-    if not measured(results):
-        return
-    figure = Figure(figsize=(7, 2.6), layout="constrained", dpi=110)
-    ax = figure.subplots()
-    pairs = [times(results, model) for model in measured(results)]
-    places = range(len(pairs))
-    ax.barh([place - 0.2 for place in places], [ours for ours, _ in pairs], 0.4, label=OURS)
-    ax.barh([place + 0.2 for place in places], [theirs for _, theirs in pairs], 0.4, label=PEER)
-    ax.set_yticks(list(places), measured(results))
-    ax.set_xlabel("ms a step")
-    ax.invert_yaxis()
-    ax.legend(frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
+    """Steps of networks, and of models beside NumPyro's where they were measured."""
+    models = measured(results)
+    figure = Figure(figsize=(9 if models else 6, 2.6), layout="constrained", dpi=110)
+    left, *others = figure.subplots(1, 2 if models else 1, squeeze=False)[0]
+    rows = results.where(what="network")
+    left.barh([row["step"] for row in rows], [row["ms"] for row in rows])
+    for right in others:
+        places, pairs = range(len(models)), [times(results, model) for model in models]
+        right.barh([place - 0.2 for place in places], [ours for ours, _ in pairs], 0.4, label=OURS)
+        right.barh([place + 0.2 for place in places], [theirs for _, theirs in pairs], 0.4, label=PEER)
+        right.set_yticks(list(places), models)
+        right.legend(frameon=False)
+    for ax in (left, *others):
+        ax.set_xlabel("ms a step")
+        ax.invert_yaxis()
+        ax.spines[["top", "right"]].set_visible(False)
     results.save_plot(figure)
 
 

@@ -4,6 +4,7 @@
 """Train methods for classification experiments with ``fit``, and score them with a ``Prediction``."""
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -386,7 +387,10 @@ def laplace(task: Task) -> Trained:
     ensemble, seconds, *_ = trained(task, PLAIN)
     model, points = ensemble.members[0]
     start = time.process_time()
-    guide = last_layer_laplace(model, points, task.train, structure="full")
+    with warnings.catch_warnings():
+        # The method is the evidence's choice, good or not.
+        warnings.filterwarnings("ignore", "prior_precision=")
+        guide = last_layer_laplace(model, points, task.train, structure="full")
     seconds += time.process_time() - start
     draws = partial(predict, model, guide, num_samples=task.setting.num_samples)
     return Trained(_seeded(task.seed, draws), seconds, {"prior_precision": guide.prior_precision})
