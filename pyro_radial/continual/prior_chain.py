@@ -358,11 +358,9 @@ def _marginal(joint: Any, own: slice, shape: torch.Size, event_dim: int) -> Any:
     loc = joint.mean[own].clone()
     if not isinstance(joint, dist.MultivariateNormal) or event_dim == 0:
         return dist.Normal(loc.view(shape), joint.stddev[own].clone().view(shape)).to_event(event_dim)
+    rows = joint.scale_tril[own].view(*batch, event.numel(), -1)
     # The covariance is rows @ rows.T; its factor by orthogonal transformations loses no digits.
-    factor = torch.linalg.qr(
-        joint.scale_tril[own].view(*batch, event.numel(), -1).mT,
-        mode="r",
-    ).R.mT
+    factor = torch.linalg.qr(rows.mT, mode="r").R.mT
     factor = factor * factor.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
     normal = dist.MultivariateNormal(loc.view(*batch, -1), scale_tril=factor)
     reshape = dist.transforms.ReshapeTransform(torch.Size([event.numel()]), event)

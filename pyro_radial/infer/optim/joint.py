@@ -238,9 +238,8 @@ def _fused_on_cuda(optimizer: Optimizer) -> Optimizer:
     groups = [{**group, "fused": True} for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         # None leaves the choice to torch; False is a choice.
-        if any(group.get(choice) is not None for choice in ("foreach", "fused")):
-            return optimizer
-        if any(map(group.get, (*CHOICES, *STARTS_TOGETHER))):
+        chosen = any(group.get(choice) is not None for choice in ("foreach", "fused"))
+        if chosen or any(map(group.get, (*CHOICES, *STARTS_TOGETHER))):
             return optimizer
     return made(groups, fused=True)
 

@@ -239,8 +239,13 @@ class Pair(NamedTuple):
 
     def remembered(self) -> dict[str, Tensor]:
         """The tensors of the optimizer's state."""
-        names = ("average", "square", "recent", "width_square", "marks")
-        return {name: getattr(self, name) for name in names}
+        return {
+            "average": self.average,
+            "square": self.square,
+            "recent": self.recent,
+            "width_square": self.width_square,
+            "marks": self.marks,
+        }
 
     def _with_present(self, sum_of_rates: float) -> Tensor:
         """The marks and one of the present widths."""

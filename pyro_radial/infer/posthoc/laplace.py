@@ -183,8 +183,9 @@ def last_layer_laplace(
     if prior_precision != "evidence":
         prior_precision = positive_float("prior_precision", prior_precision)
     positive_count("chunk_size", chunk_size)
-    network, device = TrainedNetwork(model, trained), device_of(model)
+    network = TrainedNetwork(model, trained)
     rows = Rows(data, "data", dtype_of(model))
+    device = device_of(model)
     layer = find_last_layer(network, move(rows.take(torch.arange(min(2, len(rows)), device="cpu"))[0], device))
     weights = layer.matrix(network.values)
     if structure == "full" and weights.numel() > MAX_FULL:

@@ -1,7 +1,7 @@
 # Copyright Contributors to the pyro_radial project.
 # SPDX-License-Identifier: Apache-2.0
 
-"""At some steps the program runs in the place of its graph, and both are compared."""
+"""At some steps the program runs instead of its graph, and both are compared."""
 
 import functools
 import operator
